@@ -1,0 +1,88 @@
+"""What a device must provide: a target, a compiler (offline) and a runtime (online). Imports no torch.
+
+A device is one folder with three files: ``probe.py`` (what am I), ``compiler.py`` (unit -> artifact) and
+``runtime.py`` (artifact -> executable). Only this module is shared between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from aotgaudi.digest import Key
+
+
+class Target(BaseModel):
+    """What code was compiled for. Everything in it is part of every key.
+
+    `isa` is the sorted list of CPU features that the generated code may use (names as in
+    ``/proc/cpuinfo``); a machine satisfies a target when it has at least these. `toolchain` maps a
+    component to its version and must match exactly; `flags` are the compile options.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    backend: Literal["cpu", "cuda", "hpu", "fake"]
+    machine: str
+    isa: tuple[str, ...] = ()
+    toolchain: dict[str, str] = {}
+    flags: dict[str, str] = {}
+
+    def components(self) -> tuple[tuple[str, str], ...]:
+        """Named key components, one a factor, in a fixed order."""
+        return (
+            ("target.backend", self.backend),
+            ("target.machine", self.machine),
+            ("target.isa", " ".join(self.isa)),
+            *((f"target.toolchain.{name}", value) for name, value in sorted(self.toolchain.items())),
+            *((f"target.flags.{name}", value) for name, value in sorted(self.flags.items())),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One graph to compile: its canonical text is the whole of it (see graphs/canonical.py)."""
+
+    text: str
+    key: Key
+    label: str
+    """For people only, e.g. ``layer prompt(1, 128, 4)``; in no key."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledUnit:
+    """What compiling gave: files by relative name, and the outcome of the check against eager."""
+
+    files: Mapping[str, Path]
+    compile_seconds: float
+    max_abs_error: float
+    tolerance: float
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Compiler(Protocol):
+    """Offline half of a device. Runs in a worker process."""
+
+    def compile(self, unit: Unit, work_dir: Path) -> CompiledUnit:
+        """Compiles `unit` into files under `work_dir` and checks them against eager. Raises CompileError."""
+        ...
+
+
+class Executable(Protocol):
+    """One loaded unit. Not thread-safe: one thread runs the engine's steps."""
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """Runs on a list of tensors in the unit's order; returns its outputs. May write to KV inputs."""
+        ...
+
+
+class Runtime(Protocol):
+    """Online half of a device. Never compiles."""
+
+    def load(self, files: Mapping[str, Path]) -> Executable:
+        """Loads a verified artifact. Raises TargetError or CorruptError."""
+        ...

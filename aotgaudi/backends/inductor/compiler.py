@@ -1,0 +1,117 @@
+"""Unit -> stripped shared object, by AOTInductor. Offline only: this is the only module that compiles."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from aotgaudi.backends.base import CompiledUnit, Target, Unit
+from aotgaudi.backends.inductor.runtime import ARTIFACT_FILE, InductorRuntime
+from aotgaudi.backends.inductor.samples import InputSpec, sample_inputs
+from aotgaudi.errors import CompileError
+from aotgaudi.graphs.canonical import from_text
+
+_TOLERANCES = {torch.float32: 2e-4, torch.float64: 1e-6, torch.bfloat16: 4e-2, torch.float16: 1e-2}
+"""Largest error allowed, relative to the largest value of the output (at least 1)."""
+
+_SEEDS = (0, 1, 2)
+"""Draws of sample inputs. A sampled token id may differ where two sums round differently: one agreeing
+draw is enough, a wrong graph agrees on none."""
+
+_FIXED_OPTIONS: dict[str, Any] = {
+    "aot_inductor.debug_symbols": False,
+    "aot_inductor.enable_frame_pointer": False,
+    "aot_inductor.enable_line_tables": False,
+    "cpp.vec_isa_ok": True,
+    "force_disable_caches": True,
+}
+"""Options that keep paths and probes out: no debug sections, no test compiles of the instruction set (the
+probe has read it from the CPU), no reuse of a graph cache that we do not key."""
+
+
+class InductorCompiler:
+    """Compiles units for one target. One instance a worker process; not thread-safe."""
+
+    def __init__(self, target: Target) -> None:
+        flags = {name: _parse(value) for name, value in target.flags.items() if not name.startswith("aotgaudi.")}
+        self._options = {**_FIXED_OPTIONS, **flags}
+
+    def compile(self, unit: Unit, work_dir: Path) -> CompiledUnit:
+        """Compiles, strips, loads and compares with eager. Raises CompileError naming the unit."""
+        started = time.perf_counter()
+        graph, specs = from_text(unit.text)
+        library = work_dir / ARTIFACT_FILE
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._compile(graph, sample_inputs(graph, specs, _SEEDS[0]), library, unit.label)
+            _strip(library)
+            _refuse_companions(work_dir, unit.label)
+            error, tolerance = _check(graph, specs, library, unit.label)
+        return CompiledUnit(
+            files={ARTIFACT_FILE: library},
+            compile_seconds=time.perf_counter() - started,
+            max_abs_error=error,
+            tolerance=tolerance,
+        )
+
+    def _compile(self, graph: fx.GraphModule, inputs: list[Tensor], library: Path, label: str) -> None:
+        options = {**self._options, "aot_inductor.output_path": str(library)}
+        try:
+            torch._inductor.aot_compile(graph, tuple(inputs), options=options)
+        except Exception as error:
+            raise CompileError(f"{label}: {type(error).__name__}: {error}") from error
+
+
+def _parse(value: str) -> Any:
+    return int(value) if value.isdigit() else value
+
+
+def _strip(library: Path) -> None:
+    sections = [f"--remove-section={name}" for name in (".comment", ".note.gnu.build-id")]
+    subprocess.run(["strip", "--strip-all", *sections, os.fspath(library)], check=True)
+
+
+def _refuse_companions(work_dir: Path, label: str) -> None:
+    """Raises CompileError where the object needs operators without a C interface (a JSON file names them)."""
+    companion = work_dir / f"{Path(ARTIFACT_FILE).stem}.json"
+    if companion.exists():
+        raise CompileError(f"{label}: calls operators that have no C interface: {companion.read_text()[:300]}")
+
+
+def _check(graph: fx.GraphModule, specs: list[InputSpec], library: Path, label: str) -> tuple[float, float]:
+    """Returns the largest absolute error over outputs and written inputs, and what was allowed."""
+    executable = InductorRuntime().load({ARTIFACT_FILE: library})
+    error = tolerance = 0.0
+    for seed in _SEEDS:
+        inputs = sample_inputs(graph, specs, seed)
+        eager_inputs = [value.clone() for value in inputs]
+        expected = [*graph(*eager_inputs), *eager_inputs]
+        actual = [*executable.run(inputs), *inputs]
+        error, tolerance = _compare(actual, expected)
+        if error <= tolerance:
+            return error, tolerance
+    raise CompileError(f"{label}: the compiled graph differs from eager by {error:.3g}, allowed {tolerance:.3g}")
+
+
+def _compare(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> tuple[float, float]:
+    worst, allowed = 0.0, 0.0
+    for got, want in zip(actual, expected, strict=True):
+        if got.shape != want.shape or got.dtype != want.dtype:
+            return float("inf"), 0.0
+        if not want.numel():
+            continue
+        difference = (got.double() - want.double()).abs().max().item()
+        scale = max(1.0, want.double().abs().max().item())
+        tolerance = _TOLERANCES.get(want.dtype, 0.0) * scale
+        if not difference <= tolerance:
+            return (difference if difference == difference else float("inf")), tolerance
+        worst, allowed = max(worst, difference), max(allowed, tolerance)
+    return worst, allowed

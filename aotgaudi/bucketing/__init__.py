@@ -1,0 +1,1 @@
+"""Which shapes are enumerated, which entry runs a step, and whether every step has one."""

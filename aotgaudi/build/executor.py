@@ -1,0 +1,230 @@
+"""Runs a plan: traces what is not traced, compiles what has no artifact, records each as it is done.
+
+The parent hands out one job a worker at a time, so that a stop loses nothing but waits for the jobs under
+way: a build stops at unit boundaries and the next run goes on from there. A worker that dies or hangs is
+replaced and its job tried again; a job that fails twice is reported with its log, and the others go on. A
+failure is never recorded as a result.
+"""
+
+from __future__ import annotations
+
+import heapq
+import multiprocessing
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Union
+
+from pebble import ProcessExpired, ProcessPool
+
+from aotgaudi.build.plan import Plan, estimate_unit_seconds
+from aotgaudi.build.records import ProgramRow, UnitRow, parse_unit_row
+from aotgaudi.build.worker import CompileJob, TraceJob, run_compile, run_trace, start_worker
+from aotgaudi.errors import AotGaudiError
+from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.store.store import Store
+
+Job = Union[TraceJob, CompileJob]
+
+ATTEMPTS = 2
+UNIT_TIMEOUT_SECONDS = 900.0
+_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a build is: jobs done and known so far, seconds left (estimate), and what is being done."""
+
+    num_done: int
+    num_total: int
+    eta_seconds: float
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A job that failed for good."""
+
+    label: str
+    message: str
+    log_path: Path
+
+
+@dataclass(frozen=True)
+class BuildOutcome:
+    """What a run did. `interrupted`: it was asked to stop and did, at a unit boundary."""
+
+    num_traced: int
+    compiled: tuple[UnitRow, ...]
+    failures: tuple[Failure, ...]
+    seconds: float
+    interrupted: bool
+
+
+@dataclass
+class _Running:
+    job: Job
+    attempt: int
+    started: float = field(default_factory=time.monotonic)
+
+
+class Executor:
+    """Runs plans against one store with `num_workers` processes. `should_stop` is asked between jobs."""
+
+    def __init__(
+        self,
+        store: Store,
+        num_workers: int,
+        *,
+        should_stop: Callable[[], bool] = lambda: False,
+        on_progress: Callable[[Progress], None] = lambda _: None,
+        timeout_seconds: float = UNIT_TIMEOUT_SECONDS,
+    ) -> None:
+        self._store = store
+        self._num_workers = num_workers
+        self._should_stop = should_stop
+        self._on_progress = on_progress
+        self._timeout_seconds = timeout_seconds
+
+    def run(self, plan: Plan, spec: BuildSpec) -> BuildOutcome:
+        """Runs to the end, or to the next unit boundary after `should_stop` says so."""
+        run = _Run(self._store, plan, spec)
+        started = time.monotonic()
+        stopped = self._drain(run) if run.queue else False
+        return BuildOutcome(
+            num_traced=run.num_traced,
+            compiled=tuple(run.compiled),
+            failures=tuple(run.failures),
+            seconds=time.monotonic() - started,
+            interrupted=stopped and bool(run.queue),
+        )
+
+    def _drain(self, run: _Run) -> bool:
+        """Works the queue off; returns True when it was asked to stop."""
+        stopped = False
+        context = multiprocessing.get_context("spawn")
+        cache_dir = str(self._store.root / "toolcache")
+        workers = min(self._num_workers, len(run.queue) * 3)
+        with ProcessPool(max_workers=workers, initializer=start_worker, initargs=(cache_dir,), context=context) as pool:
+            while True:
+                stopped = stopped or self._should_stop()
+                while run.queue and not stopped and len(run.running) < workers:
+                    self._submit(pool, run, *run.take())
+                if not run.running:
+                    break
+                self._on_progress(run.progress(workers))
+                done, _ = wait(run.running, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
+                for future in done:
+                    run.settle(future)
+        self._on_progress(run.progress(workers))
+        return stopped
+
+    def _submit(self, pool: ProcessPool, run: _Run, job: Job, attempt: int) -> None:
+        function: Callable[..., Any] = run_trace if isinstance(job, TraceJob) else run_compile
+        future = pool.schedule(function, args=[job], timeout=self._timeout_seconds)
+        run.running[future] = _Running(job, attempt)
+
+
+class _Run:
+    """The state of one run: a queue by cost, what runs, and what came of it."""
+
+    def __init__(self, store: Store, plan: Plan, spec: BuildSpec) -> None:
+        self.queue: list[tuple[float, int, Job, int]] = []
+        self.running: dict[Future[Any], _Running] = {}
+        self.compiled: list[UnitRow] = []
+        self.failures: list[Failure] = []
+        self.num_traced = 0
+        self._num_done = self._num_known = 0
+        self._store, self._plan = store, plan
+        self._unit_keys: set[str] = set(plan.units)
+        for state in plan.programs:
+            if state.row is None:
+                self._push(self._trace_job(state.key, state.entries[0], spec))
+            else:
+                self._push_units(state.row)
+
+    def take(self) -> tuple[Job, int]:
+        _, _, job, attempt = heapq.heappop(self.queue)
+        return job, attempt
+
+    def settle(self, future: Future[Any]) -> None:
+        """Records the result of a finished job, or queues its second attempt, or reports it."""
+        running = self.running.pop(future)
+        try:
+            result = future.result()
+        except Exception as error:  # noqa: BLE001 - a worker's edge: whatever it was, it is this job's failure
+            self._failed(running, error)
+            return
+        self._num_done += 1
+        if isinstance(result, ProgramRow):
+            assert isinstance(running.job, TraceJob)
+            self.num_traced += 1
+            self._store.actions.put(running.job.key.hex, result.model_dump(mode="json"))
+            self._push_units(result)
+        else:
+            assert isinstance(running.job, CompileJob)
+            self._store.actions.put(running.job.key, result.model_dump(mode="json"))
+            self.compiled.append(result)
+
+    def progress(self, workers: int) -> Progress:
+        left = sum(-cost for cost, _, _, _ in self.queue if cost > -_TRACE_COST) + sum(
+            estimate_unit_seconds(running.job.label) for running in self.running.values()
+        )
+        traces = sum(1 for cost, _, _, _ in self.queue if cost <= -_TRACE_COST)
+        eta = (left + traces * _TRACED_SECONDS) / workers
+        labels = tuple(running.job.label for running in self.running.values())
+        return Progress(self._num_done, self._num_known, eta, labels)
+
+    def _failed(self, running: _Running, error: Exception) -> None:
+        job = running.job
+        if running.attempt < ATTEMPTS and not _is_final(error):
+            self._push(job, running.attempt + 1, known=True)
+            return
+        self._num_done += 1
+        self.failures.append(Failure(job.label, _describe(error), job.log_path))
+
+    def _push(self, job: Job, attempt: int = 1, *, known: bool = False) -> None:
+        cost = _TRACE_COST if isinstance(job, TraceJob) else estimate_unit_seconds(job.label)
+        self._num_known += not known
+        heapq.heappush(self.queue, (-cost, len(self.queue) + self._num_known, job, attempt))
+
+    def _push_units(self, row: ProgramRow) -> None:
+        for key, source in row.units.items():
+            if key in self._unit_keys:
+                continue
+            self._unit_keys.add(key)
+            if parse_unit_row(self._store.actions.get(key), self._store.objects):
+                continue
+            log_path = self._log_path(source.label, key)
+            self._push(CompileJob(key, source.text, source.label, self._plan.target, self._store.root, log_path))
+
+    def _trace_job(self, key: Any, entry: Any, spec: BuildSpec) -> TraceJob:
+        log_path = self._log_path(f"trace {entry}", key.hex)
+        return TraceJob(key, entry, spec.model, spec.limits, self._plan.target, self._store.root, log_path)
+
+    def _log_path(self, label: str, key: str) -> Path:
+        slug = "".join(c if c.isalnum() else "-" for c in label).strip("-")
+        return self._store.root / "logs" / f"{slug}-{key[:12]}.log"
+
+
+_TRACE_COST = 1000.0
+"""Traces come first: only they tell which units there are, hence the total and a usable estimate."""
+
+_TRACED_SECONDS = 12.0
+"""What a step not yet traced may cost in all: the trace and a layer unit."""
+
+
+def _is_final(error: Exception) -> bool:
+    """True for errors that a second attempt cannot mend: what the user wrote, or a full store."""
+    return isinstance(error, AotGaudiError) and error.exit_code == 2  # noqa: PLR2004 - see errors.py
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, ProcessExpired):
+        return f"the worker process died (exit code {error.exitcode})"
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    text = str(error).strip().splitlines()
+    return text[0] if text else type(error).__name__

@@ -1,0 +1,190 @@
+"""Sealing: from a manifest, a receipt and the store's objects to a bundle directory.
+
+The same inputs give the same bytes in every file, wherever and whenever they are sealed. The bundle is
+written beside its destination and renamed into place, so that nobody ever sees a part of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from aotgaudi.atomicfile import write_atomic
+from aotgaudi.bundle.format import (
+    INDEX_NAME,
+    MANIFEST_NAME,
+    RECEIPT_NAME,
+    BundleIndex,
+    Counts,
+    dump_index,
+    load_index,
+    load_program,
+    program_objects,
+    stray_paths,
+)
+from aotgaudi.bundle.receipt import Receipt
+from aotgaudi.bundle.receipt import dumps as dump_receipt
+from aotgaudi.digest import Digest
+from aotgaudi.errors import ManifestError, StoreError
+from aotgaudi.store.blobs import find_fault
+from aotgaudi.store.cas import ObjectStore, fsync_dir, object_path
+from aotgaudi.store.faults import store_error
+
+_DIRECTORY_MODE = 0o755
+_DOCUMENT_MODE = 0o644
+
+
+def pack_bundle(
+    manifest_bytes: bytes, manifest_id: str, receipt: Receipt, objects: ObjectStore, out: Path
+) -> BundleIndex:
+    """Seals a bundle at `out` and returns its index.
+
+    An intact bundle with the same contents is left alone; another bundle, or a damaged one, is replaced;
+    anything else that is not an empty directory is refused. Objects are copied, not linked, and verified
+    on the way, so that damage to a bundle and damage to the store never are one.
+
+    Raises:
+        ManifestError: the receipt answers another manifest, or lacks a unit that a program calls.
+        CorruptError: an object of the store does not match its digest.
+        StoreError: an object is absent, `out` is not ours to replace, or it cannot be written.
+    """
+    if receipt.manifest_id != manifest_id:
+        raise ManifestError(
+            f"the receipt answers manifest {receipt.manifest_id}, not {manifest_id}: build again"
+        )
+    digests = _needed_objects(receipt, objects)
+    index = _index(manifest_bytes, receipt, digests)
+    documents = {
+        INDEX_NAME: dump_index(index),
+        MANIFEST_NAME: manifest_bytes,
+        RECEIPT_NAME: dump_receipt(receipt),
+    }
+    out = Path(os.path.abspath(out))
+    _refuse_foreign(out)
+    if not _is_sealed(out, documents, digests):
+        _seal(out, documents, digests, objects)
+    return index
+
+
+def _needed_objects(receipt: Receipt, objects: ObjectStore) -> tuple[Digest, ...]:
+    """All objects of the bundle, sorted as the index lists them."""
+    texts = {text for unit in receipt.units.values() for text in unit.artifact.values()}
+    for text in set(receipt.programs.values()):
+        digest = Digest.parse(text)
+        program = load_program(objects.read(digest), digest)
+        texts |= {text, *map(str, program_objects(program, receipt))}
+    return tuple(map(Digest.parse, sorted(texts)))
+
+
+def _index(manifest_bytes: bytes, receipt: Receipt, digests: tuple[Digest, ...]) -> BundleIndex:
+    return BundleIndex(
+        manifest_id=receipt.manifest_id,
+        manifest=str(Digest.of(manifest_bytes)),
+        receipt=str(Digest.of(dump_receipt(receipt))),
+        backend=receipt.target.backend,
+        counts=Counts(
+            programs=len(set(receipt.programs.values())),
+            units=len(receipt.units),
+            objects=len(digests),
+            object_bytes=sum(digest.size_bytes for digest in digests),
+        ),
+        objects=tuple(map(str, digests)),
+    )
+
+
+def _refuse_foreign(out: Path) -> None:
+    """Raises StoreError when `out` is something that is not ours to replace."""
+    refusal = f"cannot seal a bundle at {out}: it is"
+    try:
+        if out.is_symlink() or (out.exists() and not out.is_dir()):
+            raise StoreError(f"{refusal} not a directory (choose another path)")
+        if not out.exists() or not any(out.iterdir()):
+            return
+        load_index((out / INDEX_NAME).read_bytes())
+    except FileNotFoundError as error:
+        raise StoreError(
+            f"{refusal} neither a bundle nor empty (choose another path, or empty it)"
+        ) from error
+    except ManifestError as error:
+        remedy = "remove it, or choose another path"
+        raise StoreError(f"{refusal} not a bundle that this aotgaudi can read: {error} ({remedy})") from error
+    except OSError as error:
+        raise store_error("look at", out, error) from error
+
+
+def _is_sealed(out: Path, documents: Mapping[str, bytes], digests: Iterable[Digest]) -> bool:
+    """Whether `out` is, whole and intact, the bundle that would be written."""
+    with contextlib.suppress(OSError):
+        same = all((out / name).read_bytes() == data for name, data in documents.items())
+        return (
+            same
+            and all(find_fault(object_path(out, digest), digest) is None for digest in digests)
+            and not stray_paths(out, digests)
+        )
+    return False
+
+
+def _seal(
+    out: Path, documents: Mapping[str, bytes], digests: tuple[Digest, ...], objects: ObjectStore
+) -> None:
+    building = out.with_name(f"{out.name}.tmp-{os.getpid()}")
+    needed_bytes = sum(digest.size_bytes for digest in digests) + sum(map(len, documents.values()))
+    try:
+        if building.exists():
+            shutil.rmtree(building)  # Of a dead process that had our number.
+        _make_directory(building)
+        for digest in digests:
+            _copy_object(building, digest, objects)
+        for name, data in documents.items():
+            write_atomic(building / name, data, _DOCUMENT_MODE)
+        _publish(building, out)
+    except OSError as error:
+        raise store_error("write the bundle", out, error, needed_bytes=needed_bytes) from error
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def _copy_object(bundle: Path, digest: Digest, objects: ObjectStore) -> None:
+    path = object_path(bundle, digest)
+    for directory in (path.parent.parent.parent, path.parent.parent, path.parent):
+        _make_directory(directory)
+    data = objects.read(digest)
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fchmod(file.fileno(), 0o444)
+        os.fsync(file.fileno())
+
+
+def _make_directory(path: Path) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    path.chmod(_DIRECTORY_MODE)
+
+
+def _publish(building: Path, out: Path) -> None:
+    """Renames `building` to `out`, over a missing or empty directory, or in exchange for an older bundle.
+
+    Between the two renames of an exchange there is no bundle at `out`; a reader that holds the old one
+    open keeps it. When the second rename fails the old bundle is put back.
+    """
+    retired = out.with_name(f"{out.name}.old-{os.getpid()}")
+    _sync_tree(building)
+    if out.exists() and any(out.iterdir()):
+        shutil.rmtree(retired, ignore_errors=True)  # Of a dead process that had our number.
+        os.rename(out, retired)
+    try:
+        os.rename(building, out)
+    except OSError:
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(retired, out)
+        raise
+    fsync_dir(out.parent)
+    shutil.rmtree(retired, ignore_errors=True)
+
+
+def _sync_tree(root: Path) -> None:
+    for parent, _, _ in os.walk(root):
+        fsync_dir(Path(parent))

@@ -1,0 +1,110 @@
+"""The receipt: which artifacts answer which entries of which manifest, for which target.
+
+``receipt.json`` is the canonical JSON (RFC 8785) of::
+
+    {"schema":      "aotgaudi.receipt/1",
+     "manifest_id": id of the manifest that is answered,
+     "target":      what the artifacts were compiled for (backends.base.Target),
+     "programs":    {entry id: digest of the program's JSON},
+     "units":       {unit key: {"artifact": {relative file name: digest}, "tolerance": float}},
+     "builder":     {component: version}}
+
+Versions: 1 (first).
+
+A receipt is sealed, so it holds nothing that two builds of the same inputs could disagree in: no times, no
+host, no measurement (docs/adr/0002-receipt-and-bundle.md). What was measured is in `UnitRecord`, which the
+store's action index keeps beside the artifact.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, field_validator
+
+from aotgaudi.backends.base import Target
+from aotgaudi.bundle.document import DigestText, Document, dump_document, load_document
+from aotgaudi.manifest.entries import Entry
+
+RECEIPT_SCHEMA: Literal["aotgaudi.receipt/1"] = "aotgaudi.receipt/1"
+
+_FILE_NAME = re.compile(r"(?:[A-Za-z0-9_+-][A-Za-z0-9._+-]{0,127}/){0,4}[A-Za-z0-9_+-][A-Za-z0-9._+-]{0,127}")
+
+
+def _safe_relative_name(name: str) -> str:
+    if not _FILE_NAME.fullmatch(name):
+        raise ValueError(f"not a plain relative file name: {name!r:.100}")
+    return name
+
+
+EntryId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}\z")]
+UnitKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
+FileName = Annotated[str, AfterValidator(_safe_relative_name)]
+"""Relative, at most five parts of ``[A-Za-z0-9._+-]``, none of which begins with a dot."""
+Measure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class SealedUnit(BaseModel):
+    """One unit in a receipt: its files by relative name, and the tolerance that it was checked against.
+
+    `tolerance` is the largest absolute difference from eager that the check allowed; a unit that exceeds
+    it is never recorded, so that its presence here is the check's outcome.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    artifact: Annotated[dict[FileName, DigestText], Field(min_length=1)]
+    tolerance: Measure
+
+
+class UnitRecord(SealedUnit):
+    """What the builder knows of a compiled unit, measurements included. Not sealed; kept in the store.
+
+    `label` is for people (the entry that happened to need the unit first); `compile_seconds` and
+    `max_abs_error` (largest absolute difference from eager found by the check) differ from build to build.
+    """
+
+    label: str
+    compile_seconds: Measure
+    max_abs_error: Measure
+
+    def sealed(self) -> SealedUnit:
+        """Returns the part that is equal in every build."""
+        return SealedUnit(artifact=self.artifact, tolerance=self.tolerance)
+
+
+class Receipt(Document):
+    """See the module. `units` may be given as records; they are reduced to what is sealed.
+
+    `builder` maps components of the builder to versions; neither hosts nor times belong there.
+    """
+
+    schema_: Literal["aotgaudi.receipt/1"] = Field(default=RECEIPT_SCHEMA, alias="schema")
+    manifest_id: Annotated[str, Field(min_length=1)]
+    target: Target
+    programs: dict[EntryId, DigestText]
+    units: Mapping[UnitKey, SealedUnit]
+    builder: dict[str, str]
+
+    @field_validator("units", mode="before")
+    @classmethod
+    def _seal(cls, units: Any) -> Any:
+        if not isinstance(units, Mapping):
+            return units
+        return {key: unit.sealed() if isinstance(unit, UnitRecord) else unit for key, unit in units.items()}
+
+    def missing(self, entries: Iterable[Entry]) -> tuple[Entry, ...]:
+        """Returns the entries that have no program here, in order."""
+        return tuple(entry for entry in entries if entry.id not in self.programs)
+
+
+def dumps(receipt: Receipt) -> bytes:
+    """Returns the canonical bytes of a receipt."""
+    return dump_document(receipt)
+
+
+def loads(data: bytes) -> Receipt:
+    """Parses a receipt's canonical bytes. Raises ManifestError, which names the place."""
+    return load_document(data, Receipt, RECEIPT_SCHEMA, "receipt")

@@ -1,0 +1,33 @@
+"""``aotgaudi build SPEC``: manifest, then what is missing, then the bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from aotgaudi.cli.build_bundle import describe_bundle
+from aotgaudi.cli.build_cache import compile_missing, describe
+from aotgaudi.cli.build_manifest import default_manifest_path
+from aotgaudi.cli.options import jobs_option, load_manifest_or_spec, store_option
+from aotgaudi.manifest.codec import dumps, write_manifest
+from aotgaudi.pipeline import seal
+from aotgaudi.store.store import Store
+
+
+@click.command("all")
+@click.argument("spec_path", metavar="SPEC", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="The bundle  [default: SPEC's name with .bundle]")
+@store_option
+@jobs_option
+def build_all(spec_path: Path, output: Path | None, store_root: Path, jobs: int) -> None:
+    """Enumerate SPEC, compile what is missing, and seal a bundle. Does nothing twice."""
+    manifest = load_manifest_or_spec(spec_path)
+    store = Store.open(store_root)
+    path = default_manifest_path(spec_path)
+    if not path.exists() or path.read_bytes() != dumps(manifest):
+        write_manifest(path, manifest)
+    click.echo(f"manifest: {path}: {len(manifest.entries)} entries, id {manifest.id[:16]}")
+    click.echo(describe(compile_missing(manifest, store, jobs, manifest.entries)))
+    bundle = output or Path(f"{spec_path.name.removesuffix('.toml')}.bundle")
+    click.echo(describe_bundle(seal(manifest, store, bundle), bundle, len(manifest.entries)))

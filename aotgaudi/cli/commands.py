@@ -1,0 +1,31 @@
+"""Every command, by dotted name; none of them is imported here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from aotgaudi.cli.lazy import LazyCommand
+
+COMMANDS: Mapping[str, LazyCommand] = MappingProxyType(
+    {
+        "build": LazyCommand("aotgaudi.cli.build:build", "Enumerate, compile and seal what a spec needs."),
+        "serve": LazyCommand("aotgaudi.cli.serve:serve", "Serve a model from a bundle."),
+        "model": LazyCommand("aotgaudi.cli.model:model", "Make a model directory that `serve` reads."),
+        "verify": LazyCommand(
+            "aotgaudi.cli.verify:verify", "Check a bundle: complete, intact, for this machine."
+        ),
+    }
+)
+
+BUILD_COMMANDS: Mapping[str, LazyCommand] = MappingProxyType(
+    {
+        "all": LazyCommand("aotgaudi.cli.build_all:build_all", "Everything below (the default)."),
+        "manifest": LazyCommand("aotgaudi.cli.build_manifest:build_manifest", "Enumerate a spec's entries."),
+        "plan": LazyCommand("aotgaudi.cli.build_plan:build_plan", "Show what would be compiled, and why."),
+        "cache": LazyCommand(
+            "aotgaudi.cli.build_cache:build_cache", "Compile what is missing into the store."
+        ),
+        "bundle": LazyCommand("aotgaudi.cli.build_bundle:build_bundle", "Seal a manifest's artifacts."),
+    }
+)

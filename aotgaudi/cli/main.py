@@ -1,0 +1,44 @@
+"""``aotgaudi``: the root of the command line, and the edge where errors become one line and an exit code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from aotgaudi import __version__
+from aotgaudi.cli.commands import COMMANDS
+from aotgaudi.cli.lazy import LazyGroup
+from aotgaudi.errors import AotGaudiError
+
+_EXIT_INTERRUPTED = 130
+
+
+class RootGroup(LazyGroup):
+    """Reports errors that are raised on purpose in one line; any traceback is a bug of ours."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command."""
+        try:
+            return super().invoke(ctx)
+        except AotGaudiError as error:
+            click.echo(f"error: {error}", err=True)
+            raise click.exceptions.Exit(error.exit_code) from error
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            raise click.exceptions.Exit(_EXIT_INTERRUPTED) from None
+
+
+@click.group(cls=RootGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="aotgaudi")
+def cli() -> None:
+    """The build system for the graphs that a static-shape LLM server must compile.
+
+    Exit codes: 0 done; 2 bad usage or spec; 3 not warm (missing or stale); 4 corrupt or untrusted;
+    5 target not satisfied by this machine; 6 a compile failed; 7 coverage has holes.
+    """
+
+
+def main() -> None:
+    """Runs the command line of this process and exits."""
+    cli.main(prog_name="aotgaudi")

@@ -1,0 +1,74 @@
+"""Which requests are let in: everything that could never run is refused before it queues."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aotgaudi.engine.blocks import num_blocks_for
+from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.errors import RequestError
+from aotgaudi.spec.limits import ServingLimits
+
+
+def resolve_max_tokens(num_prompt_tokens: int, params: SamplingParams, limits: ServingLimits) -> int:
+    """Returns how many tokens the request may generate, at least 1. Pure, any thread.
+
+    The last token that is generated is never stored, so a request of P prompt and G generated tokens takes
+    the blocks of P + G - 1 tokens. A `max_tokens` of None is clipped to what fits; an explicit one is not.
+
+    Raises:
+        RequestError: The prompt is empty, or the request cannot fit; names the limit and the numbers.
+    """
+    if num_prompt_tokens == 0:
+        raise RequestError("the prompt is empty: at least 1 token is needed", param="prompt")
+    _check_prompt(num_prompt_tokens, limits)
+    capacity = limits.num_blocks * limits.block_size
+    if params.max_tokens is None:
+        return min(limits.max_model_len - num_prompt_tokens, capacity + 1 - num_prompt_tokens)
+    _check_total(num_prompt_tokens, params.max_tokens, limits)
+    return params.max_tokens
+
+
+def check_token_ids(token_ids: Sequence[int], vocab_size: int | None) -> None:
+    """Raises RequestError unless every id is an integer in [0, `vocab_size`); None: no upper bound."""
+    for token_id in token_ids:
+        if not _is_token_id(token_id, vocab_size):
+            bound = "" if vocab_size is None else f" below the vocabulary's size {vocab_size}"
+            raise RequestError(f"token ids must be integers{bound}, not {token_id!r}", param="prompt")
+
+
+def _is_token_id(value: object, vocab_size: int | None) -> bool:
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return value >= 0 if vocab_size is None else 0 <= value < vocab_size
+
+
+def _check_prompt(num_prompt_tokens: int, limits: ServingLimits) -> None:
+    if num_prompt_tokens > limits.max_model_len - 1:
+        raise RequestError(
+            f"the prompt has {num_prompt_tokens} tokens; max_model_len = {limits.max_model_len} leaves room "
+            f"for {limits.max_model_len - 1} and one generated token",
+            param="prompt",
+        )
+    _check_blocks(f"the prompt has {num_prompt_tokens} tokens", num_prompt_tokens, limits, param="prompt")
+
+
+def _check_total(num_prompt_tokens: int, max_tokens: int, limits: ServingLimits) -> None:
+    total = num_prompt_tokens + max_tokens
+    asked = f"{total} tokens were asked for ({num_prompt_tokens} in the prompt, max_tokens = {max_tokens})"
+    if total > limits.max_model_len:
+        raise RequestError(
+            f"this model's maximum context length is max_model_len = {limits.max_model_len} tokens; {asked}",
+            param="max_tokens",
+        )
+    _check_blocks(asked, total - 1, limits, param="max_tokens")
+
+
+def _check_blocks(asked: str, num_tokens: int, limits: ServingLimits, *, param: str) -> None:
+    num_blocks = num_blocks_for(num_tokens, limits.block_size)
+    if num_blocks > limits.num_blocks:
+        raise RequestError(
+            f"{asked}, which takes {num_blocks} KV blocks of {limits.block_size} tokens; "
+            f"the server has num_blocks = {limits.num_blocks}",
+            param=param,
+        )

@@ -1,0 +1,232 @@
+"""The engine without threads: schedule, run, complete, tell. One call of `EngineCore.step` is one step.
+
+::
+
+    scheduled = scheduler.schedule()            which requests, in which entry
+    token_ids = runner.run(scheduled.step)      the device
+    sampled = scheduler.complete(...)           tokens appended, requests ended, blocks freed
+    stream.on_event(stream.token_event())       text, to the owner of each request that got a token
+    runner.exchange(plan_step(...))             defragmentation, where it is due
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from aotgaudi.engine.defragmenter import plan_step
+from aotgaudi.engine.events import ErrorEvent, Event
+from aotgaudi.engine.output import OutputStream
+from aotgaudi.engine.request import Request
+from aotgaudi.engine.scheduler import Scheduled, Scheduler
+from aotgaudi.engine.stats import EngineStats
+from aotgaudi.engine.step_table import StepTable, UncoveredStepError
+from aotgaudi.engine.steps import DefragStep, PromptRow, Step, StepRunner
+from aotgaudi.manifest.entries import DecodeEntry, Entry, PromptEntry
+from aotgaudi.spec.defrag import DefragSpec
+
+logger = logging.getLogger(__name__)
+
+OnStep = Callable[[Entry, float, int], None]
+"""Called after each step with its entry, its seconds, and its rows (of a defragmentation: its moves)."""
+
+OnUncovered = Callable[[PromptEntry | DecodeEntry], StepTable | None]
+"""Asked, where not everything need be warm, for a table that covers this shape; None: the request fails.
+
+It may block the engine for as long as a compile takes. It is absent under ``--require-warm``.
+"""
+
+
+class EngineCore:
+    """Runs the scheduler's steps and turns their results into events. Not thread-safe.
+
+    A step that fails takes its own requests with it, each with an `ErrorEvent`, and no others.
+
+    Args:
+        scheduler: Forms the steps.
+        runner: Runs them.
+        defrag: When to defragment; None never does.
+        on_step: Observes the time of each step.
+        on_uncovered: What to do where an entry is missing; None fails the request.
+        clock: Seconds, for `on_step`.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: StepRunner,
+        *,
+        defrag: DefragSpec | None = None,
+        on_step: OnStep | None = None,
+        on_uncovered: OnUncovered | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.scheduler = scheduler
+        self._runner, self._defrag = runner, defrag
+        self._on_step, self._on_uncovered, self._clock = on_step, on_uncovered, clock
+        self._streams: dict[Request, OutputStream] = {}
+        self._ended: list[OutputStream] = []
+        self._num_steps: Counter[Entry] = Counter()
+        self._num_finished: Counter[str] = Counter()
+        self._num_failed_steps = 0
+        self._num_prefill_tokens = 0
+        self._num_output_tokens = 0
+        self._num_defrag_swaps = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request waits or runs."""
+        return self.scheduler.has_work
+
+    def add(self, stream: OutputStream) -> None:
+        """Queues the stream's request, which admission has let in."""
+        self._streams[stream.request] = stream
+        self.scheduler.add(stream.request)
+
+    def abort(self, stream: OutputStream) -> None:
+        """Ends the stream's request now and frees its blocks. Does nothing when it has ended."""
+        if stream.request not in self._streams:
+            return
+        self.scheduler.finish(stream.request, "abort")
+        self._emit(stream, stream.abort_event())
+
+    def abort_all(self) -> None:
+        """Ends every request."""
+        for stream in list(self._streams.values()):
+            self.abort(stream)
+
+    def step(self) -> bool:
+        """Runs one step, and the defragmentation that it makes due. Returns False when nothing is to do."""
+        scheduled = self._schedule()
+        if scheduled is None:
+            return False
+        self._run(scheduled)
+        self._defragment()
+        return True
+
+    def take_ended(self) -> list[OutputStream]:
+        """Returns the streams that have had their last event since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def stats(self) -> EngineStats:
+        """Returns what was counted up to now."""
+        scheduler = self.scheduler
+        return EngineStats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_blocks_used=scheduler.pool.num_used,
+            num_blocks_free=scheduler.pool.num_free,
+            num_steps=dict(self._num_steps),
+            num_failed_steps=self._num_failed_steps,
+            num_prefill_tokens=self._num_prefill_tokens,
+            num_output_tokens=self._num_output_tokens,
+            num_preemptions=scheduler.num_preemptions,
+            num_defrag_swaps=self._num_defrag_swaps,
+            num_finished=dict(self._num_finished),
+        )
+
+    # Steps
+
+    def _schedule(self) -> Scheduled | None:
+        asked: set[PromptEntry | DecodeEntry] = set()
+        while True:
+            try:
+                return self.scheduler.schedule()
+            except UncoveredStepError as error:
+                if error.needed in asked or not self._extend_table(error.needed):
+                    logger.warning("%s", error)
+                    self._fail((error.request,), error)
+                asked.add(error.needed)
+
+    def _extend_table(self, needed: PromptEntry | DecodeEntry) -> bool:
+        try:
+            table = None if self._on_uncovered is None else self._on_uncovered(needed)
+        except Exception:  # The edge of the request: it fails as if there were no hook.
+            logger.exception("no entry could be made that covers %s", needed)
+            return False
+        if table is not None:
+            self.scheduler.table = table
+        return table is not None
+
+    def _run(self, scheduled: Scheduled) -> None:
+        step = scheduled.step
+        try:
+            start = self._clock()
+            token_ids = self._runner.run(step)
+            seconds = self._clock() - start
+            sampled = self.scheduler.complete(scheduled, token_ids)
+        except Exception as error:  # The edge of the step.
+            self._fail_step(step, scheduled.requests, error)
+            return
+        self._count(step, sampled)
+        self._observe(step.entry, seconds, len(step.rows))
+        for request in sampled:
+            self._tell(self._streams[request])
+
+    def _defragment(self) -> None:
+        step = None if self._defrag is None else plan_step(self.scheduler.pool, self._defrag)
+        if step is None:
+            return
+        try:
+            start = self._clock()
+            self._runner.exchange(step)
+            seconds = self._clock() - start
+        except Exception as error:  # The edge of the step: what the moved blocks hold is unknown now.
+            self._fail_step(step, self.scheduler.owners([source for source, _ in step.moves]), error)
+            return
+        self.scheduler.relocate(step.moves)
+        self._num_steps[step.entry] += 1
+        self._num_defrag_swaps += len(step.moves)
+        self._observe(step.entry, seconds, len(step.moves))
+
+    def _fail_step(self, step: Step | DefragStep, requests: Sequence[Request], error: Exception) -> None:
+        logger.error("the step %s has failed", step.entry, exc_info=error)
+        self._num_failed_steps += 1
+        self._fail(requests, error)
+
+    def _fail(self, requests: Iterable[Request], error: Exception) -> None:
+        for request in requests:
+            if not request.is_finished:
+                self.scheduler.finish(request, "abort")
+            self._emit(self._streams[request], ErrorEvent(request_id=request.request_id, error=error))
+
+    # Events
+
+    def _tell(self, stream: OutputStream) -> None:
+        event = stream.token_event()
+        if event.finish_reason is not None and not stream.request.is_finished:
+            self.scheduler.finish(stream.request, event.finish_reason)
+        self._emit(stream, event)
+
+    def _emit(self, stream: OutputStream, event: Event) -> None:
+        is_last = isinstance(event, ErrorEvent) or event.finish_reason is not None
+        try:
+            stream.on_event(event)
+        except Exception:  # The owner's code: an owner that cannot listen is gone, as a client that left.
+            logger.exception("the owner of request %r cannot be told", event.request_id)
+            if not stream.request.is_finished:
+                self.scheduler.finish(stream.request, "abort")
+            is_last = True
+        if is_last:
+            self._end(stream, "error" if isinstance(event, ErrorEvent) else event.finish_reason or "abort")
+
+    def _end(self, stream: OutputStream, reason: str) -> None:
+        del self._streams[stream.request]
+        self._ended.append(stream)
+        self._num_finished[reason] += 1
+
+    def _observe(self, entry: Entry, seconds: float, num_rows: int) -> None:
+        if self._on_step is None:
+            return
+        try:
+            self._on_step(entry, seconds, num_rows)
+        except Exception:  # The observer's code: it may only observe.
+            logger.exception("an observer of steps has failed")
+
+    def _count(self, step: Step, sampled: Sequence[Request]) -> None:
+        self._num_steps[step.entry] += 1
+        self._num_prefill_tokens += sum(len(row.token_ids) for row in step.rows if isinstance(row, PromptRow))
+        self._num_output_tokens += len(sampled)

@@ -1,0 +1,123 @@
+"""From token ids to text, piece by piece: no half characters, and nothing at or after a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+Decode = Callable[[list[int]], str]
+
+REPLACEMENT = "\ufffd"
+"""What a decoder writes for bytes that are not (yet) a character."""
+
+_MAX_CHARACTER_TOKENS = 4
+"""A UTF-8 character has at most 4 bytes, and a token at least one: it spans at most 4 tokens."""
+
+_MAX_HELD_TOKENS = 2 * _MAX_CHARACTER_TOKENS
+
+
+class IncrementalDetokenizer:
+    """Turns one sequence's tokens into text as they come. One sequence, one thread.
+
+    `decode` must be stable under extension where its text does not end with U+FFFD, as byte-level and
+    sentencepiece decoders are on valid UTF-8. Then all that `push` and `flush` return, joined, is what
+    ``decode(context + tokens)`` has after ``decode(context)``.
+
+    `context` are the tokens before the output, of which a few are kept: some decoders drop a leading space at
+    the start of a text. A context that ends inside a character is not used.
+
+    Only a window of the newest tokens is ever decoded, as in vLLM and TGI: from the last but one place where
+    the text ended with a whole character. So the cost of a token does not grow with the length of the output.
+    """
+
+    def __init__(self, decode: Decode, context: Sequence[int] = (), *, max_context_tokens: int = 6) -> None:
+        self._decode = decode
+        self._window = list(context[max(len(context) - max_context_tokens, 0) :])
+        self._text = decode(self._window) if self._window else ""
+        if self._text.endswith(REPLACEMENT):
+            self._window, self._text = [], ""
+        self._num_sent_chars = len(self._text)
+        self._num_read_tokens = len(self._window)
+
+    def push(self, token_id: int) -> str:
+        """Takes the next token. Returns the text that is now certain, which may be empty."""
+        text = self._decode([*self._window, token_id])
+        if text and text == self._text and not text.endswith(REPLACEMENT):
+            return ""  # The token is invisible, a special one: keeping it would only widen the window.
+        self._window.append(token_id)
+        self._text = text
+        if text.endswith(REPLACEMENT):
+            return self._cut_garbage()
+        piece = text[self._num_sent_chars :]
+        if piece:
+            self._restart_window(self._num_read_tokens)
+        return piece
+
+    def flush(self) -> str:
+        """Returns what is held back, half a character as U+FFFD; nothing may be pushed afterwards."""
+        return self._text[self._num_sent_chars :]
+
+    def _restart_window(self, start: int) -> None:
+        """Drops the window's first `start` tokens; all text up to its end has been returned."""
+        del self._window[:start]
+        self._text = self._decode(self._window)
+        self._num_sent_chars, self._num_read_tokens = len(self._text), len(self._window)
+
+    def _cut_garbage(self) -> str:
+        """Lets go of a long run of bytes that never become characters, where the text falls in two."""
+        num_tokens = len(self._window)
+        if num_tokens - self._num_read_tokens <= _MAX_HELD_TOKENS:
+            return ""
+        for cut in range(num_tokens - _MAX_CHARACTER_TOKENS, num_tokens - 2 * _MAX_CHARACTER_TOKENS, -1):
+            head, tail = self._decode(self._window[:cut]), self._decode(self._window[cut:])
+            if head + tail == self._text:
+                piece = head[self._num_sent_chars :]
+                self._window, self._text = self._window[cut:], tail
+                self._num_sent_chars = self._num_read_tokens = 0
+                return piece
+        return ""
+
+
+class StopChecker:
+    """Cuts a text, which comes in pieces, before the stop string that is complete first. One thread.
+
+    Of stop strings that are complete at the same character the longest counts. So the result depends on the
+    text alone, not on how it was cut into pieces. Text that may be the start of a stop string is held back.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._max_stop_len = max(map(len, self._stops), default=0)
+        self._held = ""
+        self.is_stopped = False
+
+    def push(self, text: str) -> str:
+        """Takes the next piece. Returns the text that is certain; once `is_stopped`, nothing."""
+        if self.is_stopped or not text:
+            return ""
+        self._held += text
+        stop_start = self._find_stop()
+        if stop_start is not None:
+            self.is_stopped = True
+            piece, self._held = self._held[:stop_start], ""
+            return piece
+        hold_start = self._find_possible_stop()
+        piece, self._held = self._held[:hold_start], self._held[hold_start:]
+        return piece
+
+    def flush(self) -> str:
+        """Returns what is held back: the text has ended, and no stop string in it."""
+        piece, self._held = self._held, ""
+        return piece
+
+    def _find_stop(self) -> int | None:
+        found = [(self._held.find(stop), len(stop)) for stop in self._stops]
+        ends = [(start + length, start) for start, length in found if start >= 0]
+        return min(ends)[1] if ends else None
+
+    def _find_possible_stop(self) -> int:
+        first = max(len(self._held) - self._max_stop_len + 1, 0)
+        for start in range(first, len(self._held)):
+            tail = self._held[start:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return start
+        return len(self._held)

@@ -1,0 +1,135 @@
+"""A request and its life: WAITING -> RUNNING -> FINISHED, and back to WAITING when it is preempted.
+
+===========  ==================================================  =======================
+state        block_table                                         num_computed_tokens
+===========  ==================================================  =======================
+WAITING      empty                                               0
+RUNNING      covers the prefilled tokens, grows by decoding      0..num_tokens - 1
+FINISHED     empty                                               as it was
+===========  ==================================================  =======================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from random import Random
+from typing import Literal
+
+from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.engine.steps import SamplingRow
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class RequestState(Enum):
+    """Where a request stands."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Request:
+    """One sequence being generated. Mutable, owned by the engine's thread; compared by identity.
+
+    `max_tokens` is resolved: prompt and output together fit the server's limits. The i-th sampled token
+    always uses the i-th draw of the request's own generator, so that neither preemption nor other requests in
+    the batch change the result.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    max_tokens: int
+    seed: int
+    state: RequestState = RequestState.WAITING
+    finish_reason: FinishReason | None = None
+    token_ids: list[int] = field(init=False)
+    num_computed_tokens: int = field(default=0, init=False)
+    num_prefill_tokens: int = field(default=0, init=False)
+    num_preemptions: int = field(default=0, init=False)
+    last_decode: int = field(default=0, init=False)
+    block_table: list[int] = field(default_factory=list, init=False)
+    _generator: Random = field(init=False, repr=False)
+    _noise: float = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.prompt_token_ids)
+        self._generator = Random(self.seed)  # noqa: S311 - sampling, not secrets
+        self._noise = self._generator.random()
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: the prompt and what was generated so far."""
+        return len(self.token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return len(self.token_ids) - len(self.prompt_token_ids)
+
+    @property
+    def output_token_ids(self) -> tuple[int, ...]:
+        """The tokens generated so far."""
+        return tuple(self.token_ids[self.num_prompt_tokens :])
+
+    @property
+    def last_token_id(self) -> int:
+        """The newest known token."""
+        return self.token_ids[-1]
+
+    @property
+    def is_prefilled(self) -> bool:
+        """Whether it runs and only its newest token is not in the cache: the next step is a decode step."""
+        return self.state is RequestState.RUNNING and self.num_computed_tokens >= self.num_prefill_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has ended, for whatever reason."""
+        return self.state is RequestState.FINISHED
+
+    @property
+    def sampling(self) -> SamplingRow:
+        """How the next token is sampled; the same value until that token is appended."""
+        params = self.params
+        return SamplingRow(params.temperature, params.top_p, params.top_k, self._noise)
+
+    def admit(self, block_table: list[int]) -> None:
+        """WAITING -> RUNNING: all known tokens are to be prefilled into these blocks."""
+        self._require(RequestState.WAITING)
+        self.state, self.block_table = RequestState.RUNNING, block_table
+        self.num_prefill_tokens = self.num_tokens
+
+    def preempt(self) -> list[int]:
+        """RUNNING -> WAITING: gives up its blocks and keeps its tokens. Returns the blocks."""
+        self._require(RequestState.RUNNING)
+        self.state, self.num_computed_tokens = RequestState.WAITING, 0
+        self.num_preemptions += 1
+        return self._release()
+
+    def finish(self, reason: FinishReason) -> list[int]:
+        """WAITING or RUNNING -> FINISHED. Returns the blocks it held."""
+        self._require(RequestState.WAITING, RequestState.RUNNING)
+        self.state, self.finish_reason = RequestState.FINISHED, reason
+        return self._release()
+
+    def append_token(self, token_id: int) -> None:
+        """Appends a sampled token and draws the noise of the next one."""
+        self._require(RequestState.RUNNING)
+        self.token_ids.append(token_id)
+        self._noise = self._generator.random()
+
+    def _release(self) -> list[int]:
+        blocks, self.block_table = self.block_table, []
+        return blocks
+
+    def _require(self, *states: RequestState) -> None:
+        if self.state not in states:
+            raise RuntimeError(f"request {self.request_id!r} is {self.state.value}")

@@ -1,0 +1,205 @@
+"""Steps -> tensors -> compiled programs -> token ids. The only part of the engine that knows torch.
+
+Padding: rows and tokens that are not there have token 0, write to block 0 and are never read back; blocks
+that are not there belong to no row and show no token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from aotgaudi.engine.steps import DecodeStep, DefragStep, PromptRow, PromptStep, SamplingRow, Step
+from aotgaudi.errors import NotWarmError
+from aotgaudi.graphs.masks import decode_mask, prompt_mask
+from aotgaudi.graphs.program import TensorSpec
+from aotgaudi.graphs.sampler_signature import signature_of
+from aotgaudi.graphs.step_inputs import Window, mask_window
+from aotgaudi.manifest.entries import Entry
+from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
+
+OnCold = Callable[[Entry], None]
+"""Called where an entry has no program yet; makes it warm, or raises."""
+
+_GREEDY = SamplingRow()
+
+
+def refuse_cold(entry: Entry) -> None:
+    """What ``--require-warm`` does. Raises NotWarmError."""
+    raise NotWarmError(f"entry {entry} is not warm")
+
+
+class ProgramRunner:
+    """Runs steps through the bound programs of an `ExecutableTable`. One thread only."""
+
+    def __init__(self, table: ExecutableTable, block_size: int, on_cold: OnCold = refuse_cold) -> None:
+        self._table = table
+        self._block_size = block_size
+        self._on_cold = on_cold
+        self._sampler_sizes = table.sampler_sizes()
+
+    def run(self, step: Step) -> Sequence[int | None]:
+        """Runs a step and samples where asked. Returns one token id a row, or None."""
+        return self._sample(self.logits(step), [row.sampling for row in step.rows])
+
+    def logits(self, step: Step) -> Tensor:
+        """Runs a step without sampling. Returns logits [entry.batch_size, vocab]."""
+        if isinstance(step, PromptStep):
+            inputs: _Inputs = _PromptInputs(step, self._block_size)
+        else:
+            inputs = _DecodeInputs(step, self._block_size)
+        program = self._program(step.entry)
+        return program.run([inputs.tensor(spec) for spec in program.inputs])[0]
+
+    def exchange(self, step: DefragStep) -> None:
+        """Exchanges block contents in every layer; padding pairs exchange block 0 with itself."""
+        pad = [0] * (step.entry.padded_swaps - len(step.moves))
+        sources = [source for source, _ in step.moves] + pad
+        destinations = [destination for _, destination in step.moves] + pad
+        self._run(step.entry, {"sources": _ids(sources), "destinations": _ids(destinations)})
+
+    def _run(self, entry: Entry, inputs: dict[str, Tensor]) -> list[Tensor]:
+        program = self._program(entry)
+        return program.run([inputs[spec.name] for spec in program.inputs])
+
+    def _program(self, entry: Entry) -> BoundProgram:
+        program = self._table.get(entry)
+        if program is None:
+            self._on_cold(entry)
+            program = self._table.get(entry)
+        if program is None:
+            raise NotWarmError(f"entry {entry} is not warm")
+        return program
+
+    def _sample(self, logits: Tensor, rows: Sequence[SamplingRow | None]) -> Sequence[int | None]:
+        """Samples the rows that are not None; the sampler's batch may be larger than theirs."""
+        wanted = [r for r, row in enumerate(rows) if row is not None]
+        if not wanted:
+            return [None] * len(rows)
+        batch = list(rows) + [None] * (logits.shape[0] - len(rows))
+        if logits.shape[0] not in self._sampler_sizes:
+            size = next(s for s in self._sampler_sizes if s >= len(wanted))
+            picked = _padded(wanted, size)
+            logits, batch = logits.index_select(0, _ids(picked)), [rows[r] for r in picked]
+        else:
+            picked = list(range(len(rows)))
+        tokens = self._run_sampler(logits, [row or _GREEDY for row in batch])
+        sampled: list[int | None] = [None] * len(rows)
+        for position, r in enumerate(picked):
+            if rows[r] is not None and sampled[r] is None:
+                sampled[r] = tokens[position]
+        return sampled
+
+    def _run_sampler(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+        signature = signature_of([(row.temperature, row.top_p, row.top_k) for row in rows])
+        inputs = {
+            "logits": logits,
+            "temperature": torch.tensor([row.temperature for row in rows], dtype=torch.float32),
+            "top_p": torch.tensor([row.top_p for row in rows], dtype=torch.float32),
+            "top_k": _ids(row.top_k for row in rows),
+            "noise": torch.tensor([row.noise for row in rows], dtype=torch.float64),
+        }
+        (tokens,) = self._run(self._table.sampler(len(rows), signature), inputs)
+        ids: list[int] = tokens.tolist()
+        return ids
+
+
+class _Inputs(Protocol):
+    def tensor(self, spec: TensorSpec) -> Tensor: ...
+
+
+class _PromptInputs:
+    """The tensors of a prefill step, each made when a program asks for it (graphs/step_inputs.py)."""
+
+    def __init__(self, step: PromptStep, block_size: int) -> None:
+        self._block_size, self._entry = block_size, step.entry
+        empty = PromptRow(token_ids=(), start=0, block_table=(), sampling=None)
+        self._rows = [*step.rows, *[empty] * (step.entry.batch_size - len(step.rows))]
+
+    def tensor(self, spec: TensorSpec) -> Tensor:
+        """Returns one input."""
+        if spec.dtype == "bool":
+            starts = [row.start for row in self._rows]
+            return prompt_mask(starts, self._entry.query_len, spec.shape[3] - spec.shape[2], mask_window(spec.name))
+        values: Iterable[int] = getattr(self, f"_{spec.name}")()
+        return _ids(values).view(spec.shape)
+
+    def _input_ids(self) -> Iterable[int]:
+        return chain.from_iterable(_padded(row.token_ids, self._entry.query_len) for row in self._rows)
+
+    def _positions(self) -> Iterable[int]:
+        spans = (range(row.start, row.start + len(row.token_ids)) for row in self._rows)
+        return chain.from_iterable(_padded(span, self._entry.query_len) for span in spans)
+
+    def _slots(self) -> Iterable[int]:
+        size = self._block_size
+        for row in self._rows:
+            for position in range(row.start, row.start + len(row.token_ids)):
+                yield row.block_table[position // size] * size + position % size
+            yield from (i % size for i in range(self._entry.query_len - len(row.token_ids)))
+
+    def _ctx_blocks(self) -> Iterable[int]:
+        used = (row.block_table[: -(-row.start // self._block_size)] for row in self._rows)
+        return chain.from_iterable(_padded(blocks, self._entry.num_ctx_blocks) for blocks in used)
+
+    def _logits_indices(self) -> Iterable[int]:
+        q = self._entry.query_len
+        return (r * q + max(len(row.token_ids) - 1, 0) for r, row in enumerate(self._rows))
+
+
+class _DecodeInputs:
+    """The tensors of a decode step, each made when a program asks for it (graphs/step_inputs.py)."""
+
+    def __init__(self, step: DecodeStep, block_size: int) -> None:
+        self._block_size, self._entry, self._rows = block_size, step.entry, step.rows
+        self._blocks = [
+            (r, i, block)
+            for r, row in enumerate(step.rows)
+            for i, block in enumerate(row.block_table[: row.position // block_size + 1])
+        ]
+
+    def tensor(self, spec: TensorSpec) -> Tensor:
+        """Returns one input."""
+        if spec.name == "row_blocks":
+            owners = _ids(_padded([r for r, _, _ in self._blocks], self._entry.num_blocks, -1))
+            return owners == torch.arange(self._entry.batch_size)[:, None]
+        if spec.dtype == "bool":
+            return self._mask(mask_window(spec.name))
+        values: Iterable[int] = getattr(self, f"_{spec.name}")()
+        return _ids(values)
+
+    def _mask(self, window: Window) -> Tensor:
+        size, n = self._block_size, self._entry.num_blocks
+        ends = [self._rows[r].position + 1 - i * size for r, i, _ in self._blocks]
+        hidden = None if window is None else _padded([end - window for end in ends], n)
+        return decode_mask(_padded(ends, n), size, hidden)
+
+    def _input_ids(self) -> Iterable[int]:
+        return _padded([row.token_id for row in self._rows], self._entry.batch_size)
+
+    def _positions(self) -> Iterable[int]:
+        return _padded([row.position for row in self._rows], self._entry.batch_size)
+
+    def _slots(self) -> Iterable[int]:
+        size = self._block_size
+        for row in self._rows:
+            yield row.block_table[row.position // size] * size + row.position % size
+        yield from (i % size for i in range(self._entry.batch_size - len(self._rows)))
+
+    def _block_list(self) -> Iterable[int]:
+        return _padded([block for _, _, block in self._blocks], self._entry.num_blocks)
+
+    def _block_rows(self) -> Iterable[int]:
+        return _padded([r for r, _, _ in self._blocks], self._entry.num_blocks)
+
+
+def _ids(values: Iterable[int]) -> Tensor:
+    return torch.tensor(list(values), dtype=torch.int64)
+
+
+def _padded(values: Sequence[int], size: int, padding: int = 0) -> list[int]:
+    return [*values, *[padding] * (size - len(values))]

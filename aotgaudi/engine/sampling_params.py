@@ -1,0 +1,71 @@
+"""Sampling parameters: what a request may ask of the sampler, and when its output ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aotgaudi.errors import RequestError
+
+MAX_STOP_STRINGS = 16
+_MIN_SEED, _MAX_SEED = -(2**63), 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How one request is sampled and when it ends. Immutable, safe to share between threads.
+
+    `temperature` is in [0, 2], 0 is greedy. `top_p` is in (0, 1], 1 filters nothing. `top_k` is 0 (off; -1 is
+    read as 0) or the number of tokens kept. `seed` makes the result repeatable. `max_tokens` is None for "as
+    many as fit". Output ends before the first of `stop` (at most 16 strings), after one of `stop_token_ids`,
+    and after an end-of-sequence token unless `ignore_eos`.
+
+    Raises:
+        RequestError: HTTP 400; names the parameter and what is allowed.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        self._require("temperature", _is_in_range(self.temperature, 0, 2), "a number from 0 to 2")
+        self._require("top_p", _is_in_range(self.top_p, 0, 1) and self.top_p > 0, "a number in (0, 1]")
+        is_top_k = _is_int(self.top_k) and self.top_k >= -1
+        self._require("top_k", is_top_k, "0 or -1 (off), or a positive integer")
+        object.__setattr__(self, "top_k", max(self.top_k, 0))
+        is_seed = self.seed is None or (_is_int(self.seed) and _MIN_SEED <= self.seed <= _MAX_SEED)
+        self._require("seed", is_seed, "a 64-bit signed integer, or none")
+        is_count = self.max_tokens is None or (_is_int(self.max_tokens) and self.max_tokens >= 1)
+        self._require("max_tokens", is_count, "an integer of at least 1, or none")
+        self._require("ignore_eos", isinstance(self.ignore_eos, bool), "true or false")
+        self._check_stops()
+
+    def _check_stops(self) -> None:
+        are_strings = _is_tuple_of(str, self.stop) and "" not in self.stop
+        allowed = f"at most {MAX_STOP_STRINGS} non-empty strings"
+        self._require("stop", are_strings and len(self.stop) <= MAX_STOP_STRINGS, allowed)
+        are_ids = _is_tuple_of(int, self.stop_token_ids) and min(self.stop_token_ids, default=0) >= 0
+        self._require("stop_token_ids", are_ids, "non-negative integers")
+
+    def _require(self, param: str, is_allowed: bool, allowed: str) -> None:
+        if not is_allowed:
+            raise RequestError(f"{param} must be {allowed}, not {getattr(self, param)!r}", param=param)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_tuple_of(kind: type, values: object) -> bool:
+    return isinstance(values, tuple) and all(type(value) is kind for value in values)
+
+
+def _is_in_range(value: object, low: float, high: float) -> bool:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    return low <= value <= high

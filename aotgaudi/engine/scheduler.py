@@ -1,0 +1,312 @@
+"""The scheduler: which requests run in the next step, and in which entry.
+
+Policy, in one place:
+
+* First come, first served. The head of the waiting queue is admitted when fewer than `max_num_seqs` requests
+  run and the free blocks hold all of its known tokens; nobody overtakes it.
+* A step is a prefill step or a decode step. Prefill goes first, so that new requests get their first token
+  soon; while there is work of both kinds they take turns, so that neither a stream of prompts nor a long
+  generation starves the other.
+* Prefill is chunked. A chunk starts at a multiple of `block_size` and has as many tokens as are known, as
+  `max_num_batched_tokens` leaves, and as an entry covers; unless it ends the known tokens it is whole blocks.
+  Partly prefilled requests go before the queue. Up to `max_num_prefill_seqs` chunks share a step where an
+  entry covers them together, fewer where none does.
+* Decode takes all requests that are prefilled. Where no entry covers them all, it takes as many as one
+  covers; those that were left out go first the next time.
+* When a sequence needs a block and none is free, the most recently admitted request is preempted: it gives up
+  its blocks, keeps its tokens, returns to the front of the queue, and is prefilled again later. Blocks are
+  given to the oldest request first, so the oldest always advances, and everybody ends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from aotgaudi.engine.blocks import BlockPool, num_blocks_for
+from aotgaudi.engine.request import FinishReason, Request, RequestState
+from aotgaudi.engine.step_table import StepTable, UncoveredStepError
+from aotgaudi.engine.steps import DecodeRow, DecodeStep, PromptRow, PromptStep, Step
+from aotgaudi.errors import AotGaudiError
+from aotgaudi.manifest.entries import DecodeEntry, Entry, PromptEntry
+from aotgaudi.spec.limits import ServingLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A step and the requests of its rows, in the order of the rows."""
+
+    step: Step
+    requests: tuple[Request, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    request: Request
+    start: int
+    num_tokens: int
+
+
+class Scheduler:
+    """Forms steps from requests; owns the waiting queue, the running list and the block tables.
+
+    Not thread-safe: the engine's thread owns it. Use: `schedule`, run the step, `complete`; requests may be
+    added and finished between steps only.
+    """
+
+    def __init__(
+        self,
+        limits: ServingLimits,
+        table: StepTable,
+        pool: BlockPool,
+        *,
+        eos_token_ids: Collection[int] = (),
+    ) -> None:
+        self.limits, self.table, self.pool = limits, table, pool
+        self.num_preemptions = 0
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []  # In the order of admission.
+        self._was_prefill = False
+        self._decode_clock = count(1)
+
+    @property
+    def waiting(self) -> tuple[Request, ...]:
+        """The queue, its head first."""
+        return tuple(self._waiting)
+
+    @property
+    def running(self) -> tuple[Request, ...]:
+        """The admitted requests, the oldest admission first."""
+        return tuple(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """How many requests wait."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """How many requests are admitted."""
+        return len(self._running)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self._waiting or self._running)
+
+    def add(self, request: Request) -> None:
+        """Queues a request that admission has let in (see `aotgaudi.engine.admission`)."""
+        self._waiting.append(request)
+
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        """Ends a waiting or running request now and frees its blocks."""
+        if request.state is RequestState.WAITING:
+            self._waiting.remove(request)
+        elif request.state is RequestState.RUNNING:
+            self._running.remove(request)
+        self.pool.free(request.finish(reason))
+
+    def schedule(self) -> Scheduled | None:
+        """Returns the next step, or None when no request waits or runs.
+
+        Raises:
+            UncoveredStepError: A request's next step has no entry. Finish that request, or extend `table`,
+            and
+                call again.
+        """
+        forms = (self._form_prompt_step, self._form_decode_step)
+        for form in reversed(forms) if self._was_prefill else forms:
+            scheduled = form()
+            if scheduled is not None:
+                self._was_prefill = isinstance(scheduled.step, PromptStep)
+                return scheduled
+        return None
+
+    def complete(self, scheduled: Scheduled, token_ids: Sequence[int | None]) -> tuple[Request, ...]:
+        """Takes in the result of a step and ends the requests that are done.
+
+        Returns the requests that got a token (their `last_token_id`), in the order of the rows.
+
+        Raises:
+            AotGaudiError: The runner's answer does not match the rows; nothing is changed.
+        """
+        rows: tuple[PromptRow | DecodeRow, ...] = scheduled.step.rows
+        _check_answer(scheduled.step.entry, rows, token_ids)
+        sampled: list[Request] = []
+        for request, row, token_id in zip(scheduled.requests, rows, token_ids, strict=True):
+            request.num_computed_tokens += len(row.token_ids) if isinstance(row, PromptRow) else 1
+            if row.sampling is None or token_id is None:
+                continue
+            request.append_token(token_id)
+            sampled.append(request)
+            reason = self._finish_reason(request)
+            if reason is not None:
+                self.finish(request, reason)
+        return tuple(sampled)
+
+    def relocate(self, moves: Iterable[tuple[int, int]]) -> None:
+        """Follows an exchange of blocks ``(source, destination)`` in the pool and the block tables."""
+        mapping = dict(moves)
+        self.pool.relocate(mapping)
+        for request in self._running:
+            request.block_table = _renamed(request.block_table, mapping)
+
+    def owners(self, blocks: Collection[int]) -> tuple[Request, ...]:
+        """Returns the running requests that hold any of these blocks."""
+        return tuple(request for request in self._running if not set(blocks).isdisjoint(request.block_table))
+
+    def check_integrity(self) -> None:
+        """Raises RuntimeError unless the running requests' block tables and the pool agree."""
+        self.pool.check_integrity()
+        held = [block for request in self._running for block in request.block_table]
+        if sorted(held) != list(self.pool.used_ids()):
+            raise RuntimeError(f"block tables hold {sorted(held)}, the pool says {self.pool.used_ids()}")
+        if any(request.block_table for request in self._waiting):
+            raise RuntimeError("a waiting request holds blocks")
+
+    # Prefill
+
+    def _form_prompt_step(self) -> Scheduled | None:
+        entry: PromptEntry | None = None
+        chunks: list[_Chunk] = []
+        budget = self.limits.max_num_batched_tokens
+        for request in self._prefill_candidates():
+            chunk = self._next_chunk(request, budget)
+            wider = self._find_prompt([*chunks, chunk]) if chunk.num_tokens else None
+            if wider is None and not chunks:
+                raise UncoveredStepError(request, self._needed_prompt(request))
+            if wider is None:
+                break
+            if request.state is RequestState.WAITING:
+                self._admit(request)
+            entry = wider
+            chunks.append(chunk)
+            budget -= chunk.num_tokens
+            if len(chunks) == self.limits.max_num_prefill_seqs:
+                break
+        if entry is None:
+            return None
+        step = PromptStep(entry, tuple(self._prompt_row(chunk) for chunk in chunks))
+        return Scheduled(step, tuple(chunk.request for chunk in chunks))
+
+    def _prefill_candidates(self) -> Iterator[Request]:
+        """Partly prefilled requests, then the queue; to ask for the next, admit the last."""
+        yield from [request for request in self._running if not request.is_prefilled]
+        while self._waiting and self._can_admit(self._waiting[0]):
+            yield self._waiting[0]
+
+    def _can_admit(self, request: Request) -> bool:
+        has_seat = len(self._running) < self.limits.max_num_seqs
+        return has_seat and self.pool.can_allocate(num_blocks_for(request.num_tokens, self.limits.block_size))
+
+    def _admit(self, request: Request) -> None:
+        self._waiting.popleft()
+        request.admit(self.pool.allocate(num_blocks_for(request.num_tokens, self.limits.block_size)))
+        self._running.append(request)
+
+    def _next_chunk(self, request: Request, budget: int) -> _Chunk:
+        start, block_size = request.num_computed_tokens, self.limits.block_size
+        remaining = request.num_tokens - start
+        longest = min(remaining, budget, self.table.max_query_len(start // block_size))
+        num_tokens = longest if longest == remaining else longest - longest % block_size
+        return _Chunk(request, start, num_tokens)
+
+    def _find_prompt(self, chunks: Sequence[_Chunk]) -> PromptEntry | None:
+        return self.table.find_prompt(
+            len(chunks),
+            max(chunk.num_tokens for chunk in chunks),
+            max(chunk.start for chunk in chunks) // self.limits.block_size,
+        )
+
+    def _needed_prompt(self, request: Request) -> PromptEntry:
+        remaining = request.num_tokens - request.num_computed_tokens
+        query_len = min(remaining, self.limits.max_num_batched_tokens)
+        return PromptEntry(1, query_len, request.num_computed_tokens // self.limits.block_size)
+
+    def _prompt_row(self, chunk: _Chunk) -> PromptRow:
+        request, end = chunk.request, chunk.start + chunk.num_tokens
+        return PromptRow(
+            token_ids=tuple(request.token_ids[chunk.start : end]),
+            start=chunk.start,
+            block_table=tuple(request.block_table[: num_blocks_for(end, self.limits.block_size)]),
+            sampling=request.sampling if end == request.num_tokens else None,
+        )
+
+    # Decode
+
+    def _form_decode_step(self) -> Scheduled | None:
+        ready = [request for request in self._running if request.is_prefilled]
+        for request in ready:
+            self._grow(request)
+        ready = [request for request in ready if request.is_prefilled]
+        if not ready:
+            return None
+        entry, requests = self._covered(sorted(ready, key=lambda request: request.last_decode))
+        for request in requests:
+            request.last_decode = next(self._decode_clock)
+        return Scheduled(DecodeStep(entry, tuple(map(_decode_row, requests))), tuple(requests))
+
+    def _grow(self, request: Request) -> None:
+        """Gives the request the block that its newest token needs; preempts, itself last, if none is free."""
+        while request.state is RequestState.RUNNING:
+            if len(request.block_table) * self.limits.block_size >= request.num_tokens:
+                return
+            if self.pool.can_allocate(1):
+                request.block_table += self.pool.allocate(1)
+            else:
+                self._preempt(self._running[-1])
+
+    def _preempt(self, request: Request) -> None:
+        self._running.remove(request)
+        self.pool.free(request.preempt())
+        self._waiting.appendleft(request)
+        self.num_preemptions += 1
+
+    def _covered(self, requests: list[Request]) -> tuple[DecodeEntry, list[Request]]:
+        """Returns as many of the requests, from the front, as one entry covers."""
+        while requests:
+            num_blocks = sum(len(request.block_table) for request in requests)
+            entry = self.table.find_decode(len(requests), num_blocks)
+            if entry is not None:
+                return entry, requests
+            if len(requests) == 1:
+                break
+            requests = requests[:-1]
+        raise UncoveredStepError(requests[0], DecodeEntry(1, 1, len(requests[0].block_table)))
+
+    # Ends
+
+    def _finish_reason(self, request: Request) -> FinishReason | None:
+        token_id, params = request.last_token_id, request.params
+        is_eos = token_id in self._eos_token_ids and not params.ignore_eos
+        if is_eos or token_id in params.stop_token_ids:
+            return "stop"
+        if request.num_output_tokens >= request.max_tokens:
+            return "length"
+        return "length" if request.num_tokens >= self.limits.max_model_len else None
+
+
+def _decode_row(request: Request) -> DecodeRow:
+    return DecodeRow(
+        token_id=request.last_token_id,
+        position=request.num_computed_tokens,
+        block_table=tuple(request.block_table),
+        sampling=request.sampling,
+    )
+
+
+def _renamed(block_table: list[int], mapping: Mapping[int, int]) -> list[int]:
+    return [mapping.get(block, block) for block in block_table]
+
+
+def _check_answer(
+    entry: Entry, rows: Sequence[PromptRow | DecodeRow], token_ids: Sequence[int | None]
+) -> None:
+    if len(token_ids) != len(rows):
+        raise AotGaudiError(f"the runner answered {len(token_ids)} tokens for {len(rows)} rows of {entry}")
+    for row, token_id in zip(rows, token_ids, strict=True):
+        if row.sampling is not None and token_id is None:
+            raise AotGaudiError(f"the runner sampled no token for a row of {entry} that asks for one")

@@ -1,0 +1,112 @@
+"""Every error that aotgaudi raises on purpose.
+
+::
+
+    AotGaudiError                 exit code 1
+      SpecError                   2   what the user wrote: spec, option, model directory
+      ManifestError               2   a manifest file that cannot be used
+        StaleManifestError        3   a committed manifest that its spec no longer gives
+      NotWarmError                3   an entry has no artifact
+      StoreError                  2   the store cannot be read or written
+      CorruptError                4   bytes do not match their digest
+      UntrustedError              4   bytes are intact but not to be trusted
+      TargetError                 5   this machine cannot run what was compiled
+      CompileError                6   a unit failed to compile, or computed something else
+      BuildInterruptedError     130   a build was stopped at a unit boundary; resumable
+      CoverageError               7   a reachable step has no entry
+      CompileForbiddenError       1   something tried to compile, or to start a process, while serving
+      RequestError                -   a request that is refused; carries an HTTP status
+
+A message says what was wrong, where, and what would be right. The command line prints it in one line and
+exits with ``exit_code``; a traceback is a bug of ours.
+"""
+
+from __future__ import annotations
+
+
+class AotGaudiError(Exception):
+    """Base of all errors raised on purpose; ``exit_code`` is what the process exits with."""
+
+    exit_code = 1
+
+
+class SpecError(AotGaudiError):
+    """What the user wrote cannot be used: ``where`` (dotted path or file), what, and what would be right."""
+
+    exit_code = 2
+
+    def __init__(self, where: str, problem: str, remedy: str = "") -> None:
+        self.where, self.problem, self.remedy = where, problem, remedy
+        super().__init__(f"{where}: {problem}" + (f" ({remedy})" if remedy else ""))
+
+
+class ManifestError(AotGaudiError):
+    """A manifest (or receipt, or bundle index) that is malformed or of another format version."""
+
+    exit_code = 2
+
+
+class StaleManifestError(ManifestError):
+    """A committed manifest that is not what its spec enumerates to today; names what differs."""
+
+    exit_code = 3
+
+
+class NotWarmError(AotGaudiError):
+    """An entry that must be warm has no artifact."""
+
+    exit_code = 3
+
+
+class StoreError(AotGaudiError):
+    """The store, or a place that must be written to, cannot be used (permissions, disk full)."""
+
+    exit_code = 2
+
+
+class CorruptError(AotGaudiError):
+    """Bytes that do not match the digest they are named by."""
+
+    exit_code = 4
+
+
+class UntrustedError(AotGaudiError):
+    """Intact bytes that nobody trusted has vouched for."""
+
+    exit_code = 4
+
+
+class TargetError(AotGaudiError):
+    """Compiled for a target that this machine does not satisfy; names the factor."""
+
+    exit_code = 5
+
+
+class CompileError(AotGaudiError):
+    """A unit failed to compile, or its compiled form disagrees with eager."""
+
+    exit_code = 6
+
+
+class BuildInterruptedError(AotGaudiError):
+    """A build was asked to stop, and did at a unit boundary; running it again goes on from there."""
+
+    exit_code = 130
+
+
+class CoverageError(AotGaudiError):
+    """A step that the scheduler can form has no entry."""
+
+    exit_code = 7
+
+
+class CompileForbiddenError(AotGaudiError):
+    """Something tried to compile or to start a process in a server that must not."""
+
+
+class RequestError(AotGaudiError):
+    """A request that is refused. ``http_status`` is 4xx, ``param`` names the field at fault."""
+
+    def __init__(self, message: str, *, param: str | None = None, http_status: int = 400) -> None:
+        self.param, self.http_status = param, http_status
+        super().__init__(message)

@@ -1,0 +1,214 @@
+"""Our paged attention, registered with transformers as an attention function.
+
+transformers' model definitions call the function below once a layer with queries and keys after rope and
+KV heads not repeated, and hand every keyword of ``model(...)`` through unchanged; so the paged state of the
+step travels as the keyword ``paged``. No mask function is registered under our name, so the models put no
+mask operations of their own into the graph.
+
+Legend of shape suffixes: T tokens, b rows, q new tokens a row, n blocks, B block size, C cached tokens a
+row (c * B), H query heads, K KV heads, G query heads a KV head, D head size.
+
+The cache of a layer is one tensor ``[2, num_blocks + 1, K, B, D]``, keys at 0 and values at 1. Head-major
+blocks make the gathered keys of a block ready for a batched matrix product without a copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from aotgaudi.errors import SpecError
+
+ATTENTION_NAME = "aotgaudi_paged"
+
+IGNORED_KWARGS = frozenset({"position_ids", "use_cache", "output_router_logits", "dropout", "cache_position"})
+"""Keywords that reach an attention function and that paged attention has no use for: positions and the
+cache come from `paged`, dropout is 0 in inference, and router logits are no business of attention."""
+
+_MASKED = -1.0e30
+
+
+class PagedState(Protocol):
+    """What a step hands to the attention of every layer."""
+
+    caches: list[Tensor]
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        """Writes the new keys and values, and attends. Returns [1, T, H, D]."""
+        ...
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One layer's call: q [T, H, D], k and v [T, K, D], the layer's cache, and the variant's options."""
+
+    q_THD: Tensor
+    k_TKD: Tensor
+    v_TKD: Tensor
+    cache: Tensor
+    scaling: float
+    sliding_window: int | None
+    softcap: float | None
+    sinks_H: Tensor | None
+
+
+def paged_attention(  # noqa: PLR0913 - the signature is transformers' own
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    *,
+    paged: PagedState,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention function for ``AttentionInterface``: q [1, H, T, D], k and v [1, K, T, D] -> [1, T, H, D].
+
+    Raises SpecError for a keyword that it does not know: dropping one is silently wrong.
+    """
+    unknown = sorted(set(kwargs) - IGNORED_KWARGS)
+    where = f"model ({type(module).__name__}, layer {module.layer_idx})"
+    if unknown:
+        raise SpecError(where, f"attention keyword {unknown[0]!r} is not supported", "use another architecture")
+    if attention_mask is not None:
+        raise SpecError(where, "the model builds its own attention mask", "use another architecture")
+    cache = paged.caches[module.layer_idx]
+    if (key.shape[1], key.shape[3]) != (cache.shape[2], cache.shape[4]) or key.shape != value.shape:
+        raise SpecError(
+            where,
+            f"keys {tuple(key.shape[1::2])} and values {tuple(value.shape[1::2])} (heads, head size) do not fit "
+            f"the KV cache {(cache.shape[2], cache.shape[4])}",
+            "layers with different or latent KV heads are not supported",
+        )
+    call = AttentionCall(
+        q_THD=query[0].transpose(0, 1),
+        k_TKD=key[0].transpose(0, 1),
+        v_TKD=value[0].transpose(0, 1),
+        cache=cache,
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        sliding_window=sliding_window,
+        softcap=softcap,
+        sinks_H=s_aux,
+    )
+    return paged.attend(call), None
+
+
+def write_cache(cache: Tensor, slots_T: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> None:
+    """Writes T keys and values to their slots (``block * B + offset``), in place.
+
+    One indexed write to the input itself: writing through a view of it (``cache[0][...] = k``) makes the
+    compiled graph copy the whole cache on every call.
+    """
+    block_size = cache.shape[3]
+    blocks, offsets = slots_T // block_size, slots_T % block_size
+    cache[:, blocks, :, offsets] = torch.stack([k_TKD, v_TKD], dim=1)
+
+
+@dataclass
+class PromptState:
+    """A prefill step of b rows, q new tokens each, after C = c * B tokens of cached context (maybe none).
+
+    `masks` maps a sliding window (None: no window) to [b, 1, q, C + q], True where a query may look.
+    """
+
+    caches: list[Tensor]
+    slots_T: Tensor
+    ctx_blocks_bc: Tensor | None
+    masks: dict[int | None, Tensor]
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        """Attends to cached context and to the new tokens themselves. Returns [1, T, H, D]."""
+        write_cache(call.cache, self.slots_T, call.k_TKD, call.v_TKD)
+        mask = _mask_for(self.masks, call.sliding_window)
+        b, q = mask.shape[0], mask.shape[2]
+        keys, values = (self._with_context(call.cache[i], new, b) for i, new in ((0, call.k_TKD), (1, call.v_TKD)))
+        query = call.q_THD.unflatten(0, (b, q)).transpose(1, 2)
+        out_bHqD = _attend_dense(query, keys, values, mask, call)
+        return out_bHqD.transpose(1, 2).reshape(1, b * q, *call.q_THD.shape[1:])
+
+    def _with_context(self, cache_nKBD: Tensor, new_TKD: Tensor, b: int) -> Tensor:
+        """Returns [b, K, C + q, D]: cached context, then the new tokens."""
+        new_bKqD = new_TKD.unflatten(0, (b, -1)).transpose(1, 2)
+        if self.ctx_blocks_bc is None:
+            return new_bKqD
+        c = self.ctx_blocks_bc.shape[1]
+        gathered = cache_nKBD.index_select(0, self.ctx_blocks_bc.flatten()).unflatten(0, (b, c))
+        return torch.cat([gathered.transpose(1, 2).flatten(2, 3), new_bKqD], dim=2)
+
+
+@dataclass
+class DecodeState:
+    """A decode step of b rows, flat over n blocks. `masks` maps a sliding window to [n, B].
+
+    `rows_bn` is True where block n belongs to row b: sums over a row's blocks are one matrix product.
+    """
+
+    caches: list[Tensor]
+    slots_b: Tensor
+    block_list_n: Tensor
+    block_rows_n: Tensor
+    rows_bn: Tensor
+    masks: dict[int | None, Tensor]
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        """Attends per block, then merges the blocks of each row (softmax by parts). Returns [1, b, H, D]."""
+        write_cache(call.cache, self.slots_b, call.k_TKD, call.v_TKD)
+        seen_nB = _mask_for(self.masks, call.sliding_window)
+        (b, heads, size), kv_heads = call.q_THD.shape, call.k_TKD.shape[1]
+        keys_nKBD = call.cache[0].index_select(0, self.block_list_n)
+        values_nKBD = call.cache[1].index_select(0, self.block_list_n)
+        query_nKGD = call.q_THD.index_select(0, self.block_rows_n).unflatten(1, (kv_heads, heads // kv_heads))
+        scores = torch.matmul(query_nKGD, keys_nKBD.transpose(2, 3)).float() * call.scaling
+        scores = torch.where(seen_nB[:, None, None, :], _softcapped(scores, call.softcap), _MASKED)
+        top_bKG = self._row_max(scores.amax(-1))
+        if call.sinks_H is not None:
+            top_bKG = torch.maximum(top_bKG, call.sinks_H.float().view(1, kv_heads, -1))
+        weights = torch.exp(scores - top_bKG.index_select(0, self.block_rows_n)[..., None])
+        weighted_nKGD = torch.matmul(weights.to(values_nKBD.dtype), values_nKBD).float()
+        total_bH = self._row_sum(weights.sum(-1)).view(b, heads)
+        if call.sinks_H is not None:
+            total_bH = total_bH + torch.exp(call.sinks_H.float() - top_bKG.view(b, heads))
+        out = self._row_sum(weighted_nKGD).view(b, heads, size) / total_bH.clamp_min(1e-30)[..., None]
+        return out.to(call.q_THD.dtype)[None]
+
+    def _row_max(self, x_nKG: Tensor) -> Tensor:
+        mine = self.rows_bn[:, :, None, None]
+        return torch.where(mine, x_nKG[None], _MASKED).amax(1)
+
+    def _row_sum(self, x_n: Tensor) -> Tensor:
+        return torch.matmul(self.rows_bn.float(), x_n.flatten(1))
+
+
+def _mask_for(masks: dict[int | None, Tensor], window: int | None) -> Tensor:
+    if window not in masks:
+        raise SpecError("model", f"a layer has the sliding window {window}", f"the configuration names {sorted(map(str, masks))}")
+    return masks[window]
+
+
+def _softcapped(scores: Tensor, softcap: float | None) -> Tensor:
+    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
+
+
+def _attend_dense(q_bHqD: Tensor, k_bKkD: Tensor, v_bKkD: Tensor, mask: Tensor, call: AttentionCall) -> Tensor:
+    """Returns [b, H, q, D]. Fused where the variant allows, else softmax written out."""
+    if call.softcap is None and call.sinks_H is None:
+        return F.scaled_dot_product_attention(
+            q_bHqD, k_bKkD, v_bKkD, attn_mask=mask, scale=call.scaling, enable_gqa=True
+        )
+    groups = q_bHqD.shape[1] // k_bKkD.shape[1]
+    keys, values = (x.repeat_interleave(groups, dim=1) for x in (k_bKkD, v_bKkD))
+    scores = torch.matmul(q_bHqD, keys.transpose(2, 3)).float() * call.scaling
+    scores = torch.where(mask, _softcapped(scores, call.softcap), _MASKED)
+    if call.sinks_H is not None:
+        sinks = call.sinks_H.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., : keys.shape[2]]
+    return torch.matmul(weights.to(values.dtype), values)

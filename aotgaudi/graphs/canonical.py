@@ -1,0 +1,128 @@
+"""Canonical text of a graph: what a unit *is*.
+
+The text holds everything that decides what a graph computes, and nothing else: no node names, no source
+lines, no weights. Equal graphs have equal text, whatever layer, bucket or model they come from; and the
+text alone rebuilds the graph, so a unit can be compiled anywhere.
+
+Grammar, version 1 (one JSON value a line)::
+
+    text    = header { input } { call } output
+    header  = "aotgaudi.graph/1"
+    input   = ["input", dtype, [size...], [stride...]]
+    call    = ["call", target, [argument...], {name: argument}]
+    output  = ["output", [argument...]]
+
+Inputs and calls are numbered from 0 in order of their lines. A target is ``namespace.name.overload`` of
+torch.ops, or ``getitem``. An argument is a JSON scalar, a list, or a tagged object: ``{"%": n}`` the value
+of line n, ``{"dtype": name}``, ``{"device": name}``, ``{"layout": name}``, ``{"memory_format": name}``,
+``{"float": "inf" | "-inf" | "nan"}``. Lists and tuples are the same.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from aotgaudi.errors import CompileError
+
+GRAPH_HEADER = "aotgaudi.graph/1"
+
+_DROPPED = frozenset({"aten._assert_tensor_metadata.default"})
+_TAGS: dict[type, str] = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
+
+
+def to_text(graph: fx.Graph) -> str:
+    """Returns the canonical text. Placeholders need ``meta["val"]``. Raises CompileError for other node kinds."""
+    numbers: dict[fx.Node, int] = {}
+    lines: list[Any] = [GRAPH_HEADER]
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            value = node.meta["val"]
+            lines.append(["input", _name(value.dtype), list(value.shape), list(value.stride())])
+        elif node.op == "call_function":
+            target = _target_name(node.target)
+            if target in _DROPPED:
+                continue
+            kwargs = {k: _encode(v, numbers) for k, v in sorted(node.kwargs.items())}
+            lines.append(["call", target, _encode(node.args, numbers), kwargs])
+        elif node.op == "output":
+            results = node.args[0] if isinstance(node.args[0], (tuple, list)) else (node.args[0],)
+            lines.append(["output", _encode(results, numbers)])
+            continue
+        else:
+            raise CompileError(f"a graph has a node of kind {node.op!r} ({node.target}); expected calls of torch operators")
+        numbers[node] = len(numbers)
+    return "\n".join(json.dumps(line, separators=(",", ":"), allow_nan=False) for line in lines) + "\n"
+
+
+def from_text(text: str) -> tuple[fx.GraphModule, list[tuple[str, list[int], list[int]]]]:
+    """Rebuilds the graph. Returns it and, for each input, ``(dtype name, sizes, strides)``. Raises CompileError."""
+    header, *lines = [json.loads(line) for line in text.splitlines()]
+    if header != GRAPH_HEADER:
+        raise CompileError(f"a unit's text starts with {header!r}; this version reads {GRAPH_HEADER!r}")
+    graph, values, inputs = fx.Graph(), list[fx.Node](), list[tuple[str, list[int], list[int]]]()
+    for line in lines:
+        if line[0] == "input":
+            values.append(graph.placeholder(f"input_{len(inputs)}"))
+            inputs.append((line[1], line[2], line[3]))
+        elif line[0] == "call":
+            kwargs = {name: _decode(value, values) for name, value in line[3].items()}
+            values.append(graph.call_function(_target(line[1]), tuple(_decode(line[2], values)), kwargs))
+        else:
+            graph.output(tuple(_decode(line[1], values)))
+    graph.lint()
+    return fx.GraphModule(torch.nn.Module(), graph), inputs
+
+
+def _target_name(target: Any) -> str:
+    if target is operator.getitem:
+        return "getitem"
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target)
+    raise CompileError(f"the graph calls {target}, which is not a torch operator")
+
+
+def _target(name: str) -> Any:
+    if name == "getitem":
+        return operator.getitem
+    namespace, operator_name, overload = name.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), operator_name), overload)
+
+
+def _name(value: Any) -> str:
+    return str(value).removeprefix("torch.")
+
+
+def _encode(value: Any, numbers: dict[fx.Node, int]) -> Any:
+    if isinstance(value, fx.Node):
+        return {"%": numbers[value]}
+    if isinstance(value, (list, tuple)):
+        return [_encode(item, numbers) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, torch.device):
+        return {"device": value.type}
+    for kind, tag in _TAGS.items():
+        if isinstance(value, kind):
+            return {tag: _name(value)}
+    raise CompileError(f"the graph holds a {type(value).__name__} ({value!r}), which has no canonical form")
+
+
+def _decode(value: Any, values: list[fx.Node]) -> Any:
+    if isinstance(value, list):
+        return [_decode(item, values) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((tag, content),) = value.items()
+    if tag == "%":
+        return values[content]
+    if tag == "float":
+        return float(content)
+    return torch.device(content) if tag == "device" else getattr(torch, content)

@@ -1,0 +1,32 @@
+"""Attention masks of a step, from lengths. Plain torch; run by the engine for every step, on small tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from aotgaudi.graphs.step_inputs import Window
+
+
+def prompt_mask(starts: Sequence[int], query_len: int, num_ctx_tokens: int, window: Window) -> Tensor:
+    """Returns [b, 1, q, C + q]: the keys are C cached tokens, of which row r has `starts[r]`, then q new ones."""
+    starts_b11 = torch.tensor(starts, dtype=torch.int64)[:, None, None]
+    new = torch.arange(query_len)
+    context = torch.arange(num_ctx_tokens)
+    seen_new = (new[None, :] <= new[:, None]).expand(len(starts), -1, -1)
+    seen_context = (context < starts_b11).expand(-1, query_len, -1)
+    if window is not None:
+        seen_new = seen_new & (new[None, :] > new[:, None] - window)
+        seen_context = seen_context & (context > starts_b11 + new[:, None] - window)
+    return torch.cat([seen_context, seen_new], dim=2)[:, None]
+
+
+def decode_mask(num_seen: Sequence[int], block_size: int, num_hidden: Sequence[int] | None = None) -> Tensor:
+    """Returns [n, B]: block i shows its first `num_seen[i]` tokens, but not its first `num_hidden[i]`."""
+    offsets = torch.arange(block_size)
+    mask = offsets < torch.tensor(num_seen, dtype=torch.int64)[:, None]
+    if num_hidden is not None:
+        mask &= offsets >= torch.tensor(num_hidden, dtype=torch.int64)[:, None]
+    return mask

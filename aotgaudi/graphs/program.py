@@ -1,0 +1,70 @@
+"""Programs: how one entry runs, as an ordered list of calls of compiled units. JSON; imports no torch.
+
+A program is a loop over calls. Every argument of a call is a *binding*, written ``<source>:<name>``:
+
+==========  =========================================================================================
+source      what it names
+==========  =========================================================================================
+``weight``  a parameter or persistent buffer of the checkpoint, by its safetensors name
+``const``   a tensor that follows from the model's configuration alone (``inv_freq``), in `constants`
+``kv``      the KV cache of layer ``<name>`` (a number), ``[2, num_blocks + 1, kv_heads, block_size, head_dim]``
+``step``    an input of the step (see `inputs`)
+``tmp``     an output of an earlier call
+==========  =========================================================================================
+
+A unit may write to its ``kv`` arguments; nothing else is written to.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from aotgaudi.digest import canonical_json
+
+PROGRAM_SCHEMA = "aotgaudi.program/1"
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class TensorSpec(_Value):
+    """Name, shape and dtype (``float32``, ``bfloat16``, ``int64``, ...) of a contiguous tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Call(_Value):
+    """One call: unit key (sha256 hex), bindings of its inputs, names that its outputs get."""
+
+    unit: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+class Program(_Value):
+    """How one entry runs. `inputs` are the step's tensors, `outputs` are ``tmp`` names.
+
+    `caches` are the KV caches by layer number; every program of a bundle names the same ones or none.
+    `constants` is the digest of a safetensors blob with the tensors behind ``const`` bindings, or None.
+    """
+
+    schema_: Literal["aotgaudi.program/1"] = PROGRAM_SCHEMA
+    inputs: tuple[TensorSpec, ...]
+    weights: tuple[TensorSpec, ...]
+    caches: tuple[TensorSpec, ...]
+    calls: tuple[Call, ...]
+    outputs: tuple[str, ...]
+    constants: str | None = None
+
+    def dumps(self) -> bytes:
+        """Returns the canonical JSON."""
+        return canonical_json(self.model_dump(mode="json"))
+
+    def unit_keys(self) -> tuple[str, ...]:
+        """The distinct units called, in order of first call."""
+        return tuple(dict.fromkeys(call.unit for call in self.calls))

@@ -1,0 +1,159 @@
+"""The step of a transformers model at one entry's static shapes, as an exported graph.
+
+Nothing is baked in: weights, configuration constants, KV caches and step inputs are all inputs of the graph.
+No checkpoint is read; parameters are allocated and never touched.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Union
+
+import torch
+from torch import Tensor, nn
+
+from aotgaudi.errors import SpecError
+from aotgaudi.graphs.attention import (
+    ATTENTION_NAME,
+    DecodeState,
+    PagedState,
+    PromptState,
+    paged_attention,
+)
+from aotgaudi.graphs.program import TensorSpec
+from aotgaudi.graphs.step_inputs import Window, decode_inputs, mask_name, prompt_inputs
+from aotgaudi.manifest.entries import DecodeEntry, PromptEntry
+from aotgaudi.spec.limits import ServingLimits
+
+StepEntry = Union[PromptEntry, DecodeEntry]
+
+STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
+"""Rope variants whose frequencies follow from the configuration alone. ``dynamic`` does not export, and
+``longrope`` chooses by the longest position in the batch, so a result would depend on its batch mates."""
+
+
+def build_model(config: dict[str, Any], dtype: str) -> nn.Module:
+    """Returns the ``...ForCausalLM`` of a config.json, with our attention and untouched parameters.
+
+    Raises SpecError for an unknown architecture, rope type, or a model without the needed hooks.
+    """
+    from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    AttentionInterface.register(ATTENTION_NAME, paged_attention)
+    model_type = config.get("model_type")
+    try:
+        hf_config = AutoConfig.for_model(**config)
+    except (ValueError, KeyError, TypeError) as error:
+        raise SpecError("model.config.model_type", f"{model_type!r} is not usable: {error}", "see transformers") from error
+    _check_rope(hf_config)
+    try:
+        with no_init_weights():
+            model = AutoModelForCausalLM.from_config(
+                hf_config,
+                dtype=getattr(torch, dtype),
+                attn_implementation=ATTENTION_NAME,
+                experts_implementation="batched_mm",
+            )
+    except (ValueError, KeyError) as error:
+        raise SpecError(
+            "model.config.model_type", f"{model_type!r} is not supported: {_first_line(error)}", "use a decoder-only text model"
+        ) from error
+    return model.eval().requires_grad_(requires_grad=False)
+
+
+def kv_shape(config: Any, limits: ServingLimits) -> tuple[int, ...]:
+    """Returns the shape of one layer's cache, ``[2, num_blocks + 1, kv_heads, block_size, head_dim]``."""
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return (2, limits.num_blocks + 1, kv_heads, limits.block_size, head_dim)
+
+
+def export_step(model: nn.Module, entry: StepEntry, limits: ServingLimits) -> torch.export.ExportedProgram:
+    """Exports the step of `entry`. Inputs: those of `step_inputs`, then one cache a layer."""
+    config = model.config.get_text_config()
+    windows = _windows(config)
+    wrapper = _PromptStep(model, windows) if isinstance(entry, PromptEntry) else _DecodeStep(model, windows)
+    specs = step_inputs(model, entry, limits)
+    inputs = {spec.name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in specs}
+    shape, dtype = kv_shape(config, limits), model.dtype
+    caches = [torch.empty(shape, dtype=dtype) for _ in range(config.num_hidden_layers)]
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return torch.export.export(wrapper, (inputs, caches), strict=False)
+        except torch._dynamo.exc.UserError as error:
+            raise SpecError(f"model ({model.config.model_type})", f"does not export: {_first_line(error)}") from error
+
+
+def step_inputs(model: nn.Module, entry: StepEntry, limits: ServingLimits) -> tuple[TensorSpec, ...]:
+    """Returns every input that the step of `entry` may take; a program lists those that its graph uses."""
+    windows = _windows(model.config.get_text_config())
+    if isinstance(entry, PromptEntry):
+        return prompt_inputs(entry, limits.block_size, windows)
+    return decode_inputs(entry, limits.block_size, windows)
+
+
+def _windows(config: Any) -> tuple[Window, ...]:
+    """Full attention, and the configuration's sliding window if there is one."""
+    window = getattr(config, "sliding_window", None)
+    return (None,) if window is None else (None, int(window))
+
+
+class _Step(nn.Module):
+    def __init__(self, model: nn.Module, windows: tuple[Window, ...]) -> None:
+        super().__init__()
+        self.model = model
+        self.windows = windows
+
+    def masks(self, inputs: dict[str, Tensor]) -> dict[Window, Tensor]:
+        return {window: inputs[mask_name(window)] for window in self.windows}
+
+    def logits(self, inputs: dict[str, Tensor], paged: PagedState, keep: Tensor | int) -> Tensor:
+        out = self.model(
+            input_ids=inputs["input_ids"][None],
+            position_ids=inputs["positions"][None],
+            use_cache=False,
+            logits_to_keep=keep,
+            paged=paged,
+        )
+        return out.logits[0]
+
+
+class _PromptStep(_Step):
+    def forward(self, inputs: dict[str, Tensor], caches: list[Tensor]) -> Tensor:
+        """Returns logits [b, vocab]."""
+        state = PromptState(caches, inputs["slots"], inputs.get("ctx_blocks"), self.masks(inputs))
+        return self.logits(inputs, state, inputs["logits_indices"])
+
+
+class _DecodeStep(_Step):
+    def forward(self, inputs: dict[str, Tensor], caches: list[Tensor]) -> Tensor:
+        """Returns logits [b, vocab]."""
+        state = DecodeState(
+            caches,
+            slots_b=inputs["slots"],
+            block_list_n=inputs["block_list"],
+            block_rows_n=inputs["block_rows"],
+            rows_bn=inputs["row_blocks"],
+            masks=self.masks(inputs),
+        )
+        return self.logits(inputs, state, 0)
+
+
+def _check_rope(config: Any) -> None:
+    parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    groups = [parameters] if "rope_type" in parameters else [p for p in parameters.values() if isinstance(p, dict)]
+    for group in groups:
+        rope_type = group.get("rope_type", "default")
+        if rope_type not in STATIC_ROPE_TYPES:
+            raise SpecError(
+                "model.config.rope_parameters.rope_type",
+                f"{rope_type!r} depends on the batch and cannot be compiled ahead of time",
+                f"supported: {', '.join(sorted(STATIC_ROPE_TYPES))}",
+            )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:300]

@@ -1,0 +1,87 @@
+"""The tensors that a step takes: names, shapes and meaning. Imports no torch.
+
+The tracer (offline) and the runner (online) both read this table, so they cannot disagree. A program lists
+those that it uses. Prompt ``(b, q, c)``, block size B; row r holds up to `q` new tokens, then padding:
+
+==================  ======================  =======  ======================================================
+input_ids           [b * q]                 int64    token ids, 0 where padded
+positions           [b * q]                 int64    position in the sequence, 0 where padded
+slots               [b * q]                 int64    ``block * B + offset`` to write K and V to; padding
+                                                     writes to block 0
+ctx_blocks          [b, c]                  int64    ids of the blocks of cached context, 0 where padded
+                                                     (absent when c = 0)
+logits_indices      [b]                     int64    index into the flat tokens whose logits are wanted
+mask                [b, 1, q, c * B + q]    bool     what a query sees: cached tokens, then new ones
+mask_w<W>           [b, 1, q, c * B + q]    bool     the same under a sliding window of W tokens
+==================  ======================  =======  ======================================================
+
+Decode ``(b, 1, n)``, flat over n blocks as in vLLM-Gaudi's flat paged attention:
+
+==================  ======================  =======  ======================================================
+input_ids           [b]                     int64    the newest token of every row
+positions           [b]                     int64    its position
+slots               [b]                     int64    where its K and V go
+block_list          [n]                     int64    ids of the blocks of all rows, 0 where padded
+block_rows          [n]                     int64    the row that a block belongs to, 0 where padded
+row_blocks          [b, n]                  bool     True where block n belongs to row b
+mask                [n, B]                  bool     which tokens of a block its row sees; none of padding
+mask_w<W>           [n, B]                  bool     the same under a sliding window of W tokens
+==================  ======================  =======  ======================================================
+
+Sampler ``b``: logits [b, vocab] (model dtype), temperature [b] f32, top_p [b] f32, top_k [b] int64,
+noise [b] f64 in [0, 1). Defragmenter ``n``: sources [n], destinations [n], 0 where padded.
+
+Masks and row_blocks are small and follow from lengths; as inputs they keep the graphs before the first
+layer independent of the context, so that all buckets with as many tokens share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Optional
+
+from aotgaudi.graphs.program import TensorSpec
+from aotgaudi.manifest.entries import DecodeEntry, PromptEntry
+
+Window = Optional[int]
+"""A sliding window in tokens, the token itself included; None: no window."""
+
+
+def mask_name(window: Window) -> str:
+    """Returns the name of the mask input for a window."""
+    return "mask" if window is None else f"mask_w{window}"
+
+
+def mask_window(name: str) -> Window:
+    """Returns the window of a mask input's name; the inverse of `mask_name`."""
+    return None if name == "mask" else int(name.removeprefix("mask_w"))
+
+
+def prompt_inputs(entry: PromptEntry, block_size: int, windows: Iterable[Window]) -> tuple[TensorSpec, ...]:
+    """Returns the inputs of a prefill step, in order."""
+    b, q, c = entry.batch_size, entry.query_len, entry.num_ctx_blocks
+    return (
+        *(_ids(name, b * q) for name in ("input_ids", "positions", "slots")),
+        *([_ids("ctx_blocks", b, c)] if c else []),
+        _ids("logits_indices", b),
+        *(_flags(mask_name(window), b, 1, q, c * block_size + q) for window in windows),
+    )
+
+
+def decode_inputs(entry: DecodeEntry, block_size: int, windows: Iterable[Window]) -> tuple[TensorSpec, ...]:
+    """Returns the inputs of a decode step, in order."""
+    b, n = entry.batch_size, entry.num_blocks
+    return (
+        *(_ids(name, b) for name in ("input_ids", "positions", "slots")),
+        *(_ids(name, n) for name in ("block_list", "block_rows")),
+        _flags("row_blocks", b, n),
+        *(_flags(mask_name(window), n, block_size) for window in windows),
+    )
+
+
+def _ids(name: str, *shape: int) -> TensorSpec:
+    return TensorSpec(name=name, shape=shape, dtype="int64")
+
+
+def _flags(name: str, *shape: int) -> TensorSpec:
+    return TensorSpec(name=name, shape=shape, dtype="bool")

@@ -1,0 +1,20 @@
+"""The KV swap: exchanges pairs of blocks in one layer's cache, in place."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class SwapGraph(nn.Module):
+    """cache [2, num_blocks + 1, K, B, D], sources [n] and destinations [n] int64 -> the sources.
+
+    A pair is exchanged, not copied, so a swap never loses content. Padding pairs are (0, 0). No block but 0
+    may occur twice. (The output is there because a compiled graph must return something.)
+    """
+
+    def forward(self, cache: Tensor, sources: Tensor, destinations: Tensor) -> Tensor:
+        """Exchanges the blocks."""
+        there, here = cache.index_select(1, destinations), cache.index_select(1, sources)
+        cache.index_copy_(1, destinations, here)
+        cache.index_copy_(1, sources, there)
+        return sources.clone()

@@ -1,0 +1,1 @@
+"""Entries, their enumeration from a spec, and the manifest file."""

@@ -1,0 +1,135 @@
+"""The shape of a manifest file, as types; and JSON Schemas of manifest and spec, for editors and other tools.
+
+``python -m aotgaudi.manifest.schema docs`` rewrites the committed schemas.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from aotgaudi.atomicfile import write_atomic
+from aotgaudi.manifest.entries import DecodeEntry, DefragEntry, Entry, PromptEntry, SamplerEntry
+from aotgaudi.spec.base import SpecValue
+from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.spec.limits import LARGEST_LIMIT
+
+_Count = Annotated[int, Field(ge=1, le=LARGEST_LIMIT)]
+_CountOrNone = Annotated[int, Field(ge=0, le=LARGEST_LIMIT)]
+
+
+class PromptRows(SpecValue):
+    """Prompt entries, one a row."""
+
+    columns: tuple[Literal["batch_size"], Literal["query_len"], Literal["num_ctx_blocks"]]
+    rows: tuple[tuple[_Count, _Count, _CountOrNone], ...]
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Returns the rows as entries."""
+        return tuple(PromptEntry(*row) for row in self.rows)
+
+
+class DecodeRows(SpecValue):
+    """Decode entries, one a row."""
+
+    columns: tuple[Literal["batch_size"], Literal["query_len"], Literal["num_blocks"]]
+    rows: tuple[tuple[_Count, _Count, _Count], ...]
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Returns the rows as entries."""
+        return tuple(DecodeEntry(*row) for row in self.rows)
+
+
+class SamplerRows(SpecValue):
+    """Sampler entries, one a row."""
+
+    columns: tuple[
+        Literal["batch_size"],
+        Literal["temperature"],
+        Literal["top_p"],
+        Literal["top_k"],
+        Literal["batch_changed"],
+    ]
+    rows: tuple[tuple[_Count, float, float, _CountOrNone, bool], ...]
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Returns the rows as entries."""
+        return tuple(SamplerEntry(*row) for row in self.rows)
+
+
+class DefragRows(SpecValue):
+    """Defragmenter entries, one a row."""
+
+    columns: tuple[Literal["padded_swaps"]]
+    rows: tuple[tuple[_Count], ...]
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Returns the rows as entries."""
+        return tuple(DefragEntry(*row) for row in self.rows)
+
+
+class EntryTables(SpecValue):
+    """All entries, kind by kind."""
+
+    prompt: PromptRows
+    decode: DecodeRows
+    sampler: SamplerRows
+    defrag: DefragRows
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Returns all rows as entries, in manifest order."""
+        return (
+            *self.prompt.entries(),
+            *self.decode.entries(),
+            *self.sampler.entries(),
+            *self.defrag.entries(),
+        )
+
+
+class ManifestFile(SpecValue):
+    """A manifest file. `id` is the sha256 of the canonical (RFC 8785) JSON of the file without `id`."""
+
+    schema_: Literal["aotgaudi.manifest/1"] = Field(alias="schema")
+    id: str = Field(pattern="^[0-9a-f]{64}$")
+    spec: BuildSpec
+    entries: EntryTables
+
+
+def manifest_schema() -> dict[str, Any]:
+    """Returns the JSON Schema of a manifest file."""
+    return _titled(ManifestFile.model_json_schema(), "aotgaudi manifest")
+
+
+def spec_schema() -> dict[str, Any]:
+    """Returns the JSON Schema of a spec file, where the model's config may also be the path of a file."""
+    schema = BuildSpec.model_json_schema()
+    properties = schema["$defs"]["ModelSpec"]["properties"]
+    path = {"type": "string", "description": "path of a config.json, relative to the spec file"}
+    properties["config"] = {"title": "Config", "anyOf": [path, properties["config"]]}
+    return _titled(schema, "aotgaudi spec")
+
+
+def schema_files() -> Mapping[str, bytes]:
+    """Returns the committed schema files: name to content."""
+    return {
+        "manifest.schema.json": _rendered(manifest_schema()),
+        "spec.schema.json": _rendered(spec_schema()),
+    }
+
+
+def _titled(schema: dict[str, Any], title: str) -> dict[str, Any]:
+    return {**schema, "$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
+
+
+def _rendered(schema: dict[str, Any]) -> bytes:
+    return (json.dumps(schema, indent=2, sort_keys=True) + "\n").encode()
+
+
+if __name__ == "__main__":
+    for file_name, content in schema_files().items():
+        write_atomic(Path(sys.argv[1]) / file_name, content)

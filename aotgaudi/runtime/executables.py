@@ -1,0 +1,109 @@
+"""Programs bound to what they run on: entry -> executable.
+
+A bound program is a flat list of calls over numbered slots: weights, constants and caches sit in theirs for
+good, step inputs and intermediate results pass through theirs. A call costs a list of references and the
+unit itself. One thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Optional
+
+from torch import Tensor
+
+from aotgaudi.backends.base import Executable
+from aotgaudi.errors import ManifestError
+from aotgaudi.graphs.program import Program, TensorSpec
+from aotgaudi.graphs.sampler_signature import SamplerSignature, signature_of
+from aotgaudi.manifest.entries import Entry, SamplerEntry
+
+_BoundCall = tuple[Callable[[Sequence[Tensor]], list[Tensor]], tuple[int, ...], tuple[int, ...]]
+
+
+class BoundProgram:
+    """One entry, ready to run."""
+
+    def __init__(self, program: Program, units: Mapping[str, Executable], tensors: Mapping[str, Tensor]) -> None:
+        """`tensors` maps ``weight:``, ``const:`` and ``kv:`` bindings to tensors. Raises ManifestError."""
+        self.inputs: tuple[TensorSpec, ...] = program.inputs
+        self._slots: list[Optional[Tensor]] = []
+        numbers: dict[str, int] = {}
+        for spec in program.inputs:
+            self._number(numbers, f"step:{spec.name}")
+        self._num_inputs = len(program.inputs)
+        self._calls: list[_BoundCall] = []
+        for call in program.calls:
+            arguments = tuple(self._resolve(numbers, binding, tensors) for binding in call.inputs)
+            self._first_tmp = len(self._slots)
+            results = tuple(self._number(numbers, f"tmp:{name}") for name in call.outputs)
+            self._calls.append((units[call.unit].run, arguments, results))
+        self._outputs = tuple(self._resolve(numbers, f"tmp:{name}", {}) for name in program.outputs)
+        self._transient = tuple(n for name, n in numbers.items() if name.startswith(("tmp:", "step:")))
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Runs the program on the step's tensors, in the order of `inputs`. Returns its outputs."""
+        slots = self._slots
+        slots[: self._num_inputs] = inputs
+        for run, arguments, results in self._calls:
+            for slot, value in zip(results, run([slots[i] for i in arguments])):  # type: ignore[misc]
+                slots[slot] = value
+        outputs = [slots[i] for i in self._outputs]
+        for slot in self._transient:
+            slots[slot] = None
+        return outputs  # type: ignore[return-value]
+
+    def _number(self, numbers: dict[str, int], name: str) -> int:
+        if name not in numbers:
+            numbers[name] = len(self._slots)
+            self._slots.append(None)
+        return numbers[name]
+
+    def _resolve(self, numbers: dict[str, int], binding: str, tensors: Mapping[str, Tensor]) -> int:
+        if binding not in numbers:
+            if binding not in tensors:
+                raise ManifestError(f"a program binds {binding!r}, which is nothing that it is given")
+            self._slots[self._number(numbers, binding)] = tensors[binding]
+        return numbers[binding]
+
+
+class ExecutableTable:
+    """Entry -> bound program, for the entries that are warm. `add` may grow it between steps."""
+
+    def __init__(self) -> None:
+        self._programs: dict[Entry, BoundProgram] = {}
+        self._samplers: dict[tuple[int, SamplerSignature], SamplerEntry] = {}
+
+    def __len__(self) -> int:
+        return len(self._programs)
+
+    def __contains__(self, entry: Entry) -> bool:
+        return entry in self._programs
+
+    def add(self, entry: Entry, program: BoundProgram) -> None:
+        """Makes an entry warm."""
+        self._programs[entry] = program
+
+    def declare_sampler(self, entry: SamplerEntry) -> None:
+        """Says that `entry` serves its batch size and signature; the first one declared is used."""
+        signature = signature_of([(entry.temperature, entry.top_p, entry.top_k)])
+        self._samplers.setdefault((entry.batch_size, signature), entry)
+
+    def get(self, entry: Entry) -> BoundProgram | None:
+        """Returns the program, or None where the entry is not warm."""
+        return self._programs.get(entry)
+
+    def sampler_sizes(self) -> tuple[int, ...]:
+        """Returns the batch sizes that have a sampler, ascending."""
+        return tuple(sorted({size for size, _ in self._samplers}))
+
+    def sampler(self, batch_size: int, signature: SamplerSignature) -> SamplerEntry:
+        """Returns the entry that serves a batch: of its signature, or the cheapest that does more.
+
+        Raises ManifestError where the manifest has none.
+        """
+        order = list(SamplerSignature)
+        for able in order[order.index(signature) :]:
+            if entry := self._samplers.get((batch_size, able)):
+                return entry
+        raise ManifestError(f"no sampler entry serves {signature.value!r} for batch size {batch_size}; add a setting to sampler.settings")

@@ -1,0 +1,87 @@
+"""Without --require-warm: a missing entry is built on first use, by another process, and kept in the store.
+
+This process never compiles. It starts ``aotgaudi build cache --entry ID``, waits, and loads what that
+published. Requests wait meanwhile, which is what a warm bundle is for.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from aotgaudi.bundle.format import load_program
+from aotgaudi.bundle.receipt import loads as load_receipt
+from aotgaudi.digest import Digest
+from aotgaudi.errors import NotWarmError
+from aotgaudi.manifest.entries import Entry
+from aotgaudi.runtime.executables import ExecutableTable
+from aotgaudi.runtime.load import Artifacts, Loader
+from aotgaudi.store.cas import ObjectStore
+
+logger = logging.getLogger(__name__)
+
+OnBuilt = Callable[[Entry, int], None]
+"""Told the entry and how many units were compiled for it (0 where the store had them all)."""
+
+
+class FirstUseBuilder:
+    """Makes cold entries warm. Runs on the engine's thread, which waits."""
+
+    def __init__(
+        self,
+        manifest_path: Path,
+        store_root: Path,
+        loader: Loader,
+        table: ExecutableTable,
+        *,
+        on_built: OnBuilt,
+        excused: Callable[[], AbstractContextManager[None]],
+        environment: Mapping[str, str],
+    ) -> None:
+        """`excused` lets this thread start a process past the guard; `environment` is the builder's."""
+        self._manifest_path, self._store_root = manifest_path, store_root
+        self._loader, self._table = loader, table
+        self._on_built, self._excused = on_built, excused
+        self._environment = dict(environment)
+
+    def __call__(self, entry: Entry) -> None:
+        """Builds and loads `entry`. Raises NotWarmError when the build fails; nothing is remembered of that."""
+        logger.warning("Configuration: %s was not warmed-up!", entry)
+        with tempfile.TemporaryDirectory(prefix="aotgaudi-") as scratch:
+            receipt_path = Path(scratch) / "receipt.json"
+            num_compiled = self._build(entry, receipt_path)
+            self._loader.load([entry], self._artifacts(receipt_path), self._table)
+        self._on_built(entry, num_compiled)
+        logger.warning("Configuration: %s is warm now (%d units compiled)", entry, num_compiled)
+
+    def _build(self, entry: Entry, receipt_path: Path) -> int:
+        options = ("--entry", entry.id, "--store", str(self._store_root), "--receipt", str(receipt_path), "--json")
+        command = [sys.executable, "-m", "aotgaudi", "build", "cache", str(self._manifest_path), *options]
+        with self._excused():
+            done = subprocess.run(command, capture_output=True, text=True, env=self._environment, check=False)
+        if done.returncode != 0:
+            raise NotWarmError(f"entry {entry} could not be built on first use: {done.stderr.strip()[-500:]}")
+        return int(json.loads(done.stdout)["num_compiled"])
+
+    def _artifacts(self, receipt_path: Path) -> Artifacts:
+        receipt, objects = load_receipt(receipt_path.read_bytes()), ObjectStore(self._store_root)
+
+        def verified(text: str) -> Path:
+            digest = Digest.parse(text)
+            objects.verify(digest)
+            return objects.path(digest)
+
+        return Artifacts(
+            receipt=receipt,
+            program=lambda entry_id: load_program(
+                objects.read(Digest.parse(receipt.programs[entry_id])), Digest.parse(receipt.programs[entry_id])
+            ),
+            read=lambda text: objects.read(Digest.parse(text)),
+            path=verified,
+        )

@@ -1,0 +1,110 @@
+"""Bundle + model directory -> everything that a server runs on. Never compiles.
+
+Objects are mapped only after the bundle has been verified (bundle/verify.py) and the target checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load as load_tensors
+from torch import Tensor
+
+from aotgaudi.backends.base import Executable, Runtime
+from aotgaudi.bundle.receipt import Receipt
+from aotgaudi.errors import SpecError
+from aotgaudi.graphs.program import Program
+from aotgaudi.manifest.entries import Entry, SamplerEntry
+from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
+from aotgaudi.runtime.weights import load_weights
+from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.spec.model import ModelSpec
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """Where verified artifacts come from: a bundle, or the store after a build on first use."""
+
+    receipt: Receipt
+    program: Callable[[str], Program]
+    """Entry id -> program."""
+    read: Callable[[str], bytes]
+    """Digest -> verified bytes."""
+    path: Callable[[str], Path]
+    """Digest -> path of a verified object."""
+
+
+class Loader:
+    """Loads programs for one model directory; units, weights and constants are loaded once and shared."""
+
+    def __init__(self, runtime: Runtime, model_dir: Path) -> None:
+        self._runtime = runtime
+        self._model_dir = model_dir
+        self._units: dict[str, Executable] = {}
+        self._tensors: dict[str, Tensor] = {}
+        self._constants: dict[str, Mapping[str, Tensor]] = {}
+        self._bound: dict[str, BoundProgram] = {}
+
+    def load(self, entries: Iterable[Entry], artifacts: Artifacts, table: ExecutableTable) -> None:
+        """Adds every entry that the receipt answers to `table`; the others stay cold."""
+        found = [(entry, artifacts.receipt.programs[entry.id]) for entry in entries if entry.id in artifacts.receipt.programs]
+        fresh = {digest: entry for entry, digest in found if digest not in self._bound}
+        programs = {digest: artifacts.program(entry.id) for digest, entry in fresh.items()}
+        self._add_weights(programs.values())
+        self._add_caches(programs.values())
+        for digest, program in programs.items():
+            self._bound[digest] = self._bind(program, artifacts)
+        for entry, digest in found:
+            table.add(entry, self._bound[digest])
+
+    def _bind(self, program: Program, artifacts: Artifacts) -> BoundProgram:
+        for key in program.unit_keys():
+            if key not in self._units:
+                files = artifacts.receipt.units[key].artifact
+                self._units[key] = self._runtime.load({name: artifacts.path(digest) for name, digest in files.items()})
+        return BoundProgram(program, self._units, {**self._tensors, **self._constants_of(program, artifacts)})
+
+    def _constants_of(self, program: Program, artifacts: Artifacts) -> Mapping[str, Tensor]:
+        digest = program.constants
+        if digest is None:
+            return {}
+        if digest not in self._constants:
+            tensors = load_tensors(artifacts.read(digest))
+            self._constants[digest] = {f"const:{name}": value for name, value in tensors.items()}
+        return self._constants[digest]
+
+    def _add_weights(self, programs: Iterable[Program]) -> None:
+        specs = {spec.name: spec for program in programs for spec in program.weights}
+        fresh = [spec for name, spec in specs.items() if f"weight:{name}" not in self._tensors]
+        if fresh:
+            weights = load_weights(self._model_dir, fresh)
+            self._tensors.update({f"weight:{name}": value for name, value in weights.items()})
+
+    def _add_caches(self, programs: Iterable[Program]) -> None:
+        """One cache a layer, zeroed: padding reads from block 0, which must hold numbers."""
+        for spec in {spec.name: spec for program in programs for spec in program.caches}.values():
+            if f"kv:{spec.name}" not in self._tensors:
+                self._tensors[f"kv:{spec.name}"] = torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype))
+
+
+def declare_samplers(entries: Iterable[Entry], table: ExecutableTable) -> None:
+    """Tells the table which sampler entries there are, warm or not."""
+    for entry in entries:
+        if isinstance(entry, SamplerEntry):
+            table.declare_sampler(entry)
+
+
+def check_model(spec: BuildSpec, found: ModelSpec, model_dir: Path) -> None:
+    """Raises SpecError unless the directory's configuration draws the same graphs as the manifest's."""
+    differences = spec.model.signature().differences(found.signature())
+    if differences:
+        name, wanted, got = differences[0]
+        others = f" (and {len(differences) - 1} more differences)" if len(differences) > 1 else ""
+        raise SpecError(
+            str(model_dir / "config.json"),
+            f"is another model than the bundle was built for: {name} is {got}, the bundle has {wanted}{others}",
+            f"serve {spec.model.name}, or build a bundle for this model",
+        )

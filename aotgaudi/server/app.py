@@ -1,0 +1,246 @@
+"""The HTTP application: routes, errors, life.
+
+=====================================  ==========================================================
+``GET /v1/models``, ``/v1/models/ID``  what is served
+``POST /v1/completions``               text or token ids in, text out; streamed on request
+``POST /v1/chat/completions``          messages in, a message out; streamed on request
+``GET /health``                        200 while the engine lives
+``GET /ready``                         200 while requests are taken, else 503; with the reason
+``GET /metrics``                       Prometheus or OpenMetrics text
+``GET /version``                       this program's version
+=====================================  ==========================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from aotgaudi.errors import RequestError
+from aotgaudi.server.body import parse_body
+from aotgaudi.server.error_bodies import body_of, error_body, error_status
+from aotgaudi.server.generation import Generation, Piece
+from aotgaudi.server.metrics import Metrics
+from aotgaudi.server.openapi import body_schema, openapi_schema
+from aotgaudi.server.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from aotgaudi.server.reading import read_json_bytes
+from aotgaudi.server.responses import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat
+from aotgaudi.server.service import DEFAULT_DRAIN_TIMEOUT_SECONDS, Service
+from aotgaudi.server.streaming import DONE, ClientGoneError, EventStreamResponse, sse, unless_disconnected
+
+logger = logging.getLogger(__name__)
+
+_CLIENT_GONE_STATUS = 499  # nginx's; nobody reads it but the metrics
+
+
+def create_app(service: Service, *, drain_timeout_seconds: float = DEFAULT_DRAIN_TIMEOUT_SECONDS) -> FastAPI:
+    """The application that serves `service`, and closes it when it shuts down."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(service.close, drain_timeout_seconds)
+
+    app = FastAPI(title="aotgaudi", version=service.version, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app.openapi = lambda: dict(openapi_schema(app))  # type: ignore[method-assign]
+    _add_routes(app, Api(service))
+    app.add_exception_handler(RequestError, _answer_error)
+    app.add_exception_handler(HTTPException, _answer_http_exception)
+    app.add_exception_handler(ClientGoneError, _answer_nobody)
+    app.add_middleware(RequestBoundary, metrics=service.metrics)
+    return app
+
+
+def _add_routes(app: FastAPI, api: Api) -> None:
+    completions, chat = body_schema(CompletionRequest), body_schema(ChatCompletionRequest)
+    app.add_api_route("/v1/models", api.list_models, methods=["GET"])
+    app.add_api_route("/v1/models/{model_id:path}", api.retrieve_model, methods=["GET"])
+    app.add_api_route("/v1/completions", api.complete, methods=["POST"], openapi_extra=completions)
+    app.add_api_route("/v1/chat/completions", api.chat, methods=["POST"], openapi_extra=chat)
+    app.add_api_route("/health", api.health, methods=["GET"])
+    app.add_api_route("/ready", api.ready, methods=["GET"])
+    app.add_api_route("/metrics", api.metrics, methods=["GET"])
+    app.add_api_route("/version", api.version, methods=["GET"])
+
+
+class Api:
+    """The handlers of the routes, bound to a service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def list_models(self) -> Response:
+        """Lists what is served."""
+        models = [self._model_card(name) for name in self._service.model_names]
+        return JSONResponse({"object": "list", "data": models})
+
+    async def retrieve_model(self, model_id: str) -> Response:
+        """Describes one model."""
+        return JSONResponse(self._model_card(self._service.resolve_model(model_id)))
+
+    async def complete(self, request: Request) -> Response:
+        """Completes one prompt or several."""
+        service = self._service
+        body = parse_body(CompletionRequest, await read_json_bytes(request, service.max_body_bytes))
+        answer_format = CompletionFormat(self._head("cmpl", body))
+        service.check_open()
+        return await self._answer(request, body, await service.encode_prompts(body), answer_format)
+
+    async def chat(self, request: Request) -> Response:
+        """Answers a conversation."""
+        service = self._service
+        body = parse_body(ChatCompletionRequest, await read_json_bytes(request, service.max_body_bytes))
+        answer_format = ChatFormat(self._head("chatcmpl", body))
+        service.check_open()
+        return await self._answer(request, body, await service.encode_chat(body), answer_format)
+
+    async def health(self) -> Response:
+        """Says whether the engine lives."""
+        is_alive = self._service.is_alive
+        return JSONResponse({"alive": is_alive}, 200 if is_alive else 503)
+
+    async def ready(self) -> Response:
+        """Says whether requests are taken, and how warm the server is."""
+        readiness = self._service.readiness()
+        return JSONResponse(asdict(readiness), 200 if readiness.ready else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        """Exposes the metrics."""
+        content, content_type = self._service.metrics.expose(request.headers.get("accept", ""))
+        return Response(content, headers={"content-type": content_type})
+
+    async def version(self) -> Response:
+        """Says which version this is."""
+        return JSONResponse({"version": self._service.version})
+
+    def _model_card(self, name: str) -> dict[str, object]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._service.started_at,
+            "owned_by": "aotgaudi",
+            "max_model_len": self._service.max_model_len,
+        }
+
+    def _head(self, prefix: str, body: GenerationRequest) -> AnswerHead:
+        return AnswerHead(
+            id=f"{prefix}-{uuid.uuid4().hex}",
+            created=self._service.unix_seconds(),
+            model=self._service.resolve_model(body.model),
+            system_fingerprint=f"aotgaudi-{self._service.manifest_id[:12]}",
+        )
+
+    async def _answer(
+        self,
+        request: Request,
+        body: GenerationRequest,
+        prompts: Sequence[Sequence[int]],
+        answer_format: CompletionFormat | ChatFormat,
+    ) -> Response:
+        service = self._service
+        generation = Generation(service.engine, answer_format.head.id, service.metrics, service.clock)
+        try:
+            generation.submit(prompts, body.sampling_params())
+        except RequestError as error:
+            raise body.in_own_names(error) from error
+        if body.stream:
+            events = _stream(generation, answer_format, len(prompts), body.include_usage)
+            return EventStreamResponse(events, on_close=generation.close)
+        try:
+            outputs = await unless_disconnected(_collect(generation, len(prompts)), request.receive)
+        finally:
+            generation.close()
+        return JSONResponse(answer_format.whole(outputs, generation.token_counts))
+
+
+async def _collect(generation: Generation, num_choices: int) -> list[Piece]:
+    texts: list[list[str]] = [[] for _ in range(num_choices)]
+    reasons: list[str | None] = [None] * num_choices
+    async for piece in generation.pieces():
+        texts[piece.index].append(piece.text)
+        reasons[piece.index] = piece.finish_reason
+    return [Piece(index, "".join(texts[index]), reasons[index]) for index in range(num_choices)]
+
+
+async def _stream(
+    generation: Generation, answer_format: AnswerFormat, num_choices: int, include_usage: bool
+) -> AsyncIterator[bytes]:
+    openings = (answer_format.opening(index) for index in range(num_choices))
+    try:
+        for opening in openings:
+            if opening is not None:
+                yield sse(opening)
+        async for piece in generation.pieces():
+            if piece.text or piece.finish_reason is not None:
+                yield sse(answer_format.chunk(piece))
+        if include_usage:
+            yield sse(answer_format.usage_chunk(generation.token_counts))
+    except Exception as error:  # The edge of a request; its status is already sent.
+        _log_unexpected(error)
+        yield sse(body_of(error))
+    yield DONE
+
+
+def _log_unexpected(error: Exception) -> None:
+    if not isinstance(error, RequestError):
+        logger.error("a request failed", exc_info=error)
+
+
+async def _answer_error(_: Request, error: Exception) -> Response:
+    _log_unexpected(error)
+    return JSONResponse(body_of(error), error_status(error))
+
+
+async def _answer_http_exception(_: Request, error: Exception) -> Response:
+    """Routing's own errors: no such path, no such method."""
+    status, message = (error.status_code, error.detail) if isinstance(error, HTTPException) else (500, "")
+    headers = error.headers if isinstance(error, HTTPException) else None
+    return JSONResponse(error_body(status, message), status, headers)
+
+
+async def _answer_nobody(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=_CLIENT_GONE_STATUS)
+
+
+class RequestBoundary:
+    """The outermost layer: counts answers by endpoint and status, and turns what nobody caught into a 500."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 0
+
+        async def watch(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        except Exception as error:  # The edge of a request.
+            if status:
+                raise
+            await (await _answer_error(Request(scope), error))(scope, receive, watch)
+        finally:
+            self._metrics.count_request(_endpoint(scope), status or _CLIENT_GONE_STATUS)
+
+
+def _endpoint(scope: Scope) -> str:
+    """The path of the route that answered, so that clients cannot make labels up."""
+    return getattr(scope.get("route"), "path", "other")

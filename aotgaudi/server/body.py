@@ -1,0 +1,106 @@
+"""What all request bodies have in common: closed, strict, and clear about what is wrong with them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from aotgaudi.errors import RequestError
+
+_MAX_ECHO_CHARS = 64
+
+BodyT = TypeVar("BodyT", bound="Body")
+
+
+def _same(value: object, neutral: object) -> bool:
+    """Equal, and not merely because Python has ``0 == False``."""
+    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
+
+
+def neutral_only(*values: object) -> BeforeValidator:
+    """Accepts null and `values`, and refuses everything else as not supported."""
+
+    def check(value: object) -> object:
+        if value is None or any(_same(value, neutral) for neutral in values):
+            return value
+        raise PydanticCustomError("unsupported_parameter", "is not supported by this server")
+
+    return BeforeValidator(check)
+
+
+Ignored = object
+NoValue = Annotated[object, neutral_only()]
+NoObject = Annotated[object, neutral_only({})]
+NoList = Annotated[object, neutral_only([])]
+OffOnly = Annotated[object, neutral_only(False)]
+OnOnly = Annotated[object, neutral_only(True)]
+ZeroOnly = Annotated[object, neutral_only(0)]
+OneOnly = Annotated[object, neutral_only(1)]
+NoneOnly = Annotated[object, neutral_only("none", "auto")]
+TextOnly = Annotated[object, neutral_only(["text"])]
+TextFormatOnly = Annotated[object, neutral_only({"type": "text"})]
+
+
+class Body(BaseModel):
+    """Frozen, strict, and closed: an unknown name is refused with the nearest known one."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, value: object) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        unknown = next((str(name) for name in value if name not in cls.model_fields), None)
+        if unknown is None:
+            return value
+        nearest = difflib.get_close_matches(unknown[:_MAX_ECHO_CHARS], cls.model_fields, n=1, cutoff=0.0)
+        raise PydanticCustomError(
+            "unknown_parameter",
+            "Unknown parameter: '{name}' (did you mean '{nearest}'?)",
+            {"name": unknown[:_MAX_ECHO_CHARS], "nearest": nearest[0]},
+        )
+
+
+def parse_body(body_class: type[BodyT], raw: bytes) -> BodyT:
+    """`raw` (JSON, UTF-8) as a request.
+
+    Raises:
+        RequestError: 400; malformed JSON, a wrong type, an unknown or an unsupported parameter.
+    """
+    try:
+        return body_class.model_validate_json(raw)
+    except ValidationError as error:
+        raise _as_request_error(error.errors(include_url=False, include_input=False)[0]) from None
+
+
+def _as_request_error(details: ErrorDetails) -> RequestError:
+    context = details.get("ctx", {})
+    kind, message = details["type"], details["msg"]
+    param = _path((*details["loc"], context["name"]) if "name" in context else details["loc"])
+    if kind == "json_invalid":
+        return RequestError(f"The body is not valid JSON: {context.get('error', message)}")
+    if kind == "missing":
+        return RequestError(f"Missing required parameter: '{param}'", param=param)
+    if kind == "unsupported_parameter":
+        return RequestError(f"This value of '{param}' {message}", param=param)
+    if kind in ("unknown_parameter", "invalid_value"):
+        return RequestError(message, param=param)
+    if not param:
+        return RequestError(f"The body must be a JSON object: {message}")
+    return RequestError(f"Invalid value for '{param}': {message[:1].lower()}{message[1:]}", param=param)
+
+
+def _path(location: Sequence[int | str]) -> str:
+    """``messages[0].content`` for ("messages", 0, "content"); the tags of unions are left out."""
+    path = ""
+    for step in location:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif not step.startswith("<"):
+            path += f".{step}" if path else step
+    return path

@@ -1,0 +1,186 @@
+"""Messages to a prompt, by the model's own chat template, in a sandbox.
+
+The template is a Jinja program that came with the model. It runs with what Hugging Face's
+``apply_chat_template`` promises it (`raise_exception`, `strftime_now`, `tojson`, loop controls,
+``{% generation %}``), and cannot reach Python: an unsafe access is an error, not an empty string.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import NoReturn
+
+import jinja2
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.runtime import Undefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from aotgaudi.errors import RequestError, SpecError
+from aotgaudi.server.model_files import read_json_object
+from aotgaudi.server.protocol import Message
+from aotgaudi.server.tokenizer import special_tokens
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks, for training, what the assistant said; here it is just its body."""
+
+    tags = {"generation"}  # noqa: RUF012  Jinja declares it so.
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """A namespace that keeps no underscored names, so that no dunder can be planted on it."""
+
+    def __init__(*args: object, **kwargs: object) -> None:  # So that `self` may be a keyword.
+        self, *positional = args
+        attributes = dict(*positional, **kwargs)
+        for name in attributes:
+            _refuse_private(name)
+        jinja2.utils.Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: object) -> None:
+        _refuse_private(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_private(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace cannot hold {name!r}")
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Raises on an unsafe attribute, where Jinja would yield an undefined that prints as nothing."""
+
+    def unsafe_undefined(self, obj: object, attribute: str) -> Undefined:
+        raise SecurityError(f"access to attribute {attribute!r} of {type(obj).__name__!r} is unsafe")
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON; Jinja's own filter escapes HTML, which a prompt must not."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _environment(now: Callable[[], datetime]) -> _Sandbox:
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: now().strftime(form)
+    environment.globals["namespace"] = _Namespace
+    return environment
+
+
+class ChatTemplate:
+    """A compiled chat template with the model's special tokens. Thread-safe."""
+
+    def __init__(
+        self,
+        source: str,
+        tokens: Mapping[str, str] | None = None,
+        *,
+        where: str = "chat_template",
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        """Compiles `source`; `tokens` (``bos_token``, ...) are its variables; `where` is named in errors.
+
+        Raises:
+            SpecError: the template does not compile.
+        """
+        try:
+            self._template = _environment(now).from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise SpecError(
+                f"{where}:{error.lineno}", f"is not a valid chat template: {error.message}"
+            ) from error
+        self._tokens = dict(tokens or {})
+        self._knows_developer = "developer" in source
+
+    @classmethod
+    def load(cls, model_dir: Path, override: Path | None = None) -> ChatTemplate | None:
+        """The template in `override`, ``chat_template.jinja`` or ``tokenizer_config.json``.
+
+        None if the model has none.
+
+        Raises:
+            SpecError: a file cannot be read, or the template does not compile.
+        """
+        found = _find_source(model_dir, override)
+        if found is None:
+            return None
+        where, source = found
+        return cls(source, special_tokens(model_dir), where=str(where))
+
+    def render(self, messages: Iterable[Message]) -> str:
+        """The prompt that asks for the assistant's next message. Encode it without adding special tokens.
+
+        Raises:
+            RequestError: 400; the template refuses these messages (its own words are in the message).
+        """
+        try:
+            return self._template.render(
+                messages=[self._as_variables(message) for message in messages],
+                add_generation_prompt=True,
+                tools=None,
+                documents=None,
+                **self._tokens,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
+            raise RequestError(
+                f"The model's chat template refuses these messages: {error}", param="messages"
+            ) from error
+
+    def _as_variables(self, message: Message) -> dict[str, str]:
+        role = message.role
+        if role == "developer" and not self._knows_developer:
+            role = "system"
+        variables = {"role": str(role), "content": message.text}
+        return variables if message.name is None else {**variables, "name": message.name}
+
+
+def _find_source(model_dir: Path, override: Path | None) -> tuple[Path, str] | None:
+    if override is not None:
+        return override, _read_text(override)
+    path = model_dir / "chat_template.jinja"
+    if path.is_file():
+        return path, _read_text(path)
+    config_path = model_dir / "tokenizer_config.json"
+    source = _default_template(config_path, read_json_object(config_path).get("chat_template"))
+    return None if source is None else (config_path, source)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(str(path), f"cannot be read: {error}") from error
+
+
+def _default_template(path: Path, value: object) -> str | None:
+    """`value` is a string, or a list of ``{"name", "template"}`` of which the one named "default" counts."""
+    if value is None or isinstance(value, str):
+        return value
+    named = value if isinstance(value, list) else []
+    for item in named:
+        if isinstance(item, dict) and item.get("name") == "default" and isinstance(item.get("template"), str):
+            return str(item["template"])
+    raise SpecError(f"{path}: chat_template", "holds no template named 'default'")

@@ -1,0 +1,273 @@
+"""What a client may send: the bodies of ``/v1/completions`` and ``/v1/chat/completions``.
+
+Three kinds of parameters:
+
+- supported: validated and obeyed;
+- known, not supported (`logprobs`, `tools`, `n` > 1, ...): accepted while they hold a value that asks for
+  nothing, refused with "not supported by this server" otherwise;
+- unknown: refused, naming the nearest known one, for a misspelt `max_token` must not be dropped silently.
+
+Extensions beyond OpenAI's protocol carry vLLM's names: `top_k`, `stop_token_ids`, `ignore_eos`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, cast
+
+from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from aotgaudi.engine.sampling_params import MAX_STOP_STRINGS, SamplingParams
+from aotgaudi.errors import RequestError
+from aotgaudi.server.body import (
+    Body,
+    Ignored,
+    NoList,
+    NoneOnly,
+    NoObject,
+    NoValue,
+    OffOnly,
+    OneOnly,
+    OnOnly,
+    TextFormatOnly,
+    TextOnly,
+    ZeroOnly,
+    neutral_only,
+)
+
+MAX_PROMPTS = 64
+MAX_STOP_STRING_CHARS = 256
+MAX_STOP_TOKEN_IDS = 256
+DEFAULT_COMPLETION_MAX_TOKENS = 16  # as OpenAI's API has it; a chat runs to the model's length
+
+
+class StreamOptions(Body):
+    """`include_usage`: one more chunk at the end, without choices, that carries the usage."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: OffOnly = None
+    include_obfuscation: OffOnly = None
+
+
+TokenId = Annotated[int, Field(ge=0)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_STRING_CHARS)]
+StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
+
+
+def _shape_of_text(value: object) -> str:
+    return "<list>" if isinstance(value, list) else "<text>"
+
+
+def _shape_of_prompt(value: object) -> str:
+    if not isinstance(value, list):
+        return "<text>"
+    first = value[0] if value else 0
+    if isinstance(first, list):
+        return "<token lists>"
+    return "<texts>" if isinstance(first, str) else "<tokens>"
+
+
+Stop = Annotated[
+    Annotated[StopString, Tag("<text>")] | Annotated[StopStrings, Tag("<list>")],
+    Discriminator(_shape_of_text),
+]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+Prompt = Annotated[
+    Annotated[str, Tag("<text>")]
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("<texts>")]
+    | Annotated[TokenIds, Tag("<tokens>")]
+    | Annotated[
+        list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("<token lists>")
+    ],
+    Discriminator(_shape_of_prompt),
+]
+
+
+class GenerationRequest(Body):
+    """What both endpoints share. Ranges of the sampling parameters are checked by `SamplingParams`."""
+
+    model: str | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: Stop | None = None
+    stop_token_ids: list[TokenId] | None = Field(default=None, max_length=MAX_STOP_TOKEN_IDS)
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    user: Ignored = None
+    metadata: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+
+    n: OneOnly = None
+    best_of: OneOnly = None
+    presence_penalty: ZeroOnly = None
+    frequency_penalty: ZeroOnly = None
+    repetition_penalty: OneOnly = None
+    length_penalty: OneOnly = None
+    min_p: ZeroOnly = None
+    min_tokens: ZeroOnly = None
+    priority: ZeroOnly = None
+    logit_bias: NoObject = None
+    use_beam_search: OffOnly = None
+    skip_special_tokens: OnOnly = None
+    spaces_between_special_tokens: OnOnly = None
+    include_stop_str_in_output: OffOnly = None
+    prompt_logprobs: NoValue = None
+    response_format: TextFormatOnly = None
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> GenerationRequest:
+        if self.stream_options is not None and not self.stream:
+            raise PydanticCustomError(
+                "invalid_value", "'{name}' is only allowed when 'stream' is true", {"name": "stream_options"}
+            )
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk that carries the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        """The most tokens to generate; None: to the model's length."""
+        return self.max_tokens
+
+    def in_own_names(self, error: RequestError) -> RequestError:
+        """`error` of the engine, with the name that this body has for the parameter at fault."""
+        param = self._own_names().get(error.param or "", error.param)
+        return RequestError(str(error), param=param, http_status=error.http_status)
+
+    def _own_names(self) -> Mapping[str, str]:
+        return {}
+
+    def sampling_params(self) -> SamplingParams:
+        """The engine's view of this request.
+
+        Raises:
+            RequestError: a value is out of range; names the parameter.
+        """
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return SamplingParams(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=0 if self.top_k is None else self.top_k,
+            seed=self.seed,
+            max_tokens=self.max_new_tokens,
+            stop=tuple(stop),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+        )
+
+
+class CompletionRequest(GenerationRequest):
+    """The body of ``POST /v1/completions``; `prompt` is one prompt or several, as text or as token ids."""
+
+    prompt: Prompt
+    add_special_tokens: bool | None = None
+
+    echo: OffOnly = None
+    suffix: Annotated[object, neutral_only("")] = None
+    logprobs: NoValue = None
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        """OpenAI's default for completions is 16 tokens."""
+        return DEFAULT_COMPLETION_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, one a choice."""
+        is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return cast("list[str | list[int]]", [self.prompt] if is_one else self.prompt)
+
+
+class TextPart(Body):
+    """One part of a message's content; only text is served."""
+
+    type: Literal["text"]
+    text: str
+
+
+MessageContent = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("<list>")],
+    Discriminator(_shape_of_text),
+]
+
+
+class Message(Body):
+    """One message. The unsupported fields are those of answers that clients send back unchanged."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: MessageContent
+    name: str | None = None
+
+    refusal: NoValue = None
+    audio: NoValue = None
+    function_call: NoValue = None
+    tool_calls: NoList = None
+    annotations: NoList = None
+
+    @property
+    def text(self) -> str:
+        """The content as one string; parts are joined by a line feed, as vLLM joins them."""
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(part.text for part in self.content)
+
+
+class ChatCompletionRequest(GenerationRequest):
+    """The body of ``POST /v1/chat/completions``; `max_completion_tokens` is the newer `max_tokens`."""
+
+    messages: list[Message] = Field(min_length=1, fail_fast=True)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+
+    service_tier: Annotated[object, neutral_only("auto", "default")] = None
+    store: OffOnly = None
+    logprobs: OffOnly = None
+    top_logprobs: ZeroOnly = None
+    tools: NoList = None
+    tool_choice: NoneOnly = None
+    parallel_tool_calls: Ignored = None
+    functions: NoList = None
+    function_call: NoneOnly = None
+    modalities: TextOnly = None
+    audio: NoValue = None
+    prediction: NoValue = None
+    reasoning_effort: NoValue = None
+    verbosity: NoValue = None
+    web_search_options: NoValue = None
+    echo: OffOnly = None
+    add_generation_prompt: OnOnly = None
+    continue_final_message: OffOnly = None
+    add_special_tokens: OffOnly = None
+    chat_template: NoValue = None
+    chat_template_kwargs: NoObject = None
+    documents: NoList = None
+
+    @model_validator(mode="after")
+    def _check_max_tokens(self) -> ChatCompletionRequest:
+        both = (self.max_tokens, self.max_completion_tokens)
+        if None not in both and both[0] != both[1]:
+            raise PydanticCustomError(
+                "invalid_value",
+                "'{name}' and 'max_tokens' are two names of one limit and differ; give one of them",
+                {"name": "max_completion_tokens"},
+            )
+        return self
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        """The limit under either name; None: to the model's length."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def _own_names(self) -> Mapping[str, str]:
+        names = {"prompt": "messages"}
+        return (
+            names if self.max_completion_tokens is None else {**names, "max_tokens": "max_completion_tokens"}
+        )

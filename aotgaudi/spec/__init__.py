@@ -1,0 +1,1 @@
+"""What a person writes: frozen values, read from TOML."""

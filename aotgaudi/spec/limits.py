@@ -1,0 +1,53 @@
+"""What the scheduler may form: the limits that make the set of reachable steps finite."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from aotgaudi.errors import SpecError
+from aotgaudi.spec.base import SpecValue
+
+LARGEST_LIMIT = 2**31 - 1
+"""Block tables and positions are 32-bit integers on every device."""
+
+
+class ServingLimits(SpecValue):
+    """Limits of one server. Lengths in tokens; `num_blocks` counts usable KV blocks, padding block excluded.
+
+    The KV cache of a layer holds ``num_blocks + 1`` blocks of `block_size` tokens; block 0 is padding.
+    """
+
+    max_num_seqs: int = Field(ge=1, le=LARGEST_LIMIT)
+    max_num_prefill_seqs: int = Field(default=1, ge=1, le=LARGEST_LIMIT)
+    max_num_batched_tokens: int = Field(ge=1, le=LARGEST_LIMIT)
+    max_model_len: int = Field(ge=2, le=LARGEST_LIMIT)
+    block_size: int = Field(ge=1, le=LARGEST_LIMIT)
+    num_blocks: int = Field(ge=1, le=LARGEST_LIMIT)
+
+    @property
+    def max_blocks_per_seq(self) -> int:
+        """Blocks that a sequence of `max_model_len` tokens occupies."""
+        return -(-self.max_model_len // self.block_size)
+
+
+def check_limits(limits: ServingLimits) -> None:
+    """Raises SpecError when the limits contradict each other, so that some request could never be served."""
+    if limits.max_num_batched_tokens < limits.block_size:
+        raise SpecError(
+            "limits.max_num_batched_tokens",
+            f"is {limits.max_num_batched_tokens}, less than block_size {limits.block_size}",
+            "a prompt is computed in chunks of whole blocks: at least block_size tokens a step",
+        )
+    if limits.max_num_prefill_seqs > limits.max_num_seqs:
+        raise SpecError(
+            "limits.max_num_prefill_seqs",
+            f"is {limits.max_num_prefill_seqs}, more than max_num_seqs {limits.max_num_seqs}",
+            "at most max_num_seqs",
+        )
+    if limits.max_blocks_per_seq > limits.num_blocks:
+        raise SpecError(
+            "limits.num_blocks",
+            f"is {limits.num_blocks}, too few for a sequence of max_model_len {limits.max_model_len} tokens",
+            f"at least {limits.max_blocks_per_seq} blocks of {limits.block_size} tokens,"
+            f" or a max_model_len of at most {limits.num_blocks * limits.block_size}",
+        )

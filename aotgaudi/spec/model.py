@@ -1,0 +1,114 @@
+"""The model that is served: its configuration, as far as it decides what graphs look like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Literal
+
+from pydantic import Field, JsonValue, model_validator
+
+from aotgaudi.digest import Key, canonical_json
+from aotgaudi.errors import SpecError
+from aotgaudi.spec.base import SpecValue
+
+CONFIG_KEYS_EXCLUDED: Mapping[str, str] = MappingProxyType(
+    {
+        "_name_or_path": "a path or a name; the same model elsewhere is the same graph",
+        "_model_name_or_path": "a path or a name; the same model elsewhere is the same graph",
+        "transformers_version": "the version that wrote the file; the one that builds is keyed as toolchain",
+        "dtype": "the spec's own dtype decides, and is keyed",
+        "torch_dtype": "the older name of dtype; the spec's own dtype decides, and is keyed",
+        "bos_token_id": "used by tokenization, outside the graph",
+        "eos_token_id": "used by the stop check, outside the graph",
+        "unk_token_id": "used by tokenization, outside the graph",
+        "initializer_range": "decides the values of untrained weights, which are inputs of the graph",
+        "use_cache": "the step's own KV cache is used, whatever it says",
+        "output_attentions": "the step returns logits only, whatever it says",
+        "output_hidden_states": "the step returns logits only, whatever it says",
+        "return_dict": "decides a Python return type, which is not in the graph",
+        "id2label": "names of a classification head's outputs; the step has none",
+        "label2id": "names of a classification head's outputs; the step has none",
+    }
+)
+"""Keys of a model's config that are left out of its signature, each with the reason.
+
+`pad_token_id` is not among them: it is an argument of the embedding's node in the graph. What is not named
+here is in the key, so that a key which a later transformers adds makes another graph until someone says why
+not.
+"""
+
+_NESTED = "text_config"
+"""Where multimodal configs keep the language model's keys."""
+
+
+class ModelSpec(SpecValue):
+    """A model. `config` is the content of its ``config.json``, with Hugging Face's key names.
+
+    Never change `config` in place: it is part of a frozen value.
+    """
+
+    name: str = Field(min_length=1)
+    dtype: Literal["float32", "bfloat16", "float16"]
+    config: dict[str, JsonValue]
+
+    @model_validator(mode="after")
+    def _check_config(self) -> ModelSpec:
+        if not isinstance(self.config.get("model_type"), str):
+            raise SpecError(
+                "model.config.model_type", "is missing", "the content of a Hugging Face config.json"
+            )
+        try:
+            canonical_json(self.config)
+        except ValueError as error:
+            raise SpecError("model.config", str(error), "finite numbers, integers below 2**53") from error
+        return self
+
+    @property
+    def model_type(self) -> str:
+        """Hugging Face's name of the architecture, e.g. ``llama``."""
+        return str(self.config["model_type"])
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers. Raises SpecError when missing, as the properties below do."""
+        return self._count("num_hidden_layers")
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the residual stream."""
+        return self._count("hidden_size")
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens in the vocabulary."""
+        return self._count("vocab_size")
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Longest sequence that the model is made for, in tokens."""
+        return self._count("max_position_embeddings")
+
+    def signature(self) -> Key:
+        """Returns the key of all that a graph can depend on in the model: one component a config key."""
+        components = [("model.dtype", self.dtype), *_config_components("model.config", self.config)]
+        return Key.of(components)
+
+    def _count(self, name: str) -> int:
+        nested = self.config.get(_NESTED)
+        value: Any = self.config.get(name)
+        if value is None and isinstance(nested, dict):
+            value = nested.get(name)
+        if type(value) is not int or value < 1:
+            problem = "is missing" if value is None else f"is {value!r}"
+            raise SpecError(f"model.config.{name}", problem, "a positive integer")
+        return value
+
+
+def _config_components(prefix: str, config: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]:
+    for name in sorted(config.keys() - CONFIG_KEYS_EXCLUDED.keys()):
+        value = config[name]
+        if name == _NESTED and isinstance(value, dict):
+            yield from _config_components(f"{prefix}.{name}", value)
+        else:
+            yield f"{prefix}.{name}", canonical_json(value).decode()

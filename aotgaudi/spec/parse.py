@@ -1,0 +1,99 @@
+"""Reading a spec: TOML with one file that it may name, the model's ``config.json``, which is embedded."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from aotgaudi.errors import SpecError
+from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.spec.mistakes import first_mistake
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def load_spec(path: Path) -> BuildSpec:
+    """Reads a spec file and the config file that it names.
+
+    Raises:
+        SpecError: one mistake, with the file, the dotted path of the key, and what would be right.
+    """
+    try:
+        return parse_spec(_read(path, "a spec in TOML"), path.parent)
+    except SpecError as error:
+        if error.where == str(path):
+            raise
+        raise SpecError(f"{path}: {error.where}", error.problem, error.remedy) from error
+
+
+def parse_spec(text: str, folder: Path) -> BuildSpec:
+    """Parses the text of a spec; a relative ``model.config`` is relative to `folder`. Raises SpecError."""
+    try:
+        tables = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise SpecError("TOML syntax", str(error)) from error
+    model = tables.get("model")
+    if isinstance(model, dict) and isinstance(model.get("config"), str):
+        tables["model"] = {**model, "config": _read_config(folder / model["config"])}
+    for where, value in _not_json(tables, ""):
+        raise SpecError(where, f"is {value}", "a string, finite number, boolean, list or table")
+    return spec_from_json(tables)
+
+
+def spec_from_json(value: dict[str, Any]) -> BuildSpec:
+    """Returns the spec that a JSON value stands for (see ``BuildSpec.to_json``). Raises SpecError.
+
+    The value is validated as JSON text, where a list may stand for a tuple under strict types.
+    """
+    try:
+        return BuildSpec.model_validate_json(json.dumps(value))
+    except ValidationError as error:
+        mistake = first_mistake(error, BuildSpec)
+        raise SpecError(mistake.where or "spec", mistake.problem, mistake.remedy) from error
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(_read(path, "the model's config.json"))
+    except (ValueError, RecursionError) as error:
+        raise SpecError("model.config", f"{path} is not JSON: {error}") from error
+    except SpecError as error:
+        raise SpecError("model.config", f"{error.where} {error.problem}", error.remedy) from error
+    if not isinstance(config, dict):
+        raise SpecError("model.config", f"{path} holds no JSON object", "a Hugging Face config.json")
+    return config
+
+
+def _read(path: Path, wanted: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SpecError(str(path), f"cannot be read: {error.strerror or error}", wanted) from error
+    except UnicodeDecodeError as error:
+        raise SpecError(
+            str(path), f"is not UTF-8 text: {error.reason} at byte {error.start}", wanted
+        ) from error
+
+
+def _not_json(value: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """Yields the place and value of everything that strict JSON cannot say: dates, times, nan, inf."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _not_json(item, f"{where}.{name}" if where else name)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _not_json(item, f"{where}.{index}")
+    elif isinstance(value, (datetime.date, datetime.time)) or (
+        isinstance(value, float) and not math.isfinite(value)
+    ):
+        yield where, value

@@ -1,0 +1,343 @@
+"""Whatever the engine does to share the device, every request gets the tokens that it would get alone.
+
+The runner here has a KV cache of (token, position) pairs. It answers with a hash of what a row's block
+table leads to, and of nothing else. So a wrong block table, slot, chunk start, position, noise, exchange or
+relocation gives other tokens. Freed blocks keep their contents, as on a device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.engine.admission import resolve_max_tokens
+from aotgaudi.engine.blocks import BlockPool
+from aotgaudi.engine.core import EngineCore
+from aotgaudi.engine.detokenizer import IncrementalDetokenizer
+from aotgaudi.engine.events import ErrorEvent, Event, TokenEvent
+from aotgaudi.engine.output import OutputStream
+from aotgaudi.engine.request import Request
+from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.engine.scheduler import Scheduler
+from aotgaudi.engine.steps import DecodeRow, DecodeStep, DefragStep, PromptRow, PromptStep, SamplingRow, Step
+from aotgaudi.errors import RequestError
+from aotgaudi.manifest.entries import DecodeEntry, PromptEntry
+from aotgaudi.spec.defrag import DefragSpec
+from aotgaudi.spec.limits import ServingLimits
+
+VOCAB_SIZE = 40
+EOS = 3
+
+
+def next_token(known: Sequence[tuple[int, int]], sampling: SamplingRow) -> int:
+    """The "model": a hash of all (token, position) pairs, and of the noise unless it is greedy."""
+    noise = sampling.noise if sampling.temperature > 0 else None
+    text = repr((list(known), sampling.temperature, sampling.top_p, sampling.top_k, noise))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % VOCAB_SIZE
+
+
+def alone(prompt: Sequence[int], params: SamplingParams, max_tokens: int, seed: int) -> tuple[int, ...]:
+    """What a request gets on a server without batches, blocks and chunks."""
+    draws, tokens = Random(seed), list(prompt)
+    ends = {*params.stop_token_ids, *(() if params.ignore_eos else (EOS,))}
+    for _ in range(max_tokens):
+        sampling = SamplingRow(params.temperature, params.top_p, params.top_k, draws.random())
+        tokens.append(next_token([(token, i) for i, token in enumerate(tokens)], sampling))
+        if tokens[-1] in ends:
+            break
+    return tuple(tokens[len(prompt) :])
+
+
+class CacheRunner:
+    """A device. It checks that every step fits its entry."""
+
+    def __init__(self, limits: ServingLimits) -> None:
+        self._limits = limits
+        self._cache: list[list[tuple[int, int]]] = [
+            [(-1, -1)] * limits.block_size for _ in range(limits.num_blocks + 1)
+        ]
+        self.kinds: list[str] = []
+
+    def run(self, step: Step) -> list[int | None]:
+        self.kinds.append(step.entry.kind)
+        if isinstance(step, PromptStep):
+            self._check_prompt(step)
+            return self._answer([(row.start, row.token_ids, row) for row in step.rows])
+        self._check_decode(step)
+        return self._answer([(row.position, (row.token_id,), row) for row in step.rows])
+
+    def exchange(self, step: DefragStep) -> None:
+        assert 0 < len(step.moves) <= step.entry.padded_swaps
+        named = [block for move in step.moves for block in move]
+        assert len(set(named)) == len(named)
+        assert 0 not in named
+        for a, b in step.moves:
+            self._cache[a], self._cache[b] = self._cache[b], self._cache[a]
+
+    def _answer(self, rows: Sequence[tuple[int, Sequence[int], PromptRow | DecodeRow]]) -> list[int | None]:
+        for start, token_ids, row in rows:
+            for position, token_id in enumerate(token_ids, start):
+                block, offset = self._slot(row, position)
+                self._cache[block][offset] = (token_id, position)
+        return [self._sample(row, start + len(token_ids)) for start, token_ids, row in rows]
+
+    def _sample(self, row: PromptRow | DecodeRow, length: int) -> int | None:
+        if row.sampling is None:
+            return None
+        slots = [self._slot(row, position) for position in range(length)]
+        return next_token([self._cache[block][offset] for block, offset in slots], row.sampling)
+
+    def _slot(self, row: PromptRow | DecodeRow, position: int) -> tuple[int, int]:
+        block = row.block_table[position // self._limits.block_size]
+        assert 1 <= block <= self._limits.num_blocks
+        return block, position % self._limits.block_size
+
+    def _check_prompt(self, step: PromptStep) -> None:
+        entry, size = step.entry, self._limits.block_size
+        assert 1 <= len(step.rows) <= min(entry.batch_size, self._limits.max_num_prefill_seqs)
+        assert sum(len(row.token_ids) for row in step.rows) <= self._limits.max_num_batched_tokens
+        for row in step.rows:
+            assert row.start % size == 0
+            assert row.start // size <= entry.num_ctx_blocks
+            assert 1 <= len(row.token_ids) <= entry.query_len
+            assert row.sampling is not None or len(row.token_ids) % size == 0
+            assert len(row.block_table) == -(-(row.start + len(row.token_ids)) // size)
+
+    def _check_decode(self, step: DecodeStep) -> None:
+        assert 1 <= len(step.rows) <= min(step.entry.batch_size, self._limits.max_num_seqs)
+        assert sum(len(row.block_table) for row in step.rows) <= step.entry.num_blocks
+        for row in step.rows:
+            assert len(row.block_table) == row.position // self._limits.block_size + 1
+
+
+@dataclass
+class Client:
+    """Who sent a request, and what came back."""
+
+    request: Request
+    expected: tuple[int, ...]
+    events: list[Event] = field(default_factory=list)
+    stream: OutputStream = field(init=False)
+
+    def __post_init__(self) -> None:
+        detokenizer = IncrementalDetokenizer(lambda ids: "".join(chr(ord("0") + i) for i in ids))
+        self.stream = OutputStream(self.request, detokenizer, self.events.append)
+
+    def check(self) -> None:
+        """Exactly one last event; and the expected tokens, or, when aborted, the first of them."""
+        events = [event for event in self.events if isinstance(event, TokenEvent)]
+        assert len(events) == len(self.events), [e for e in self.events if isinstance(e, ErrorEvent)]
+        assert [event.finish_reason is not None for event in events] == [False] * (len(events) - 1) + [True]
+        tokens = tuple(token for event in events for token in event.token_ids)
+        assert events[-1].usage is not None
+        assert events[-1].usage.num_output_tokens == len(tokens)
+        if events[-1].finish_reason == "abort":
+            assert tokens == self.expected[: len(tokens)]
+            return
+        assert tokens == self.expected
+        is_stop = events[-1].finish_reason == "stop"
+        shown = tokens[:-1] if is_stop else tokens
+        assert is_stop or len(tokens) == self.request.max_tokens
+        assert "".join(event.text for event in events) == "".join(chr(ord("0") + i) for i in shown)
+
+
+def make_client(
+    name: str, prompt: tuple[int, ...], params: SamplingParams, seed: int, limits: ServingLimits
+) -> Client:
+    max_tokens = resolve_max_tokens(len(prompt), params, limits)
+    request = Request(
+        request_id=name, prompt_token_ids=prompt, params=params, max_tokens=max_tokens, seed=seed
+    )
+    return Client(request, alone(prompt, params, max_tokens, seed))
+
+
+@st.composite
+def serving_limits(draw: st.DrawFn) -> ServingLimits:
+    block_size = draw(st.integers(1, 4))
+    max_num_seqs = draw(st.integers(1, 6))
+    return ServingLimits(
+        max_num_seqs=max_num_seqs,
+        max_num_prefill_seqs=draw(st.integers(1, max_num_seqs)),
+        max_num_batched_tokens=draw(st.integers(block_size, 20)),
+        max_model_len=draw(st.integers(2, 24)),
+        block_size=block_size,
+        num_blocks=draw(st.integers(2, 14)),
+    )
+
+
+@st.composite
+def closed_tables(draw: st.DrawFn, limits: ServingLimits) -> BucketTable:
+    """A table that covers every single row; what else it covers is left to chance."""
+    blocks = limits.max_blocks_per_seq
+    prompts = st.builds(PromptEntry, st.integers(1, 4), st.integers(1, 20), st.integers(0, blocks))
+    decodes = st.builds(DecodeEntry, st.integers(1, 6), st.just(1), st.integers(1, limits.num_blocks))
+    return BucketTable(
+        (PromptEntry(1, limits.block_size, blocks), *draw(st.lists(prompts, max_size=4))),
+        (DecodeEntry(1, 1, blocks), *draw(st.lists(decodes, max_size=4))),
+    )
+
+
+def sampling_params() -> st.SearchStrategy[SamplingParams]:
+    return st.builds(
+        SamplingParams,
+        temperature=st.sampled_from([0.0, 0.7]),
+        top_k=st.sampled_from([0, 5]),
+        max_tokens=st.one_of(st.none(), st.integers(1, 12)),
+        stop_token_ids=st.sampled_from([(), (7, 8)]),
+        ignore_eos=st.booleans(),
+    )
+
+
+prompts = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=20).map(tuple)
+defrag_specs = st.builds(
+    DefragSpec, threshold=st.integers(1, 3), padded_swaps=st.sampled_from([(1,), (2, 4)])
+)
+
+
+class SharedEngine(RuleBasedStateMachine):
+    """Clients come and go while the engine steps."""
+
+    @initialize(data=st.data(), limits=serving_limits(), defrag=defrag_specs)
+    def start(self, data: st.DataObject, limits: ServingLimits, defrag: DefragSpec) -> None:
+        self.limits = limits
+        self.runner = CacheRunner(limits)
+        table = data.draw(closed_tables(limits))
+        scheduler = Scheduler(limits, table, BlockPool(limits.num_blocks), eos_token_ids=(EOS,))
+        self.core = EngineCore(scheduler, self.runner, defrag=defrag)
+        self.clients: list[Client] = []
+
+    @rule(prompt=prompts, params=sampling_params(), seed=st.integers(0, 5))
+    def arrive(self, prompt: tuple[int, ...], params: SamplingParams, seed: int) -> None:
+        asked = len(prompt) + (params.max_tokens or 1)
+        fits_cache = asked - 1 <= self.limits.num_blocks * self.limits.block_size
+        try:
+            client = make_client(f"r{len(self.clients)}", prompt, params, seed, self.limits)
+        except RequestError:
+            assert asked > self.limits.max_model_len or not fits_cache
+            return
+        assert asked <= self.limits.max_model_len
+        assert fits_cache
+        self.clients.append(client)
+        self.core.add(client.stream)
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        self.core.abort(data.draw(st.sampled_from(self.clients)).stream)
+
+    @rule(count=st.integers(1, 6))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.core.step()
+            self.core.scheduler.check_integrity()
+
+    @invariant()
+    def seats_are_respected(self) -> None:
+        assert self.core.scheduler.num_running <= self.limits.max_num_seqs
+
+    def teardown(self) -> None:
+        if not hasattr(self, "core"):
+            return
+        bound = 50 * (1 + sum(c.request.num_prompt_tokens + c.request.max_tokens for c in self.clients))
+        for _ in range(bound):
+            if not self.core.step():
+                break
+        assert not self.core.has_work, f"somebody starves: {bound} steps were not enough"
+        for client in self.clients:
+            client.check()
+        assert self.core.scheduler.pool.num_free == self.limits.num_blocks
+        assert len(self.core.take_ended()) == len(self.clients)
+
+
+SharedEngine.TestCase.settings = settings(deadline=None, stateful_step_count=25)
+TestSharedEngine = SharedEngine.TestCase
+
+
+@settings(deadline=None)
+@given(
+    limits=serving_limits(),
+    data=st.data(),
+    asked=st.lists(st.tuples(prompts, sampling_params()), min_size=2, max_size=6),
+)
+def test_together_gives_what_one_at_a_time_gives(
+    limits: ServingLimits, data: st.DataObject, asked: list[tuple[tuple[int, ...], SamplingParams]]
+) -> None:
+    """The same engine code on both sides: all at once in little memory, or each alone in plenty."""
+    table = data.draw(closed_tables(limits))
+    plenty = limits.model_copy(update={"num_blocks": 64, "max_num_seqs": 1})
+
+    together = _serve(asked, limits, table, at_once=True)
+
+    assert together == _serve(asked, plenty, table, at_once=False, admitted_by=limits)
+
+
+def _serve(
+    asked: list[tuple[tuple[int, ...], SamplingParams]],
+    limits: ServingLimits,
+    table: BucketTable,
+    *,
+    at_once: bool,
+    admitted_by: ServingLimits | None = None,
+) -> dict[str, tuple[int, ...]]:
+    scheduler = Scheduler(limits, table, BlockPool(limits.num_blocks), eos_token_ids=(EOS,))
+    core = EngineCore(scheduler, CacheRunner(limits))
+    clients: list[Client] = []
+    for index, (prompt, params) in enumerate(asked):
+        try:
+            clients.append(make_client(f"r{index}", prompt, params, index, admitted_by or limits))
+        except RequestError:
+            continue
+        core.add(clients[-1].stream)
+        while not at_once and core.step():
+            pass
+    while core.step():
+        pass
+    return {client.request.request_id: client.request.output_token_ids for client in clients}
+
+
+def test_the_machine_reaches_preemption_defragmentation_and_chunks() -> None:
+    """A fixed crowd in which all that could go wrong happens: else the properties above would be empty."""
+    limits = ServingLimits(
+        max_num_seqs=4,
+        max_num_prefill_seqs=2,
+        max_num_batched_tokens=6,
+        max_model_len=24,
+        block_size=2,
+        num_blocks=14,
+    )
+    table = BucketTable((PromptEntry(2, 6, 12),), (DecodeEntry(3, 1, 14),))
+    scheduler = Scheduler(limits, table, BlockPool(14), eos_token_ids=(EOS,))
+    core = EngineCore(scheduler, CacheRunner(limits), defrag=DefragSpec(threshold=1, padded_swaps=(1, 2)))
+    lengths = [(3, 3), (9, 14), (10, 2), (4, 12), (1, 9), (7, 16)]
+    clients = [
+        make_client(
+            f"r{i}",
+            tuple((i * 7 + j) % VOCAB_SIZE for j in range(num_prompt)),
+            SamplingParams(temperature=0.5, max_tokens=num_output, ignore_eos=True),
+            i,
+            limits,
+        )
+        for i, (num_prompt, num_output) in enumerate(lengths)
+    ]
+    for client in clients:
+        core.add(client.stream)
+
+    while core.step():
+        scheduler.check_integrity()
+
+    stats = core.stats()
+    for client in clients:
+        client.check()
+    assert stats.num_preemptions > 0
+    assert stats.num_defrag_swaps > 0
+    assert stats.num_prefill_tokens > sum(num_prompt for num_prompt, _ in lengths)
+    assert stats.num_output_tokens == sum(num_output for _, num_output in lengths)
+    assert stats.num_finished == {"length": len(lengths)}
+    assert (stats.num_running, stats.num_waiting, stats.num_blocks_used) == (0, 0, 0)

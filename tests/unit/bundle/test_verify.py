@@ -1,0 +1,324 @@
+"""Verifying: every damage is found before anything is loaded, and is told in terms of entries."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aotgaudi.bundle.format import INDEX_NAME, dump_index, load_index
+from aotgaudi.bundle.receipt import dumps as dump_receipt
+from aotgaudi.bundle.verify import CorruptObject, MissingEntry, open_bundle
+from aotgaudi.digest import Digest
+from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, StoreError
+
+if TYPE_CHECKING:
+    from tests.unit.bundle.conftest import Sealed
+
+OBJECTS = ("shared.so", "layer.so", "constants", "model", "swap")
+PROMPT, DECODE, DEFRAG = "(prompt, 1, 128, 0)", "(decode, 4, 1, 16)", "(defrag, 8)"
+USERS = {
+    "shared.so": (PROMPT, DECODE, DEFRAG),
+    "layer.so": (PROMPT, DECODE),
+    "constants": (PROMPT, DECODE),
+    "model": (PROMPT, DECODE),
+    "swap": (DEFRAG,),
+}
+
+
+def reseal(sealed: Sealed, **changes: object) -> None:
+    """Edits the index as one would who wants the bundle to look sealed."""
+    path = sealed.path / INDEX_NAME
+    index = load_index(path.read_bytes()).model_copy(update=changes)
+    path.write_bytes(dump_index(index))
+
+
+def test_a_whole_bundle(sealed: Sealed) -> None:
+    bundle, report = sealed.open(), sealed.report()
+
+    assert bundle.manifest_bytes == sealed.manifest_bytes
+    assert bundle.index_bytes == (sealed.path / INDEX_NAME).read_bytes()
+    assert bundle.receipt.programs == sealed.receipt.programs
+    assert (report.num_entries, report.num_objects) == (3, 5)
+    assert (report.missing, report.corrupt, report.extra) == ((), (), ())
+    assert report.is_intact
+    report.raise_if_bad(sealed.path)
+
+
+def test_programs_and_objects_are_reached_by_digest(sealed: Sealed) -> None:
+    bundle = sealed.open()
+    digest = sealed.digests["layer.so"]
+
+    assert bundle.program(sealed.entries[0].id).unit_keys() == (sealed.shared, sealed.layer)
+    assert bundle.object_path(digest) == bundle.object_path(str(digest)) == sealed.object("layer.so")
+    assert bundle.read_object(str(digest)) == b"layer.so" * 9
+    with pytest.raises(NotWarmError, match=f"entry {'0' * 32} has no program"):
+        bundle.program("0" * 32)
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_any_flipped_bit_is_found(sealed: Sealed, name: str) -> None:
+    path = sealed.object(name)
+    data = path.read_bytes()
+    digest = sealed.digests[name]
+    positions = random.Random(name).sample(range(len(data) * 8), min(100, len(data) * 8))
+
+    for position in positions:
+        flipped = bytearray(data)
+        flipped[position // 8] ^= 1 << position % 8
+        path.write_bytes(flipped)
+        (bad,) = sealed.report().corrupt
+        assert bad.entries == USERS[name]
+        assert bad.reason.endswith(f"should be {digest.sha256[:12]}...")
+
+    path.write_bytes(data)
+    assert sealed.report().is_intact
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+@pytest.mark.parametrize("size", [0, 1, "half", "-1", "+1"])
+def test_any_other_size_is_found(sealed: Sealed, name: str, size: object) -> None:
+    path = sealed.object(name)
+    data = path.read_bytes()
+    bad = {0: b"", 1: data[:1], "half": data[: len(data) // 2], "-1": data[:-1], "+1": data + b"\0"}[size]  # type: ignore[index]
+    path.write_bytes(bad)
+
+    report = sealed.report()
+
+    relative = str(path.relative_to(sealed.path))
+    reason = f"has {len(bad)} bytes, should have {len(data)}"
+    assert report.corrupt == (CorruptObject(relative, reason, USERS[name]),)
+    assert report.missing == ()
+
+
+def _symlink(path: Path) -> None:
+    target = path.parents[3] / "elsewhere"
+    path.rename(target)
+    path.symlink_to(target)
+
+
+def _fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+@pytest.mark.parametrize("replace", [_symlink, _fifo, _directory])
+def test_only_regular_files_are_read(sealed: Sealed, name: str, replace: object) -> None:
+    """A link to the very bytes is refused as well; a FIFO does not block."""
+    replace(sealed.object(name))  # type: ignore[operator]
+
+    (bad,) = sealed.report().corrupt
+
+    assert bad.reason.startswith("not a regular file")
+    assert bad.entries == USERS[name]
+
+
+def test_two_swapped_objects_are_both_found(sealed: Sealed) -> None:
+    first, second = sealed.object("layer.so"), sealed.object("constants")
+    one, two = first.read_bytes(), second.read_bytes()
+    first.write_bytes(two)
+    second.write_bytes(one)
+
+    assert len(sealed.report().corrupt) == 2
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_a_removed_object_makes_its_entries_missing(sealed: Sealed, name: str) -> None:
+    path = sealed.object(name)
+    path.unlink()
+
+    report = sealed.report()
+
+    reason = f"{path.relative_to(sealed.path)}: no such file"
+    assert report.missing == tuple(MissingEntry(label, reason) for label in USERS[name])
+    assert report.corrupt == ()
+    with pytest.raises(NotWarmError):
+        report.raise_if_bad(sealed.path)
+
+
+def test_an_entry_without_a_program_is_missing(sealed: Sealed) -> None:
+    programs = dict(sealed.receipt.programs)
+    del programs[sealed.entries[1].id]
+    sealed.pack(receipt=sealed.receipt.model_copy(update={"programs": programs}))
+
+    report = sealed.report()
+
+    assert report.missing == (MissingEntry(DECODE, "no program in the receipt"),)
+
+
+def test_a_program_whose_unit_is_not_in_the_receipt_is_missing(sealed: Sealed) -> None:
+    units = {sealed.shared: sealed.receipt.units[sealed.shared]}
+    receipt = dump_receipt(sealed.receipt.model_copy(update={"units": units}))
+    (sealed.path / "receipt.json").write_bytes(receipt)
+    reseal(sealed, receipt=str(Digest.of(receipt)))
+
+    rows = sealed.report().missing
+
+    assert [row.entry for row in rows] == [PROMPT, DECODE]
+    assert all(f"unit {sealed.layer[:12]}" in row.reason for row in rows)
+
+
+def test_intact_bytes_that_are_no_program_are_corrupt(sealed: Sealed) -> None:
+    digest = sealed.digests["layer.so"]
+    programs = {**sealed.receipt.programs, sealed.entries[2].id: str(digest)}
+    receipt = dump_receipt(sealed.receipt.model_copy(update={"programs": programs}))
+    (sealed.path / "receipt.json").write_bytes(receipt)
+    reseal(sealed, receipt=str(Digest.of(receipt)))
+
+    (bad,) = sealed.report().corrupt
+
+    assert f"program {digest}" in bad.reason
+    assert DEFRAG in bad.entries
+
+
+def test_an_object_that_no_entry_needs_must_be_there_too(sealed: Sealed) -> None:
+    spare = Digest.of(b"spare")
+    objects = tuple(sorted((*sealed.open().index.objects, str(spare))))
+    reseal(sealed, objects=objects)
+
+    (row,) = sealed.report().missing
+
+    assert row.entry == "-"
+    assert spare.sha256 in row.reason
+
+
+def _stray_file(objects: Path) -> Path:
+    path = objects / "sha256" / "stray"
+    path.write_bytes(b"")
+    return path
+
+
+def _stray_link(objects: Path) -> Path:
+    path = objects / "linked"
+    path.symlink_to(objects / "sha256", target_is_directory=True)
+    return path
+
+
+def _stray_fifo(objects: Path) -> Path:
+    path = objects / "fifo"
+    os.mkfifo(path)
+    return path
+
+
+@pytest.mark.parametrize("add", [_stray_file, _stray_link, _stray_fifo])
+def test_what_the_index_does_not_list_is_refused(sealed: Sealed, add: object) -> None:
+    path = add(sealed.path / "objects")  # type: ignore[operator]
+
+    report = sealed.report()
+
+    assert report.extra == (str(path.relative_to(sealed.path)),)
+    with pytest.raises(CorruptError, match="not in the index"):
+        report.raise_if_bad(sealed.path)
+
+
+def test_a_linked_objects_directory_is_refused(sealed: Sealed) -> None:
+    objects = sealed.path / "objects"
+    objects.rename(sealed.path / "real")
+    objects.symlink_to(sealed.path / "real", target_is_directory=True)
+
+    assert "objects" in sealed.report().extra
+
+
+def test_a_signature_beside_the_index_is_welcome(sealed: Sealed) -> None:
+    (sealed.path / "signature.dsse.json").write_bytes(b"{}")
+
+    assert sealed.report().is_intact
+
+
+def test_the_message_is_a_table_that_names_entries_and_the_mending_command(sealed: Sealed) -> None:
+    sealed.object("shared.so").write_bytes(b"")
+    sealed.object("constants").unlink()
+
+    with pytest.raises(CorruptError) as caught:
+        sealed.report().raise_if_bad(sealed.path)
+
+    head, columns, corrupt, *missing, mend = str(caught.value).splitlines()
+    assert head == f"bundle {sealed.path} cannot be served: 1 corrupt, 2 missing, 0 extra (3 entries)"
+    assert columns.split() == ["entry", "state", "reason"]
+    assert corrupt.startswith(f"{PROMPT} and 2 more  corrupt  objects/sha256/")
+    assert corrupt.endswith("has 0 bytes, should have 81")
+    assert [row.split("  ")[0] for row in missing] == [PROMPT, DECODE]
+    assert mend.endswith(f"aotgaudi build cache MANIFEST && aotgaudi build bundle MANIFEST -o {sealed.path}")
+
+
+def test_a_long_table_is_cut(sealed: Sealed) -> None:
+    for number in range(30):
+        (sealed.path / "objects" / f"{number}").write_bytes(b"")
+
+    with pytest.raises(CorruptError) as caught:
+        sealed.report().raise_if_bad(sealed.path)
+
+    assert len(str(caught.value).splitlines()) == 1 + 1 + 10 + 1 + 1
+    assert "... and 20 more" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "receipt.json"])
+@pytest.mark.parametrize("damage", ["edit", "truncate", "remove", "link", "fifo"])
+def test_opening_refuses_documents_that_are_not_those_named(sealed: Sealed, name: str, damage: str) -> None:
+    path = sealed.path / name
+    data = path.read_bytes()
+    path.unlink()
+    if damage == "edit":
+        path.write_bytes(data.replace(b"a", b"b", 1))
+    elif damage == "truncate":
+        path.write_bytes(data[:-1])
+    elif damage == "link":
+        (sealed.path / "copy").write_bytes(data)
+        path.symlink_to(sealed.path / "copy")
+    elif damage == "fifo":
+        os.mkfifo(path)
+
+    with pytest.raises(CorruptError, match=f"{name}: "):
+        sealed.open()
+
+
+def test_opening_refuses_a_receipt_for_another_manifest(sealed: Sealed) -> None:
+    reseal(sealed, manifest_id="other")
+
+    with pytest.raises(CorruptError, match="the index is of other"):
+        sealed.open()
+
+
+def test_opening_bounds_what_it_reads(sealed: Sealed) -> None:
+    reseal(sealed, manifest=f"sha256:{'0' * 64}:{1 << 40}")
+
+    with pytest.raises(ManifestError, match="would have 1099511627776 bytes"):
+        sealed.open()
+
+
+@pytest.mark.parametrize("cut", [0, 1, 100])
+def test_opening_refuses_a_malformed_index(sealed: Sealed, cut: int) -> None:
+    path = sealed.path / INDEX_NAME
+    path.write_bytes(path.read_bytes()[:cut])
+
+    with pytest.raises(ManifestError, match="bundle index"):
+        sealed.open()
+
+
+def test_opening_what_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+
+    for path in (tmp_path, tmp_path / "none", tmp_path / "file"):
+        with pytest.raises(StoreError, match=f"no bundle at {path}"):
+            open_bundle(path)
+
+
+def test_the_bundle_package_imports_no_torch_numpy_or_sqlite() -> None:
+    code = (
+        "import sys, aotgaudi.bundle.pack, aotgaudi.bundle.verify;"
+        "print([m for m in ('torch', 'numpy', 'sqlite3', 'diskcache') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from aotgaudi import __version__, errors
+from aotgaudi.cli.commands import BUILD_COMMANDS, COMMANDS
+from aotgaudi.cli.lazy import LazyCommand
+from aotgaudi.cli.main import RootGroup, cli
+
+
+def root_that(action: BaseException | int | None) -> RootGroup:
+    """Returns a root group whose command `act` raises, exits with, or returns `action`."""
+
+    @click.command()
+    @click.pass_context
+    def act(context: click.Context) -> None:
+        if isinstance(action, BaseException):
+            raise action
+        if action is not None:
+            context.exit(action)
+
+    root = RootGroup("root", lazy={"act": LazyCommand("nowhere:act", "")})
+    root.get_command = lambda ctx, cmd_name: act  # type: ignore[method-assign]
+    return root
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.SpecError("limits.x", "is 1", "2"), 2),
+        (errors.NotWarmError("m"), 3),
+        (errors.CorruptError("m"), 4),
+        (errors.TargetError("m"), 5),
+        (errors.CompileError("m"), 6),
+        (errors.CoverageError("m"), 7),
+    ],
+)
+def test_an_error_of_ours_is_one_line_and_its_exit_code(error: errors.AotGaudiError, code: int) -> None:
+    result = CliRunner().invoke(root_that(error), ["act"])
+
+    assert (result.exit_code, result.stdout, result.stderr) == (code, "", f"error: {error}\n")
+
+
+def test_an_error_over_several_lines_is_put_into_one() -> None:
+    result = CliRunner().invoke(root_that(errors.CompileError("a\nb")), ["act"])
+
+    assert result.stderr == "error: a b\n"
+
+
+def test_interrupt_exits_130() -> None:
+    result = CliRunner().invoke(root_that(KeyboardInterrupt()), ["act"])
+
+    assert result.exit_code == 130
+    assert "Traceback" not in result.output
+
+
+def test_exit_codes_of_commands_are_kept() -> None:
+    assert CliRunner().invoke(root_that(3), ["act"]).exit_code == 3
+    assert CliRunner().invoke(root_that(None), ["act"]).exit_code == 0
+
+
+def test_an_error_that_is_not_ours_is_not_hidden() -> None:
+    assert isinstance(
+        CliRunner().invoke(root_that(ZeroDivisionError()), ["act"]).exception, ZeroDivisionError
+    )
+
+
+def test_version() -> None:
+    assert __version__ in CliRunner().invoke(cli, ["--version"]).output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["biuld"], "No such command 'biuld'. Did you mean 'build'?"),
+        (["zzz"], "No such command 'zzz'. There are: build,"),
+        (["build", "manfest", "x.toml"], "No such command 'manfest'. Did you mean 'manifest'?"),
+        (["--nothing"], "No such option"),
+        (["build", "manifest"], "Missing argument 'SPEC'"),
+    ],
+)
+def test_bad_usage_exits_2_and_names_the_nearest(arguments: list[str], expected: str) -> None:
+    result = CliRunner().invoke(cli, arguments)
+
+    assert result.exit_code == 2
+    assert expected in result.output
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["build", "--help"], ["build", "-h"]])
+def test_help_lists_the_commands_and_imports_none(arguments: list[str]) -> None:
+    code = (
+        "import sys\nfrom aotgaudi.cli.main import cli\n"
+        f"try: cli.main({arguments!r}, prog_name='aotgaudi')\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'numpy', 'pydantic', 'rich', 'fastapi', 'aotgaudi.cli.build_manifest'}\n"
+        "sys.exit(' '.join(heavy & sys.modules.keys()))"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert process.stderr.strip() == ""
+    assert "build" in process.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "passed"),
+    [
+        (["spec.toml"], ["spec.toml"]),
+        (["-j", "4", "spec.toml"], ["-j", "4", "spec.toml"]),
+        (["all", "spec.toml"], ["spec.toml"]),
+        (["./manifest", "x"], ["./manifest", "x"]),
+    ],
+)
+def test_build_without_a_command_is_build_all(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], passed: list[str]
+) -> None:
+    seen: list[str] = []
+
+    @click.command(context_settings={"ignore_unknown_options": True})
+    @click.argument("rest", nargs=-1)
+    def build_all(rest: tuple[str, ...]) -> None:
+        seen.extend(rest)
+
+    def load(command: LazyCommand) -> click.Command:
+        return build_all if command.target.endswith(":build_all") else real_load(command)
+
+    real_load = LazyCommand.load
+    monkeypatch.setattr(LazyCommand, "load", load)
+    result = CliRunner().invoke(cli, ["build", *arguments])
+
+    assert (result.exit_code, seen) == (0, passed)
+
+
+@pytest.mark.parametrize("command", [*COMMANDS.values(), *BUILD_COMMANDS.values()])
+def test_every_registered_command_has_a_module(command: LazyCommand) -> None:
+    assert importlib.util.find_spec(command.target.partition(":")[0]) is not None

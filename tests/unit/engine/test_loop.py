@@ -1,0 +1,302 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from queue import Queue
+from random import Random
+
+import pytest
+
+from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.engine.detokenizer import IncrementalDetokenizer
+from aotgaudi.engine.events import ErrorEvent, Event, TokenEvent
+from aotgaudi.engine.loop import Engine
+from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.engine.steps import DefragStep, Step
+from aotgaudi.errors import RequestError
+from aotgaudi.manifest.entries import DecodeEntry, PromptEntry
+from aotgaudi.spec.limits import ServingLimits
+
+TIMEOUT_SECONDS = 10.0
+LIMITS = ServingLimits(
+    max_num_seqs=2, max_num_batched_tokens=16, max_model_len=32, block_size=4, num_blocks=16
+)
+TABLE = BucketTable((PromptEntry(1, 16, 8),), (DecodeEntry(2, 1, 16),))
+GREEDY = SamplingParams(temperature=0, max_tokens=3)
+
+
+class GatedRunner:
+    """Answers with "a"; while `gate` is shut it stays inside the step, and `is_inside` says so."""
+
+    def __init__(self) -> None:
+        self.gate, self.is_inside = threading.Event(), threading.Event()
+        self.gate.set()
+        self.noises: list[float] = []
+        self.thread_names: set[str] = set()
+
+    def run(self, step: Step) -> Sequence[int | None]:
+        self.is_inside.set()
+        assert self.gate.wait(TIMEOUT_SECONDS)
+        self.thread_names.add(threading.current_thread().name)
+        self.noises += [row.sampling.noise for row in step.rows if row.sampling is not None]
+        return [None if row.sampling is None else ord("a") for row in step.rows]
+
+    def exchange(self, step: DefragStep) -> None:
+        raise NotImplementedError
+
+
+class Owner:
+    """Receives a request's events on the engine's thread."""
+
+    def __init__(self) -> None:
+        self._events: Queue[Event] = Queue()
+
+    def on_event(self, event: Event) -> None:
+        self._events.put(event)
+
+    def __iter__(self) -> Iterator[Event]:
+        while True:
+            event = self._events.get(timeout=TIMEOUT_SECONDS)
+            yield event
+            if isinstance(event, ErrorEvent) or event.finish_reason is not None:
+                assert self._events.empty()
+                return
+
+    def result(self) -> tuple[str, str]:
+        """Returns the text and why it ended."""
+        events = list(self)
+        last = events[-1]
+        text = "".join(event.text for event in events if isinstance(event, TokenEvent))
+        return text, "error" if isinstance(last, ErrorEvent) else str(last.finish_reason)
+
+
+def _new_detokenizer(prompt_token_ids: Sequence[int]) -> IncrementalDetokenizer:
+    return IncrementalDetokenizer(lambda ids: "".join(map(chr, ids)), prompt_token_ids)
+
+
+@pytest.fixture
+def runner() -> GatedRunner:
+    return GatedRunner()
+
+
+@pytest.fixture
+def make_engine(runner: GatedRunner) -> Iterator[Callable[..., Engine]]:
+    engines: list[Engine] = []
+
+    def make(table: BucketTable = TABLE, **options: object) -> Engine:
+        options.setdefault("new_detokenizer", _new_detokenizer)
+        engines.append(Engine(LIMITS, table, runner, vocab_size=256, **options))  # type: ignore[arg-type]
+        engines[-1].start()
+        return engines[-1]
+
+    yield make
+    runner.gate.set()
+    for engine in engines:
+        assert engine.shutdown(TIMEOUT_SECONDS)
+
+
+@pytest.fixture
+def engine(make_engine: Callable[..., Engine]) -> Engine:
+    return make_engine()
+
+
+def _add(engine: Engine, request_id: str = "r", params: SamplingParams = GREEDY) -> Owner:
+    owner = Owner()
+    engine.add([1, 2, 3], params, request_id=request_id, on_event=owner.on_event)
+    return owner
+
+
+def test_many_threads_are_served_by_one(engine: Engine, runner: GatedRunner) -> None:
+    results: Queue[tuple[str, str]] = Queue()
+
+    def ask(index: int) -> None:
+        for round_ in range(5):
+            results.put(_add(engine, f"{index}-{round_}").result())
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_SECONDS)
+
+    assert [results.get_nowait() for _ in range(40)] == [("aaa", "length")] * 40
+    assert runner.thread_names == {"aotgaudi-engine"}
+
+
+def test_refusals_come_at_once_and_name_the_fault(engine: Engine) -> None:
+    for prompt, params in [([], GREEDY), ([256], GREEDY), ([1] * 32, GREEDY)]:
+        with pytest.raises(RequestError) as refusal:
+            engine.add(prompt, params, request_id="r", on_event=lambda event: None)
+        assert (refusal.value.param, refusal.value.http_status) == ("prompt", 400)
+
+
+def test_an_id_is_refused_while_it_is_in_use(engine: Engine, runner: GatedRunner) -> None:
+    runner.gate.clear()
+    owner = _add(engine)
+
+    with pytest.raises(RequestError, match="'r' is in use"):
+        _add(engine)
+
+    runner.gate.set()
+    assert owner.result() == ("aaa", "length")
+
+
+def test_an_abort_ends_the_request_after_the_step_that_runs(engine: Engine, runner: GatedRunner) -> None:
+    runner.gate.clear()
+    owner = Owner()
+    params = SamplingParams(max_tokens=20)
+    handle = engine.add([1, 2, 3], params, request_id="r", on_event=owner.on_event)
+    assert runner.is_inside.wait(TIMEOUT_SECONDS)
+
+    handle.abort()
+    handle.abort()
+    engine.abort("nobody")
+    runner.gate.set()
+
+    assert owner.result() == ("a", "abort")
+    assert engine.drain(TIMEOUT_SECONDS)
+    assert engine.stats().num_blocks_used == 0
+    assert engine.stats().num_finished == {"abort": 1}
+
+
+def test_a_request_that_is_aborted_before_it_is_seen_gets_its_last_event(
+    engine: Engine, runner: GatedRunner
+) -> None:
+    runner.gate.clear()
+    first = _add(engine, "first")
+    assert runner.is_inside.wait(TIMEOUT_SECONDS)
+    second = _add(engine, "second")
+    assert engine.stats().num_waiting == 1
+
+    engine.abort("second")
+    runner.gate.set()
+
+    assert second.result() == ("", "abort")
+    assert first.result() == ("aaa", "length")
+
+
+def test_a_handle_does_not_abort_a_later_request_of_the_same_id(engine: Engine, runner: GatedRunner) -> None:
+    owner = Owner()
+    handle = engine.add([1], GREEDY, request_id="r", on_event=owner.on_event)
+    owner.result()
+    _until(lambda: engine.stats().num_finished == {"length": 1}, engine)
+    runner.gate.clear()
+    again = _add(engine)
+
+    handle.abort()
+    runner.gate.set()
+
+    assert again.result() == ("aaa", "length")
+
+
+def _until(condition: Callable[[], bool], engine: Engine) -> None:
+    """Waits, on the engine's own condition, for what it publishes after a step."""
+    with engine._wake:
+        assert engine._wake.wait_for(condition, TIMEOUT_SECONDS)
+
+
+def test_drain_refuses_new_requests_and_waits_for_the_others(engine: Engine, runner: GatedRunner) -> None:
+    runner.gate.clear()
+    owner = _add(engine)
+
+    assert not engine.drain(0)
+    with pytest.raises(RequestError, match="shutting down") as refusal:
+        _add(engine, "late")
+    assert refusal.value.http_status == 503
+    runner.gate.set()
+
+    assert engine.drain(TIMEOUT_SECONDS)
+    assert owner.result() == ("aaa", "length")
+
+
+def test_shutdown_aborts_what_is_left(engine: Engine, runner: GatedRunner) -> None:
+    runner.gate.clear()
+    running = _add(engine, "running", SamplingParams(max_tokens=20))
+    assert runner.is_inside.wait(TIMEOUT_SECONDS)
+    unseen = _add(engine, "unseen")
+    assert not engine.shutdown(0)
+
+    runner.gate.set()
+
+    assert engine.shutdown(TIMEOUT_SECONDS)
+    assert engine.shutdown(TIMEOUT_SECONDS)
+    assert running.result() == ("a", "abort")
+    assert unseen.result() == ("", "abort")
+    assert engine.stats().num_blocks_used == 0
+    with pytest.raises(RequestError):
+        _add(engine, "late")
+
+
+def test_an_engine_that_was_never_started_can_be_shut_down(runner: GatedRunner) -> None:
+    engine = Engine(LIMITS, TABLE, runner, new_detokenizer=_new_detokenizer)
+    owner = _add(engine)
+
+    assert engine.shutdown()
+
+    assert owner.result() == ("", "abort")
+
+
+def test_an_engine_is_started_once(engine: Engine) -> None:
+    with pytest.raises(RuntimeError):
+        engine.start()
+
+
+def test_a_bug_of_the_engine_is_told_to_everybody(
+    make_engine: Callable[..., Engine], runner: GatedRunner
+) -> None:
+    class BrokenTable(BucketTable):
+        def find_decode(self, batch_size: int, num_blocks: int) -> DecodeEntry | None:
+            raise ZeroDivisionError("a bug")
+
+    engine = make_engine(BrokenTable(TABLE.prompt, TABLE.decode))
+    runner.gate.clear()
+    owner, unseen = _add(engine), _add(engine, "unseen")
+    runner.gate.set()
+
+    assert [owner.result(), unseen.result()] == [("a", "error"), ("", "error")]
+    assert engine.drain(TIMEOUT_SECONDS)
+    assert isinstance(engine.failure, ZeroDivisionError)
+    with pytest.raises(RequestError, match="has died") as refusal:
+        _add(engine, "late")
+    assert refusal.value.http_status == 503
+
+
+def test_seeds_make_results_repeatable(make_engine: Callable[..., Engine], runner: GatedRunner) -> None:
+    params = SamplingParams(seed=5, max_tokens=3)
+    engine = make_engine()
+
+    _add(engine, "one", params).result()
+    _add(engine, "two", params).result()
+
+    draws = Random(5)
+    assert runner.noises == [draws.random() for _ in range(3)] * 2
+
+
+def test_requests_without_a_seed_differ_and_follow_the_source_that_was_given(
+    make_engine: Callable[..., Engine], runner: GatedRunner
+) -> None:
+    engine = make_engine(seeds=Random(1))
+
+    _add(engine, "one").result()
+    _add(engine, "two").result()
+
+    seeds = Random(1)
+    first, second = Random(seeds.getrandbits(64)), Random(seeds.getrandbits(64))
+    assert runner.noises == [draws.random() for draws in [first] * 3 + [second] * 3]
+
+
+def test_an_idle_engine_does_not_spin(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[bool] = []
+    step = engine._core.step
+
+    def counted_step() -> bool:
+        calls.append(True)
+        return step()
+
+    monkeypatch.setattr(engine._core, "step", counted_step)
+
+    for request_id in "abcdef":
+        _add(engine, request_id).result()
+        _until(lambda: not engine._streams, engine)
+
+    assert len(calls) == 6 * 3

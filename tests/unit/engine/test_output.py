@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from aotgaudi.engine.detokenizer import REPLACEMENT, IncrementalDetokenizer
+from aotgaudi.engine.events import TokenEvent, Usage
+from aotgaudi.engine.output import OutputStream
+from aotgaudi.engine.request import FinishReason, Request
+from aotgaudi.engine.sampling_params import SamplingParams
+
+
+def _play(output: bytes, reason: FinishReason, *stops: str) -> list[TokenEvent]:
+    """Returns the events of a request whose tokens are these bytes and whose last token ends it."""
+    request = Request(
+        request_id="r",
+        prompt_token_ids=tuple(b"p"),
+        params=SamplingParams(stop=stops),
+        max_tokens=100,
+        seed=0,
+    )
+    detokenizer = IncrementalDetokenizer(lambda ids: bytes(ids).decode(errors="replace"))
+    stream = OutputStream(request, detokenizer, lambda event: None)
+    request.admit([1])
+    events: list[TokenEvent] = []
+    for index, byte in enumerate(output):
+        request.append_token(byte)
+        if index == len(output) - 1:
+            request.finish(reason)
+        events.append(stream.token_event())
+    return events
+
+
+@pytest.mark.parametrize(
+    ("output", "reason", "stops", "text"),
+    [
+        ("a€".encode(), "length", (), "a€"),
+        ("a€".encode()[:-1], "length", (), f"a{REPLACEMENT}"),
+        ("a€".encode()[:-1] + b"$", "stop", (), f"a{REPLACEMENT}"),
+        (b"ab$", "stop", ("bc",), "ab"),
+        (b"ab", "length", ("bc",), "ab"),
+        (b"abc", "length", ("bc",), "a"),
+        ("ab€".encode(), "length", ("b€",), "a"),
+    ],
+)
+def test_the_text_of_an_output(
+    output: bytes, reason: FinishReason, stops: tuple[str, ...], text: str
+) -> None:
+    events = _play(output, reason, *stops)
+
+    assert "".join(event.text for event in events) == text
+    assert bytes(token for event in events for token in event.token_ids) == output
+    assert [event.usage for event in events] == [None] * (len(output) - 1) + [Usage(1, len(output))]
+
+
+def test_a_stop_string_outranks_the_length() -> None:
+    assert _play(b"abc", "length", "bc")[-1].finish_reason == "stop"

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from aotgaudi.engine.sampling_params import MAX_STOP_STRINGS, SamplingParams
+from aotgaudi.errors import RequestError
+
+
+def test_defaults_filter_nothing() -> None:
+    params = SamplingParams()
+
+    assert (params.temperature, params.top_p, params.top_k) == (1.0, 1.0, 0)
+    assert params.max_tokens is None
+    assert params.stop == ()
+
+
+@pytest.mark.parametrize(
+    "allowed",
+    [
+        {"temperature": 0},
+        {"temperature": 2.0},
+        {"top_p": 1e-9},
+        {"top_k": 10**6},
+        {"seed": -(2**63)},
+        {"seed": 2**63 - 1},
+        {"max_tokens": 1},
+        {"stop": ("x",) * MAX_STOP_STRINGS},
+        {"stop_token_ids": (0, 1)},
+        {"ignore_eos": True},
+    ],
+)
+def test_the_edges_of_what_is_allowed_are_allowed(allowed: dict[str, Any]) -> None:
+    params = SamplingParams(**allowed)
+
+    assert {name: getattr(params, name) for name in allowed} == allowed
+
+
+def test_top_k_of_minus_one_is_off() -> None:
+    assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", 2.1),
+        ("temperature", math.nan),
+        ("temperature", True),
+        ("temperature", "1"),
+        ("top_p", 0),
+        ("top_p", 1.01),
+        ("top_p", math.inf),
+        ("top_k", -2),
+        ("top_k", 1.0),
+        ("seed", 2**63),
+        ("seed", 1.5),
+        ("max_tokens", 0),
+        ("max_tokens", True),
+        ("stop", ("",)),
+        ("stop", "a string is not a tuple of strings"),
+        ("stop", ("x",) * (MAX_STOP_STRINGS + 1)),
+        ("stop_token_ids", (-1,)),
+        ("stop_token_ids", (1.0,)),
+        ("ignore_eos", 1),
+    ],
+)
+def test_a_refusal_names_the_parameter_the_value_and_what_is_allowed(param: str, value: Any) -> None:
+    with pytest.raises(RequestError) as refusal:
+        SamplingParams(**{param: value})
+
+    assert refusal.value.param == param
+    assert refusal.value.http_status == 400
+    assert str(refusal.value).startswith(f"{param} must be ")
+    assert repr(value) in str(refusal.value)

@@ -1,0 +1,385 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.engine.blocks import BlockPool
+from aotgaudi.engine.request import Request, RequestState
+from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.engine.scheduler import Scheduled, Scheduler
+from aotgaudi.engine.step_table import UncoveredStepError
+from aotgaudi.engine.steps import DecodeRow, DecodeStep, PromptRow, PromptStep, SamplingRow
+from aotgaudi.errors import AotGaudiError, CoverageError
+from aotgaudi.manifest.entries import DecodeEntry, PromptEntry
+from aotgaudi.spec.limits import ServingLimits
+
+EOS = 99
+ANY_PROMPT = (PromptEntry(4, 64, 16),)
+ANY_DECODE = (DecodeEntry(4, 1, 64),)
+
+
+def _scheduler(
+    *,
+    prompt: Sequence[PromptEntry] = ANY_PROMPT,
+    decode: Sequence[DecodeEntry] = ANY_DECODE,
+    num_blocks: int = 32,
+    **limits: int,
+) -> Scheduler:
+    values = {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "max_model_len": 64,
+        "block_size": 4,
+        "num_blocks": num_blocks,
+    }
+    return Scheduler(
+        ServingLimits(**{**values, **limits}),
+        BucketTable(tuple(prompt), tuple(decode)),
+        BlockPool(num_blocks),
+        eos_token_ids=(EOS,),
+    )
+
+
+def _add(scheduler: Scheduler, num_prompt_tokens: int, *, max_tokens: int = 32, **params: object) -> Request:
+    request = Request(
+        request_id=f"r{num_prompt_tokens}",
+        prompt_token_ids=tuple(range(num_prompt_tokens)),
+        params=SamplingParams(**params),  # type: ignore[arg-type]
+        max_tokens=max_tokens,
+        seed=0,
+    )
+    scheduler.add(request)
+    return request
+
+
+def _step(scheduler: Scheduler, token_id: int = 7) -> Scheduled:
+    """Schedules a step and completes it: every row that samples gets `token_id`."""
+    scheduled = scheduler.schedule()
+    assert scheduled is not None
+    rows: tuple[PromptRow | DecodeRow, ...] = scheduled.step.rows
+    scheduler.complete(scheduled, [None if row.sampling is None else token_id for row in rows])
+    scheduler.check_integrity()
+    return scheduled
+
+
+def _prompt_rows(scheduled: Scheduled) -> tuple[PromptRow, ...]:
+    assert isinstance(scheduled.step, PromptStep)
+    return scheduled.step.rows
+
+
+def _decode_rows(scheduled: Scheduled) -> tuple[DecodeRow, ...]:
+    assert isinstance(scheduled.step, DecodeStep)
+    return scheduled.step.rows
+
+
+class TestPrefillAndDecode:
+    def test_nothing_to_do(self) -> None:
+        scheduler = _scheduler()
+
+        assert scheduler.schedule() is None
+        assert not scheduler.has_work
+
+    def test_a_prompt_then_a_token_a_step(self) -> None:
+        scheduler = _scheduler(prompt=[PromptEntry(1, 8, 0)], decode=[DecodeEntry(2, 1, 8)])
+        request = _add(scheduler, 6, max_tokens=3)
+
+        prefill, first, second = (_step(scheduler, token_id) for token_id in (7, 8, 9))
+
+        assert prefill.step.entry == PromptEntry(1, 8, 0)
+        assert prefill.step.rows == (PromptRow((0, 1, 2, 3, 4, 5), 0, (1, 2), _any_sampling(prefill)),)
+        assert first.step.entry == DecodeEntry(2, 1, 8)
+        assert [(row.token_id, row.position, row.block_table) for row in _decode_rows(first)] == [
+            (7, 6, (1, 2))
+        ]
+        assert [(row.token_id, row.position) for row in _decode_rows(second)] == [(8, 7)]
+        assert request.output_token_ids == (7, 8, 9)
+        assert request.finish_reason == "length"
+        assert scheduler.pool.num_used == 0
+        assert scheduler.schedule() is None
+
+    def test_a_block_is_added_exactly_when_the_newest_token_needs_it(self) -> None:
+        scheduler = _scheduler()
+        _add(scheduler, 3, max_tokens=7)
+
+        tables = [len(_prompt_rows(_step(scheduler))[0].block_table)]
+        tables += [len(_decode_rows(_step(scheduler))[0].block_table) for _ in range(6)]
+
+        assert tables == [1, 1, 2, 2, 2, 2, 3]
+
+    def test_both_kinds_of_work_take_turns(self) -> None:
+        scheduler = _scheduler(max_num_seqs=4)
+        for num_tokens in (4, 5, 6, 7):
+            _add(scheduler, num_tokens)
+
+        kinds = [_step(scheduler).step.entry.kind for _ in range(8)]
+
+        assert kinds == ["prompt", "decode"] * 3 + ["prompt", "decode"]
+
+    def test_a_long_prompt_does_not_stall_decoding(self) -> None:
+        scheduler = _scheduler(max_num_batched_tokens=4)
+        _add(scheduler, 2)
+        _step(scheduler)
+        _add(scheduler, 16)
+
+        kinds = [_step(scheduler).step.entry.kind for _ in range(8)]
+
+        assert kinds == ["decode", "prompt"] * 4
+
+
+def _any_sampling(scheduled: Scheduled) -> SamplingRow | None:
+    return scheduled.step.rows[0].sampling
+
+
+class TestChunks:
+    def test_chunks_are_whole_blocks_and_only_the_last_one_samples(self) -> None:
+        scheduler = _scheduler(max_num_batched_tokens=10)
+        _add(scheduler, 19)
+
+        rows = [_prompt_rows(_step(scheduler))[0] for _ in range(3)]
+
+        assert [(row.start, len(row.token_ids)) for row in rows] == [(0, 8), (8, 8), (16, 3)]
+        assert [row.sampling is None for row in rows] == [True, True, False]
+        assert [row.block_table for row in rows] == [(1, 2), (1, 2, 3, 4), (1, 2, 3, 4, 5)]
+
+    def test_a_chunk_is_as_long_as_an_entry_covers(self) -> None:
+        scheduler = _scheduler(prompt=[PromptEntry(1, 16, 0), PromptEntry(1, 5, 4), PromptEntry(1, 4, 8)])
+        _add(scheduler, 26)
+
+        steps = [_step(scheduler) for _ in range(4)]
+
+        assert [len(_prompt_rows(step)[0].token_ids) for step in steps] == [16, 4, 4, 2]
+        assert [step.step.entry for step in steps] == [
+            PromptEntry(1, 16, 0),
+            *[PromptEntry(1, 4, 8)] * 3,
+        ]
+
+    def test_rows_are_packed_up_to_the_limit_and_the_budget(self) -> None:
+        scheduler = _scheduler(max_num_prefill_seqs=3, max_num_batched_tokens=16)
+        for num_tokens in (5, 6, 7, 8):
+            _add(scheduler, num_tokens)
+
+        step = _step(scheduler)
+
+        assert [len(row.token_ids) for row in _prompt_rows(step)] == [5, 6, 4]
+        assert scheduler.num_waiting == 1
+
+    def test_fewer_rows_are_packed_where_no_entry_covers_more(self) -> None:
+        scheduler = _scheduler(prompt=[PromptEntry(2, 6, 0), PromptEntry(1, 8, 0)], max_num_prefill_seqs=4)
+        for num_tokens in (5, 6, 7):
+            _add(scheduler, num_tokens)
+
+        steps = [_step(scheduler), _step(scheduler), _step(scheduler)]
+
+        assert [len(step.requests) for step in steps] == [2, 2, 1]
+        assert steps[2].step.entry == PromptEntry(1, 8, 0)
+        assert scheduler.num_waiting == 0
+
+    def test_a_partly_prefilled_request_goes_before_the_queue(self) -> None:
+        scheduler = _scheduler(max_num_batched_tokens=4)
+        first, second = _add(scheduler, 8), _add(scheduler, 4)
+
+        order = [_step(scheduler).requests for _ in range(2)]
+
+        assert order == [(first,), (first,)]
+        assert second.state is RequestState.WAITING
+
+
+class TestAdmission:
+    def test_seats_are_limited(self) -> None:
+        scheduler = _scheduler(max_num_seqs=1)
+        first, second = _add(scheduler, 4, max_tokens=2), _add(scheduler, 5)
+
+        assert [_step(scheduler).requests for _ in range(3)] == [(first,), (first,), (second,)]
+
+    def test_nobody_overtakes_a_head_that_waits_for_blocks(self) -> None:
+        scheduler = _scheduler(num_blocks=4)
+        _add(scheduler, 8)
+        head, small = _add(scheduler, 12), _add(scheduler, 1)
+        _step(scheduler)
+
+        _step(scheduler)
+
+        assert scheduler.waiting == (head, small)
+
+
+class TestPreemption:
+    def _crowd(self) -> tuple[Scheduler, Request, Request]:
+        """Two requests of 4 tokens in 3 blocks: the second block of the younger one is not there."""
+        scheduler = _scheduler(num_blocks=3)
+        older, younger = _add(scheduler, 4), _add(scheduler, 4)
+        _step(scheduler)
+        _step(scheduler)
+        _step(scheduler)
+        assert (older.num_output_tokens, younger.num_output_tokens) == (2, 1)
+        return scheduler, older, younger
+
+    def test_the_youngest_gives_way_and_keeps_its_tokens(self) -> None:
+        scheduler, older, younger = self._crowd()
+
+        step = _step(scheduler)
+
+        assert step.requests == (older,)
+        assert scheduler.waiting == (younger,)
+        assert scheduler.num_preemptions == 1
+        assert younger.block_table == []
+        assert younger.output_token_ids == (7,)
+
+    def test_it_returns_at_the_front_and_is_prefilled_with_its_tokens(self) -> None:
+        scheduler, older, younger = self._crowd()
+        late = _add(scheduler, 1)
+        _step(scheduler)
+        assert scheduler.waiting == (younger, late)
+
+        scheduler.finish(older, "abort")
+        step = _step(scheduler)
+
+        assert step.requests == (younger,)
+        assert _prompt_rows(step)[0].token_ids == (0, 1, 2, 3, 7)
+        assert scheduler.waiting == (late,)
+
+    def test_several_victims_return_in_their_order(self) -> None:
+        scheduler = _scheduler(num_blocks=8, max_num_prefill_seqs=4)
+        oldest, second, third = _add(scheduler, 16), _add(scheduler, 8), _add(scheduler, 8)
+        _step(scheduler)
+
+        _step(scheduler)
+
+        assert scheduler.running == (oldest, second)
+        assert scheduler.waiting == (third,)
+        for _ in range(3):
+            _step(scheduler)
+        scheduler.check_integrity()
+        assert oldest.num_output_tokens == 5
+
+
+class TestHoles:
+    def test_a_decode_batch_is_shrunk_and_the_others_go_first_next_time(self) -> None:
+        scheduler = _scheduler(decode=[DecodeEntry(2, 1, 64)], max_num_prefill_seqs=3)
+        first, second, third = (_add(scheduler, 4) for _ in range(3))
+        _step(scheduler)
+
+        order = [_step(scheduler).requests for _ in range(3)]
+
+        assert order == [(first, second), (third, first), (second, third)]
+
+    def test_a_decode_batch_is_shrunk_to_the_blocks_of_the_entry(self) -> None:
+        scheduler = _scheduler(decode=[DecodeEntry(8, 1, 4)], max_num_prefill_seqs=3)
+        first, second, _ = (_add(scheduler, 5) for _ in range(3))
+        _step(scheduler)
+
+        assert _step(scheduler).requests == (first, second)
+
+    def test_an_uncovered_prompt_is_named(self) -> None:
+        scheduler = _scheduler(prompt=[PromptEntry(1, 3, 0)])
+        request = _add(scheduler, 6)
+
+        with pytest.raises(UncoveredStepError, match=r"\(prompt, 1, 6, 0\).*'r6'") as hole:
+            scheduler.schedule()
+
+        assert isinstance(hole.value, CoverageError)
+        assert (hole.value.request, hole.value.needed) == (request, PromptEntry(1, 6, 0))
+        scheduler.finish(request, "abort")
+        assert scheduler.schedule() is None
+
+    def test_an_uncovered_later_chunk_is_named(self) -> None:
+        scheduler = _scheduler(prompt=[PromptEntry(1, 8, 0)], max_num_batched_tokens=8)
+        _add(scheduler, 20)
+        _step(scheduler)
+
+        with pytest.raises(UncoveredStepError) as hole:
+            scheduler.schedule()
+
+        assert hole.value.needed == PromptEntry(1, 8, 2)
+
+    def test_an_uncovered_decode_is_named_and_the_others_go_on_without_it(self) -> None:
+        scheduler = _scheduler(decode=[DecodeEntry(4, 1, 2)], max_num_prefill_seqs=2)
+        large, small = _add(scheduler, 12), _add(scheduler, 4)
+        _step(scheduler)
+
+        with pytest.raises(UncoveredStepError) as hole:
+            scheduler.schedule()
+
+        assert (hole.value.request, hole.value.needed) == (large, DecodeEntry(1, 1, 4))
+        scheduler.finish(large, "abort")
+        assert _step(scheduler).requests == (small,)
+
+
+class TestEnds:
+    @pytest.mark.parametrize(
+        ("params", "token_id", "reason"),
+        [
+            ({}, EOS, "stop"),
+            ({"ignore_eos": True}, EOS, None),
+            ({"stop_token_ids": (5,)}, 5, "stop"),
+            ({"stop_token_ids": (5,), "ignore_eos": True}, 5, "stop"),
+            ({}, 5, None),
+        ],
+    )
+    def test_tokens_that_end_a_request(
+        self, params: dict[str, Any], token_id: int, reason: str | None
+    ) -> None:
+        scheduler = _scheduler()
+        request = _add(scheduler, 4, **params)
+
+        _step(scheduler, token_id)
+
+        assert request.finish_reason == reason
+        assert request.output_token_ids == (token_id,)
+
+    def test_the_model_length_ends_a_request(self) -> None:
+        scheduler = _scheduler(max_model_len=6)
+        request = _add(scheduler, 4, max_tokens=1000)
+
+        _step(scheduler)
+        _step(scheduler)
+
+        assert (request.num_tokens, request.finish_reason) == (6, "length")
+
+    def test_a_waiting_request_can_be_finished(self) -> None:
+        scheduler = _scheduler()
+        request = _add(scheduler, 4)
+
+        scheduler.finish(request, "abort")
+
+        assert scheduler.schedule() is None
+
+    @pytest.mark.parametrize("answer", [[], [1, 2], [None]])
+    def test_an_answer_that_does_not_fit_the_rows_changes_nothing(self, answer: list[int | None]) -> None:
+        scheduler = _scheduler()
+        request = _add(scheduler, 4)
+        scheduled = scheduler.schedule()
+        assert scheduled is not None
+
+        with pytest.raises(AotGaudiError, match="the runner"):
+            scheduler.complete(scheduled, answer)
+
+        assert (request.num_computed_tokens, request.num_tokens) == (0, 4)
+
+
+class TestRelocation:
+    def test_block_tables_follow(self) -> None:
+        scheduler = _scheduler(max_num_prefill_seqs=2)
+        gone, stays = _add(scheduler, 8), _add(scheduler, 8)
+        _step(scheduler)
+        scheduler.finish(gone, "abort")
+        assert stays.block_table == [3, 4]
+        assert scheduler.owners([4]) == (stays,)
+
+        scheduler.relocate([(4, 1), (3, 2)])
+
+        assert stays.block_table == [2, 1]
+        assert scheduler.owners([3, 4]) == ()
+        scheduler.check_integrity()
+
+    def test_check_integrity_sees_a_shared_block(self) -> None:
+        scheduler = _scheduler(max_num_prefill_seqs=2)
+        first, second = _add(scheduler, 4), _add(scheduler, 4)
+        _step(scheduler)
+
+        second.block_table = list(first.block_table)
+
+        with pytest.raises(RuntimeError, match="block tables hold"):
+            scheduler.check_integrity()

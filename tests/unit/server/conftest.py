@@ -1,0 +1,194 @@
+"""A fake engine on a thread of its own, a byte-level tokenizer without training, and a service of both."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import tokenizers
+from fastapi.testclient import TestClient
+from tokenizers import decoders, models, pre_tokenizers, processors
+
+from aotgaudi.engine.events import ErrorEvent, Event, OnEvent, TokenEvent
+from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.engine.stats import EngineStats
+from aotgaudi.errors import RequestError
+from aotgaudi.server.app import create_app
+from aotgaudi.server.chat import ChatTemplate
+from aotgaudi.server.metrics import WarmCounts
+from aotgaudi.server.service import Service
+from aotgaudi.server.tokenizer import Tokenizer
+
+MAX_MODEL_LEN = 64
+BOS, EOS = "<s>", "</s>"
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ message.role }}: {{ message.content }}\n"
+    "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+Script = Callable[[str], Sequence[Event]]
+HOLD = "hold"
+
+
+@dataclass
+class Added:
+    """What the engine was asked for."""
+
+    token_ids: tuple[int, ...]
+    params: SamplingParams
+    request_id: str
+    on_event: OnEvent
+
+
+def answer(request_id: str) -> Sequence[Event]:
+    """Three pieces, one of them without text."""
+    return (
+        TokenEvent(request_id=request_id, text="Hel", token_ids=(1,)),
+        TokenEvent(request_id=request_id, text="", token_ids=(2,)),
+        TokenEvent(request_id=request_id, text="lo", token_ids=(3,), finish_reason="stop"),
+    )
+
+
+@dataclass
+class FakeEngine:
+    """Plays `script` for every request, on its own thread. A script without an end waits for an abort."""
+
+    script: Script = answer
+    failure: Exception | None = None
+    added: list[Added] = field(default_factory=list)
+    aborted: queue.Queue[str] = field(default_factory=queue.Queue)
+    calls: list[str] = field(default_factory=list)
+    refusal: RequestError | None = None
+
+    def __post_init__(self) -> None:
+        self._work: queue.Queue[Added | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def add(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, *, request_id: str, on_event: OnEvent
+    ) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        if not prompt_token_ids:
+            raise RequestError("the prompt is empty: at least 1 token is needed", param="prompt")
+        if len(prompt_token_ids) >= MAX_MODEL_LEN:
+            raise RequestError(f"the prompt is longer than max_model_len = {MAX_MODEL_LEN}", param="prompt")
+        if params.max_tokens is not None and len(prompt_token_ids) + params.max_tokens > MAX_MODEL_LEN:
+            raise RequestError(f"max_model_len = {MAX_MODEL_LEN}", param="max_tokens")
+        request = Added(tuple(prompt_token_ids), params, request_id, on_event)
+        self.added.append(request)
+        self._work.put(request)
+
+    def abort(self, request_id: str) -> None:
+        self.aborted.put(request_id)
+
+    def drain(self, timeout_seconds: float | None = None) -> bool:
+        self.calls.append("drain")
+        return True
+
+    def shutdown(self, timeout_seconds: float | None = None) -> bool:
+        self.calls.append("shutdown")
+        self._work.put(None)
+        self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            num_running=2,
+            num_waiting=3,
+            num_blocks_used=5,
+            num_blocks_free=7,
+            num_steps={},
+            num_failed_steps=0,
+            num_prefill_tokens=0,
+            num_output_tokens=0,
+            num_preemptions=11,
+            num_defrag_swaps=13,
+            num_finished={},
+        )
+
+    def _run(self) -> None:
+        while (request := self._work.get()) is not None:
+            for event in self.script(request.request_id):
+                request.on_event(event)
+
+
+def first_piece_only(request_id: str) -> Sequence[Event]:
+    return (TokenEvent(request_id=request_id, text="Hel", token_ids=(1,)),)
+
+
+def broken_after_first_piece(request_id: str) -> Sequence[Event]:
+    error = RuntimeError("secret detail")
+    return (*first_piece_only(request_id), ErrorEvent(request_id=request_id, error=error))
+
+
+def aborted_by_shutdown(request_id: str) -> Sequence[Event]:
+    return (TokenEvent(request_id=request_id, text="", token_ids=(), finish_reason="abort"),)
+
+
+@pytest.fixture
+def scripts() -> dict[str, Script]:
+    """What an engine may play, by name."""
+    return {
+        "answer": answer,
+        HOLD: first_piece_only,
+        "broken": broken_after_first_piece,
+        "shutdown": aborted_by_shutdown,
+    }
+
+
+@pytest.fixture(scope="session")
+def backend() -> tokenizers.Tokenizer:
+    """One token a byte; BOS is 256, EOS is 257."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = tokenizers.Tokenizer(
+        models.BPE(vocab={character: index for index, character in enumerate(alphabet)}, merges=[])
+    )
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([BOS, EOS])
+    made.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, made.token_to_id(BOS))]
+    )
+    return made
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    engine = FakeEngine()
+    yield engine
+    engine.shutdown(5)
+
+
+@pytest.fixture
+def make_service(engine: FakeEngine, backend: tokenizers.Tokenizer) -> Callable[..., Service]:
+    """Makes a service of the fake engine; keywords override its fields."""
+
+    def make(**overrides: object) -> Service:
+        fields: dict[str, object] = {
+            "engine": engine,
+            "tokenizer": Tokenizer(backend, [257]),
+            "chat_template": ChatTemplate(TEMPLATE, {"bos_token": BOS}),
+            "model_names": ("tiny", "org/tiny"),
+            "max_model_len": MAX_MODEL_LEN,
+            "manifest_id": "0123456789abcdef",
+            "warm_counts": lambda: WarmCounts(4, 4),
+            "version": "9.9.9",
+        }
+        return Service(**{**fields, **overrides})  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture
+def service(make_service: Callable[..., Service]) -> Service:
+    return make_service()
+
+
+@pytest.fixture
+def client(service: Service) -> TestClient:
+    """A client of the application, without its life: nothing is closed at the end."""
+    return TestClient(create_app(service))

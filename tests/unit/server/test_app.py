@@ -1,0 +1,349 @@
+"""Routes, streaming, errors, and clients that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+
+import pytest
+from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
+
+from aotgaudi.errors import RequestError
+from aotgaudi.manifest.entries import DecodeEntry
+from aotgaudi.server.app import create_app
+from aotgaudi.server.service import Service
+
+HI = {"messages": [{"role": "user", "content": "hi"}]}
+WAIT_SECONDS = 10
+
+
+def _events(text: str) -> list[dict[str, object]]:
+    """The events of a stream, which must end with [DONE]."""
+    blocks = text.split("\n\n")
+    assert blocks[-2:] == ["data: [DONE]", ""]
+    assert all(block.startswith("data: ") for block in blocks[:-2])
+    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
+
+
+def test_completion(client: TestClient, engine) -> None:
+    body = client.post("/v1/completions", json={"model": "org/tiny", "prompt": "hi"}).json()
+
+    choice = {"index": 0, "text": "Hello", "logprobs": None, "finish_reason": "stop"}
+    assert body["object"] == "text_completion"
+    assert body["model"] == "org/tiny"
+    assert body["choices"] == [choice]
+    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
+    assert body["system_fingerprint"] == "aotgaudi-0123456789ab"
+    assert engine.added[0].token_ids[0] == 256  # BOS, which the tokenizer adds
+
+
+def test_token_ids_are_passed_as_they_are(client: TestClient, engine) -> None:
+    client.post("/v1/completions", json={"prompt": [5, 6, 7]})
+
+    assert engine.added[0].token_ids == (5, 6, 7)
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], [[1, 2], [3, 4]]])
+def test_several_prompts_are_several_choices(client: TestClient, prompt: object) -> None:
+    body = client.post("/v1/completions", json={"prompt": prompt}).json()
+
+    assert [choice["index"] for choice in body["choices"]] == [0, 1]
+    assert [choice["text"] for choice in body["choices"]] == ["Hello", "Hello"]
+    assert body["usage"]["prompt_tokens"] == 4
+
+
+def test_stream_of_several_prompts(client: TestClient) -> None:
+    response = client.post("/v1/completions", json={"prompt": ["a", "b"], "stream": True})
+
+    texts = {0: "", 1: ""}
+    for event in _events(response.text):
+        for choice in event["choices"]:
+            texts[choice["index"]] += choice["text"]
+    assert texts == {0: "Hello", 1: "Hello"}
+
+
+def test_long_text_is_encoded_on_another_thread(make_service: Callable[..., Service], engine) -> None:
+    engine.refusal = RequestError("seen", param="prompt")
+    client = TestClient(create_app(make_service(max_model_len=100_000)))
+
+    response = client.post("/v1/completions", json={"prompt": "a" * 20_000})
+
+    assert response.json()["error"]["message"] == "seen"
+
+
+def test_second_prompt_refused_aborts_the_first(client: TestClient, engine) -> None:
+    response = client.post("/v1/completions", json={"prompt": ["a", "b" * 63]})
+
+    assert response.status_code == 400
+    assert engine.aborted.get(timeout=WAIT_SECONDS) == engine.added[0].request_id
+
+
+def test_completion_stream(client: TestClient) -> None:
+    response = client.post("/v1/completions", json={"prompt": "hi", "stream": True})
+
+    events = _events(response.text)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert [event["choices"][0]["text"] for event in events] == ["Hel", "lo"]
+    assert [event["choices"][0]["finish_reason"] for event in events] == [None, "stop"]
+    assert len({event["id"] for event in events}) == 1
+
+
+def test_chat(client: TestClient, engine) -> None:
+    body = client.post("/v1/chat/completions", json=HI).json()
+
+    assert body["object"] == "chat.completion"
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": "Hello", "refusal": None}
+    assert body["choices"][0]["finish_reason"] == "stop"
+    assert engine.added[0].token_ids.count(256) == 1  # BOS comes from the template only
+
+
+def test_chat_stream_starts_with_the_role_and_ends_with_usage(client: TestClient) -> None:
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    events = _events(client.post("/v1/chat/completions", json={**HI, **options}).text)
+
+    deltas = [event["choices"][0]["delta"] for event in events[:-1]]
+    assert deltas == [{"role": "assistant", "content": ""}, {"content": "Hel"}, {"content": "lo"}]
+    assert events[-2]["choices"][0]["finish_reason"] == "stop"
+    assert events[-1]["choices"] == []
+    assert events[-1]["usage"]["completion_tokens"] == 3
+
+
+def test_chat_without_template_is_refused(make_service: Callable[..., Service]) -> None:
+    client = TestClient(create_app(make_service(chat_template=None)))
+
+    response = client.post("/v1/chat/completions", json=HI)
+
+    assert response.status_code == 400
+    assert "no chat template" in response.json()["error"]["message"]
+
+
+def test_error_in_the_engine_is_500_and_tells_nothing(client: TestClient, engine, scripts, caplog) -> None:
+    engine.script = scripts["broken"]
+
+    response = client.post("/v1/completions", json={"prompt": "a"})
+
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "server_error"
+    assert "secret" not in response.text
+    assert "secret detail" in caplog.text
+
+
+def test_error_in_mid_stream_is_an_event(client: TestClient, engine, scripts) -> None:
+    engine.script = scripts["broken"]
+
+    response = client.post("/v1/completions", json={"prompt": "a", "stream": True})
+
+    first, last = _events(response.text)
+    assert first["choices"][0]["text"] == "Hel"
+    assert last["error"]["code"] == "internal_error"
+    assert "secret" not in response.text
+
+
+def test_unexpected_error_is_500_and_tells_nothing(make_service, caplog) -> None:
+    def fail() -> object:
+        raise RuntimeError("secret detail")
+
+    app = create_app(make_service(warm_counts=fail))
+    client = TestClient(app, raise_server_exceptions=False)
+
+    response = client.get("/ready")
+
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "internal_error"
+    assert "secret" not in response.text
+    assert "secret detail" in caplog.text
+
+
+def test_output_aborted_by_shutdown_is_503(client: TestClient, engine, scripts) -> None:
+    engine.script = scripts["shutdown"]
+
+    assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 503
+
+
+def test_draining_server_refuses_and_is_not_ready(client: TestClient, service: Service) -> None:
+    assert client.get("/ready").status_code == 200
+
+    service.begin_drain()
+
+    assert client.get("/ready").status_code == 503
+    assert client.get("/ready").json()["reason"] == "draining"
+    assert client.get("/health").status_code == 200
+    refused = client.post("/v1/completions", json={"prompt": "a"})
+    assert refused.status_code == 503
+    assert refused.json()["error"]["type"] == "service_unavailable_error"
+
+
+def test_dead_engine_is_neither_healthy_nor_ready(client: TestClient, engine) -> None:
+    engine.failure = RuntimeError("dead")
+
+    assert client.get("/health").status_code == 503
+    assert client.get("/ready").json()["reason"] == "the engine has died"
+    assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 503
+
+
+def test_ready_tells_how_warm_the_server_is(client: TestClient) -> None:
+    assert client.get("/ready").json() == {
+        "ready": True,
+        "reason": "",
+        "entries_warm": 4,
+        "entries_total": 4,
+        "manifest_id": "0123456789abcdef",
+        "compilations": 0,
+    }
+
+
+def test_models(client: TestClient) -> None:
+    listed = client.get("/v1/models").json()
+    one = client.get("/v1/models/org/tiny").json()
+
+    assert [model["id"] for model in listed["data"]] == ["tiny", "org/tiny"]
+    assert one["max_model_len"] == 64
+    assert client.get("/v1/models/other").status_code == 404
+
+
+def test_version(client: TestClient) -> None:
+    assert client.get("/version").json() == {"version": "9.9.9"}
+
+
+def test_unknown_path_and_method_have_openai_errors(client: TestClient) -> None:
+    assert client.get("/v2").json()["error"]["code"] == "not_found"
+    assert client.get("/v1/completions").json()["error"]["code"] == "method_not_allowed"
+
+
+def test_openapi_describes_the_bodies(client: TestClient) -> None:
+    document = client.get("/openapi.json").json()
+
+    schemas = document["components"]["schemas"]
+    assert {"CompletionRequest", "ChatCompletionRequest", "Message"} <= set(schemas)
+    assert schemas["CompletionRequest"]["additionalProperties"] is False
+    assert client.get("/docs").status_code == 404
+
+
+def _samples(client: TestClient) -> Mapping[tuple[str, tuple[tuple[str, str], ...]], float]:
+    families = text_string_to_metric_families(client.get("/metrics").text)
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_metrics_are_there_from_the_start(client: TestClient) -> None:
+    samples = _samples(client)
+
+    assert samples["aotgaudi_compilations_total", ()] == 0
+    assert samples["aotgaudi_not_warmed_total", ()] == 0
+    assert samples["aotgaudi_ready", ()] == 1
+    assert samples["aotgaudi_entries_warm", ()] == samples["aotgaudi_entries_total", ()] == 4
+    assert samples["aotgaudi_requests_running", ()] == 2
+    assert samples["aotgaudi_requests_waiting", ()] == 3
+    assert samples["aotgaudi_kv_blocks_used", ()] == 5
+    assert samples["aotgaudi_kv_blocks_free", ()] == 7
+    assert samples["aotgaudi_preemptions_total", ()] == 11
+    assert samples["aotgaudi_defrag_swaps_total", ()] == 13
+
+
+def test_metrics_count_requests_tokens_and_time(client: TestClient, service: Service) -> None:
+    client.post("/v1/completions", json={"prompt": "hi"})
+    client.post("/v1/completions", json={"prompt": 1})
+    client.get("/no/such/path")
+    service.metrics.observe_step(DecodeEntry(1, 1, 8), 0.01, 1)
+    service.metrics.set_time_to_ready(1.5)
+
+    samples = _samples(client)
+
+    def requests(endpoint: str, status: str) -> float:
+        return samples["aotgaudi_requests_total", (("endpoint", endpoint), ("status", status))]
+
+    assert requests("/v1/completions", "200") == requests("/v1/completions", "400") == 1
+    assert requests("other", "404") == 1
+    assert samples["aotgaudi_prompt_tokens_total", ()] == 3
+    assert samples["aotgaudi_generation_tokens_total", ()] == 3
+    assert samples["aotgaudi_time_to_first_token_seconds_count", ()] == 1
+    assert samples["aotgaudi_time_per_output_token_seconds_count", ()] == 1
+    assert samples["aotgaudi_e2e_request_latency_seconds_count", ()] == 1
+    assert samples["aotgaudi_step_seconds_count", (("kind", "decode"),)] == 1
+    assert samples["aotgaudi_time_to_ready_seconds", ()] == 1.5
+
+
+def test_compilations_are_counted(client: TestClient, service: Service) -> None:
+    service.metrics.count_compilation()
+
+    assert client.get("/ready").json()["compilations"] == 1
+
+
+def test_every_metric_is_documented(client: TestClient, pytestconfig: pytest.Config) -> None:
+    documented = (pytestconfig.rootpath / "docs" / "metrics.md").read_text()
+    families = list(text_string_to_metric_families(client.get("/metrics").text))
+
+    names = {
+        family.name + ("_total" if family.type == "counter" else "")
+        for family in families
+        if not family.name.endswith("_created")
+    }
+
+    assert {name for name in names if f"`{name}`" not in documented} == set()
+
+
+def test_openmetrics_is_given_on_request(client: TestClient) -> None:
+    response = client.get("/metrics", headers={"accept": "application/openmetrics-text"})
+
+    assert response.headers["content-type"].startswith("application/openmetrics-text")
+    assert response.text.endswith("# EOF\n")
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_client_that_goes_is_aborted(service: Service, engine, scripts, is_stream: bool) -> None:
+    engine.script = scripts["hold"]
+    body = json.dumps({"prompt": "a", "stream": is_stream}).encode()
+
+    asyncio.run(_call_and_go(create_app(service), body, wait_for_output=is_stream))
+
+    assert engine.aborted.get(timeout=WAIT_SECONDS) == engine.added[0].request_id
+
+
+def test_client_that_goes_while_it_sends_is_never_submitted(service: Service, engine) -> None:
+    asyncio.run(_call_and_go(create_app(service), None, wait_for_output=False))
+
+    assert engine.added == []
+
+
+async def _call_and_go(app, body: bytes | None, *, wait_for_output: bool) -> None:
+    """Sends `body` (None: half of one) and disconnects: after the first output, or at once."""
+    may_go = asyncio.Event()
+    messages = [{"type": "http.request", "body": body or b"{", "more_body": body is None}]
+
+    async def receive() -> dict[str, object]:
+        if messages:
+            return messages.pop()
+        if wait_for_output:
+            await may_go.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, object]) -> None:
+        if message.get("body"):
+            may_go.set()
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "method": "POST",
+        "path": "/v1/completions",
+        "raw_path": b"/v1/completions",
+        "query_string": b"",
+        "root_path": "",
+        "scheme": "http",
+        "headers": headers,
+    }
+    await asyncio.wait_for(app(scope, receive, send), WAIT_SECONDS)
+
+
+def test_shutdown_drains_and_ends_the_engine(service: Service, engine) -> None:
+    with TestClient(create_app(service)) as client:
+        assert client.get("/health").status_code == 200
+
+    assert engine.calls == ["drain", "shutdown"]

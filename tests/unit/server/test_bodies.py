@@ -1,0 +1,237 @@
+"""Bad inputs get 400 (or 413, 415, 404) with OpenAI's error body that names the parameter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from fastapi.testclient import TestClient
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aotgaudi.errors import RequestError
+from aotgaudi.server.app import create_app
+from aotgaudi.server.body import parse_body
+from aotgaudi.server.protocol import ChatCompletionRequest, CompletionRequest
+from aotgaudi.server.service import Service
+
+HI = [{"role": "user", "content": "hi"}]
+
+BAD_COMPLETIONS = [
+    ({}, "prompt", "Missing required parameter: 'prompt'"),
+    ({"prompt": None}, "prompt", "valid string"),
+    ({"prompt": 5}, "prompt", "valid string"),
+    ({"prompt": []}, "prompt", "at least 1 item"),
+    ({"prompt": [[]]}, "prompt[0]", "at least 1 item"),
+    ({"prompt": [1, "a"]}, "prompt[1]", "valid integer"),
+    ({"prompt": ["a", 1]}, "prompt[1]", "valid string"),
+    ({"prompt": [1, -1]}, "prompt[1]", "greater than or equal to 0"),
+    ({"prompt": [True]}, "prompt[0]", "valid integer"),
+    ({"prompt": ["a"] * 65}, "prompt", "at most 64 items"),
+    ({"prompt": "a" * 100}, "prompt", "max_model_len = 64"),
+    ({"prompt": "a" * 1000}, "prompt", "max_model_len = 64"),
+    ({"prompt": "", "add_special_tokens": False}, "prompt", "empty"),
+    ({"prompt": "a", "max_token": 3}, "max_token", "did you mean 'max_tokens'?"),
+    ({"prompt": "a", "temprature": 3}, "temprature", "did you mean 'temperature'?"),
+    ({"prompt": "a", "messages": HI}, "messages", "Unknown parameter"),
+    ({"prompt": "a", "max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+    ({"prompt": "a", "max_tokens": "3"}, "max_tokens", "valid integer"),
+    ({"prompt": "a", "max_tokens": 1.5}, "max_tokens", "valid integer"),
+    ({"prompt": "a", "max_tokens": 100}, "max_tokens", "max_model_len = 64"),
+    ({"prompt": "a", "temperature": 2.1}, "temperature", "from 0 to 2"),
+    ({"prompt": "a", "temperature": -1}, "temperature", "from 0 to 2"),
+    ({"prompt": "a", "temperature": "hot"}, "temperature", "valid number"),
+    ({"prompt": "a", "temperature": True}, "temperature", "valid number"),
+    ({"prompt": "a", "top_p": 0}, "top_p", "(0, 1]"),
+    ({"prompt": "a", "top_k": -2}, "top_k", "positive integer"),
+    ({"prompt": "a", "seed": 2**63}, "seed", "64-bit"),
+    ({"prompt": "a", "stop": ["x"] * 17}, "stop", "at most 16 items"),
+    ({"prompt": "a", "stop": [""]}, "stop[0]", "at least 1 character"),
+    ({"prompt": "a", "stop": "x" * 257}, "stop", "at most 256 characters"),
+    ({"prompt": "a", "stop": [1]}, "stop[0]", "valid string"),
+    ({"prompt": "a", "stop_token_ids": [-1]}, "stop_token_ids[0]", "greater than or equal to 0"),
+    ({"prompt": "a", "stream": 1}, "stream", "valid boolean"),
+    ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options", "'stream' is true"),
+    (
+        {"prompt": "a", "stream": True, "stream_options": {"include_usgae": True}},
+        "stream_options.include_usgae",
+        "did you mean 'include_usage'?",
+    ),
+    ({"prompt": "a", "n": 2}, "n", "not supported by this server"),
+    ({"prompt": "a", "best_of": True}, "best_of", "not supported by this server"),
+    ({"prompt": "a", "echo": True}, "echo", "not supported by this server"),
+    ({"prompt": "a", "suffix": "end"}, "suffix", "not supported by this server"),
+    ({"prompt": "a", "logprobs": 0}, "logprobs", "not supported by this server"),
+    ({"prompt": "a", "logit_bias": {"1": 1}}, "logit_bias", "not supported by this server"),
+    ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty", "not supported by this server"),
+    ({"prompt": "a", "min_p": 0.1}, "min_p", "not supported by this server"),
+    ({"prompt": "a", "response_format": {"type": "json_object"}}, "response_format", "not supported"),
+]
+BAD_CHATS = [
+    ({}, "messages", "Missing required parameter: 'messages'"),
+    ({"messages": []}, "messages", "at least 1 item"),
+    ({"messages": "hi"}, "messages", "valid array"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "Missing"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "valid string"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "'assistant'"),
+    ({"messages": [{"role": "user", "content": "x", "nmae": "y"}]}, "messages[0].nmae", "mean 'name'?"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages[0].content[0].image_url",
+        "Unknown parameter",
+    ),
+    ({"messages": [{"role": "user", "content": "a" * 80}]}, "messages", "max_model_len = 64"),
+    ({"messages": HI, "prompt": "a"}, "prompt", "Unknown parameter"),
+    ({"messages": HI, "max_completion_tokens": 0}, "max_completion_tokens", "greater than or equal to 1"),
+    ({"messages": HI, "max_completion_tokens": 90}, "max_completion_tokens", "max_model_len = 64"),
+    ({"messages": HI, "max_completion_tokens": 3, "max_tokens": 4}, "max_completion_tokens", "differ"),
+    ({"messages": HI, "tools": [{"type": "function"}]}, "tools", "not supported by this server"),
+    ({"messages": HI, "tool_choice": "required"}, "tool_choice", "not supported by this server"),
+    ({"messages": HI, "functions": [{}]}, "functions", "not supported by this server"),
+    ({"messages": HI, "logprobs": True}, "logprobs", "not supported by this server"),
+    ({"messages": HI, "reasoning_effort": "low"}, "reasoning_effort", "not supported by this server"),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "fragment"), BAD_COMPLETIONS)
+def test_bad_completion_is_refused(client: TestClient, body: object, param: str, fragment: str) -> None:
+    _assert_refused(client, "/v1/completions", body, param, fragment)
+
+
+@pytest.mark.parametrize(("body", "param", "fragment"), BAD_CHATS)
+def test_bad_chat_is_refused(client: TestClient, body: object, param: str, fragment: str) -> None:
+    _assert_refused(client, "/v1/chat/completions", body, param, fragment)
+
+
+def _assert_refused(client: TestClient, path: str, body: object, param: str, fragment: str) -> None:
+    response = client.post(path, json=body)
+
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert fragment in error["message"]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"{", b'{"prompt": "a"', b"nonsense", b"\xff\xfe", b'{"prompt": "\\ud800"}', b"[" * 100_000],
+)
+def test_malformed_json_is_refused(client: TestClient, raw: bytes) -> None:
+    response = client.post("/v1/completions", content=raw, headers={"content-type": "application/json"})
+
+    assert response.status_code == 400
+    assert "not valid JSON" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("raw", [b"[]", b"1", b"null", b'"text"'])
+def test_body_that_is_no_object_is_refused(client: TestClient, raw: bytes) -> None:
+    response = client.post("/v1/completions", content=raw, headers={"content-type": "application/json"})
+
+    assert response.status_code == 400
+    assert "must be a JSON object" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999"])
+def test_number_that_is_not_finite_is_refused(client: TestClient, value: str) -> None:
+    raw = f'{{"prompt": "a", "temperature": {value}}}'.encode()
+
+    response = client.post("/v1/completions", content=raw, headers={"content-type": "application/json"})
+
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "temperature"
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "", "application/x-www-form-urlencoded"])
+def test_other_content_type_is_refused(client: TestClient, content_type: str) -> None:
+    response = client.post("/v1/completions", content=b"{}", headers={"content-type": content_type})
+
+    assert response.status_code == 415
+    assert response.json()["error"]["code"] == "unsupported_media_type"
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_large_body_is_refused(make_service: Callable[..., Service], is_chunked: bool) -> None:
+    client = TestClient(create_app(make_service(max_body_bytes=100)))
+    raw = json.dumps({"prompt": "a" * 200}).encode()
+    content = iter([raw[:50], raw[50:]]) if is_chunked else raw
+
+    response = client.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+
+    assert response.status_code == 413
+    assert "100 bytes" in response.json()["error"]["message"]
+
+
+def test_body_of_the_exact_limit_is_read(make_service: Callable[..., Service]) -> None:
+    raw = json.dumps({"prompt": "a"}).encode()
+    client = TestClient(create_app(make_service(max_body_bytes=len(raw))))
+
+    response = client.post("/v1/completions", content=raw, headers={"content-type": "application/json"})
+
+    assert response.status_code == 200
+
+
+def test_unknown_model_is_404(client: TestClient) -> None:
+    response = client.post("/v1/completions", json={"model": "gpt-9", "prompt": "a"})
+
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "model_not_found"
+    assert "tiny" in response.json()["error"]["message"]
+
+
+def test_neutral_values_of_unsupported_parameters_are_accepted(client: TestClient) -> None:
+    neutral = {"n": 1, "best_of": 1, "echo": False, "suffix": None, "logprobs": None, "logit_bias": {}}
+    penalties = {"presence_penalty": 0, "frequency_penalty": 0.0, "response_format": {"type": "text"}}
+
+    response = client.post("/v1/completions", json={"prompt": "a", "user": "u", **neutral, **penalties})
+
+    assert response.status_code == 200, response.text
+
+
+def test_answer_message_can_be_sent_back(client: TestClient) -> None:
+    answer = client.post("/v1/chat/completions", json={"messages": HI}).json()["choices"][0]["message"]
+
+    response = client.post("/v1/chat/completions", json={"messages": [*HI, answer, *HI]})
+
+    assert response.status_code == 200, response.text
+
+
+def test_defaults_follow_the_protocol() -> None:
+    completion = parse_body(CompletionRequest, b'{"prompt": "a"}').sampling_params()
+    chat = parse_body(ChatCompletionRequest, json.dumps({"messages": HI}).encode()).sampling_params()
+
+    assert completion.max_tokens == 16
+    assert chat.max_tokens is None
+    assert completion.temperature == chat.temperature == 1.0
+
+
+def test_every_supported_parameter_reaches_the_engine() -> None:
+    body = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "seed": 7, "stop": "x", "stop_token_ids": [1, 2]}
+    raw = json.dumps({"messages": HI, "max_completion_tokens": 5, "ignore_eos": True, **body}).encode()
+
+    params = parse_body(ChatCompletionRequest, raw).sampling_params()
+
+    assert (params.temperature, params.top_p, params.top_k, params.seed) == (0.5, 0.9, 3, 7)
+    assert (params.stop, params.stop_token_ids) == (("x",), (1, 2))
+    assert (params.max_tokens, params.ignore_eos) == (5, True)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+_NAMES = st.sampled_from(sorted(CompletionRequest.model_fields)) | st.text(max_size=5)
+
+
+@given(st.dictionaries(_NAMES, _JSON, max_size=5))
+def test_any_json_is_read_or_refused_with_a_reason(body: dict[str, object]) -> None:
+    refusals: list[RequestError] = []
+    try:
+        parse_body(CompletionRequest, json.dumps(body).encode())
+    except RequestError as error:
+        refusals.append(error)
+
+    assert all(refusal.http_status == 400 and str(refusal) for refusal in refusals)

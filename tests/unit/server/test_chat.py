@@ -1,0 +1,169 @@
+"""Chat templates: Hugging Face's environment, and nothing beyond it."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aotgaudi.errors import RequestError, SpecError
+from aotgaudi.server.chat import ChatTemplate
+from aotgaudi.server.protocol import Message
+
+HI = [Message(role="user", content="hi")]
+
+
+def test_messages_special_tokens_and_generation_prompt_are_variables() -> None:
+    template = ChatTemplate(
+        "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}>{% endif %}{% if tools %}tools{% endif %}",
+        {"bos_token": "<s>"},
+    )
+
+    assert template.render([Message(role="system", content="be kind"), *HI]) == "<s>[system]be kind[user]hi>"
+
+
+def test_parts_are_joined() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+
+    assert ChatTemplate("{{ messages[0].content }}").render(
+        [Message.model_validate({"role": "user", "content": parts})]
+    ) == ("a\nb")
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ messages[0].content | tojson }}", '"<é>"'),
+        ("{{ {'b': 1, 'a': 2} | tojson(sort_keys=true) }}", '{"a": 2, "b": 1}'),
+        ("{{ strftime_now('%d %b %Y') }}", "05 Mar 2024"),
+        ("{% generation %}x{% endgeneration %}", "x"),
+        ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
+        ("{% set ns = namespace(a=1) %}{% set ns.a = 2 %}{{ ns.a }}", "2"),
+        ("  {% if true %}\nx\n  {% endif %}\ny", "x\ny"),
+    ],
+)
+def test_environment_is_hugging_faces(source: str, expected: str) -> None:
+    template = ChatTemplate(source, now=lambda: datetime(2024, 3, 5))
+
+    assert template.render([Message(role="user", content="<é>")]) == expected
+
+
+def test_developer_is_system_for_templates_that_do_not_know_it() -> None:
+    message = Message(role="developer", content="x")
+
+    assert ChatTemplate("{{ messages[0].role }}").render([message]) == "system"
+    assert ChatTemplate("{{ messages[0].role }}{# developer #}").render([message]) == "developer"
+
+
+def test_refusal_of_the_template_is_a_request_error() -> None:
+    template = ChatTemplate("{{ raise_exception('roles must alternate') }}")
+
+    with pytest.raises(RequestError, match="roles must alternate") as caught:
+        template.render(HI)
+    assert (caught.value.http_status, caught.value.param) == (400, "messages")
+
+
+def test_template_that_trips_over_a_message_is_a_request_error() -> None:
+    with pytest.raises(RequestError, match="refuses"):
+        ChatTemplate("{{ messages[0].content + 1 }}").render(HI)
+
+
+_OBJECTS = [
+    "''",
+    "[]",
+    "{}",
+    "1",
+    "messages",
+    "messages[0]",
+    "raise_exception",
+    "strftime_now",
+    "namespace()",
+]
+_PRIVATE = ["__class__", "__init__", "__globals__", "__subclasses__", "__mro__", "__dict__", "__reduce__"]
+_FORMS = ["{{ %s.%s }}", "{%% set x = %s.%s %%}", "{{ %s | attr('%s') }}", "{{ %s['%s'] }}{{ 1 / 0 }}"]
+
+
+@given(st.sampled_from(_OBJECTS), st.sampled_from(_PRIVATE), st.sampled_from(_FORMS[:3]))
+def test_template_cannot_reach_python(obj: str, attribute: str, form: str) -> None:
+    with pytest.raises(RequestError):
+        ChatTemplate(form % (obj, attribute)).render(HI)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update({'role': 'x'}) }}",
+        "{{ namespace(__class__=1) }}",
+        "{{ ''.format_map({}).__class__ }}",
+        "{{ '{0.__class__}'.format('') }}",
+        "{{ range(10000000) }}",
+    ],
+)
+def test_template_cannot_change_or_exhaust_what_it_gets(source: str) -> None:
+    with pytest.raises(RequestError):
+        ChatTemplate(source).render(HI)
+
+
+def test_syntax_error_is_a_spec_error_with_its_line() -> None:
+    with pytest.raises(SpecError, match=r"my\.jinja:2"):
+        ChatTemplate("ok\n{% if %}", where="my.jinja")
+
+
+def _write(directory: Path, name: str, value: object) -> None:
+    directory.joinpath(name).write_text(value if isinstance(value, str) else json.dumps(value))
+
+
+def test_load_from_a_file_of_its_own(tmp_path: Path) -> None:
+    _write(tmp_path, "chat_template.jinja", "A{{ eos_token }}")
+    _write(tmp_path, "tokenizer_config.json", {"chat_template": "B", "eos_token": {"content": "</s>"}})
+
+    template = ChatTemplate.load(tmp_path)
+
+    assert template is not None
+    assert template.render(HI) == "A</s>"
+
+
+@pytest.mark.parametrize(
+    "value", ["B", [{"name": "rag", "template": "R"}, {"name": "default", "template": "B"}]]
+)
+def test_load_from_the_tokenizers_configuration(tmp_path: Path, value: object) -> None:
+    _write(tmp_path, "tokenizer_config.json", {"chat_template": value})
+
+    template = ChatTemplate.load(tmp_path)
+
+    assert template is not None
+    assert template.render(HI) == "B"
+
+
+def test_load_prefers_what_the_caller_names(tmp_path: Path) -> None:
+    _write(tmp_path, "chat_template.jinja", "A")
+    _write(tmp_path, "mine.jinja", "M")
+
+    template = ChatTemplate.load(tmp_path, tmp_path / "mine.jinja")
+
+    assert template is not None
+    assert template.render(HI) == "M"
+
+
+def test_model_without_template(tmp_path: Path) -> None:
+    assert ChatTemplate.load(tmp_path) is None
+
+
+def test_broken_files_are_spec_errors(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"no\.jinja"):
+        ChatTemplate.load(tmp_path, tmp_path / "no.jinja")
+    _write(tmp_path, "tokenizer_config.json", {"chat_template": [{"name": "rag", "template": "R"}]})
+    with pytest.raises(SpecError, match="no template named 'default'"):
+        ChatTemplate.load(tmp_path)
+    _write(tmp_path, "tokenizer_config.json", "{")
+    with pytest.raises(SpecError, match="cannot be read as JSON"):
+        ChatTemplate.load(tmp_path)
+    _write(tmp_path, "tokenizer_config.json", [])
+    with pytest.raises(SpecError, match="a JSON object is expected"):
+        ChatTemplate.load(tmp_path)

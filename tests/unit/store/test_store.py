@@ -1,0 +1,197 @@
+"""The store as a whole: made once, by many; refused where it cannot be used; one builder a unit."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from aotgaudi.errors import StoreError
+from aotgaudi.store.store import STORE_FORMAT, Store
+
+KEY = "ab" * 32
+
+
+def test_a_store_is_made_and_opened_again(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "a" / "store")
+    digest = store.objects.put_bytes(b"data")
+    store.actions.put(KEY, {"object": str(digest)})
+    store.close()
+
+    again = Store.open(tmp_path / "a" / "store", create=False)
+
+    assert again.objects.read(digest) == b"data"
+    assert again.actions.get(KEY) == {"object": str(digest)}
+    assert (again.root / "format").read_text() == f"{STORE_FORMAT}\n"
+    again.close()
+
+
+def test_a_missing_store_is_not_made_unasked(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="is not a store"):
+        Store.open(tmp_path / "store", create=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_of_other_things_is_not_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+
+    with pytest.raises(StoreError, match="is not a store"):
+        Store.open(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_another_format_is_named(tmp_path: Path) -> None:
+    (tmp_path / "format").write_text("aotgaudi.store/9\n")
+
+    with pytest.raises(StoreError, match=r"has format 'aotgaudi.store/9' \(this aotgaudi reads"):
+        Store.open(tmp_path)
+
+
+def test_an_interrupted_making_is_finished(tmp_path: Path) -> None:
+    """The makers before us died after making directories, or are still writing ``format``."""
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / ".format.x1y2.tmp").write_text("")
+
+    assert Store.open(tmp_path).root == tmp_path
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_a_store_that_cannot_be_written_to_is_refused_at_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    Store.open(tmp_path)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    with pytest.raises(StoreError, match=f"store at {tmp_path} is not writable: .*{os.strerror(code)}"):
+        Store.open(tmp_path)
+
+
+def test_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("")
+
+    with pytest.raises(StoreError, match="is not writable"):
+        Store.open(tmp_path / "store")
+
+
+def test_a_relative_root_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = Store.open(Path("store"))
+    (tmp_path / "b").mkdir()
+    monkeypatch.chdir(tmp_path / "b")
+
+    store.actions.put(KEY, {})
+    store.close()
+
+    assert (tmp_path / "store" / "actions" / "cache.db").exists()
+
+
+def test_threads_take_turns_on_one_unit(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+    inside, most = [0], [0]
+
+    def build() -> None:
+        for _ in range(20):
+            with store.unit_lock(KEY):
+                inside[0] += 1
+                most[0] = max(most[0], inside[0])
+                inside[0] -= 1
+
+    threads = [threading.Thread(target=build) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert most == [1]
+
+
+def test_other_units_are_not_held_up(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+
+    with store.unit_lock(KEY), store.unit_lock("cd" * 32):
+        pass
+
+
+_HOLD = """
+import sys
+from pathlib import Path
+from aotgaudi.store.store import Store
+with Store.open(Path(sys.argv[1])).unit_lock(sys.argv[2]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLD, str(tmp_path), KEY], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        acquired = threading.Event()
+
+        def wait() -> None:
+            with store.unit_lock(KEY):
+                acquired.set()
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        assert not acquired.wait(0.2), "the holder lives"
+
+        holder.kill()
+        assert acquired.wait(10)
+        waiter.join()
+
+
+def test_the_lock_is_freed_by_an_exception(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+    with pytest.raises(KeyError), store.unit_lock(KEY):
+        raise KeyError
+
+    with store.unit_lock(KEY):
+        pass
+
+
+@pytest.mark.parametrize("key", ["", "../evil", "a/b", "x" * 200, "a.b"])
+def test_a_key_that_is_no_plain_name_is_refused(tmp_path: Path, key: str) -> None:
+    store = Store.open(tmp_path)
+
+    with pytest.raises(ValueError, match="not a unit key"), store.unit_lock(key):
+        pass
+
+
+_OPEN = """
+import sys
+from pathlib import Path
+from aotgaudi.store.store import Store
+sys.stdin.readline()
+store = Store.open(Path(sys.argv[1]))
+store.actions.put(sys.argv[2], {})
+store.close()
+"""
+
+
+def test_many_processes_make_one_store_at_once(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    makers = [
+        subprocess.Popen([sys.executable, "-c", _OPEN, str(root), str(n)], stdin=subprocess.PIPE)
+        for n in range(4)
+    ]
+    for maker in makers:
+        assert maker.stdin is not None
+        maker.stdin.write(b"go\n")
+        maker.stdin.close()
+
+    assert [maker.wait() for maker in makers] == [0, 0, 0, 0]
+    store = Store.open(root, create=False)
+    assert sorted(store.actions) == ["0", "1", "2", "3"]
+    store.close()
