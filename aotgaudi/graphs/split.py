@@ -7,7 +7,6 @@ after the last (final norm, head) is one. Equal layers have equal text, hence on
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -19,8 +18,10 @@ from torch.fx.passes.split_module import split_module
 from aotgaudi.errors import CompileError
 from aotgaudi.graphs.canonical import to_text
 from aotgaudi.graphs.program import TensorSpec
+from aotgaudi.graphs.stamp import MARKER, Marker, layer_of, renumbered, without_markers
 
-_LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)(?:\.|$)")
+_ORIGIN = "aotgaudi_origin"
+"""Key of a node's meta: its name before the split, by which pieces and markers find one another."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,12 @@ def split_step(exported: torch.export.ExportedProgram, persistent: Mapping[str, 
     """
     graph_module = exported.graph_module
     bindings, weights, constants = _bindings(exported, persistent)
+    markers = without_markers(graph_module.graph)
     graph_module.graph.eliminate_dead_code()
+    for node in graph_module.graph.nodes:
+        node.meta[_ORIGIN] = node.name
     split = split_module(graph_module, None, _Partitioner(), keep_original_order=True)
-    pieces, outputs = _pieces(split, bindings)
+    pieces, outputs = _Assembly(split, bindings, markers).pieces()
     used = {name for piece in pieces for name in piece.inputs}
     return SplitStep(
         pieces=pieces,
@@ -70,10 +74,10 @@ class _Partitioner:
         self._layer: int | None = None
 
     def __call__(self, node: fx.Node) -> int:
-        for path, _ in (node.meta.get("nn_module_stack") or {}).values():
-            if found := _LAYER.search(path):
-                self._layer = int(found.group(1))
-                return self._layer + 1
+        number = layer_of(node)
+        if number is not None:
+            self._layer = number
+            return number + 1
         return 0 if self._layer is None else -1
 
 
@@ -108,41 +112,81 @@ def _user_binding(placeholder: str) -> str:
     return f"step:{placeholder.removeprefix('inputs_')}"
 
 
-def _pieces(split: fx.GraphModule, bindings: dict[str, str]) -> tuple[tuple[Piece, ...], tuple[str, ...]]:
-    names: dict[fx.Node, str] = {}
-    pieces: list[Piece] = []
-    outputs: tuple[str, ...] = ()
-    for node in split.graph.nodes:
-        if node.op == "placeholder":
-            names[node] = bindings[node.name]
-        elif node.op == "call_module":
-            pieces.append(_piece(split, node, names, len(pieces)))
-        elif node.op == "output":
-            results = node.args[0] if isinstance(node.args[0], (tuple, list)) else (node.args[0],)
-            outputs = tuple(names[result].removeprefix("tmp:") for result in results)
-        elif node.op != "call_function":
-            raise CompileError(f"a split step has a node of kind {node.op!r}")
-    return tuple(pieces), outputs
+class _Assembly:
+    """Reads the pieces off a split module, in order, and binds their inputs."""
+
+    def __init__(self, split: fx.GraphModule, bindings: dict[str, str], markers: Mapping[int, Marker]) -> None:
+        self._split, self._bindings, self._markers = split, bindings, markers
+        self._names: dict[fx.Node, str] = {}
+        self._pieces: list[Piece] = []
+        self._origins: dict[int, tuple[str, ...]] = {}
+        """Layer number -> names, before the split, of its piece's inputs."""
+        self._layers: dict[int, Piece] = {}
+
+    def pieces(self) -> tuple[tuple[Piece, ...], tuple[str, ...]]:
+        """Returns the pieces, and the names of the step's outputs."""
+        outputs: tuple[str, ...] = ()
+        for node in self._split.graph.nodes:
+            if node.op == "placeholder":
+                self._names[node] = self._bindings[node.name]
+            elif node.op == "call_module":
+                self._pieces.append(self._piece(node))
+            elif node.op == "output":
+                outputs = tuple(self._names[result].removeprefix("tmp:") for result in _results(node))
+            elif node.op != "call_function":
+                raise CompileError(f"a split step has a node of kind {node.op!r}")
+        return tuple(self._pieces), outputs
+
+    def _piece(self, node: fx.Node) -> Piece:
+        graph = self._split.get_submodule(str(node.target)).graph
+        bound = dict(zip(_origins(graph), self._input_names(node), strict=True))
+        outputs = self._name_outputs(node, graph)
+        stamps = [inner for inner in graph.nodes if inner.op == "call_function" and inner.target is MARKER]
+        if stamps:
+            return self._stamp(Marker.of(stamps[0]), bound, outputs)
+        label = _label(str(node.target))
+        piece = Piece(to_text(graph), tuple(bound.values()), outputs, label)
+        if label == "layer":
+            number = int(str(node.target).removeprefix("submod_")) - 1
+            self._layers[number], self._origins[number] = piece, tuple(bound)
+        return piece
+
+    def _stamp(self, marker: Marker, bound: Mapping[str, str], outputs: tuple[str, ...]) -> Piece:
+        """Makes a layer's piece from the one that it equals: its own arguments, weights and cache."""
+        original = self._layers[marker.original]
+        theirs = (node.meta[_ORIGIN] for node in self._markers[marker.original].arguments)
+        mine = (bound[node.meta[_ORIGIN]] for node in marker.arguments)
+        arguments = dict(zip(theirs, mine, strict=True))
+        inputs = tuple(
+            arguments.get(origin) or renumbered(binding, marker.original, marker.layer)
+            for origin, binding in zip(self._origins[marker.original], original.inputs, strict=True)
+        )
+        return Piece(original.text, inputs, outputs, original.label)
+
+    def _name_outputs(self, node: fx.Node, graph: fx.Graph) -> tuple[str, ...]:
+        (result,) = [inner for inner in graph.nodes if inner.op == "output"]
+        several = isinstance(result.args[0], (tuple, list))
+        outputs = tuple(f"{len(self._pieces)}.{i}" for i in range(len(_results(result))))
+        if several:
+            self._names.update({user: f"tmp:{outputs[user.args[1]]}" for user in node.users})  # type: ignore[index]
+        else:
+            self._names[node] = f"tmp:{outputs[0]}"
+        return outputs
+
+    def _input_names(self, node: fx.Node) -> Iterator[str]:
+        for argument in node.args:
+            if not isinstance(argument, fx.Node):
+                raise CompileError(f"a piece takes {argument!r}, which is not a tensor")
+            yield self._names[argument]
 
 
-def _piece(split: fx.GraphModule, node: fx.Node, names: dict[fx.Node, str], index: int) -> Piece:
-    graph = split.get_submodule(str(node.target)).graph
-    (result,) = [n for n in graph.nodes if n.op == "output"]
-    several = isinstance(result.args[0], (tuple, list))
-    outputs = tuple(f"{index}.{i}" for i in range(len(result.args[0]) if several else 1))
-    if several:
-        for user in node.users:
-            names[user] = f"tmp:{outputs[user.args[1]]}"
-    else:
-        names[node] = f"tmp:{outputs[0]}"
-    return Piece(to_text(graph), tuple(_input_names(node, names)), outputs, _label(str(node.target)))
+def _results(node: fx.Node) -> tuple[fx.Node, ...]:
+    results = node.args[0]
+    return tuple(results) if isinstance(results, (tuple, list)) else (results,)  # type: ignore[arg-type,return-value]
 
 
-def _input_names(node: fx.Node, names: dict[fx.Node, str]) -> Iterator[str]:
-    for argument in node.args:
-        if not isinstance(argument, fx.Node):
-            raise CompileError(f"a piece takes {argument!r}, which is not a tensor")
-        yield names[argument]
+def _origins(graph: fx.Graph) -> tuple[str, ...]:
+    return tuple(node.meta[_ORIGIN] for node in graph.nodes if node.op == "placeholder")
 
 
 def _label(target: str) -> str:

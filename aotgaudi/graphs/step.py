@@ -59,6 +59,7 @@ def build_model(config: dict[str, Any], dtype: str) -> nn.Module:
         raise SpecError(
             "model.config.model_type", f"{model_type!r} is not supported: {_first_line(error)}", "use a decoder-only text model"
         ) from error
+    model.tie_weights()  # Skipped with the initialisation; without it a tied head would ask for a weight of its own.
     return model.eval().requires_grad_(requires_grad=False)
 
 

@@ -20,8 +20,9 @@ from aotgaudi.graphs.canonical import to_text
 from aotgaudi.graphs.program import TensorSpec
 from aotgaudi.graphs.sampler import SamplerGraph
 from aotgaudi.graphs.sampler_signature import signature_of
-from aotgaudi.graphs.split import Piece, split_step
-from aotgaudi.graphs.step import build_model, export_step, kv_shape, step_inputs
+from aotgaudi.graphs.split import Piece, SplitStep, split_step
+from aotgaudi.graphs.stamp import stamped
+from aotgaudi.graphs.step import StepEntry, build_model, export_step, kv_shape, step_inputs
 from aotgaudi.graphs.swap import SwapGraph
 from aotgaudi.manifest.entries import DecodeEntry, DefragEntry, Entry, PromptEntry, SamplerEntry
 from aotgaudi.spec.limits import ServingLimits
@@ -50,10 +51,10 @@ def trace(entry: Entry, model: ModelSpec, limits: ServingLimits) -> TracedProgra
 
 
 def _trace_step(entry: PromptEntry | DecodeEntry, model: ModelSpec, limits: ServingLimits) -> TracedProgram:
-    module, persistent = _model(json.dumps(model.config), model.dtype)
-    split = split_step(export_step(module, entry, limits), persistent)
+    tracer = _tracer(json.dumps(model.config), model.dtype)
+    split = tracer.split(entry, limits)
     used = {name for piece in split.pieces for name in piece.inputs}
-    specs = step_inputs(module, entry, limits)
+    specs = step_inputs(tracer.module, entry, limits)
     return TracedProgram(
         inputs=tuple(spec for spec in specs if f"step:{spec.name}" in used),
         weights=split.weights,
@@ -100,11 +101,31 @@ def stored_names(module: nn.Module) -> Mapping[str, str]:
     return {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
 
 
+class _StepTracer:
+    """Traces the steps of one model; by stamping, where that has been seen to give what a full trace gives."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self._stored = stored_names(module)
+        self._can_stamp: dict[type[StepEntry], bool] = {}
+
+    def split(self, entry: StepEntry, limits: ServingLimits) -> SplitStep:
+        """Returns the step of `entry` in pieces."""
+        if self._can_stamp.get(type(entry), True):
+            with stamped(self.module):
+                split = split_step(export_step(self.module, entry, limits), self._stored)
+            if type(entry) in self._can_stamp:
+                return split
+        full = split_step(export_step(self.module, entry, limits), self._stored)
+        if type(entry) not in self._can_stamp:
+            self._can_stamp[type(entry)] = (split.pieces, split.outputs) == (full.pieces, full.outputs)
+        return full
+
+
 @functools.lru_cache(maxsize=2)
-def _model(config_json: str, dtype: str) -> tuple[nn.Module, Mapping[str, str]]:
-    """Returns the model, and what `stored_names` says of it (one model is enough for a build)."""
-    module = build_model(json.loads(config_json), dtype)
-    return module, stored_names(module)
+def _tracer(config_json: str, dtype: str) -> _StepTracer:
+    """Returns the tracer of a model; one model is enough for a build."""
+    return _StepTracer(build_model(json.loads(config_json), dtype))
 
 
 def _caches(model: ModelSpec, limits: ServingLimits) -> tuple[TensorSpec, ...]:

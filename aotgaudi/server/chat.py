@@ -144,7 +144,7 @@ class ChatTemplate:
                 documents=None,
                 **self._tokens,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
             raise RequestError(
                 f"The model's chat template refuses these messages: {error}", param="messages"
             ) from error

@@ -14,6 +14,7 @@ from aotgaudi.errors import SpecError
 from aotgaudi.server.service import DEFAULT_DRAIN_TIMEOUT_SECONDS
 
 _BACKLOG = 2048
+_MAX_PORT = 65535
 
 OnListening = Callable[[str, int], None]
 """Called once requests are answered, with the address and the port (the real one, where 0 was asked for)."""
@@ -26,12 +27,14 @@ def bind(host: str, port: int) -> socket.socket:
         SpecError: the address cannot be had: in use, not of this machine, not allowed.
     """
     where = f"{host}:{port}"
+    if not 0 <= port <= _MAX_PORT:
+        raise SpecError(where, "is not an address to listen on", f"a port is from 0 to {_MAX_PORT}")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise SpecError(where, f"is not an address to listen on: {error}") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

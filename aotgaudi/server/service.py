@@ -123,12 +123,21 @@ class Service:
         """Token ids of each prompt; text gets the model's special tokens unless the request says otherwise.
 
         Raises:
-            RequestError: 400; a text is longer than any prompt that fits.
+            RequestError: 400; a prompt is longer than any that fits.
         """
         prompts = request.prompts()
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         encoded = await self._encode(texts, request.add_special_tokens is not False, "prompt")
-        return encoded if texts else [prompt for prompt in prompts if not isinstance(prompt, str)]
+        return encoded if texts else [self._bounded(ids) for ids in prompts if not isinstance(ids, str)]
+
+    def _bounded(self, token_ids: list[int]) -> list[int]:
+        """Refuses here what is far too long, before the engine looks at each id on the event loop."""
+        if len(token_ids) > self.max_model_len:
+            raise RequestError(
+                f"the prompt has {len(token_ids)} tokens; max_model_len = {self.max_model_len}",
+                param="prompt",
+            )
+        return token_ids
 
     async def encode_chat(self, request: ChatCompletionRequest) -> list[list[int]]:
         """Token ids of the conversation, one list; the template writes the special tokens itself.

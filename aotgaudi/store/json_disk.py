@@ -13,8 +13,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-import diskcache  # type: ignore[import-untyped]
-from diskcache.core import MODE_RAW  # type: ignore[import-untyped]
+import diskcache
+from diskcache.core import MODE_RAW
 
 from aotgaudi.errors import CorruptError
 

@@ -2,13 +2,14 @@
 
 Layout ``aotgaudi.store/1`` (grammar and version history in docs/formats/store.md)::
 
-    format       "aotgaudi.store/1\\n"
+    format       the line "aotgaudi.store/1"
     objects/     content-addressed, immutable          (cas.py)
     actions/     key -> result, owner only, SQLite     (action_index.py)
     locks/       one empty file a unit being built
     tmp/         what is being written; harmless when its writer is dead
 
-Everything but ``objects/`` may be removed while no builder runs.
+Other names are the builder's scratch. All but ``format`` and ``objects/`` may be
+removed while no builder runs.
 """
 
 from __future__ import annotations

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 
 
 def contents(root: Path) -> dict[str, tuple[str, int]]:
-    """Every file below `root`: sha256 and mode by relative path."""
+    """Every file below `root`: sha256 and mode by relative path. Directories have mode 0755."""
+    paths = [root, *root.rglob("*")]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in paths if path.is_dir()} == {0o755}
     return {
         str(path.relative_to(root)): (sha256_file(path), stat.S_IMODE(path.stat().st_mode))
-        for path in root.rglob("*")
+        for path in paths
         if path.is_file()
     }
 

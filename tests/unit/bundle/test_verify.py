@@ -85,7 +85,7 @@ def test_any_flipped_bit_is_found(sealed: Sealed, name: str) -> None:
 def test_any_other_size_is_found(sealed: Sealed, name: str, size: object) -> None:
     path = sealed.object(name)
     data = path.read_bytes()
-    bad = {0: b"", 1: data[:1], "half": data[: len(data) // 2], "-1": data[:-1], "+1": data + b"\0"}[size]  # type: ignore[index]
+    bad = {0: b"", 1: data[:1], "half": data[: len(data) // 2], "-1": data[:-1], "+1": data + b"\0"}[size]
     path.write_bytes(bad)
 
     report = sealed.report()

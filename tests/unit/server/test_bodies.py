@@ -31,6 +31,7 @@ BAD_COMPLETIONS = [
     ({"prompt": ["a"] * 65}, "prompt", "at most 64 items"),
     ({"prompt": "a" * 100}, "prompt", "max_model_len = 64"),
     ({"prompt": "a" * 1000}, "prompt", "max_model_len = 64"),
+    ({"prompt": [1] * 65}, "prompt", "65 tokens; max_model_len = 64"),
     ({"prompt": "", "add_special_tokens": False}, "prompt", "empty"),
     ({"prompt": "a", "max_token": 3}, "max_token", "did you mean 'max_tokens'?"),
     ({"prompt": "a", "temprature": 3}, "temprature", "did you mean 'temperature'?"),

@@ -310,7 +310,10 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 def test_diskcache_is_imported_only_when_used() -> None:
-    code = "import sys, aotgaudi.store.store; print([m for m in ('diskcache', 'torch', 'numpy') if m in sys.modules])"
+    code = (
+        "import sys, aotgaudi.store.store;"
+        "print([m for m in ('diskcache', 'torch', 'numpy') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[]"

@@ -194,9 +194,9 @@ def test_a_refused_write_leaves_nothing(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, call, refuse)
-    for put in (lambda: objects.put_bytes(DATA), lambda: objects.put_file(source)):
+    for as_file in (False, True):
         with pytest.raises(StoreError) as caught:
-            put()
+            objects.put_file(source) if as_file else objects.put_bytes(DATA)
         message = str(caught.value)
         assert str(objects.root) in message
         assert "\n" not in message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -150,6 +151,19 @@ def test_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
         holder.kill()
         assert acquired.wait(10)
         waiter.join()
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock that is only a file would outlive its holder."""
+    store = Store.open(tmp_path)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises((StoreError, NotImplementedError)) as caught, store.unit_lock(KEY):
+        pass
+    assert isinstance(caught.value, StoreError), caught.value
 
 
 def test_the_lock_is_freed_by_an_exception(tmp_path: Path) -> None:
