@@ -17,8 +17,8 @@ from aotgaudi.bundle.format import BundleIndex
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.errors import NotWarmError
-from aotgaudi.manifest.entries import Entry
 from aotgaudi.manifest.codec import dumps as dump_manifest
+from aotgaudi.manifest.entries import Entry
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.store.store import Store
 

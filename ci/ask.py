@@ -16,7 +16,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-QUESTION = "What is the capital of France?"
+QUESTION = "What is the capital of Italy?"
 READY_TIMEOUT_SECONDS = 60
 
 

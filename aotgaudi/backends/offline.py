@@ -19,7 +19,9 @@ def probe_target(spec: TargetSpec) -> Target:
         from aotgaudi.backends.fake.probe import probe as fake_probe
 
         return fake_probe()
-    raise SpecError("target.backend", f"{spec.backend!r} cannot be compiled for yet", f"available: {', '.join(AVAILABLE)}")
+    raise SpecError(
+        "target.backend", f"{spec.backend!r} cannot be compiled for yet", f"available: {', '.join(AVAILABLE)}"
+    )
 
 
 def make_compiler(target: Target) -> Compiler:

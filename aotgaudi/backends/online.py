@@ -9,7 +9,9 @@ from aotgaudi.errors import TargetError
 def check_target(target: Target) -> None:
     """Raises TargetError, naming the factor, unless this machine satisfies `target`. Imports no torch."""
     if target.backend != "cpu":
-        raise TargetError(f"target: compiled for the backend {target.backend!r}; this server runs 'cpu' bundles")
+        raise TargetError(
+            f"target: compiled for the backend {target.backend!r}; this server runs 'cpu' bundles"
+        )
     from aotgaudi.backends.inductor.probe import require_satisfied
 
     require_satisfied(target)

@@ -107,7 +107,9 @@ class Executor:
         context = multiprocessing.get_context("spawn")
         cache_dir = str(self._store.root / "toolcache")
         workers = min(self._num_workers, len(run.queue) * 3)
-        with ProcessPool(max_workers=workers, initializer=start_worker, initargs=(cache_dir,), context=context) as pool:
+        with ProcessPool(
+            max_workers=workers, initializer=start_worker, initargs=(cache_dir,), context=context
+        ) as pool:
             while True:
                 stopped = stopped or self._should_stop()
                 while run.queue and not stopped and len(run.running) < workers:
@@ -154,7 +156,7 @@ class _Run:
         running = self.running.pop(future)
         try:
             result = future.result()
-        except Exception as error:  # noqa: BLE001 - a worker's edge: whatever it was, it is this job's failure
+        except Exception as error:
             self._failed(running, error)
             return
         self._num_done += 1
@@ -198,7 +200,9 @@ class _Run:
             if parse_unit_row(self._store.actions.get(key), self._store.objects):
                 continue
             log_path = self._log_path(source.label, key)
-            self._push(CompileJob(key, source.text, source.label, self._plan.target, self._store.root, log_path))
+            self._push(
+                CompileJob(key, source.text, source.label, self._plan.target, self._store.root, log_path)
+            )
 
     def _trace_job(self, key: Any, entry: Any, spec: BuildSpec) -> TraceJob:
         log_path = self._log_path(f"trace {entry}", key.hex)
@@ -218,7 +222,7 @@ _TRACED_SECONDS = 12.0
 
 def _is_final(error: Exception) -> bool:
     """True for errors that a second attempt cannot mend: what the user wrote, or a full store."""
-    return isinstance(error, AotGaudiError) and error.exit_code == 2  # noqa: PLR2004 - see errors.py
+    return isinstance(error, AotGaudiError) and error.exit_code == 2
 
 
 def _describe(error: Exception) -> str:

@@ -28,7 +28,11 @@ def import_model(source: str, out: Path, dtype: str) -> None:
         names = {key: options[key] for key in ("gguf_file",) if key in options}
         tokenizer = AutoTokenizer.from_pretrained(location, **names)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise SpecError(source, f"cannot be loaded: {str(error).strip().splitlines()[0]}", "a directory, a .gguf file or a hub id") from error
+        raise SpecError(
+            source,
+            f"cannot be loaded: {str(error).strip().splitlines()[0]}",
+            "a directory, a .gguf file or a hub id",
+        ) from error
     try:
         _save(model, tokenizer, out)
     except OSError as error:
@@ -53,7 +57,11 @@ def _save(model: Any, tokenizer: Any, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     state = model.state_dict()
     stored = sorted(set(stored_names(model).values()))
-    save_file({name: state[name].contiguous() for name in stored}, out / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {name: state[name].contiguous() for name in stored},
+        out / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     tokenizer.save_pretrained(out)
     model.generation_config.save_pretrained(out)
     for name in ("quantization_config", "_name_or_path"):

@@ -67,7 +67,9 @@ class Plan:
         """Returns a wall-clock estimate: known units by their label, untraced programs by a guess."""
         seconds = sum(estimate_unit_seconds(label) for label in self.missing_units.values())
         for state in self.untraced:
-            kinds = UNITS_A_STEP if state.entries[0].kind in ("prompt", "decode") else (state.entries[0].kind,)
+            kinds = (
+                UNITS_A_STEP if state.entries[0].kind in ("prompt", "decode") else (state.entries[0].kind,)
+            )
             seconds += TRACE_SECONDS if len(kinds) > 1 else SMALL_TRACE_SECONDS
             seconds += sum(estimate_unit_seconds(kind) for kind in kinds)
         return seconds / max(1, workers)
@@ -84,7 +86,9 @@ def make_plan(entries: Iterable[Entry], spec: BuildSpec, target: Target, store: 
         row = parse_program_row(store.actions.get(key_hex), store.objects)
         programs.append(ProgramState(key, tuple(members), row))
         for unit_key in row.units if row else ():
-            if unit_key not in units and (found := parse_unit_row(store.actions.get(unit_key), store.objects)):
+            if unit_key not in units and (
+                found := parse_unit_row(store.actions.get(unit_key), store.objects)
+            ):
                 units[unit_key] = found
     return Plan(target, tuple(programs), units)
 

@@ -38,7 +38,11 @@ class ProgramRow(_Row):
 
     def is_intact(self, objects: ObjectStore) -> bool:
         """True when everything the row names is in the store."""
-        digests = [self.program, *(u.text for u in self.units.values()), *([self.constants] if self.constants else [])]
+        digests = [
+            self.program,
+            *(u.text for u in self.units.values()),
+            *([self.constants] if self.constants else []),
+        ]
         return all(objects.has(Digest.parse(digest)) for digest in digests)
 
 

@@ -17,7 +17,13 @@ from aotgaudi.store.store import Store
 
 @click.command("all")
 @click.argument("spec_path", metavar="SPEC", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="The bundle  [default: SPEC's name with .bundle]")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The bundle  [default: SPEC's name with .bundle]",
+)
 @store_option
 @jobs_option
 def build_all(spec_path: Path, output: Path | None, store_root: Path, jobs: int) -> None:

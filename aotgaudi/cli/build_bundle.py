@@ -14,7 +14,9 @@ from aotgaudi.store.store import Store
 
 @click.command("bundle")
 @click.argument("manifest_path", metavar="MANIFEST", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="DIR", help="The bundle.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), required=True, metavar="DIR", help="The bundle."
+)
 @click.option("--allow-missing", is_flag=True, help="Seal what there is; the rest compiles on first use.")
 @store_option
 def build_bundle(manifest_path: Path, output: Path, allow_missing: bool, store_root: Path) -> None:

@@ -26,7 +26,12 @@ from aotgaudi.store.store import Store
 @click.option("--receipt", type=click.Path(path_type=Path), metavar="FILE", help="Write the receipt there.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
 def build_cache(
-    manifest_path: Path, store_root: Path, jobs: int, entry_ids: tuple[str, ...], receipt: Path | None, as_json: bool
+    manifest_path: Path,
+    store_root: Path,
+    jobs: int,
+    entry_ids: tuple[str, ...],
+    receipt: Path | None,
+    as_json: bool,
 ) -> None:
     """Compile what MANIFEST (or a spec) lacks into the store. Stops cleanly, and goes on where it stopped."""
     manifest = load_manifest_or_spec(manifest_path)
@@ -60,7 +65,9 @@ def compile_missing(manifest: Manifest, store: Store, jobs: int, entries: tuple[
     with progress_display() as show, StopRequest().listening() as stop:
         outcome = Executor(store, jobs, should_stop=stop, on_progress=show).run(plan, manifest.spec)
     if outcome.interrupted:
-        raise BuildInterruptedError(f"stopped at a unit boundary with {len(outcome.compiled)} units done; resumable: run the same command again")
+        raise BuildInterruptedError(
+            f"stopped at a unit boundary with {len(outcome.compiled)} units done; resumable: run the same command again"
+        )
     _raise_failures(outcome)
     return outcome
 
@@ -98,6 +105,8 @@ def summary(outcome: BuildOutcome) -> dict[str, object]:
 def _raise_failures(outcome: BuildOutcome) -> None:
     if not outcome.failures:
         return
-    rows = [f"  {failure.label}: {failure.message}\n    log: {failure.log_path}" for failure in outcome.failures]
+    rows = [
+        f"  {failure.label}: {failure.message}\n    log: {failure.log_path}" for failure in outcome.failures
+    ]
     head = f"{len(outcome.failures)} of {len(outcome.failures) + len(outcome.compiled) + outcome.num_traced} jobs failed; the others are in the store"
     raise CompileError("\n".join([head, *rows]))

@@ -34,7 +34,11 @@ def _document(plan: Plan, jobs: int) -> dict[str, Any]:
         "num_programs": len(plan.programs),
         "num_units_ready": len(plan.units),
         "trace": [
-            {"entry": str(state.entries[0]), "num_entries": len(state.entries), "why": "no program with this key in the store"}
+            {
+                "entry": str(state.entries[0]),
+                "num_entries": len(state.entries),
+                "why": "no program with this key in the store",
+            }
             for state in plan.untraced
         ],
         "compile": [

@@ -15,7 +15,12 @@ def model() -> None:
 @model.command("import")
 @click.argument("source")
 @click.argument("out", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--dtype", type=click.Choice(["auto", "bfloat16", "float16", "float32"]), default="bfloat16", show_default=True)
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "bfloat16", "float16", "float32"]),
+    default="bfloat16",
+    show_default=True,
+)
 def import_(source: str, out: Path, dtype: str) -> None:
     """Write SOURCE (a directory, a .gguf file or a hub id) to DIR as config, safetensors and tokenizer."""
     from aotgaudi.build.model_import import import_model

@@ -65,7 +65,10 @@ class _Lines:
             return
         self._last, self._shown = time.monotonic(), state
         what = progress.labels[0] if progress.labels else "done"
-        click.echo(f"[{progress.num_done}/{progress.num_total}] about {progress.eta_seconds:.0f} s left: {what}", err=True)
+        click.echo(
+            f"[{progress.num_done}/{progress.num_total}] about {progress.eta_seconds:.0f} s left: {what}",
+            err=True,
+        )
 
 
 @contextmanager
@@ -87,6 +90,12 @@ def _bar() -> Iterator[Callable[[Progress], None]]:
 
         def show(progress: Progress) -> None:
             what = ", ".join(progress.labels) or "done"
-            bar.update(task, completed=progress.num_done, total=progress.num_total, eta=progress.eta_seconds, description=what)
+            bar.update(
+                task,
+                completed=progress.num_done,
+                total=progress.num_total,
+                eta=progress.eta_seconds,
+                description=what,
+            )
 
         yield show

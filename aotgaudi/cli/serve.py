@@ -13,21 +13,49 @@ from aotgaudi.errors import SpecError
 
 
 @click.command()
-@click.option("--bundle", type=click.Path(path_type=Path), required=True, metavar="DIR", help="What `build` sealed.")
-@click.option("--model", required=True, metavar="DIR", help="Model directory (or hub id): config, weights, tokenizer.")
-@click.option("--require-warm", is_flag=True, help="Refuse to start unless every entry is warm; never compile.")
+@click.option(
+    "--bundle", type=click.Path(path_type=Path), required=True, metavar="DIR", help="What `build` sealed."
+)
+@click.option(
+    "--model", required=True, metavar="DIR", help="Model directory (or hub id): config, weights, tokenizer."
+)
+@click.option(
+    "--require-warm", is_flag=True, help="Refuse to start unless every entry is warm; never compile."
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port (0: any free one).")
-@click.option("--served-model-name", "names", multiple=True, metavar="NAME", help="Name in the API (repeatable)  [default: the directory's name]")
-@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads of matrix products  [default: $OMP_NUM_THREADS or one a core]")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port (0: any free one)."
+)
+@click.option(
+    "--served-model-name",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Name in the API (repeatable)  [default: the directory's name]",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Threads of matrix products  [default: $OMP_NUM_THREADS or one a core]",
+)
 @store_option
-def serve(  # noqa: PLR0913 - one a flag
-    bundle: Path, model: str, require_warm: bool, host: str, port: int, names: tuple[str, ...], threads: int | None, store_root: Path
+def serve(
+    bundle: Path,
+    model: str,
+    require_warm: bool,
+    host: str,
+    port: int,
+    names: tuple[str, ...],
+    threads: int | None,
+    store_root: Path,
 ) -> None:
     """Serve a model from a verified BUNDLE. With --require-warm it starts warm or not at all."""
     from aotgaudi.server.launch import ServeOptions, launch
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"
+    )
     model_dir = find_model(model)
     launch(
         ServeOptions(
@@ -36,7 +64,8 @@ def serve(  # noqa: PLR0913 - one a flag
             require_warm=require_warm,
             host=host,
             port=port,
-            served_model_names=names or (model if "/" in model and not Path(model).exists() else model_dir.resolve().name,),
+            served_model_names=names
+            or (model if "/" in model and not Path(model).exists() else model_dir.resolve().name,),
             num_threads=threads or _threads(),
             store_root=store_root,
             environment=os.environ,
@@ -50,13 +79,17 @@ def find_model(model: str) -> Path:
     if path.is_dir():
         return path
     if path.exists() or model.count("/") != 1 or model.startswith((".", "/", "~")):
-        raise SpecError(model, "is not a model directory", "a directory with config.json and safetensors, or a hub id")
+        raise SpecError(
+            model, "is not a model directory", "a directory with config.json and safetensors, or a hub id"
+        )
     try:
         from huggingface_hub import snapshot_download
 
         return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
     except Exception as error:
-        raise SpecError(model, f"is neither a directory nor a hub model that can be fetched: {str(error).splitlines()[0]}") from error
+        raise SpecError(
+            model, f"is neither a directory nor a hub model that can be fetched: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def _threads() -> int:

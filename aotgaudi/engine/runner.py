@@ -124,7 +124,9 @@ class _PromptInputs:
         """Returns one input."""
         if spec.dtype == "bool":
             starts = [row.start for row in self._rows]
-            return prompt_mask(starts, self._entry.query_len, spec.shape[3] - spec.shape[2], mask_window(spec.name))
+            return prompt_mask(
+                starts, self._entry.query_len, spec.shape[3] - spec.shape[2], mask_window(spec.name)
+            )
         values: Iterable[int] = getattr(self, f"_{spec.name}")()
         return _ids(values).view(spec.shape)
 

@@ -77,7 +77,9 @@ def paged_attention(  # noqa: PLR0913 - the signature is transformers' own
     unknown = sorted(set(kwargs) - IGNORED_KWARGS)
     where = f"model ({type(module).__name__}, layer {module.layer_idx})"
     if unknown:
-        raise SpecError(where, f"attention keyword {unknown[0]!r} is not supported", "use another architecture")
+        raise SpecError(
+            where, f"attention keyword {unknown[0]!r} is not supported", "use another architecture"
+        )
     if attention_mask is not None:
         raise SpecError(where, "the model builds its own attention mask", "use another architecture")
     cache = paged.caches[module.layer_idx]
@@ -129,7 +131,9 @@ class PromptState:
         write_cache(call.cache, self.slots_T, call.k_TKD, call.v_TKD)
         mask = _mask_for(self.masks, call.sliding_window)
         b, q = mask.shape[0], mask.shape[2]
-        keys, values = (self._with_context(call.cache[i], new, b) for i, new in ((0, call.k_TKD), (1, call.v_TKD)))
+        keys, values = (
+            self._with_context(call.cache[i], new, b) for i, new in ((0, call.k_TKD), (1, call.v_TKD))
+        )
         query = call.q_THD.unflatten(0, (b, q)).transpose(1, 2)
         out_bHqD = _attend_dense(query, keys, values, mask, call)
         return out_bHqD.transpose(1, 2).reshape(1, b * q, *call.q_THD.shape[1:])
@@ -189,7 +193,11 @@ class DecodeState:
 
 def _mask_for(masks: dict[int | None, Tensor], window: int | None) -> Tensor:
     if window not in masks:
-        raise SpecError("model", f"a layer has the sliding window {window}", f"the configuration names {sorted(map(str, masks))}")
+        raise SpecError(
+            "model",
+            f"a layer has the sliding window {window}",
+            f"the configuration names {sorted(map(str, masks))}",
+        )
     return masks[window]
 
 
@@ -197,7 +205,9 @@ def _softcapped(scores: Tensor, softcap: float | None) -> Tensor:
     return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 
-def _attend_dense(q_bHqD: Tensor, k_bKkD: Tensor, v_bKkD: Tensor, mask: Tensor, call: AttentionCall) -> Tensor:
+def _attend_dense(
+    q_bHqD: Tensor, k_bKkD: Tensor, v_bKkD: Tensor, mask: Tensor, call: AttentionCall
+) -> Tensor:
     """Returns [b, H, q, D]. Fused where the variant allows, else softmax written out."""
     if call.softcap is None and call.sinks_H is None:
         return F.scaled_dot_product_attention(

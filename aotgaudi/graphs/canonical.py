@@ -55,7 +55,9 @@ def to_text(graph: fx.Graph) -> str:
             lines.append(["output", _encode(results, numbers)])
             continue
         else:
-            raise CompileError(f"a graph has a node of kind {node.op!r} ({node.target}); expected calls of torch operators")
+            raise CompileError(
+                f"a graph has a node of kind {node.op!r} ({node.target}); expected calls of torch operators"
+            )
         numbers[node] = len(numbers)
     return "\n".join(json.dumps(line, separators=(",", ":"), allow_nan=False) for line in lines) + "\n"
 

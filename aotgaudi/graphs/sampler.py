@@ -27,7 +27,9 @@ class SamplerGraph(nn.Module):
         super().__init__()
         self.signature = signature
 
-    def forward(self, logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor, noise: Tensor) -> Tensor:
+    def forward(
+        self, logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor, noise: Tensor
+    ) -> Tensor:
         """Samples one token a row; rows with temperature 0 are greedy."""
         greedy = logits.float().argmax(-1)
         if self.signature is SamplerSignature.GREEDY:
@@ -58,7 +60,9 @@ def _keep_largest(p_bV: Tensor, weight_bV: Tensor, wanted_b: Tensor) -> Tensor:
     for round_ in reversed(range(_ROUNDS)):
         digits = torch.arange(1, 1 << _BITS_A_ROUND, dtype=torch.int32) << (_BITS_A_ROUND * round_)
         candidates_bd = threshold_b[:, None] + digits
-        reached = torch.where(bits_bV[:, None, :] >= candidates_bd[..., None], weight_bV[:, None, :], 0.0).sum(-1)
+        reached = torch.where(
+            bits_bV[:, None, :] >= candidates_bd[..., None], weight_bV[:, None, :], 0.0
+        ).sum(-1)
         count_b = (reached >= wanted_b[:, None]).sum(-1).to(torch.int32)
         threshold_b = threshold_b + (count_b << (_BITS_A_ROUND * round_))
     return torch.where(bits_bV >= threshold_b[:, None], p_bV, 0.0)

@@ -115,7 +115,9 @@ def _user_binding(placeholder: str) -> str:
 class _Assembly:
     """Reads the pieces off a split module, in order, and binds their inputs."""
 
-    def __init__(self, split: fx.GraphModule, bindings: dict[str, str], markers: Mapping[int, Marker]) -> None:
+    def __init__(
+        self, split: fx.GraphModule, bindings: dict[str, str], markers: Mapping[int, Marker]
+    ) -> None:
         self._split, self._bindings, self._markers = split, bindings, markers
         self._names: dict[fx.Node, str] = {}
         self._pieces: list[Piece] = []

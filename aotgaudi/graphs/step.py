@@ -45,7 +45,9 @@ def build_model(config: dict[str, Any], dtype: str) -> nn.Module:
     try:
         hf_config = AutoConfig.for_model(**config)
     except (ValueError, KeyError, TypeError) as error:
-        raise SpecError("model.config.model_type", f"{model_type!r} is not usable: {error}", "see transformers") from error
+        raise SpecError(
+            "model.config.model_type", f"{model_type!r} is not usable: {error}", "see transformers"
+        ) from error
     _check_rope(hf_config)
     try:
         with no_init_weights():
@@ -57,7 +59,9 @@ def build_model(config: dict[str, Any], dtype: str) -> nn.Module:
             )
     except (ValueError, KeyError) as error:
         raise SpecError(
-            "model.config.model_type", f"{model_type!r} is not supported: {_first_line(error)}", "use a decoder-only text model"
+            "model.config.model_type",
+            f"{model_type!r} is not supported: {_first_line(error)}",
+            "use a decoder-only text model",
         ) from error
     model.tie_weights()  # Skipped with the initialisation; without it a tied head would ask for a weight of its own.
     return model.eval().requires_grad_(requires_grad=False)
@@ -85,7 +89,9 @@ def export_step(model: nn.Module, entry: StepEntry, limits: ServingLimits) -> to
         try:
             return torch.export.export(wrapper, (inputs, caches), strict=False)
         except torch._dynamo.exc.UserError as error:
-            raise SpecError(f"model ({model.config.model_type})", f"does not export: {_first_line(error)}") from error
+            raise SpecError(
+                f"model ({model.config.model_type})", f"does not export: {_first_line(error)}"
+            ) from error
 
 
 def step_inputs(model: nn.Module, entry: StepEntry, limits: ServingLimits) -> tuple[TensorSpec, ...]:
@@ -145,7 +151,9 @@ class _DecodeStep(_Step):
 
 def _check_rope(config: Any) -> None:
     parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    groups = [parameters] if "rope_type" in parameters else [p for p in parameters.values() if isinstance(p, dict)]
+    groups = (
+        [parameters] if "rope_type" in parameters else [p for p in parameters.values() if isinstance(p, dict)]
+    )
     for group in groups:
         rope_type = group.get("rope_type", "default")
         if rope_type not in STATIC_ROPE_TYPES:

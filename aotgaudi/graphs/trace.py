@@ -79,7 +79,9 @@ def _trace_sampler(entry: SamplerEntry, model: ModelSpec) -> TracedProgram:
     used = _prune_inputs(graph)
     kept = tuple(spec for spec, is_used in zip(specs, used, strict=True) if is_used)
     piece = Piece(to_text(graph.graph), tuple(f"step:{s.name}" for s in kept), ("0.0",), "sampler")
-    return TracedProgram(inputs=kept, weights=(), caches=(), pieces=(piece,), outputs=("0.0",), constants=None)
+    return TracedProgram(
+        inputs=kept, weights=(), caches=(), pieces=(piece,), outputs=("0.0",), constants=None
+    )
 
 
 def _trace_swap(entry: DefragEntry, model: ModelSpec, limits: ServingLimits) -> TracedProgram:
@@ -131,7 +133,9 @@ def _tracer(config_json: str, dtype: str) -> _StepTracer:
 def _caches(model: ModelSpec, limits: ServingLimits) -> tuple[TensorSpec, ...]:
     config = _hf_config(json.dumps(model.config))
     shape = kv_shape(config, limits)
-    return tuple(TensorSpec(name=str(n), shape=shape, dtype=model.dtype) for n in range(config.num_hidden_layers))
+    return tuple(
+        TensorSpec(name=str(n), shape=shape, dtype=model.dtype) for n in range(config.num_hidden_layers)
+    )
 
 
 @functools.lru_cache(maxsize=2)

@@ -24,7 +24,9 @@ _BoundCall = tuple[Callable[[Sequence[Tensor]], list[Tensor]], tuple[int, ...], 
 class BoundProgram:
     """One entry, ready to run."""
 
-    def __init__(self, program: Program, units: Mapping[str, Executable], tensors: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, program: Program, units: Mapping[str, Executable], tensors: Mapping[str, Tensor]
+    ) -> None:
         """`tensors` maps ``weight:``, ``const:`` and ``kv:`` bindings to tensors. Raises ManifestError."""
         self.inputs: tuple[TensorSpec, ...] = program.inputs
         self._slots: list[Optional[Tensor]] = []
@@ -106,4 +108,6 @@ class ExecutableTable:
         for able in order[order.index(signature) :]:
             if entry := self._samplers.get((batch_size, able)):
                 return entry
-        raise ManifestError(f"no sampler entry serves {signature.value!r} for batch size {batch_size}; add a setting to sampler.settings")
+        raise ManifestError(
+            f"no sampler entry serves {signature.value!r} for batch size {batch_size}; add a setting to sampler.settings"
+        )

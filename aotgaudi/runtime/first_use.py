@@ -61,7 +61,15 @@ class FirstUseBuilder:
         logger.warning("Configuration: %s is warm now (%d units compiled)", entry, num_compiled)
 
     def _build(self, entry: Entry, receipt_path: Path) -> int:
-        options = ("--entry", entry.id, "--store", str(self._store_root), "--receipt", str(receipt_path), "--json")
+        options = (
+            "--entry",
+            entry.id,
+            "--store",
+            str(self._store_root),
+            "--receipt",
+            str(receipt_path),
+            "--json",
+        )
         command = [sys.executable, "-m", "aotgaudi", "build", "cache", str(self._manifest_path), *options]
         with self._excused():
             done = subprocess.run(command, capture_output=True, text=True, env=self._environment, check=False)
@@ -80,7 +88,8 @@ class FirstUseBuilder:
         return Artifacts(
             receipt=receipt,
             program=lambda entry_id: load_program(
-                objects.read(Digest.parse(receipt.programs[entry_id])), Digest.parse(receipt.programs[entry_id])
+                objects.read(Digest.parse(receipt.programs[entry_id])),
+                Digest.parse(receipt.programs[entry_id]),
             ),
             read=lambda text: objects.read(Digest.parse(text)),
             path=verified,

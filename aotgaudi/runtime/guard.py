@@ -17,7 +17,16 @@ from typing import Any
 from aotgaudi.errors import CompileForbiddenError
 
 PROCESS_EVENTS = frozenset(
-    {"subprocess.Popen", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn"}
+    {
+        "subprocess.Popen",
+        "os.exec",
+        "os.fork",
+        "os.forkpty",
+        "os.posix_spawn",
+        "os.spawn",
+        "os.system",
+        "pty.spawn",
+    }
 )
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "torch._export", "triton", "transformers")
 

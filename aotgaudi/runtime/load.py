@@ -50,7 +50,11 @@ class Loader:
 
     def load(self, entries: Iterable[Entry], artifacts: Artifacts, table: ExecutableTable) -> None:
         """Adds every entry that the receipt answers to `table`; the others stay cold."""
-        found = [(entry, artifacts.receipt.programs[entry.id]) for entry in entries if entry.id in artifacts.receipt.programs]
+        found = [
+            (entry, artifacts.receipt.programs[entry.id])
+            for entry in entries
+            if entry.id in artifacts.receipt.programs
+        ]
         fresh = {digest: entry for entry, digest in found if digest not in self._bound}
         programs = {digest: artifacts.program(entry.id) for digest, entry in fresh.items()}
         self._add_weights(programs.values())
@@ -64,7 +68,9 @@ class Loader:
         for key in program.unit_keys():
             if key not in self._units:
                 files = artifacts.receipt.units[key].artifact
-                self._units[key] = self._runtime.load({name: artifacts.path(digest) for name, digest in files.items()})
+                self._units[key] = self._runtime.load(
+                    {name: artifacts.path(digest) for name, digest in files.items()}
+                )
         return BoundProgram(program, self._units, {**self._tensors, **self._constants_of(program, artifacts)})
 
     def _constants_of(self, program: Program, artifacts: Artifacts) -> Mapping[str, Tensor]:

@@ -36,7 +36,9 @@ def load_weights(model_dir: Path, specs: Iterable[TensorSpec]) -> dict[str, Tens
             raise SpecError(str(path), f"cannot be read as safetensors: {error}") from error
     missing = sorted(wanted.keys() - weights.keys())
     if missing:
-        raise SpecError(str(model_dir), f"holds no tensor {missing[0]!r} ({len(missing)} missing in all)", _REMEDY)
+        raise SpecError(
+            str(model_dir), f"holds no tensor {missing[0]!r} ({len(missing)} missing in all)", _REMEDY
+        )
     return weights
 
 
@@ -60,6 +62,8 @@ def _files(model_dir: Path, wanted: Iterable[str]) -> list[Path]:
 def _fitting(tensor: Tensor, spec: TensorSpec, path: Path) -> Tensor:
     if tuple(tensor.shape) != spec.shape:
         raise SpecError(
-            str(path), f"{spec.name} has shape {list(tensor.shape)}, the bundle needs {list(spec.shape)}", "use the model that the bundle was built for"
+            str(path),
+            f"{spec.name} has shape {list(tensor.shape)}, the bundle needs {list(spec.shape)}",
+            "use the model that the bundle was built for",
         )
     return tensor.to(getattr(torch, spec.dtype)).contiguous()

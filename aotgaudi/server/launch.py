@@ -91,6 +91,7 @@ def _assemble(options: ServeOptions, bundle: Bundle, manifest: Manifest, pending
     from aotgaudi.engine.detokenizer import IncrementalDetokenizer
     from aotgaudi.engine.loop import Engine
     from aotgaudi.engine.runner import ProgramRunner, refuse_cold
+    from aotgaudi.runtime.allocator import keep_freed_memory
     from aotgaudi.runtime.executables import ExecutableTable
     from aotgaudi.runtime.first_use import FirstUseBuilder
     from aotgaudi.runtime.guard import Guard
@@ -102,6 +103,7 @@ def _assemble(options: ServeOptions, bundle: Bundle, manifest: Manifest, pending
     from aotgaudi.server.tokenizer import Tokenizer
 
     spec, limits = manifest.spec, manifest.spec.limits
+    keep_freed_memory()
     torch.set_num_threads(options.num_threads)
     check_model(spec, _model_of(options.model_dir, manifest), options.model_dir)
     tokenizer = Tokenizer.load(options.model_dir)

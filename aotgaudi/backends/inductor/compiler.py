@@ -41,7 +41,9 @@ class InductorCompiler:
     """Compiles units for one target. One instance a worker process; not thread-safe."""
 
     def __init__(self, target: Target) -> None:
-        flags = {name: _parse(value) for name, value in target.flags.items() if not name.startswith("aotgaudi.")}
+        flags = {
+            name: _parse(value) for name, value in target.flags.items() if not name.startswith("aotgaudi.")
+        }
         self._options = {**_FIXED_OPTIONS, **flags}
 
     def compile(self, unit: Unit, work_dir: Path) -> CompiledUnit:
@@ -83,7 +85,9 @@ def _refuse_companions(work_dir: Path, label: str) -> None:
     """Raises CompileError where the object needs operators without a C interface (a JSON file names them)."""
     companion = work_dir / f"{Path(ARTIFACT_FILE).stem}.json"
     if companion.exists():
-        raise CompileError(f"{label}: calls operators that have no C interface: {companion.read_text()[:300]}")
+        raise CompileError(
+            f"{label}: calls operators that have no C interface: {companion.read_text()[:300]}"
+        )
 
 
 def _check(graph: fx.GraphModule, specs: list[InputSpec], library: Path, label: str) -> tuple[float, float]:
@@ -98,7 +102,9 @@ def _check(graph: fx.GraphModule, specs: list[InputSpec], library: Path, label: 
         error, tolerance = _compare(actual, expected)
         if error <= tolerance:
             return error, tolerance
-    raise CompileError(f"{label}: the compiled graph differs from eager by {error:.3g}, allowed {tolerance:.3g}")
+    raise CompileError(
+        f"{label}: the compiled graph differs from eager by {error:.3g}, allowed {tolerance:.3g}"
+    )
 
 
 def _compare(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> tuple[float, float]:

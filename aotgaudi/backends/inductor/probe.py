@@ -25,7 +25,9 @@ class IsaLevel:
 _V3 = ("abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
 ISA_LEVELS = {
     "avx2": IsaLevel("x86-64-v3", 256, _V3),
-    "avx512": IsaLevel("x86-64-v4", 512, tuple(sorted((*_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")))),
+    "avx512": IsaLevel(
+        "x86-64-v4", 512, tuple(sorted((*_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")))
+    ),
 }
 """The x86-64 micro-architecture levels of the psABI; names of features as in /proc/cpuinfo."""
 
@@ -62,10 +64,14 @@ def require_satisfied(target: Target) -> None:
     wanted = {"machine": target.machine, "torch": target.toolchain.get("torch", "")}
     for factor, value in wanted.items():
         if here[factor] != value:
-            raise TargetError(f"target: compiled for {factor} {value}, this machine has {here[factor]}; rebuild here: aotgaudi build SPEC")
+            raise TargetError(
+                f"target: compiled for {factor} {value}, this machine has {here[factor]}; rebuild here: aotgaudi build SPEC"
+            )
     missing = sorted(set(target.isa) - cpu_features())
     if missing:
-        raise TargetError(f"target: compiled for a CPU with {', '.join(missing)}, which this one lacks; rebuild with target.isa = \"avx2\"")
+        raise TargetError(
+            f'target: compiled for a CPU with {", ".join(missing)}, which this one lacks; rebuild with target.isa = "avx2"'
+        )
 
 
 def cpu_features() -> frozenset[str]:
@@ -87,7 +93,11 @@ def _resolve(isa: str, features: frozenset[str]) -> str:
         return have[-1]
     if isa in have:
         return isa
-    raise SpecError("target.isa", f"{isa!r} cannot be built on this machine", f"it has: {', '.join(have) or 'none of ' + ', '.join(ISA_LEVELS)}")
+    raise SpecError(
+        "target.isa",
+        f"{isa!r} cannot be built on this machine",
+        f"it has: {', '.join(have) or 'none of ' + ', '.join(ISA_LEVELS)}",
+    )
 
 
 def _compiler_version() -> str:

@@ -37,6 +37,6 @@ class InductorRuntime:
         try:
             return InductorExecutable(files[ARTIFACT_FILE])
         except RuntimeError as error:
-            raise TargetError(f"{files[ARTIFACT_FILE]}: cannot be loaded: {str(error).splitlines()[0]}") from error
-
-
+            raise TargetError(
+                f"{files[ARTIFACT_FILE]}: cannot be loaded: {str(error).splitlines()[0]}"
+            ) from error

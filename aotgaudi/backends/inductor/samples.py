@@ -56,7 +56,9 @@ def _spread(graph: fx.GraphModule, inputs: list[Tensor], position: int, generato
         if bound < zeros.numel() and bound > 4:
             continue
         values = torch.randperm(bound, generator=generator)[: zeros.numel()]
-        inputs[position] = values.repeat(-(-zeros.numel() // bound))[: zeros.numel()].view(zeros.shape).to(zeros.dtype)
+        inputs[position] = (
+            values.repeat(-(-zeros.numel() // bound))[: zeros.numel()].view(zeros.shape).to(zeros.dtype)
+        )
         try:
             graph(*[value.clone() for value in inputs])
         except (IndexError, RuntimeError):

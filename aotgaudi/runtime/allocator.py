@@ -1,0 +1,24 @@
+"""Keeps freed memory in the process, so that a step does not page-fault its buffers in anew.
+
+Units allocate their intermediate tensors on every call. With glibc's defaults, buffers of some hundred
+kilobytes are handed back to the kernel when freed and faulted in again on the next call: a decode step that
+takes 29 ms then takes 51 ms (docs/benchmarks.md). A serving process has one size of working set; it keeps it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LARGEST_MMAP_THRESHOLD_BYTES = 32 << 20
+"""What mallopt(3) allows; larger buffers are mapped and unmapped as before."""
+_KEPT_BYTES = 1 << 30
+
+
+def keep_freed_memory() -> bool:
+    """Tunes glibc's malloc for the whole process. Returns False where the C library has no ``mallopt``."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    settings = ((_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD_BYTES), (_M_TRIM_THRESHOLD, _KEPT_BYTES))
+    return all(mallopt(name, value) == 1 for name, value in settings)
