@@ -6,7 +6,7 @@ A device is one folder with three files: ``probe.py`` (what am I), ``compiler.py
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -75,7 +75,8 @@ class Compiler(Protocol):
 class Executable(Protocol):
     """One loaded unit. Not thread-safe: one thread runs the engine's steps."""
 
-    def run(self, inputs: Sequence[Any]) -> list[Any]:
+    @property
+    def run(self) -> Callable[[Sequence[Any]], list[Any]]:
         """Runs on a list of tensors in the unit's order; returns its outputs. May write to KV inputs."""
         ...
 

@@ -1,0 +1,1 @@
+"""Offline: what is missing, and the workers that make it."""

@@ -9,6 +9,7 @@ failure is never recorded as a result.
 from __future__ import annotations
 
 import heapq
+import itertools
 import multiprocessing
 import time
 from collections.abc import Callable
@@ -139,6 +140,7 @@ class _Run:
         self.failures: list[Failure] = []
         self.num_traced = 0
         self._num_done = self._num_known = 0
+        self._order = itertools.count()
         self._store, self._plan = store, plan
         self._unit_keys: set[str] = set(plan.units)
         for state in plan.programs:
@@ -190,7 +192,7 @@ class _Run:
     def _push(self, job: Job, attempt: int = 1, *, known: bool = False) -> None:
         cost = _TRACE_COST if isinstance(job, TraceJob) else estimate_unit_seconds(job.label)
         self._num_known += not known
-        heapq.heappush(self.queue, (-cost, len(self.queue) + self._num_known, job, attempt))
+        heapq.heappush(self.queue, (-cost, next(self._order), job, attempt))
 
     def _push_units(self, row: ProgramRow) -> None:
         for key, source in row.units.items():

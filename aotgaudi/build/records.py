@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aotgaudi.bundle.receipt import UnitRecord
 from aotgaudi.digest import Digest
@@ -34,7 +34,7 @@ class ProgramRow(_Row):
     program: str
     units: dict[str, UnitSource]
     constants: str | None = None
-    components: dict[str, str] = {}
+    components: dict[str, str] = Field(default_factory=dict)
 
     def is_intact(self, objects: ObjectStore) -> bool:
         """True when everything the row names is in the store."""
@@ -50,7 +50,7 @@ class UnitRow(UnitRecord):
     """What is recorded of a compiled unit; `cpu_seconds` includes the compiler's own processes."""
 
     cpu_seconds: float
-    components: dict[str, str] = {}
+    components: dict[str, str] = Field(default_factory=dict)
 
     def is_intact(self, objects: ObjectStore) -> bool:
         """True when every file of the artifact is in the store."""

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict
 
 from aotgaudi.digest import canonical_json
 
-PROGRAM_SCHEMA = "aotgaudi.program/1"
+PROGRAM_SCHEMA: Literal["aotgaudi.program/1"] = "aotgaudi.program/1"
 
 
 class _Value(BaseModel):

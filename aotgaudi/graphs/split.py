@@ -56,7 +56,7 @@ def split_step(exported: torch.export.ExportedProgram, persistent: Mapping[str, 
     graph_module.graph.eliminate_dead_code()
     for node in graph_module.graph.nodes:
         node.meta[_ORIGIN] = node.name
-    split = split_module(graph_module, None, _Partitioner(), keep_original_order=True)
+    split = split_module(graph_module, graph_module, _Partitioner(), keep_original_order=True)
     pieces, outputs = _Assembly(split, bindings, markers).pieces()
     used = {name for piece in pieces for name in piece.inputs}
     return SplitStep(
@@ -140,7 +140,7 @@ class _Assembly:
         return tuple(self._pieces), outputs
 
     def _piece(self, node: fx.Node) -> Piece:
-        graph = self._split.get_submodule(str(node.target)).graph
+        graph = _subgraph(self._split, str(node.target))
         bound = dict(zip(_origins(graph), self._input_names(node), strict=True))
         outputs = self._name_outputs(node, graph)
         stamps = [inner for inner in graph.nodes if inner.op == "call_function" and inner.target is MARKER]
@@ -180,6 +180,13 @@ class _Assembly:
             if not isinstance(argument, fx.Node):
                 raise CompileError(f"a piece takes {argument!r}, which is not a tensor")
             yield self._names[argument]
+
+
+def _subgraph(split: fx.GraphModule, name: str) -> fx.Graph:
+    module = split.get_submodule(name)
+    if not isinstance(module, fx.GraphModule):
+        raise CompileError(f"a split step has a module {name!r} without a graph")
+    return module.graph
 
 
 def _results(node: fx.Node) -> tuple[fx.Node, ...]:

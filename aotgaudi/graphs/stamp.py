@@ -63,7 +63,7 @@ def stamped(model: nn.Module) -> Iterator[None]:
     originals: dict[Any, int] = {}
     try:
         for number, layer in layers.items():
-            layer.forward = _Stamper(layer, number, originals)  # type: ignore[method-assign,assignment]
+            layer.forward = _Stamper(layer, number, originals)
         yield
     finally:
         for layer in layers.values():

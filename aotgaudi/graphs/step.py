@@ -32,8 +32,8 @@ STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn", "proportio
 ``longrope`` chooses by the longest position in the batch, so a result would depend on its batch mates."""
 
 
-def build_model(config: dict[str, Any], dtype: str) -> nn.Module:
-    """Returns the ``...ForCausalLM`` of a config.json, with our attention and untouched parameters.
+def build_model(config: dict[str, Any], dtype: str) -> Any:
+    """Returns the ``...ForCausalLM`` (``PreTrainedModel``) of a config.json, with our attention and untouched parameters.
 
     Raises SpecError for an unknown architecture, rope type, or a model without the needed hooks.
     """
@@ -75,7 +75,7 @@ def kv_shape(config: Any, limits: ServingLimits) -> tuple[int, ...]:
     return (2, limits.num_blocks + 1, kv_heads, limits.block_size, head_dim)
 
 
-def export_step(model: nn.Module, entry: StepEntry, limits: ServingLimits) -> torch.export.ExportedProgram:
+def export_step(model: Any, entry: StepEntry, limits: ServingLimits) -> torch.export.ExportedProgram:
     """Exports the step of `entry`. Inputs: those of `step_inputs`, then one cache a layer."""
     config = model.config.get_text_config()
     windows = _windows(config)
@@ -88,13 +88,13 @@ def export_step(model: nn.Module, entry: StepEntry, limits: ServingLimits) -> to
         warnings.simplefilter("ignore")
         try:
             return torch.export.export(wrapper, (inputs, caches), strict=False)
-        except torch._dynamo.exc.UserError as error:
+        except (torch._dynamo.exc.UserError, TypeError, NotImplementedError) as error:
             raise SpecError(
                 f"model ({model.config.model_type})", f"does not export: {_first_line(error)}"
             ) from error
 
 
-def step_inputs(model: nn.Module, entry: StepEntry, limits: ServingLimits) -> tuple[TensorSpec, ...]:
+def step_inputs(model: Any, entry: StepEntry, limits: ServingLimits) -> tuple[TensorSpec, ...]:
     """Returns every input that the step of `entry` may take; a program lists those that its graph uses."""
     windows = _windows(model.config.get_text_config())
     if isinstance(entry, PromptEntry):
@@ -109,7 +109,7 @@ def _windows(config: Any) -> tuple[Window, ...]:
 
 
 class _Step(nn.Module):
-    def __init__(self, model: nn.Module, windows: tuple[Window, ...]) -> None:
+    def __init__(self, model: Any, windows: tuple[Window, ...]) -> None:
         super().__init__()
         self.model = model
         self.windows = windows
@@ -125,7 +125,8 @@ class _Step(nn.Module):
             logits_to_keep=keep,
             paged=paged,
         )
-        return out.logits[0]
+        logits: Tensor = out.logits[0]
+        return logits
 
 
 class _PromptStep(_Step):

@@ -106,22 +106,27 @@ def stored_names(module: nn.Module) -> Mapping[str, str]:
 class _StepTracer:
     """Traces the steps of one model; by stamping, where that has been seen to give what a full trace gives."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: Any) -> None:
         self.module = module
         self._stored = stored_names(module)
         self._can_stamp: dict[type[StepEntry], bool] = {}
 
     def split(self, entry: StepEntry, limits: ServingLimits) -> SplitStep:
         """Returns the step of `entry` in pieces."""
-        if self._can_stamp.get(type(entry), True):
-            with stamped(self.module):
-                split = split_step(export_step(self.module, entry, limits), self._stored)
-            if type(entry) in self._can_stamp:
-                return split
-        full = split_step(export_step(self.module, entry, limits), self._stored)
-        if type(entry) not in self._can_stamp:
-            self._can_stamp[type(entry)] = (split.pieces, split.outputs) == (full.pieces, full.outputs)
-        return full
+        kind = type(entry)
+        if kind not in self._can_stamp:
+            full = self._full(entry, limits)
+            guess = self._stamped(entry, limits)
+            self._can_stamp[kind] = (guess.pieces, guess.outputs) == (full.pieces, full.outputs)
+            return full
+        return self._stamped(entry, limits) if self._can_stamp[kind] else self._full(entry, limits)
+
+    def _full(self, entry: StepEntry, limits: ServingLimits) -> SplitStep:
+        return split_step(export_step(self.module, entry, limits), self._stored)
+
+    def _stamped(self, entry: StepEntry, limits: ServingLimits) -> SplitStep:
+        with stamped(self.module):
+            return self._full(entry, limits)
 
 
 @functools.lru_cache(maxsize=2)
@@ -147,7 +152,7 @@ def _hf_config(config_json: str) -> Any:
 
 def _export(module: nn.Module, args: tuple[torch.Tensor, ...]) -> fx.GraphModule:
     with torch.no_grad():
-        graph_module = torch.export.export(module, args, strict=False).graph_module
+        graph_module: fx.GraphModule = torch.export.export(module, args, strict=False).graph_module
     graph_module.graph.eliminate_dead_code()
     return graph_module
 

@@ -1,0 +1,1 @@
+"""Online: verified artifacts loaded and bound, and the guard that nothing compiles."""

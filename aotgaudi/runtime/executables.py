@@ -48,7 +48,7 @@ class BoundProgram:
         slots = self._slots
         slots[: self._num_inputs] = inputs
         for run, arguments, results in self._calls:
-            for slot, value in zip(results, run([slots[i] for i in arguments])):  # type: ignore[misc]
+            for slot, value in zip(results, run([slots[i] for i in arguments]), strict=True):  # type: ignore[misc]
                 slots[slot] = value
         outputs = [slots[i] for i in self._outputs]
         for slot in self._transient:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from aotgaudi.errors import SpecError
 
 
-def read_json_object(path: Path) -> dict[str, object]:
+def read_json_object(path: Path) -> dict[str, Any]:
     """The object in `path`; empty when there is no such file.
 
     Raises:

@@ -97,7 +97,7 @@ class ActionIndex:
             raise self._unusable(error) from error
 
     def _attempt(self, action: Callable[[Any], T]) -> T:
-        from aotgaudi.store.json_disk import is_timeout  # noqa: PLC0415  Importing diskcache costs milliseconds.
+        from aotgaudi.store.json_disk import is_timeout
 
         try:
             return action(self._open())
@@ -109,7 +109,7 @@ class ActionIndex:
             raise
 
     def _open(self) -> Any:
-        from aotgaudi.store.json_disk import open_cache  # noqa: PLC0415
+        from aotgaudi.store.json_disk import open_cache
 
         with self._lock:
             if self._cache is None:

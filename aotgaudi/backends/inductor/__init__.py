@@ -1,0 +1,1 @@
+"""PyTorch AOTInductor on the CPU: the embedded default."""

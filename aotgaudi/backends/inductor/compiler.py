@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
 import subprocess
 import time
 import warnings
@@ -78,7 +80,7 @@ def _parse(value: str) -> Any:
 
 def _strip(library: Path) -> None:
     sections = [f"--remove-section={name}" for name in (".comment", ".note.gnu.build-id")]
-    subprocess.run(["strip", "--strip-all", *sections, os.fspath(library)], check=True)
+    subprocess.run([shutil.which("strip") or "strip", "--strip-all", *sections, os.fspath(library)], check=True)
 
 
 def _refuse_companions(work_dir: Path, label: str) -> None:
@@ -118,6 +120,6 @@ def _compare(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> tuple[floa
         scale = max(1.0, want.double().abs().max().item())
         tolerance = _TOLERANCES.get(want.dtype, 0.0) * scale
         if not difference <= tolerance:
-            return (difference if difference == difference else float("inf")), tolerance
+            return (float("inf") if math.isnan(difference) else difference), tolerance
         worst, allowed = max(worst, difference), max(allowed, tolerance)
     return worst, allowed

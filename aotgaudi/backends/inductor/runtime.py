@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,11 +19,11 @@ class InductorExecutable:
     """One loaded unit: a call is a few microseconds plus the unit's own work."""
 
     __slots__ = ("run",)
+    run: Callable[[Sequence[Any]], list[Any]]
 
     def __init__(self, library: Path) -> None:
-        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)  # type: ignore[attr-defined]
+        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
         self.run = runner.run
-        """(inputs: list of tensors in the unit's order) -> list of outputs."""
 
 
 class InductorRuntime:

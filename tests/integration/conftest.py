@@ -1,0 +1,17 @@
+"""One store a session: a unit is compiled once, whatever test asks for it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from aotgaudi.store.store import Store
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """$AOTGAUDI_TEST_STORE keeps compiled units between runs; CI starts from an empty one."""
+    kept = os.environ.get("AOTGAUDI_TEST_STORE")
+    return Store.open(Path(kept) if kept else tmp_path_factory.mktemp("store"))

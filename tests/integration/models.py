@@ -1,0 +1,143 @@
+"""Tiny random models of several architectures, and what builds and loads them. Shared by the tests here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from aotgaudi.backends.offline import probe_target
+from aotgaudi.backends.online import make_runtime
+from aotgaudi.build.executor import Executor
+from aotgaudi.build.plan import make_plan
+from aotgaudi.bundle.format import load_program
+from aotgaudi.digest import Digest
+from aotgaudi.engine.runner import ProgramRunner
+from aotgaudi.graphs.trace import stored_names
+from aotgaudi.manifest.entries import Entry
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.pipeline import make_receipt
+from aotgaudi.runtime.executables import ExecutableTable
+from aotgaudi.runtime.load import Artifacts, Loader, declare_samplers
+from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.store.store import Store
+
+_COMMON: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 320,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_HYBRID = {
+    "sliding_window": 20,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+_EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {},
+    "mistral": {"sliding_window": 24},
+    "gemma3_text": {**_HYBRID, "query_pre_attn_scalar": 16},
+    "mixtral": _EXPERTS,
+    "gemma2": {"sliding_window": 20, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 16},
+    "gpt_oss": {**_HYBRID, **_EXPERTS},
+    "phi3": {},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+}
+BLOCK_SIZE = 16
+
+
+def reference(architecture: str, seed: int = 0) -> Any:
+    """Returns transformers' own model in float32 with eager attention and random weights of lively scale."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(architecture, **{**_COMMON, **ARCHITECTURES[architecture]})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(seed)
+    around = 0.0 if architecture.startswith("gemma") else 1.0
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        parameter.data = 0.15 * noise if parameter.dim() > 1 else around + 0.1 * noise
+    model.tie_weights()
+    return model
+
+
+def spec_of(model: Any, num_blocks: int = 40) -> BuildSpec:
+    """Returns a spec for the reference model: 4 rows, 64 tokens a step, blocks of 16 tokens."""
+    config = json.loads(model.config.to_json_string(use_diff=False))
+    limits = {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "max_model_len": 256,
+        "block_size": BLOCK_SIZE,
+        "num_blocks": num_blocks,
+    }
+    document = {
+        "schema": "aotgaudi.spec/1",
+        "model": {"name": model.config.model_type, "dtype": "float32", "config": config},
+        "limits": limits,
+    }
+    return BuildSpec.model_validate_json(json.dumps(document))
+
+
+def save_checkpoint(model: Any, path: Path) -> Path:
+    """Writes the weights as a server reads them; returns the directory."""
+    path.mkdir(parents=True, exist_ok=True)
+    state = model.state_dict()
+    names = sorted(set(stored_names(model).values()))
+    save_file({name: state[name].contiguous() for name in names}, path / "model.safetensors")
+    return path
+
+
+@dataclass(frozen=True)
+class Built:
+    """Entries of a spec, compiled into a store."""
+
+    manifest: Manifest
+    store: Store
+    artifacts: Artifacts
+
+    def runner(self, model_dir: Path) -> ProgramRunner:
+        """Loads everything over one checkpoint."""
+        table = ExecutableTable()
+        declare_samplers(self.manifest.entries, table)
+        Loader(make_runtime(self.artifacts.receipt.target), model_dir).load(
+            self.manifest.entries, self.artifacts, table
+        )
+        return ProgramRunner(table, BLOCK_SIZE)
+
+
+def build(spec: BuildSpec, entries: tuple[Entry, ...], store: Store, num_workers: int = 2) -> Built:
+    """Compiles `entries` with the real CPU backend; what the store has already is not compiled again."""
+    target = probe_target(spec.target)
+    manifest = Manifest(spec, entries)
+    outcome = Executor(store, num_workers).run(make_plan(entries, spec, target, store), spec)
+    assert not outcome.failures, outcome.failures
+    receipt = make_receipt(manifest, make_plan(entries, spec, target, store))
+    assert not receipt.missing(entries)
+    objects = store.objects
+    return Built(
+        manifest,
+        store,
+        Artifacts(
+            receipt=receipt,
+            program=lambda entry_id: load_program(
+                objects.read(Digest.parse(receipt.programs[entry_id])),
+                Digest.parse(receipt.programs[entry_id]),
+            ),
+            read=lambda text: objects.read(Digest.parse(text)),
+            path=lambda text: objects.path(Digest.parse(text)),
+        ),
+    )

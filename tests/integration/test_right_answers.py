@@ -1,0 +1,145 @@
+"""Compiled programs compute what transformers computes: prefill, chunked prefill, decode, any batch mix."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aotgaudi.engine.runner import ProgramRunner
+from aotgaudi.engine.steps import DecodeRow, DecodeStep, DefragStep, PromptRow, PromptStep, SamplingRow
+from aotgaudi.manifest.entries import DecodeEntry, DefragEntry, PromptEntry
+from aotgaudi.store.store import Store
+from tests.integration.models import ARCHITECTURES, Built, build, reference, save_checkpoint, spec_of
+
+FRESH = PromptEntry(1, 32, 0)
+CHUNK = PromptEntry(2, 16, 4)
+DECODE = DecodeEntry(4, 1, 16)
+SWAP = DefragEntry(8)
+TOLERANCE = 1e-4
+
+BUILT_IN_CI = ("llama", "qwen2", "qwen3", "mistral", "gemma3_text", "mixtral")
+"""Those that are compiled; the others are compared before compiling (tests/unit/graphs)."""
+
+
+class Conversation:
+    """Four sequences over shuffled blocks, their logits by transformers, and steps over them."""
+
+    def __init__(self, model: Any, runner: ProgramRunner) -> None:
+        self._model, self._runner = model, runner
+        shuffle = random.Random(1)
+        blocks = list(range(1, 41))
+        shuffle.shuffle(blocks)
+        lengths = (75, 40, 33, 66)
+        self.tokens = [[shuffle.randrange(3, 320) for _ in range(n)] for n in lengths]
+        self.tables = [tuple(blocks[8 * i : 8 * i + 8]) for i in range(4)]
+
+    def prompt(self, entry: PromptEntry, *chunks: tuple[int, int, int]) -> float:
+        """Prefills ``(sequence, start, length)`` chunks; returns the largest error of their last logits."""
+        rows = tuple(
+            PromptRow(tuple(self.tokens[i][start : start + n]), start, self.tables[i], None)
+            for i, start, n in chunks
+        )
+        logits = self._runner.logits(PromptStep(entry, rows))
+        ends = [(i, start + n) for i, start, n in chunks]
+        return self._error(logits, ends)
+
+    def decode(self, *rows: tuple[int, int]) -> float:
+        """Decodes ``(sequence, position)`` rows; returns the largest error of their logits."""
+        step = tuple(DecodeRow(self.tokens[i][p], p, self.tables[i], SamplingRow()) for i, p in rows)
+        logits = self._runner.logits(DecodeStep(DECODE, step))
+        return self._error(logits, [(i, p + 1) for i, p in rows])
+
+    def swap(self, first: int, second: int) -> None:
+        """Exchanges two blocks, in the cache and in the tables."""
+        self._runner.exchange(DefragStep(SWAP, ((first, second),)))
+        renamed = {first: second, second: first}
+        self.tables = [tuple(renamed.get(b, b) for b in table) for table in self.tables]
+
+    def _error(self, logits: torch.Tensor, ends: list[tuple[int, int]]) -> float:
+        with torch.no_grad():
+            wanted = [self._model(torch.tensor([self.tokens[i][:end]])).logits[0, -1] for i, end in ends]
+        return max((got - want).abs().max().item() for got, want in zip(logits, wanted, strict=False))
+
+
+@pytest.fixture(scope="module")
+def built(store: Store) -> Callable[[str], tuple[Any, Built]]:
+    """Returns what builds an architecture (from the session's store) and its reference model."""
+
+    def make(architecture: str) -> tuple[Any, Built]:
+        model = reference(architecture)
+        return model, build(spec_of(model), (FRESH, CHUNK, DECODE, SWAP), store)
+
+    return make
+
+
+@pytest.mark.parametrize("architecture", BUILT_IN_CI)
+def test_logits_agree_with_transformers(
+    architecture: str, built: Callable[[str], tuple[Any, Built]], tmp_path: Path
+) -> None:
+    model, artifacts = built(architecture)
+    talk = Conversation(model, artifacts.runner(save_checkpoint(model, tmp_path)))
+
+    prefill = [talk.prompt(FRESH, (i, 0, n)) for i, n in ((0, 32), (1, 32), (2, 17))]
+    chunked = [
+        talk.prompt(CHUNK, (0, 32, 16), (1, 32, 7)),
+        talk.prompt(CHUNK, (2, 16, 16), (3, 0, 16)),
+        talk.prompt(CHUNK, (3, 16, 16)),
+        talk.prompt(CHUNK, (0, 48, 16), (3, 32, 16)),
+    ]
+    decode = [
+        talk.decode((1, 39)),
+        talk.decode((2, 32), (0, 64)),
+        talk.decode((0, 65), (3, 48), (1, 39)),
+        talk.decode((3, 49), (1, 39), (2, 32), (0, 66)),
+    ]
+
+    assert max(prefill) < TOLERANCE
+    assert max(chunked) < TOLERANCE
+    assert max(decode) < TOLERANCE
+
+
+def test_a_swap_moves_a_sequence_and_nothing_else(
+    built: Callable[[str], tuple[Any, Built]], tmp_path: Path
+) -> None:
+    model, artifacts = built("llama")
+    talk = Conversation(model, artifacts.runner(save_checkpoint(model, tmp_path)))
+    talk.prompt(FRESH, (0, 0, 32))
+    talk.prompt(FRESH, (2, 0, 32))
+
+    talk.swap(talk.tables[0][1], talk.tables[2][0])
+
+    assert talk.decode((0, 32), (2, 32)) < TOLERANCE
+
+
+def test_two_checkpoints_run_through_the_same_artifacts(
+    built: Callable[[str], tuple[Any, Built]], tmp_path: Path
+) -> None:
+    first, artifacts = built("llama")
+    second = reference("llama", seed=7)
+    pairs = zip(first.parameters(), second.parameters(), strict=True)
+    assert all(not torch.equal(a, b) for a, b in pairs)
+
+    for number, model in enumerate((first, second)):
+        talk = Conversation(model, artifacts.runner(save_checkpoint(model, tmp_path / str(number))))
+
+        assert talk.prompt(FRESH, (0, 0, 32)) < TOLERANCE
+        assert talk.prompt(CHUNK, (0, 32, 16)) < TOLERANCE
+        assert talk.decode((0, 48)) < TOLERANCE
+
+
+def test_equal_layers_are_one_unit(built: Callable[[str], tuple[Any, Built]]) -> None:
+    _, artifacts = built("llama")
+
+    program = artifacts.artifacts.program(DECODE.id)
+
+    assert len(program.calls) == 1 + 3 + 1
+    assert len({call.unit for call in program.calls[1:4]}) == 1
+
+
+def test_every_architecture_listed_is_known() -> None:
+    assert set(BUILT_IN_CI) <= set(ARCHITECTURES)
