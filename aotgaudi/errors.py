@@ -39,6 +39,10 @@ class SpecError(AotGaudiError):
         self.where, self.problem, self.remedy = where, problem, remedy
         super().__init__(f"{where}: {problem}" + (f" ({remedy})" if remedy else ""))
 
+    def __reduce__(self) -> tuple[type[SpecError], tuple[str, str, str]]:
+        """Pickles by its parts: workers send it to their parent."""
+        return type(self), (self.where, self.problem, self.remedy)
+
 
 class ManifestError(AotGaudiError):
     """A manifest (or receipt, or bundle index) that is malformed or of another format version."""

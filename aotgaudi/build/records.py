@@ -8,9 +8,7 @@ A row whose objects are gone is no hit. A failure is never a row.
 
 from __future__ import annotations
 
-import json
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from aotgaudi.bundle.receipt import UnitRecord
 from aotgaudi.digest import Digest
@@ -60,20 +58,16 @@ class UnitRow(UnitRecord):
 def parse_program_row(value: dict[str, object] | None, objects: ObjectStore) -> ProgramRow | None:
     """Returns the row if it is well-formed and intact, else None (a miss)."""
     try:
-        row = ProgramRow.model_validate_json(_json(value)) if value else None
-    except ValidationError:
+        row = ProgramRow.model_validate(value) if value else None
+        return row if row and row.is_intact(objects) else None
+    except ValueError:  # Another shape, or a digest that is none.
         return None
-    return row if row and row.is_intact(objects) else None
 
 
 def parse_unit_row(value: dict[str, object] | None, objects: ObjectStore) -> UnitRow | None:
     """Returns the row if it is well-formed and intact, else None (a miss)."""
     try:
-        row = UnitRow.model_validate_json(_json(value)) if value else None
-    except ValidationError:
+        row = UnitRow.model_validate(value) if value else None
+        return row if row and row.is_intact(objects) else None
+    except ValueError:  # Another shape, or a digest that is none.
         return None
-    return row if row and row.is_intact(objects) else None
-
-
-def _json(value: dict[str, object]) -> str:
-    return json.dumps(value)

@@ -7,7 +7,9 @@ results are plain values, so that they can travel to another machine.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import multiprocessing.util
 import os
 import resource
 import shutil
@@ -23,11 +25,17 @@ from aotgaudi.backends.base import Target, Unit
 from aotgaudi.build.keys import unit_key
 from aotgaudi.build.records import ProgramRow, UnitRow, UnitSource
 from aotgaudi.digest import Digest, Key
+from aotgaudi.errors import AotGaudiError, CompileError, CorruptError
 from aotgaudi.graphs.program import Call, Program
 from aotgaudi.manifest.entries import Entry
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
 from aotgaudi.store.cas import ObjectStore
+from aotgaudi.store.faults import store_error
+
+_BEFORE_ALL_OTHERS = 1000
+_STORE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES})
+"""What a job meets when its store takes no more; it is not the unit's fault."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +73,24 @@ def start_worker(cache_dir: str) -> None:
 
     Runs before torch is imported. Ctrl-C reaches the whole process group; only the parent acts on it, so a
     unit under way is finished (its compiler inherits the ignored signal).
+
+    The pool ends its workers by SIGTERM, for which it has a handler that runs multiprocessing's clean-up.
+    That handler stays: torch's progress bars own a named semaphore, which a worker killed outright would
+    leave behind. Once the clean-up has begun, a further SIGTERM must not cut it short.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ignore_sigterm = (signal.SIGTERM, signal.SIG_IGN)
+    multiprocessing.util.Finalize(None, signal.signal, ignore_sigterm, exitpriority=_BEFORE_ALL_OTHERS)
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), "1")
     os.environ.update(threads, TORCHINDUCTOR_CACHE_DIR=cache_dir, TOKENIZERS_PARALLELISM="false")
 
 
 def run_trace(job: TraceJob) -> ProgramRow:
-    """Traces, publishes texts, constants and the program, and returns its row."""
-    with _logged(job.log_path):
+    """Traces, publishes texts, constants and the program, and returns its row.
+
+    Raises SpecError for a model that cannot be built, StoreError, and CompileError for all else.
+    """
+    with _errors_of(job), _logged(job.log_path):
         from aotgaudi.graphs.trace import trace
 
         _one_thread()
@@ -104,8 +120,11 @@ def run_trace(job: TraceJob) -> ProgramRow:
 
 
 def run_compile(job: CompileJob) -> UnitRow:
-    """Compiles and checks one unit, publishes its artifact, and returns its row. Raises CompileError."""
-    with _logged(job.log_path), _work_dir(job.store_root) as work_dir:
+    """Compiles and checks one unit, publishes its artifact, and returns its row.
+
+    Raises CompileError, StoreError, and CorruptError where the unit's text is not what its key says.
+    """
+    with _errors_of(job), _logged(job.log_path), _work_dir(job.store_root) as work_dir:
         from aotgaudi.backends.offline import make_compiler
 
         if job.target.backend != "fake":
@@ -113,6 +132,11 @@ def run_compile(job: CompileJob) -> UnitRow:
         objects = ObjectStore(job.store_root)
         text = objects.read(Digest.parse(job.text)).decode()
         key, before = unit_key(text, job.target), _cpu_seconds()
+        if key.hex != job.key:
+            raise CorruptError(
+                f"{job.label}: its text has the key {key.hex:.12}..., the action index says {job.key:.12}..."
+                f" (remove {job.store_root / 'actions'}; it is filled again by the next build)"
+            )
         compiled = make_compiler(job.target).compile(Unit(text, key, job.label), work_dir)
         artifact = {name: str(objects.put_file(path)) for name, path in sorted(compiled.files.items())}
         return UnitRow(
@@ -141,6 +165,22 @@ def _cpu_seconds() -> float:
 
 
 @contextlib.contextmanager
+def _errors_of(job: TraceJob | CompileJob) -> Iterator[None]:
+    """Turns whatever the job raises into an error of ours: others may not survive the way to the parent."""
+    try:
+        yield
+    except AotGaudiError:
+        raise
+    except OSError as error:
+        if error.errno in _STORE_ERRORS:
+            raise store_error("build in", job.store_root, error) from error
+        raise CompileError(f"{job.label}: {error}") from error
+    except (Exception, SystemExit) as error:
+        lines = str(error).strip().splitlines() or ["no message"]
+        raise CompileError(f"{job.label}: {type(error).__name__}: {lines[0]}") from error
+
+
+@contextlib.contextmanager
 def _work_dir(store_root: Path) -> Iterator[Path]:
     """A private directory inside the store (same file system), removed at the end."""
     path = Path(tempfile.mkdtemp(prefix="unit-", dir=store_root / "tmp"))
@@ -163,11 +203,13 @@ def _logged(path: Path) -> Iterator[None]:
             os.dup2(log.fileno(), 2)
             yield
         except Exception:
-            traceback.print_exc()
+            with contextlib.suppress(OSError):  # A log on a full disk must not hide what it is about.
+                traceback.print_exc()
             raise
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
+                sys.stderr.flush()
             for descriptor, number in zip(saved, (1, 2), strict=True):
                 os.dup2(descriptor, number)
                 os.close(descriptor)

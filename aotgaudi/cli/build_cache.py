@@ -65,8 +65,10 @@ def compile_missing(manifest: Manifest, store: Store, jobs: int, entries: tuple[
     with progress_display() as show, StopRequest().listening() as stop:
         outcome = Executor(store, jobs, should_stop=stop, on_progress=show).run(plan, manifest.spec)
     if outcome.interrupted:
+        failed = f" and {len(outcome.failures)} jobs failed" if outcome.failures else ""
         raise BuildInterruptedError(
-            f"stopped at a unit boundary with {len(outcome.compiled)} units done; resumable: run the same command again"
+            f"stopped at a unit boundary with {len(outcome.compiled)} units done{failed};"
+            " resumable: run the same command again"
         )
     _raise_failures(outcome)
     return outcome
@@ -108,5 +110,6 @@ def _raise_failures(outcome: BuildOutcome) -> None:
     rows = [
         f"  {failure.label}: {failure.message}\n    log: {failure.log_path}" for failure in outcome.failures
     ]
-    head = f"{len(outcome.failures)} of {len(outcome.failures) + len(outcome.compiled) + outcome.num_traced} jobs failed; the others are in the store"
+    num_jobs = len(outcome.failures) + len(outcome.compiled) + outcome.num_traced
+    head = f"{len(outcome.failures)} of {num_jobs} jobs failed; the others are in the store"
     raise CompileError("\n".join([head, *rows]))

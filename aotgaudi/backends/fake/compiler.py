@@ -11,6 +11,8 @@ from aotgaudi.backends.base import CompiledUnit, Target, Unit
 from aotgaudi.digest import sha256_bytes
 from aotgaudi.errors import CompileError
 
+_SLOW_SECONDS = 0.2
+
 
 class FakeCompiler:
     """Writes a file that follows from the unit's text, or misbehaves as the unit's label says."""
@@ -31,6 +33,8 @@ class FakeCompiler:
             os.kill(os.getpid(), signal.SIGKILL)
         if "!hang" in unit.label:
             threading.Event().wait()
+        if "!slow" in unit.label:
+            threading.Event().wait(_SLOW_SECONDS)
         path = work_dir / "unit.bin"
         path.write_bytes(b"aotgaudi.fake/1\n" + sha256_bytes(unit.text.encode()).encode() * 64)
         return CompiledUnit(files={path.name: path}, compile_seconds=0.0, max_abs_error=0.0, tolerance=0.0)

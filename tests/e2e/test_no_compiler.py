@@ -1,0 +1,155 @@
+"""A strict server needs no compiler, starts no process, and loads nothing that could compile."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.harness import Workplace, environment
+
+pytestmark = pytest.mark.slow
+
+COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "transformers")
+
+WITNESS = '''\
+"""Imported by every Python process at its start: writes down what it starts, imports, and has loaded at its end."""
+
+import atexit
+import os
+import sys
+import time
+
+PROCESS_EVENTS = {
+    "subprocess.Popen", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn"
+}
+COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "transformers")
+FILE = os.open(os.environ["E2E_WITNESS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+
+def write(kind, what):
+    os.write(FILE, f"{time.time()}\\t{kind}\\t{what}\\n".encode())
+
+
+def is_compiler(name):
+    return any(name == compiler or name.startswith(compiler + ".") for compiler in COMPILERS)
+
+
+def hook(event, args):
+    if event in PROCESS_EVENTS:
+        write("process", f"{event} {args[0] if args else ''!r}")
+    elif event == "import" and is_compiler(args[0]):
+        write("import", args[0])
+
+
+@atexit.register
+def end():
+    for name in sorted(sys.modules):
+        write("loaded", name)
+
+
+sys.addaudithook(hook)
+'''
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One line of a witness; `time` in seconds since 1970."""
+
+    time: float
+    kind: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Witness:
+    """Watches child processes that get `settings` into their environment."""
+
+    folder: Path
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {"PYTHONPATH": str(self.folder), "E2E_WITNESS": str(self.folder / "seen")}
+
+    def seen(self, kind: str) -> list[Seen]:
+        lines = (self.folder / "seen").read_text(encoding="utf-8").splitlines()
+        rows = (line.split("\t", 2) for line in lines)
+        return [Seen(float(when), what_kind, what) for when, what_kind, what in rows if what_kind == kind]
+
+
+@pytest.fixture
+def witness(tmp_path: Path) -> Witness:
+    folder = tmp_path / "witness"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(WITNESS, encoding="utf-8")
+    return Witness(folder)
+
+
+@pytest.fixture
+def empty_path(tmp_path: Path) -> str:
+    """A PATH on which there is nothing at all."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for tool in ("g++", "c++", "gcc", "cc", "clang++", "ld", "as"):
+        assert shutil.which(tool, path=str(folder)) is None
+    return str(folder)
+
+
+def test_the_witness_sees_a_process_and_an_import(witness: Witness, tmp_path: Path) -> None:
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', '']); import torch._inductor"
+
+    subprocess.run(
+        [sys.executable, "-c", code], env=environment(tmp_path, **witness.settings), check=True, timeout=120
+    )
+
+    assert any(seen.what.startswith("subprocess.Popen") for seen in witness.seen("process"))
+    assert "torch._inductor" in {seen.what for seen in witness.seen("import")}
+    assert "torch._inductor" in {seen.what for seen in witness.seen("loaded")}
+
+
+def test_a_strict_server_works_without_a_compiler_and_starts_no_process(
+    workplace: Workplace, witness: Witness, empty_path: str
+) -> None:
+    with workplace.serve(PATH=empty_path, CXX="", **witness.settings) as server:
+        ready_at = time.time()
+        process = psutil.Process(server.process.pid)
+        for length in range(1, 50, 7):
+            server.complete([11] * length, max_tokens=14, ignore_eos=True)
+            server.complete([[11] * length, [12] * length], max_tokens=14, temperature=1, top_k=5)
+        chat = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "the fox"}]})
+        assert chat.status_code == 200
+        assert server.metric("aotgaudi_compilations_total") == 0
+        assert process.children(recursive=True) == []
+        times = process.cpu_times()
+        assert (times.children_user, times.children_system) == (0, 0)
+
+    assert [seen for seen in witness.seen("process") if seen.time >= ready_at] == []
+    assert witness.seen("import") == []
+    loaded = {seen.what for seen in witness.seen("loaded")}
+    assert "torch" in loaded
+    assert [name for name in loaded if name in COMPILERS] == []
+
+
+def test_a_first_use_that_cannot_be_built_fails_its_request_alone(
+    workplace: Workplace, holed_bundle: Path, tmp_path: Path, empty_path: str
+) -> None:
+    store = tmp_path / "store"
+    with workplace.serve("--store", store, bundle=holed_bundle, strict=False, PATH=empty_path) as server:
+        before = server.complete([3] * 4, max_tokens=4)
+        failed = server.post("/v1/completions", {"prompt": [3] * 20, "max_tokens": 4})
+        after = server.complete([3] * 4, max_tokens=4)
+
+        assert failed.status_code == 500
+        assert failed.json()["error"]["type"] == "server_error"
+        assert after["choices"] == before["choices"]
+        assert "no C++ compiler found" in server.log
+        assert server.is_idle()
+        os.kill(server.process.pid, 15)
+        assert server.process.wait(60) == 0

@@ -1,0 +1,195 @@
+"""What cannot be served is refused: soon, in words, with the command that mends it, and without listening."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aotgaudi.manifest.entries import DecodeEntry
+from tests.e2e.harness import Refusal, Workplace, copy_bundle, own_object, reseal
+
+pytestmark = pytest.mark.slow
+
+ENTRY = DecodeEntry(batch_size=1, query_len=1, num_blocks=2)
+OTHER_ENTRY = DecodeEntry(batch_size=2, query_len=1, num_blocks=4)
+LIMIT_SECONDS = 5.0
+
+
+def check(refusal: Refusal, exit_code: int, *words: str) -> None:
+    """Asserts that a start was refused as it should be; `words` are in the message."""
+    assert refusal.exit_code == exit_code, refusal.output
+    assert "Traceback" not in refusal.output
+    assert "error: " in refusal.output
+    for word in words:
+        assert word in refusal.output
+    assert not refusal.has_listened
+    assert refusal.seconds < LIMIT_SECONDS
+
+
+def remove(bundle: Path) -> None:
+    own_object(bundle, ENTRY).unlink()
+
+
+def flip_a_bit(bundle: Path) -> None:
+    path = own_object(bundle, ENTRY)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    path.write_bytes(data)
+
+
+def truncate(bundle: Path) -> None:
+    path = own_object(bundle, ENTRY)
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def swap(bundle: Path) -> None:
+    one, other = own_object(bundle, ENTRY), own_object(bundle, OTHER_ENTRY)
+    data = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(data)
+
+
+def edit_the_manifest(bundle: Path) -> None:
+    path = bundle / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(b"e2e-llama", b"e2e-lama"))
+
+
+def edit_the_receipt(bundle: Path) -> None:
+    path = bundle / "receipt.json"
+    path.write_bytes(path.read_bytes().replace(b'"torch":"', b'"torch":"9'))
+
+
+def add_an_object(bundle: Path) -> None:
+    (own_object(bundle, ENTRY).parent / "stray.so").write_bytes(b"\x7fELF")
+
+
+@pytest.mark.parametrize(
+    ("damage", "exit_code", "words"),
+    [
+        (remove, 3, (str(ENTRY), "missing")),
+        (flip_a_bit, 4, (str(ENTRY), "corrupt")),
+        (truncate, 4, (str(ENTRY), "corrupt")),
+        (swap, 4, (str(ENTRY), str(OTHER_ENTRY), "corrupt")),
+        (edit_the_manifest, 4, ("manifest.json",)),
+        (edit_the_receipt, 4, ("receipt.json",)),
+        (add_an_object, 4, ("stray.so", "extra")),
+    ],
+)
+def test_a_damaged_bundle_is_refused_with_the_entry_and_the_command_that_mends_it(
+    workplace: Workplace,
+    tmp_path: Path,
+    damage: Callable[[Path], None],
+    exit_code: int,
+    words: tuple[str, ...],
+) -> None:
+    bundle = copy_bundle(workplace.bundle, tmp_path / "damaged.bundle")
+    damage(bundle)
+
+    check(workplace.refusal(bundle=bundle), exit_code, "mend it with: aotgaudi build", *words)
+
+
+def test_a_bundle_with_holes_is_refused_under_require_warm(workplace: Workplace, holed_bundle: Path) -> None:
+    check(
+        workplace.refusal(bundle=holed_bundle),
+        3,
+        str(ENTRY),
+        "missing",
+        f"aotgaudi build bundle MANIFEST -o {holed_bundle}",
+    )
+
+
+def test_a_bundle_with_holes_is_not_sealed_unless_asked_for(
+    workplace: Workplace, holed_store: Path, tmp_path: Path
+) -> None:
+    done = workplace.run("build", "bundle", workplace.spec, "-o", tmp_path / "b", "--store", holed_store)
+
+    assert done.returncode == 3
+    assert str(ENTRY) in done.stderr
+    assert "aotgaudi build cache" in done.stderr
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"toolchain": {"torch": "1.2.3", "compiler": "g++ 14.2.0"}}, ("torch 1.2.3",)),
+        ({"isa": ("avx2", "avx9000")}, ("avx9000",)),
+        ({"machine": "vax"}, ("machine vax",)),
+        ({"backend": "hpu"}, ("'hpu'",)),
+    ],
+    ids=["another torch", "a CPU feature that this machine lacks", "another machine", "another device"],
+)
+def test_a_bundle_for_another_target_is_refused_with_the_factor(
+    workplace: Workplace, tmp_path: Path, change: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    bundle = copy_bundle(workplace.bundle, tmp_path / "foreign.bundle")
+    reseal(
+        bundle,
+        lambda receipt: receipt.model_copy(update={"target": receipt.target.model_copy(update=change)}),
+    )
+
+    refusal = workplace.refusal(bundle=bundle)
+
+    check(refusal, 5, "target: compiled for", *words)
+    assert "rebuild" in refusal.output or "backend" in refusal.output
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("hidden_size", 128), ("rms_norm_eps", 1e-6), ("num_hidden_layers", 3)]
+)
+def test_a_bundle_for_another_model_is_refused_with_what_differs(
+    workplace: Workplace, tmp_path: Path, key: str, value: float
+) -> None:
+    model = Path(shutil.copytree(workplace.model, tmp_path / "model"))
+    config = json.loads((model / "config.json").read_bytes())
+    (model / "config.json").write_text(json.dumps({**config, key: value}), encoding="utf-8")
+
+    check(workplace.refusal(model=model), 2, f"model.config.{key}", "build a bundle for this model")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("config.json", ("config.json", "a Hugging Face model directory")),
+        ("model.safetensors", ("model.safetensors", "aotgaudi model import")),
+        ("tokenizer.json", ("tokenizer.json", "save_pretrained")),
+    ],
+)
+def test_a_model_directory_that_lacks_a_file_is_refused(
+    workplace: Workplace, tmp_path: Path, name: str, words: tuple[str, ...]
+) -> None:
+    model = Path(shutil.copytree(workplace.model, tmp_path / "model"))
+    (model / name).unlink()
+
+    check(workplace.refusal(model=model), 2, *words)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_model_file_that_is_not_what_its_name_says_is_refused(
+    workplace: Workplace, tmp_path: Path, name: str
+) -> None:
+    model = Path(shutil.copytree(workplace.model, tmp_path / "model"))
+    (model / name).write_bytes(b"<html>404</html>")
+
+    check(workplace.refusal(model=model), 2, str(model / name))
+
+
+def test_a_model_directory_that_is_not_there_is_refused(workplace: Workplace, tmp_path: Path) -> None:
+    check(workplace.refusal(model=tmp_path / "none"), 2, str(tmp_path / "none"), "config.json")
+
+
+def test_a_bundle_that_is_not_there_is_refused(workplace: Workplace, tmp_path: Path) -> None:
+    check(workplace.refusal(bundle=tmp_path / "none"), 2, str(tmp_path / "none"), "aotgaudi build")
+
+
+def test_a_port_in_use_is_refused(workplace: Workplace) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        check(workplace.refusal(port=port), 2, f"127.0.0.1:{port}", "--port")

@@ -1,0 +1,101 @@
+"""Canonical text says what a graph computes and nothing else, and rebuilds it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import fx, nn
+
+from aotgaudi.errors import CompileError
+from aotgaudi.graphs.canonical import from_text, to_text
+
+
+class Mixed(nn.Module):
+    """Uses every kind of argument that the text can hold."""
+
+    def forward(self, x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        largest, where = x.max(dim=-1)
+        masked = torch.where(x > 0.5, x, float("-inf"))
+        picked = torch.cat([masked.to(torch.float64), x.double()], dim=0)[i]
+        return picked, largest + where + torch.arange(3, device=x.device)
+
+
+def graph_of(module: nn.Module, *args: torch.Tensor) -> fx.Graph:
+    return torch.export.export(module, args, strict=False).graph_module.graph
+
+
+def test_the_text_alone_rebuilds_the_graph() -> None:
+    x, i = torch.rand(3, 4), torch.tensor([0, 5])
+
+    text = to_text(graph_of(Mixed(), x, i))
+    rebuilt, inputs = from_text(text)
+
+    assert inputs == [("float32", [3, 4], [4, 1]), ("int64", [2], [1])]
+    for got, want in zip(rebuilt(x, i), Mixed()(x, i), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_the_text_of_a_rebuilt_graph_is_the_text() -> None:
+    x, i = torch.rand(3, 4), torch.tensor([0, 5])
+    text = to_text(graph_of(Mixed(), x, i))
+
+    again = graph_of(from_text(text)[0], x, i)
+
+    assert to_text(again) == text
+
+
+def test_names_do_not_matter_and_numbers_do() -> None:
+    class One(nn.Module):
+        def forward(self, first: torch.Tensor) -> torch.Tensor:
+            return first * 2.0 + 1
+
+    class Other(nn.Module):
+        def forward(self, another: torch.Tensor) -> torch.Tensor:
+            doubled = another * 2.0
+            return doubled + 1
+
+    class Different(nn.Module):
+        def forward(self, first: torch.Tensor) -> torch.Tensor:
+            return first * 2.0 + 2
+
+    x = torch.rand(2)
+    assert to_text(graph_of(One(), x)) == to_text(graph_of(Other(), x))
+    assert to_text(graph_of(One(), x)) != to_text(graph_of(Different(), x))
+    assert to_text(graph_of(One(), x)) != to_text(graph_of(One(), torch.rand(3)))
+    assert to_text(graph_of(One(), x)) != to_text(graph_of(One(), x.double()))
+
+
+def test_strides_are_part_of_the_text() -> None:
+    class Sum(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sum(0)
+
+    assert to_text(graph_of(Sum(), torch.rand(3, 3))) != to_text(graph_of(Sum(), torch.rand(3, 3).t()))
+
+
+def test_the_format_is_golden() -> None:
+    class Line(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.where(x > 0, x, float("inf")).to(torch.bfloat16)
+
+    assert to_text(graph_of(Line(), torch.rand(2, 3))) == (
+        '"aotgaudi.graph/1"\n'
+        '["input","float32",[2,3],[3,1]]\n'
+        '["call","aten.gt.Scalar",[{"%":0},0],{}]\n'
+        '["call","aten.where.ScalarOther",[{"%":1},{"%":0},{"float":"inf"}],{}]\n'
+        '["call","aten.to.dtype",[{"%":2},{"dtype":"bfloat16"}],{}]\n'
+        '["output",[{"%":3}]]\n'
+    )
+
+
+def test_another_version_is_refused() -> None:
+    with pytest.raises(CompileError, match=r"aotgaudi.graph/9.*reads 'aotgaudi.graph/1'"):
+        from_text('"aotgaudi.graph/9"\n["output",[]]\n')
+
+
+def test_what_has_no_canonical_form_is_refused() -> None:
+    graph = fx.Graph()
+    graph.output((graph.call_function(torch.ops.aten.full.default, ((2,), object())),))
+
+    with pytest.raises(CompileError, match="no canonical form"):
+        to_text(graph)

@@ -1,0 +1,203 @@
+"""Tracing: every architecture in eager form, stamping, sharing, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load as load_tensors
+
+from aotgaudi.errors import SpecError
+from aotgaudi.graphs.attention import paged_attention
+from aotgaudi.graphs.canonical import from_text, to_text
+from aotgaudi.graphs.program import Call, Program
+from aotgaudi.graphs.split import split_step
+from aotgaudi.graphs.stamp import renumbered, stamped
+from aotgaudi.graphs.step import build_model, export_step
+from aotgaudi.graphs.trace import stored_names, trace
+from aotgaudi.manifest.entries import DecodeEntry, DefragEntry, PromptEntry, SamplerEntry
+from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
+from aotgaudi.engine.runner import ProgramRunner
+from tests.integration.models import ARCHITECTURES, BLOCK_SIZE, reference, spec_of
+from tests.integration.test_right_answers import CHUNK, DECODE, FRESH, TOLERANCE, Conversation
+
+ENTRIES = (FRESH, CHUNK, DECODE)
+
+
+class Eager:
+    """Runs a unit's canonical text without compiling it."""
+
+    def __init__(self, text: str) -> None:
+        self._graph, _ = from_text(text)
+
+    def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        with torch.no_grad():
+            return list(self._graph(*inputs))
+
+
+def eager_runner(model: Any) -> ProgramRunner:
+    """Returns a runner over the traced programs of a model, uncompiled."""
+    spec, table = spec_of(model), ExecutableTable()
+    state, units, tensors = model.state_dict(), dict[str, Eager](), dict[str, torch.Tensor]()
+    for entry in ENTRIES:
+        traced = trace(entry, spec.model, spec.limits)
+        keys = [hashlib.sha256(piece.text.encode()).hexdigest() for piece in traced.pieces]
+        units.update({k: Eager(p.text) for k, p in zip(keys, traced.pieces, strict=True) if k not in units})
+        tensors.update({f"weight:{w.name}": state[w.name] for w in traced.weights})
+        if traced.constants:
+            tensors.update({f"const:{n}": t for n, t in load_tensors(traced.constants).items()})
+        for cache in traced.caches:
+            tensors.setdefault(f"kv:{cache.name}", torch.zeros(cache.shape))
+        calls = tuple(
+            Call(unit=k, inputs=p.inputs, outputs=p.outputs) for k, p in zip(keys, traced.pieces, strict=True)
+        )
+        program = Program(
+            inputs=traced.inputs, weights=traced.weights, caches=traced.caches, calls=calls, outputs=traced.outputs
+        )
+        table.add(entry, BoundProgram(program, units, tensors))
+    return ProgramRunner(table, BLOCK_SIZE)
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_traced_programs_compute_what_transformers_computes(architecture: str) -> None:
+    model = reference(architecture)
+    talk = Conversation(model, eager_runner(model))
+
+    errors = [
+        talk.prompt(FRESH, (0, 0, 32)),
+        talk.prompt(FRESH, (1, 0, 32)),
+        talk.prompt(CHUNK, (0, 32, 16), (1, 32, 7)),
+        talk.prompt(CHUNK, (0, 48, 16), (3, 0, 16)),
+        talk.decode((1, 39), (0, 64)),
+        talk.decode((3, 16)),
+        talk.decode((0, 65), (3, 17), (1, 39)),
+    ]
+
+    assert max(errors) < TOLERANCE
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt_oss", "mixtral"])
+@pytest.mark.parametrize("entry", [FRESH, CHUNK, DECODE])
+def test_stamping_gives_what_a_full_trace_gives(architecture: str, entry: PromptEntry | DecodeEntry) -> None:
+    spec = spec_of(reference(architecture))
+    module = build_model(spec.model.config, "float32")
+    names = stored_names(module)
+
+    full = split_step(export_step(module, entry, spec.limits), names)
+    with stamped(module):
+        stamps = split_step(export_step(module, entry, spec.limits), names)
+
+    assert stamps.pieces == full.pieces
+    assert stamps.outputs == full.outputs
+    assert stamps.weights == full.weights
+
+
+def test_every_unit_of_a_program_round_trips_through_its_text() -> None:
+    spec = spec_of(reference("llama"))
+
+    for piece in trace(DECODE, spec.model, spec.limits).pieces:
+        graph, inputs = from_text(piece.text)
+        args = tuple(torch.empty_strided(s, d, dtype=getattr(torch, t)) for t, s, d in inputs)
+        again = torch.export.export(graph, tuple(a.zero_() for a in args), strict=False)
+        assert to_text(again.graph_module.graph) == piece.text
+
+
+def test_what_comes_before_the_layers_does_not_depend_on_the_context() -> None:
+    spec = spec_of(reference("llama"))
+
+    texts = {
+        trace(PromptEntry(1, 32, c), spec.model, spec.limits).pieces[0].text for c in (0, 1, 4)
+    }
+
+    assert len(texts) == 1
+
+
+def test_tied_weights_are_asked_for_once() -> None:
+    model = reference("gemma3_text")
+    spec = spec_of(model)
+
+    names = {weight.name for weight in trace(DECODE, spec.model, spec.limits).weights}
+
+    assert "lm_head.weight" not in names
+    assert "model.embed_tokens.weight" in names
+
+
+def test_a_swap_is_one_unit_called_once_a_layer() -> None:
+    spec = spec_of(reference("llama"))
+
+    traced = trace(DefragEntry(8), spec.model, spec.limits)
+
+    assert len({piece.text for piece in traced.pieces}) == 1
+    assert [piece.inputs[0] for piece in traced.pieces] == ["kv:0", "kv:1", "kv:2"]
+
+
+def test_a_sampler_takes_only_what_its_signature_needs() -> None:
+    spec = spec_of(reference("llama"))
+
+    greedy = trace(SamplerEntry(2, 0.0, 1.0, 0, True), spec.model, spec.limits)
+    filtered = trace(SamplerEntry(2, 0.7, 0.9, 50, True), spec.model, spec.limits)
+
+    assert [spec.name for spec in greedy.inputs] == ["logits"]
+    assert [spec.name for spec in filtered.inputs] == ["logits", "temperature", "top_p", "top_k", "noise"]
+
+
+class _Module:
+    layer_idx = 3
+
+
+def test_an_unknown_attention_keyword_is_an_error_that_names_it() -> None:
+    q = torch.zeros(1, 4, 2, 16)
+
+    with pytest.raises(SpecError, match=r"_Module, layer 3.*'alibi_slopes'"):
+        paged_attention(_Module(), q, q, q, None, paged=None, alibi_slopes=torch.ones(4))
+
+
+def test_a_mask_of_the_models_own_is_an_error() -> None:
+    q = torch.zeros(1, 4, 2, 16)
+
+    with pytest.raises(SpecError, match="its own attention mask"):
+        paged_attention(_Module(), q, q, q, torch.ones(1), paged=None)
+
+
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
+def test_rope_that_depends_on_the_batch_is_an_error_that_names_it(rope_type: str) -> None:
+    config = {**spec_of(reference("llama")).model.config}
+    config["rope_parameters"] = {
+        "rope_type": rope_type,
+        "rope_theta": 10000.0,
+        "factor": 2.0,
+        "long_factor": [1.0] * 8,
+        "short_factor": [1.0] * 8,
+        "original_max_position_embeddings": 512,
+    }
+
+    with pytest.raises(SpecError, match=f"{rope_type}.*ahead of time"):
+        build_model(config, "float32")
+
+
+@pytest.mark.parametrize("model_type", ["no_such_model", "vit", "bert"])
+def test_an_architecture_that_cannot_be_served_is_an_error_that_names_it(model_type: str) -> None:
+    spec = spec_of(reference("llama"))
+
+    with pytest.raises(SpecError, match=model_type):
+        module = build_model({"model_type": model_type}, "float32")
+        export_step(module, DECODE, spec.limits)
+
+
+@pytest.mark.parametrize(
+    ("binding", "expected"),
+    [
+        ("weight:model.layers.1.mlp.up_proj.weight", "weight:model.layers.11.mlp.up_proj.weight"),
+        ("const:model.layers.1.self_attn.scale", "const:model.layers.11.self_attn.scale"),
+        ("weight:model.layers.12.mlp.up_proj.weight", "weight:model.layers.12.mlp.up_proj.weight"),
+        ("weight:model.norm.weight", "weight:model.norm.weight"),
+        ("kv:1", "kv:11"),
+        ("kv:2", "kv:2"),
+        ("step:slots", "step:slots"),
+        ("tmp:0.1", "tmp:0.1"),
+    ],
+)
+def test_renumbering_changes_the_layers_own_tensors_only(binding: str, expected: str) -> None:
+    assert renumbered(binding, 1, 11) == expected
