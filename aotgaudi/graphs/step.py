@@ -69,7 +69,11 @@ def build_model(config: dict[str, Any], dtype: str) -> Any:
 
 def kv_shape(config: Any, limits: ServingLimits) -> tuple[int, ...]:
     """Returns the shape of one layer's cache, ``[2, num_blocks + 1, kv_heads, block_size, head_dim]``."""
-    heads = config.num_attention_heads
+    heads = getattr(config, "num_attention_heads", None)
+    if not isinstance(heads, int):
+        raise SpecError(
+            "model.config.model_type", f"{config.model_type!r} has no attention heads", "use a decoder-only text model"
+        )
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     return (2, limits.num_blocks + 1, kv_heads, limits.block_size, head_dim)

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save
 from torch import fx, nn
 
+from aotgaudi.errors import SpecError
 from aotgaudi.graphs.canonical import to_text
 from aotgaudi.graphs.program import TensorSpec
 from aotgaudi.graphs.sampler import SamplerGraph
@@ -54,6 +55,7 @@ def _trace_step(entry: PromptEntry | DecodeEntry, model: ModelSpec, limits: Serv
     tracer = _tracer(json.dumps(model.config), model.dtype)
     split = tracer.split(entry, limits)
     used = {name for piece in split.pieces for name in piece.inputs}
+    _require_paged(model, _caches(model, limits), used)
     specs = step_inputs(tracer.module, entry, limits)
     return TracedProgram(
         inputs=tuple(spec for spec in specs if f"step:{spec.name}" in used),
@@ -133,6 +135,17 @@ class _StepTracer:
 def _tracer(config_json: str, dtype: str) -> _StepTracer:
     """Returns the tracer of a model; one model is enough for a build."""
     return _StepTracer(build_model(json.loads(config_json), dtype))
+
+
+def _require_paged(model: ModelSpec, caches: tuple[TensorSpec, ...], used: set[str]) -> None:
+    """Raises SpecError where a layer does not attend through us: it would run, and be silently wrong."""
+    for cache in caches:
+        if f"kv:{cache.name}" not in used:
+            raise SpecError(
+                "model.config.model_type",
+                f"layer {cache.name} of {model.model_type!r} does not attend through transformers' AttentionInterface",
+                "use another architecture",
+            )
 
 
 def _caches(model: ModelSpec, limits: ServingLimits) -> tuple[TensorSpec, ...]:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import SPEC, Server, Workplace, make_model, own_object, store_without
 from aotgaudi.manifest.entries import DecodeEntry
+from tests.e2e.harness import SPEC, Server, Workplace, make_model, own_object, store_without
 
 HOLE = DecodeEntry(batch_size=1, query_len=1, num_blocks=2)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.harness import Workplace, environment
+from tests.e2e.harness import PACKAGE_ROOT, Workplace, environment
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +76,10 @@ class Witness:
 
     @property
     def settings(self) -> dict[str, str]:
-        return {"PYTHONPATH": str(self.folder), "E2E_WITNESS": str(self.folder / "seen")}
+        return {
+            "PYTHONPATH": f"{self.folder}{os.pathsep}{PACKAGE_ROOT}",
+            "E2E_WITNESS": str(self.folder / "seen"),
+        }
 
     def seen(self, kind: str) -> list[Seen]:
         lines = (self.folder / "seen").read_text(encoding="utf-8").splitlines()
@@ -151,5 +154,3 @@ def test_a_first_use_that_cannot_be_built_fails_its_request_alone(
         assert after["choices"] == before["choices"]
         assert "no C++ compiler found" in server.log
         assert server.is_idle()
-        os.kill(server.process.pid, 15)
-        assert server.process.wait(60) == 0

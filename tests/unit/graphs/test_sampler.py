@@ -26,7 +26,9 @@ def filtered_softmax(logits: torch.Tensor, temperature: float, top_p: float, top
     return torch.softmax(scores.double(), -1)[0]
 
 
-def draw(logits: torch.Tensor, temperature: float, top_p: float, top_k: int, noise: torch.Tensor) -> torch.Tensor:
+def draw(
+    logits: torch.Tensor, temperature: float, top_p: float, top_k: int, noise: torch.Tensor
+) -> torch.Tensor:
     n = len(noise)
     rows = logits.expand(n, -1)
     graph = SamplerGraph(signature_of([(temperature, top_p, top_k)]))
@@ -46,7 +48,15 @@ def even_noise(n: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("temperature", "top_p", "top_k"),
-    [(1.0, 1.0, 0), (0.7, 0.9, 50), (0.3, 0.95, 20), (1.2, 0.8, 100), (0.8, 0.85, 0), (1.0, 1.0, 5), (1.5, 0.1, 3)],
+    [
+        (1.0, 1.0, 0),
+        (0.7, 0.9, 50),
+        (0.3, 0.95, 20),
+        (1.2, 0.8, 100),
+        (0.8, 0.85, 0),
+        (1.0, 1.0, 5),
+        (1.5, 0.1, 3),
+    ],
 )
 def test_draws_have_the_exact_filtered_distribution(temperature: float, top_p: float, top_k: int) -> None:
     logits = 3 * torch.randn(VOCAB, generator=torch.Generator().manual_seed(3))
@@ -67,7 +77,9 @@ def test_draws_have_the_exact_filtered_distribution(temperature: float, top_p: f
     top_p=st.floats(0.01, 1.0),
     top_k=st.integers(0, 2 * VOCAB),
 )
-def test_only_kept_tokens_are_drawn(seed: int, scale: float, temperature: float, top_p: float, top_k: int) -> None:
+def test_only_kept_tokens_are_drawn(
+    seed: int, scale: float, temperature: float, top_p: float, top_k: int
+) -> None:
     logits = scale * torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed))
 
     tokens = draw(logits, temperature, top_p, top_k, even_noise(257))
