@@ -6,7 +6,6 @@ computing all the time. The tree's CPU includes what is no compiling: importing 
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import tempfile
@@ -28,7 +27,9 @@ def main() -> None:
     """Measures, prints, writes."""
     parser = harness.make_parser(__doc__)
     parser.add_argument("--spec", type=Path, default=DEFAULT_SPEC, help="[default: the tiny model's]")
-    parser.add_argument("--jobs", type=int, nargs="+", default=[2], help="workers; several give several builds")
+    parser.add_argument(
+        "--jobs", type=int, nargs="+", default=[2], help="workers; several give several builds"
+    )
     parser.add_argument("--work", type=Path, help="folder of the temporary stores")
     args = parser.parse_args()
     machine = harness.environment({"workers": args.jobs, "threads a worker": 1})
@@ -42,7 +43,7 @@ def build(spec: Path, jobs: int, work: Path | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="aotgaudi-bench-", dir=work) as folder:
         store, receipt = Path(folder) / "store", Path(folder) / "receipt.json"
         before = _children_cpu_seconds()
-        options = ["--store", store, "-j", str(jobs), "--receipt", receipt, "--json"]
+        options: list[str | Path] = ["--store", store, "-j", str(jobs), "--receipt", receipt, "--json"]
         wall, text = harness.run(harness.command("build", "cache", spec.resolve(), *options))
         cpu = _children_cpu_seconds() - before
         outcome = json.loads(text)
@@ -91,8 +92,22 @@ def _table(builds: list[dict[str, Any]]) -> Table:
         )
         for b in builds
     )
-    columns = ("workers", "entries", "programs", "calls", "units", "wall s", "CPU s", "CPU s a unit", "efficiency", "of it units")
-    note = "Empty store, whole process. Efficiency: CPU seconds / (workers x wall seconds); of it units: without imports and traces."
+    columns = (
+        "workers",
+        "entries",
+        "programs",
+        "calls",
+        "units",
+        "wall s",
+        "CPU s",
+        "CPU s a unit",
+        "efficiency",
+        "of it units",
+    )
+    note = (
+        "Empty store, whole process. Efficiency: CPU seconds / (workers x wall seconds); "
+        "of it units: without imports and traces."
+    )
     return Table("Build from an empty store", columns, rows, note)
 
 
@@ -110,7 +125,12 @@ def _kinds(built: dict[str, Any]) -> Table:
         for kind, units in sorted(kinds.items())
     )
     note = f"{built['jobs']} workers, one thread each; the numerical check included."
-    return Table("Units by kind", ("unit", "count", "wall s: median (min to max)", "CPU s: median (min to max)"), rows, note)
+    return Table(
+        "Units by kind",
+        ("unit", "count", "wall s: median (min to max)", "CPU s: median (min to max)"),
+        rows,
+        note,
+    )
 
 
 if __name__ == "__main__":

@@ -49,11 +49,15 @@ def _arguments() -> argparse.Namespace:
     cold.add_argument("--cold-seconds", type=float, help="what `build cache` took from an empty store")
     cold.add_argument("--measure-cold", action="store_true", help="measure that now (minutes)")
     parser.add_argument("--jobs", type=int, default=2, help="workers of every build")
-    parser.add_argument("--many-one", action="store_true", help="compare many buckets with one (builds: minutes)")
+    parser.add_argument(
+        "--many-one", action="store_true", help="compare many buckets with one (builds: minutes)"
+    )
     parser.add_argument("--bundle-many", type=Path)
     parser.add_argument("--bundle-one", type=Path)
     parser.add_argument("--tiny-model", type=Path, help="the model of both [default: made]")
-    parser.add_argument("--work", type=Path, help="keeps what is built, for the next run [default: a temporary one]")
+    parser.add_argument(
+        "--work", type=Path, help="keeps what is built, for the next run [default: a temporary one]"
+    )
     return parser.parse_args()
 
 
@@ -80,7 +84,9 @@ def measure_ready(args: argparse.Namespace, work: Path) -> tuple[dict[str, Any],
         target = verdict(speedup, COLD_TARGET, at_least=True)
         rows.append(("cold: compile, then start", f"{cold:.1f} s", f"{speedup:.0f} x ready", target))
     note = f"{args.runs} starts of each, alternating, after one of each to fill the page cache; process start to /ready."
-    return measurements, [Table("Time to ready", ("start", "median (min to max)", "ratio", "target"), tuple(rows), note)]
+    return measurements, [
+        Table("Time to ready", ("start", "median (min to max)", "ratio", "target"), tuple(rows), note)
+    ]
 
 
 def measure_cold(args: argparse.Namespace, work: Path) -> float:
@@ -120,7 +126,7 @@ def measure_many_one(args: argparse.Namespace, work: Path) -> tuple[dict[str, An
 def build_tiny(which: str, work: Path, jobs: int) -> Path:
     """Builds a bundle of the tiny model under `work`; does nothing where it is built."""
     spec, bundle = tiny.write_spec(which, work), work / f"tiny-llama.{which}.bundle"
-    options = ["--store", work / "store", "-j", str(jobs), "-o", bundle]
+    options: list[str | Path] = ["--store", work / "store", "-j", str(jobs), "-o", bundle]
     seconds, text = harness.run(harness.command("build", spec, *options))
     print(f"{text}built in {seconds:.1f} s", flush=True)
     return bundle

@@ -41,7 +41,12 @@ def main() -> None:
         commands = {"build SPEC, nothing to do": rebuild, "build manifest SPEC": enumerate_}
         if args.large_spec:
             options = ["-o", str(out / "large.manifest.json")]
-            commands["build manifest (large)"] = ["build", "manifest", str(args.large_spec.resolve()), *options]
+            commands["build manifest (large)"] = [
+                "build",
+                "manifest",
+                str(args.large_spec.resolve()),
+                *options,
+            ]
         measured = {label: _measure(arguments, args.runs) for label, arguments in commands.items()}
     targets = (REBUILD_TARGET_SECONDS, MANIFEST_TARGET_SECONDS, MANIFEST_TARGET_SECONDS)
     rows = tuple(
@@ -49,7 +54,8 @@ def main() -> None:
         for (label, (spread, imported)), target in zip(measured.items(), targets, strict=False)
     )
     values: dict[str, Any] = {
-        label: {"seconds": spread.json(), "heavy_modules": imported} for label, (spread, imported) in measured.items()
+        label: {"seconds": spread.json(), "heavy_modules": imported}
+        for label, (spread, imported) in measured.items()
     }
     columns = ("command", "median (min to max)", "target", f"imported of {', '.join(HEAVY)}")
     note = f"{args.runs} runs of each, whole process."

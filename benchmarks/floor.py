@@ -24,7 +24,9 @@ def main(bundle: Path, model: Path) -> None:
         with safe_open(path, framework="pt") as file:
             kept.extend(file.get_tensor(name) for name in file.keys())  # noqa: SIM118 - no mapping
     digests = {
-        path: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(bundle.rglob("*")) if path.is_file()
+        path: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(bundle.rglob("*"))
+        if path.is_file()
     }
     kept.append(Tokenizer.from_file(str(model / "tokenizer.json")))
     print(len(kept), len(digests), flush=True)

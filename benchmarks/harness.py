@@ -33,7 +33,13 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 POLL_SECONDS = 0.005
 READY_TIMEOUT_SECONDS = 120.0
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "KMP_BLOCKTIME", "MALLOC_ARENA_MAX")
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OMP_WAIT_POLICY",
+    "KMP_BLOCKTIME",
+    "MALLOC_ARENA_MAX",
+)
 
 
 @dataclass(frozen=True)
@@ -96,9 +102,13 @@ def verdict(value: float, target: float, *, at_least: bool = False) -> str:
 def make_parser(doc: str | None) -> argparse.ArgumentParser:
     """A parser with what every benchmark takes."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tag", default="", help="tells results of one benchmark apart, e.g. the model's name")
+    parser.add_argument(
+        "--tag", default="", help="tells results of one benchmark apart, e.g. the model's name"
+    )
     parser.add_argument("--date", default="", help="written into the result [default: today]")
-    parser.add_argument("--output", type=Path, help="the JSON file [default: benchmarks/results/NAME[-TAG].json]")
+    parser.add_argument(
+        "--output", type=Path, help="the JSON file [default: benchmarks/results/NAME[-TAG].json]"
+    )
     return parser
 
 
@@ -193,7 +203,13 @@ def run(arguments: Sequence[str], timeout: float = 7200, threads: int | None = N
     """Runs a process to its end. Returns its wall seconds and standard output; exits where it fails."""
     started = time.perf_counter()
     done = subprocess.run(
-        arguments, env=process_environment(threads), cwd=ROOT, timeout=timeout, text=True, capture_output=True
+        arguments,
+        check=False,
+        env=process_environment(threads),
+        cwd=ROOT,
+        timeout=timeout,
+        text=True,
+        capture_output=True,
     )
     seconds = time.perf_counter() - started
     if done.returncode:

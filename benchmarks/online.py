@@ -70,7 +70,7 @@ class Online:
             num_blocks = max(1, min(share, limits.max_blocks_per_seq))
             position = min(num_blocks * limits.block_size, limits.max_model_len) - 1
             rows.append(
-                DecodeRow(*self._token_ids(1, random), position, self._blocks(first, num_blocks), GREEDY)
+                DecodeRow(self._token_ids(1, random)[0], position, self._blocks(first, num_blocks), GREEDY)
             )
             first += num_blocks
         return DecodeStep(entry, tuple(rows))
@@ -89,7 +89,9 @@ class Online:
         if entry is None:
             return "no entry covers it"
         rows = (
-            DecodeRow(*self._token_ids(1, random), context - 1, self._blocks(row * num_blocks, num_blocks), GREEDY)
+            DecodeRow(
+                self._token_ids(1, random)[0], context - 1, self._blocks(row * num_blocks, num_blocks), GREEDY
+            )
             for row in range(batch_size)
         )
         return DecodeStep(entry, tuple(rows))
@@ -109,7 +111,9 @@ class Online:
             if entry is None:
                 return "no entry covers it"
             sampling = GREEDY if chunk == rest else None
-            steps.append(PromptStep(entry, (PromptRow(token_ids[start : start + chunk], start, table, sampling),)))
+            steps.append(
+                PromptStep(entry, (PromptRow(token_ids[start : start + chunk], start, table, sampling),))
+            )
             start += chunk
         return steps
 
@@ -118,7 +122,9 @@ class Online:
 
     def _blocks(self, first: int, count: int) -> tuple[int, ...]:
         """Block ids from `first` on, going round where there are fewer blocks. Block 0 is padding."""
-        return tuple(1 + number % self.manifest.spec.limits.num_blocks for number in range(first, first + count))
+        return tuple(
+            1 + number % self.manifest.spec.limits.num_blocks for number in range(first, first + count)
+        )
 
 
 def load(bundle_dir: Path, model_dir: Path, threads: int, *, keep_memory: bool = True) -> Online:

@@ -27,7 +27,9 @@ def main() -> None:
     if not begin or not end:
         sys.exit(f"{args.document} lacks the markers\n  {BEGIN}\n  {END}")
     results = [json.loads(path.read_bytes()) for path in sorted(args.results.glob("*.json"))]
-    rendered = f"{head}{BEGIN}\n{render([result for result in results if result['schema'] == SCHEMA])}{END}{tail}"
+    rendered = (
+        f"{head}{BEGIN}\n{render([result for result in results if result['schema'] == SCHEMA])}{END}{tail}"
+    )
     if args.check and rendered != text:
         sys.exit(f"{args.document} is out of date; run: python benchmarks/report.py")
     if not args.check:
@@ -49,10 +51,14 @@ def _section(result: dict[str, Any]) -> str:
 
 
 def _machine(machine: dict[str, Any]) -> str:
-    versions = ", ".join(f"{name} {machine[name]}" for name in ("python", "torch", "transformers", "aotgaudi"))
+    versions = ", ".join(
+        f"{name} {machine[name]}" for name in ("python", "torch", "transformers", "aotgaudi")
+    )
     threads = "" if machine["threads"] is None else f" Threads: {_threads(machine['threads'])}."
     memory = machine["memory_bytes"] / 2**30
-    return f"{machine['cpu']}, {machine['cores']} cores, {memory:.0f} GiB, {machine['os']}; {versions}.{threads}"
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {memory:.0f} GiB, {machine['os']}; {versions}.{threads}"
+    )
 
 
 def _threads(value: object) -> str:

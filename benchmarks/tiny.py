@@ -27,8 +27,8 @@ LIMITS = {
         "num_blocks": 256,
     },
 }
-"""42 prompt and 37 decode buckets (the example of Gaudi's documentation has 36 and 42); one of each. The
-KV caches are equally large, so that only the number of entries differs."""
+"""42 prompt and 37 decode buckets (the example of Gaudi's documentation has 36 and 42); the fewest that the
+rules give, 2 and 1. The KV caches are equally large, so that only the number of entries differs."""
 
 
 def spec_text(which: str) -> str:

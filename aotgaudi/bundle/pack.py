@@ -63,7 +63,7 @@ def pack_bundle(
         RECEIPT_NAME: dump_receipt(receipt),
     }
     out = Path(os.path.abspath(out))
-    _refuse_foreign(out)
+    refuse_foreign(out)
     if not _is_sealed(out, documents, digests):
         _seal(out, documents, digests, objects)
     return index
@@ -95,8 +95,8 @@ def _index(manifest_bytes: bytes, receipt: Receipt, digests: tuple[Digest, ...])
     )
 
 
-def _refuse_foreign(out: Path) -> None:
-    """Raises StoreError when `out` is something that is not ours to replace."""
+def refuse_foreign(out: Path) -> None:
+    """Raises StoreError when `out` is something that is not ours to replace: neither a bundle nor empty."""
     refusal = f"cannot seal a bundle at {out}: it is"
     try:
         if out.is_symlink() or (out.exists() and not out.is_dir()):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from aotgaudi.bundle.pack import refuse_foreign
 from aotgaudi.cli.build_bundle import describe_bundle
 from aotgaudi.cli.build_cache import compile_missing, describe
 from aotgaudi.cli.build_manifest import default_manifest_path
@@ -27,13 +28,20 @@ from aotgaudi.store.store import Store
 @store_option
 @jobs_option
 def build_all(spec_path: Path, output: Path | None, store_root: Path, jobs: int) -> None:
-    """Enumerate SPEC, compile what is missing, and seal a bundle. Does nothing twice."""
+    """Enumerate SPEC (or take a manifest), compile what is missing, and seal a bundle. Does nothing twice."""
     manifest = load_manifest_or_spec(spec_path)
+    bundle = output or default_bundle_path(spec_path)
+    refuse_foreign(bundle)
     store = Store.open(store_root)
-    path = default_manifest_path(spec_path)
-    if not path.exists() or path.read_bytes() != dumps(manifest):
+    path = default_manifest_path(spec_path) if spec_path.suffix == ".toml" else spec_path
+    if path != spec_path and not (path.is_file() and path.read_bytes() == dumps(manifest)):
         write_manifest(path, manifest)
     click.echo(f"manifest: {path}: {len(manifest.entries)} entries, id {manifest.id[:16]}")
     click.echo(describe(compile_missing(manifest, store, jobs, manifest.entries)))
-    bundle = output or Path(f"{spec_path.name.removesuffix('.toml')}.bundle")
     click.echo(describe_bundle(seal(manifest, store, bundle), bundle, len(manifest.entries)))
+
+
+def default_bundle_path(spec_path: Path) -> Path:
+    """Returns where the bundle of a spec or a manifest goes: in the current folder, ``x.toml`` -> ``x.bundle``."""
+    name = spec_path.name.removesuffix(".toml").removesuffix(".json").removesuffix(".manifest")
+    return Path(f"{name}.bundle")

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import click
 
+from aotgaudi.atomicfile import write_atomic
 from aotgaudi.build.executor import BuildOutcome, Executor
 from aotgaudi.bundle.receipt import dumps as dump_receipt
-from aotgaudi.cli.options import jobs_option, load_manifest_or_spec, store_option
+from aotgaudi.cli.options import jobs_option, load_manifest_or_spec, refuse_unwritable, store_option
 from aotgaudi.cli.progress import StopRequest, progress_display
 from aotgaudi.errors import BuildInterruptedError, CompileError, ManifestError
 from aotgaudi.manifest.entries import Entry
@@ -35,11 +36,13 @@ def build_cache(
 ) -> None:
     """Compile what MANIFEST (or a spec) lacks into the store. Stops cleanly, and goes on where it stopped."""
     manifest = load_manifest_or_spec(manifest_path)
+    if receipt:
+        refuse_unwritable(receipt)
     store = Store.open(store_root)
     entries = select_entries(manifest, entry_ids)
     outcome = compile_missing(manifest, store, jobs, entries)
     if receipt:
-        receipt.write_bytes(dump_receipt(make_receipt(manifest, plan_manifest(manifest, store, entries))))
+        write_atomic(receipt, dump_receipt(make_receipt(manifest, plan_manifest(manifest, store, entries))))
     click.echo(json.dumps(summary(outcome), indent=2) if as_json else describe(outcome))
 
 

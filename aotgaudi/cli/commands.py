@@ -13,7 +13,7 @@ COMMANDS: Mapping[str, LazyCommand] = MappingProxyType(
         "serve": LazyCommand("aotgaudi.cli.serve:serve", "Serve a model from a bundle."),
         "model": LazyCommand("aotgaudi.cli.model:model", "Make a model directory that `serve` reads."),
         "verify": LazyCommand(
-            "aotgaudi.cli.verify:verify", "Check a bundle: complete, intact, for this machine."
+            "aotgaudi.cli.verify:verify", "Check a bundle: complete and intact."
         ),
     }
 )

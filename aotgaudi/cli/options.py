@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from aotgaudi.errors import ManifestError, SpecError
+from aotgaudi.errors import ManifestError, SpecError, StoreError
 from aotgaudi.manifest.codec import read_manifest
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.parse import load_spec
@@ -62,3 +62,11 @@ def load_manifest_or_spec(path: Path) -> Manifest:
     if not path.exists():
         raise ManifestError(f"{path}: there is no such file (a manifest or a spec)")
     return read_manifest(path)
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Raises StoreError where a file cannot be written, before the work that it is to hold is done."""
+    if path.is_dir():
+        raise StoreError(f"{path}: cannot be written: it is a directory")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise StoreError(f"{path}: cannot be written: {path.parent} is no directory that can be written to")

@@ -64,8 +64,7 @@ def serve(
             require_warm=require_warm,
             host=host,
             port=port,
-            served_model_names=names
-            or (model if "/" in model and not Path(model).exists() else model_dir.resolve().name,),
+            served_model_names=names or (_served_name(model, model_dir),),
             num_threads=threads or _threads(),
             store_root=store_root,
             environment=os.environ,
@@ -90,6 +89,13 @@ def find_model(model: str) -> Path:
         raise SpecError(
             model, f"is neither a directory nor a hub model that can be fetched: {str(error).splitlines()[0]}"
         ) from error
+
+
+def _served_name(model: str, model_dir: Path) -> str:
+    """Returns a hub id as it was given, else the directory's name as it was given."""
+    if not Path(model).exists():
+        return model
+    return model_dir.name or model_dir.resolve().name
 
 
 def _threads() -> int:

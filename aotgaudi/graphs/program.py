@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from aotgaudi.digest import canonical_json
 
@@ -53,7 +53,7 @@ class Program(_Value):
     `constants` is the digest of a safetensors blob with the tensors behind ``const`` bindings, or None.
     """
 
-    schema_: Literal["aotgaudi.program/1"] = PROGRAM_SCHEMA
+    schema_: Literal["aotgaudi.program/1"] = Field(default=PROGRAM_SCHEMA, alias="schema")
     inputs: tuple[TensorSpec, ...]
     weights: tuple[TensorSpec, ...]
     caches: tuple[TensorSpec, ...]
@@ -63,7 +63,7 @@ class Program(_Value):
 
     def dumps(self) -> bytes:
         """Returns the canonical JSON."""
-        return canonical_json(self.model_dump(mode="json"))
+        return canonical_json(self.model_dump(mode="json", by_alias=True))
 
     def unit_keys(self) -> tuple[str, ...]:
         """The distinct units called, in order of first call."""

@@ -63,6 +63,12 @@ def build_model(config: dict[str, Any], dtype: str) -> Any:
             f"{model_type!r} is not supported: {_first_line(error)}",
             "use a decoder-only text model",
         ) from error
+    if getattr(model, "_is_stateful", False):
+        raise SpecError(
+            "model.config.model_type",
+            f"{model_type!r} keeps state besides its KV cache (transformers marks it stateful)",
+            "use a model whose only state is attention's",
+        )
     model.tie_weights()  # Skipped with the initialisation; without it a tied head would ask for a weight of its own.
     return model.eval().requires_grad_(requires_grad=False)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bundle.verify import Bundle, Report, open_bundle, verify_bundle
 from aotgaudi.errors import CorruptError, CoverageError, SpecError
 from aotgaudi.manifest.codec import loads as load_manifest
+from aotgaudi.manifest.entries import Entry
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.server.model_files import read_json_object
 from aotgaudi.server.run import bind, serve_forever
@@ -107,7 +108,7 @@ def _assemble(options: ServeOptions, bundle: Bundle, manifest: Manifest, pending
     torch.set_num_threads(options.num_threads)
     check_model(spec, _model_of(options.model_dir, manifest), options.model_dir)
     tokenizer = Tokenizer.load(options.model_dir)
-    _accept(pending.result(), options)
+    sound = _accept(pending.result(), manifest.entries, options)
     table = BucketTable.from_entries(manifest.entries)
     _check_coverage(manifest, table, options)
 
@@ -115,7 +116,7 @@ def _assemble(options: ServeOptions, bundle: Bundle, manifest: Manifest, pending
     declare_samplers(manifest.entries, executables)
     loader = Loader(make_runtime(bundle.receipt.target), options.model_dir)
     artifacts = Artifacts(bundle.receipt, bundle.program, bundle.read_object, bundle.object_path)
-    loader.load(manifest.entries, artifacts, executables)
+    loader.load(sound, artifacts, executables)
 
     metrics, guard = Metrics(), Guard()
 
@@ -156,6 +157,7 @@ def _assemble(options: ServeOptions, bundle: Bundle, manifest: Manifest, pending
         metrics=metrics,
     )
     app = create_app(service, drain_timeout_seconds=DRAIN_TIMEOUT_SECONDS)
+    metrics.watch_refusals(lambda: guard.num_refused)
     engine.start()
     guard.arm()
     logger.info(
@@ -187,12 +189,17 @@ def _model_of(model_dir: Path, manifest: Manifest) -> ModelSpec:
     return ModelSpec(name=model_dir.name, dtype=manifest.spec.model.dtype, config=read_json_object(path))
 
 
-def _accept(report: Report, options: ServeOptions) -> None:
-    """Raises unless the bundle may be served: whole under `require_warm`, else merely not corrupt."""
+def _accept(report: Report, entries: Sequence[Entry], options: ServeOptions) -> list[Entry]:
+    """Returns the entries that the bundle can run.
+
+    Raises unless the bundle may be served: whole under `require_warm`, else merely not corrupt.
+    """
     if options.require_warm or report.corrupt or report.extra:
         report.raise_if_bad(options.bundle)
     for gone in report.missing:
         logger.warning("entry %s is not in the bundle: it compiles on first use", gone.entry)
+    missing = {gone.entry for gone in report.missing}
+    return [entry for entry in entries if str(entry) not in missing]
 
 
 def _check_coverage(manifest: Manifest, table: BucketTable, options: ServeOptions) -> None:

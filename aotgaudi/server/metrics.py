@@ -55,6 +55,18 @@ class _EngineCollector(Collector):
         yield CounterMetricFamily("aotgaudi_failed_steps", "Steps that raised.", stats.num_failed_steps)
 
 
+class _Refusals(Collector):
+    def __init__(self, num_refused: Callable[[], int]) -> None:
+        self._num_refused = num_refused
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        help_text = "Attempts to compile or to start a process that the guard refused; 0 is expected."
+        yield CounterMetricFamily("aotgaudi_refused_attempts", help_text, self._num_refused())
+
+
 class Metrics:
     """Every method may be called from any thread."""
 
@@ -67,7 +79,7 @@ class Metrics:
     def _add_compile_metrics(self) -> None:
         registry = self.registry
         self._compilations = Counter(
-            "aotgaudi_compilations", "Graphs that this process compiled; 0 is promised.", registry=registry
+            "aotgaudi_compilations", "Units compiled for this server after it was ready; 0 under --require-warm.", registry=registry
         )
         self._not_warmed = Counter(
             "aotgaudi_not_warmed", "Steps whose entry was not loaded when it was needed.", registry=registry
@@ -134,12 +146,16 @@ class Metrics:
         self._entries_warm.set_function(lambda: float(warm().num_warm))
         self._entries_total.set_function(lambda: float(warm().num_total))
 
+    def watch_refusals(self, num_refused: Callable[[], int]) -> None:
+        """Exports how often the guard has refused to compile or to start a process. To be called once."""
+        self.registry.register(_Refusals(num_refused))
+
     def set_time_to_ready(self, seconds: float) -> None:
         """Records how long the start took."""
         self._time_to_ready.set(seconds)
 
     def count_compilation(self) -> None:
-        """Records that something was compiled in this process."""
+        """Records that a unit was compiled on first use (by the builder that this server started)."""
         self._compilations.inc()
 
     def count_not_warmed(self) -> None:

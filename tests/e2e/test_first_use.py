@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Server, Workplace
+from aotgaudi.manifest.entries import DecodeEntry
+from tests.e2e.harness import Server, Workplace, copy_bundle, own_object
 
 pytestmark = pytest.mark.slow
 
+HOLE = DecodeEntry(batch_size=1, query_len=1, num_blocks=2)
 COLD_LINE = "Configuration: (decode, 1, 1, 2) was not warmed-up!"
 PROMPT = [17] * 20  # In its second block: a decode step over two blocks.
 
@@ -53,6 +55,35 @@ def test_a_missing_entry_is_compiled_once_answered_right_and_kept_in_the_store(
 
     done = workplace.run("build", "cache", workplace.spec, "--store", store, "--json")
     assert json.loads(done.stdout)["num_compiled"] == 0
+
+
+def test_an_entry_whose_file_was_lost_from_the_bundle_is_loaded_from_the_store(
+    workplace: Workplace, server: Server, tmp_path: Path
+) -> None:
+    bundle = copy_bundle(workplace.bundle, tmp_path / "lossy.bundle")
+    own_object(bundle, HOLE).unlink()
+
+    with workplace.serve("--store", workplace.store, bundle=bundle, strict=False) as lossy:
+        assert ask(lossy) == ask(server)
+        assert counts(lossy)[:2] == (1, 0)
+        assert COLD_LINE in lossy.log
+
+
+def test_a_bundle_with_nothing_in_it_is_served_from_the_store(
+    workplace: Workplace, server: Server, tmp_path: Path
+) -> None:
+    bundle = tmp_path / "empty.bundle"
+    done = workplace.run(
+        "build", "bundle", workplace.spec, "-o", bundle, "--allow-missing", "--store", tmp_path / "empty"
+    )
+    assert done.returncode == 0
+
+    with workplace.serve("--store", workplace.store, bundle=bundle, strict=False) as bare:
+        assert counts(bare) == (0, 0, 0)
+        assert ask(bare) == ask(server)
+        num_cold, num_compiled, num_warm = counts(bare)
+        assert num_cold == num_warm == bare.log.count("was not warmed-up!") > 0
+        assert num_compiled == 0
 
 
 def test_a_whole_bundle_needs_no_store_without_require_warm(workplace: Workplace, tmp_path: Path) -> None:

@@ -1,0 +1,89 @@
+"""Stores whose programs are traced already, so that a build on the fake backend runs without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from aotgaudi.backends.base import Target
+from aotgaudi.backends.fake.probe import probe
+from aotgaudi.build.keys import program_key, unit_key
+from aotgaudi.build.plan import Plan, make_plan
+from aotgaudi.build.records import ProgramRow, UnitSource
+from aotgaudi.graphs.program import Call, Program
+from aotgaudi.manifest.entries import DefragEntry, Entry
+from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.spec.parse import parse_spec
+from aotgaudi.store.store import Store
+
+SPEC_TEXT = """
+schema = "aotgaudi.spec/1"
+[model]
+name = "tiny"
+dtype = "float32"
+config = { model_type = "llama", max_position_embeddings = 512 }
+[limits]
+max_num_seqs = 1
+max_num_batched_tokens = 16
+max_model_len = 16
+block_size = 16
+num_blocks = 1
+[sampler]
+settings = [{ temperature = 0.0, top_p = 1.0, top_k = 0 }]
+[defrag]
+enabled = false
+[target]
+backend = "fake"
+"""
+FAKE = probe()
+
+
+def tiny_spec() -> BuildSpec:
+    """A spec of a few entries for the fake backend."""
+    return parse_spec(SPEC_TEXT, Path())
+
+
+def text_of(label: str) -> str:
+    """The canonical text that `seed` gives to the unit with this label."""
+    return f"graph of {label}"
+
+
+def key_of(label: str, target: Target = FAKE) -> str:
+    """The key of the unit that `seed` makes for this label."""
+    return unit_key(text_of(label), target).hex
+
+
+def seed(
+    store: Store,
+    spec: BuildSpec,
+    entries: Iterable[Entry],
+    labels: Sequence[Sequence[str]],
+    target: Target = FAKE,
+) -> None:
+    """Records one traced program a distinct key: program i calls units with ``labels[i]`` (the last, later)."""
+    keys = {key.hex: key for key in (program_key(entry, spec, target) for entry in entries)}
+    for index, key in enumerate(keys.values()):
+        mine = labels[min(index, len(labels) - 1)]
+        calls = tuple(
+            Call(unit=key_of(label, target), inputs=(), outputs=(f"{n}",)) for n, label in enumerate(mine)
+        )
+        program = Program(inputs=(), weights=(), caches=(), calls=calls, outputs=())
+        row = ProgramRow(
+            program=str(store.objects.put_bytes(program.dumps())),
+            units={
+                key_of(label, target): UnitSource(
+                    text=str(store.objects.put_bytes(text_of(label).encode())), label=label
+                )
+                for label in mine
+            },
+            components=dict(key.components),
+        )
+        store.actions.put(key.hex, row.model_dump(mode="json"))
+
+
+def seeded_plan(store: Store, labels: Sequence[Sequence[str]], target: Target = FAKE) -> Plan:
+    """A plan over one program an item of `labels`, all of them traced."""
+    spec = tiny_spec()
+    entries = [DefragEntry(number) for number in range(1, len(labels) + 1)]
+    seed(store, spec, entries, labels, target)
+    return make_plan(entries, spec, target, store)
