@@ -2,6 +2,8 @@
 
 Parallel efficiency is CPU seconds of the whole process tree / (workers x wall seconds): 1.0 is every worker
 computing all the time. The tree's CPU includes what is no compiling: importing torch in each worker, tracing.
+"Busy" is the share of the workers' wall time in which they had a unit in hand. On a machine that does other
+things busy stays and efficiency falls.
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ def build(spec: Path, jobs: int, work: Path | None) -> dict[str, Any]:
         "unit_cpu_seconds": unit_cpu,
         "efficiency": cpu / (jobs * wall),
         "unit_efficiency": unit_cpu / (jobs * wall),
+        "busy": sum(unit["compile_seconds"] for unit in outcome["units"]) / (jobs * wall),
         "entries": len(entries),
         "programs": len(programs),
         "calls": sum(len(program.calls) for program in programs.values()),
@@ -89,6 +92,7 @@ def _table(builds: list[dict[str, Any]]) -> Table:
             f"{b['unit_cpu_seconds'] / max(1, len(b['units'])):.2f}",
             f"{b['efficiency']:.2f}",
             f"{b['unit_efficiency']:.2f}",
+            f"{b['busy']:.2f}",
         )
         for b in builds
     )
@@ -103,6 +107,7 @@ def _table(builds: list[dict[str, Any]]) -> Table:
         "CPU s a unit",
         "efficiency",
         "of it units",
+        "busy",
     )
     note = (
         "Empty store, whole process. Efficiency: CPU seconds / (workers x wall seconds); "

@@ -11,8 +11,9 @@ compile        the same forward under torch.compile (default mode, dynamic=False
 =============  =====================================================================================
 
 Each system is a process of its own, which is idle while another is measured; rounds go round the systems, so
-that a slow moment of the machine meets all. Transformers gets our malloc setting too, unless
---baseline-malloc default. A context of n tokens includes the newest.
+that a slow moment of the machine meets all. All compute on a second thread, as the server's engine does.
+Transformers gets our malloc setting too, unless --baseline-malloc default. A context of n tokens includes
+the newest.
 """
 
 from __future__ import annotations
@@ -203,9 +204,13 @@ def _work(args: argparse.Namespace) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     system = _make(args)
-    for line in sys.stdin:
-        what, fields = json.loads(line)
-        print(json.dumps(_answer(system, what, Case(**fields), args.steps)), file=answers, flush=True)
+
+    def answer_all() -> None:
+        for line in sys.stdin:
+            what, fields = json.loads(line)
+            print(json.dumps(_answer(system, what, Case(**fields), args.steps)), file=answers, flush=True)
+
+    harness.on_engine_thread(answer_all)
     answers.close()
     _close(system)
 
@@ -374,7 +379,6 @@ class Transformers:
         if tuned_malloc:
             keep_freed_memory()
         torch.set_num_threads(threads)
-        torch.set_grad_enabled(False)
         torch.manual_seed(0)
         self._torch, self._is_compiled = torch, mode == "compile"
         spec = loads((bundle / "manifest.json").read_bytes()).spec
@@ -385,6 +389,7 @@ class Transformers:
     def prepare(self, case: Case) -> None:
         """Makes the cache and the input; compiles, where it does, by the first call."""
         new_tokens = case.context if case.phase == "prefill" else 1
+        self._torch.set_grad_enabled(False)  # A setting of the thread.
         self._ids = self._torch.randint(0, self._model.config.vocab_size, (case.batch, new_tokens))
         self._cached = case.context - new_tokens
         self._step: Callable[..., Any] = self._forward

@@ -34,6 +34,7 @@ from aotgaudi.store.cas import ObjectStore
 from aotgaudi.store.faults import store_error
 
 _BEFORE_ALL_OTHERS = 1000
+_LONGEST_MESSAGE = 500
 _STORE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES})
 """What a job meets when its store takes no more; it is not the unit's fault."""
 
@@ -176,8 +177,8 @@ def _errors_of(job: TraceJob | CompileJob) -> Iterator[None]:
             raise store_error("build in", job.store_root, error) from error
         raise CompileError(f"{job.label}: {error}") from error
     except (Exception, SystemExit) as error:
-        lines = str(error).strip().splitlines() or ["no message"]
-        raise CompileError(f"{job.label}: {type(error).__name__}: {lines[0]}") from error
+        text = " ".join(str(error).split()) or "no message"
+        raise CompileError(f"{job.label}: {type(error).__name__}: {text[:_LONGEST_MESSAGE]}") from error
 
 
 @contextlib.contextmanager
@@ -202,9 +203,9 @@ def _logged(path: Path) -> Iterator[None]:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
             yield
-        except Exception:
+        except (Exception, SystemExit):
             with contextlib.suppress(OSError):  # A log on a full disk must not hide what it is about.
-                traceback.print_exc()
+                os.write(log.fileno(), traceback.format_exc().encode(errors="backslashreplace"))
             raise
         finally:
             with contextlib.suppress(OSError):

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from aotgaudi.bundle.format import BundleIndex
+from aotgaudi.bundle.pack import refuse_foreign
 from aotgaudi.cli.options import load_manifest_or_spec, store_option
 from aotgaudi.pipeline import seal
 from aotgaudi.store.store import Store
@@ -22,6 +23,7 @@ from aotgaudi.store.store import Store
 def build_bundle(manifest_path: Path, output: Path, allow_missing: bool, store_root: Path) -> None:
     """Seal what the store has for MANIFEST (or a spec) into DIR."""
     manifest = load_manifest_or_spec(manifest_path)
+    refuse_foreign(output)
     index = seal(manifest, Store.open(store_root), output, allow_missing=allow_missing)
     click.echo(describe_bundle(index, output, len(manifest.entries)))
 

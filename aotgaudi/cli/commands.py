@@ -12,9 +12,7 @@ COMMANDS: Mapping[str, LazyCommand] = MappingProxyType(
         "build": LazyCommand("aotgaudi.cli.build:build", "Enumerate, compile and seal what a spec needs."),
         "serve": LazyCommand("aotgaudi.cli.serve:serve", "Serve a model from a bundle."),
         "model": LazyCommand("aotgaudi.cli.model:model", "Make a model directory that `serve` reads."),
-        "verify": LazyCommand(
-            "aotgaudi.cli.verify:verify", "Check a bundle: complete and intact."
-        ),
+        "verify": LazyCommand("aotgaudi.cli.verify:verify", "Check a bundle: complete and intact."),
     }
 )
 

@@ -1,4 +1,4 @@
-"""``aotgaudi``: the root of the command line, and the edge where errors become one line and an exit code."""
+"""``aotgaudi``: the root of the command line, and the edge where errors become a message and an exit code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EXIT_INTERRUPTED = 130
 
 
 class RootGroup(LazyGroup):
-    """Reports errors that are raised on purpose in one line; any traceback is a bug of ours."""
+    """Reports errors that are raised on purpose by their message; any traceback is a bug of ours."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command."""

@@ -8,16 +8,21 @@ from aotgaudi.errors import RequestError
 
 MAX_STOP_STRINGS = 16
 _MIN_SEED, _MAX_SEED = -(2**63), 2**63 - 1
+_MIN_TEMPERATURE = 1e-5
+"""Below it logits divided by the temperature overflow 32-bit floats; the result is greedy long before."""
+_MIN_TOP_P = 1e-30
+"""Keeps the likeliest token alone, as anything less would; in 32-bit floats less may be 0, which keeps none."""
+_MAX_TOP_K = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How one request is sampled and when it ends. Immutable, safe to share between threads.
 
-    `temperature` is in [0, 2], 0 is greedy. `top_p` is in (0, 1], 1 filters nothing. `top_k` is 0 (off; -1 is
-    read as 0) or the number of tokens kept. `seed` makes the result repeatable. `max_tokens` is None for "as
-    many as fit". Output ends before the first of `stop` (at most 16 strings), after one of `stop_token_ids`,
-    and after an end-of-sequence token unless `ignore_eos`.
+    `temperature` is in [0, 2], 0 is greedy (less than 1e-5 is read as 0). `top_p` is in (0, 1], 1 filters
+    nothing. `top_k` is 0 (off; -1 is read as 0) or the number of tokens kept. `seed` makes the result
+    repeatable. `max_tokens` is None for "as many as fit". Output ends before the first of `stop` (at most 16
+    strings), after one of `stop_token_ids`, and after an end-of-sequence token unless `ignore_eos`.
 
     Raises:
         RequestError: HTTP 400; names the parameter and what is allowed.
@@ -37,13 +42,20 @@ class SamplingParams:
         self._require("top_p", _is_in_range(self.top_p, 0, 1) and self.top_p > 0, "a number in (0, 1]")
         is_top_k = _is_int(self.top_k) and self.top_k >= -1
         self._require("top_k", is_top_k, "0 or -1 (off), or a positive integer")
-        object.__setattr__(self, "top_k", max(self.top_k, 0))
+        self._bring_into_range()
         is_seed = self.seed is None or (_is_int(self.seed) and _MIN_SEED <= self.seed <= _MAX_SEED)
         self._require("seed", is_seed, "a 64-bit signed integer, or none")
         is_count = self.max_tokens is None or (_is_int(self.max_tokens) and self.max_tokens >= 1)
         self._require("max_tokens", is_count, "an integer of at least 1, or none")
         self._require("ignore_eos", isinstance(self.ignore_eos, bool), "true or false")
         self._check_stops()
+
+    def _bring_into_range(self) -> None:
+        """Replaces extreme values by ones that mean the same and that the sampler's tensors can hold."""
+        if self.temperature < _MIN_TEMPERATURE:
+            object.__setattr__(self, "temperature", 0.0)
+        object.__setattr__(self, "top_p", max(self.top_p, _MIN_TOP_P))
+        object.__setattr__(self, "top_k", min(max(self.top_k, 0), _MAX_TOP_K))
 
     def _check_stops(self) -> None:
         are_strings = _is_tuple_of(str, self.stop) and "" not in self.stop

@@ -11,7 +11,8 @@ from tests.e2e.harness import MAX_MODEL_LEN, VOCAB_SIZE, Server, eventually, str
 
 pytestmark = pytest.mark.slow
 
-NUM_PROMPTS, NUM_TOKENS = 32, 48
+NUM_PROMPTS, NUM_TOKENS, MAX_NUM_SEQS = 64, 48, 2
+LONG_STEPS = NUM_PROMPTS * (NUM_TOKENS - 1) // MAX_NUM_SEQS
 
 
 @pytest.mark.parametrize(
@@ -86,26 +87,34 @@ def test_the_longest_request_that_fits_is_served(server: Server) -> None:
     assert longest_output["usage"]["completion_tokens"] == MAX_MODEL_LEN - 1
 
 
-def test_a_client_that_leaves_a_stream_frees_its_blocks(server: Server) -> None:
-    before = server.metric("aotgaudi_generation_tokens_total")
-    prompts = [[number + 1] * 10 for number in range(NUM_PROMPTS)]
-    body = {"prompt": prompts, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+def num_decode_steps(server: Server) -> float:
+    return server.metric("aotgaudi_step_seconds_count", kind="decode")
 
-    with streaming(server, body) as events:
+
+def long_body() -> dict[str, Any]:
+    """Takes at least `LONG_STEPS` decode steps, if it is let."""
+    prompts = [[number + 1] * 10 for number in range(NUM_PROMPTS)]
+    return {"prompt": prompts, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+
+
+def test_a_client_that_leaves_a_stream_frees_its_blocks(server: Server) -> None:
+    server.complete([1], max_tokens=2, ignore_eos=True)
+    before = num_decode_steps(server)
+
+    with streaming(server, long_body()) as events:
         next(events)
         assert not server.is_idle()
 
     assert eventually(server.is_idle)
-    generated = server.metric("aotgaudi_generation_tokens_total") - before
-    assert 0 < generated < NUM_PROMPTS * NUM_TOKENS
+    assert num_decode_steps(server) - before < LONG_STEPS
 
 
 def test_a_client_that_does_not_wait_for_its_answer_frees_its_blocks(server: Server) -> None:
-    before = server.metric("aotgaudi_generation_tokens_total")
-    body = {"prompt": [[5] * 10] * NUM_PROMPTS, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+    server.complete([1], max_tokens=2, ignore_eos=True)
+    before = num_decode_steps(server)
 
     with pytest.raises(httpx.ReadTimeout):
-        server.client.post("/v1/completions", json=body, timeout=0.1)
+        server.client.post("/v1/completions", json=long_body(), timeout=0.1)
 
     assert eventually(server.is_idle)
-    assert server.metric("aotgaudi_generation_tokens_total") - before < NUM_PROMPTS * NUM_TOKENS
+    assert num_decode_steps(server) - before < LONG_STEPS

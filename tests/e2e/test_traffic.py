@@ -156,6 +156,30 @@ def test_500_mixed_requests_compile_nothing_and_probes_among_them_are_answered_a
     assert server.metric("aotgaudi_entries_warm") == server.metric("aotgaudi_entries_total")
 
 
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        {"temperature": 1e-45},
+        {"temperature": 1e-40, "top_k": 3},
+        {"temperature": 1, "top_p": 1e-300},
+        {"temperature": 1, "top_k": 1},
+    ],
+)
+def test_sampling_that_leaves_one_token_is_greedy(server: Server, extreme: dict[str, Any]) -> None:
+    greedy = server.complete("a lazy dog", max_tokens=12, ignore_eos=True)
+
+    answer = server.complete("a lazy dog", max_tokens=12, ignore_eos=True, **extreme)
+
+    assert answer["choices"] == greedy["choices"]
+
+
+def test_a_top_k_beyond_any_vocabulary_filters_nothing(server: Server) -> None:
+    def text(top_k: int) -> str:
+        return str(server.complete("fox", temperature=1, seed=5, top_k=top_k)["choices"][0]["text"])
+
+    assert text(2**63) == text(VOCAB_SIZE) == text(0)
+
+
 def test_unseeded_sampling_varies_and_seeded_sampling_does_not(server: Server) -> None:
     def texts(**parameters: Any) -> set[str]:
         answers = (server.complete("the fox", max_tokens=12, temperature=1, **parameters) for _ in range(4))

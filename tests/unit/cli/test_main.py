@@ -47,10 +47,11 @@ def test_an_error_of_ours_is_one_line_and_its_exit_code(error: errors.AotGaudiEr
     assert (result.exit_code, result.stdout, result.stderr) == (code, "", f"error: {error}\n")
 
 
-def test_an_error_over_several_lines_is_put_into_one() -> None:
-    result = CliRunner().invoke(root_that(errors.CompileError("a\nb")), ["act"])
+def test_an_error_that_is_a_list_keeps_its_lines() -> None:
+    """What failed, one a line, each with its log."""
+    result = CliRunner().invoke(root_that(errors.CompileError("a\n  b")), ["act"])
 
-    assert result.stderr == "error: a b\n"
+    assert result.stderr == "error: a\n  b\n"
 
 
 def test_interrupt_exits_130() -> None:

@@ -1,0 +1,245 @@
+"""``aotgaudi build`` as a process, on the fake backend: everything but the compiler is real."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.store.store import Store
+from tests.unit.build.seeding import SPEC_TEXT, key_of, seed, tiny_spec
+
+DEADLINE_SECONDS = 120.0
+COMMAND = (sys.executable, "-m", "aotgaudi")
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 64,
+    "max_position_embeddings": 64,
+}
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def aotgaudi(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+
+
+def write_spec(folder: Path, config: dict[str, object]) -> Path:
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    text = "\n".join(
+        'config = "config.json"' if line.startswith("config =") else line for line in SPEC_TEXT.splitlines()
+    )
+    (folder / "tiny.toml").write_text(text, encoding="utf-8")
+    return folder / "tiny.toml"
+
+
+def test_a_spec_becomes_a_verified_bundle_and_a_second_build_does_nothing(tmp_path: Path) -> None:
+    write_spec(tmp_path, LLAMA)
+
+    built = aotgaudi(tmp_path, "build", "tiny.toml", "--store", "store", "-j", "2")
+
+    assert built.returncode == 0, built.stderr
+    assert all(line.startswith("[") for line in built.stderr.splitlines()), "progress and nothing else"
+    again = aotgaudi(tmp_path, "build", "tiny.toml", "--store", "store")
+    assert (again.returncode, again.stderr) == (0, "")
+    assert "cache: nothing to do" in again.stdout
+    verified = aotgaudi(tmp_path, "verify", "tiny.bundle", "--json")
+    assert (verified.returncode, verified.stderr) == (0, "")
+    document = json.loads(verified.stdout)
+    assert document["intact"] is True
+    checked = aotgaudi(tmp_path, "build", "manifest", "tiny.toml", "--check", "--json")
+    assert json.loads(checked.stdout)["id"] == document["manifest_id"]
+
+
+def test_equal_layers_are_one_unit(tmp_path: Path) -> None:
+    write_spec(tmp_path, LLAMA)
+    decode = next(entry for entry in Manifest.of(tiny_spec()).entries if entry.kind == "decode")
+
+    done = aotgaudi(
+        tmp_path, "build", "cache", "tiny.toml", "--store", "store", "-j", "1", "--entry", decode.id, "--json"
+    )
+
+    assert done.returncode == 0, done.stderr
+    labels = [row["label"] for row in json.loads(done.stdout)["units"]]
+    assert sorted(label.split(" ")[0] for label in labels) == ["embedding", "head", "layer"]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"model_type": "bert", "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2}
+            | {"intermediate_size": 64, "vocab_size": 64, "max_position_embeddings": 64},
+            "error: model (BertSelfAttention, layer 0): attention keyword",
+        ),
+        (
+            {**LLAMA, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
+            "error: model.config.rope_parameters.rope_type: 'dynamic' depends on the batch",
+        ),
+    ],
+    ids=["another attention keyword", "another rope type"],
+)
+def test_a_model_that_is_not_supported_is_one_error_whatever_the_number_of_entries(
+    tmp_path: Path, config: dict[str, object], message: str
+) -> None:
+    write_spec(tmp_path, config)
+
+    done = aotgaudi(tmp_path, "build", "tiny.toml", "--store", "store", "-j", "2")
+
+    errors = [line for line in done.stderr.splitlines() if not line.startswith("[")]
+    assert done.returncode == 2
+    assert len(errors) == 1
+    assert errors[0].startswith(message)
+    assert not (tmp_path / "tiny.bundle").exists()
+
+
+class Build:
+    """A running ``aotgaudi build cache``, leader of its own process group."""
+
+    def __init__(self, folder: Path, labels: list[str]) -> None:
+        self.folder, self.labels = folder, labels
+        self.store = Store.open(folder / "store")
+        spec = tiny_spec()
+        (folder / "tiny.toml").write_text(SPEC_TEXT, encoding="utf-8")
+        seed(self.store, spec, Manifest.of(spec).entries, [labels])
+        self.arguments = ("build", "cache", "tiny.toml", "--store", "store", "-j", "2", "--json")
+        self._log = folder / "stderr"
+        with self._log.open("w", encoding="utf-8") as log:
+            self.process = subprocess.Popen(
+                [*COMMAND, *self.arguments],
+                cwd=folder,
+                env=environment(),
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def stderr(self) -> str:
+        return self._log.read_text(encoding="utf-8")
+
+    def num_built(self) -> int:
+        return len(self.store.actions.get_many(map(key_of, self.labels)))
+
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not condition():
+            assert self.process.poll() is None, self.stderr()
+            assert time.monotonic() < deadline, self.stderr()
+            Event().wait(0.01)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(DEADLINE_SECONDS)
+        self.store.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[list[str]], Build]]:
+    builds: list[Build] = []
+
+    def start_one(labels: list[str]) -> Build:
+        builds.append(Build(tmp_path, labels))
+        return builds[-1]
+
+    yield start_one
+    for build in builds:
+        build.kill()
+
+
+SLOW_LABELS = [f"layer {number} !slow" for number in range(12)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("to_group", [True, False], ids=["to the group", "to the parent"])
+def test_a_signal_stops_a_build_cleanly_and_the_next_one_finishes_it(
+    start: Callable[[list[str]], Build], number: signal.Signals, to_group: bool
+) -> None:
+    build = start(SLOW_LABELS)
+    build.wait_until(build.num_built)
+
+    (os.killpg if to_group else os.kill)(build.process.pid, number)
+
+    assert build.process.wait(DEADLINE_SECONDS) == 130
+    num_built = build.num_built()
+    assert 0 < num_built < len(SLOW_LABELS)
+    errors = [line for line in build.stderr().splitlines() if not line.startswith("[")]
+    assert errors == [
+        "stopping after the units under way (again to stop at once)...",
+        f"error: stopped at a unit boundary with {num_built} units done;"
+        " resumable: run the same command again",
+    ]
+    rest = aotgaudi(build.folder, *build.arguments)
+    assert rest.returncode == 0, rest.stderr
+    assert json.loads(rest.stdout)["num_compiled"] == len(SLOW_LABELS) - num_built
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_workers_start_is_clean_too(
+    start: Callable[[list[str]], Build], number: signal.Signals
+) -> None:
+    build = start(SLOW_LABELS)
+    build.wait_until(lambda: "[0/12]" in build.stderr())
+
+    os.killpg(build.process.pid, number)
+
+    assert build.process.wait(DEADLINE_SECONDS) == 130
+    assert "Traceback" not in build.stderr()
+    assert "resumable" in build.stderr()
+
+
+def test_a_second_interrupt_does_not_wait_for_a_unit_that_hangs(
+    start: Callable[[list[str]], Build],
+) -> None:
+    build = start(["layer !hang"])
+    build.wait_until((build.folder / "store" / "logs").is_dir)
+
+    os.killpg(build.process.pid, signal.SIGINT)
+    build.wait_until(lambda: "stopping" in build.stderr())
+    os.killpg(build.process.pid, signal.SIGINT)
+
+    assert build.process.wait(DEADLINE_SECONDS) == 130
+    assert build.stderr().splitlines()[-1] == "interrupted"
+    assert build.num_built() == 0
+
+
+def test_a_build_that_is_killed_leaves_a_store_that_the_next_one_finishes(
+    start: Callable[[list[str]], Build],
+) -> None:
+    build = start(SLOW_LABELS)
+    build.wait_until(build.num_built)
+
+    build.process.kill()
+    build.process.wait(DEADLINE_SECONDS)
+
+    rest = aotgaudi(build.folder, *build.arguments)
+    assert rest.returncode == 0, rest.stderr
+    assert build.num_built() == len(SLOW_LABELS)
+    for digest in build.store.objects.digests():
+        build.store.objects.verify(digest)

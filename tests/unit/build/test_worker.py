@@ -1,0 +1,197 @@
+"""A job in a worker: what it publishes, and that every fault comes out as an error that travels."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aotgaudi import errors
+from aotgaudi.backends.base import CompiledUnit, Unit
+from aotgaudi.backends.fake.probe import probe
+from aotgaudi.build.executor import Executor
+from aotgaudi.build.worker import CompileJob, run_compile, start_worker
+from aotgaudi.digest import Digest
+from aotgaudi.errors import AotGaudiError, CompileError, CorruptError, StoreError
+from aotgaudi.manifest.entries import DefragEntry
+from aotgaudi.store.store import Store
+from tests.unit.build.seeding import key_of, seed, seeded_plan, text_of, tiny_spec
+
+
+def job_of(store: Store, label: str = "head a", key: str | None = None) -> CompileJob:
+    text = str(store.objects.put_bytes(text_of(label).encode()))
+    return CompileJob(
+        key or key_of(label), text, label, probe(), store.root, store.root / "logs" / "unit.log"
+    )
+
+
+class Raising:
+    """A compiler that raises, or prints and raises."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def compile(self, unit: Unit, work_dir: Path) -> CompiledUnit:
+        (work_dir / "half").write_bytes(b"half")
+        os.write(1, b"out of the compiler\n")
+        raise self._error
+
+
+def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    monkeypatch.setattr("aotgaudi.backends.offline.make_compiler", lambda target: Raising(error))
+
+
+def test_the_artifact_is_published_and_the_row_names_it(store: Store) -> None:
+    row = run_compile(job_of(store))
+
+    (digest,) = row.artifact.values()
+    store.objects.verify(Digest.parse(digest))
+    assert dict(row.components)["schema"] == "aotgaudi.unit-key/1"
+    assert list((store.root / "tmp").iterdir()) == []
+
+
+def test_equal_units_have_equal_bytes_whatever_they_are_called(store: Store, tmp_path: Path) -> None:
+    other = Store.open(tmp_path / "elsewhere")
+    job = job_of(other)
+    renamed = CompileJob(job.key, job.text, "another label", job.target, job.store_root, job.log_path)
+
+    assert run_compile(job_of(store)).artifact == run_compile(renamed).artifact
+
+
+class UnpicklableError(Exception):
+    """As many libraries have them: cannot be made from its message alone."""
+
+    def __init__(self, code: int, *, where: str) -> None:
+        super().__init__(f"code {code}\nat {where}")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (UnpicklableError(7, where="x"), "head a: UnpicklableError: code 7 at x"),
+        (RuntimeError(), "head a: RuntimeError: no message"),
+        (SystemExit(3), "head a: SystemExit: 3"),
+        (MemoryError(), "head a: MemoryError: no message"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "g++"), "head a: [Errno 2] No such file: 'g++'"),
+    ],
+)
+def test_whatever_a_compiler_raises_is_a_compile_error(
+    store: Store, monkeypatch: pytest.MonkeyPatch, error: BaseException, message: str
+) -> None:
+    raising(monkeypatch, error)
+
+    with pytest.raises(CompileError) as caught:
+        run_compile(job_of(store))
+
+    assert str(caught.value) == message
+    assert list((store.root / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS])
+def test_a_full_disk_is_an_error_of_the_store(
+    store: Store, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    raising(monkeypatch, OSError(code, os.strerror(code)))
+
+    with pytest.raises(StoreError, match=os.strerror(code)):
+        run_compile(job_of(store))
+
+
+def test_the_log_holds_what_the_compiler_printed_and_the_traceback(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raising(monkeypatch, RuntimeError("told so"))
+    job = job_of(store)
+
+    with pytest.raises(CompileError):
+        run_compile(job)
+
+    log = job.log_path.read_text(encoding="utf-8")
+    assert "out of the compiler" in log
+    assert "RuntimeError: told so" in log
+
+
+def test_a_text_that_is_not_what_the_key_says_is_never_compiled(store: Store) -> None:
+    with pytest.raises(CorruptError, match="its text has the key"):
+        run_compile(job_of(store, key="0" * 64))
+
+
+def test_a_damaged_text_is_never_compiled(store: Store) -> None:
+    job = job_of(store)
+    path = store.objects.path(Digest.parse(job.text))
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[::-1])
+
+    with pytest.raises(CorruptError):
+        run_compile(job)
+
+
+ALL_ERRORS: list[Callable[[], AotGaudiError]] = [
+    lambda: errors.SpecError("limits.x", "is 1", "2"),
+    lambda: errors.SpecError("limits.x", "is 1"),
+    lambda: errors.RequestError("m", param="p", http_status=404),
+    *(
+        (lambda cls=cls: cls("m"))
+        for cls in vars(errors).values()
+        if isinstance(cls, type)
+        and issubclass(cls, AotGaudiError)
+        and cls not in (errors.SpecError, errors.RequestError)
+    ),
+]
+
+
+@pytest.mark.parametrize("make", ALL_ERRORS)
+def test_every_error_of_ours_survives_pickling(make: Callable[[], AotGaudiError]) -> None:
+    error = make()
+
+    copy = pickle.loads(pickle.dumps(error))
+
+    assert type(copy) is type(error)
+    assert (str(copy), copy.exit_code, vars(copy)) == (str(error), error.exit_code, vars(error))
+
+
+def start_on_a_full_disk(cache_dir: str) -> None:
+    """`start_worker`, in a process that may write no file as large as a fake artifact."""
+    start_worker(cache_dir)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
+
+
+def test_a_disk_that_fills_up_ends_the_build_with_one_error_and_a_sound_store(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = seeded_plan(store, [[f"head {n}" for n in range(4)]])
+    before = set(store.objects.digests())
+    monkeypatch.setattr("aotgaudi.build.executor.start_worker", start_on_a_full_disk)
+
+    with pytest.raises(StoreError, match="File too large"):
+        Executor(store, 2).run(plan, tiny_spec())
+
+    assert set(store.objects.digests()) == before
+    assert list((store.root / "tmp").iterdir()) == []
+    for digest in before:
+        store.objects.verify(digest)
+    monkeypatch.undo()
+    assert len(Executor(store, 1).run(plan, tiny_spec()).compiled) == 4
+
+
+def test_a_program_row_for_another_text_fails_and_the_rest_goes_on(store: Store) -> None:
+    spec, entries = tiny_spec(), [DefragEntry(1), DefragEntry(2)]
+    seed(store, spec, entries, [("swap a",), ("head b",)])
+    plan = seeded_plan(store, [("swap a",), ("head b",)])
+    row = plan.programs[0].row
+    assert row is not None
+    wrong = {key_of("swap a"): {"text": str(Digest.of(text_of("head b").encode())), "label": "swap a"}}
+    store.actions.put(plan.programs[0].key.hex, {**row.model_dump(mode="json"), "units": wrong})
+
+    from aotgaudi.build.plan import make_plan
+
+    outcome = Executor(store, 1).run(make_plan(entries, spec, probe(), store), spec)
+
+    assert [failure.label for failure in outcome.failures] == ["swap a"]
+    assert [row.label for row in outcome.compiled] == ["head b"]
+    assert store.actions.get(key_of("swap a")) is None
