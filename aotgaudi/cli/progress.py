@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -14,6 +15,8 @@ import click
 from aotgaudi.build.executor import Progress
 
 _LINE_SECONDS = 10.0
+_STANDARD_ERROR = 2
+_STOPPING = b"stopping after the units under way (again to stop at once)...\n"
 
 
 class StopRequest:
@@ -40,7 +43,7 @@ class StopRequest:
         if self.is_set:
             raise KeyboardInterrupt
         self.is_set = True
-        click.echo("stopping after the units under way (again to stop at once)...", err=True)
+        os.write(_STANDARD_ERROR, _STOPPING)  # Not through a buffer, which may be in the midst of a write.
 
 
 @contextmanager

@@ -51,7 +51,8 @@ def serve(
     store_root: Path,
 ) -> None:
     """Serve a model from a verified BUNDLE. With --require-warm it starts warm or not at all."""
-    from aotgaudi.server.launch import ServeOptions, launch
+    from aotgaudi.server.launch import launch
+    from aotgaudi.server.options import ServeOptions
 
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"

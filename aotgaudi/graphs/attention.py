@@ -140,7 +140,7 @@ class PromptState:
 
     def _with_context(self, cache_nKBD: Tensor, new_TKD: Tensor, b: int) -> Tensor:
         """Returns [b, K, C + q, D]: cached context, then the new tokens."""
-        new_bKqD = new_TKD.unflatten(0, (b, -1)).transpose(1, 2)
+        new_bKqD: Tensor = new_TKD.unflatten(0, (b, -1)).transpose(1, 2)
         if self.ctx_blocks_bc is None:
             return new_bKqD
         c = self.ctx_blocks_bc.shape[1]

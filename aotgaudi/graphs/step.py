@@ -78,7 +78,9 @@ def kv_shape(config: Any, limits: ServingLimits) -> tuple[int, ...]:
     heads = getattr(config, "num_attention_heads", None)
     if not isinstance(heads, int):
         raise SpecError(
-            "model.config.model_type", f"{config.model_type!r} has no attention heads", "use a decoder-only text model"
+            "model.config.model_type",
+            f"{config.model_type!r} has no attention heads",
+            "use a decoder-only text model",
         )
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads

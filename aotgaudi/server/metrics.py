@@ -79,7 +79,9 @@ class Metrics:
     def _add_compile_metrics(self) -> None:
         registry = self.registry
         self._compilations = Counter(
-            "aotgaudi_compilations", "Units compiled for this server after it was ready; 0 under --require-warm.", registry=registry
+            "aotgaudi_compilations",
+            "Units compiled for this server after it was ready; 0 under --require-warm.",
+            registry=registry,
         )
         self._not_warmed = Counter(
             "aotgaudi_not_warmed", "Steps whose entry was not loaded when it was needed.", registry=registry

@@ -80,7 +80,9 @@ def _parse(value: str) -> Any:
 
 def _strip(library: Path) -> None:
     sections = [f"--remove-section={name}" for name in (".comment", ".note.gnu.build-id")]
-    subprocess.run([shutil.which("strip") or "strip", "--strip-all", *sections, os.fspath(library)], check=True)
+    subprocess.run(
+        [shutil.which("strip") or "strip", "--strip-all", *sections, os.fspath(library)], check=True
+    )
 
 
 def _refuse_companions(work_dir: Path, label: str) -> None:

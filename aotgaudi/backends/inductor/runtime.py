@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -23,7 +23,7 @@ class InductorExecutable:
 
     def __init__(self, library: Path) -> None:
         runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
-        self.run = runner.run
+        self.run = cast("Callable[[Sequence[Any]], list[Any]]", runner.run)
 
 
 class InductorRuntime:

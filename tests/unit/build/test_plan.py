@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,20 @@ LABELS = (("swap a", "layer b"), ("swap a",))
 Row = dict[str, Any]
 
 
-@pytest.fixture
-def built(store: Store) -> Store:
-    """Everything of `ENTRIES` is there."""
+@pytest.fixture(scope="module")
+def built_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = Store.open(tmp_path_factory.mktemp("built") / "store")
     Executor(store, 1).run(seeded_plan(store, LABELS), tiny_spec())
-    return store
+    store.close()
+    return store.root
+
+
+@pytest.fixture
+def built(built_once: Path, tmp_path: Path) -> Iterator[Store]:
+    """A store in which everything of `ENTRIES` is there."""
+    store = Store.open(shutil.copytree(built_once, tmp_path / "built"))
+    yield store
+    store.close()
 
 
 def plan_of(store: Store, spec: BuildSpec | None = None) -> Plan:
