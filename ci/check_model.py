@@ -56,7 +56,9 @@ PROMPTS = (
 
 def main() -> int:
     """Returns 0 when the texts agree as they must."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--bundle", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--prompts", type=int, default=len(PROMPTS))
@@ -69,7 +71,9 @@ def main() -> int:
     same = sum(a == b for a, b in zip(ours, theirs, strict=True))
     agreeing = [common_prefix(a, b) for a, b in zip(ours, theirs, strict=True)]
     total = sum(len(t) for t in theirs)
-    print(f"{dtype}: {same} of {len(prompts)} texts identical; {sum(agreeing)} of {total} tokens before the first difference")
+    print(
+        f"{dtype}: {same} of {len(prompts)} texts identical; {sum(agreeing)} of {total} tokens before the first difference"
+    )
     return 0 if same == len(prompts) or dtype != "float32" else 1
 
 
@@ -84,7 +88,9 @@ def generate(
     declare_samplers(manifest.entries, table)
     loader = Loader(make_runtime(bundle.receipt.target), model_dir)
     loader.load(
-        manifest.entries, Artifacts(bundle.receipt, bundle.program, bundle.read_object, bundle.object_path), table
+        manifest.entries,
+        Artifacts(bundle.receipt, bundle.program, bundle.read_object, bundle.object_path),
+        table,
     )
     engine = Engine(
         manifest.spec.limits,

@@ -37,6 +37,7 @@ def build_model(config: dict[str, Any], dtype: str) -> Any:
 
     Raises SpecError for an unknown architecture, rope type, or a model without the needed hooks.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
@@ -44,6 +45,10 @@ def build_model(config: dict[str, Any], dtype: str) -> Any:
     model_type = config.get("model_type")
     try:
         hf_config = AutoConfig.for_model(**config)
+    except StrictDataclassError as error:
+        raise SpecError(
+            "model.config", _one_line(error), "as transformers' configuration class wants it"
+        ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise SpecError(
             "model.config.model_type", f"{model_type!r} is not usable: {error}", "see transformers"
@@ -175,6 +180,10 @@ def _check_rope(config: Any) -> None:
                 f"{rope_type!r} depends on the batch and cannot be compiled ahead of time",
                 f"supported: {', '.join(sorted(STATIC_ROPE_TYPES))}",
             )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def _first_line(error: Exception) -> str:

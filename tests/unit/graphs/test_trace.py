@@ -191,6 +191,13 @@ def test_an_architecture_that_cannot_be_served_is_an_error_that_names_it(model_t
         trace(DECODE, model, spec.limits)
 
 
+def test_a_config_value_of_the_wrong_type_is_an_error_that_names_it() -> None:
+    config = {**spec_of(reference("llama")).model.config, "hidden_size": "64"}
+
+    with pytest.raises(SpecError, match="hidden_size"):
+        build_model(config, "float32")
+
+
 @pytest.mark.parametrize(
     ("binding", "expected"),
     [

@@ -105,7 +105,9 @@ def test_what_is_no_compiler_is_imported_and_run_as_before() -> None:
                 __import__(name)
             except ModuleNotFoundError:
                 print(name)
-        threading.Thread(target=print, args=("a thread",)).start()
+        thread = threading.Thread(target=print, args=("a thread",))
+        thread.start()
+        thread.join()
         with tempfile.TemporaryFile() as file:
             file.write(b"x")
         print(guard.num_refused)
