@@ -69,6 +69,9 @@ def _keep_largest(p_bV: Tensor, weight_bV: Tensor, wanted_b: Tensor) -> Tensor:
 
 
 def _inverse_cdf(p_bV: Tensor, noise_b: Tensor) -> Tensor:
-    """Returns the first token whose cumulative probability exceeds ``noise * total``, in float64."""
+    """Returns the first token whose cumulative probability exceeds ``noise * total``, in float64.
+
+    The clamp is for rounding at the very end of the noise: a token id is never out of the vocabulary.
+    """
     cumulative = torch.cumsum(p_bV.double(), dim=-1)
-    return (cumulative <= noise_b[:, None] * cumulative[:, -1:]).sum(-1)
+    return (cumulative <= noise_b[:, None] * cumulative[:, -1:]).sum(-1).clamp_max(p_bV.shape[1] - 1)
