@@ -57,6 +57,7 @@ def serve(
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"
     )
+    _bound_spinning()
     model_dir = find_model(model)
     launch(
         ServeOptions(
@@ -97,6 +98,16 @@ def _served_name(model: str, model_dir: Path) -> str:
     if not Path(model).exists():
         return model
     return model_dir.name or model_dir.resolve().name
+
+
+def _bound_spinning() -> None:
+    """Bounds how long OpenMP's threads spin for work, unless the user has said so; before libgomp is loaded.
+
+    By default they spin for so long that a second busy process on the same cores costs hundreds of
+    milliseconds a step; a thousand turns cost an idle machine 2 ms of a decode step (docs/benchmarks.md).
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def _threads() -> int:

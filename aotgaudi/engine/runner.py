@@ -36,7 +36,21 @@ def refuse_cold(entry: Entry) -> None:
 class ProgramRunner:
     """Runs steps through the bound programs of an `ExecutableTable`. One thread only."""
 
-    def __init__(self, table: ExecutableTable, block_size: int, on_cold: OnCold = refuse_cold) -> None:
+    def __init__(
+        self,
+        table: ExecutableTable,
+        block_size: int,
+        on_cold: OnCold = refuse_cold,
+        num_threads: int | None = None,
+    ) -> None:
+        """`num_threads` are the threads of matrix products, set by the thread that runs the first step.
+
+        OpenMP keeps a pool for each thread that ever computed in parallel, and as soon as all pools together
+        outnumber the cores every parallel region pays for sleeping and waking: with a pool of the loading
+        thread beside the engine's, a decode step took 28 ms instead of 18 (docs/benchmarks.md). So whoever
+        loads sets one thread, and only the engine's thread has a pool.
+        """
+        self._num_threads = num_threads
         self._table = table
         self._block_size = block_size
         self._on_cold = on_cold
@@ -52,6 +66,9 @@ class ProgramRunner:
             inputs: _Inputs = _PromptInputs(step, self._block_size)
         else:
             inputs = _DecodeInputs(step, self._block_size)
+        if self._num_threads is not None:
+            torch.set_num_threads(self._num_threads)
+            self._num_threads = None
         program = self._program(step.entry)
         return program.run([inputs.tensor(spec) for spec in program.inputs])[0]
 

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 def assemble(options: ServeOptions, bundle: Bundle, manifest: Manifest, pending: Future[Report]) -> Service:
     """Returns a service whose engine runs and whose process can no longer compile. See `launch` for errors."""
     keep_freed_memory()
-    torch.set_num_threads(options.num_threads)
+    torch.set_num_threads(1)  # This thread loads; the engine's computes (see ProgramRunner).
     check_model(manifest.spec, _model_of(options.model_dir, manifest), options.model_dir)
     tokenizer = Tokenizer.load(options.model_dir)
     table = BucketTable.from_entries(manifest.entries)
@@ -57,7 +57,7 @@ def assemble(options: ServeOptions, bundle: Bundle, manifest: Manifest, pending:
     loader.load(sound, artifacts, executables)
 
     on_cold = _on_cold(options, bundle, loader, executables, metrics, guard)
-    runner = ProgramRunner(executables, manifest.spec.limits.block_size, on_cold)
+    runner = ProgramRunner(executables, manifest.spec.limits.block_size, on_cold, options.num_threads)
     engine = _engine(manifest, table, runner, tokenizer, metrics)
     service = Service(
         engine=engine,
