@@ -378,7 +378,8 @@ class Transformers:
 
         if tuned_malloc:
             keep_freed_memory()
-        torch.set_num_threads(threads)
+        torch.set_num_threads(1)  # The computing thread sets its own: see `prepare`.
+        self._threads = threads
         torch.manual_seed(0)
         self._torch, self._is_compiled = torch, mode == "compile"
         spec = loads((bundle / "manifest.json").read_bytes()).spec
@@ -389,7 +390,8 @@ class Transformers:
     def prepare(self, case: Case) -> None:
         """Makes the cache and the input; compiles, where it does, by the first call."""
         new_tokens = case.context if case.phase == "prefill" else 1
-        self._torch.set_grad_enabled(False)  # A setting of the thread.
+        self._torch.set_num_threads(self._threads)  # Settings of the thread.
+        self._torch.set_grad_enabled(False)
         self._ids = self._torch.randint(0, self._model.config.vocab_size, (case.batch, new_tokens))
         self._cached = case.context - new_tokens
         self._step: Callable[..., Any] = self._forward

@@ -134,7 +134,7 @@ def load(bundle_dir: Path, model_dir: Path, threads: int, *, keep_memory: bool =
     check_target(bundle.receipt.target)
     if keep_memory:
         keep_freed_memory()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)  # As the server: only the thread that computes has an OpenMP pool.
     verify_bundle(bundle, {entry.id: str(entry) for entry in manifest.entries}).raise_if_bad(bundle_dir)
     executables = ExecutableTable()
     declare_samplers(manifest.entries, executables)
@@ -144,5 +144,5 @@ def load(bundle_dir: Path, model_dir: Path, threads: int, *, keep_memory: bool =
         Artifacts(bundle.receipt, bundle.program, bundle.read_object, bundle.object_path),
         executables,
     )
-    runner = ProgramRunner(executables, manifest.spec.limits.block_size)
+    runner = ProgramRunner(executables, manifest.spec.limits.block_size, num_threads=threads)
     return Online(manifest, BucketTable.from_entries(manifest.entries), runner, model_dir)

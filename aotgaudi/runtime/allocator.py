@@ -2,14 +2,15 @@
 
 Units allocate their intermediate tensors on every call. With glibc's defaults, buffers of some hundred
 kilobytes are handed back to the kernel when freed and faulted in again on the next call: a decode step that
-takes 29 ms then takes 51 ms (docs/benchmarks.md). A serving process has one size of working set; it keeps it.
+takes 29 ms then takes 51 ms (docs/benchmarks.md). A serving process has one size of working set; it keeps it,
+and in one arena: only the engine's thread allocates much, so a second one would merely be kept besides.
 """
 
 from __future__ import annotations
 
 import ctypes
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _LARGEST_MMAP_THRESHOLD_BYTES = 32 << 20
 """What mallopt(3) allows; larger buffers are mapped and unmapped as before."""
 _KEPT_BYTES = 1 << 30
@@ -20,5 +21,9 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    settings = ((_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD_BYTES), (_M_TRIM_THRESHOLD, _KEPT_BYTES))
+    settings = (
+        (_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD_BYTES),
+        (_M_TRIM_THRESHOLD, _KEPT_BYTES),
+        (_M_ARENA_MAX, 1),
+    )
     return all(mallopt(name, value) == 1 for name, value in settings)
