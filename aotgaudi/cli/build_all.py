@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from aotgaudi.bundle.pack import refuse_foreign
+from aotgaudi.bundle.verify import open_bundle
 from aotgaudi.cli.build_bundle import describe_bundle
 from aotgaudi.cli.build_cache import compile_missing, describe
 from aotgaudi.cli.build_manifest import default_manifest_path
@@ -38,7 +39,8 @@ def build_all(spec_path: Path, output: Path | None, store_root: Path, jobs: int)
         write_manifest(path, manifest)
     click.echo(f"manifest: {path}: {len(manifest.entries)} entries, id {manifest.id[:16]}")
     click.echo(describe(compile_missing(manifest, store, jobs, manifest.entries)))
-    click.echo(describe_bundle(seal(manifest, store, bundle), bundle, len(manifest.entries)))
+    seal(manifest, store, bundle)
+    click.echo(describe_bundle(open_bundle(bundle), len(manifest.entries)))
 
 
 def default_bundle_path(spec_path: Path) -> Path:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from aotgaudi.bundle.format import BundleIndex
 from aotgaudi.bundle.pack import refuse_foreign
+from aotgaudi.bundle.verify import Bundle, open_bundle
 from aotgaudi.cli.options import load_manifest_or_spec, store_option
 from aotgaudi.pipeline import seal
 from aotgaudi.store.store import Store
@@ -24,14 +24,16 @@ def build_bundle(manifest_path: Path, output: Path, allow_missing: bool, store_r
     """Seal what the store has for MANIFEST (or a spec) into DIR."""
     manifest = load_manifest_or_spec(manifest_path)
     refuse_foreign(output)
-    index = seal(manifest, Store.open(store_root), output, allow_missing=allow_missing)
-    click.echo(describe_bundle(index, output, len(manifest.entries)))
+    seal(manifest, Store.open(store_root), output, allow_missing=allow_missing)
+    click.echo(describe_bundle(open_bundle(output), len(manifest.entries)))
 
 
-def describe_bundle(index: BundleIndex, output: Path, num_entries: int) -> str:
-    """One line for people."""
-    counts = index.counts
+def describe_bundle(bundle: Bundle, num_entries: int) -> str:
+    """One line for people. Calls are those of all distinct programs, each run once."""
+    counts, programs = bundle.index.counts, bundle.receipt.programs
+    distinct = {digest: entry_id for entry_id, digest in programs.items()}
+    num_calls = sum(len(bundle.program(entry_id).calls) for entry_id in distinct.values())
     return (
-        f"bundle: {output}: {num_entries} entries run on {counts.units} units "
-        f"({counts.programs} programs, {counts.object_bytes / 1e6:.1f} MB)"
+        f"bundle: {bundle.path}: {num_entries} entries run on {counts.units} units "
+        f"({counts.programs} programs, {num_calls} calls, {counts.object_bytes / 1e6:.1f} MB)"
     )
