@@ -1,79 +1,240 @@
-"""Whether the scheduler can form a step that no entry covers; the exact answer, without walking all steps.
+"""Whether every step that can be formed has an entry: the exact answer, without walking the steps.
 
-What the scheduler forms, under the limits (see ``engine/scheduler.py``):
+The steps, under the limits (B `block_size`, T `max_num_batched_tokens`, M `max_model_len`, N `num_blocks`,
+S `max_num_seqs`):
 
-* **Prompt.** A chunk starts at a multiple of `block_size`, ``0 <= start < max_model_len``, after
-  ``c = start / block_size`` context blocks. The scheduler may shorten a chunk to the longest covered query
-  (whole blocks, unless the chunk ends the sequence) and may put fewer chunks into a step. So after `c` blocks
-  it makes progress, whatever is asked, exactly when one row of a whole block is covered there; or of what
-  is left of `max_model_len`, at the very end.
-* **Decode.** Any batch ``1 .. max_num_seqs`` over any total of blocks, from one a sequence to
-  ``min(num_blocks, batch * ceil(max_model_len / block_size))``. A block that several sequences of a step
-  share counts once for each, so with sharing the total may exceed `num_blocks`: the scheduler then takes
-  fewer sequences into the step until an entry covers it, which one sequence alone always is.
+* **Prompt.** One chunk of ``1 <= query <= T`` tokens after *any* context of ``ctx >= 0`` tokens with
+  ``query + ctx <= M``, also one that ends inside a block; it is read as ``ceil(ctx / B)`` blocks. Counted in
+  **cells**: (query rounded up to whole blocks, context blocks). A cell is covered when its longest query has an
+  entry whose `query_len` and `num_ctx_blocks` are at least as large. N plays no part: a spec is refused where it
+  does not hold a sequence of M tokens.
+* Several chunks share a step only where an entry covers them together, else they take turns (as upstream's
+  test for merging prefills does), so nothing has to be covered there.
+* **Decode.** Every batch of ``1 .. min(S, N)`` sequences over every total of blocks from one a sequence to
+  ``min(N, batch * ceil(M / B))``; under contiguous paged attention over any highest block id up to N. A block
+  that several sequences of a step share counts once for each, so with sharing the total may exceed N: the
+  scheduler then takes fewer sequences into the step until an entry covers it, which one sequence alone
+  always is.
 
-An entry that covers a step covers every smaller one. So of each family of steps that differ in one dimension,
-what is uncovered is an interval, from just above the largest covered one to the family's largest: prompts are
-two families over the context (a whole block; the rest at the end), decodes one family a batch size.
+An entry that covers a step covers every smaller one. So the longest covered query after c context blocks falls as
+c grows, and changes only at the contexts that entries have. Between two of these, what is uncovered is a
+`PromptHole`: a run of contexts and one length from which on queries are uncovered. Its cells are an arithmetic
+series. Decodes are the same, with batch sizes for contexts. The proof is thus linear in the entries and does not
+depend on how many steps there are.
+
+The scheduler (engine/scheduler.py) forms fewer steps than these: it starts chunks at whole blocks and cuts them to
+the longest covered query. So without coverage it may still serve, in other and more steps than the limits say.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Literal
+from typing import Union
 
 from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts
 from aotgaudi.spec.limits import ServingLimits
 
 
-@dataclass(frozen=True, slots=True)
-class UncoveredSteps:
-    """Counterexamples: steps that can be formed and have no entry; an interval of blocks, both ends included.
+@dataclass(frozen=True, slots=True, order=True)
+class Counterexample:
+    """One step that can be formed and has no entry. The smallest is that of fewest tokens.
 
-    Blocks are the context's in a prompt, all sequences' in a decode.
+    `num_tokens` are those that the step computes and reads. `shape` is (1, query length, context blocks) or (batch
+    size, 1, blocks), as an entry has it that would just cover the step; of a sampler (rows,), of a defrag (swaps,).
     """
 
-    kind: Literal["prompt", "decode"]
-    batch_size: int
-    query_len: int
-    first_num_blocks: int
-    last_num_blocks: int
+    num_tokens: int
+    kind: str
+    shape: tuple[int, ...]
+    text: str
 
     def __str__(self) -> str:
-        blocks = f"{self.first_num_blocks}"
-        if self.last_num_blocks > self.first_num_blocks:
-            blocks += f" to {self.last_num_blocks}"
-        unit = "context blocks" if self.kind == "prompt" else "blocks"
-        return f"{self.kind} of batch size {self.batch_size}, query length {self.query_len}, {blocks} {unit}"
+        return self.text
 
 
-def uncovered(limits: ServingLimits, table: BucketTable) -> Iterator[UncoveredSteps]:
-    """Yields the steps that the scheduler can form and `table` does not cover; none: the table is closed."""
-    yield from _uncovered_prompts(limits, table)
-    yield from _uncovered_decodes(limits, table)
+@dataclass(frozen=True, slots=True)
+class PromptHole:
+    """After `first_ctx_blocks` to `last_ctx_blocks` blocks, queries of more than `covered_len` tokens are uncovered.
+
+    Up to the longest that the limits leave there; after each of these contexts there are some. `covered_len` is 0
+    where no query is covered.
+    """
+
+    reachable: ReachablePrompts
+    first_ctx_blocks: int
+    last_ctx_blocks: int
+    covered_len: int
+
+    @property
+    def num_cells(self) -> int:
+        """How many cells are uncovered: those above the covered rows."""
+        num_contexts = self.last_ctx_blocks - self.first_ctx_blocks + 1
+        covered_rows = self.covered_len // self.reachable.limits.block_size
+        return self.reachable.cells_after(self.first_ctx_blocks, self.last_ctx_blocks) - (
+            num_contexts * covered_rows
+        )
+
+    @property
+    def smallest(self) -> Counterexample:
+        """The step of the fewest tokens."""
+        query_len, blocks = self.covered_len + 1, self.first_ctx_blocks
+        context = self.reachable.shortest_context(blocks)
+        text = f"a prompt chunk of {counted(query_len, 'token')}"
+        if blocks:
+            text += f" after {counted(context, 'token')} ({counted(blocks, 'block')}), {query_len + context:,} in all"
+        return Counterexample(query_len + context, "prompt", (1, query_len, blocks), text)
+
+    def __str__(self) -> str:
+        queries = f"more than {counted(self.covered_len, 'token')}" if self.covered_len else "any length"
+        return f"prompt chunks of {queries} after {_span(self.first_ctx_blocks, self.last_ctx_blocks)} context blocks"
 
 
-def _uncovered_prompts(limits: ServingLimits, table: BucketTable) -> Iterator[UncoveredSteps]:
-    num_whole, rest = divmod(limits.max_model_len, limits.block_size)
-    families = [(limits.block_size, 0, num_whole - 1)]
-    if rest:
-        families.append((rest, num_whole, num_whole))
-    for query_len, first, last in families:
-        covered = max((e.num_ctx_blocks for e in table.prompt if e.query_len >= query_len), default=-1)
-        if covered < last:
-            yield UncoveredSteps("prompt", 1, query_len, max(first, covered + 1), last)
+@dataclass(frozen=True, slots=True)
+class DecodeHole:
+    """In batches of `first_batch_size` to `last_batch_size`, totals of more than `covered_blocks` are uncovered.
+
+    Up to the largest total of each batch; each of them has some. `covered_blocks` is 0 where no entry has as many
+    sequences.
+    """
+
+    reachable: ReachableDecodes
+    first_batch_size: int
+    last_batch_size: int
+    covered_blocks: int
+
+    @property
+    def fewest_blocks(self) -> int:
+        """The smallest uncovered total of the smallest batch."""
+        return max(self.covered_blocks + 1, self.first_batch_size)
+
+    @property
+    def num_steps(self) -> int:
+        """How many pairs (batch size, total) are uncovered."""
+        return self.reachable.steps_above(self.covered_blocks, self.first_batch_size, self.last_batch_size)
+
+    @property
+    def smallest(self) -> Counterexample:
+        """The step of the fewest blocks, then sequences."""
+        batch_size, blocks = self.first_batch_size, self.fewest_blocks
+        tokens = blocks * self.reachable.limits.block_size
+        text = f"a decode of {counted(batch_size, 'sequence')} over {counted(blocks, 'block')} ({tokens:,} tokens)"
+        return Counterexample(tokens, "decode", (batch_size, 1, blocks), text)
+
+    def __str__(self) -> str:
+        batches = _span(self.first_batch_size, self.last_batch_size)
+        totals = (
+            f"more than {counted(self.covered_blocks, 'block')}"
+            if self.covered_blocks
+            else "any number of blocks"
+        )
+        return f"decodes of {batches} sequences over {totals}"
 
 
-def _uncovered_decodes(limits: ServingLimits, table: BucketTable) -> Iterator[UncoveredSteps]:
-    largest_first = sorted(table.decode, reverse=True)
-    batch_sizes = [entry.batch_size for entry in reversed(largest_first)]
-    reach = list(accumulate((entry.num_blocks for entry in largest_first), max))[::-1]
-    for batch_size in range(1, min(limits.max_num_seqs, limits.num_blocks) + 1):
-        last = min(limits.num_blocks, batch_size * limits.max_blocks_per_seq)
-        index = bisect_left(batch_sizes, batch_size)
-        covered = reach[index] if index < len(reach) else 0
-        if covered < last:
-            yield UncoveredSteps("decode", batch_size, 1, max(batch_size, covered + 1), last)
+Hole = Union[PromptHole, DecodeHole]
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseCoverage:
+    """How many of the steps of one kind can be formed, and how many of them have no entry.
+
+    Steps are counted in `unit`: ``cells`` (prompt) or ``steps``.
+    """
+
+    kind: str
+    unit: str
+    num_reachable: int
+    num_uncovered: int
+
+    def __str__(self) -> str:
+        return f"{self.num_uncovered:,} of {self.num_reachable:,} {self.kind} {self.unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """The result of a proof. `unproved`: the kinds of entries that there are and of which it says nothing."""
+
+    phases: tuple[PhaseCoverage, ...]
+    smallest: Counterexample | None
+    unproved: tuple[str, ...] = ()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether every step of the phases has an entry."""
+        return self.smallest is None
+
+    def __str__(self) -> str:
+        """The result in one line."""
+        if self.smallest is None:
+            return "every step that can be formed has an entry"
+        holes = ", ".join(str(phase) for phase in self.phases if phase.num_uncovered)
+        return f"no entry for {holes}; the smallest: {self.smallest}"
+
+
+def prove_steps(limits: ServingLimits, table: BucketTable, *, contiguous_pa: bool = False) -> Coverage:
+    """Returns what `table` covers of the prompt and decode steps that can be formed under `limits`."""
+    prompts, decodes = ReachablePrompts(limits), ReachableDecodes(limits, contiguous_pa)
+    prompt, decode = tuple(prompt_holes(prompts, table)), tuple(decode_holes(decodes, table))
+    phases = (
+        PhaseCoverage("prompt", "cells", prompts.num_cells, sum(hole.num_cells for hole in prompt)),
+        PhaseCoverage("decode", "steps", decodes.num_steps, sum(hole.num_steps for hole in decode)),
+    )
+    holes: tuple[Hole, ...] = (*prompt, *decode)
+    return Coverage(phases, min((hole.smallest for hole in holes), default=None))
+
+
+def uncovered(limits: ServingLimits, table: BucketTable, *, contiguous_pa: bool = False) -> Iterator[Hole]:
+    """Yields the steps that can be formed and `table` does not cover, in disjoint intervals; none: it is closed."""
+    yield from prompt_holes(ReachablePrompts(limits), table)
+    yield from decode_holes(ReachableDecodes(limits, contiguous_pa), table)
+
+
+def prompt_holes(reachable: ReachablePrompts, table: BucketTable) -> Iterator[PromptHole]:
+    """Yields the holes of the prompt phase, by ascending context."""
+    sizes = ((entry.num_ctx_blocks, entry.query_len) for entry in table.prompt)
+    for first, last, covered_len in _bands(sizes, 0, reachable.max_ctx_blocks):
+        if covered_len >= reachable.longest_query(first):
+            continue
+        yield PromptHole(reachable, first, min(last, reachable.longest_context(covered_len + 1)), covered_len)
+
+
+def decode_holes(reachable: ReachableDecodes, table: BucketTable) -> Iterator[DecodeHole]:
+    """Yields the holes of the decode phase, by ascending batch size."""
+    sizes = ((entry.batch_size, entry.num_blocks) for entry in table.decode)
+    for first, last, covered_blocks in _bands(sizes, 1, reachable.max_batch_size):
+        if covered_blocks >= reachable.most_blocks(last):
+            continue
+        smallest = max(first, reachable.smallest_batch(covered_blocks + 1))
+        yield DecodeHole(reachable, smallest, last, covered_blocks)
+
+
+def _bands(sizes: Iterable[tuple[int, int]], first: int, last: int) -> Iterator[tuple[int, int, int]]:
+    """Cuts ``first..last`` where the reach changes: the largest y among the sizes (x, y) with an x as large.
+
+    Yields (first, last, reach), ascending; the reach is 0 where no x is as large.
+    """
+    largest: dict[int, int] = {}
+    for x, y in sizes:
+        if y > largest.get(x, 0):
+            largest[x] = y
+    stairs, reach = [], 0
+    for x in sorted(largest, reverse=True):
+        if largest[x] > reach:
+            reach = largest[x]
+            stairs.append((x, reach))
+    for x, reach in reversed(stairs):
+        if first <= min(x, last):
+            yield first, min(x, last), reach
+            first = x + 1
+    if first <= last:
+        yield first, last, 0
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns a number and its noun, e.g. ``1 block`` or ``2,048 blocks``."""
+    return f"{number:,} {noun}" + ("s" if number != 1 else "")
+
+
+def _span(first: int, last: int) -> str:
+    return f"{first:,}" if first == last else f"{first:,} to {last:,}"

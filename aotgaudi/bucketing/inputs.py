@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from aotgaudi.spec.bucketing import BucketingSpec
+from aotgaudi.spec.bucketing import BucketingSpec, DecodeBounds, PromptBounds, SlidingSpec
 from aotgaudi.spec.limits import ServingLimits
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlidingSlices:
-    """Sliced fused attention (upstream's PT_HPU_SDPA_QKV_SLICE_MODE_FWD).
-
-    Queries of at least `threshold` tokens (VLLM_FUSEDSDPA_SLIDE_THLD) without context must be multiples of
-    `slice_len` tokens (PT_HPU_SDPA_BC_FACTOR).
-    """
-
-    threshold: int = 8192
-    slice_len: int = 1024
+Bucket = tuple[int, int, int]
+"""``(batch size, query length, context blocks)``, as upstream writes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketingInputs:
     """The numbers and modes that decide the tables. Lengths in tokens, `num_blocks` in KV blocks.
 
-    `mamba_chunk_size`: 0 without mamba layers. `skip_decode_block_clamp`: for hybrid and interleaved
-    sliding-window models, whose decode contexts are not clamped to three times the cache.
-    `prompt_ctx_max`: upstream's VLLM_PROMPT_CTX_BUCKET_MAX; None where that is unset.
+    The modes are those of ``spec.bucketing.BucketingSpec``. `num_blocks` is upstream's num_hpu_blocks.
     """
 
     max_num_seqs: int
@@ -36,14 +25,16 @@ class BucketingInputs:
     max_model_len: int
     num_blocks: int
     contiguous_pa: bool = False
+    prefix_caching: bool = True
     merged_prefill: bool = False
-    prompt_query_min_one: bool = False
-    prompt_ctx_max: int | None = None
     num_speculative_tokens: int = 0
     mamba_chunk_size: int = 0
     mamba_chunk_size_is_explicit: bool = False
     skip_decode_block_clamp: bool = False
-    sliding: SlidingSlices | None = None
+    sliding: SlidingSpec | None = None
+    prompt: PromptBounds = field(default_factory=PromptBounds)
+    decode: DecodeBounds = field(default_factory=DecodeBounds)
+    file_text: str | None = None
 
     @classmethod
     def from_spec(cls, limits: ServingLimits, bucketing: BucketingSpec) -> BucketingInputs:
@@ -56,8 +47,16 @@ class BucketingInputs:
             max_model_len=limits.max_model_len,
             num_blocks=limits.num_blocks,
             contiguous_pa=bucketing.contiguous_pa,
-            prompt_query_min_one=bucketing.prompt_query_min_one,
-            prompt_ctx_max=bucketing.prompt_ctx_max,
+            prefix_caching=bucketing.prefix_caching,
+            merged_prefill=bucketing.merged_prefill,
+            num_speculative_tokens=bucketing.num_speculative_tokens,
+            mamba_chunk_size=bucketing.mamba_chunk_size,
+            mamba_chunk_size_is_explicit=bucketing.mamba_chunk_size_is_explicit,
+            skip_decode_block_clamp=bucketing.skip_decode_block_clamp,
+            sliding=bucketing.sliding,
+            prompt=bucketing.prompt,
+            decode=bucketing.decode,
+            file_text=bucketing.file_text,
         )
 
     @property
@@ -67,8 +66,13 @@ class BucketingInputs:
 
     @property
     def query_min(self) -> int:
-        """The shortest prompt query that is a bucket."""
-        return 1 if self.prompt_query_min_one else self.block_size
+        """The shortest prompt query that is a bucket: a block, or 1 where a person says so."""
+        return 1 if self.prompt.query_len.min == 1 else self.block_size
+
+    @property
+    def prompt_ctx_max(self) -> int | None:
+        """Upstream's VLLM_PROMPT_CTX_BUCKET_MAX; None where that is unset."""
+        return self.prompt.num_ctx_blocks.max
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,3 @@ class Ranges:
     batch_sizes: tuple[int, ...]
     query_lens: tuple[int, ...]
     contexts: tuple[int, ...]
-
-
-Bucket = tuple[int, int, int]
-"""``(batch size, query length, context blocks)``, as upstream writes it."""

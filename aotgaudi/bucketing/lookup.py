@@ -57,27 +57,29 @@ class BucketTable:
         return CoverIndex(
             self.prompt,
             lambda entry: (entry.batch_size, entry.query_len, entry.num_ctx_blocks),
-            _prompt_cost,
+            prompt_cost,
         )
 
     @cached_property
     def _decode_index(self) -> CoverIndex[DecodeEntry]:
-        return CoverIndex(self.decode, lambda entry: (entry.batch_size, entry.num_blocks), _decode_cost)
+        return CoverIndex(self.decode, lambda entry: (entry.batch_size, entry.num_blocks), decode_cost)
 
     @cached_property
     def _longest_index(self) -> CoverIndex[PromptEntry]:
         return CoverIndex(
             self.prompt,
             lambda entry: (entry.batch_size, entry.num_ctx_blocks),
-            lambda entry: (-entry.query_len, *_prompt_cost(entry)),
+            lambda entry: (-entry.query_len, *prompt_cost(entry)),
         )
 
 
-def _prompt_cost(entry: PromptEntry) -> tuple[int, ...]:
+def prompt_cost(entry: PromptEntry) -> tuple[int, ...]:
+    """Returns what `find_prompt` minimises."""
     tokens = entry.batch_size * entry.query_len
     context = entry.batch_size * entry.num_ctx_blocks
     return tokens, context, entry.batch_size, entry.query_len, entry.num_ctx_blocks
 
 
-def _decode_cost(entry: DecodeEntry) -> tuple[int, ...]:
+def decode_cost(entry: DecodeEntry) -> tuple[int, ...]:
+    """Returns what `find_decode` minimises."""
     return entry.num_blocks, entry.batch_size

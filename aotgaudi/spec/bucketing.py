@@ -4,23 +4,111 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from aotgaudi.errors import SpecError
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.limits import LARGEST_LIMIT
+
+StrategyName = Literal["exponential", "linear", "padding_aware", "file", "unified"]
+
+VersionName = Literal[
+    "vllm-gaudi@091bbad",
+    "vllm-gaudi@v0.24.0",
+    "vllm-gaudi@v0.21.0",
+    "vllm-gaudi@v0.19.1",
+    "vllm-gaudi@v0.20.0rc0",
+    "vllm-gaudi@v0.17.1",
+    "vllm-gaudi@v0.16.0",
+    "vllm-gaudi@v0.14.1",
+    "vllm-gaudi@v0.13.0",
+    "vllm-gaudi@v0.11.2",
+    "vllm-gaudi@v0.10.1",
+    "vllm-hpu-extension@7717587",
+    "vllm-hpu-extension@8211e0b",
+    "vllm-hpu-extension@ad55828",
+    "vllm-hpu-extension@29bc7a4",
+    "vllm-hpu-extension@2b4ba56",
+]
+
+
+class AxisBounds(SpecValue):
+    """What a person sets of one dimension; None leaves the strategy's default.
+
+    Upstream's ``VLLM_{PROMPT,DECODE}_<DIM>_BUCKET_{MIN,STEP,MAX,LIMIT,PAD_MAX,PAD_PERCENT}``. Which of them a
+    strategy heeds depends on its version; what it ignores is ignored here as well.
+    """
+
+    min: int | None = Field(default=None, ge=0, le=LARGEST_LIMIT)
+    step: int | None = Field(default=None, ge=1, le=LARGEST_LIMIT)
+    max: int | None = Field(default=None, ge=0, le=LARGEST_LIMIT)
+    limit: int | None = Field(default=None, ge=1, le=LARGEST_LIMIT)
+    pad_max: int | None = Field(default=None, ge=0, le=LARGEST_LIMIT)
+    pad_percent: int | None = Field(default=None, ge=0, le=50)
+
+
+class PromptBounds(SpecValue):
+    """Bounds of the prompt phase's dimensions."""
+
+    batch_size: AxisBounds = AxisBounds()
+    query_len: AxisBounds = AxisBounds()
+    num_ctx_blocks: AxisBounds = AxisBounds()
+
+
+class DecodeBounds(SpecValue):
+    """Bounds of the decode phase's dimensions."""
+
+    batch_size: AxisBounds = AxisBounds()
+    num_blocks: AxisBounds = AxisBounds()
+
+
+class SlidingSpec(SpecValue):
+    """Sliced fused attention (upstream's PT_HPU_SDPA_QKV_SLICE_MODE_FWD).
+
+    Queries of at least `threshold` tokens (VLLM_FUSEDSDPA_SLIDE_THLD) without context must be multiples of
+    `slice_len` tokens (PT_HPU_SDPA_BC_FACTOR).
+    """
+
+    threshold: int = Field(default=8192, ge=1, le=LARGEST_LIMIT)
+    slice_len: int = Field(default=1024, ge=1, le=LARGEST_LIMIT)
 
 
 class BucketingSpec(SpecValue):
     """Names one strategy and version of ``aotgaudi.bucketing.versions``, and its options.
 
+    `coverage`: ``closed`` adds to the public table the fewest entries without which some reachable step has
+    none; ``upstream`` keeps the table as it is, holes included. `max_padding`: an added prompt entry is at most
+    this many times as long as the queries that it is added for.
+
     `contiguous_pa`: decode buckets for contiguous paged attention, where a step spans all blocks up to its
-    highest one. `prompt_query_min_one`: query lengths start at 1 rather than at a block.
-    `prompt_ctx_max`: from 8,192 tokens of model length on, the edge rule never raises a context to this many
-    blocks or more; None: no such bound.
+    highest one. `prefix_caching`: prompts may start after cached blocks (the extension's versions have
+    contexts only then). `merged_prefill`: all chunks of a step are one row. `skip_decode_block_clamp`: for
+    hybrid and interleaved sliding-window models. `mamba_chunk_size`: 0 without mamba layers.
+    `file_text`: the content of a bucket file, of the ``file`` strategy (a spec in TOML names it as `file`).
     """
 
-    strategy: Literal["exponential"] = "exponential"
-    version: Literal["vllm-gaudi@091bbad"] = "vllm-gaudi@091bbad"
+    strategy: StrategyName = "exponential"
+    version: VersionName = "vllm-gaudi@091bbad"
+    coverage: Literal["closed", "upstream"] = "closed"
+    max_padding: float = Field(default=2.0, ge=1)
     contiguous_pa: bool = False
-    prompt_query_min_one: bool = False
-    prompt_ctx_max: int | None = Field(default=None, ge=1, le=LARGEST_LIMIT)
+    prefix_caching: bool = True
+    merged_prefill: bool = False
+    num_speculative_tokens: int = Field(default=0, ge=0, le=1024)
+    mamba_chunk_size: int = Field(default=0, ge=0, le=LARGEST_LIMIT)
+    mamba_chunk_size_is_explicit: bool = False
+    skip_decode_block_clamp: bool = False
+    sliding: SlidingSpec | None = None
+    prompt: PromptBounds = PromptBounds()
+    decode: DecodeBounds = DecodeBounds()
+    file_text: str | None = None
+
+    @model_validator(mode="after")
+    def _check_file(self) -> BucketingSpec:
+        if (self.strategy == "file") != (self.file_text is not None):
+            raise SpecError(
+                "bucketing.file",
+                "is missing" if self.strategy == "file" else f"is given with strategy {self.strategy!r}",
+                'strategy = "file" and file = "PATH" go together',
+            )
+        return self

@@ -11,9 +11,11 @@ from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.bucketing import BucketingSpec
 from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.limits import ServingLimits, check_limits
+from aotgaudi.spec.mhc import MhcSpec
 from aotgaudi.spec.model import ModelSpec
 from aotgaudi.spec.sampler import SamplerSpec
 from aotgaudi.spec.target import TargetSpec
+from aotgaudi.spec.vision import VisionSpec
 
 SPEC_SCHEMA = "aotgaudi.spec/1"
 
@@ -27,6 +29,8 @@ class BuildSpec(SpecValue):
     bucketing: BucketingSpec = BucketingSpec()
     sampler: SamplerSpec = SamplerSpec()
     defrag: DefragSpec = DefragSpec()
+    mhc: MhcSpec = MhcSpec()
+    vision: VisionSpec = VisionSpec()
     target: TargetSpec = TargetSpec()
 
     @model_validator(mode="after")

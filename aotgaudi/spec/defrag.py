@@ -16,11 +16,13 @@ class DefragSpec(SpecValue):
 
     It acts when the highest block in use minus `threshold` exceeds the number of blocks in use.
     `padded_swaps`: the numbers of block exchanges that one step is padded to, ascending; more exchanges than
-    the largest take several steps.
+    the largest take several steps. `with_graphs` (VLLM_DEFRAG_WITH_GRAPHS): the exchange is a captured graph;
+    of hpu targets.
     """
 
     enabled: bool = True
     threshold: int = Field(default=32, ge=1, le=LARGEST_LIMIT)
+    with_graphs: bool = True
     padded_swaps: tuple[Annotated[int, Field(ge=1, le=LARGEST_LIMIT)], ...] = (8, 16, 32, 64, 128, 256, 512)
 
     @model_validator(mode="after")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, JsonValue, model_validator
 
@@ -89,20 +89,46 @@ class ModelSpec(SpecValue):
         """Longest sequence that the model is made for, in tokens."""
         return self._count("max_position_embeddings")
 
+    @property
+    def intermediate_size(self) -> int:
+        """Width of a dense layer's feed-forward part."""
+        return self._count("intermediate_size")
+
+    @property
+    def num_attention_heads(self) -> int:
+        """Query heads."""
+        return self._count("num_attention_heads")
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key and value heads; the query heads, where the config names none."""
+        return self._count("num_key_value_heads", "num_attention_heads")
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head; the hidden size by the query heads, where the config names none."""
+        if self._value("head_dim") is None:
+            return self.hidden_size // self.num_attention_heads
+        return self._count("head_dim")
+
     def signature(self) -> Key:
         """Returns the key of all that a graph can depend on in the model: one component a config key."""
         components = [("model.dtype", self.dtype), *_config_components("model.config", self.config)]
         return Key.of(components)
 
-    def _count(self, name: str) -> int:
-        nested = self.config.get(_NESTED)
-        value: Any = self.config.get(name)
-        if value is None and isinstance(nested, dict):
-            value = nested.get(name)
+    def _count(self, name: str, fallback: str = "") -> int:
+        value = self._value(name)
+        if value is None and fallback:
+            return self._count(fallback)
         if type(value) is not int or value < 1:
             problem = "is missing" if value is None else f"is {value!r}"
             raise SpecError(f"model.config.{name}", problem, "a positive integer")
         return value
+
+    def _value(self, name: str) -> JsonValue:
+        nested = self.config.get(_NESTED)
+        value = self.config.get(name)
+        return nested.get(name) if value is None and isinstance(nested, dict) else value
 
 
 def _config_components(prefix: str, config: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]:

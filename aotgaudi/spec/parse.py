@@ -1,4 +1,4 @@
-"""Reading a spec: TOML with one file that it may name, the model's ``config.json``, which is embedded."""
+"""Reading a spec: TOML, and the files that it may name, which are embedded: config.json and a bucket file."""
 
 from __future__ import annotations
 
@@ -39,12 +39,30 @@ def load_spec(path: Path) -> BuildSpec:
 def parse_spec(text: str, folder: Path) -> BuildSpec:
     """Parses the text of a spec; a relative ``model.config`` is relative to `folder`. Raises SpecError."""
     try:
-        tables = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        return _spec_of(_tables(text), folder)
+    except RecursionError as error:
+        raise SpecError("TOML syntax", "is nested too deeply", "a few levels of tables") from error
+
+
+def _tables(text: str) -> dict[str, Any]:
+    try:
+        tables: dict[str, Any] = tomllib.loads(text)
+    except ValueError as error:  # TOMLDecodeError, or an integer of thousands of digits
         raise SpecError("TOML syntax", str(error)) from error
+    return tables
+
+
+def _spec_of(tables: dict[str, Any], folder: Path) -> BuildSpec:
+    """The spec of parsed TOML, with the files that it names."""
     model = tables.get("model")
     if isinstance(model, dict) and isinstance(model.get("config"), str):
-        tables["model"] = {**model, "config": _read_config(folder / model["config"])}
+        tables["model"] = {**model, "config": read_config(folder / model["config"])}
+    bucketing = tables.get("bucketing")
+    if isinstance(bucketing, dict) and "file" in bucketing:
+        if not isinstance(bucketing["file"], str):
+            raise SpecError("bucketing.file", f"is {bucketing['file']!r}", "the path of a bucket file")
+        rest = {name: value for name, value in bucketing.items() if name != "file"}
+        tables["bucketing"] = {**rest, "file_text": read_bucket_file(folder / bucketing["file"])}
     for where, value in _not_json(tables, ""):
         raise SpecError(where, f"is {value}", "a string, finite number, boolean, list or table")
     return spec_from_json(tables)
@@ -62,7 +80,8 @@ def spec_from_json(value: dict[str, Any]) -> BuildSpec:
         raise SpecError(mistake.where or "spec", mistake.problem, mistake.remedy) from error
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """Returns the content of a model's config.json. Raises SpecError."""
     try:
         config = json.loads(_read(path, "the model's config.json"))
     except (ValueError, RecursionError) as error:
@@ -74,6 +93,14 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
+def read_bucket_file(path: Path) -> str:
+    """Returns the text of a bucket file. Raises SpecError."""
+    try:
+        return _read(path, "a bucket file")
+    except SpecError as error:
+        raise SpecError("bucketing.file", f"{error.where} {error.problem}", error.remedy) from error
+
+
 def _read(path: Path, wanted: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
@@ -83,6 +110,8 @@ def _read(path: Path, wanted: str) -> str:
         raise SpecError(
             str(path), f"is not UTF-8 text: {error.reason} at byte {error.start}", wanted
         ) from error
+    except ValueError as error:  # A path with a zero byte
+        raise SpecError(repr(str(path)), f"cannot be read: {error}", wanted) from error
 
 
 def _not_json(value: Any, where: str) -> Iterator[tuple[str, Any]]:

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, model_validator
 
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.base import SpecValue
+from aotgaudi.spec.sampler_signature import SamplerSignature, join_all, signature_of
 
 
 class SamplerSetting(SpecValue):
-    """One setting. `temperature` 0 is greedy; `top_p` 1 and `top_k` 0 filter nothing."""
+    """One setting. `temperature` 0 is greedy; `top_p` 1, `top_k` 0 and `min_p` 0 filter nothing.
+
+    Penalties of 0 (`repetition_penalty`: of 1) change nothing. `num_logprobs`: how many of the likeliest tokens'
+    log-probabilities are returned beside the chosen token's; 0 returns none at all.
+    """
 
     temperature: float = Field(ge=0)
     top_p: float = Field(gt=0, le=1)
     top_k: int = Field(ge=0, le=2**31 - 1)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    repetition_penalty: float = Field(default=1.0, gt=0)
+    num_logprobs: int = Field(default=0, ge=0, le=20)
+
+    @property
+    def signature(self) -> SamplerSignature:
+        """The cheapest sampler graph that serves this setting."""
+        return signature_of(self, logprobs=self.num_logprobs > 0)
 
 
 UPSTREAM_SETTINGS = tuple(
@@ -31,17 +48,35 @@ UPSTREAM_SETTINGS = tuple(
 
 
 class SamplerSpec(SpecValue):
-    """The settings that the sampler is built for, in warm-up order."""
+    """The settings that the sampler is built for, in warm-up order.
 
+    Together they say what requests may ask for: whatever some setting has, in any combination (`signature`,
+    `num_logprobs`). `smallest_batch_size`: 1; 0 reproduces vllm-gaudi before v0.16, which warms an empty batch
+    besides.
+    """
+
+    smallest_batch_size: Literal[0, 1] = 1
     settings: tuple[SamplerSetting, ...] = UPSTREAM_SETTINGS
+
+    @property
+    def signature(self) -> SamplerSignature:
+        """All that the settings together need: a request is legal when this serves it."""
+        return join_all(setting.signature for setting in self.settings)
+
+    @property
+    def num_logprobs(self) -> int:
+        """The most log-probabilities of likeliest tokens that a request may ask for."""
+        return max(setting.num_logprobs for setting in self.settings)
 
     @model_validator(mode="after")
     def _check_settings(self) -> SamplerSpec:
         if not self.settings:
             raise SpecError("sampler.settings", "is empty", "at least one setting")
+        seen: set[SamplerSetting] = set()
         for index, setting in enumerate(self.settings):
-            if setting in self.settings[:index]:
+            if setting in seen:
                 raise SpecError(
                     f"sampler.settings.{index}", "repeats an earlier setting", "each setting once"
                 )
+            seen.add(setting)
         return self

@@ -1,152 +1,95 @@
-"""The exponential tables of vllm-gaudi main, number for number, against tables that the public code produced.
-
-The tables lie in ``tests/golden/data/bucketing`` (its README says how they were made). Set
-``AOTGAUDI_GOLDENS`` to a folder that holds ``bucketing/`` to check other rows.
-"""
+"""The exponential tables of every version, number for number, against tables that the public code produced."""
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import json
-import os
-from collections.abc import Callable
 from dataclasses import astuple
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from aotgaudi.bucketing.exponential import (
+from aotgaudi.bucketing.combine import ProductStrategy
+from aotgaudi.bucketing.exponential import ExponentialRanges
+from aotgaudi.bucketing.exponential_extension import EXTENSION_POINTS
+from aotgaudi.bucketing.exponential_range import (
     ExponentialAxes,
     ExponentialAxis,
-    ExponentialStrategy,
-    decode_axes,
+    RangeRule,
     exponential_range,
-    prompt_axes,
 )
-from aotgaudi.bucketing.inputs import Bucket, BucketingInputs, Ranges, SlidingSlices
-from aotgaudi.bucketing.versions import decode_buckets, decode_seed_buckets, find_strategy, prompt_buckets
+from aotgaudi.bucketing.inputs import Ranges
+from aotgaudi.bucketing.versions import find_strategy
 from aotgaudi.errors import SpecError
+from tests.golden.rows import Row, check_table, inputs_of, parameters, read_rows
 
-VERSION = "vllm-gaudi@091bbad"
-GOLDENS = Path(os.environ.get("AOTGAUDI_GOLDENS", Path(__file__).parent / "data")) / "bucketing"
-UPSTREAM_TRUE = ("true", "t", "1", "yes", "y", "on")
-ENVIRONMENT_KNOWN = {
-    "VLLM_CONTIGUOUS_PA",
-    "VLLM_MERGED_PREFILL",
-    "VLLM_PROMPT_QUERY_BUCKET_MIN",
-    "VLLM_PROMPT_CTX_BUCKET_MAX",
-    "PT_HPU_SDPA_QKV_SLICE_MODE_FWD",
-    "PT_HPU_SDPA_BC_FACTOR",
-    "VLLM_FUSEDSDPA_SLIDE_THLD",
-}
-
-Row = dict[str, Any]
+ROWS = read_rows("bucketing/exponential.jsonl.gz")
+LARGE = [row for row in read_rows("bucketing/large.jsonl.gz") if row["strategy"] == "exponential"]
+POINTS = [
+    row
+    for row in read_rows("bucketing/ranges1d.jsonl.gz")
+    if row["fn"] == "exponential.warmup_range_with_limit"
+]
 
 
-def read_rows(name: str, keep: Callable[[Row], bool]) -> list[Any]:
-    with gzip.open(GOLDENS / name, "rt", encoding="utf-8") as file:
-        rows = [row for row in map(json.loads, file) if row["version"] == VERSION and keep(row)]
-    return [pytest.param(row, id=row["id"]) for row in rows]
+def ranges_of(version: str) -> ExponentialRanges:
+    """Returns the ranges of a version of vllm-gaudi from v0.11.2 on."""
+    strategy = find_strategy(version, "exponential")
+    assert isinstance(strategy, ProductStrategy)
+    assert isinstance(strategy.ranges, ExponentialRanges)
+    return strategy.ranges
 
 
-def is_exponential(row: Row) -> bool:
-    return bool(row["strategy"] == "exponential")
-
-
-def is_exponential_range(row: Row) -> bool:
-    return "exponential" in row["fn"] and "range" in row["fn"]
-
-
-def inputs_of(row: Row) -> BucketingInputs:
-    environment, numbers = row["env"], dict(row["inputs"])
-    assert environment.keys() <= ENVIRONMENT_KNOWN
-    ctx_max = environment.get("VLLM_PROMPT_CTX_BUCKET_MAX")
-    return BucketingInputs(
-        num_blocks=numbers.pop("num_hpu_blocks"),
-        **numbers,
-        contiguous_pa=is_true(environment.get("VLLM_CONTIGUOUS_PA", str(not row["prefix_caching"]))),
-        merged_prefill=is_true(environment.get("VLLM_MERGED_PREFILL", "false")),
-        prompt_query_min_one=environment.get("VLLM_PROMPT_QUERY_BUCKET_MIN") == "1",
-        prompt_ctx_max=None if ctx_max is None else int(ctx_max),
-        sliding=sliding_of(environment),
-    )
-
-
-def is_true(text: str) -> bool:
-    return text.lower() in UPSTREAM_TRUE
-
-
-def sliding_of(environment: dict[str, str]) -> SlidingSlices | None:
-    if not is_true(environment.get("PT_HPU_SDPA_QKV_SLICE_MODE_FWD", "false")):
-        return None
-    return SlidingSlices(
-        threshold=int(environment.get("VLLM_FUSEDSDPA_SLIDE_THLD", "8192")),
-        slice_len=int(environment.get("PT_HPU_SDPA_BC_FACTOR", "1024")),
-    )
-
-
-def check_table(make: Callable[[], tuple[Bucket, ...]], golden: Row | None, error: str | None) -> None:
-    if error is not None:
-        with pytest.raises(SpecError):
-            make()
-        return
-    assert golden is not None
-    table = [list(bucket) for bucket in make()]
-    text = json.dumps(table, separators=(",", ":"))
-    if "list" in golden:
-        assert table == golden["list"]
-    else:
-        assert (table[:5], table[-5:]) == (golden["head"], golden["tail"])
-    assert (len(table), hashlib.sha256(text.encode()).hexdigest()) == (golden["n"], golden["sha256"])
+def point_rule(version: str) -> RangeRule:
+    """Returns how a version chooses points; those of the extension are all alike."""
+    strategy = find_strategy(version, "exponential")
+    return ranges_of(version).rules.points if isinstance(strategy, ProductStrategy) else EXTENSION_POINTS
 
 
 def check_ranges(axes: ExponentialAxes, ranges: Ranges, row: Row, phase: str) -> None:
-    assert [list(astuple(a)) for a in (axes.batch_size, axes.query_len, axes.context)] == row[f"{phase}_cfg"]
+    assert [list(axis) for axis in astuple(axes)] == row[f"{phase}_cfg"]
     assert [list(values) for values in astuple(ranges)] == row[f"{phase}_ranges"]
 
 
-@pytest.mark.parametrize(
-    "row", read_rows("exponential.jsonl.gz", is_exponential) + read_rows("large.jsonl.gz", is_exponential)
-)
+@pytest.mark.parametrize("row", parameters(ROWS + LARGE))
 def test_tables_equal_the_public_code(row: Row) -> None:
-    inputs, strategy = inputs_of(row), find_strategy(VERSION, "exponential")
-    whole = row.get("error")
+    inputs, strategy, whole = inputs_of(row), find_strategy(row["version"], "exponential"), row.get("error")
 
     check_table(
-        lambda: prompt_buckets(inputs, strategy), row.get("prompt_buckets"), row.get("prompt_error", whole)
+        lambda: strategy.prompt_table(inputs), row.get("prompt_buckets"), row.get("prompt_error", whole)
     )
     check_table(
-        lambda: decode_buckets(inputs, strategy), row.get("decode_buckets"), row.get("decode_error", whole)
+        lambda: strategy.decode_table(inputs), row.get("decode_buckets"), row.get("decode_error", whole)
     )
     if "decode_seed_buckets" in row:
-        check_table(lambda: decode_seed_buckets(inputs, strategy), row["decode_seed_buckets"], None)
+        check_table(lambda: strategy.decode_seed_table(inputs), row["decode_seed_buckets"])
 
 
-@pytest.mark.parametrize("row", read_rows("exponential.jsonl.gz", lambda row: "prompt_cfg" in row))
+@pytest.mark.parametrize("row", parameters(row for row in ROWS + LARGE if "prompt_cfg" in row))
 def test_ranges_equal_the_public_code(row: Row) -> None:
-    inputs = inputs_of(row)
-    assert inputs.contiguous_pa == row["use_contiguous_pa"]
+    inputs, ranges = inputs_of(row), ranges_of(row["version"])
 
-    check_ranges(prompt_axes(inputs), ExponentialStrategy().prompt_ranges(inputs), row, "prompt")
-    check_ranges(decode_axes(inputs), ExponentialStrategy().decode_ranges(inputs), row, "decode")
+    check_ranges(ranges.prompt_axes(inputs), ranges.prompt_ranges(inputs), row, "prompt")
+    check_ranges(ranges.decode_axes(inputs), ranges.decode_ranges(inputs), row, "decode")
 
 
-@pytest.mark.parametrize("row", read_rows("ranges1d.jsonl.gz", is_exponential_range))
-def test_one_range_equals_the_public_code(row: Row) -> None:
-    axis = ExponentialAxis(*row["args"])
-    if "range_error" in row or "error" in row:
+@pytest.mark.parametrize("row", parameters(POINTS))
+def test_the_points_of_one_dimension_equal_the_public_code(row: Row) -> None:
+    axis, rule = ExponentialAxis(*row["args"]), point_rule(row["version"])
+    modes = {"contiguous_pa": row["use_contiguous_pa"], "long_context": row["long_context"]}
+
+    if isinstance(row.get("result"), list):
+        assert list(exponential_range(axis, rule, **modes)) == row["result"]
+    else:  # the name of upstream's exception
         with pytest.raises(SpecError):
-            exponential_range(axis, contiguous_pa=row["use_contiguous_pa"])
-        return
-
-    assert list(exponential_range(axis, contiguous_pa=row["use_contiguous_pa"])) == row["result"]
+            exponential_range(axis, rule, **modes)
 
 
-def test_every_row_of_this_version_is_walked() -> None:
+def test_every_row_of_this_strategy_is_walked() -> None:
     """Guards against a filter that silently leaves rows out."""
-    with gzip.open(GOLDENS / "exponential.jsonl.gz", "rt", encoding="utf-8") as file:
-        expected = sum(json.loads(line)["version"] == VERSION for line in file)
+    walked = {(row["version"], row["id"]) for row in ROWS + LARGE + POINTS}
 
-    assert len(read_rows("exponential.jsonl.gz", is_exponential)) == expected > 0
+    for row in read_rows("bucketing/exponential.jsonl.gz"):
+        assert row["strategy"] == "exponential"
+        assert (row["version"], row["id"]) in walked
+    for row in read_rows("bucketing/large.jsonl.gz"):
+        assert ((row["version"], row["id"]) in walked) == (row["strategy"] == "exponential")
+    for row in read_rows("bucketing/ranges1d.jsonl.gz"):
+        assert ((row["version"], row["id"]) in walked) == row["fn"].startswith("exponential.")

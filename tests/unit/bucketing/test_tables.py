@@ -1,61 +1,100 @@
-"""Invariants of the tables; the numbers themselves are held by tests/golden."""
+"""Invariants of the tables of all versions; the numbers themselves are held by tests/golden."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import typing
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.bucketing.exponential import ExponentialAxis, ceil_log2, exponential_range
-from aotgaudi.bucketing.filters import edge_context
 from aotgaudi.bucketing.inputs import BucketingInputs
-from aotgaudi.bucketing.versions import VERSIONS, decode_buckets, find_strategy, prompt_buckets
+from aotgaudi.bucketing.size import MAX_BUCKETS
+from aotgaudi.bucketing.strategy import Strategy
+from aotgaudi.bucketing.versions import VERSIONS, find_strategy
 from aotgaudi.errors import SpecError
-from aotgaudi.spec.bucketing import BucketingSpec
 
 EXPONENTIAL = find_strategy("vllm-gaudi@091bbad", "exponential")
+PRODUCTS = [name for name in VERSIONS if name.startswith("vllm-gaudi@") and name != "vllm-gaudi@v0.10.1"]
+THREE_DIMENSIONAL = [name for name, version in VERSIONS.items() if version.lookup is not None]
+LONG = BucketingInputs(
+    max_num_seqs=256,
+    max_num_prefill_seqs=1,
+    block_size=128,
+    max_num_batched_tokens=131_072,
+    max_model_len=131_072,
+    num_blocks=5746,
+)
 
 
 @st.composite
 def ordinary_inputs(draw: st.DrawFn) -> BucketingInputs:
+    """Draws limits with which every version has some bucket."""
     block_size = draw(st.sampled_from([1, 16, 128, 256]))
-    max_model_len = draw(st.integers(block_size + 1, 200 * block_size))
+    max_model_len = block_size * draw(st.integers(2, 200))
     return BucketingInputs(
         max_num_seqs=draw(st.integers(1, 64)),
         max_num_prefill_seqs=draw(st.integers(1, 4)),
         block_size=block_size,
         max_num_batched_tokens=draw(st.integers(max(2, block_size), 200 * block_size)),
         max_model_len=max_model_len,
-        num_blocks=draw(st.integers(-(-max_model_len // block_size), 5000)),
+        num_blocks=draw(st.integers(max_model_len // block_size, 5000)),
         contiguous_pa=draw(st.booleans()),
-        prompt_query_min_one=draw(st.booleans()),
-        prompt_ctx_max=draw(st.none() | st.integers(1, 64)),
+        prefix_caching=draw(st.booleans()),
+        num_speculative_tokens=draw(st.integers(0, 2)),
+        skip_decode_block_clamp=draw(st.booleans()),
     )
 
 
-@given(ordinary_inputs())
-def test_tables_are_deterministic_ascending_and_without_repetition(inputs: BucketingInputs) -> None:
-    for make in (prompt_buckets, decode_buckets):
-        table = make(inputs, EXPONENTIAL)
-        assert table == make(dataclasses.replace(inputs), EXPONENTIAL)
-        assert list(table) == sorted(set(table))
+@st.composite
+def strategies_of(draw: st.DrawFn, versions: list[str]) -> Strategy:
+    version = draw(st.sampled_from(versions))
+    names = [name for name in VERSIONS[version].strategies if name != "file"]
+    return VERSIONS[version].strategies[draw(st.sampled_from(names))]
 
 
-@given(ordinary_inputs())
-def test_prompt_buckets_are_within_the_limits(inputs: BucketingInputs) -> None:
-    for batch_size, query_len, context in prompt_buckets(inputs, EXPONENTIAL):
-        assert 1 <= batch_size <= inputs.max_num_prefill_seqs
+@given(strategies_of(THREE_DIMENSIONAL), ordinary_inputs())
+def test_tables_are_deterministic_and_ascend(strategy: Strategy, inputs: BucketingInputs) -> None:
+    for make in (strategy.prompt_table, strategy.decode_table, strategy.decode_seed_table):
+        try:
+            table = make(inputs)
+        except SpecError as error:
+            with pytest.raises(SpecError, match=f"^{error.where}"):
+                make(dataclasses.replace(inputs))
+        else:
+            assert table == make(dataclasses.replace(inputs))
+            assert list(table) == sorted(table)
+
+
+@given(strategies_of(PRODUCTS), ordinary_inputs())
+def test_tables_of_vllm_gaudi_have_no_repetition(strategy: Strategy, inputs: BucketingInputs) -> None:
+    for make in (strategy.prompt_table, strategy.decode_table):
+        try:
+            table = make(inputs)
+        except SpecError:
+            continue
+        assert len(set(table)) == len(table)
+
+
+@given(strategies_of(PRODUCTS), ordinary_inputs())
+def test_prompt_buckets_of_vllm_gaudi_are_within_the_limits(
+    strategy: Strategy, inputs: BucketingInputs
+) -> None:
+    try:
+        table = strategy.prompt_table(inputs)
+    except SpecError:
+        return
+    for batch_size, query_len, context in table:
         assert 1 <= query_len <= inputs.max_model_len
         assert batch_size * query_len <= inputs.max_num_batched_tokens
         assert 0 <= context <= inputs.max_blocks_per_seq
 
 
 @given(ordinary_inputs())
-def test_decode_buckets_are_within_the_limits(inputs: BucketingInputs) -> None:
-    for batch_size, query_len, num_blocks in decode_buckets(inputs, EXPONENTIAL):
+def test_newest_decode_buckets_are_within_the_limits(inputs: BucketingInputs) -> None:
+    for batch_size, query_len, num_blocks in EXPONENTIAL.decode_seed_table(inputs):
         assert query_len == 1
         assert 1 <= batch_size <= inputs.max_num_seqs
         if inputs.contiguous_pa:
@@ -64,78 +103,57 @@ def test_decode_buckets_are_within_the_limits(inputs: BucketingInputs) -> None:
             assert batch_size <= num_blocks <= batch_size * inputs.max_blocks_per_seq
 
 
-@pytest.mark.parametrize(
-    ("axis", "expected"),
-    [
-        # Exact arithmetic has 512 and 1024, and the powers of two.
-        (ExponentialAxis(64, 64, 2048, 11), (64, 128, 192, 256, 384, 576, 768, 1088, 1472, 2048)),
-        (ExponentialAxis(0, 1, 1024, 11), (0, 1, 2, 4, 9, 17, 32, 65, 129, 257, 513, 1024)),
-        # The last point, 4, is above the maximum and is replaced by it.
-        (ExponentialAxis(1, 2, 3, 3), (1, 2, 3)),
-        (ExponentialAxis(1, 2, 7, 1), (7,)),
-    ],
-)
-def test_range_keeps_the_order_of_double_precision_operations(
-    axis: ExponentialAxis, expected: tuple[int, ...]
-) -> None:
-    assert exponential_range(axis, contiguous_pa=False) == expected
+@given(ordinary_inputs())
+def test_speculation_only_adds_decode_buckets_of_more_rows(inputs: BucketingInputs) -> None:
+    seeds, table = set(EXPONENTIAL.decode_seed_table(inputs)), EXPONENTIAL.decode_table(inputs)
+    factor = inputs.num_speculative_tokens + 1
+
+    assert seeds <= set(table)
+    assert {batch_size % factor for batch_size, _, _ in set(table) - seeds} <= {0}
 
 
-@pytest.mark.parametrize(
-    ("ctx_max", "expected"),
-    [(None, 62), (63, 62), (62, 5), (1, 5)],
-)
-def test_edge_rule_raises_the_context_only_below_its_bound(ctx_max: int | None, expected: int) -> None:
-    """8192 - 256 tokens leave 62 blocks of 128; 5 is the context before the rule."""
-    inputs = BucketingInputs(
-        max_num_seqs=1,
-        max_num_prefill_seqs=1,
-        block_size=128,
-        max_num_batched_tokens=8192,
-        max_model_len=8192,
-        num_blocks=64,
-        prompt_ctx_max=ctx_max,
-    )
-
-    assert edge_context(256, 5, inputs) == expected
-    assert edge_context(8193, 5, inputs) == 5
-
-
-@pytest.mark.parametrize(("value", "expected"), [(1, 0), (2, 1), (3, 2), (4, 2), (8192, 13), (8193, 14)])
-def test_ceil_log2(value: int, expected: int) -> None:
-    assert ceil_log2(value) == expected
-
-
-def test_step_of_one_token_leaves_no_query_lengths() -> None:
-    inputs = BucketingInputs(
-        max_num_seqs=1,
-        max_num_prefill_seqs=1,
+def test_the_largest_limits_of_a_spec_end_soon() -> None:
+    """No list of limits that the spec allows makes time or memory explode."""
+    most = 2**31 - 1
+    huge = BucketingInputs(
+        max_num_seqs=most,
+        max_num_prefill_seqs=most,
         block_size=1,
-        max_num_batched_tokens=1,
-        max_model_len=4,
-        num_blocks=4,
+        max_num_batched_tokens=most,
+        max_model_len=most,
+        num_blocks=most,
     )
 
-    with pytest.raises(SpecError, match="max_num_batched_tokens of at least 2"):
-        prompt_buckets(inputs, EXPONENTIAL)
+    started = time.monotonic()
+    for version in VERSIONS.values():
+        for name in version.strategies.keys() - {"file"}:
+            for make in (version.strategies[name].prompt_table, version.strategies[name].decode_table):
+                with contextlib.suppress(SpecError):
+                    assert len(make(huge)) <= MAX_BUCKETS
+
+    assert time.monotonic() - started < 60
 
 
-def test_the_registry_and_the_spec_name_the_same_strategies_and_versions() -> None:
-    fields = BucketingSpec.model_fields
-    assert set(typing.get_args(fields["version"].annotation)) == set(VERSIONS)
-    known = {name for version in VERSIONS.values() for name in version.strategies}
-    assert set(typing.get_args(fields["strategy"].annotation)) == known
+def test_a_table_of_too_many_buckets_is_refused_with_its_size() -> None:
+    linear = find_strategy("vllm-gaudi@091bbad", "linear")
+    inputs = dataclasses.replace(LONG, block_size=32)
+
+    with pytest.raises(SpecError, match=r"bucketing\.prompt: gives 16,\d{3},\d{3} prompt buckets"):
+        linear.prompt_table(inputs)
 
 
 @pytest.mark.parametrize(
-    ("version", "strategy", "expected"),
+    ("version", "strategy", "sizes"),
     [
-        ("vllm-gaudi@nowhere", "exponential", r"bucketing\.version.*vllm-gaudi@091bbad"),
-        ("vllm-gaudi@091bbad", "nothing", r"bucketing\.strategy.*exponential"),
+        ("vllm-gaudi@091bbad", "exponential", (33, 125)),
+        ("vllm-gaudi@091bbad", "linear", (1_047_553, 9488)),
+        ("vllm-hpu-extension@8211e0b", "linear", (524_800, 568)),
+        ("vllm-hpu-extension@ad55828", "exponential", (15_384, 126)),
     ],
 )
-def test_an_unknown_strategy_or_version_is_an_error_that_names_the_known(
-    version: str, strategy: str, expected: str
+def test_long_contexts_have_as_many_buckets_as_upstream_counts(
+    version: str, strategy: str, sizes: tuple[int, int]
 ) -> None:
-    with pytest.raises(SpecError, match=expected):
-        find_strategy(version, strategy)
+    tables = find_strategy(version, strategy)
+
+    assert (len(tables.prompt_table(LONG)), len(tables.decode_table(LONG))) == sizes

@@ -88,7 +88,7 @@ def test_config_path_is_relative_to_the_spec_and_its_content_is_embedded(tmp_pat
         ),
         (
             text_of(rest="[target]\nzzz = 1"),
-            "target.zzz: unknown key (known here: backend, isa)",
+            "target.zzz: unknown key (known here: backend, execution_mode, isa, num_sms, profile)",
         ),
         (text_of(block_size='"16"'), "limits.block_size: is '16' (should be a valid integer)"),
         (text_of(block_size="16.0"), "limits.block_size: is 16.0 (should be a valid integer)"),
@@ -103,7 +103,34 @@ def test_config_path_is_relative_to_the_spec_and_its_content_is_embedded(tmp_pat
         ),
         (
             text_of(rest='[bucketing]\nstrategy = "expo"'),
-            "bucketing.strategy: is 'expo' (should be 'exponential')",
+            (
+                "bucketing.strategy: is 'expo' "
+                "(should be 'exponential', 'linear', 'padding_aware', 'file' or 'unified')"
+            ),
+        ),
+        (
+            text_of(rest="[bucketing.prompt.query_len]\nmix = 1"),
+            "bucketing.prompt.query_len.mix: unknown key (did you mean 'min'?)",
+        ),
+        (
+            text_of(rest="[bucketing.sliding]\nthreshhold = 1"),
+            "bucketing.sliding.threshhold: unknown key (did you mean 'threshold'?)",
+        ),
+        (
+            text_of(rest="[bucketing.decode.num_blocks]\nstep = 0"),
+            "bucketing.decode.num_blocks.step: is 0 (should be greater than or equal to 1)",
+        ),
+        (
+            text_of(rest='[bucketing]\nstrategy = "file"'),
+            'bucketing.file: is missing (strategy = "file" and file = "PATH" go together)',
+        ),
+        (
+            text_of(rest='[bucketing]\nstrategy = "file"\nfile = "absent.txt"'),
+            "bucketing.file: absent.txt cannot be read: No such file or directory (a bucket file)",
+        ),
+        (
+            text_of(rest="[bucketing]\nfile = 1"),
+            "bucketing.file: is 1 (the path of a bucket file)",
         ),
         (
             text_of(schema="aotgaudi.spec/9", max_num_seq="3"),
@@ -202,9 +229,20 @@ def test_unusable_config_is_a_spec_error(tmp_path: Path, content: bytes, expecte
 
 
 def test_spec_survives_json() -> None:
-    spec = parse_spec(text_of(rest="[bucketing]\nprompt_ctx_max = 4"), Path())
+    spec = parse_spec(text_of(rest="[bucketing.prompt.num_ctx_blocks]\nmax = 4\n[bucketing.sliding]"), Path())
 
+    assert spec.bucketing.prompt.num_ctx_blocks.max == 4
     assert spec_from_json(json.loads(json.dumps(spec.to_json()))) == spec
+
+
+def test_a_bucket_file_is_embedded_and_its_path_is_not(tmp_path: Path) -> None:
+    (tmp_path / "buckets.txt").write_text("(1, 16, 0)\n(1, 1, 8)\n", encoding="utf-8")
+    text = text_of(rest='[bucketing]\nstrategy = "file"\nfile = "buckets.txt"')
+
+    spec = parse_spec(text, tmp_path)
+
+    assert spec.bucketing.file_text == "(1, 16, 0)\n(1, 1, 8)\n"
+    assert "buckets.txt" not in json.dumps(spec.to_json())
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False), st.integers(-(2**53) + 1, 2**53 - 1))

@@ -1,0 +1,120 @@
+"""The steps that can be formed under the limits, as arithmetic: sizes and counts without a walk over them.
+
+`aotgaudi.bucketing.coverage` defines the set. Here B is `block_size`, T `max_num_batched_tokens`, M `max_model_len`,
+N `num_blocks`, S `max_num_seqs`; queries and contexts are of one sequence, a context counts in whole blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from aotgaudi.spec.limits import ServingLimits
+
+
+@dataclass(frozen=True, slots=True)
+class ReachablePrompts:
+    """One chunk of ``1 <= query <= T`` tokens after ``context >= 0`` tokens, ``query + context <= M``.
+
+    A **cell** is a pair (row, context blocks). Row k, from 1, is the queries of ``(k - 1) * B + 1 .. k * B``
+    tokens. A cell is there when some query of its row is possible after some context of so many blocks.
+    """
+
+    limits: ServingLimits
+
+    @property
+    def max_ctx_blocks(self) -> int:
+        """The most blocks that a context, with one more token to follow, has."""
+        return _ceil(self.limits.max_model_len - 1, self.limits.block_size)
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are."""
+        return self.row_of(self.longest_query(0))
+
+    @property
+    def num_cells(self) -> int:
+        """How many cells there are."""
+        return self.cells_after(0, self.max_ctx_blocks)
+
+    def row_of(self, query_len: int) -> int:
+        """Returns the row of a query."""
+        return _ceil(query_len, self.limits.block_size)
+
+    def row_query(self, row: int) -> int:
+        """Returns the longest query of a row, in tokens: whole blocks, or T or M in the last row."""
+        return min(row * self.limits.block_size, self.longest_query(0))
+
+    def row_start(self, row: int) -> int:
+        """Returns the shortest query of a row, in tokens."""
+        return (row - 1) * self.limits.block_size + 1
+
+    def shortest_context(self, num_ctx_blocks: int) -> int:
+        """Returns the fewest tokens that fill as many blocks, the last one in part."""
+        return (num_ctx_blocks - 1) * self.limits.block_size + 1 if num_ctx_blocks else 0
+
+    def longest_query(self, num_ctx_blocks: int) -> int:
+        """Returns the longest query after a context of so many blocks, in tokens."""
+        room = self.limits.max_model_len - self.shortest_context(num_ctx_blocks)
+        return min(self.limits.max_num_batched_tokens, room)
+
+    def longest_context(self, query_len: int) -> int:
+        """Returns the most blocks of context that a query of 1 .. `longest_query(0)` tokens can have."""
+        return _ceil(self.limits.max_model_len - query_len, self.limits.block_size)
+
+    def cells_after(self, first: int, last: int) -> int:
+        """Returns the number of cells after `first` to `last` context blocks."""
+        falls = self.max_ctx_blocks + 2 - self.num_rows  # From here on there is one row less for each block.
+        return sum_linear(lambda ctx: self.row_of(self.longest_query(ctx)), first, last, (1, falls))
+
+
+@dataclass(frozen=True, slots=True)
+class ReachableDecodes:
+    """One token for each of ``1 .. min(S, N)`` sequences, over any total of blocks that they can have.
+
+    At least one block a sequence, at most ``min(N, batch_size * ceil(M / B))``. Under `contiguous_pa` the total
+    is the highest block id in use, up to N for any batch.
+    """
+
+    limits: ServingLimits
+    contiguous_pa: bool = False
+
+    @property
+    def max_batch_size(self) -> int:
+        """The most sequences of a step."""
+        return min(self.limits.max_num_seqs, self.limits.num_blocks)
+
+    @property
+    def num_steps(self) -> int:
+        """How many pairs (batch size, total of blocks) there are."""
+        return self.steps_above(0, 1, self.max_batch_size)
+
+    def most_blocks(self, batch_size: int) -> int:
+        """Returns the largest total of a batch."""
+        own = batch_size * self.limits.max_blocks_per_seq
+        return self.limits.num_blocks if self.contiguous_pa else min(self.limits.num_blocks, own)
+
+    def smallest_batch(self, num_blocks: int) -> int:
+        """Returns the smallest batch whose total can be 1 .. N blocks."""
+        return 1 if self.contiguous_pa else _ceil(num_blocks, self.limits.max_blocks_per_seq)
+
+    def steps_above(self, num_blocks: int, first: int, last: int) -> int:
+        """Returns the number of steps of more than `num_blocks`, of batches `first` to `last`, which all have some."""
+        full = self.smallest_batch(self.limits.num_blocks)
+        return sum_linear(
+            lambda batch: self.most_blocks(batch) - max(num_blocks, batch - 1),
+            first,
+            last,
+            (full, num_blocks + 1),
+        )
+
+
+def sum_linear(value: Callable[[int], int], first: int, last: int, cuts: Iterable[int]) -> int:
+    """Returns the sum of `value` over `first` to `last`, where it is linear from each cut up to the next."""
+    edges = sorted({first, last + 1, *(cut for cut in cuts if first < cut <= last)})
+    return sum((b - a) * (value(a) + value(b - 1)) // 2 for a, b in pairwise(edges))
+
+
+def _ceil(dividend: int, divisor: int) -> int:
+    return -(-dividend // divisor)

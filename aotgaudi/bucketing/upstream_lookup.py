@@ -1,0 +1,153 @@
+"""What upstream does with a step: its look-up, and the bucket that it adds, and compiles, when it finds none.
+
+This is documentation, and a tool for a person who asks; our engine never uses it (see ``bucketing.lookup``).
+Source: vllm_gaudi/extension/bucketing/common.py 257-327 and 550-560 at vllm-gaudi 091bbad, and the same in
+older versions; vllm_hpu_extension/bucketing/common.py at 8211e0b and ad55828.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from aotgaudi.bucketing.inputs import Bucket, BucketingInputs
+
+_BATCH_STEP = 2
+_QUERY_STEP = 32
+_CONTEXT_STEP = 32
+
+ContextCap = Literal["none", "cache", "decode_table", "model"]
+"""What bounds the context of an added bucket: the cache, the largest decode context, or the model's length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookupRules:
+    """What changed between versions; the defaults are those of vllm-gaudi at 091bbad.
+
+    `rounding`: whether added buckets grow with the cube root, or are the next power of two, block, and even
+    number. `caps_batch`: an added batch is at most max_num_seqs. `widens_with_mamba`: query lengths are
+    rounded to mamba chunks. `slices`: long queries are rounded to slices where attention is sliced.
+    `caps_decode`: a decode is looked up with at most the largest decode context, and an added bucket is not
+    added twice. `has_seeds`: decode buckets before speculation can be asked for.
+    """
+
+    rounding: Literal["cube_root", "power_of_two"] = "cube_root"
+    caps_batch: bool = True
+    widens_with_mamba: bool = True
+    slices: bool = True
+    prompt_cap: ContextCap = "model"
+    decode_cap: ContextCap = "decode_table"
+    caps_decode: bool = True
+    has_seeds: bool = True
+
+
+class UpstreamAnswer(NamedTuple):
+    """The bucket that upstream runs a step with, and whether it was added (and so compiled) for it."""
+
+    bucket: Bucket
+    is_added: bool
+
+
+class UpstreamLookup:
+    """Upstream's tables as they grow with the steps that are looked up. Not thread-safe."""
+
+    def __init__(
+        self,
+        rules: LookupRules,
+        inputs: BucketingInputs,
+        prompt_table: Iterable[Bucket],
+        decode_table: Iterable[Bucket],
+        decode_seeds: Iterable[Bucket] = (),
+    ) -> None:
+        """Starts with the tables of a strategy. `decode_seeds` are the decode buckets before speculation."""
+        self._rules, self._inputs = rules, inputs
+        self._prompt, self._decode = sorted(prompt_table), sorted(decode_table)
+        self._seeds = sorted(decode_seeds)
+        self._largest_decode = max((context for _, _, context in self._decode), default=0)
+
+    def find_prompt(self, batch_size: int, query_len: int, num_ctx_blocks: int) -> UpstreamAnswer:
+        """Returns upstream's bucket for `batch_size` chunks of `query_len` tokens after a context, all >= 1, 1, 0."""
+        found = first_covering(self._prompt, (batch_size, query_len, num_ctx_blocks))
+        if found is not None:
+            return UpstreamAnswer(found, is_added=False)
+        context = self._capped(self._rounded_context(num_ctx_blocks), self._rules.prompt_cap)
+        added = (self._rounded_batch(batch_size), self._rounded_query(query_len), context)
+        insort(self._prompt, added)
+        return UpstreamAnswer(added, is_added=True)
+
+    def find_decode(self, batch_size: int, num_blocks: int, *, seeds_first: bool = False) -> UpstreamAnswer:
+        """Returns upstream's bucket for one token of each of `batch_size` sequences, over `num_blocks` in all.
+
+        `seeds_first` is upstream's ``seed_buckets``: buckets of speculative decoding are not wanted.
+        """
+        if self._rules.caps_decode and self._largest_decode > 0:
+            num_blocks = min(num_blocks, self._largest_decode)
+        wanted = (batch_size, 1, num_blocks)
+        found = None
+        if seeds_first and self._rules.has_seeds:
+            found = first_covering(self._seeds, wanted)
+        found = found or first_covering(self._decode, wanted)
+        return UpstreamAnswer(found, is_added=False) if found else self._add_decode(wanted)
+
+    def _add_decode(self, wanted: Bucket) -> UpstreamAnswer:
+        batch_size, query_len, num_blocks = wanted
+        if self._rules.rounding == "cube_root":
+            query_len = self._rounded_query(query_len)
+        context = self._capped(self._rounded_context(num_blocks), self._rules.decode_cap)
+        added = (self._rounded_batch(batch_size), query_len, context)
+        if self._rules.caps_decode and added in self._decode:
+            return UpstreamAnswer(added, is_added=False)
+        insort(self._decode, added)
+        return UpstreamAnswer(added, is_added=True)
+
+    def _rounded_batch(self, batch_size: int) -> int:
+        if self._rules.rounding == "power_of_two":
+            return int(2 ** math.ceil(math.log2(batch_size)))
+        rounded = calc_fallback_value(batch_size, _BATCH_STEP)
+        return min(rounded, self._inputs.max_num_seqs) if self._rules.caps_batch else rounded
+
+    def _rounded_query(self, query_len: int) -> int:
+        inputs, rules = self._inputs, self._rules
+        if rules.rounding == "power_of_two":
+            return -(-query_len // inputs.block_size) * inputs.block_size
+        if rules.slices and inputs.sliding is not None and query_len >= inputs.sliding.threshold:
+            return -(-query_len // inputs.sliding.slice_len) * inputs.sliding.slice_len
+        step = max(_QUERY_STEP, inputs.mamba_chunk_size) if rules.widens_with_mamba else _QUERY_STEP
+        return min(calc_fallback_value(query_len, step), inputs.max_num_batched_tokens)
+
+    def _rounded_context(self, context: int) -> int:
+        if self._rules.rounding == "power_of_two":
+            return -(-context // 2) * 2
+        return calc_fallback_value(context, _CONTEXT_STEP)
+
+    def _capped(self, context: int, cap: ContextCap) -> int:
+        bounds = {
+            "none": context,
+            "cache": self._inputs.num_blocks,
+            "decode_table": self._largest_decode or context,
+            "model": -(-(self._inputs.max_model_len - 1) // self._inputs.block_size),
+        }
+        return min(context, bounds[cap])
+
+
+def first_covering(table: list[Bucket], wanted: Bucket) -> Bucket | None:
+    """Returns the first bucket of an ascending table that is at least as large in every dimension.
+
+    It is the lexicographically first, not the one with the least padding.
+    """
+    for index in range(bisect_left(table, wanted), len(table)):
+        bucket = table[index]
+        if bucket[0] >= wanted[0] and bucket[1] >= wanted[1] and bucket[2] >= wanted[2]:
+            return bucket
+    return None
+
+
+def calc_fallback_value(value: int, base_step: int) -> int:
+    """Returns `value` rounded up to its cube root (itself rounded up) times `base_step`; 0 and 1 stay."""
+    if value <= 1:
+        return value
+    step = math.ceil(math.pow(value, 1 / 3)) * base_step
+    return -(-value // step) * step

@@ -1,0 +1,99 @@
+"""Which sampler graph serves a setting, a request or a batch of any of them.
+
+The values of a setting are per-row tensors of a graph, so only what kind of work they need decides the graph.
+A signature says that: how tokens are chosen, whether penalties change the logits before, and whether
+log-probabilities are returned. Seeds need nothing, since noise is an input.
+
+A row that needs less is served by a graph that does more, and gets the token that it would get alone:
+temperature 0 is greedy in every graph; top-p 1, top-k 0 and min-p 0 filter nothing; neutral penalties change
+nothing. So signatures are ordered part by part, a batch is served by the least signature that is no less than
+any of its rows' (`join_all`), and that signature is the only thing that a mix of requests decides.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+
+class SamplerWork(IntEnum):
+    """How a token is chosen; each does what the ones before it do."""
+
+    GREEDY = 0
+    RANDOM = 1
+    FILTERED = 2
+    """Top-k and top-p."""
+    MIN_P = 3
+
+
+class SamplerSignature(NamedTuple):
+    """What a sampler graph does. Compared as a tuple: the cheaper of two comes first, work before the rest."""
+
+    work: SamplerWork = SamplerWork.GREEDY
+    penalties: bool = False
+    logprobs: bool = False
+
+    def __str__(self) -> str:
+        parts = (self.work.name.lower(), "penalties" * self.penalties, "logprobs" * self.logprobs)
+        return "+".join(filter(None, parts))
+
+    def join(self, other: SamplerSignature) -> SamplerSignature:
+        """Returns the least signature that serves what either serves."""
+        return SamplerSignature(
+            max(self.work, other.work), self.penalties or other.penalties, self.logprobs or other.logprobs
+        )
+
+    def serves(self, other: SamplerSignature) -> bool:
+        """Whether a graph of this signature does all that `other` needs."""
+        return self.join(other) == self
+
+
+class SamplingValues(Protocol):
+    """What settings, sampler entries and requests have in common."""
+
+    @property
+    def temperature(self) -> float: ...  # noqa: D102
+    @property
+    def top_p(self) -> float: ...  # noqa: D102
+    @property
+    def top_k(self) -> int: ...  # noqa: D102
+    @property
+    def min_p(self) -> float: ...  # noqa: D102
+    @property
+    def presence_penalty(self) -> float: ...  # noqa: D102
+    @property
+    def frequency_penalty(self) -> float: ...  # noqa: D102
+    @property
+    def repetition_penalty(self) -> float: ...  # noqa: D102
+
+
+def signature_of(values: SamplingValues, *, logprobs: bool) -> SamplerSignature:
+    """Returns the cheapest signature that serves these values; any legal ones have one."""
+    is_penalised = bool(values.presence_penalty or values.frequency_penalty) or values.repetition_penalty != 1
+    return SamplerSignature(_work_of(values), is_penalised, logprobs)
+
+
+def join_all(signatures: Iterable[SamplerSignature]) -> SamplerSignature:
+    """Returns the signature of a batch: the least that serves every row. Greedy where there is none."""
+    return functools.reduce(SamplerSignature.join, set(signatures), SamplerSignature())
+
+
+def missing_joins(signatures: Iterable[SamplerSignature]) -> tuple[SamplerSignature, ...]:
+    """Returns the joins of any of `signatures` that are not among them, ascending: with them the set is closed."""
+    given = frozenset(signatures)
+    closed = set(given)
+    for signature in given:
+        closed |= {signature.join(other) for other in closed}
+    return tuple(sorted(closed - given))
+
+
+def _work_of(values: SamplingValues) -> SamplerWork:
+    if values.temperature == 0:
+        return SamplerWork.GREEDY
+    if values.min_p > 0:
+        return SamplerWork.MIN_P
+    if values.top_p < 1 or values.top_k > 0:
+        return SamplerWork.FILTERED
+    return SamplerWork.RANDOM

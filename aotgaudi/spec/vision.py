@@ -1,0 +1,74 @@
+"""The vision tower of multimodal models: which sizes are warm."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, NamedTuple, Union
+
+from pydantic import Field, field_validator
+
+from aotgaudi.errors import SpecError
+from aotgaudi.spec.base import SpecValue
+from aotgaudi.spec.limits import LARGEST_LIMIT
+
+_SHOWN_CHARACTERS = 60
+_DIGITS = re.compile(r"[0-9]{1,10}")
+_RESOLUTION = re.compile(r"([^x]*)x([^x]*)(?:x([^x-]*)(?:-([^x]*))?)?")
+
+
+class Resolution(NamedTuple):
+    """Images of one size, `width` by `height` pixels.
+
+    `num_images` in a call: so many, from the one to the other, or (None) as many as the server takes.
+    """
+
+    width: int
+    height: int
+    num_images: Union[int, tuple[int, int], None] = None
+
+
+class VisionSpec(SpecValue):
+    """Off unless `enabled`.
+
+    `buckets` (VLLM_MULTIMODAL_BUCKETS): sizes in place of the model's list; None: the model's; none at all:
+    inputs are not padded. `resolutions` (VLLM_MULTIMODAL_RESOLUTIONS): ``WxH``, ``WxHxN`` or ``WxHxN-M``, pixels
+    and images.
+    """
+
+    enabled: bool = False
+    buckets: tuple[Annotated[int, Field(ge=1, le=LARGEST_LIMIT)], ...] | None = None
+    resolutions: tuple[str, ...] = ()
+
+    @field_validator("resolutions")
+    @classmethod
+    def _check_resolutions(cls, resolutions: tuple[str, ...]) -> tuple[str, ...]:
+        for index, text in enumerate(resolutions):
+            parse_resolution(text, f"vision.resolutions.{index}")
+        return resolutions
+
+
+def parse_resolution(text: str, where: str = "VLLM_MULTIMODAL_RESOLUTIONS") -> Resolution:
+    """Returns what ``WxH``, ``WxHxN`` or ``WxHxN-M`` stands for. Raises SpecError, naming `where`."""
+    found = _RESOLUTION.fullmatch(text.strip().lower())
+    numbers = [] if found is None else [_positive(part) for part in found.groups() if part is not None]
+    match numbers:
+        case [int(width), int(height)]:
+            return Resolution(width, height)
+        case [int(width), int(height), int(images)]:
+            return Resolution(width, height, images)
+        case [int(width), int(height), int(fewest), int(most)] if fewest <= most:
+            return Resolution(width, height, (fewest, most))
+    raise SpecError(where, f"is {_shown(text)}", "WxH, WxHxN or WxHxN-M: pixels, and images with 1 <= N <= M")
+
+
+def _positive(text: str) -> int | None:
+    """Returns a whole number from 1 to the largest limit, or None."""
+    digits = text.strip()
+    if not _DIGITS.fullmatch(digits):
+        return None
+    value = int(digits)
+    return value if 1 <= value <= LARGEST_LIMIT else None
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "...")

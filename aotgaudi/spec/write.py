@@ -1,0 +1,47 @@
+"""Writing a spec: TOML that ``spec.parse.load_spec`` reads back to an equal spec."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from aotgaudi.atomicfile import write_atomic
+from aotgaudi.spec.build_spec import BuildSpec
+
+_ALWAYS_WRITTEN = ("strategy", "version", "contiguous_pa", "prefix_caching")
+"""Of the table ``bucketing``, what a reader looks for also where it is the default."""
+
+
+def write_spec(path: Path, spec: BuildSpec) -> None:
+    """Writes a spec to `path`, and beside it the files that it names: the model's config, and a bucket file's text.
+
+    Beside ``x.toml`` they are ``x.config.json`` and ``x.buckets.txt``. What is the default is left out.
+
+    Raises:
+        StoreError: a file cannot be written.
+    """
+    stem = path.name.removesuffix(".toml")
+    tables = spec_tables(spec)
+    config = json.dumps(spec.model.config, indent=2, ensure_ascii=False)
+    tables["model"]["config"] = _write_beside(path, f"{stem}.config.json", config + "\n")
+    text = spec.bucketing.file_text
+    if text is not None and "\r" not in text:  # a text file's line ends are read as \n
+        del tables["bucketing"]["file_text"]
+        tables["bucketing"]["file"] = _write_beside(path, f"{stem}.buckets.txt", text)
+    write_atomic(path, tomli_w.dumps(tables).encode("utf-8"))
+
+
+def spec_tables(spec: BuildSpec) -> dict[str, Any]:
+    """Returns the tables of a spec, less what is the default; an absent key stands for None."""
+    tables = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    bucketing = {name: getattr(spec.bucketing, name) for name in _ALWAYS_WRITTEN}
+    first = {name: tables.pop(name) for name in ("schema", "model", "limits")}
+    return {**first, "bucketing": {**bucketing, **tables.pop("bucketing", {})}, **tables}
+
+
+def _write_beside(path: Path, name: str, text: str) -> str:
+    write_atomic(path.with_name(name), text.encode("utf-8"))
+    return name

@@ -1,0 +1,41 @@
+"""One phase, prompt or decode, of a golden row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from aotgaudi.bucketing.inputs import BucketingInputs
+from aotgaudi.bucketing.strategy import Strategy
+from tests.golden.rows import Row, check_table, inputs_of
+
+PHASES = ("prompt", "decode")
+
+
+def phases_with(rows: Iterable[Row], field: str) -> list[Any]:
+    """Returns one test parameter for each phase of each row that has ``<phase>_<field>``."""
+    return [
+        pytest.param(row, phase, id=f"{row['version']}-{row['id']}-{phase}")
+        for row in rows
+        for phase in PHASES
+        if f"{phase}_{field}" in row
+    ]
+
+
+def inputs_of_phase(row: Row, phase: str) -> BucketingInputs:
+    """Returns a row's inputs without the bounds of its other phase, which our spec may refuse."""
+    other = "DECODE" if phase == "prompt" else "PROMPT"
+    environment = {name: value for name, value in row["env"].items() if not name.startswith(f"VLLM_{other}_")}
+    return inputs_of({**row, "env": environment})
+
+
+def check_phase(row: Row, phase: str, strategy: Strategy) -> None:
+    """Asserts that a strategy gives the golden table of a phase, or fails where the public code did."""
+
+    def make() -> Any:
+        inputs = inputs_of_phase(row, phase)
+        return strategy.prompt_table(inputs) if phase == "prompt" else strategy.decode_table(inputs)
+
+    check_table(make, row.get(f"{phase}_buckets"), row.get(f"{phase}_error", row.get("error")))

@@ -1,0 +1,95 @@
+"""Reads the golden rows, and says what each row stands for. Shared by all golden tests.
+
+The rows lie in ``tests/golden/data`` (its READMEs say how they were made). ``AOTGAUDI_GOLDENS`` names another
+folder of the same shape, to check other rows. A file that a folder lacks has no rows; its tests are skipped.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from aotgaudi.bucketing.inputs import BucketingInputs
+from aotgaudi.errors import SpecError
+from aotgaudi.spec.vllm.environment import BucketingEnvironment
+
+Row = dict[str, Any]
+
+GOLDENS = Path(os.environ.get("AOTGAUDI_GOLDENS", Path(__file__).parent / "data"))
+
+STRATEGIES = {"exponential_2d": "exponential", "linear_2d": "linear"}
+
+
+@functools.cache
+def read_rows(relative_name: str) -> list[Row]:
+    """Returns the rows of a ``.jsonl`` or ``.jsonl.gz`` file of the goldens; none where it is absent."""
+    path = GOLDENS / relative_name
+    if not path.exists():
+        return []
+    read = gzip.open if path.suffix == ".gz" else open
+    with read(path, "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file if line.strip()]
+
+
+def parameters(rows: Iterable[Row]) -> list[Any]:
+    """Returns one test parameter a row; pytest skips a test whose list is empty."""
+    return [pytest.param(row, id=f"{row['version']}-{row['id']}") for row in rows]
+
+
+def inputs_of(row: Row) -> BucketingInputs:
+    """Returns what a row's table is a function of. Raises where our spec refuses a number of it."""
+    numbers = dict(row["inputs"])
+    environment = environment_of(row)
+    assert environment.contiguous_pa == row.get("use_contiguous_pa", environment.contiguous_pa)
+    assert environment.strategy == STRATEGIES.get(row["strategy"], row["strategy"])
+    return BucketingInputs(
+        num_blocks=numbers.pop("num_hpu_blocks"),
+        **numbers,
+        contiguous_pa=environment.contiguous_pa,
+        prefix_caching=environment.prefix_caching,
+        merged_prefill=environment.merged_prefill,
+        prompt=environment.prompt,
+        decode=environment.decode,
+        sliding=environment.sliding,
+        file_text=row.get("file_text"),
+    )
+
+
+def environment_of(row: Row) -> BucketingEnvironment:
+    """Returns what a row's variables say; the two-dimensional rows name their strategy outside of them."""
+    strategy = row["strategy"]
+    switch = (
+        {"VLLM_EXPONENTIAL_BUCKETING": str(strategy == "exponential_2d")} if strategy.endswith("_2d") else {}
+    )
+    return BucketingEnvironment.parse(
+        {**row["env"], **switch}, row["version"], enable_prefix_caching=row.get("prefix_caching", True)
+    )
+
+
+def check_table(
+    make: Callable[[], Sequence[Sequence[int]]], golden: Row | None, error: str | None = None
+) -> None:
+    """Asserts that `make` gives the golden table; or an error of ours where upstream raised `error`."""
+    if error is not None:
+        with pytest.raises((SpecError, ValidationError)):
+            make()
+        return
+    assert golden is not None
+    table = [list(bucket) for bucket in make()]
+    assert len(table) == golden["n"]
+    if "list" in golden:
+        assert table == golden["list"]
+    else:
+        assert (table[:5], table[-5:]) == (golden["head"], golden["tail"])
+    if "sha256" in golden:
+        text = json.dumps(table, separators=(",", ":"))
+        assert hashlib.sha256(text.encode()).hexdigest() == golden["sha256"]

@@ -1,0 +1,102 @@
+"""Hyper-connections against float64 answers of an implementation of its own (tests/golden/data/mhc/README.md)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from aotgaudi.graphs.hyper_connections import (
+    HcHeadGraph,
+    HcPostGraph,
+    HcPreGraph,
+    mixing_weights,
+    split_sums,
+)
+from aotgaudi.spec.hyper_connections import HyperConnections
+from tests.golden.rows import GOLDENS, Row, read_rows
+
+ROWS = [pytest.param(row, id=row["id"]) for row in read_rows("mhc/numeric_cases.jsonl")]
+FLOAT32, BFLOAT16 = 1e-5, 1 / 128
+"""Largest errors, of the largest value of an array, or of 1. bfloat16 keeps 8 bits."""
+
+
+class Case:
+    def __init__(self, row: Row) -> None:
+        path = GOLDENS / "mhc" / row["file"]
+        if not path.exists():
+            pytest.skip(f"no {row['file']} among the goldens")
+        arrays = np.load(path)
+        assert (row["sinkhorn_eps"], row["post_mult"]) == (row["hc_eps"], 2.0)
+        self.tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+        self.streams = HyperConnections(
+            hc_mult=row["hc_mult"],
+            hidden_size=row["hidden_size"],
+            sinkhorn_iters=row["sinkhorn_iters"],
+            hc_eps=row["hc_eps"],
+            rms_eps=row["rms_eps"],
+        )
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+
+def check(actual: Tensor, expected: Tensor, tolerance: float = FLOAT32) -> None:
+    assert actual.shape == expected.shape
+    assert (actual.double() - expected).abs().max().item() < tolerance * max(1.0, expected.abs().max().item())
+
+
+@pytest.mark.parametrize("n_splits", [1, 2, 3, 16])
+@pytest.mark.parametrize("row", ROWS)
+def test_the_split_projection_and_what_follows_from_it(row: Row, n_splits: int) -> None:
+    case = Case(row)
+    x = case["residual"].flatten(1)
+
+    product, squares = split_sums(x, case["fn"], n_splits)
+    mix = product * torch.rsqrt(squares / x.shape[1] + case.streams.rms_eps)[:, None]
+    pre, post, comb = mixing_weights(mix, case["scale"], case["base"], case.streams)
+
+    check(product, case["gemm_out"])
+    check(squares, case["sqrsum"])
+    check(pre, case["pre"])
+    check(post, case["post"])
+    check(comb, case["comb"])
+
+
+@pytest.mark.parametrize("n_splits", [1, 2, 3, 16])
+@pytest.mark.parametrize("row", ROWS)
+def test_the_graphs_in_float32(row: Row, n_splits: int) -> None:
+    case = Case(row)
+
+    post, comb, layer_input = HcPreGraph(case.streams, n_splits)(
+        case["residual"], case["fn"], case["scale"], case["base"]
+    )
+    written = HcPostGraph()(case["layer_output"], case["residual"], post, comb)
+    head = HcHeadGraph(case.streams, n_splits)(
+        case["residual"], case["head_fn"], case["head_scale"], case["head_base"]
+    )
+
+    check(post, case["post"])
+    check(comb, case["comb"])
+    check(layer_input, case["layer_input"])
+    check(written, case["new_residual"])
+    check(head, case["head_out"])
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_graphs_on_bfloat16_streams(row: Row) -> None:
+    """The inputs are bfloat16 numbers, so only the last rounding of what goes back to the streams is coarse."""
+    case = Case(row)
+    residual, layer_output = case["residual"].bfloat16(), case["layer_output"].bfloat16()
+    assert torch.equal(residual.float(), case["residual"])
+
+    post, comb, layer_input = HcPreGraph(case.streams, 2)(residual, case["fn"], case["scale"], case["base"])
+    written = HcPostGraph()(layer_output, residual, post, comb)
+    head = HcHeadGraph(case.streams)(residual, case["head_fn"], case["head_scale"], case["head_base"])
+
+    check(post, case["post"])
+    check(comb, case["comb"])
+    for actual, name in ((layer_input, "layer_input"), (written, "new_residual"), (head, "head_out")):
+        assert actual.dtype is torch.bfloat16
+        check(actual, case[name], BFLOAT16)

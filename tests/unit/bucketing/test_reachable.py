@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts, sum_linear
+from aotgaudi.spec.limits import LARGEST_LIMIT, ServingLimits
+
+any_limits = st.builds(
+    ServingLimits,
+    max_num_seqs=st.integers(1, 8),
+    max_num_batched_tokens=st.integers(1, 40),
+    max_model_len=st.integers(2, 36),
+    block_size=st.integers(1, 7),
+    num_blocks=st.integers(1, 30),
+)
+
+
+@given(any_limits)
+def test_cells_are_those_of_a_walk_over_all_queries_and_contexts(limits: ServingLimits) -> None:
+    longest: dict[tuple[int, int], int] = {}
+    for query in range(1, limits.max_num_batched_tokens + 1):
+        for context in range(limits.max_model_len - query + 1):
+            cell = -(-query // limits.block_size), -(-context // limits.block_size)
+            longest[cell] = max(query, longest.get(cell, 0))
+
+    reachable = ReachablePrompts(limits)
+
+    assert reachable.num_cells == len(longest)
+    assert reachable.num_rows == max(row for row, _ in longest)
+    assert reachable.max_ctx_blocks == max(context for _, context in longest)
+    for (row, context), query in longest.items():
+        assert query == min(reachable.row_query(row), reachable.longest_query(context))
+        assert reachable.row_of(query) == row
+        assert reachable.longest_context(query) >= context
+        assert reachable.longest_query(context) + reachable.shortest_context(context) <= limits.max_model_len
+
+
+@given(any_limits, st.booleans(), st.integers(0, 12))
+def test_decode_steps_are_those_of_a_walk(limits: ServingLimits, contiguous_pa: bool, floor: int) -> None:
+    own = -(-limits.max_model_len // limits.block_size)
+    walk = {
+        batch: range(batch, (limits.num_blocks if contiguous_pa else min(limits.num_blocks, batch * own)) + 1)
+        for batch in range(1, min(limits.max_num_seqs, limits.num_blocks) + 1)
+    }
+
+    reachable = ReachableDecodes(limits, contiguous_pa)
+    above = [batch for batch, totals in walk.items() if totals[-1] > floor]
+
+    assert reachable.num_steps == sum(map(len, walk.values()))
+    if above:
+        assert above == list(range(max(1, reachable.smallest_batch(floor + 1)), reachable.max_batch_size + 1))
+        expected = sum(total > floor for batch in above for total in walk[batch])
+        assert reachable.steps_above(floor, above[0], above[-1]) == expected
+
+
+def test_the_largest_limits_are_counted_at_once() -> None:
+    limits = ServingLimits(
+        max_num_seqs=LARGEST_LIMIT,
+        max_num_batched_tokens=LARGEST_LIMIT,
+        max_model_len=LARGEST_LIMIT,
+        block_size=1,
+        num_blocks=LARGEST_LIMIT,
+    )
+
+    assert ReachablePrompts(limits).num_cells == LARGEST_LIMIT * (LARGEST_LIMIT + 1) // 2
+    assert ReachableDecodes(limits).num_steps == LARGEST_LIMIT * (LARGEST_LIMIT + 1) // 2
+
+
+def test_a_sum_over_nothing_and_over_a_bend() -> None:
+    assert sum_linear(lambda x: x, 3, 2, ()) == 0
+    assert sum_linear(lambda x: min(x, 4), 1, 6, (4,)) == 1 + 2 + 3 + 4 + 4 + 4

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aotgaudi.bucketing.inputs import Bucket, BucketingInputs
+from aotgaudi.bucketing.upstream_lookup import (
+    LookupRules,
+    UpstreamLookup,
+    calc_fallback_value,
+    first_covering,
+)
+from aotgaudi.bucketing.versions import VERSIONS, find_strategy, open_upstream_lookup
+from aotgaudi.errors import SpecError
+from aotgaudi.spec.bucketing import SlidingSpec
+
+NEWEST = "vllm-gaudi@091bbad"
+buckets = st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(0, 5))
+
+
+def inputs_with(**changes: object) -> BucketingInputs:
+    values: dict[str, object] = {
+        "max_num_seqs": 8,
+        "max_num_prefill_seqs": 1,
+        "block_size": 128,
+        "max_num_batched_tokens": 8192,
+        "max_model_len": 8192,
+        "num_blocks": 500,
+    }
+    return BucketingInputs(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def rules_of(version: str) -> LookupRules:
+    rules = VERSIONS[version].lookup
+    assert rules is not None
+    return rules
+
+
+@given(st.lists(buckets), buckets)
+def test_first_covering_is_the_least_of_all_that_cover(table: list[Bucket], wanted: Bucket) -> None:
+    covering = [b for b in table if all(have >= want for have, want in zip(b, wanted, strict=True))]
+
+    assert first_covering(sorted(table), wanted) == min(covering, default=None)
+
+
+def test_upstream_takes_the_lexicographically_first_not_the_least_padded() -> None:
+    lookup = UpstreamLookup(LookupRules(), inputs_with(), ((1, 128, 63), (1, 256, 8)), ())
+
+    assert lookup.find_prompt(1, 128, 5) == ((1, 128, 63), False)
+
+
+@pytest.mark.parametrize(
+    ("version", "prompt", "decode"),
+    [
+        (NEWEST, (4, 6688, 64), (8, 1, 400)),
+        ("vllm-gaudi@v0.20.0rc0", (4, 6688, 160), (8, 1, 400)),
+        ("vllm-gaudi@v0.16.0", (4, 6688, 160), (8, 1, 500)),
+        ("vllm-gaudi@v0.13.0", (4, 6688, 160), (12, 1, 500)),
+        ("vllm-hpu-extension@8211e0b", (4, 6688, 160), (12, 1, 500)),
+        ("vllm-hpu-extension@ad55828", (4, 6528, 66), (16, 1, 1200)),
+    ],
+)
+def test_a_step_without_a_bucket_adds_one_that_depends_on_the_version(
+    version: str, prompt: Bucket, decode: Bucket
+) -> None:
+    lookup = UpstreamLookup(rules_of(version), inputs_with(), (), ((1, 1, 400),))
+
+    assert lookup.find_prompt(3, 6500, 65) == (prompt, True)
+    assert lookup.find_prompt(*prompt) == (prompt, False)
+    assert lookup.find_decode(9, 1200) == (decode, True)
+
+
+def test_the_newest_version_adds_a_decode_bucket_once_older_ones_again_and_again() -> None:
+    newest, older = (
+        UpstreamLookup(rules_of(version), inputs_with(), (), ((8, 1, 100),))
+        for version in (NEWEST, "vllm-gaudi@v0.17.1")
+    )
+
+    assert [newest.find_decode(9, 500) for _ in range(2)] == [((8, 1, 100), False)] * 2
+    assert [older.find_decode(9, 500) for _ in range(2)] == [((8, 1, 100), True)] * 2
+
+
+def test_long_queries_are_rounded_to_slices_where_attention_is_sliced() -> None:
+    sliding = SlidingSpec(threshold=4096, slice_len=1024)
+    sliced = UpstreamLookup(rules_of(NEWEST), inputs_with(sliding=sliding), (), ())
+    unaware = UpstreamLookup(rules_of("vllm-gaudi@v0.10.1"), inputs_with(sliding=sliding), (), ())
+
+    assert sliced.find_prompt(1, 9000, 0).bucket == (1, 9216, 0)
+    assert sliced.find_prompt(1, 4000, 0).bucket == (1, 9216, 0)
+    assert unaware.find_prompt(1, 9000, 0).bucket == (1, 8192, 0)
+
+
+def test_query_lengths_grow_with_the_mamba_chunk_from_v0_17() -> None:
+    inputs = inputs_with(mamba_chunk_size=256)
+
+    assert UpstreamLookup(rules_of(NEWEST), inputs, (), ()).find_prompt(1, 300, 0).bucket == (1, 1792, 0)
+    older = UpstreamLookup(rules_of("vllm-gaudi@v0.16.0"), inputs, (), ())
+    assert older.find_prompt(1, 300, 0).bucket == (1, 448, 0)
+
+
+def test_seed_buckets_are_tried_first_when_asked_for() -> None:
+    seeds, table = ((4, 1, 16),), ((3, 1, 16), (4, 1, 16), (8, 1, 16))
+    newest = UpstreamLookup(rules_of(NEWEST), inputs_with(), (), table, seeds)
+    older = UpstreamLookup(rules_of("vllm-gaudi@v0.11.2"), inputs_with(), (), table, seeds)
+
+    assert newest.find_decode(2, 12) == ((3, 1, 16), False)
+    assert newest.find_decode(2, 12, seeds_first=True) == ((4, 1, 16), False)
+    assert newest.find_decode(5, 12, seeds_first=True) == ((8, 1, 16), False)
+    assert older.find_decode(2, 12, seeds_first=True) == ((3, 1, 16), False)
+
+
+def test_a_look_up_opens_with_the_tables_of_a_strategy() -> None:
+    inputs = inputs_with(num_speculative_tokens=1)
+    strategy = find_strategy(NEWEST, "exponential")
+    lookup = open_upstream_lookup(NEWEST, "exponential", inputs)
+
+    for batch_size, _, num_blocks in strategy.decode_table(inputs):
+        assert not lookup.find_decode(batch_size, num_blocks).is_added
+    for bucket in strategy.prompt_table(inputs):
+        assert not lookup.find_prompt(*bucket).is_added
+
+
+def test_two_dimensional_versions_have_no_look_up() -> None:
+    with pytest.raises(SpecError, match=r"bucketing\.version: .*three-dimensional"):
+        open_upstream_lookup("vllm-hpu-extension@29bc7a4", "linear", inputs_with())
+
+
+@pytest.mark.parametrize(
+    ("value", "base_step", "expected"),
+    [(0, 32, 0), (1, 32, 1), (2, 32, 64), (31, 32, 128), (64, 32, 128), (4001, 32, 4096), (3, 2, 4)],
+)
+def test_fallback_values(value: int, base_step: int, expected: int) -> None:
+    assert calc_fallback_value(value, base_step) == expected
+
+
+@given(st.integers(2, 2**31), st.integers(1, 4096))
+def test_fallback_value_is_a_multiple_of_the_step_and_not_less(value: int, base_step: int) -> None:
+    found = calc_fallback_value(value, base_step)
+
+    assert found >= value
+    assert found % base_step == 0
