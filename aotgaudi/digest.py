@@ -10,19 +10,33 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Union
 
 import rfc8785
 
+Scalar = Union[int, float, bool, str]
+
 _CHUNK_BYTES = 1 << 20
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64}):([0-9]+)")
+_LARGEST_INTEGER = 2**53 - 1
 
 
 def sha256_bytes(data: bytes) -> str:
     """Returns the sha256 of `data` as 64 lower-case hex digits."""
     return hashlib.sha256(data).hexdigest()
+
+
+def sha256_pieces(pieces: Iterable[bytes]) -> str:
+    """Returns the sha256 of all `pieces`, one after the other, as 64 lower-case hex digits."""
+    state = hashlib.sha256()
+    for piece in pieces:
+        state.update(piece)
+    return state.hexdigest()
 
 
 def sha256_file(path: Path) -> str:
@@ -37,6 +51,35 @@ def sha256_file(path: Path) -> str:
 def canonical_json(value: Any) -> bytes:
     """Returns the RFC 8785 form of a JSON value (dict, list, str, int, float, bool, None)."""
     return rfc8785.dumps(value)
+
+
+def canonical_row(values: Iterable[Scalar]) -> str:
+    """Returns the RFC 8785 form of a list of scalars; the same as `canonical_json`, for a million rows.
+
+    Raises:
+        ValueError: as `canonical_json`: an integer beyond 2**53 - 1, a number that is not finite.
+    """
+    return f"[{','.join([_SCALAR_FORMS[type(value)](value) for value in values])}]"
+
+
+def _integer_form(value: int) -> str:
+    if -_LARGEST_INTEGER <= value <= _LARGEST_INTEGER:
+        return int.__repr__(value)
+    raise ValueError(f"{value} is no integer that JSON can hold exactly (at most {_LARGEST_INTEGER})")
+
+
+def _other_form(value: Scalar) -> str:
+    return canonical_json(value).decode()
+
+
+_SCALAR_FORMS: Mapping[type, Callable[[Any], str]] = MappingProxyType(
+    {
+        int: _integer_form,
+        bool: {False: "false", True: "true"}.__getitem__,
+        float: _other_form,
+        str: _other_form,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +97,19 @@ class Digest:
     @classmethod
     def parse(cls, text: str) -> Digest:
         """Parses ``sha256:<64 hex>:<size>``. Raises ValueError."""
-        algorithm, hexdigits, size = text.split(":")
-        if algorithm != "sha256" or len(hexdigits) != 64 or not set(hexdigits) <= set("0123456789abcdef"):
+        found = _DIGEST.fullmatch(text)
+        if found is None:
             raise ValueError(f"not a digest: {text!r}")
-        if not (size.isascii() and size.isdigit()):
-            raise ValueError(f"not a digest: {text!r}")
-        return cls(hexdigits, int(size))
+        return cls(found[1], int(found[2]))
 
     def __str__(self) -> str:
         return f"sha256:{self.sha256}:{self.size_bytes}"
+
+
+def framed(components: Iterable[tuple[str, str]]) -> bytes:
+    """Returns names and values, each as ``<length in bytes>:<UTF-8>``: what is hashed for a key."""
+    texts = [text.encode() for row in components for text in row]
+    return b"".join([b"%d:%s" % (len(text), text) for text in texts])
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +130,7 @@ class Key:
     @property
     def hex(self) -> str:
         """The sha256 of the length-framed components, 64 hex digits."""
-        state = hashlib.sha256()
-        for row in self.components:
-            for text in row:
-                data = text.encode()
-                state.update(b"%d:" % len(data))
-                state.update(data)
-        return state.hexdigest()
+        return sha256_bytes(framed(self.components))
 
     def differences(self, other: Key) -> tuple[tuple[str, str | None, str | None], ...]:
         """Returns ``(name, here, there)`` of every component that differs; None where one lacks it."""

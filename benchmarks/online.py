@@ -11,7 +11,7 @@ import torch
 
 from aotgaudi.backends.online import check_target, make_runtime
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.bundle.verify import open_bundle, verify_bundle
+from aotgaudi.bundle.verify import hold_bundle, open_bundle
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.runner import ProgramRunner
@@ -135,13 +135,14 @@ def load(bundle_dir: Path, model_dir: Path, threads: int, *, keep_memory: bool =
     if keep_memory:
         keep_freed_memory()
     torch.set_num_threads(1)  # As the server: only the thread that computes has an OpenMP pool.
-    verify_bundle(bundle, {entry.id: str(entry) for entry in manifest.entries}).raise_if_bad(bundle_dir)
+    verified = hold_bundle(bundle, {entry.id: str(entry) for entry in manifest.entries})
+    verified.report.raise_if_bad(bundle_dir)
     executables = ExecutableTable()
     declare_samplers(manifest.entries, executables)
     loader = Loader(make_runtime(bundle.receipt.target), model_dir)
     loader.load(
         manifest.entries,
-        Artifacts(bundle.receipt, bundle.program, bundle.read_object, bundle.object_path),
+        Artifacts(bundle.receipt, verified.program, verified.read, verified.path),
         executables,
     )
     runner = ProgramRunner(executables, manifest.spec.limits.block_size, num_threads=threads)

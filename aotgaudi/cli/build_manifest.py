@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import click
 
-from aotgaudi.bucketing.coverage import UncoveredSteps, uncovered
-from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.errors import StaleManifestError
+from aotgaudi.cli.manifest_report import show, summarize
+from aotgaudi.cli.options import memory_budget_option
+from aotgaudi.cli.spec_source import SpecSource, spec_source
+from aotgaudi.errors import SpecError, StaleManifestError
 from aotgaudi.manifest.codec import dumps, read_manifest, write_manifest
-from aotgaudi.manifest.difference import differences
-from aotgaudi.manifest.entries import ENTRY_KINDS
+from aotgaudi.manifest.difference import difference
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.spec.parse import load_spec
 
-_SHOWN_DIFFERENCES = 5
+_SHOWN_DIFFERENCES = 8
 
 
 @click.command("manifest")
-@click.argument("spec_path", metavar="SPEC", type=click.Path(path_type=Path))
+@spec_source
 @click.option(
     "-o",
     "--output",
@@ -31,63 +29,68 @@ _SHOWN_DIFFERENCES = 5
     help="The manifest file  [default: SPEC with .manifest.json for .toml]",
 )
 @click.option("--check", is_flag=True, help="Write nothing; fail when the manifest file is out of date.")
+@memory_budget_option
+@click.option("--strict", is_flag=True, help="Write nothing and exit with 2 where there is a warning.")
+@click.option(
+    "--warm-up-log",
+    "with_log",
+    is_flag=True,
+    help="Print what vllm-gaudi's warm-up of sampler and defragmenter logs for this, in place of the summary.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-def build_manifest(spec_path: Path, output: Path | None, check: bool, as_json: bool) -> None:
-    """Enumerate everything that SPEC says must be warm. Compiles nothing, and needs no torch."""
-    path = output or default_manifest_path(spec_path)
-    manifest = Manifest.of(load_spec(spec_path))
+def build_manifest(
+    source: SpecSource,
+    output: Path | None,
+    check: bool,
+    memory_budget: int | None,
+    strict: bool,
+    with_log: bool,
+    as_json: bool,
+) -> None:
+    """Enumerate everything that SPEC says must be warm. Compiles nothing, and needs no torch.
+
+    Warns of a spec that makes more steps than anyone wants to compile, and of one that needs more memory than
+    the budget. A warning changes neither the manifest nor, without --strict, the exit code.
+    """
+    path = output or source.manifest_path
+    manifest = Manifest.of(source.spec)
     if check:
-        _check(spec_path, path, output, manifest)
-    else:
+        _check(
+            path,
+            manifest,
+            f"aotgaudi build manifest {source.arguments}" + (f" -o {output}" if output else ""),
+        )
+    summary = summarize(path, manifest, memory_budget)
+    for warning in summary["warnings"]:
+        click.echo(f"warning: {warning}", err=True)
+    if strict and summary["warnings"]:
+        raise SpecError(source.arguments, "has warnings, and --strict is given", "nothing was written")
+    if not check:
         write_manifest(path, manifest)
-    holes = tuple(uncovered(manifest.spec.limits, BucketTable.from_entries(manifest.entries)))
-    summary = summarize(path, manifest, holes)
-    click.echo(json.dumps(summary, indent=2) if as_json else "\n".join(_lines(summary)))
+    log = _warm_up_lines(manifest) if with_log else []
+    if as_json:
+        click.echo(json.dumps({**summary, "warm_up_log": log} if with_log else summary, indent=2))
+    elif with_log:
+        click.echo("\n".join(log))
+    else:
+        show(summary)
 
 
-def default_manifest_path(spec_path: Path) -> Path:
-    """Returns where a spec's manifest lies: beside it, ``x.toml`` -> ``x.manifest.json``."""
-    return spec_path.with_name(f"{spec_path.name.removesuffix('.toml')}.manifest.json")
+def _warm_up_lines(manifest: Manifest) -> list[str]:
+    from aotgaudi.manifest.warm_up import warm_up_log  # Only now: it needs what reads vLLM's variables.
+
+    return [f"{line.level} {line.text}" for line in warm_up_log(manifest)]
 
 
-def summarize(path: Path, manifest: Manifest, holes: Iterable[UncoveredSteps]) -> dict[str, Any]:
-    """Returns the counts, largest shapes and uncovered steps of a manifest, as a JSON value."""
-    by_kind = {kind: manifest.of_kind(kind) for kind in ENTRY_KINDS}
-    return {
-        "manifest": str(path),
-        "id": manifest.id,
-        "model": manifest.spec.model.name,
-        "num_entries": {kind: len(entries) for kind, entries in by_kind.items()},
-        "largest": {kind: str(max(entries)) for kind, entries in by_kind.items() if entries},
-        "uncovered": [str(hole) for hole in holes],
-    }
-
-
-def _check(spec_path: Path, path: Path, output: Path | None, manifest: Manifest) -> None:
+def _check(path: Path, manifest: Manifest, mend: str) -> None:
     """Raises StaleManifestError when the file at `path` is not, byte for byte, what would be written."""
-    mend = f"aotgaudi build manifest {spec_path}" + (f" -o {output}" if output else "")
     if not path.exists():
         raise StaleManifestError(f"{path}: there is no manifest (run `{mend}`)")
-    committed = read_manifest(path)
-    found = differences(committed, manifest)
-    if not found and path.read_bytes() != dumps(manifest):
-        found = ("it is formatted otherwise",)
-    if found:
-        shown = "; ".join(found[:_SHOWN_DIFFERENCES])
-        more = f"; and {len(found) - _SHOWN_DIFFERENCES} more" if len(found) > _SHOWN_DIFFERENCES else ""
+    found = difference(read_manifest(path), manifest)
+    lines = list(islice(found.lines(), _SHOWN_DIFFERENCES + 1))
+    if not lines and path.read_bytes() != dumps(manifest):
+        lines = ["it is formatted otherwise"]
+    if lines:
+        more = "; and more (see `aotgaudi diff`)" if len(lines) > _SHOWN_DIFFERENCES else ""
+        shown = "; ".join(lines[:_SHOWN_DIFFERENCES])
         raise StaleManifestError(f"{path}: is out of date: {shown}{more} (run `{mend}`)")
-
-
-def _lines(summary: dict[str, Any]) -> list[str]:
-    holes = summary["uncovered"]
-    return [
-        f"{summary['manifest']}: {sum(summary['num_entries'].values())} entries for {summary['model']}",
-        *(
-            f"  {kind:<8}{count:>7}" + (f"   largest {summary['largest'][kind]}" if count else "")
-            for kind, count in summary["num_entries"].items()
-        ),
-        "coverage: every step that the scheduler can form has an entry"
-        if not holes
-        else f"coverage: {len(holes)} kinds of steps have no entry, first: {holes[0]}",
-        f"id: {summary['id']}",
-    ]

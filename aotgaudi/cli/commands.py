@@ -12,7 +12,14 @@ COMMANDS: Mapping[str, LazyCommand] = MappingProxyType(
         "build": LazyCommand("aotgaudi.cli.build:build", "Enumerate, compile and seal what a spec needs."),
         "serve": LazyCommand("aotgaudi.cli.serve:serve", "Serve a model from a bundle."),
         "model": LazyCommand("aotgaudi.cli.model:model", "Make a model directory that `serve` reads."),
-        "verify": LazyCommand("aotgaudi.cli.verify:verify", "Check a bundle: complete and intact."),
+        "diff": LazyCommand("aotgaudi.cli.diff:diff", "Show what differs between manifests, and why."),
+        "coverage": LazyCommand(
+            "aotgaudi.cli.coverage:coverage", "Prove that every step that can be formed has an entry."
+        ),
+        "cache": LazyCommand("aotgaudi.cli.cache:cache", "Look into the store, shrink it, check it."),
+        "verify": LazyCommand("aotgaudi.cli.verify:verify", "Check a bundle: complete, intact, signed."),
+        "sign": LazyCommand("aotgaudi.cli.sign:sign", "Sign a bundle."),
+        "key": LazyCommand("aotgaudi.cli.key:key", "Make keys that sign bundles."),
     }
 )
 
@@ -25,5 +32,14 @@ BUILD_COMMANDS: Mapping[str, LazyCommand] = MappingProxyType(
             "aotgaudi.cli.build_cache:build_cache", "Compile what is missing into the store."
         ),
         "bundle": LazyCommand("aotgaudi.cli.build_bundle:build_bundle", "Seal a manifest's artifacts."),
+    }
+)
+
+CACHE_COMMANDS: Mapping[str, LazyCommand] = MappingProxyType(
+    {
+        "stats": LazyCommand("aotgaudi.cli.cache:stats", "Count what the store holds."),
+        "gc": LazyCommand("aotgaudi.cli.cache:gc", "Shrink the store to a size."),
+        "fsck": LazyCommand("aotgaudi.cli.cache_fsck:fsck", "Verify every object and record."),
+        "root": LazyCommand("aotgaudi.cli.cache_root:root", "Say what is never removed."),
     }
 )

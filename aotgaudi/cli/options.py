@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -15,6 +18,18 @@ from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.parse import load_spec
 
 Command = Callable[..., Any]
+
+_BYTE_COUNT = re.compile(
+    r"(?P<number>[0-9]{1,15}(\.[0-9]{1,9})?)\s*(?P<unit>[KMGT]i?B|B?)", re.IGNORECASE | re.ASCII
+)
+_UNITS = MappingProxyType(
+    {
+        "": 1,
+        "b": 1,
+        **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)},
+        **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)},
+    }
+)
 
 
 def store_option(function: Command) -> Command:
@@ -42,10 +57,49 @@ def jobs_option(function: Command) -> Command:
     )(function)
 
 
+def parse_byte_count(text: str) -> int:
+    """Returns the bytes that a number with a unit stands for: ``96GiB``, ``1.5 TB``, ``4096``.
+
+    Raises:
+        ValueError: it is none, or less than a byte.
+    """
+    match = _BYTE_COUNT.fullmatch(text.strip())
+    num_bytes = int(Decimal(match["number"]) * _UNITS[match["unit"].lower()]) if match else 0
+    if num_bytes < 1:
+        raise ValueError(f"{text!r} is no size: a number with KiB, MiB, GiB, TiB, KB, MB, GB or TB")
+    return num_bytes
+
+
+def _to_byte_count(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    try:
+        return None if value is None else parse_byte_count(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
+
+
+def memory_budget_option(function: Command) -> Command:
+    """``--memory-budget SIZE``: what KV cache and step buffers may take."""
+    return click.option(
+        "--memory-budget",
+        callback=_to_byte_count,
+        metavar="SIZE",
+        help="Device memory for KV cache and step buffers, weights not counted, e.g. 96GiB; warns if they need more.",
+    )(function)
+
+
 def default_store_root() -> Path:
-    """Returns ``$XDG_CACHE_HOME/aotgaudi`` or ``~/.cache/aotgaudi``."""
+    """Returns ``$XDG_CACHE_HOME/aotgaudi`` or ``~/.cache/aotgaudi``; without a home, a place of this uid's own.
+
+    A container may run as a uid that has neither $HOME nor an entry in the password file.
+    """
     cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "aotgaudi"
+    if cache:
+        return Path(cache) / "aotgaudi"
+    try:
+        return Path.home() / ".cache" / "aotgaudi"
+    except RuntimeError:
+        temporary = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - not probed (it may be read-only); owner checked
+        return Path(temporary) / f"aotgaudi-{os.geteuid()}"
 
 
 def available_cores() -> int:

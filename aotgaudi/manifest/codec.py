@@ -3,7 +3,7 @@
 Grammar (JSON, UTF-8, one newline at the end; key order fixed; config keys sorted)::
 
     {
-      "schema": "aotgaudi.manifest/1",
+      "schema": "aotgaudi.manifest/2",
       "id": <64 hex: sha256 of the RFC 8785 form of this object without "id">,
       "spec": <the resolved spec, indented>,
       "entries": {
@@ -12,17 +12,22 @@ Grammar (JSON, UTF-8, one newline at the end; key order fixed; config keys sorte
           "rows": [<one row a line, values in the order of the columns>]
         },
         "decode": <"batch_size", "query_len", "num_blocks">,
-        "sampler": <"batch_size", "temperature", "top_p", "top_k", "batch_changed">,
-        "defrag": <"padded_swaps">
+        "unified": <"query_len", "num_shared_blocks", "num_unique_blocks", "is_causal">,
+        "vision": <"size", "is_batch">,
+        "sampler": <"batch_size", "temperature", "top_p", "top_k", "batch_changed", "min_p",
+                    "presence_penalty", "frequency_penalty", "repetition_penalty", "num_logprobs">,
+        "defrag": <"padded_swaps">,
+        "mhc": <"num_tokens", "n_splits", "sublayer">
       }
     }
 
-Version history: 1, the first.
+Version history: 1, the first; 2 added unified, vision and mhc, and the sampler's columns from min_p on.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +35,17 @@ from pydantic import ValidationError
 
 from aotgaudi.atomicfile import write_atomic
 from aotgaudi.errors import ManifestError, SpecError
-from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.schema import ManifestFile
+from aotgaudi.manifest.entries import ENTRY_KINDS, Entry
+from aotgaudi.manifest.manifest import MANIFEST_SCHEMA, Manifest, batches
 from aotgaudi.spec.mistakes import first_mistake
 
 _INDENT = "  "
+_ROW = "\n        "  # No value of a row holds a bracket, so that rows can be told apart in their text.
 
 
 def dumps(manifest: Manifest) -> bytes:
     """Returns the file form: equal manifests have equal bytes."""
-    content = manifest.content()
-    tables = ",\n".join(_table(kind, table) for kind, table in content["entries"].items())
-    spec = json.dumps(_sorted_config(content["spec"]), indent=_INDENT).replace("\n", f"\n{_INDENT}")
-    head = f'  "schema": {json.dumps(content["schema"])},\n  "id": "{manifest.id}",\n  "spec": {spec}'
-    return f'{{\n{head},\n  "entries": {{\n{tables}\n  }}\n}}\n'.encode()
+    return b"".join(_pieces(manifest))
 
 
 def loads(data: bytes) -> Manifest:
@@ -52,12 +54,16 @@ def loads(data: bytes) -> Manifest:
     Raises:
         ManifestError: it is not a manifest of this version, or its content is not what its id says.
     """
+    from aotgaudi.manifest.schema import ManifestFile  # Its types take a while to make; to write needs none.
+
     try:
         file = ManifestFile.model_validate_json(data)
         manifest = Manifest(file.spec, file.entries.entries())
         found = manifest.id
     except ValidationError as error:
-        raise ManifestError(str(first_mistake(error, ManifestFile))) from error
+        mistake = first_mistake(error, ManifestFile)
+        mend = ": run `aotgaudi build manifest` on its spec" if mistake.where == "schema" else ""
+        raise ManifestError(f"{mistake}{mend}") from error
     except SpecError as error:
         raise ManifestError(f"spec.{error}") from error
     except ValueError as error:
@@ -82,16 +88,28 @@ def read_manifest(path: Path) -> Manifest:
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
     """Writes a manifest file atomically. Raises StoreError."""
-    write_atomic(path, dumps(manifest))
+    write_atomic(path, _pieces(manifest))
+
+
+def _pieces(manifest: Manifest) -> Iterator[bytes]:
+    spec = json.dumps(_sorted_config(manifest.spec.to_json()), indent=_INDENT).replace("\n", f"\n{_INDENT}")
+    head = f'  "schema": {json.dumps(MANIFEST_SCHEMA)},\n  "id": "{manifest.id}",\n  "spec": {spec}'
+    yield f'{{\n{head},\n  "entries": {{'.encode()
+    for index, kind in enumerate(ENTRY_KINDS):
+        yield b",\n" if index else b"\n"
+        yield from _table_pieces(kind, manifest.of_kind(kind))
+    yield b"\n  }\n}\n"
+
+
+def _table_pieces(kind: str, entries: tuple[Entry, ...]) -> Iterator[bytes]:
+    columns = json.dumps(ENTRY_KINDS[kind].columns())
+    yield f'    "{kind}": {{\n      "columns": {columns},\n      "rows": ['.encode()
+    for first, batch in batches(entries):
+        rows = json.dumps([entry.row() for entry in batch])[1:-1].replace("], [", f"],{_ROW}[")
+        yield f"{',' if first else ''}{_ROW}{rows}".encode()
+    yield b"\n      ]\n    }" if entries else b"]\n    }"
 
 
 def _sorted_config(spec: dict[str, Any]) -> dict[str, Any]:
     config = json.loads(json.dumps(spec["model"]["config"], sort_keys=True))
     return {**spec, "model": {**spec["model"], "config": config}}
-
-
-def _table(kind: str, table: dict[str, Any]) -> str:
-    rows = ",\n".join(f"        {json.dumps(row)}" for row in table["rows"])
-    body = f"[\n{rows}\n      ]" if rows else "[]"
-    columns = json.dumps(table["columns"])
-    return f'    "{kind}": {{\n      "columns": {columns},\n      "rows": {body}\n    }}'

@@ -1,48 +1,198 @@
-"""What differs between two manifests, in lines for people."""
+"""What differs between two manifests, and which value of the spec is the cause of which entries.
+
+The cause is found by experiment: the old spec is enumerated with each changed value alone. What that adds or
+removes, and the new manifest does too, is that value's doing. What no single value explains is the joint effect
+of several; what the old spec itself no longer gives is the doing of other rules in this version of aotgaudi.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
+from aotgaudi.errors import SpecError
 from aotgaudi.manifest.entries import ENTRY_KINDS, Entry
+from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.spec.change import ValueChange, value_changes, with_change
+
+OTHER_RULES = "(the rules of another version of aotgaudi)"
+TOGETHER = "(several values together)"
 
 _EXAMPLES = 3
-_ABSENT = "(absent)"
+_CONFIG = ("model", "config")
 
 
-def differences(old: Manifest, new: Manifest) -> tuple[str, ...]:
-    """Returns a line for each changed value of the spec, and for each kind with entries gained or lost."""
-    return (
-        *_value_differences("", old.spec.to_json(), new.spec.to_json()),
-        *_entry_differences(old, new),
+@dataclass(frozen=True)
+class EntryChange:
+    """Entries gained and lost, in manifest order."""
+
+    added: tuple[Entry, ...] = ()
+    removed: tuple[Entry, ...] = ()
+
+    def of_kind(self, kind: str) -> EntryChange:
+        """Returns the part that is of one kind."""
+        return EntryChange(
+            tuple(entry for entry in self.added if entry.kind == kind),
+            tuple(entry for entry in self.removed if entry.kind == kind),
+        )
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """Returns how many were added and removed, of each kind that has any."""
+        added, removed = (Counter(e.kind for e in entries) for entries in (self.added, self.removed))
+        return {kind: (added[kind], removed[kind]) for kind in ENTRY_KINDS if added[kind] or removed[kind]}
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed)
+
+    def __str__(self) -> str:
+        return " ".join(_listed("+", self.added) + _listed("-", self.removed))
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What a changed value did, alone. `where`: its dotted path, `OTHER_RULES` or `TOGETHER`.
+
+    `problem`: why the old spec cannot have the new value alone; then what it did is not known.
+    """
+
+    where: str
+    effect: EntryChange
+    problem: str = ""
+
+    def __str__(self) -> str:
+        if self.problem:
+            return f"{self.where}: cannot be changed alone: {self.problem}"
+        return f"{self.where}: {counted(self.effect)}"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """All that differs. `reordered`: kinds that have the same entries in another order."""
+
+    values: tuple[ValueChange, ...]
+    entries: EntryChange
+    reordered: tuple[str, ...]
+    causes: tuple[Cause, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.values or self.entries or self.reordered)
+
+    def lines(self) -> Iterator[str]:
+        """Yields a line for each changed value, for each kind that gained or lost, and for each cause."""
+        yield from map(str, self.values)
+        for kind in self.entries.counts():
+            yield f"{kind} entries: {self.entries.of_kind(kind)}"
+        for kind in self.reordered:
+            yield f"{kind} entries: in another order"
+        yield from (f"cause: {cause}" for cause in self.causes)
+
+
+def difference(old: Manifest, new: Manifest) -> Difference:
+    """Returns what differs; enumerates once a changed value of the spec."""
+    values = value_changes(old.spec, new.spec)
+    entries = _entry_change(old.entries, new.entries)
+    return Difference(
+        values=values,
+        entries=entries,
+        reordered=tuple(_reordered(old, new)),
+        causes=tuple(_causes(old, new.spec, values, entries)) if entries else (),
     )
 
 
-def _value_differences(where: str, old: Any, new: Any) -> Iterator[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for name in sorted(old.keys() | new.keys()):
-            place = f"{where}.{name}" if where else name
-            yield from _value_differences(place, old.get(name, _ABSENT), new.get(name, _ABSENT))
-    elif old != new:
-        yield f"{where}: {old} -> {new}"
+def examples(entries: tuple[Entry, ...]) -> tuple[str, ...]:
+    """Returns the first few entries as text."""
+    return tuple(map(str, entries[:_EXAMPLES]))
 
 
-def _entry_differences(old: Manifest, new: Manifest) -> Iterator[str]:
+def counted(change: EntryChange) -> str:
+    """Returns e.g. ``prompt +2 -1, decode +3``; nothing for no change."""
+    return ", ".join(
+        f"{kind}{f' +{added}' if added else ''}{f' -{removed}' if removed else ''}"
+        for kind, (added, removed) in change.counts().items()
+    )
+
+
+def _listed(sign: str, entries: tuple[Entry, ...]) -> list[str]:
+    if not entries:
+        return []
+    more = ["..."] if len(entries) > _EXAMPLES else []
+    return [f"{sign}{len(entries)}", *examples(entries), *more]
+
+
+def _entry_change(old: Iterable[Entry], new: Iterable[Entry]) -> EntryChange:
+    before, after = dict.fromkeys(old), dict.fromkeys(new)
+    return EntryChange(
+        tuple(entry for entry in after if entry not in before),
+        tuple(entry for entry in before if entry not in after),
+    )
+
+
+def _reordered(old: Manifest, new: Manifest) -> Iterator[str]:
     for kind in ENTRY_KINDS:
         before, after = old.of_kind(kind), new.of_kind(kind)
-        known_before, known_after = set(before), set(after)
-        gained = [entry for entry in after if entry not in known_before]
-        lost = [entry for entry in before if entry not in known_after]
-        if gained or lost:
-            yield f"{kind} entries: {_counted('+', gained)}{_counted('-', lost)}".rstrip()
-        elif before != after:
-            yield f"{kind} entries: in another order"
+        if before != after and set(before) == set(after):
+            yield kind
 
 
-def _counted(sign: str, entries: list[Entry]) -> str:
-    if not entries:
-        return ""
-    shown = " ".join(map(str, entries[:_EXAMPLES]))
-    return f"{sign}{len(entries)} {shown}{' ...' if len(entries) > _EXAMPLES else ''} "
+def _causes(
+    old: Manifest, new: BuildSpec, values: tuple[ValueChange, ...], found: EntryChange
+) -> Iterator[Cause]:
+    """Yields the causes, and at the end what none of them explains."""
+    try:
+        baseline = enumerate_entries(old.spec)
+    except SpecError as error:
+        yield Cause(OTHER_RULES, EntryChange(), str(error))
+        return
+    rules = Cause(OTHER_RULES, _common(_entry_change(old.entries, baseline), found))
+    candidates = tuple(_candidates(old.spec, new, baseline, values))
+    causes = [rules, *(_cause(old.spec, change, baseline, found) for change in candidates)]
+    rest = _without(found, causes)
+    if rest:
+        causes.append(Cause(TOGETHER if values else OTHER_RULES, rest))
+    yield from (cause for cause in causes if cause.effect or cause.problem)
+
+
+def _candidates(
+    old: BuildSpec, new: BuildSpec, baseline: tuple[Entry, ...], values: tuple[ValueChange, ...]
+) -> Iterator[ValueChange]:
+    """Yields the changes to try alone: those of the model's config only where its change as a whole does something."""
+    in_config = [change for change in values if change.path[:2] == _CONFIG]
+    whole = ValueChange(_CONFIG, old.model.config, new.model.config)
+    if len(in_config) > 1 and _after(old, whole) == baseline:
+        yield from (change for change in values if change not in in_config)
+    else:
+        yield from values
+
+
+def _after(spec: BuildSpec, change: ValueChange) -> tuple[Entry, ...] | SpecError:
+    try:
+        return enumerate_entries(with_change(spec, change))
+    except SpecError as error:
+        return error
+
+
+def _cause(spec: BuildSpec, change: ValueChange, baseline: tuple[Entry, ...], found: EntryChange) -> Cause:
+    after = _after(spec, change)
+    if isinstance(after, SpecError):
+        return Cause(change.where, EntryChange(), str(after))
+    return Cause(change.where, _common(_entry_change(baseline, after), found))
+
+
+def _common(effect: EntryChange, found: EntryChange) -> EntryChange:
+    added, removed = set(effect.added), set(effect.removed)
+    return EntryChange(
+        tuple(entry for entry in found.added if entry in added),
+        tuple(entry for entry in found.removed if entry in removed),
+    )
+
+
+def _without(found: EntryChange, causes: Iterable[Cause]) -> EntryChange:
+    added = {entry for cause in causes for entry in cause.effect.added}
+    removed = {entry for cause in causes for entry in cause.effect.removed}
+    return EntryChange(
+        tuple(entry for entry in found.added if entry not in added),
+        tuple(entry for entry in found.removed if entry not in removed),
+    )

@@ -6,34 +6,41 @@ xxh3-128 of its canonical JSON: short, fast, and not trusted for anything (sha25
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import ClassVar, Union
 
 import xxhash
 
-from aotgaudi.digest import canonical_json
+from aotgaudi.digest import Scalar, canonical_row
+from aotgaudi.spec.sampler_signature import SamplerSignature, signature_of
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Row:
     kind: ClassVar[str]
+    __match_args__: ClassVar[tuple[str, ...]]
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
         """The field names, in stored order."""
-        return tuple(field.name for field in fields(cls))
+        return cls.__match_args__
 
-    def row(self) -> tuple[int | float | bool, ...]:
+    def row(self) -> tuple[Scalar, ...]:
         """The field values, in stored order."""
-        return astuple(self)
+        return tuple([getattr(self, name) for name in self.__match_args__])
 
     @property
     def id(self) -> str:
         """xxh3-128 of the canonical JSON of ``[kind, *row]``, 32 hex digits."""
-        return xxhash.xxh3_128_hexdigest(canonical_json([self.kind, *self.row()]))
+        return xxhash.xxh3_128_hexdigest(canonical_row((self.kind, *self.row())).encode())
 
     def __str__(self) -> str:
-        return f"({', '.join([self.kind, *map(str, self.row())])})"
+        """The kind and the values; of values that have a default, up to the last one that differs from it."""
+        values = list(self.row())
+        defaults = [field.default for field in fields(self)]
+        while values and values[-1] == defaults[len(values) - 1]:
+            values.pop()
+        return f"({', '.join([self.kind, *map(str, values)])})"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -57,8 +64,34 @@ class DecodeEntry(_Row):
 
 
 @dataclass(frozen=True, slots=True, order=True)
+class UnifiedEntry(_Row):
+    """A unified-attention step: `query_len` tokens of any sequences, over shared and unique KV blocks.
+
+    `is_causal`: some of its queries are prompts. Of vllm-gaudi v0.11.2 to v0.17.1.
+    """
+
+    kind: ClassVar[str] = "unified"
+    query_len: int
+    num_shared_blocks: int
+    num_unique_blocks: int
+    is_causal: bool
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class VisionEntry(_Row):
+    """A run of the vision tower over `size` images, where `is_batch`, else over `size` patches."""
+
+    kind: ClassVar[str] = "vision"
+    size: int
+    is_batch: bool
+
+
+@dataclass(frozen=True, slots=True, order=True)
 class SamplerEntry(_Row):
-    """Sampling for `batch_size` rows under one setting; `batch_changed`: the batch's composition is new."""
+    """Sampling for `batch_size` rows under one setting; `batch_changed`: the batch's composition is new.
+
+    The fields from `min_p` on default to "off". `num_logprobs`: log-probabilities that are returned a row.
+    """
 
     kind: ClassVar[str] = "sampler"
     batch_size: int
@@ -66,6 +99,16 @@ class SamplerEntry(_Row):
     top_p: float
     top_k: int
     batch_changed: bool
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    num_logprobs: int = 0
+
+    @property
+    def signature(self) -> SamplerSignature:
+        """Which sampler graph this entry is."""
+        return signature_of(self, logprobs=self.num_logprobs > 0)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -76,7 +119,18 @@ class DefragEntry(_Row):
     padded_swaps: int
 
 
-Entry = Union[PromptEntry, DecodeEntry, SamplerEntry, DefragEntry]
+@dataclass(frozen=True, slots=True, order=True)
+class MhcEntry(_Row):
+    """A hyper-connection around one sublayer (``attn`` or ``ffn``), for `num_tokens` in `n_splits` partial sums."""
+
+    kind: ClassVar[str] = "mhc"
+    num_tokens: int
+    n_splits: int
+    sublayer: str
+
+
+Entry = Union[PromptEntry, DecodeEntry, UnifiedEntry, VisionEntry, SamplerEntry, DefragEntry, MhcEntry]
 ENTRY_KINDS: dict[str, type[Entry]] = {
-    cls.kind: cls for cls in (PromptEntry, DecodeEntry, SamplerEntry, DefragEntry)
+    cls.kind: cls
+    for cls in (PromptEntry, DecodeEntry, UnifiedEntry, VisionEntry, SamplerEntry, DefragEntry, MhcEntry)
 }

@@ -1,50 +1,144 @@
-"""From a spec to everything that must be warm: a pure function, with the same answer on every machine."""
+"""From a spec to everything that must be warm: a pure function, with the same answer on every machine.
+
+The order of work: the strategy's tables; distinct, ascending entries; the entries that close them; what follows
+from the decode batch sizes (sampler); what the other tables of the spec ask for (defrag, mhc, vision).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import insort
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import starmap
+from types import MappingProxyType
+from typing import TypeVar
 
+from aotgaudi.bucketing.closure import closing_entries
 from aotgaudi.bucketing.inputs import BucketingInputs
-from aotgaudi.bucketing.versions import decode_buckets, find_strategy, prompt_buckets
-from aotgaudi.manifest.entries import DecodeEntry, DefragEntry, Entry, PromptEntry, SamplerEntry
+from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.bucketing.versions import find_strategy, find_unified
+from aotgaudi.bucketing.vision import vision_sizes
+from aotgaudi.errors import SpecError
+from aotgaudi.manifest.entries import (
+    DecodeEntry,
+    Entry,
+    PromptEntry,
+    SamplerEntry,
+    UnifiedEntry,
+    VisionEntry,
+)
+from aotgaudi.manifest.hyper_connections import mhc_entries
+from aotgaudi.manifest.sampling import defrag_entries, sampler_entries
 from aotgaudi.spec.build_spec import BuildSpec
-from aotgaudi.spec.defrag import DefragSpec
-from aotgaudi.spec.limits import ServingLimits
+from aotgaudi.spec.limits import LARGEST_LIMIT
 from aotgaudi.spec.sampler import SamplerSpec
 
-_FEWEST_BLOCKS_TO_EXCHANGE = 2
+MAX_SAMPLER_ENTRIES = 1_000_000
+"""Most sampler entries of a spec; one asks for some dozens."""
+
+_E = TypeVar("_E", PromptEntry, DecodeEntry, UnifiedEntry)
+
+_LEAST: Mapping[type[Entry], tuple[int, ...]] = MappingProxyType(
+    {PromptEntry: (1, 1, 0), DecodeEntry: (1, 1, 1), UnifiedEntry: (1, 0, 0)}
+)
+"""The smallest value of each column; upstream's lists may hold buckets that no step can have."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """The entries of the engine's steps: prompt and decode, or unified ones; distinct, ascending."""
+
+    prompt: tuple[PromptEntry, ...] = ()
+    decode: tuple[DecodeEntry, ...] = ()
+    unified: tuple[UnifiedEntry, ...] = ()
 
 
 def enumerate_entries(spec: BuildSpec) -> tuple[Entry, ...]:
-    """Returns every entry of a spec, kind by kind: prompt, decode, sampler, defrag.
+    """Returns every entry of a spec, kind by kind in the order of ``ENTRY_KINDS``.
 
-    Prompt and decode entries ascend; sampler and defrag entries are in warm-up order.
+    Entries of a kind ascend; sampler, defrag and mhc entries are in warm-up order. A target that runs without
+    graphs (execution mode ``eager``) has none.
 
     Raises:
-        SpecError: the limits leave no prompt or no decode entry.
+        SpecError: the spec leaves no prompt or no decode entry, or asks for more than can be enumerated.
     """
-    strategy = find_strategy(spec.bucketing.version, spec.bucketing.strategy)
-    inputs = BucketingInputs.from_spec(spec.limits, spec.bucketing)
-    prompt = [PromptEntry(*bucket) for bucket in prompt_buckets(inputs, strategy)]
-    decode = [DecodeEntry(*bucket) for bucket in decode_buckets(inputs, strategy)]
-    sampler = _sampler_entries({entry.batch_size for entry in decode}, spec.sampler)
-    return (*prompt, *decode, *sampler, *_defrag_entries(spec.limits, spec.defrag))
+    if spec.target.execution_mode == "eager":
+        return ()
+    steps = _closed(spec, _steps(spec))
+    return (
+        *steps.prompt,
+        *steps.decode,
+        *steps.unified,
+        *_vision_entries(spec),
+        *_sampler_entries(steps.decode, spec.sampler),
+        *defrag_entries(spec.limits, spec.defrag),
+        *mhc_entries(spec),
+    )
 
 
-def _sampler_entries(decode_batch_sizes: set[int], sampler: SamplerSpec) -> Iterator[SamplerEntry]:
-    """Yields all settings for each batch size: after a change of the batch's composition, then without one.
+def _steps(spec: BuildSpec) -> _Steps:
+    """The public table."""
+    bucketing = spec.bucketing
+    inputs = BucketingInputs.from_spec(spec.limits, bucketing)
+    if bucketing.strategy == "unified":
+        rows = find_unified(bucketing.version).unified_table(inputs)
+        flagged = ((query, shared, unique, bool(causal)) for query, shared, unique, causal in rows)
+        return _Steps(unified=_entries(UnifiedEntry, flagged))
+    strategy = find_strategy(bucketing.version, bucketing.strategy)
+    return _Steps(
+        prompt=_entries(PromptEntry, strategy.prompt_table(inputs)),
+        decode=_entries(DecodeEntry, strategy.decode_table(inputs)),
+    )
 
-    Batch size 1 is also what a prompt step samples. Order and choice are those of vllm-gaudi's sampler
-    warm-up (vllm_gaudi/v1/worker/hpu_model_runner.py 5343-5464).
-    """
-    for batch_size in sorted({1} | decode_batch_sizes):
-        for batch_changed in (True, False):
-            for setting in sampler.settings:
-                yield SamplerEntry(
-                    batch_size, setting.temperature, setting.top_p, setting.top_k, batch_changed
-                )
+
+def _entries(entry: type[_E], buckets: Iterable[tuple[int, ...]]) -> tuple[_E, ...]:
+    """Distinct entries, ascending: upstream's lists may hold a bucket twice, or be in another order."""
+    distinct = dict.fromkeys(sorted(buckets))
+    for name, values, least in zip(entry.columns(), zip(*distinct, strict=True), _LEAST[entry], strict=False):
+        if min(values) < least or max(values) > LARGEST_LIMIT:
+            wrong = min(values) if min(values) < least else max(values)
+            raise SpecError(
+                "bucketing",
+                f"gives a {entry.kind} entry with {name} {wrong:,}",
+                f"{least:,} to {LARGEST_LIMIT:,}: other bounds, or lower limits",
+            )
+    return tuple(starmap(entry, distinct))
 
 
-def _defrag_entries(limits: ServingLimits, defrag: DefragSpec) -> Iterator[DefragEntry]:
-    if defrag.enabled and limits.num_blocks >= _FEWEST_BLOCKS_TO_EXCHANGE:
-        yield from map(DefragEntry, defrag.padded_swaps)
+def _sampler_entries(decode: Iterable[DecodeEntry], sampler: SamplerSpec) -> tuple[SamplerEntry, ...]:
+    batch_sizes = dict.fromkeys(entry.batch_size for entry in decode)
+    num_entries = 2 * len(batch_sizes) * len(sampler.settings)
+    if num_entries > MAX_SAMPLER_ENTRIES:
+        raise SpecError(
+            "sampler.settings",
+            f"gives {num_entries:,} sampler entries: 2 for each of {len(sampler.settings):,} settings and"
+            f" {len(batch_sizes):,} batch sizes",
+            f"at most {MAX_SAMPLER_ENTRIES:,}: fewer settings, or a larger step of the decode batch sizes",
+        )
+    return sampler_entries(batch_sizes, sampler)
+
+
+def _closed(spec: BuildSpec, steps: _Steps) -> _Steps:
+    """The steps with the entries that close them, where the spec asks for that."""
+    added = closing_entries(spec.limits, spec.bucketing, BucketTable(steps.prompt, steps.decode))
+    return replace(
+        steps,
+        prompt=_inserted(steps.prompt, (entry for entry in added if isinstance(entry, PromptEntry))),
+        decode=_inserted(steps.decode, (entry for entry in added if isinstance(entry, DecodeEntry))),
+    )
+
+
+def _inserted(entries: tuple[_E, ...], added: Iterable[_E]) -> tuple[_E, ...]:
+    """The ascending entries with a few more in their places: sorting a million anew takes a second."""
+    merged = list(entries)
+    for entry in added:
+        insort(merged, entry)
+    return tuple(merged)
+
+
+def _vision_entries(spec: BuildSpec) -> tuple[VisionEntry, ...]:
+    """The sizes of the vision tower, which upstream looks up by the config's model type."""
+    if not spec.vision.enabled:
+        return ()
+    found = vision_sizes(spec.model.model_type, spec.vision)
+    return tuple(VisionEntry(size, found.is_batch) for size in dict.fromkeys(found.sizes or ()))

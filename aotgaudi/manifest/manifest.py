@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from itertools import groupby
+from operator import attrgetter
+from types import MappingProxyType
 
-from aotgaudi.digest import canonical_json, sha256_bytes
+from aotgaudi.digest import canonical_json, canonical_row, sha256_pieces
 from aotgaudi.manifest.entries import ENTRY_KINDS, Entry
 from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.spec.build_spec import BuildSpec
 
-MANIFEST_SCHEMA = "aotgaudi.manifest/1"
+MANIFEST_SCHEMA = "aotgaudi.manifest/2"
+
+_BATCH = 10_000
 
 
 @dataclass(frozen=True)
@@ -22,9 +27,8 @@ class Manifest:
     entries: tuple[Entry, ...]
 
     def __post_init__(self) -> None:
-        place = {kind: index for index, kind in enumerate(ENTRY_KINDS)}
-        places = [place[entry.kind] for entry in self.entries]
-        if places != sorted(places):
+        kinds = [kind for kind, _ in groupby(self.entries, key=attrgetter("kind"))]
+        if kinds != [kind for kind in ENTRY_KINDS if kind in kinds]:
             raise ValueError(f"entries are not grouped in the order {', '.join(ENTRY_KINDS)}")
         if len(set(self.entries)) != len(self.entries):
             raise ValueError("an entry occurs twice")
@@ -36,20 +40,36 @@ class Manifest:
 
     @cached_property
     def id(self) -> str:
-        """sha256 of the canonical JSON of `content`, 64 hex digits. A receipt names its manifest by it."""
-        return sha256_bytes(canonical_json(self.content()))
+        """sha256 of the canonical (RFC 8785) JSON of all but the id itself, 64 hex digits.
 
-    def content(self) -> dict[str, Any]:
-        """Returns the manifest as a JSON value without its id, the spec in full."""
-        return {
-            "schema": MANIFEST_SCHEMA,
-            "spec": self.spec.to_json(),
-            "entries": {
-                kind: {"columns": list(cls.columns()), "rows": [list(e.row()) for e in self.of_kind(kind)]}
-                for kind, cls in ENTRY_KINDS.items()
-            },
-        }
+        A receipt names its manifest by it.
+        """
+        return sha256_pieces(self._canonical_pieces())
 
     def of_kind(self, kind: str) -> tuple[Entry, ...]:
         """Returns the entries of one kind, in manifest order."""
-        return tuple(entry for entry in self.entries if entry.kind == kind)
+        return self._by_kind.get(kind, ())
+
+    @cached_property
+    def _by_kind(self) -> Mapping[str, tuple[Entry, ...]]:
+        groups = groupby(self.entries, key=attrgetter("kind"))
+        return MappingProxyType({kind: tuple(entries) for kind, entries in groups})
+
+    def _canonical_pieces(self) -> Iterator[bytes]:
+        """What the id is of, in pieces: a manifest may have a million rows. Keys ascend, as RFC 8785 has it."""
+        yield b'{"entries":{'
+        for index, kind in enumerate(sorted(ENTRY_KINDS)):
+            columns = canonical_row(ENTRY_KINDS[kind].columns())
+            yield f'{"," if index else ""}"{kind}":{{"columns":{columns},"rows":['.encode()
+            for first, batch in batches(self.of_kind(kind)):
+                rows = ",".join([canonical_row(entry.row()) for entry in batch])
+                yield f"{',' if first else ''}{rows}".encode()
+            yield b"]}"
+        yield b'},"schema":' + canonical_json(MANIFEST_SCHEMA)
+        yield b',"spec":' + canonical_json(self.spec.to_json()) + b"}"
+
+
+def batches(entries: tuple[Entry, ...]) -> Iterator[tuple[int, tuple[Entry, ...]]]:
+    """Yields entries by the thousand, each batch with the place of its first."""
+    for first in range(0, len(entries), _BATCH):
+        yield first, entries[first : first + _BATCH]

@@ -14,7 +14,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from aotgaudi.atomicfile import write_atomic
-from aotgaudi.manifest.entries import DecodeEntry, DefragEntry, Entry, PromptEntry, SamplerEntry
+from aotgaudi.manifest.entries import (
+    DecodeEntry,
+    DefragEntry,
+    Entry,
+    MhcEntry,
+    PromptEntry,
+    SamplerEntry,
+    UnifiedEntry,
+    VisionEntry,
+)
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.limits import LARGEST_LIMIT
@@ -45,6 +54,33 @@ class DecodeRows(SpecValue):
         return tuple(DecodeEntry(*row) for row in self.rows)
 
 
+class UnifiedRows(SpecValue):
+    """Unified-attention entries, one a row."""
+
+    columns: tuple[
+        Literal["query_len"],
+        Literal["num_shared_blocks"],
+        Literal["num_unique_blocks"],
+        Literal["is_causal"],
+    ]
+    rows: tuple[tuple[_Count, _CountOrNone, _CountOrNone, bool], ...]
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Returns the rows as entries."""
+        return tuple(UnifiedEntry(*row) for row in self.rows)
+
+
+class VisionRows(SpecValue):
+    """Vision tower entries, one a row."""
+
+    columns: tuple[Literal["size"], Literal["is_batch"]]
+    rows: tuple[tuple[_Count, bool], ...]
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Returns the rows as entries."""
+        return tuple(VisionEntry(*row) for row in self.rows)
+
+
 class SamplerRows(SpecValue):
     """Sampler entries, one a row."""
 
@@ -54,8 +90,16 @@ class SamplerRows(SpecValue):
         Literal["top_p"],
         Literal["top_k"],
         Literal["batch_changed"],
+        Literal["min_p"],
+        Literal["presence_penalty"],
+        Literal["frequency_penalty"],
+        Literal["repetition_penalty"],
+        Literal["num_logprobs"],
     ]
-    rows: tuple[tuple[_Count, float, float, _CountOrNone, bool], ...]
+    rows: tuple[
+        tuple[_CountOrNone, float, float, _CountOrNone, bool, float, float, float, float, _CountOrNone],
+        ...,
+    ]
 
     def entries(self) -> tuple[Entry, ...]:
         """Returns the rows as entries."""
@@ -73,28 +117,45 @@ class DefragRows(SpecValue):
         return tuple(DefragEntry(*row) for row in self.rows)
 
 
+class MhcRows(SpecValue):
+    """Hyper-connection entries, one a row."""
+
+    columns: tuple[Literal["num_tokens"], Literal["n_splits"], Literal["sublayer"]]
+    rows: tuple[tuple[_Count, _Count, Literal["attn", "ffn"]], ...]
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Returns the rows as entries."""
+        return tuple(MhcEntry(*row) for row in self.rows)
+
+
 class EntryTables(SpecValue):
     """All entries, kind by kind."""
 
     prompt: PromptRows
     decode: DecodeRows
+    unified: UnifiedRows
+    vision: VisionRows
     sampler: SamplerRows
     defrag: DefragRows
+    mhc: MhcRows
 
     def entries(self) -> tuple[Entry, ...]:
         """Returns all rows as entries, in manifest order."""
         return (
             *self.prompt.entries(),
             *self.decode.entries(),
+            *self.unified.entries(),
+            *self.vision.entries(),
             *self.sampler.entries(),
             *self.defrag.entries(),
+            *self.mhc.entries(),
         )
 
 
 class ManifestFile(SpecValue):
     """A manifest file. `id` is the sha256 of the canonical (RFC 8785) JSON of the file without `id`."""
 
-    schema_: Literal["aotgaudi.manifest/1"] = Field(alias="schema")
+    schema_: Literal["aotgaudi.manifest/2"] = Field(alias="schema")
     id: str = Field(pattern="^[0-9a-f]{64}$")
     spec: BuildSpec
     entries: EntryTables
@@ -106,11 +167,13 @@ def manifest_schema() -> dict[str, Any]:
 
 
 def spec_schema() -> dict[str, Any]:
-    """Returns the JSON Schema of a spec file, where the model's config may also be the path of a file."""
+    """Returns the JSON Schema of a spec file, where two values may also be the path of a file that holds them."""
     schema = BuildSpec.model_json_schema()
     properties = schema["$defs"]["ModelSpec"]["properties"]
     path = {"type": "string", "description": "path of a config.json, relative to the spec file"}
     properties["config"] = {"title": "Config", "anyOf": [path, properties["config"]]}
+    path = {"type": "string", "description": "path of a bucket file, relative to the spec file"}
+    schema["$defs"]["BucketingSpec"]["properties"]["file"] = {"title": "File", **path}
     return _titled(schema, "aotgaudi spec")
 
 

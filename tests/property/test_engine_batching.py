@@ -26,7 +26,16 @@ from aotgaudi.engine.output import OutputStream
 from aotgaudi.engine.request import Request
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.scheduler import Scheduler
-from aotgaudi.engine.steps import DecodeRow, DecodeStep, DefragStep, PromptRow, PromptStep, SamplingRow, Step
+from aotgaudi.engine.steps import (
+    DecodeRow,
+    DecodeStep,
+    DefragStep,
+    PromptRow,
+    PromptStep,
+    SamplingRow,
+    Step,
+    StepResult,
+)
 from aotgaudi.errors import RequestError
 from aotgaudi.manifest.entries import DecodeEntry, PromptEntry
 from aotgaudi.spec.defrag import DefragSpec
@@ -38,8 +47,9 @@ EOS = 3
 
 def next_token(known: Sequence[tuple[int, int]], sampling: SamplingRow) -> int:
     """The "model": a hash of all (token, position) pairs, and of the noise unless it is greedy."""
-    noise = sampling.noise if sampling.temperature > 0 else None
-    text = repr((list(known), sampling.temperature, sampling.top_p, sampling.top_k, noise))
+    params = sampling.params
+    noise = sampling.noise if params.temperature > 0 else None
+    text = repr((list(known), params.temperature, params.top_p, params.top_k, noise))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % VOCAB_SIZE
 
 
@@ -48,7 +58,7 @@ def alone(prompt: Sequence[int], params: SamplingParams, max_tokens: int, seed: 
     draws, tokens = Random(seed), list(prompt)
     ends = {*params.stop_token_ids, *(() if params.ignore_eos else (EOS,))}
     for _ in range(max_tokens):
-        sampling = SamplingRow(params.temperature, params.top_p, params.top_k, draws.random())
+        sampling = SamplingRow(params, draws.random())
         tokens.append(next_token([(token, i) for i, token in enumerate(tokens)], sampling))
         if tokens[-1] in ends:
             break
@@ -65,7 +75,7 @@ class CacheRunner:
         ]
         self.kinds: list[str] = []
 
-    def run(self, step: Step) -> list[int | None]:
+    def run(self, step: Step) -> StepResult:
         self.kinds.append(step.entry.kind)
         if isinstance(step, PromptStep):
             self._check_prompt(step)
@@ -81,12 +91,12 @@ class CacheRunner:
         for a, b in step.moves:
             self._cache[a], self._cache[b] = self._cache[b], self._cache[a]
 
-    def _answer(self, rows: Sequence[tuple[int, Sequence[int], PromptRow | DecodeRow]]) -> list[int | None]:
+    def _answer(self, rows: Sequence[tuple[int, Sequence[int], PromptRow | DecodeRow]]) -> StepResult:
         for start, token_ids, row in rows:
             for position, token_id in enumerate(token_ids, start):
                 block, offset = self._slot(row, position)
                 self._cache[block][offset] = (token_id, position)
-        return [self._sample(row, start + len(token_ids)) for start, token_ids, row in rows]
+        return StepResult([self._sample(row, start + len(token_ids)) for start, token_ids, row in rows])
 
     def _sample(self, row: PromptRow | DecodeRow, length: int) -> int | None:
         if row.sampling is None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,26 @@ def test_failed_rename_keeps_the_target_and_removes_the_temporary_file(tmp_path:
 
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
     assert (tmp_path / "taken" / "inside").is_dir()
+
+
+def test_pieces_are_written_one_after_the_other(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+
+    write_atomic(path, iter([b"one ", b"", b"two"]))
+
+    assert path.read_bytes() == b"one two"
+
+
+def test_pieces_that_fail_to_come_leave_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b"half"
+        raise ValueError("no more")
+
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    with pytest.raises(ValueError, match="no more"):
+        write_atomic(path, pieces())
+
+    assert path.read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,22 +10,41 @@ import pytest
 from click.testing import CliRunner, Result
 
 from aotgaudi.cli.main import cli
+from aotgaudi.cli.options import parse_byte_count
 from aotgaudi.manifest.codec import read_manifest
 
 MANIFESTS = Path(__file__).parents[3] / "manifests"
 SPECS = sorted(MANIFESTS.glob("*.toml"))
+NOT_NEEDED = {
+    "torch",
+    "numpy",
+    "rich",
+    "transformers",
+    "fastapi",
+    "aotgaudi.spec.vllm",
+    "aotgaudi.manifest.schema",
+}
 TEXT = """
 schema = "aotgaudi.spec/1"
 [model]
 name = "tiny"
 dtype = "float32"
-config = { model_type = "llama", max_position_embeddings = 512 }
+[model.config]
+model_type = "llama"
+max_position_embeddings = 512
+num_hidden_layers = 2
+hidden_size = 64
+intermediate_size = 128
+num_attention_heads = 4
+vocab_size = 256
 [limits]
 max_num_seqs = 1
 max_num_batched_tokens = 32
 max_model_len = 32
 block_size = 16
 num_blocks = 8
+[bucketing]
+coverage = "upstream"
 """
 
 
@@ -45,8 +65,12 @@ def test_manifest_lies_beside_its_spec_and_the_summary_says_what_is_in_it(spec: 
     manifest = read_manifest(spec.with_name("tiny.manifest.json"))
     assert result.exit_code == 0
     assert f"id: {manifest.id}" in result.stdout
-    assert "prompt        4   largest (prompt, 1, 32, 1)" in result.stdout
-    assert "coverage: every step that the scheduler can form has an entry" in result.stdout
+    assert "prompt          4   largest (prompt, 1, 32, 1)   padding x " in result.stdout
+    assert (
+        "coverage: 1 kinds of steps have no entry, the smallest: a prompt chunk of 1 token" in result.stdout
+    )
+    assert "memory: KV cache 144.00 KiB, " in result.stdout
+    assert result.stderr == ""
 
 
 def test_output_and_json(spec: Path, tmp_path: Path) -> None:
@@ -54,8 +78,23 @@ def test_output_and_json(spec: Path, tmp_path: Path) -> None:
 
     summary = json.loads(result.stdout)
     assert summary["id"] == read_manifest(tmp_path / "m.json").id
-    assert summary["num_entries"] == {"prompt": 4, "decode": 2, "sampler": 12, "defrag": 7}
-    assert summary["uncovered"] == []
+    assert summary["num_entries"] == {
+        "prompt": 4,
+        "decode": 2,
+        "unified": 0,
+        "vision": 0,
+        "sampler": 12,
+        "defrag": 7,
+        "mhc": 0,
+    }
+    assert summary["coverage"]["closed"] is False
+    assert len(summary["uncovered"]) == 1
+    assert summary["padding"]["decode"] == {
+        "mean": 1.0,
+        "worst": 1.0,
+        "worst_step": [1, 1, 1],
+        "sampled": False,
+    }
     assert not spec.with_name("tiny.manifest.json").exists()
 
 
@@ -83,6 +122,7 @@ def test_check_of_a_changed_spec_exits_3_and_names_what_differs_and_what_mends_i
 
     assert result.exit_code == 3
     assert "limits.max_model_len: 32 -> 48; prompt entries: +2" in result.stderr
+    assert "; cause: limits.max_model_len: prompt +2, decode +1 (run" in result.stderr
     assert f"(run `aotgaudi build manifest {spec} -o {output}`)" in result.stderr
     assert result.stderr.count("\n") == 1
 
@@ -119,6 +159,108 @@ def test_a_bad_spec_exits_2_and_writes_nothing(spec: Path) -> None:
     assert not spec.with_name("tiny.manifest.json").exists()
 
 
+def test_without_a_spec_it_says_what_is_missing() -> None:
+    result = run()
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: SPEC: is missing")
+
+
+def test_memory_is_told_in_bytes_with_what_it_is_made_of(spec: Path) -> None:
+    memory = json.loads(run(spec, "--json").stdout)["memory"]
+
+    assert memory["kv_cache_bytes"] == 9 * 16 * 2 * 64 * 4 * 2
+    assert memory["steps"]["prompt"]["entry"] == "(prompt, 1, 32, 1)"
+    assert memory["steps"]["prompt"]["logit_bytes"] == 256 * 4
+    assert memory["budget_bytes"] is None
+    assert memory["total_bytes"] == memory["kv_cache_bytes"] + memory["steps"]["prompt"]["total_bytes"]
+
+
+def test_a_budget_that_is_kept_is_no_warning(spec: Path) -> None:
+    result = run(spec, "--memory-budget", "1GiB", "--strict", "--json")
+
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    assert json.loads(result.stdout)["memory"]["budget_bytes"] == 2**30
+
+
+def test_a_budget_that_is_exceeded_is_a_warning_with_the_numbers(spec: Path) -> None:
+    result = run(spec, "--memory-budget", "100 KiB")
+
+    assert result.exit_code == 0
+    assert result.stderr.startswith("warning: KV cache and step buffers need ")
+    assert "the budget is 100.00 KiB (144.00 KiB of it KV cache" in result.stderr
+    assert spec.with_name("tiny.manifest.json").exists()
+
+
+def test_a_warning_under_strict_exits_2_and_writes_nothing(spec: Path) -> None:
+    result = run(spec, "--memory-budget", "100KiB", "--strict")
+
+    assert result.exit_code == 2
+    assert result.stderr.endswith("has warnings, and --strict is given (nothing was written)\n")
+    assert not spec.with_name("tiny.manifest.json").exists()
+
+
+def test_a_budget_for_a_model_of_unknown_size_is_a_warning(spec: Path) -> None:
+    spec.write_text(TEXT.replace("vocab_size", "vocabulary"), encoding="utf-8")
+
+    result = run(spec, "--memory-budget", "1GiB")
+
+    assert result.exit_code == 0
+    assert "the memory budget cannot be checked: model.config.vocab_size: is missing" in result.stderr
+    assert "memory: not known: model.config.vocab_size" in result.stdout
+
+
+@pytest.mark.parametrize("size", ["", "0", "-1GiB", "1XB", "1e3", "one", "1 GiB GiB", "9" * 400])
+def test_a_budget_that_is_no_size_is_refused(spec: Path, size: str) -> None:
+    result = run(spec, "--memory-budget", size)
+
+    assert result.exit_code == 2
+    assert "is no size: a number with KiB, MiB, GiB" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1", 1), ("10B", 10), ("2KB", 2000), ("2 kib", 2048), ("1.5GiB", 3 * 2**29), ("0.1TB", 10**11)],
+)
+def test_sizes(text: str, expected: int) -> None:
+    assert parse_byte_count(text) == expected
+
+
+def test_a_spec_that_explodes_is_a_warning_with_the_numbers(spec: Path) -> None:
+    text = TEXT.replace("max_num_seqs = 1", "max_num_seqs = 64").replace(
+        "num_blocks = 8", "num_blocks = 4096"
+    )
+    text = text.replace("embeddings = 512", "embeddings = 16384").replace(
+        "max_model_len = 32", "max_model_len = 16384"
+    )
+    text = text.replace("tokens = 32", "tokens = 2048").replace(
+        '"upstream"', '"upstream"\nstrategy = "linear"'
+    )
+    spec.write_text(text, encoding="utf-8")
+
+    result = run(spec)
+
+    assert result.exit_code == 0
+    assert "step programs (" in result.stderr
+    assert "hours of compiling at 14 s each, as in vllm-gaudi#1160" in result.stderr
+    assert "bucketing.strategy = 'exponential' (" in result.stderr
+
+
+def test_on_a_terminal_it_is_a_table(spec: Path) -> None:
+    script = shutil.which("script")
+    if script is None:
+        pytest.skip("no `script` here, which makes a terminal")
+    command = f"{sys.executable} -m aotgaudi build manifest {spec}"
+
+    text = subprocess.run(
+        [script, "-qec", command, "/dev/null"], capture_output=True, text=True, check=True
+    ).stdout
+
+    assert "│ prompt " in text
+    assert "coverage: " in text
+
+
 def test_unwritable_output_is_one_line(spec: Path, tmp_path: Path) -> None:
     result = run(spec, "-o", tmp_path / "absent" / "m.json")
 
@@ -142,14 +284,26 @@ def test_there_are_committed_manifests() -> None:
     }
 
 
-def test_whole_command_imports_no_torch_and_no_numpy(spec: Path) -> None:
+def test_whole_command_imports_nothing_that_it_does_not_need(spec: Path) -> None:
     code = (
         "import sys\nfrom aotgaudi.cli.main import cli\n"
         f"try: cli.main(['build', 'manifest', {str(spec)!r}], prog_name='aotgaudi')\n"
         "except SystemExit: pass\n"
-        "sys.exit(' '.join({'torch', 'numpy', 'rich', 'transformers', 'fastapi'} & sys.modules.keys()))"
+        f"sys.exit(' '.join({NOT_NEEDED!r} & sys.modules.keys()))"
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
     assert process.stderr.strip() == ""
     assert spec.with_name("tiny.manifest.json").exists()
+
+
+def test_the_warm_up_log_takes_the_place_of_the_summary(spec: Path) -> None:
+    result = run(spec, "--warm-up-log")
+
+    lines = result.stdout.splitlines()
+    assert result.exit_code == 0
+    assert lines[0] == "INFO Warming up sampler with batch sizes: [1] and following configs:"
+    assert lines[1] == "INFO temp=0.0, top_p=1.0, top_k=0, batch_changed=True"
+    assert lines[-1] == "INFO Defragmenter warmup completed successfully"
+    assert json.loads(run(spec, "--warm-up-log", "--json").stdout)["warm_up_log"] == lines
+    assert "warm_up_log" not in json.loads(run(spec, "--json").stdout)

@@ -83,7 +83,7 @@ def test_version() -> None:
         (["zzz"], "No such command 'zzz'. There are: build,"),
         (["build", "manfest", "x.toml"], "No such command 'manfest'. Did you mean 'manifest'?"),
         (["--nothing"], "No such option"),
-        (["build", "manifest"], "Missing argument 'SPEC'"),
+        (["build", "plan"], "Missing argument 'MANIFEST'"),
     ],
 )
 def test_bad_usage_exits_2_and_names_the_nearest(arguments: list[str], expected: str) -> None:

@@ -1,17 +1,29 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.errors import ManifestError
 from aotgaudi.manifest.codec import dumps, loads, read_manifest, write_manifest
-from aotgaudi.manifest.entries import ENTRY_KINDS, DecodeEntry, PromptEntry
+from aotgaudi.manifest.entries import (
+    ENTRY_KINDS,
+    DecodeEntry,
+    DefragEntry,
+    Entry,
+    MhcEntry,
+    PromptEntry,
+    SamplerEntry,
+    UnifiedEntry,
+    VisionEntry,
+)
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.schema import EntryTables, schema_files
 from aotgaudi.spec.parse import spec_from_json
@@ -41,6 +53,26 @@ SPEC = spec_from_json(
 )
 MANIFEST = Manifest.of(SPEC)
 DATA = dumps(MANIFEST)
+NUM_PROMPTS = len(MANIFEST.of_kind("prompt"))
+
+
+def sizes(low: int = 1) -> st.SearchStrategy[int]:
+    return st.integers(low, 2**31 - 1)
+
+
+def entries_of_all_kinds() -> st.SearchStrategy[tuple[Entry, ...]]:
+    number = st.floats(allow_nan=False, allow_infinity=False)
+    rows = (
+        st.builds(PromptEntry, sizes(), sizes(), sizes(0)),
+        st.builds(DecodeEntry, sizes(), sizes(), sizes()),
+        st.builds(UnifiedEntry, sizes(), sizes(0), sizes(0), st.booleans()),
+        st.builds(VisionEntry, sizes(), st.booleans()),
+        st.builds(SamplerEntry, sizes(0), number, number, sizes(0), st.booleans(), *[number] * 4, sizes(0)),
+        st.builds(DefragEntry, sizes()),
+        st.builds(MhcEntry, sizes(), sizes(), st.sampled_from(["attn", "ffn"])),
+    )
+    lists = (st.lists(kind, max_size=3, unique=True) for kind in rows)
+    return st.tuples(*lists).map(lambda kinds: tuple(entry for kind in kinds for entry in kind))
 
 
 def edited(**changes: Any) -> bytes:
@@ -61,10 +93,39 @@ def test_each_entry_has_a_line_of_its_own() -> None:
     assert DATA.endswith(b"}\n")
 
 
-def test_id_is_the_sha256_of_the_canonical_content_and_is_pinned() -> None:
+def canonical_id(data: bytes) -> str:
+    """The id by its definition: sha256 of the RFC 8785 form of the file's content without the id."""
+    content = json.loads(data)
+    del content["id"]
+    return hashlib.sha256(rfc8785.dumps(content)).hexdigest()
+
+
+@given(entries_of_all_kinds())
+def test_any_manifest_survives_its_file_and_has_the_id_of_its_canonical_content(
+    entries: tuple[Entry, ...],
+) -> None:
+    manifest = Manifest(SPEC, entries)
+    data = dumps(manifest)
+
+    assert loads(data) == manifest
+    assert json.loads(data)["id"] == manifest.id == canonical_id(data)
+    for kind, table in json.loads(data)["entries"].items():
+        assert table["rows"] == [list(entry.row()) for entry in manifest.of_kind(kind)]
+
+
+def test_manifest_of_many_rows_survives_its_file_and_has_the_id_of_its_canonical_content() -> None:
+    """More rows than are hashed and written at a time."""
+    entries = tuple(PromptEntry(1, 1 + index, index) for index in range(25_000))
+    data = dumps(Manifest(SPEC, entries))
+
+    assert loads(data).entries == entries
+    assert json.loads(data)["id"] == canonical_id(data)
+    assert data.count(b"\n        [") == 25_000
+
+
+def test_id_is_pinned() -> None:
     """A change of this id is a change of the format, or of a default: say so in the change."""
-    assert json.loads(DATA)["id"] == MANIFEST.id
-    assert MANIFEST.id == "5dc99a317eb18d9781b8235e05df302ff53754156534c4ee7fd839c66030abdd"
+    assert MANIFEST.id == "9298abad7ede32c2f28574f4f7c8afda3a3a20a136b7dedac20881627c8f7c6c"
 
 
 def test_formatting_and_key_order_do_not_matter() -> None:
@@ -110,20 +171,20 @@ def with_row(kind: str, row: list[Any]) -> bytes:
         (edited(id="0" * 64), f"id: is {'0' * 64}, but the content hashes to {MANIFEST.id}"),
         (edited(id=MANIFEST.id.upper()), "id: is"),
         (
-            edited(schema="aotgaudi.manifest/2", note=1),
-            "schema: is 'aotgaudi.manifest/2' (should be 'aotgaudi.manifest/1')",
+            edited(schema="aotgaudi.manifest/1", note=1),
+            "schema: is 'aotgaudi.manifest/1' (should be 'aotgaudi.manifest/2')",
         ),
         (edited(note=1), "note: unknown key (known here: entries, id, schema, spec)"),
         (edited(spec={}), "spec.schema: is missing"),
         (edited(entries={}), "entries.prompt: is missing"),
         (with_row("prompt", [1, 48, 0]), "the content hashes to"),
         (with_row("prompt", [1, 16, 0]), "entries: an entry occurs twice"),
-        (with_row("prompt", [1, 16.5, 0]), "entries.prompt.rows.10.1: is 16.5"),
-        (with_row("prompt", [1, True, 0]), "entries.prompt.rows.10.1: is True"),
-        (with_row("prompt", [0, 16, 0]), "entries.prompt.rows.10.0: is 0"),
-        (with_row("prompt", [1, 16]), "entries.prompt.rows.10.2: is missing"),
+        (with_row("prompt", [1, 16.5, 0]), f"entries.prompt.rows.{NUM_PROMPTS}.1: is 16.5"),
+        (with_row("prompt", [1, True, 0]), f"entries.prompt.rows.{NUM_PROMPTS}.1: is True"),
+        (with_row("prompt", [0, 16, 0]), f"entries.prompt.rows.{NUM_PROMPTS}.0: is 0"),
+        (with_row("prompt", [1, 16]), f"entries.prompt.rows.{NUM_PROMPTS}.2: is missing"),
         (with_row("sampler", [1, 0.0, 1.0, 0, 1]), "entries.sampler.rows.24.4: is 1"),
-        (DATA.replace(b'"query_len"', b'"length"', 1), "entries.prompt.columns.1: is 'length'"),
+        (DATA.replace(b'"query_len", ', b'"length", ', 1), "entries.prompt.columns.1: is 'length'"),
         (DATA.replace(b'"max_num_seqs": 2', b'"max_num_seqs": 3'), "the content hashes to"),
         (DATA.replace(b'"num_blocks": 24', b'"num_blocks": 2'), "spec.limits.num_blocks: is 2, too few"),
         (DATA.replace(b"1e-05", b"1e999"), "spec.model.config: "),
@@ -175,7 +236,7 @@ def test_file_columns_are_the_entries_fields() -> None:
     """The file's types are written out; this holds them to the entry classes."""
     tables = EntryTables.model_fields
     assert list(tables) == list(ENTRY_KINDS)
-    content = MANIFEST.content()["entries"]
+    content = json.loads(DATA)["entries"]
     assert {kind: tuple(table["columns"]) for kind, table in content.items()} == {
         kind: cls.columns() for kind, cls in ENTRY_KINDS.items()
     }

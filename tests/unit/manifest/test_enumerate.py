@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import time
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.bucketing.coverage import uncovered
+from aotgaudi.bucketing.inputs import BucketingInputs
 from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.bucketing.versions import VERSIONS, find_strategy, find_unified
+from aotgaudi.errors import SpecError
 from aotgaudi.manifest.entries import DefragEntry, PromptEntry, SamplerEntry
 from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.manifest.manifest import Manifest
@@ -28,10 +33,11 @@ def spec_of(limits: dict[str, int] = LIMITS, **tables: Any) -> BuildSpec:
     return spec_from_json({"schema": "aotgaudi.spec/1", "model": model, "limits": limits, **tables})
 
 
-def test_prompt_entries_of_the_tiny_model() -> None:
-    prompt = Manifest.of(spec_of()).of_kind("prompt")
+def test_prompt_entries_of_the_tiny_model_are_the_public_ones_and_what_closes_them() -> None:
+    public = Manifest.of(spec_of(bucketing={"coverage": "upstream"})).of_kind("prompt")
 
-    assert prompt == tuple(PromptEntry(1, query, ctx) for query in (16, 32) for ctx in (0, 1, 2, 4, 7))
+    assert public == tuple(PromptEntry(1, query, ctx) for query in (16, 32) for ctx in (0, 1, 2, 4, 7))
+    assert Manifest.of(spec_of()).of_kind("prompt") == tuple(sorted([*public, PromptEntry(1, 16, 8)]))
 
 
 def test_sampler_entries_are_all_settings_after_a_change_then_without_for_each_decode_batch_size() -> None:
@@ -83,3 +89,92 @@ def test_entries_of_the_tiny_model_leave_no_step_uncovered() -> None:
     spec = spec_of()
 
     assert list(uncovered(spec.limits, BucketTable.from_entries(enumerate_entries(spec)))) == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_entries_are_the_distinct_buckets_of_the_public_table_ascending(version: str) -> None:
+    """Of every strategy; some of upstream's lists hold buckets twice."""
+    limits = {**LIMITS, "max_num_seqs": 4, "max_num_batched_tokens": 128, "num_blocks": 64}
+    for strategy in VERSIONS[version].strategy_names:
+        if strategy == "file":
+            continue
+        spec = spec_of(limits, bucketing={"coverage": "upstream", "version": version, "strategy": strategy})
+        inputs = BucketingInputs.from_spec(spec.limits, spec.bucketing)
+        manifest = Manifest.of(spec)
+        kinds = {
+            kind: [entry.row() for entry in manifest.of_kind(kind)]
+            for kind in ("prompt", "decode", "unified")
+        }
+        if strategy == "unified":
+            table = find_unified(version).unified_table(inputs)
+            assert kinds == {"prompt": [], "decode": [], "unified": sorted(set(table))}
+        else:
+            tables = find_strategy(version, strategy)
+            assert kinds["prompt"] == sorted(set(tables.prompt_table(inputs)))
+            assert kinds["decode"] == sorted(set(tables.decode_table(inputs)))
+            assert kinds["unified"] == []
+
+
+def test_a_bucket_file_gives_its_buckets() -> None:
+    text = "(1, 32, 0)\n(1, 16, 7)\n(2, 1, 8)\n"
+    bucketing = {"strategy": "file", "file_text": text, "coverage": "upstream"}
+
+    manifest = Manifest.of(spec_of(bucketing=bucketing))
+
+    assert manifest.of_kind("prompt") == (PromptEntry(1, 16, 7), PromptEntry(1, 32, 0))
+    assert [entry.batch_size for entry in manifest.of_kind("sampler")][::12] == [1, 2]
+
+
+def test_a_target_without_graphs_has_nothing_to_warm() -> None:
+    target = {"backend": "hpu", "execution_mode": "eager"}
+
+    assert enumerate_entries(spec_of(target=target)) == ()
+    assert enumerate_entries(spec_of(target={**target, "execution_mode": "torch_compile"})) != ()
+
+
+def test_more_sampler_entries_than_anyone_has_are_refused_before_they_are_made() -> None:
+    settings = [{"temperature": 0.5, "top_p": 1, "top_k": k} for k in range(2000)]
+    limits = {**LIMITS, "max_num_seqs": 20_000, "num_blocks": 20_000}
+    bucketing = {"strategy": "linear", "decode": {"batch_size": {"step": 32}, "num_blocks": {"step": 20_000}}}
+
+    with pytest.raises(
+        SpecError, match=r"^sampler\.settings: gives 2,\d{3},000 sampler entries: 2 for each of 2,000"
+    ):
+        enumerate_entries(spec_of(limits, bucketing=bucketing, sampler={"settings": settings}))
+
+
+@pytest.mark.parametrize(
+    ("limits", "bucketing"),
+    [
+        ({"max_num_seqs": 2**31 - 1, "num_blocks": 2**31 - 1}, {"strategy": "linear"}),
+        ({"max_num_seqs": 2**31 - 1, "num_blocks": 2**31 - 1}, {"strategy": "padding_aware"}),
+        (
+            {"num_blocks": 2**31 - 1, "max_num_batched_tokens": 2**31 - 1},
+            {"decode": {"num_blocks": {"step": 1}}, "strategy": "linear"},
+        ),
+        (
+            {"max_num_prefill_seqs": 2**20, "max_num_seqs": 2**20, "max_num_batched_tokens": 2**31 - 1},
+            {"strategy": "linear"},
+        ),
+    ],
+)
+def test_what_would_take_for_ever_is_refused_at_once(
+    limits: dict[str, int], bucketing: dict[str, Any]
+) -> None:
+    started = time.perf_counter()
+
+    with pytest.raises(SpecError, match="gives"):
+        enumerate_entries(spec_of({**LIMITS, **limits}, bucketing=bucketing))
+
+    assert time.perf_counter() - started < 5
+
+
+def test_a_bucket_that_no_tensor_can_have_is_refused() -> None:
+    """Speculative decoding multiplies the blocks of the largest decode."""
+    limits = {**LIMITS, "max_model_len": 100_000, "num_blocks": 2**31 - 1, "max_num_seqs": 2**20}
+    bucketing = {"num_speculative_tokens": 1024, "contiguous_pa": True}
+
+    with pytest.raises(
+        SpecError, match=r"^bucketing: gives a decode entry with num_blocks [\d,]+ \(1 to 2,147,483,647"
+    ):
+        enumerate_entries(spec_of(limits, bucketing=bucketing))

@@ -1,0 +1,140 @@
+"""How much device memory a manifest needs besides the weights: the KV cache, and the largest steps' buffers.
+
+An estimate from shapes alone, to be compared with a budget before anything is compiled. Sizes in bytes. Let e
+be the bytes of the spec's dtype, H the hidden size, I the intermediate size, V the vocabulary, h heads of d,
+k KV heads, L layers, B the block size. A step has T tokens in r rows, and sees K keys in all::
+
+    prompt (b, q, c)   T = b * q   r = b   K = b * (c * B + q)   masked pairs M = q * K
+    decode (b, 1, n)   T = b       r = b   K = n * B             masked pairs M = K
+    unified (q, s, u)  T = q       r = q   K = (s + u) * B + q   masked pairs M = q * K
+
+    KV cache      (num_blocks + 1) * B * 2 * k * d * e * L
+    activations   T * (2 * H + max((2 * h + 2 * k) * d, 3 * I)) * e   residual, normed, and the widest sublayer
+    keys, values  2 * K * k * d * e                                   gathered for one layer
+    masks         M * e                                               as a fused attention adds them
+    logits        r * V * 4                                           in float32
+
+Layers run one after the other and share their buffers. Weights, the allocator's slack and the runtime's own
+memory are not in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Union
+
+from aotgaudi.manifest.entries import DecodeEntry, Entry, PromptEntry, UnifiedEntry
+from aotgaudi.spec.build_spec import BuildSpec
+
+_LOGIT_BYTES = 4
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+StepEntry = Union[PromptEntry, DecodeEntry, UnifiedEntry]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBuffers:
+    """What one step needs at a time, in bytes."""
+
+    activation_bytes: int
+    kv_bytes: int
+    mask_bytes: int
+    logit_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.activation_bytes + self.kv_bytes + self.mask_bytes + self.logit_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """`steps`: of each kind the entry that needs most. Steps run one at a time, so only the largest counts."""
+
+    kv_cache_bytes: int
+    steps: tuple[tuple[StepEntry, StepBuffers], ...]
+
+    @property
+    def total_bytes(self) -> int:
+        """The KV cache, and the buffers of the step that needs most."""
+        return self.kv_cache_bytes + max((buffers.total_bytes for _, buffers in self.steps), default=0)
+
+
+def estimate_memory(spec: BuildSpec, entries: Iterable[Entry]) -> MemoryEstimate:
+    """Returns the estimate for a manifest's spec and entries.
+
+    Raises:
+        SpecError: the model's config lacks a size that the formulas need.
+    """
+    factors = _Factors.of(spec)
+    largest: dict[str, tuple[int, StepEntry]] = {}
+    for entry in entries:
+        if isinstance(entry, (PromptEntry, DecodeEntry, UnifiedEntry)):
+            total = factors.total_bytes(entry)
+            if entry.kind not in largest or total > largest[entry.kind][0]:
+                largest[entry.kind] = total, entry
+    return MemoryEstimate(
+        kv_cache_bytes=kv_cache_bytes(spec),
+        steps=tuple((entry, factors.buffers(entry)) for _, entry in largest.values()),
+    )
+
+
+def kv_cache_bytes(spec: BuildSpec) -> int:
+    """Returns the bytes of the KV cache of all layers, the padding block included. Raises SpecError."""
+    tokens = (spec.limits.num_blocks + 1) * spec.limits.block_size
+    return tokens * _kv_bytes_per_token(spec) * spec.model.num_layers
+
+
+def _kv_bytes_per_token(spec: BuildSpec) -> int:
+    return 2 * spec.model.num_kv_heads * spec.model.head_dim * _DTYPE_BYTES[spec.model.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class _Factors:
+    """Bytes for each token, key, masked pair and row of a step of one model."""
+
+    block_size: int
+    per_token: int
+    per_key: int
+    per_pair: int
+    per_row: int
+
+    @classmethod
+    def of(cls, spec: BuildSpec) -> _Factors:
+        model = spec.model
+        heads = 2 * (model.num_attention_heads + model.num_kv_heads) * model.head_dim
+        dtype_bytes = _DTYPE_BYTES[model.dtype]
+        return cls(
+            block_size=spec.limits.block_size,
+            per_token=(2 * model.hidden_size + max(heads, 3 * model.intermediate_size)) * dtype_bytes,
+            per_key=_kv_bytes_per_token(spec),
+            per_pair=dtype_bytes,
+            per_row=model.vocab_size * _LOGIT_BYTES,
+        )
+
+    def buffers(self, entry: StepEntry) -> StepBuffers:
+        tokens, rows, keys, pairs = _counts(entry, self.block_size)
+        return StepBuffers(
+            activation_bytes=tokens * self.per_token,
+            kv_bytes=keys * self.per_key,
+            mask_bytes=pairs * self.per_pair,
+            logit_bytes=rows * self.per_row,
+        )
+
+    def total_bytes(self, entry: StepEntry) -> int:
+        tokens, rows, keys, pairs = _counts(entry, self.block_size)
+        return tokens * self.per_token + keys * self.per_key + pairs * self.per_pair + rows * self.per_row
+
+
+def _counts(entry: StepEntry, block_size: int) -> tuple[int, int, int, int]:
+    """Tokens, rows, keys and masked pairs of a step."""
+    if isinstance(entry, PromptEntry):
+        keys = entry.batch_size * (entry.num_ctx_blocks * block_size + entry.query_len)
+        return entry.batch_size * entry.query_len, entry.batch_size, keys, entry.query_len * keys
+    if isinstance(entry, DecodeEntry):
+        keys = entry.num_blocks * block_size
+        return entry.batch_size, entry.batch_size, keys, keys
+    blocks = entry.num_shared_blocks + entry.num_unique_blocks
+    keys = blocks * block_size + entry.query_len
+    return entry.query_len, entry.query_len, keys, entry.query_len * keys

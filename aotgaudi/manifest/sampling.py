@@ -1,0 +1,91 @@
+"""Sampler and defragmenter entries, in the order in which vllm-gaudi's warm-up runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from aotgaudi.manifest.entries import DefragEntry, SamplerEntry
+from aotgaudi.spec.defrag import DefragSpec
+from aotgaudi.spec.limits import ServingLimits
+from aotgaudi.spec.sampler import SamplerSetting, SamplerSpec
+from aotgaudi.spec.sampler_signature import SamplerSignature, SamplerWork, missing_joins
+
+FEWEST_BLOCKS_TO_EXCHANGE = 2
+
+_LEAST_VALUES: Mapping[SamplerWork, tuple[float, float, int, float]] = MappingProxyType(
+    {
+        SamplerWork.GREEDY: (0.0, 1.0, 0, 0.0),
+        SamplerWork.RANDOM: (1.0, 1.0, 0, 0.0),
+        SamplerWork.FILTERED: (1.0, 1.0, 1, 0.0),
+        SamplerWork.MIN_P: (1.0, 1.0, 0, 1.0),
+    }
+)
+"""Temperature, top-p, top-k and min-p of the setting that stands for a kind of work."""
+
+
+def sampler_entries(decode_batch_sizes: Iterable[int], sampler: SamplerSpec) -> tuple[SamplerEntry, ...]:
+    """Returns all settings for each batch size: after a change of the batch's composition, then without one.
+
+    Batch size 1, which is also what a prompt step samples, comes first, and the distinct batch sizes of the
+    decode table follow (vllm-gaudi before v0.16: 0, then 1). Order and choice are those of vllm-gaudi's sampler
+    warm-up (vllm_gaudi/v1/worker/hpu_model_runner.py 5343-5464).
+
+    A batch may mix requests of several settings. Where no setting has the signature that such a mix needs, the
+    least one that has it is added, after the spec's own: so every mix of legal requests has an entry. The six
+    default settings need none. A step returns log-probabilities in one width: the largest of the settings.
+    """
+    settings = _closed(sampler)
+    sizes = dict.fromkeys((*range(sampler.smallest_batch_size, 2), *filter(None, decode_batch_sizes)))
+    entries = (
+        _entry(size, setting, batch_changed)
+        for size in sizes
+        for batch_changed in (True, False)
+        for setting in settings
+    )
+    return tuple(dict.fromkeys(entries))
+
+
+def defrag_entries(limits: ServingLimits, defrag: DefragSpec) -> tuple[DefragEntry, ...]:
+    """Returns one entry for each padded number of exchanges; none where there are no two blocks to exchange."""
+    if not defrag.enabled or limits.num_blocks < FEWEST_BLOCKS_TO_EXCHANGE:
+        return ()
+    return tuple(map(DefragEntry, defrag.padded_swaps))
+
+
+def _closed(sampler: SamplerSpec) -> tuple[SamplerSetting, ...]:
+    """Returns the settings, those that joins of their signatures lack, and one width of log-probabilities."""
+    width = sampler.num_logprobs
+    missing = missing_joins(setting.signature for setting in sampler.settings)
+    given = (
+        setting.model_copy(update={"num_logprobs": width}) if setting.num_logprobs else setting
+        for setting in sampler.settings
+    )
+    return (*given, *(_least_setting(signature, width) for signature in missing))
+
+
+def _least_setting(signature: SamplerSignature, num_logprobs: int) -> SamplerSetting:
+    temperature, top_p, top_k, min_p = _LEAST_VALUES[signature.work]
+    return SamplerSetting(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        presence_penalty=1.0 if signature.penalties else 0.0,
+        num_logprobs=num_logprobs if signature.logprobs else 0,
+    )
+
+
+def _entry(batch_size: int, setting: SamplerSetting, batch_changed: bool) -> SamplerEntry:
+    return SamplerEntry(
+        batch_size,
+        setting.temperature,
+        setting.top_p,
+        setting.top_k,
+        batch_changed,
+        min_p=setting.min_p,
+        presence_penalty=setting.presence_penalty,
+        frequency_penalty=setting.frequency_penalty,
+        repetition_penalty=setting.repetition_penalty,
+        num_logprobs=setting.num_logprobs,
+    )

@@ -1,0 +1,309 @@
+"""``aotgaudi cache stats | gc | fsck | root``, and the options that say where the store is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from aotgaudi.bundle.receipt import dumps as dump_receipt
+from aotgaudi.cli.main import cli
+from aotgaudi.cli.options import default_store_root
+from aotgaudi.cli.store_options import StorePlace
+from aotgaudi.digest import Digest
+from aotgaudi.manifest.codec import write_manifest
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.pipeline import make_receipt, plan_manifest
+from aotgaudi.store.cas import object_path
+from aotgaudi.store.store import Store
+from tests.unit.build.seeding import SPEC_TEXT, key_of, seed, text_of, tiny_spec
+
+LABELS = (("layer a", "head b"), ("layer a", "sampler c"))
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, list(map(str, arguments)))
+
+
+class Place:
+    """A folder with a spec and its manifest, and a store in which all of it is built."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.spec, self.manifest_path = folder / "tiny.toml", folder / "tiny.manifest.json"
+        self.spec.write_text(SPEC_TEXT, encoding="utf-8")
+        self.manifest = Manifest.of(tiny_spec())
+        write_manifest(self.manifest_path, self.manifest)
+        self.root = folder / "store"
+        store = Store.open(self.root)
+        seed(store, self.manifest.spec, self.manifest.entries, LABELS)
+        store.close()
+        assert self.build().exit_code == 0
+
+    def build(self, *more: object) -> Result:
+        return run("build", "cache", self.manifest_path, "--store", self.root, "-j", 1, *more)
+
+    def open(self) -> Store:
+        return Store.open(self.root)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_a_second_build_does_nothing_and_reads_no_record(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "nothing to do" in place.build().stdout
+
+    monkeypatch.setattr("aotgaudi.store.records.read_record", None)
+    assert "nothing to do" in place.build().stdout
+
+
+@pytest.mark.parametrize("name", ["index", "locks", "tmp", "logs", "quarantine", "toolcache"])
+def test_what_may_be_removed_costs_no_rebuild(place: Place, name: str) -> None:
+    subprocess.run(["rm", "-rf", str(place.root / name)], check=True)
+
+    assert "nothing to do" in place.build().stdout
+
+
+def test_stats_counts_for_people_and_machines(place: Place) -> None:
+    text = run("cache", "stats", "--store", place.root)
+    document = json.loads(run("cache", "stats", "--store", place.root, "--json").stdout)
+
+    assert text.exit_code == 0
+    assert "kept       nothing (aotgaudi cache root add)" in text.stdout
+    assert document["kinds"]["records"]["num_files"] == len(list(place.open().actions))
+    assert document["total"]["size_bytes"] > 0
+    assert document["oldest_use"] <= document["newest_use"]
+
+
+def test_gc_shrinks_and_a_root_keeps(place: Place) -> None:
+    added = run("cache", "root", "add", "prod", place.manifest_path, "--store", place.root)
+    assert added.exit_code == 0, added.output
+    assert (
+        json.loads(run("cache", "root", "list", "--json", "--store", place.root).stdout)[0]["name"] == "prod"
+    )
+
+    kept = run("cache", "gc", "--max-size", "0", "--store", place.root)
+    assert kept.exit_code == 0
+    assert "removed 0 records and 0 objects" in kept.stdout
+    assert "roots keep" in kept.stdout
+    assert "nothing to do" in place.build().stdout
+
+    assert run("cache", "root", "remove", "prod", "--store", place.root).exit_code == 0
+    dry = json.loads(
+        run("cache", "gc", "--max-size", "0", "--dry-run", "--json", "--store", place.root).stdout
+    )
+    assert dry["bytes_after"] == 0
+    assert "nothing to do" in place.build().stdout
+    assert json.loads(run("cache", "gc", "--max-size", "0", "--json", "--store", place.root).stdout) == {
+        **dry,
+        "dry_run": False,
+        "num_swept": 0,
+    }
+    assert list(place.open().objects.digests()) == []
+
+
+def test_a_kept_receipt_can_still_be_sealed_after_gc(place: Place) -> None:
+    store = place.open()
+    receipt = make_receipt(place.manifest, plan_manifest(place.manifest, store))
+    path = place.folder / "receipt.json"
+    path.write_bytes(dump_receipt(receipt))
+    assert run("cache", "root", "add", "prod", path, "--store", place.root).exit_code == 0
+
+    run("cache", "gc", "--max-size", "0", "--store", place.root)
+
+    texts = {
+        *receipt.programs.values(),
+        *(t for unit in receipt.units.values() for t in unit.artifact.values()),
+    }
+    for text in texts:
+        store.objects.verify(Digest.parse(text))
+    assert not store.objects.has(Digest.of(text_of("layer a").encode())), "a receipt needs no texts"
+    assert store.actions.get(key_of("layer a")) is not None
+
+
+def test_gc_says_what_is_no_size_and_needs_one(place: Place) -> None:
+    assert run("cache", "gc", "--store", place.root).exit_code == 2
+    bad = run("cache", "gc", "--max-size", "big", "--store", place.root)
+    assert bad.exit_code == 2
+    assert "'big' is no size" in bad.stderr
+
+
+def test_gc_during_a_build_is_refused(place: Place) -> None:
+    with place.open().in_use():
+        result = run("cache", "gc", "--max-size", "1GiB", "--store", place.root)
+
+    assert result.exit_code == 2
+    assert "is in use" in result.stderr
+
+
+def test_fsck_of_a_sound_store_exits_with_0(place: Place) -> None:
+    result = run("cache", "fsck", "--store", place.root, "-j", 2)
+
+    assert result.exit_code == 0
+    assert result.stdout.endswith("all sound\n")
+
+
+def test_fsck_quarantines_names_what_to_rebuild_and_a_build_mends(place: Place) -> None:
+    artifact = plan_manifest(place.manifest, place.open()).units[key_of("layer a")].artifact["unit.bin"]
+    for digest in (Digest.parse(artifact), Digest.of(text_of("sampler c").encode())):
+        path = object_path(place.root, digest)
+        path.chmod(0o644)
+        path.write_bytes(b"?" * digest.size_bytes)
+    assert "nothing to do" in place.build().stdout, "sizes alone do not tell"
+
+    dry = run("cache", "fsck", "--dry-run", "--json", "--store", place.root)
+    assert dry.exit_code == 4
+    assert all(row["moved_to"] is None for row in json.loads(dry.stdout)["damage"])
+
+    result = run("cache", "fsck", "--store", place.root)
+    assert result.exit_code == 4
+    assert "2 bad" in result.stderr
+    assert "  layer a\n" in result.stderr
+    assert "trace of sampler" in result.stderr or "trace of" in result.stderr
+
+    assert run("cache", "fsck", "--store", place.root).exit_code == 0
+    seed(place.open(), place.manifest.spec, place.manifest.entries, LABELS)  # As tracing would.
+    assert json.loads(place.build("--json").stdout)["num_compiled"] == 1
+    assert json.loads(run("cache", "fsck", "--json", "--store", place.root).stdout)["rebuild"] == []
+
+
+@pytest.mark.parametrize("verb", [["stats"], ["fsck"], ["gc", "--max-size", "1GB"], ["root", "list"]])
+def test_a_place_that_is_no_store_is_one_line_and_nothing_is_made(tmp_path: Path, verb: list[str]) -> None:
+    result = run("cache", *verb, "--store", tmp_path / "nothing")
+
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith("error: ")
+    assert "is not a store" in result.stderr
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_root_of_what_is_not_there_is_refused(place: Place) -> None:
+    receipt = make_receipt(place.manifest, plan_manifest(place.manifest, place.open()))
+    path = place.folder / "receipt.json"
+    path.write_bytes(dump_receipt(receipt))
+    run("cache", "gc", "--max-size", "0", "--store", place.root)
+
+    gone = run("cache", "root", "add", "prod", path, "--store", place.root)
+    unknown = run("cache", "root", "remove", "prod", "--store", place.root)
+    bad_name = run("cache", "root", "add", "../prod", place.manifest_path, "--store", place.root)
+
+    assert [result.exit_code for result in (gone, unknown, bad_name)] == [2, 2, 2]
+    assert "is not in the store" in gone.stderr
+    assert "there is no root 'prod'" in unknown.stderr
+    assert "not a root's name" in bad_name.stderr
+
+
+def test_a_build_on_top_of_a_layer_compiles_nothing_that_the_layer_has(place: Place, tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    arguments = ("build", "cache", place.manifest_path, "--store", top, "-j", 1)
+
+    by_option = run(*arguments, "--lower", place.root)
+    by_environment = CliRunner().invoke(
+        cli, list(map(str, arguments)), env={"AOTGAUDI_STORE_LOWER": f"{place.root}{os.pathsep}{place.root}"}
+    )
+
+    assert "nothing to do" in by_option.stdout
+    assert "nothing to do" in by_environment.stdout
+    assert list(Store.open(top).actions) == []
+
+
+def test_an_unsafe_store_is_refused_unless_allowed(place: Place) -> None:
+    place.root.chmod(0o777)
+
+    refused, allowed = place.build(), place.build("--allow-unsafe-store")
+
+    assert refused.exit_code == 2
+    assert "chmod o-w" in refused.stderr
+    assert allowed.exit_code == 0
+
+
+def deny_writing(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+    """As on a read-only file system, for root too."""
+    real = os.access
+
+    def access(path: str | Path, mode: int, **options: object) -> bool:
+        return not (Path(path) == root and mode & os.W_OK) and real(path, mode)
+
+    monkeypatch.setattr(os, "access", access)
+
+
+def test_a_store_that_cannot_be_written_is_enough_while_nothing_is_missing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deny_writing(monkeypatch, place.root)
+    before = sorted(path.stat().st_mtime_ns for path in place.root.rglob("*"))
+
+    done = place.build()
+    planned = run("build", "plan", place.manifest_path, "--store", place.root)
+    collected = run("cache", "gc", "--max-size", "0", "--store", place.root)
+
+    assert "nothing to do" in done.stdout
+    assert "nothing to do" in planned.stdout
+    assert collected.exit_code == 2
+    assert "is read-only" in collected.stderr
+    assert sorted(path.stat().st_mtime_ns for path in place.root.rglob("*")) == before
+
+
+def test_a_build_into_a_store_that_cannot_be_written_fails_before_it_starts(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.open().actions.discard(key_of("layer a"))
+    deny_writing(monkeypatch, place.root)
+
+    result = place.build()
+
+    assert result.exit_code == 2
+    assert "nothing can be built into it (use another one, with this one below it" in result.stderr
+
+
+def test_a_shared_store_has_its_index_on_this_machine(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = place.folder / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(local))
+    monkeypatch.setattr("aotgaudi.cli.store_options.is_on_network", lambda path: path == place.root)
+
+    store = StorePlace(place.root).open()
+
+    assert store.index is not None
+    assert store.index.root.is_relative_to(local / "aotgaudi" / "indexes")
+
+
+_HOMELESS = """
+import os
+from aotgaudi.cli.options import default_store_root
+os.environ.pop("HOME", None)
+if os.geteuid() == 0:
+    os.setgid(54321)
+    os.setuid(54321)
+print(default_store_root())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user without a name")
+def test_a_uid_without_home_or_a_name_has_a_place_of_its_own() -> None:
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", _HOMELESS], capture_output=True, text=True, check=False, env=environment
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith("/aotgaudi-54321")
+
+
+def test_the_default_place_is_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_store_root() == tmp_path / "aotgaudi"
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_store_root() == tmp_path / ".cache" / "aotgaudi"

@@ -1,0 +1,182 @@
+"""``aotgaudi coverage``: 0 closed, 7 holes; what is missing, and what closes it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from aotgaudi.cli.main import cli
+from aotgaudi.manifest.codec import write_manifest
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.spec.parse import load_spec
+
+SPEC = """
+schema = "aotgaudi.spec/1"
+[model]
+name = "tiny"
+dtype = "float32"
+config = { model_type = "llama", max_position_embeddings = 512 }
+[limits]
+max_num_seqs = 2
+max_num_batched_tokens = 32
+max_model_len = 128
+block_size = 16
+num_blocks = 24
+[bucketing]
+"""
+EXAMPLE = "a prompt chunk of 1 token after 113 tokens (8 blocks), 114 in all"
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, ["coverage", *map(str, arguments)])
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> Path:
+    path = tmp_path / "closed.toml"
+    path.write_text(SPEC, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def holed(tmp_path: Path) -> Path:
+    path = tmp_path / "holed.toml"
+    path.write_text(SPEC + 'coverage = "upstream"\n', encoding="utf-8")
+    return path
+
+
+def test_a_closed_spec_exits_0_with_a_line_for_each_kind_of_step(closed: Path) -> None:
+    result = run(closed)
+
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert lines[0] == f'{closed}: closed (coverage = "closed")'
+    assert [line.split()[:4] for line in lines[2:]] == [
+        ["prompt", "17", "cells", "0"],
+        ["decode", "23", "steps", "0"],
+        ["sampler", "6", "steps", "0"],
+        ["defrag", "12", "steps", "0"],
+    ]
+
+
+def test_holes_exit_7_with_the_smallest_and_what_closes_them(holed: Path) -> None:
+    result = run(holed)
+
+    assert result.exit_code == 7
+    assert result.stderr == f"error: {holed}: no entry for 1 of 17 prompt cells; the smallest: {EXAMPLE}\n"
+    assert result.stdout.splitlines()[-6:] == [
+        "no entry for:",
+        "  prompt chunks of any length after 8 context blocks",
+        f"the smallest of them: {EXAMPLE}",
+        'what mends it: coverage = "closed" in the [bucketing] of the spec adds 1 entry',
+        "which then has:",
+        "  (prompt, 1, 16, 8)",
+    ]
+
+
+def test_a_manifest_file_is_judged_as_its_spec_is(holed: Path) -> None:
+    path = holed.with_suffix(".manifest.json")
+    write_manifest(path, Manifest.of(load_spec(holed)))
+
+    result = run(path)
+
+    assert result.exit_code == 7
+    assert result.stdout.splitlines()[1:] == run(holed).stdout.splitlines()[1:]
+
+
+def test_json(closed: Path, holed: Path) -> None:
+    whole, broken = run(closed, "--json"), run(holed, "--json")
+
+    assert (whole.exit_code, broken.exit_code) == (0, 7)
+    document = json.loads(whole.stdout)
+    assert (document["closed"], document["smallest"], document["mend"]) == (True, None, None)
+    assert document["phases"][0]["padding"]["num_steps"] == 17
+    document = json.loads(broken.stdout)
+    assert document["holes"] == ["prompt chunks of any length after 8 context blocks"]
+    assert document["smallest"] == {"num_tokens": 114, "kind": "prompt", "shape": [1, 1, 8], "text": EXAMPLE}
+    assert document["closing_entries"] == ["(prompt, 1, 16, 8)"]
+    assert document["phases"][0]["num_uncovered"] == 1
+
+
+def test_a_manifest_of_a_closed_spec_that_lacks_an_entry_is_to_be_enumerated_anew(closed: Path) -> None:
+    manifest = Manifest.of(load_spec(closed))
+    kept = tuple(entry for entry in manifest.entries if entry.kind != "decode")
+    path = closed.with_suffix(".manifest.json")
+    write_manifest(path, Manifest(manifest.spec, kept))
+
+    result = run(path)
+
+    assert result.exit_code == 7
+    assert "what mends it: enumerate it anew: aotgaudi build manifest SPEC" in result.stdout
+    assert "  (decode, 2, 1, 16)" in result.stdout
+
+
+def test_a_unified_table_is_not_closed_and_nothing_is_claimed_of_it(closed: Path) -> None:
+    text = SPEC + 'strategy = "unified"\nversion = "vllm-gaudi@v0.14.1"\ncontiguous_pa = true\n'
+    closed.write_text(text, encoding="utf-8")
+
+    result = run(closed)
+
+    assert result.exit_code == 7
+    assert "what mends it: another bucketing.strategy" in result.stdout
+    assert "of unified entries nothing is proved" in result.stdout
+
+
+def test_a_target_without_graphs_has_nothing_to_cover(closed: Path) -> None:
+    text = SPEC + '[target]\nbackend = "hpu"\nexecution_mode = "eager"\n'
+    closed.write_text(text, encoding="utf-8")
+
+    result = run(closed)
+
+    assert result.exit_code == 0
+    assert "nothing has to be warm: the target runs without graphs" in result.stdout
+
+
+def test_long_lists_are_cut_and_the_json_has_all(closed: Path) -> None:
+    text = (SPEC + 'coverage = "upstream"\n').replace(
+        "max_position_embeddings = 512", "max_position_embeddings = 200000"
+    )
+    for key, value in {"max_model_len": 131072, "max_num_batched_tokens": 131072, "num_blocks": 8192}.items():
+        text = "\n".join(
+            f"{key} = {value}" if line.startswith(f"{key} =") else line for line in text.splitlines()
+        )
+    closed.write_text(text, encoding="utf-8")
+
+    result = run(closed)
+
+    holes = json.loads(run(closed, "--json").stdout)["holes"]
+    assert len(holes) > 12
+    assert f"  and {len(holes) - 12} more (--json lists all)" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "message"),
+    [
+        ("absent.manifest.json", 2, "there is no such file (a manifest or a spec)"),
+        ("absent.toml", 2, "cannot be read: No such file or directory"),
+        (".", 2, "is a directory"),
+    ],
+)
+def test_what_is_no_manifest_exits_2(tmp_path: Path, name: str, code: int, message: str) -> None:
+    result = run(tmp_path / name)
+
+    assert result.exit_code == code
+    assert message in result.stderr
+
+
+def test_the_command_imports_no_torch_and_no_numpy(closed: Path) -> None:
+    code = (
+        "import sys\nfrom aotgaudi.cli.main import cli\n"
+        f"try: cli.main(['coverage', {str(closed)!r}], prog_name='aotgaudi')\n"
+        "except SystemExit: pass\n"
+        "sys.exit(' '.join({'torch', 'numpy', 'rich', 'transformers', 'fastapi'} & sys.modules.keys()))"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert process.stderr.strip() == ""
+    assert ": closed" in process.stdout

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from aotgaudi.cli.main import cli
+
+TEXT = """
+schema = "aotgaudi.spec/1"
+[model]
+name = "tiny"
+dtype = "float32"
+config = { model_type = "llama", max_position_embeddings = 512 }
+[limits]
+max_num_seqs = 1
+max_num_batched_tokens = 32
+max_model_len = 32
+block_size = 16
+num_blocks = 8
+[bucketing]
+coverage = "upstream"
+"""
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    path = tmp_path / "old.toml"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def new(tmp_path: Path) -> Path:
+    path = tmp_path / "new.toml"
+    text = TEXT.replace("max_model_len = 32", "max_model_len = 48")
+    path.write_text(text + "[defrag]\nthreshold = 9\npadded_swaps = [8]\n", encoding="utf-8")
+    return path
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, list(map(str, arguments)))
+
+
+def test_values_entries_and_causes_are_shown(old: Path, new: Path) -> None:
+    result = run("diff", old, new)
+
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        "spec:",
+        "  defrag.padded_swaps: [8, 16, 32, 64, 128, 256, 512] -> [8]",
+        "  defrag.threshold: 32 -> 9",
+        "  limits.max_model_len: 32 -> 48",
+        "entries:",
+        "  prompt   +2 (prompt, 1, 16, 2) (prompt, 1, 32, 2)",
+        "  decode   +1 (decode, 1, 1, 3)",
+        "  defrag   -6 (defrag, 16) (defrag, 32) (defrag, 64) ...",
+        "caused by:",
+        "  defrag.padded_swaps: defrag -6",
+        "  limits.max_model_len: prompt +2, decode +1",
+    ]
+
+
+def test_json_has_all_of_it(old: Path, new: Path) -> None:
+    document = json.loads(run("diff", old, new, "--json").stdout)
+
+    assert document["different"] is True
+    assert document["a"]["path"] == str(old)
+    assert document["b"]["num_entries"] == document["a"]["num_entries"] + 3 - 6
+    assert document["values"][1] == {"where": "defrag.threshold", "old": 32, "new": 9}
+    assert document["entries"]["decode"] == {
+        "added": 1,
+        "removed": 0,
+        "added_examples": ["(decode, 1, 1, 3)"],
+        "removed_examples": [],
+    }
+    assert document["causes"] == [
+        {"where": "defrag.padded_swaps", "entries": {"defrag": {"added": 0, "removed": 6}}, "problem": ""},
+        {
+            "where": "limits.max_model_len",
+            "entries": {"prompt": {"added": 2, "removed": 0}, "decode": {"added": 1, "removed": 0}},
+            "problem": "",
+        },
+    ]
+    assert document["reordered"] == []
+
+
+def test_a_spec_and_its_manifest_do_not_differ(old: Path) -> None:
+    run("build", "manifest", old)
+
+    result = run("diff", old, old.with_name("old.manifest.json"), "--exit-code")
+
+    assert result.exit_code == 0
+    assert result.stdout == "no difference\n"
+    document = json.loads(run("diff", old, old, "--json").stdout)
+    assert (document["different"], document["values"], document["entries"]) == (False, [], {})
+
+
+def test_exit_code_tells_a_difference_only_where_it_is_asked_for(old: Path, new: Path) -> None:
+    assert run("diff", old, new).exit_code == 0
+    assert run("diff", old, new, "--exit-code").exit_code == 3
+    assert run("diff", old, new, "--exit-code", "--json").exit_code == 3
+
+
+def test_what_cannot_be_read_exits_2_and_names_the_file(old: Path, tmp_path: Path) -> None:
+    result = run("diff", old, tmp_path / "absent.toml")
+
+    assert result.exit_code == 2
+    assert (
+        result.stderr
+        == f"error: {tmp_path}/absent.toml: cannot be read: No such file or directory (a spec in TOML)\n"
+    )

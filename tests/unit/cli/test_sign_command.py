@@ -1,0 +1,199 @@
+"""``aotgaudi key``, ``aotgaudi sign`` and what ``verify`` makes of it: exit codes and one line each."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from aotgaudi.cli.main import cli
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.spec.parse import parse_spec
+from tests.unit.cli.test_verify_command import SPEC, damage, seal
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+
+def refused(code: int, *arguments: object) -> str:
+    """The one line of a command that is refused."""
+    result = run(*arguments)
+    assert result.exit_code == code, result.output
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+@pytest.fixture(scope="module")
+def manifest() -> Manifest:
+    return Manifest.of(parse_spec(SPEC, Path(".")))
+
+
+@pytest.fixture
+def bundle(manifest: Manifest, tmp_path: Path) -> Path:
+    return seal(manifest, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keys") / "ci.key"
+    assert run("key", "generate", path).exit_code == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keys") / "release.key"
+    assert run("key", "generate", path).exit_code == 0
+    return path
+
+
+def public(path: Path) -> Path:
+    return path.with_name(f"{path.name}.pub")
+
+
+def test_generating_says_what_is_for_whom(tmp_path: Path) -> None:
+    result = run("key", "generate", tmp_path / "k")
+
+    assert result.exit_code == 0
+    secret, shared = result.stdout.splitlines()
+    assert secret.startswith(f"private key: {tmp_path / 'k'}: keep it secret")
+    assert shared.startswith(f"public key: {tmp_path / 'k.pub'}: for those who verify")
+    assert "is there already" in refused(2, "key", "generate", tmp_path / "k")
+
+
+def test_sign_and_verify(bundle: Path, key: Path) -> None:
+    signed = run("sign", bundle, "--sign-key", key, "--epoch", 3)
+    verified = run("verify", bundle, "--trusted-key", public(key), "--minimum-epoch", 3)
+
+    assert signed.exit_code == 0
+    assert signed.stdout == f"signature: {bundle / 'aotgaudi.signature.json'} (1 in all)\n"
+    assert verified.exit_code == 0, verified.output
+    assert "signed    by 1 or more of 1 trusted keys, epoch 3" in verified.stdout
+    document = json.loads(run("verify", bundle, "--trusted-key", public(key), "--json").stdout)
+    assert (document["intact"], document["epoch"]) == (True, 3)
+
+
+def test_signing_again_changes_nothing_and_another_key_adds_one(bundle: Path, key: Path, other: Path) -> None:
+    path = bundle / "aotgaudi.signature.json"
+    run("sign", bundle, "--sign-key", key, "--epoch", 3)
+    first, inode = path.read_bytes(), path.stat().st_ino
+
+    run("sign", bundle, "--sign-key", key)
+    assert (path.read_bytes(), path.stat().st_ino) == (first, inode)
+
+    assert "(2 in all)" in run("sign", bundle, "--sign-key", other).stdout
+    trusted = ("--trusted-key", public(key), "--trusted-key", public(other), "--threshold", 2)
+    assert run("verify", bundle, *trusted).exit_code == 0
+    assert "--epoch: is 4, the bundle is signed for epoch 3" in refused(
+        2, "sign", bundle, "--sign-key", key, "--epoch", 4
+    )
+
+
+def test_unsigned_where_a_key_is_trusted(bundle: Path, key: Path) -> None:
+    assert run("verify", bundle).exit_code == 0
+    assert "is not signed" in refused(4, "verify", bundle, "--trusted-key", public(key))
+
+
+def test_another_key(bundle: Path, key: Path, other: Path) -> None:
+    run("sign", bundle, "--sign-key", other)
+
+    assert "trusted keys that have signed it: 0" in refused(4, "verify", bundle, "--trusted-key", public(key))
+
+
+def test_an_older_epoch(bundle: Path, key: Path) -> None:
+    run("sign", bundle, "--sign-key", key)
+
+    line = refused(4, "verify", bundle, "--trusted-key", public(key), "--minimum-epoch", 1)
+
+    assert "was signed for epoch 0, --minimum-epoch is 1" in line
+
+
+def test_one_key_twice_is_not_two(bundle: Path, key: Path) -> None:
+    run("sign", bundle, "--sign-key", key)
+    trusted = ("--trusted-key", public(key), "--trusted-key", public(key), "--threshold", 2)
+
+    assert "--threshold: is 2, with 1 distinct trusted keys" in refused(2, "verify", bundle, *trusted)
+
+
+def test_a_damaged_bundle_is_not_signed(bundle: Path, key: Path) -> None:
+    damage(bundle)
+
+    result = run("sign", bundle, "--sign-key", key)
+
+    assert result.exit_code == 4
+    assert "1 corrupt" in result.stderr
+    assert not (bundle / "aotgaudi.signature.json").exists()
+
+
+def test_a_secret_that_others_may_read_signs_nothing(bundle: Path, key: Path) -> None:
+    key.chmod(0o644)
+    try:
+        assert "others may read this key" in refused(4, "sign", bundle, "--sign-key", key)
+    finally:
+        key.chmod(0o600)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("verify", "BUNDLE", "--threshold", "2"),
+        ("verify", "BUNDLE", "--minimum-epoch", "2"),
+        ("verify", "BUNDLE", "--minimum-epoch", "-1"),
+        ("build", "bundle", "m.json", "-o", "x", "--epoch", "2"),
+        ("sign", "BUNDLE"),
+    ],
+)
+def test_options_that_mean_nothing_alone_are_bad_usage(arguments: tuple[str, ...]) -> None:
+    result = run(*arguments)
+
+    assert result.exit_code == 2
+    assert "Usage: " in result.stderr
+
+
+def test_serve_has_the_same_options_and_refuses_before_torch(bundle: Path, key: Path, tmp_path: Path) -> None:
+    """A refusal of trust comes before anything heavy is imported."""
+    code = (
+        "import sys\nfrom aotgaudi.cli.main import cli\n"
+        "try:\n    cli(sys.argv[1:])\n"
+        "finally:\n    print('torch' in sys.modules, 'boto3' in sys.modules)"
+    )
+    arguments = [
+        "serve",
+        "--bundle",
+        bundle,
+        "--model",
+        tmp_path,
+        "--port",
+        "0",
+        "--trusted-key",
+        public(key),
+    ]
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+
+    unsigned = subprocess.run(command, capture_output=True, text=True, check=False)
+    run("sign", bundle, "--sign-key", key)
+    bundle.chmod(0o777)
+    unsafe = subprocess.run(command, capture_output=True, text=True, check=False)
+    signed = subprocess.run(
+        [*command, "--allow-unsafe-permissions"], capture_output=True, text=True, check=False
+    )
+
+    assert (unsigned.returncode, unsigned.stdout) == (4, "False False\n")
+    assert "is not signed" in unsigned.stderr
+    assert (unsafe.returncode, unsafe.stdout) == (4, "False False\n")
+    assert "can be written to by everybody" in unsafe.stderr
+    assert signed.returncode == 5, signed.stderr
+    assert "compiled for the backend 'fake'" in signed.stderr
+
+
+def test_permissions_are_told_in_one_line(bundle: Path) -> None:
+    (bundle / "manifest.json").chmod(0o664)
+
+    assert "can be written to by its group (mode 0664) (chmod -R go-w" in refused(4, "verify", bundle)
+    assert run("verify", bundle, "--allow-unsafe-permissions").exit_code == 0

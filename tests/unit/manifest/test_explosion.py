@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from typing import Any
+
+from aotgaudi.manifest.entries import DecodeEntry, PromptEntry
+from aotgaudi.manifest.explosion import MANY_STEPS, find_explosion
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.spec.parse import spec_from_json
+
+
+def spec_of(bucketing: dict[str, Any] | None = None, **limits: int) -> BuildSpec:
+    config = {"model_type": "llama", "max_position_embeddings": 131072}
+    return spec_from_json(
+        {
+            "schema": "aotgaudi.spec/1",
+            "model": {"name": "large", "dtype": "bfloat16", "config": config},
+            "limits": {
+                "max_num_seqs": 256,
+                "max_num_batched_tokens": 8192,
+                "max_model_len": 32768,
+                "block_size": 128,
+                "num_blocks": 4127,
+                **limits,
+            },
+            "bucketing": bucketing or {},
+        }
+    )
+
+
+def test_as_many_steps_as_anyone_compiles_are_no_explosion() -> None:
+    assert find_explosion(Manifest.of(spec_of())) is None
+
+
+def test_one_step_too_many_is_one_and_the_numbers_are_its_own() -> None:
+    steps = tuple(PromptEntry(1, 1, index) for index in range(MANY_STEPS))
+
+    assert find_explosion(Manifest(spec_of(), steps)) is None
+    found = find_explosion(Manifest(spec_of(), (*steps, DecodeEntry(1, 1, 1))))
+
+    assert found is not None
+    assert found.num_steps == {"prompt": MANY_STEPS, "decode": 1, "unified": 0}
+    assert found.compile_seconds == (MANY_STEPS + 1) * 14
+
+
+def test_a_linear_spec_is_told_what_exponential_bucketing_would_make_of_it() -> None:
+    linear = Manifest.of(spec_of({"strategy": "linear"}))
+    exponential = Manifest.of(spec_of({"strategy": "exponential"}))
+    num_steps = len(exponential.of_kind("prompt")) + len(exponential.of_kind("decode"))
+
+    found = find_explosion(linear)
+
+    assert found is not None
+    assert found.remedies[0][1] == num_steps < found.total
+    assert f"bucketing.strategy = 'exponential' ({num_steps:,})" in str(found)
+    assert f"{found.total:,} step programs" in str(found)
+    assert f"{found.total * 14 / 3600:,.1f} hours" in str(found)

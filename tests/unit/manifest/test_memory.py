@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aotgaudi.errors import SpecError
+from aotgaudi.manifest.entries import DecodeEntry, DefragEntry, Entry, PromptEntry, UnifiedEntry
+from aotgaudi.manifest.memory import estimate_memory, kv_cache_bytes
+from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.spec.parse import load_spec, spec_from_json
+
+MANIFESTS = Path(__file__).parents[3] / "manifests"
+CONFIG = {
+    "model_type": "llama",
+    "max_position_embeddings": 512,
+    "num_hidden_layers": 3,
+    "hidden_size": 40,
+    "intermediate_size": 100,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+}
+
+
+def spec_of(dtype: str = "bfloat16", **config: Any) -> BuildSpec:
+    limits = {
+        "max_num_seqs": 2,
+        "max_num_batched_tokens": 32,
+        "max_model_len": 128,
+        "block_size": 16,
+        "num_blocks": 24,
+    }
+    model = {"name": "tiny", "dtype": dtype, "config": {**CONFIG, **config}}
+    return spec_from_json({"schema": "aotgaudi.spec/1", "model": model, "limits": limits})
+
+
+def test_kv_cache_is_two_tensors_a_layer_with_a_padding_block() -> None:
+    assert kv_cache_bytes(spec_of()) == 25 * 16 * 2 * 2 * 10 * 2 * 3
+    assert kv_cache_bytes(spec_of(dtype="float32")) == 2 * kv_cache_bytes(spec_of())
+    assert kv_cache_bytes(spec_of(head_dim=16)) == 25 * 16 * 2 * 2 * 16 * 2 * 3
+    assert kv_cache_bytes(spec_of(num_key_value_heads=None)) == 2 * kv_cache_bytes(spec_of())
+
+
+def test_kv_cache_of_the_documented_example_is_121_megabytes() -> None:
+    assert round(kv_cache_bytes(load_spec(MANIFESTS / "smollm2-135m.cpu.toml")) / 1e6) == 121
+
+
+@pytest.mark.parametrize(
+    ("entry", "tokens", "rows", "keys", "pairs"),
+    [
+        (PromptEntry(2, 32, 3), 64, 2, 2 * (3 * 16 + 32), 32 * 2 * (3 * 16 + 32)),
+        (DecodeEntry(4, 1, 7), 4, 4, 7 * 16, 7 * 16),
+        (UnifiedEntry(8, 2, 3, True), 8, 8, 5 * 16 + 8, 8 * (5 * 16 + 8)),
+    ],
+)
+def test_buffers_of_a_step_follow_the_formula(
+    entry: Entry, tokens: int, rows: int, keys: int, pairs: int
+) -> None:
+    estimate = estimate_memory(spec_of(), [entry])
+
+    ((found, buffers),) = estimate.steps
+    assert found == entry
+    assert buffers.activation_bytes == tokens * (2 * 40 + 3 * 100) * 2
+    assert buffers.kv_bytes == 2 * keys * 2 * 10 * 2
+    assert buffers.mask_bytes == pairs * 2
+    assert buffers.logit_bytes == rows * 1000 * 4
+    assert estimate.total_bytes == estimate.kv_cache_bytes + buffers.total_bytes
+
+
+def test_attention_counts_where_it_is_wider_than_the_feed_forward_part() -> None:
+    ((_, buffers),) = estimate_memory(spec_of(intermediate_size=1), [DecodeEntry(1, 1, 1)]).steps
+
+    assert buffers.activation_bytes == (2 * 40 + (2 * 4 + 2 * 2) * 10) * 2
+
+
+@given(st.lists(st.builds(PromptEntry, st.integers(1, 9), st.integers(1, 99), st.integers(0, 9)), min_size=1))
+def test_the_entry_of_a_kind_that_needs_most_is_the_one_that_counts(entries: list[Entry]) -> None:
+    estimate = estimate_memory(spec_of(), entries)
+
+    needs = [estimate_memory(spec_of(), [entry]).total_bytes for entry in entries]
+    assert estimate.total_bytes == max(needs)
+
+
+def test_a_manifest_without_steps_needs_its_kv_cache() -> None:
+    estimate = estimate_memory(spec_of(), [DefragEntry(8)])
+
+    assert estimate.steps == ()
+    assert estimate.total_bytes == estimate.kv_cache_bytes
+
+
+def test_a_config_without_the_sizes_is_refused_by_name() -> None:
+    with pytest.raises(SpecError, match=r"model\.config\.vocab_size: is missing"):
+        estimate_memory(spec_of(vocab_size=None), [])
