@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from aotgaudi.engine.blocks import num_blocks_for
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.errors import RequestError
 from aotgaudi.spec.limits import ServingLimits
+from aotgaudi.spec.sampler import SamplerSpec
+from aotgaudi.spec.sampler_signature import SamplerSignature, SamplerWork
 
 
 def resolve_max_tokens(num_prompt_tokens: int, params: SamplingParams, limits: ServingLimits) -> int:
@@ -35,6 +37,47 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int | None) -> None:
         if not _is_token_id(token_id, vocab_size):
             bound = "" if vocab_size is None else f" below the vocabulary's size {vocab_size}"
             raise RequestError(f"token ids must be integers{bound}, not {token_id!r}", param="prompt")
+
+
+def check_sampling(params: SamplingParams, sampler: SamplerSpec) -> None:
+    """Refuses what the sampler was not built for: everything that is let in has a warm graph in any mix.
+
+    Raises:
+        RequestError: 400; names the parameter, and the settings of the spec that would have to have it.
+    """
+    able = sampler.signature
+    unmet = next(_unmet(params, able), None)
+    if unmet is not None:
+        param, field = unmet
+        raise RequestError(
+            f"This value of '{param}' is not supported by this server: no setting of sampler.settings in the "
+            f"spec of its bundle has {field}",
+            param=param,
+        )
+    if params.logprobs is not None and params.logprobs > sampler.num_logprobs:
+        raise RequestError(
+            f"logprobs must be at most {sampler.num_logprobs}, not {params.logprobs}: the largest num_logprobs of "
+            "sampler.settings in the spec of this server's bundle",
+            param="logprobs",
+        )
+
+
+def _unmet(params: SamplingParams, able: SamplerSignature) -> Iterator[tuple[str, str]]:
+    """Yields the parameters that need more than `able`, and what a setting would need to have."""
+    if params.signature.work > able.work:
+        kinds = (
+            ("temperature", SamplerWork.RANDOM, True, "a temperature above 0"),
+            ("top_p", SamplerWork.FILTERED, params.top_p < 1, "top_p below 1 or top_k above 0"),
+            ("top_k", SamplerWork.FILTERED, params.top_k > 0, "top_p below 1 or top_k above 0"),
+            ("min_p", SamplerWork.MIN_P, params.min_p > 0, "min_p above 0"),
+        )
+        yield from ((param, field) for param, work, is_used, field in kinds if is_used and work > able.work)
+    if params.signature.penalties and not able.penalties:
+        neutral = {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
+        used = (param for param, value in neutral.items() if getattr(params, param) != value)
+        yield from ((param, "a penalty") for param in used)
+    if params.signature.logprobs and not able.logprobs:
+        yield "logprobs", "num_logprobs above 0"
 
 
 def _is_token_id(value: object, vocab_size: int | None) -> bool:

@@ -3,7 +3,7 @@
 ::
 
     scheduled = scheduler.schedule()            which requests, in which entry
-    token_ids = runner.run(scheduled.step)      the device
+    result = runner.run(scheduled.step)         the device
     sampled = scheduler.complete(...)           tokens appended, requests ended, blocks freed
     stream.on_event(stream.token_event())       text, to the owner of each request that got a token
     runner.exchange(plan_step(...))             defragmentation, where it is due
@@ -23,7 +23,7 @@ from aotgaudi.engine.request import Request
 from aotgaudi.engine.scheduler import Scheduled, Scheduler
 from aotgaudi.engine.stats import EngineStats
 from aotgaudi.engine.step_table import StepTable, UncoveredStepError
-from aotgaudi.engine.steps import DefragStep, PromptRow, Step, StepRunner
+from aotgaudi.engine.steps import DefragStep, PromptRow, Step, StepRunner, TokenLogprobs
 from aotgaudi.manifest.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.spec.defrag import DefragSpec
 
@@ -155,16 +155,17 @@ class EngineCore:
         step = scheduled.step
         try:
             start = self._clock()
-            token_ids = self._runner.run(step)
+            result = self._runner.run(step)
             seconds = self._clock() - start
-            sampled = self.scheduler.complete(scheduled, token_ids)
+            sampled = self.scheduler.complete(scheduled, result.token_ids)
         except Exception as error:  # The edge of the step.
             self._fail_step(step, scheduled.requests, error)
             return
         self._count(step, sampled)
         self._observe(step.entry, seconds, len(step.rows))
+        logprobs = {scheduled.requests[row]: values for row, values in result.logprobs.items()}
         for request in sampled:
-            self._tell(self._streams[request])
+            self._tell(self._streams[request], logprobs.get(request))
 
     def _defragment(self) -> None:
         step = None if self._defrag is None else plan_step(self.scheduler.pool, self._defrag)
@@ -195,8 +196,8 @@ class EngineCore:
 
     # Events
 
-    def _tell(self, stream: OutputStream) -> None:
-        event = stream.token_event()
+    def _tell(self, stream: OutputStream, logprobs: TokenLogprobs | None) -> None:
+        event = stream.token_event(logprobs)
         if event.finish_reason is not None and not stream.request.is_finished:
             self.scheduler.finish(stream.request, event.finish_reason)
         self._emit(stream, event)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Union
 
 from aotgaudi.engine.request import FinishReason
+from aotgaudi.engine.steps import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +22,14 @@ class Usage:
 class TokenEvent:
     """New output. `text` may be empty while `token_ids` is not: text is held back until it is certain.
 
-    `finish_reason` and `usage` are set on the last event only.
+    `logprobs` are those of the token, where the request asked for them. `finish_reason` and `usage` are set on
+    the last event only.
     """
 
     request_id: str
     text: str
     token_ids: tuple[int, ...]
+    logprobs: TokenLogprobs | None = None
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from aotgaudi.engine.admission import check_token_ids, resolve_max_tokens
+from aotgaudi.engine.admission import check_sampling, check_token_ids, resolve_max_tokens
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.core import EngineCore, OnStep, OnUncovered
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
@@ -35,6 +35,7 @@ from aotgaudi.engine.steps import StepRunner
 from aotgaudi.errors import RequestError
 from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.limits import ServingLimits
+from aotgaudi.spec.sampler import SamplerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class Engine:
         eos_token_ids: Tokens that end an output, unless a request ignores them.
         vocab_size: Prompts with ids that are not below it are refused; None checks nothing.
         defrag: When to defragment; None never does.
+        sampler: What the sampler was built for; requests that need more are refused.
         seeds: Where requests without a seed get theirs.
         on_step: Observes the time of each step, on the engine's thread.
         on_uncovered: What to do where an entry is missing, on the engine's thread; None fails the request.
@@ -77,6 +79,7 @@ class Engine:
         eos_token_ids: Collection[int] = (),
         vocab_size: int | None = None,
         defrag: DefragSpec | None = None,
+        sampler: SamplerSpec = SamplerSpec(),  # noqa: B008 - a frozen value
         seeds: Random | None = None,
         on_step: OnStep | None = None,
         on_uncovered: OnUncovered | None = None,
@@ -86,7 +89,7 @@ class Engine:
         self._core = EngineCore(
             scheduler, runner, defrag=defrag, on_step=on_step, on_uncovered=on_uncovered, clock=clock
         )
-        self._limits, self._vocab_size = limits, vocab_size
+        self._limits, self._vocab_size, self._sampler = limits, vocab_size, sampler
         self._new_detokenizer = new_detokenizer
         self._seeds = seeds or Random()  # noqa: S311 - sampling, not secrets
         self._thread = threading.Thread(target=self._loop, name="aotgaudi-engine", daemon=True)
@@ -123,6 +126,7 @@ class Engine:
                 was shut down, or has died.
         """
         check_token_ids(prompt_token_ids, self._vocab_size)
+        check_sampling(params, self._sampler)
         max_tokens = resolve_max_tokens(len(prompt_token_ids), params, self._limits)
         detokenizer = self._new_detokenizer(prompt_token_ids)
         with self._wake:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer, StopChecker
 from aotgaudi.engine.events import OnEvent, TokenEvent, Usage
 from aotgaudi.engine.request import FinishReason, Request
+from aotgaudi.engine.steps import TokenLogprobs
 
 
 class OutputStream:
@@ -15,7 +16,7 @@ class OutputStream:
         self._detokenizer = detokenizer
         self._stops = StopChecker(request.params.stop)
 
-    def token_event(self) -> TokenEvent:
+    def token_event(self, logprobs: TokenLogprobs | None = None) -> TokenEvent:
         """Returns the event of the newest token, to be called once a token.
 
         The event ends the request with "stop" when the token completes a stop string, even where the request
@@ -29,15 +30,26 @@ class OutputStream:
         if request.is_finished and not self._stops.is_stopped:
             piece += self._stops.flush()
         reason: FinishReason | None = "stop" if self._stops.is_stopped else request.finish_reason
-        return self._event(piece, (request.last_token_id,), reason)
+        return self._event(piece, (request.last_token_id,), reason, logprobs)
 
     def abort_event(self) -> TokenEvent:
         """Returns the last event of a request that is aborted; text that is held back is dropped."""
         return self._event("", (), "abort")
 
-    def _event(self, text: str, token_ids: tuple[int, ...], reason: FinishReason | None) -> TokenEvent:
+    def _event(
+        self,
+        text: str,
+        token_ids: tuple[int, ...],
+        reason: FinishReason | None,
+        logprobs: TokenLogprobs | None = None,
+    ) -> TokenEvent:
         request = self.request
         usage = None if reason is None else Usage(request.num_prompt_tokens, request.num_output_tokens)
         return TokenEvent(
-            request_id=request.request_id, text=text, token_ids=token_ids, finish_reason=reason, usage=usage
+            request_id=request.request_id,
+            text=text,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            finish_reason=reason,
+            usage=usage,
         )

@@ -17,7 +17,7 @@ from random import Random
 from typing import Literal
 
 from aotgaudi.engine.sampling_params import SamplingParams
-from aotgaudi.engine.steps import SamplingRow
+from aotgaudi.engine.steps import SamplingRow, TokenHistory
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -54,11 +54,14 @@ class Request:
     block_table: list[int] = field(default_factory=list, init=False)
     _generator: Random = field(init=False, repr=False)
     _noise: float = field(init=False, repr=False)
+    _history: TokenHistory | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_token_ids)
         self._generator = Random(self.seed)  # noqa: S311 - sampling, not secrets
         self._noise = self._generator.random()
+        if self.params.signature.penalties:
+            self._history = TokenHistory(self.token_ids, self.num_prompt_tokens)
 
     @property
     def num_tokens(self) -> int:
@@ -98,8 +101,7 @@ class Request:
     @property
     def sampling(self) -> SamplingRow:
         """How the next token is sampled; the same value until that token is appended."""
-        params = self.params
-        return SamplingRow(params.temperature, params.top_p, params.top_k, self._noise)
+        return SamplingRow(self.params, self._noise, self._history)
 
     def admit(self, block_table: list[int]) -> None:
         """WAITING -> RUNNING: all known tokens are to be prefilled into these blocks."""

@@ -13,19 +13,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from aotgaudi.engine.steps import DecodeStep, DefragStep, PromptRow, PromptStep, SamplingRow, Step
+from aotgaudi.engine.sampler import Sampler
+from aotgaudi.engine.steps import DecodeStep, DefragStep, PromptRow, PromptStep, Step, StepResult
 from aotgaudi.errors import NotWarmError
 from aotgaudi.graphs.masks import decode_mask, prompt_mask
 from aotgaudi.graphs.program import TensorSpec
-from aotgaudi.graphs.sampler_signature import signature_of
 from aotgaudi.graphs.step_inputs import Window, mask_window
 from aotgaudi.manifest.entries import Entry
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
 
 OnCold = Callable[[Entry], None]
 """Called where an entry has no program yet; makes it warm, or raises."""
-
-_GREEDY = SamplingRow()
 
 
 def refuse_cold(entry: Entry) -> None:
@@ -54,11 +52,11 @@ class ProgramRunner:
         self._table = table
         self._block_size = block_size
         self._on_cold = on_cold
-        self._sampler_sizes = table.sampler_sizes()
+        self._sampler = Sampler(table, self._program)
 
-    def run(self, step: Step) -> Sequence[int | None]:
-        """Runs a step and samples where asked. Returns one token id a row, or None."""
-        return self._sample(self.logits(step), [row.sampling for row in step.rows])
+    def run(self, step: Step) -> StepResult:
+        """Runs a step and samples where asked."""
+        return self._sampler.sample(self.logits(step), [row.sampling for row in step.rows])
 
     def logits(self, step: Step) -> Tensor:
         """Runs a step without sampling. Returns logits [entry.batch_size, vocab]."""
@@ -77,11 +75,9 @@ class ProgramRunner:
         pad = [0] * (step.entry.padded_swaps - len(step.moves))
         sources = [source for source, _ in step.moves] + pad
         destinations = [destination for _, destination in step.moves] + pad
-        self._run(step.entry, {"sources": _ids(sources), "destinations": _ids(destinations)})
-
-    def _run(self, entry: Entry, inputs: dict[str, Tensor]) -> list[Tensor]:
-        program = self._program(entry)
-        return program.run([inputs[spec.name] for spec in program.inputs])
+        inputs = {"sources": _ids(sources), "destinations": _ids(destinations)}
+        program = self._program(step.entry)
+        program.run([inputs[spec.name] for spec in program.inputs])
 
     def _program(self, entry: Entry) -> BoundProgram:
         program = self._table.get(entry)
@@ -91,38 +87,6 @@ class ProgramRunner:
         if program is None:
             raise NotWarmError(f"entry {entry} is not warm")
         return program
-
-    def _sample(self, logits: Tensor, rows: Sequence[SamplingRow | None]) -> Sequence[int | None]:
-        """Samples the rows that are not None; the sampler's batch may be larger than theirs."""
-        wanted = [r for r, row in enumerate(rows) if row is not None]
-        if not wanted:
-            return [None] * len(rows)
-        batch = list(rows) + [None] * (logits.shape[0] - len(rows))
-        if logits.shape[0] not in self._sampler_sizes:
-            size = next(s for s in self._sampler_sizes if s >= len(wanted))
-            picked = _padded(wanted, size)
-            logits, batch = logits.index_select(0, _ids(picked)), [rows[r] for r in picked]
-        else:
-            picked = list(range(len(rows)))
-        tokens = self._run_sampler(logits, [row or _GREEDY for row in batch])
-        sampled: list[int | None] = [None] * len(rows)
-        for position, r in enumerate(picked):
-            if rows[r] is not None and sampled[r] is None:
-                sampled[r] = tokens[position]
-        return sampled
-
-    def _run_sampler(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-        signature = signature_of([(row.temperature, row.top_p, row.top_k) for row in rows])
-        inputs = {
-            "logits": logits,
-            "temperature": torch.tensor([row.temperature for row in rows], dtype=torch.float32),
-            "top_p": torch.tensor([row.top_p for row in rows], dtype=torch.float32),
-            "top_k": _ids(row.top_k for row in rows),
-            "noise": torch.tensor([row.noise for row in rows], dtype=torch.float64),
-        }
-        (tokens,) = self._run(self._table.sampler(len(rows), signature), inputs)
-        ids: list[int] = tokens.tolist()
-        return ids
 
 
 class _Inputs(Protocol):

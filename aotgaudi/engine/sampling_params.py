@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aotgaudi.errors import RequestError
+from aotgaudi.spec.sampler_signature import SamplerSignature, signature_of
 
 MAX_STOP_STRINGS = 16
+MAX_LOGPROBS = 20
 _MIN_SEED, _MAX_SEED = -(2**63), 2**63 - 1
 _MIN_TEMPERATURE = 1e-5
 """Below it logits divided by the temperature overflow 32-bit floats; the result is greedy long before."""
 _MIN_TOP_P = 1e-30
 """Keeps the likeliest token alone, as anything less would; in 32-bit floats less may be 0, which keeps none."""
 _MAX_TOP_K = 2**31 - 1
+_MIN_REPETITION, _MAX_REPETITION = 0.01, 100.0
+"""Beyond, logits overflow 16-bit floats; text is noise long before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +24,15 @@ class SamplingParams:
     """How one request is sampled and when it ends. Immutable, safe to share between threads.
 
     `temperature` is in [0, 2], 0 is greedy (less than 1e-5 is read as 0). `top_p` is in (0, 1], 1 filters
-    nothing. `top_k` is 0 (off; -1 is read as 0) or the number of tokens kept. `seed` makes the result
-    repeatable. `max_tokens` is None for "as many as fit". Output ends before the first of `stop` (at most 16
-    strings), after one of `stop_token_ids`, and after an end-of-sequence token unless `ignore_eos`.
+    nothing. `top_k` is 0 (off; -1 is read as 0) or the number of tokens kept. `min_p` is in [0, 1]: tokens less
+    likely than this share of the likeliest are dropped, 0 drops none. Penalties are vLLM's: `presence_penalty`
+    and `frequency_penalty` in [-2, 2] over generated tokens, 0 is none; `repetition_penalty` in [0.01, 100] over
+    prompt and generated tokens, 1 is none. `logprobs` is None, or the number (0 to 20) of likeliest tokens whose
+    log-probabilities are returned beside the chosen token's. `seed` makes the result repeatable. `max_tokens` is
+    None for "as many as fit". Output ends before the first of `stop` (at most 16 strings), after one of
+    `stop_token_ids`, and after an end-of-sequence token unless `ignore_eos`.
+
+    `signature` says which sampler graph serves it.
 
     Raises:
         RequestError: HTTP 400; names the parameter and what is allowed.
@@ -31,17 +41,23 @@ class SamplingParams:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logprobs: int | None = None
     seed: int | None = None
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    signature: SamplerSignature = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self._require("temperature", _is_in_range(self.temperature, 0, 2), "a number from 0 to 2")
-        self._require("top_p", _is_in_range(self.top_p, 0, 1) and self.top_p > 0, "a number in (0, 1]")
-        is_top_k = _is_int(self.top_k) and self.top_k >= -1
-        self._require("top_k", is_top_k, "0 or -1 (off), or a positive integer")
+        self._check_filters()
+        self._check_penalties()
+        is_count = self.logprobs is None or (_is_int(self.logprobs) and 0 <= self.logprobs <= MAX_LOGPROBS)
+        self._require("logprobs", is_count, f"an integer from 0 to {MAX_LOGPROBS}, or none")
         self._bring_into_range()
         is_seed = self.seed is None or (_is_int(self.seed) and _MIN_SEED <= self.seed <= _MAX_SEED)
         self._require("seed", is_seed, "a 64-bit signed integer, or none")
@@ -49,6 +65,20 @@ class SamplingParams:
         self._require("max_tokens", is_count, "an integer of at least 1, or none")
         self._require("ignore_eos", isinstance(self.ignore_eos, bool), "true or false")
         self._check_stops()
+        object.__setattr__(self, "signature", signature_of(self, logprobs=self.logprobs is not None))
+
+    def _check_filters(self) -> None:
+        self._require("temperature", _is_in_range(self.temperature, 0, 2), "a number from 0 to 2")
+        self._require("top_p", _is_in_range(self.top_p, 0, 1) and self.top_p > 0, "a number in (0, 1]")
+        is_top_k = _is_int(self.top_k) and self.top_k >= -1
+        self._require("top_k", is_top_k, "0 or -1 (off), or a positive integer")
+        self._require("min_p", _is_in_range(self.min_p, 0, 1), "a number from 0 to 1")
+
+    def _check_penalties(self) -> None:
+        for param in ("presence_penalty", "frequency_penalty"):
+            self._require(param, _is_in_range(getattr(self, param), -2, 2), "a number from -2 to 2")
+        is_repetition = _is_in_range(self.repetition_penalty, _MIN_REPETITION, _MAX_REPETITION)
+        self._require("repetition_penalty", is_repetition, "a number from 0.01 to 100")
 
     def _bring_into_range(self) -> None:
         """Replaces extreme values by ones that mean the same and that the sampler's tensors can hold."""

@@ -32,5 +32,5 @@ class UncoveredStepError(CoverageError):
         self.request, self.needed = request, needed
         super().__init__(
             f"no entry covers the step {needed} of request {request.request_id!r}: "
-            "the manifest's coverage has a hole (`aotgaudi build manifest` names it)"
+            "the manifest's coverage has a hole (`aotgaudi coverage` names it)"
         )

@@ -7,24 +7,42 @@ reads from it and writes to it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, Union
 
+from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.manifest.entries import DecodeEntry, DefragEntry, PromptEntry
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenHistory:
+    """The known tokens of one sequence, prompt first: what penalties are counted over.
+
+    `token_ids` is the request's own list, which grows between steps; the value is compared by identity, so that
+    a runner can tell what it has counted already.
+    """
+
+    token_ids: list[int]
+    num_prompt_tokens: int
+
+
+_GREEDY = SamplingParams(temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
     """How one row is sampled. `noise` is uniform in [0, 1), drawn from the request's own generator.
 
-    `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 filter nothing.
+    `history` is there where `params` has penalties.
     """
 
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
+    params: SamplingParams = _GREEDY
     noise: float = 0.0
+    history: TokenHistory | None = None
+
+
+GREEDY_ROW = SamplingRow()
+"""How padding is sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +96,30 @@ class DefragStep:
 Step = Union[PromptStep, DecodeStep]
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities (natural, of the model's own distribution) at one place of an output.
+
+    `logprob` is the sampled token's; `top` are the likeliest tokens and theirs, the likeliest first.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One token id a row, None where the row has no `sampling`; log-probabilities of the rows that asked."""
+
+    token_ids: list[int | None]
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+
+
 class StepRunner(Protocol):
     """Runs steps on the device. One thread only."""
 
-    def run(self, step: Step) -> Sequence[int | None]:
-        """Runs a step and samples. Returns one token id a row, None where the row has no `sampling`."""
+    def run(self, step: Step) -> StepResult:
+        """Runs a step and samples."""
         ...
 
     def exchange(self, step: DefragStep) -> None:

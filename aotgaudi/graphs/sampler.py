@@ -1,19 +1,24 @@
-"""The sampler's graphs. Which of three graphs serves a batch is its signature; settings are per-row tensors.
+"""The sampler's graphs. Which one serves a batch is its signature; the values of settings are per-row tensors.
 
 Noise is an input, so that a seed reproduces: one uniform number a row, and the inverse of the cumulative
 distribution. Filters need no sort: the smallest kept probability is found by searching the bit patterns of
 the probabilities (non-negative floats order as their bits), three bits a round, exactly.
 
-Top-k comes first and top-p is taken of what it leaves, as in transformers' warpers and vLLM. Tokens tied
-with the last kept one are kept, so a result does not depend on the order of the vocabulary.
+The order is vLLM's (vllm/v1/sample/sampler.py): log-probabilities are those of the logits as they come;
+penalties change the logits, also of greedy rows; then temperature, min-p, top-k, and top-p of what that leaves.
+Tokens tied with the last kept one are kept, so a result does not depend on the order of the vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Union
+
 import torch
 from torch import Tensor, nn
 
-from aotgaudi.graphs.sampler_signature import SamplerSignature
+from aotgaudi.graphs.step_inputs import sampler_inputs
+from aotgaudi.spec.sampler_signature import SamplerSignature, SamplerWork
 
 _BITS_A_ROUND = 3
 _ROUNDS = 10
@@ -21,24 +26,74 @@ _ROUNDS = 10
 
 
 class SamplerGraph(nn.Module):
-    """logits [b, V], temperature [b], top_p [b], top_k [b], noise [b] f64 -> token ids [b] int64."""
+    """The inputs that graphs/step_inputs.py lists for `signature`, in order -> token ids [b] int64.
 
-    def __init__(self, signature: SamplerSignature) -> None:
+    With log-probabilities: ``(token ids, theirs [b], the `num_logprobs` likeliest [b, N], theirs [b, N])``.
+    """
+
+    def __init__(self, signature: SamplerSignature, num_logprobs: int = 0) -> None:
         super().__init__()
-        self.signature = signature
+        self.signature, self.num_logprobs = signature, num_logprobs
+        self.input_names = tuple(spec.name for spec in sampler_inputs(1, signature, 1, "float32"))
 
-    def forward(
-        self, logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor, noise: Tensor
-    ) -> Tensor:
+    @property
+    def num_outputs(self) -> int:
+        """How many tensors `forward` returns."""
+        return 4 if self.signature.logprobs else 1
+
+    def forward(self, *tensors: Tensor) -> Union[Tensor, tuple[Tensor, ...]]:
         """Samples one token a row; rows with temperature 0 are greedy."""
-        greedy = logits.float().argmax(-1)
-        if self.signature is SamplerSignature.GREEDY:
-            return greedy
-        scale = torch.where(temperature > 0, temperature, 1.0)
-        probabilities = torch.softmax(logits.float() / scale[:, None], dim=-1)
-        if self.signature is SamplerSignature.FILTERED:
-            probabilities = _top_p(_top_k(probabilities, top_k), top_p)
-        return torch.where(temperature > 0, _inverse_cdf(probabilities, noise), greedy)
+        x = dict(zip(self.input_names, tensors, strict=True))
+        logits = _penalised(x) if self.signature.penalties else x["logits"]
+        tokens = _sampled(logits, x, self.signature.work)
+        return (
+            (tokens, *_logprobs(x["logits"], tokens, self.num_logprobs))
+            if self.signature.logprobs
+            else tokens
+        )
+
+
+def _sampled(logits_bV: Tensor, x: Mapping[str, Tensor], work: SamplerWork) -> Tensor:
+    greedy = logits_bV.float().argmax(-1)
+    if work == SamplerWork.GREEDY:
+        return greedy
+    scale = torch.where(x["temperature"] > 0, x["temperature"], 1.0)
+    p_bV = torch.softmax(logits_bV.float() / scale[:, None], dim=-1)
+    if work >= SamplerWork.MIN_P:
+        p_bV = _min_p(p_bV, x["min_p"])
+    if work >= SamplerWork.FILTERED:
+        p_bV = _top_p(_top_k(p_bV, x["top_k"]), x["top_p"])
+    return torch.where(x["temperature"] > 0, _inverse_cdf(p_bV, x["noise"]), greedy)
+
+
+def _penalised(x: Mapping[str, Tensor]) -> Tensor:
+    """Makes tokens less likely that have occurred, as vLLM's apply_penalties does.
+
+    A repetition penalty, of tokens in prompt or output, divides positive logits and multiplies negative ones;
+    then the frequency penalty is subtracted once for each time that a token was generated, and the presence
+    penalty once for those that were at all.
+    """
+    logits_bV, is_output_bV = x["logits"].float(), x["output_counts"] > 0
+    repetition_b1 = x["repetition_penalty"][:, None]
+    repeated_bV = torch.where(logits_bV > 0, logits_bV / repetition_b1, logits_bV * repetition_b1)
+    logits_bV = torch.where(is_output_bV | x["prompt_mask"], repeated_bV, logits_bV)
+    presence_bV = torch.where(is_output_bV, x["presence_penalty"][:, None], 0.0)
+    return logits_bV - x["frequency_penalty"][:, None] * x["output_counts"] - presence_bV
+
+
+def _logprobs(logits_bV: Tensor, tokens_b: Tensor, num_logprobs: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns log-probabilities under plain softmax: of `tokens`, and the likeliest tokens and theirs."""
+    scores_bV = logits_bV.float()
+    total_b1 = torch.logsumexp(scores_bV, dim=-1, keepdim=True)
+    chosen_b1 = scores_bV.gather(1, tokens_b[:, None]) - total_b1
+    top_bN, ids_bN = scores_bV.topk(min(num_logprobs, scores_bV.shape[1]), dim=-1)
+    return chosen_b1[:, 0], ids_bN, top_bN - total_b1
+
+
+def _min_p(p_bV: Tensor, min_p_b: Tensor) -> Tensor:
+    """Zeroes what is less likely than the share `min_p` of the likeliest; 0 keeps all."""
+    least_b1 = min_p_b.clamp_max(1.0)[:, None] * p_bV.amax(-1, keepdim=True)
+    return torch.where(p_bV >= least_b1, p_bV, 0.0)
 
 
 def _top_k(p_bV: Tensor, k_b: Tensor) -> Tensor:

@@ -28,8 +28,25 @@ mask                [n, B]                  bool     which tokens of a block its
 mask_w<W>           [n, B]                  bool     the same under a sliding window of W tokens
 ==================  ======================  =======  ======================================================
 
-Sampler ``b``: logits [b, vocab] (model dtype), temperature [b] f32, top_p [b] f32, top_k [b] int64,
-noise [b] f64 in [0, 1). Defragmenter ``n``: sources [n], destinations [n], 0 where padded.
+Sampler ``b`` takes what its signature needs:
+
+==================  ======================  =======  ======================================================
+logits              [b, vocab]              model's  as the step gives them
+temperature         [b]                     float32  0: greedy                     (all but greedy)
+top_p               [b]                     float32  1: keeps all                  (filtered, min_p)
+top_k               [b]                     int64    0: keeps all                  (filtered, min_p)
+noise               [b]                     float64  uniform in [0, 1)             (all but greedy)
+min_p               [b]                     float32  0: keeps all                  (min_p)
+presence_penalty    [b]                     float32  0: none                       (penalties)
+frequency_penalty   [b]                     float32  0: none                       (penalties)
+repetition_penalty  [b]                     float32  1: none                       (penalties)
+output_counts       [b, vocab]              float32  how often each token was generated  (penalties)
+prompt_mask         [b, vocab]              bool     which tokens the prompt has   (penalties)
+==================  ======================  =======  ======================================================
+
+and returns tokens [b] int64; with log-probabilities also the token's [b] f32, and the N likeliest tokens and
+theirs, [b, N] int64 and f32, the likeliest first. Defragmenter ``n``: sources [n], destinations [n], 0 where
+padded.
 
 Masks and row_blocks are small and follow from lengths; as inputs they keep the graphs before the first
 layer independent of the context, so that all buckets with as many tokens share them.
@@ -42,6 +59,7 @@ from typing import Optional
 
 from aotgaudi.graphs.program import TensorSpec
 from aotgaudi.manifest.entries import DecodeEntry, PromptEntry
+from aotgaudi.spec.sampler_signature import SamplerSignature, SamplerWork
 
 Window = Optional[int]
 """A sliding window in tokens, the token itself included; None: no window."""
@@ -79,9 +97,33 @@ def decode_inputs(entry: DecodeEntry, block_size: int, windows: Iterable[Window]
     )
 
 
+def sampler_inputs(
+    batch_size: int, signature: SamplerSignature, vocab_size: int, dtype: str
+) -> tuple[TensorSpec, ...]:
+    """Returns the inputs of a sampler, in order; `dtype` is that of the logits."""
+    b, work = batch_size, signature.work
+    specs = [TensorSpec(name="logits", shape=(b, vocab_size), dtype=dtype)]
+    if work > SamplerWork.GREEDY:
+        specs.append(_floats("temperature", b))
+    if work >= SamplerWork.FILTERED:
+        specs += (_floats("top_p", b), _ids("top_k", b))
+    if work > SamplerWork.GREEDY:
+        specs.append(TensorSpec(name="noise", shape=(b,), dtype="float64"))
+    if work >= SamplerWork.MIN_P:
+        specs.append(_floats("min_p", b))
+    if signature.penalties:
+        specs += (_floats(f"{kind}_penalty", b) for kind in ("presence", "frequency", "repetition"))
+        specs += (_floats("output_counts", b, vocab_size), _flags("prompt_mask", b, vocab_size))
+    return tuple(specs)
+
+
 def _ids(name: str, *shape: int) -> TensorSpec:
     return TensorSpec(name=name, shape=shape, dtype="int64")
 
 
 def _flags(name: str, *shape: int) -> TensorSpec:
     return TensorSpec(name=name, shape=shape, dtype="bool")
+
+
+def _floats(name: str, *shape: int) -> TensorSpec:
+    return TensorSpec(name=name, shape=shape, dtype="float32")

@@ -18,14 +18,16 @@ from torch import fx, nn
 
 from aotgaudi.errors import SpecError
 from aotgaudi.graphs.canonical import to_text
+from aotgaudi.graphs.hyper_connections import HcPostGraph, HcPreGraph
 from aotgaudi.graphs.program import TensorSpec
 from aotgaudi.graphs.sampler import SamplerGraph
-from aotgaudi.graphs.sampler_signature import signature_of
 from aotgaudi.graphs.split import Piece, SplitStep, split_step
 from aotgaudi.graphs.stamp import stamped
 from aotgaudi.graphs.step import StepEntry, build_model, export_step, kv_shape, step_inputs
+from aotgaudi.graphs.step_inputs import sampler_inputs
 from aotgaudi.graphs.swap import SwapGraph
-from aotgaudi.manifest.entries import DecodeEntry, DefragEntry, Entry, PromptEntry, SamplerEntry
+from aotgaudi.manifest.entries import DecodeEntry, DefragEntry, Entry, MhcEntry, PromptEntry, SamplerEntry
+from aotgaudi.spec.hyper_connections import HyperConnections
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
 
@@ -48,7 +50,15 @@ def trace(entry: Entry, model: ModelSpec, limits: ServingLimits) -> TracedProgra
         return _trace_step(entry, model, limits)
     if isinstance(entry, SamplerEntry):
         return _trace_sampler(entry, model)
-    return _trace_swap(entry, model, limits)
+    if isinstance(entry, DefragEntry):
+        return _trace_swap(entry, model, limits)
+    if isinstance(entry, MhcEntry):
+        return _trace_hyper_connection(entry, model)
+    raise SpecError(
+        f"entry {entry}",
+        f"{entry.kind} graphs are enumerated, not built, by this version",
+        "a spec without them, or the server whose graphs they are",
+    )
 
 
 def _trace_step(entry: PromptEntry | DecodeEntry, model: ModelSpec, limits: ServingLimits) -> TracedProgram:
@@ -68,21 +78,18 @@ def _trace_step(entry: PromptEntry | DecodeEntry, model: ModelSpec, limits: Serv
 
 
 def _trace_sampler(entry: SamplerEntry, model: ModelSpec) -> TracedProgram:
-    b = entry.batch_size
-    specs = (
-        TensorSpec(name="logits", shape=(b, model.vocab_size), dtype=model.dtype),
-        TensorSpec(name="temperature", shape=(b,), dtype="float32"),
-        TensorSpec(name="top_p", shape=(b,), dtype="float32"),
-        TensorSpec(name="top_k", shape=(b,), dtype="int64"),
-        TensorSpec(name="noise", shape=(b,), dtype="float64"),
-    )
-    signature = signature_of([(entry.temperature, entry.top_p, entry.top_k)])
-    graph = _export(SamplerGraph(signature), tuple(_zeros(spec) for spec in specs))
-    used = _prune_inputs(graph)
-    kept = tuple(spec for spec, is_used in zip(specs, used, strict=True) if is_used)
-    piece = Piece(to_text(graph.graph), tuple(f"step:{s.name}" for s in kept), ("0.0",), "sampler")
+    if entry.batch_size == 0:
+        raise SpecError(
+            f"entry {entry}",
+            "is another server's warm-up of an empty batch: enumerated, not built",
+            "sampler.smallest_batch_size = 1",
+        )
+    specs = sampler_inputs(entry.batch_size, entry.signature, model.vocab_size, model.dtype)
+    graph = SamplerGraph(entry.signature, entry.num_logprobs)
+    outputs = tuple(f"0.{number}" for number in range(graph.num_outputs))
+    piece = Piece(_text(graph, *specs), _steps(*specs), outputs, "sampler")
     return TracedProgram(
-        inputs=kept, weights=(), caches=(), pieces=(piece,), outputs=("0.0",), constants=None
+        inputs=specs, weights=(), caches=(), pieces=(piece,), outputs=outputs, constants=None
     )
 
 
@@ -96,6 +103,55 @@ def _trace_swap(entry: DefragEntry, model: ModelSpec, limits: ServingLimits) -> 
         for layer in range(len(caches))
     )
     return TracedProgram(inputs=specs, weights=(), caches=caches, pieces=pieces, outputs=(), constants=None)
+
+
+def _trace_hyper_connection(entry: MhcEntry, model: ModelSpec) -> TracedProgram:
+    """Two units: what reads the streams, and what writes the sublayer's output back.
+
+    The weights are inputs of the step, not of the checkpoint: one program serves every layer, and attention
+    and ffn alike, whose entries give equal units. Outputs: the sublayer's input, and the next streams.
+    """
+    streams = HyperConnections.of(model)
+    if streams is None:
+        raise SpecError(f"entry {entry}", f"{model.model_type!r} has no hyper-connections", "another spec")
+    t, h, d, n = entry.num_tokens, streams.hc_mult, streams.hidden_size, streams.num_mixes
+    residual = TensorSpec(name="residual", shape=(t, h, d), dtype=model.dtype)
+    weights = (
+        TensorSpec(name="fn", shape=(n, h * d), dtype="float32"),
+        TensorSpec(name="scale", shape=(3,), dtype="float32"),
+        TensorSpec(name="base", shape=(n,), dtype="float32"),
+    )
+    output = TensorSpec(name="layer_output", shape=(t, d), dtype=model.dtype)
+    mixes = (
+        TensorSpec(name="0.0", shape=(t, h), dtype="float32"),
+        TensorSpec(name="0.1", shape=(t, h, h), dtype="float32"),
+    )
+    pre, post = HcPreGraph(streams, entry.n_splits), HcPostGraph()
+    pieces = (
+        Piece(_text(pre, residual, *weights), _steps(residual, *weights), ("0.0", "0.1", "0.2"), "hc_pre"),
+        Piece(
+            _text(post, output, residual, *mixes),
+            (*_steps(output, residual), "tmp:0.0", "tmp:0.1"),
+            ("1.0",),
+            "hc_post",
+        ),
+    )
+    return TracedProgram(
+        inputs=(residual, *weights, output),
+        weights=(),
+        caches=(),
+        pieces=pieces,
+        outputs=("0.2", "1.0"),
+        constants=None,
+    )
+
+
+def _text(module: nn.Module, *specs: TensorSpec) -> str:
+    return to_text(_export(module, tuple(_zeros(spec) for spec in specs)).graph)
+
+
+def _steps(*specs: TensorSpec) -> tuple[str, ...]:
+    return tuple(f"step:{spec.name}" for spec in specs)
 
 
 def stored_names(module: nn.Module) -> Mapping[str, str]:
@@ -168,16 +224,6 @@ def _export(module: nn.Module, args: tuple[torch.Tensor, ...]) -> fx.GraphModule
         graph_module: fx.GraphModule = torch.export.export(module, args, strict=False).graph_module
     graph_module.graph.eliminate_dead_code()
     return graph_module
-
-
-def _prune_inputs(graph_module: fx.GraphModule) -> list[bool]:
-    """Drops inputs that nothing uses; returns which were kept."""
-    inputs = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
-    used = [bool(node.users) for node in inputs]
-    for node in inputs:
-        if not node.users:
-            graph_module.graph.erase_node(node)
-    return used
 
 
 def _zeros(spec: TensorSpec) -> torch.Tensor:

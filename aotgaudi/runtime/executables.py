@@ -15,8 +15,8 @@ from torch import Tensor
 from aotgaudi.backends.base import Executable
 from aotgaudi.errors import ManifestError
 from aotgaudi.graphs.program import Program, TensorSpec
-from aotgaudi.graphs.sampler_signature import SamplerSignature, signature_of
 from aotgaudi.manifest.entries import Entry, SamplerEntry
+from aotgaudi.spec.sampler_signature import SamplerSignature
 
 _BoundCall = tuple[Callable[[Sequence[Tensor]], list[Tensor]], tuple[int, ...], tuple[int, ...]]
 
@@ -75,6 +75,7 @@ class ExecutableTable:
     def __init__(self) -> None:
         self._programs: dict[Entry, BoundProgram] = {}
         self._samplers: dict[tuple[int, SamplerSignature], SamplerEntry] = {}
+        self._serving: dict[tuple[int, SamplerSignature], SamplerEntry] = {}
 
     def __len__(self) -> int:
         return len(self._programs)
@@ -88,26 +89,36 @@ class ExecutableTable:
 
     def declare_sampler(self, entry: SamplerEntry) -> None:
         """Says that `entry` serves its batch size and signature; the first one declared is used."""
-        signature = signature_of([(entry.temperature, entry.top_p, entry.top_k)])
-        self._samplers.setdefault((entry.batch_size, signature), entry)
+        self._samplers.setdefault((entry.batch_size, entry.signature), entry)
+        self._serving.clear()
 
     def get(self, entry: Entry) -> BoundProgram | None:
         """Returns the program, or None where the entry is not warm."""
         return self._programs.get(entry)
 
     def sampler_sizes(self) -> tuple[int, ...]:
-        """Returns the batch sizes that have a sampler, ascending."""
-        return tuple(sorted({size for size, _ in self._samplers}))
+        """Returns the batch sizes that have a sampler, ascending; an empty batch is none."""
+        return tuple(sorted({size for size, _ in self._samplers if size}))
 
     def sampler(self, batch_size: int, signature: SamplerSignature) -> SamplerEntry:
         """Returns the entry that serves a batch: of its signature, or the cheapest that does more.
 
-        Raises ManifestError where the manifest has none.
+        Raises ManifestError where the manifest has none. Admission refuses what would come to that.
         """
-        order = list(SamplerSignature)
-        for able in order[order.index(signature) :]:
-            if entry := self._samplers.get((batch_size, able)):
-                return entry
-        raise ManifestError(
-            f"no sampler entry serves {signature.value!r} for batch size {batch_size}; add a setting to sampler.settings"
-        )
+        key = (batch_size, signature)
+        if key not in self._serving:
+            self._serving[key] = self._cheapest(batch_size, signature)
+        return self._serving[key]
+
+    def _cheapest(self, batch_size: int, signature: SamplerSignature) -> SamplerEntry:
+        able = [
+            (s, entry)
+            for (size, s), entry in self._samplers.items()
+            if size == batch_size and s.serves(signature)
+        ]
+        if not able:
+            raise ManifestError(
+                f"no sampler entry serves {str(signature)!r} for batch size {batch_size};"
+                " add a setting to sampler.settings"
+            )
+        return min(able)[1]

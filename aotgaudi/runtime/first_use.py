@@ -18,11 +18,12 @@ from pathlib import Path
 from aotgaudi.bundle.format import load_program
 from aotgaudi.bundle.receipt import loads as load_receipt
 from aotgaudi.digest import Digest
-from aotgaudi.errors import NotWarmError
+from aotgaudi.errors import CorruptError, NotWarmError
 from aotgaudi.manifest.entries import Entry
 from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.load import Artifacts, Loader
 from aotgaudi.store.cas import ObjectStore
+from aotgaudi.store.held import HeldObjects
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class FirstUseBuilder:
 
     def __init__(
         self,
-        manifest_path: Path,
+        manifest_bytes: bytes,
         store_root: Path,
         loader: Loader,
         table: ExecutableTable,
@@ -45,7 +46,8 @@ class FirstUseBuilder:
         environment: Mapping[str, str],
     ) -> None:
         """`excused` lets this thread start a process past the guard; `environment` is the builder's."""
-        self._manifest_path, self._store_root = manifest_path, store_root
+        self._manifest_bytes, self._store_root = manifest_bytes, store_root
+        self._held = HeldObjects()
         self._loader, self._table = loader, table
         self._on_built, self._excused = on_built, excused
         self._environment = dict(environment)
@@ -54,13 +56,14 @@ class FirstUseBuilder:
         """Builds and loads `entry`. Raises NotWarmError when the build fails; nothing is remembered of that."""
         logger.warning("Configuration: %s was not warmed-up!", entry)
         with tempfile.TemporaryDirectory(prefix="aotgaudi-") as scratch:
-            receipt_path = Path(scratch) / "receipt.json"
-            num_compiled = self._build(entry, receipt_path)
+            manifest_path, receipt_path = Path(scratch, "manifest.json"), Path(scratch, "receipt.json")
+            manifest_path.write_bytes(self._manifest_bytes)
+            num_compiled = self._build(entry, manifest_path, receipt_path)
             self._loader.load([entry], self._artifacts(receipt_path), self._table)
         self._on_built(entry, num_compiled)
         logger.warning("Configuration: %s is warm now (%d units compiled)", entry, num_compiled)
 
-    def _build(self, entry: Entry, receipt_path: Path) -> int:
+    def _build(self, entry: Entry, manifest_path: Path, receipt_path: Path) -> int:
         options = (
             "--entry",
             entry.id,
@@ -70,7 +73,7 @@ class FirstUseBuilder:
             str(receipt_path),
             "--json",
         )
-        command = [sys.executable, "-m", "aotgaudi", "build", "cache", str(self._manifest_path), *options]
+        command = [sys.executable, "-m", "aotgaudi", "build", "cache", str(manifest_path), *options]
         with self._excused():
             done = subprocess.run(command, capture_output=True, text=True, env=self._environment, check=False)
         if done.returncode != 0:
@@ -82,8 +85,10 @@ class FirstUseBuilder:
 
         def verified(text: str) -> Path:
             digest = Digest.parse(text)
-            objects.verify(digest)
-            return objects.path(digest)
+            fault = self._held.hold(objects.path(digest), digest)
+            if fault is not None:
+                raise CorruptError(f"object {digest} in {self._store_root}: {fault.reason} (build it again)")
+            return self._held.path(digest)
 
         return Artifacts(
             receipt=receipt,

@@ -34,7 +34,7 @@ class Artifacts:
     read: Callable[[str], bytes]
     """Digest -> verified bytes."""
     path: Callable[[str], Path]
-    """Digest -> path of a verified object."""
+    """Digest -> path that opens the very file that was verified. It must stay so while anything is loaded."""
 
 
 class Loader:

@@ -19,6 +19,7 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
+from itertools import chain
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -148,7 +149,13 @@ class Api:
         answer_format: CompletionFormat | ChatFormat,
     ) -> Response:
         service = self._service
-        generation = Generation(service.engine, answer_format.head.id, service.metrics, service.clock)
+        generation = Generation(
+            service.engine,
+            answer_format.head.id,
+            service.metrics,
+            service.clock,
+            service.tokenizer.token_text,
+        )
         try:
             generation.submit(prompts, body.sampling_params())
         except RequestError as error:
@@ -164,12 +171,17 @@ class Api:
 
 
 async def _collect(generation: Generation, num_choices: int) -> list[Piece]:
-    texts: list[list[str]] = [[] for _ in range(num_choices)]
-    reasons: list[str | None] = [None] * num_choices
+    pieces: list[list[Piece]] = [[] for _ in range(num_choices)]
     async for piece in generation.pieces():
-        texts[piece.index].append(piece.text)
-        reasons[piece.index] = piece.finish_reason
-    return [Piece(index, "".join(texts[index]), reasons[index]) for index in range(num_choices)]
+        pieces[piece.index].append(piece)
+    return list(map(_joined, pieces))
+
+
+def _joined(pieces: Sequence[Piece]) -> Piece:
+    """All pieces of a choice as one."""
+    last = pieces[-1]
+    tokens = None if last.tokens is None else tuple(chain.from_iterable(p.tokens or () for p in pieces))
+    return Piece(last.index, "".join(piece.text for piece in pieces), last.finish_reason, tokens)
 
 
 async def _stream(
@@ -181,7 +193,7 @@ async def _stream(
             if opening is not None:
                 yield sse(opening)
         async for piece in generation.pieces():
-            if piece.text or piece.finish_reason is not None:
+            if piece.text or piece.tokens or piece.finish_reason is not None:
                 yield sse(answer_format.chunk(piece))
         if include_usage:
             yield sse(answer_format.usage_chunk(generation.token_counts))

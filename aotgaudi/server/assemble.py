@@ -14,14 +14,13 @@ import torch
 
 from aotgaudi import __version__
 from aotgaudi.backends.online import make_runtime
-from aotgaudi.bucketing.coverage import uncovered
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.bundle.format import MANIFEST_NAME
-from aotgaudi.bundle.verify import Bundle, Report
+from aotgaudi.bundle.verify import Bundle, Report, VerifiedBundle
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.runner import OnCold, ProgramRunner, refuse_cold
 from aotgaudi.errors import CoverageError, SpecError
+from aotgaudi.manifest.coverage import coverage_of
 from aotgaudi.manifest.entries import Entry
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.runtime.allocator import keep_freed_memory
@@ -40,20 +39,23 @@ from aotgaudi.spec.model import ModelSpec
 logger = logging.getLogger(__name__)
 
 
-def assemble(options: ServeOptions, bundle: Bundle, manifest: Manifest, pending: Future[Report]) -> Service:
+def assemble(
+    options: ServeOptions, bundle: Bundle, manifest: Manifest, pending: Future[VerifiedBundle]
+) -> Service:
     """Returns a service whose engine runs and whose process can no longer compile. See `launch` for errors."""
     keep_freed_memory()
     torch.set_num_threads(1)  # This thread loads; the engine's computes (see ProgramRunner).
     check_model(manifest.spec, _model_of(options.model_dir, manifest), options.model_dir)
     tokenizer = Tokenizer.load(options.model_dir)
     table = BucketTable.from_entries(manifest.entries)
-    _check_coverage(manifest, table, options)
-    sound = _accept(pending.result(), manifest.entries, options)
+    check_coverage(manifest, require_warm=options.require_warm)
+    verified = pending.result()
+    sound = _accept(verified.report, manifest.entries, options)
 
     executables, metrics, guard = ExecutableTable(), Metrics(), Guard()
     declare_samplers(manifest.entries, executables)
     loader = Loader(make_runtime(bundle.receipt.target), options.model_dir)
-    artifacts = Artifacts(bundle.receipt, bundle.program, bundle.read_object, bundle.object_path)
+    artifacts = Artifacts(bundle.receipt, verified.program, verified.read, verified.path)
     loader.load(sound, artifacts, executables)
 
     on_cold = _on_cold(options, bundle, loader, executables, metrics, guard)
@@ -91,6 +93,7 @@ def _engine(
         eos_token_ids=tokenizer.eos_token_ids,
         vocab_size=spec.model.vocab_size,
         defrag=spec.defrag if spec.defrag.enabled else None,
+        sampler=spec.sampler,
         on_step=metrics.observe_step,
     )
 
@@ -113,7 +116,7 @@ def _on_cold(
             metrics.count_compilation()
 
     return FirstUseBuilder(
-        bundle.path / MANIFEST_NAME,
+        bundle.manifest_bytes,
         options.store_root,
         loader,
         executables,
@@ -144,10 +147,13 @@ def _accept(report: Report, entries: Sequence[Entry], options: ServeOptions) -> 
     return [entry for entry in entries if str(entry) not in missing]
 
 
-def _check_coverage(manifest: Manifest, table: BucketTable, options: ServeOptions) -> None:
-    for hole in uncovered(manifest.spec.limits, table):
-        if options.require_warm:
-            raise CoverageError(
-                f"manifest: no entry covers {hole}; change the spec's limits or bucketing and build again"
-            )
-        logger.warning("no entry covers %s: such requests fail", hole)
+def check_coverage(manifest: Manifest, *, require_warm: bool) -> None:
+    """Warns of steps that can be formed and have no entry. Raises CoverageError instead under `require_warm`."""
+    coverage = coverage_of(manifest)
+    if coverage.is_closed:
+        return
+    if require_warm:
+        raise CoverageError(
+            f"manifest: {coverage} (`aotgaudi coverage MANIFEST` lists the holes and says what closes them)"
+        )
+    logger.warning("%s: prompts are cut shorter where that helps; else such requests fail", coverage)

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from aotgaudi.engine.events import ErrorEvent, Event, OnEvent
+from aotgaudi.engine.events import ErrorEvent, Event, OnEvent, TokenEvent
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.stats import EngineStats
 from aotgaudi.errors import RequestError
@@ -57,13 +57,35 @@ class EngineLike(Protocol):
         ...
 
 
+TokenText = Callable[[int], str]
+"""The text of a token id."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedToken:
+    """A generated token with its log-probability, and the likeliest tokens at its place with theirs.
+
+    `offset` is where its text begins in the choice's text, in characters, as the texts of the tokens add up.
+    """
+
+    text: str
+    offset: int
+    logprob: float
+    top: tuple[tuple[str, float], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """New text of the choice `index`; `finish_reason` is set on the choice's last piece."""
+    """New text of the choice `index`; `finish_reason` is set on the choice's last piece.
+
+    `tokens` are the tokens that were generated for it, where log-probabilities were asked for, else None. Text
+    may come later than its tokens: it is held back until it is certain.
+    """
 
     index: int
     text: str
     finish_reason: str | None
+    tokens: tuple[LoggedToken, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +100,17 @@ class Generation:
     """The outputs of one HTTP request, one a prompt. Made and used on the event loop."""
 
     def __init__(
-        self, engine: EngineLike, request_id: str, metrics: Metrics, clock: Callable[[], float]
+        self,
+        engine: EngineLike,
+        request_id: str,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        token_text: TokenText,
     ) -> None:
         self.request_id = request_id
+        self._token_text = token_text
+        self._offsets: dict[int, int] = {}
+        self._is_logged = False
         self._engine, self._metrics, self._clock = engine, metrics, clock
         self._arrival = clock()
         self._loop = asyncio.get_running_loop()
@@ -100,6 +130,7 @@ class Generation:
         Raises:
             RequestError: the engine refuses one of them.
         """
+        self._is_logged = params.logprobs is not None
         try:
             for index, prompt in enumerate(prompts):
                 self._engine.add(
@@ -142,7 +173,17 @@ class Generation:
             raise RequestError("The server is shutting down", http_status=503)
         if event.finish_reason is not None:
             timer.finish()
-        return Piece(index, event.text, event.finish_reason)
+        tokens = self._logged(index, event) if self._is_logged else None
+        return Piece(index, event.text, event.finish_reason, tokens)
+
+    def _logged(self, index: int, event: TokenEvent) -> tuple[LoggedToken, ...]:
+        logprobs = event.logprobs
+        if logprobs is None:
+            return ()
+        text, offset = self._token_text(event.token_ids[0]), self._offsets.get(index, 0)
+        self._offsets[index] = offset + len(text)
+        top = tuple((self._token_text(token_id), value) for token_id, value in logprobs.top)
+        return (LoggedToken(text, offset, logprobs.logprob, top),)
 
     def _engine_id(self, index: int) -> str:
         return f"{self.request_id}-{index}"

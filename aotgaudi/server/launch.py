@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from aotgaudi.backends.online import check_target
-from aotgaudi.bundle.verify import Bundle, Report, open_bundle, verify_bundle
+from aotgaudi.bundle.verify import Bundle, VerifiedBundle, hold_bundle, open_bundle
 from aotgaudi.errors import CorruptError
 from aotgaudi.manifest.codec import loads as load_manifest
 from aotgaudi.manifest.manifest import Manifest
@@ -32,17 +32,12 @@ def launch(options: ServeOptions) -> None:
 
     Raises:
         SpecError: no such model, another model than the bundle's, an address that cannot be had.
-        NotWarmError, CorruptError, TargetError: the bundle cannot be served; nothing was mapped.
+        NotWarmError, CorruptError, UntrustedError, TargetError: the bundle cannot be served; nothing was mapped.
         CoverageError: under `require_warm`, a step that the scheduler can form has no entry.
     """
     listener = bind(options.host, options.port)
     try:
-        bundle = open_bundle(options.bundle)
-        manifest = _manifest(bundle)
-        check_target(bundle.receipt.target)
-        with ThreadPoolExecutor(1) as pool:
-            report = pool.submit(verify_bundle, bundle, {entry.id: str(entry) for entry in manifest.entries})
-            service = _assemble(options, bundle, manifest, report)
+        service = _start(options)
     except BaseException:
         listener.close()
         raise
@@ -65,11 +60,23 @@ def launch(options: ServeOptions) -> None:
     )
 
 
-def _assemble(options: ServeOptions, bundle: Bundle, manifest: Manifest, report: Future[Report]) -> Service:
+def _start(options: ServeOptions) -> Service:
+    """What is parsed on the way (bundle, programs) is let go when this returns."""
+    bundle = open_bundle(options.bundle, options.acceptance)
+    manifest = _manifest(bundle)
+    check_target(bundle.receipt.target)
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(hold_bundle, bundle, {entry.id: str(entry) for entry in manifest.entries})
+        return _assemble(options, bundle, manifest, pending)
+
+
+def _assemble(
+    options: ServeOptions, bundle: Bundle, manifest: Manifest, pending: Future[VerifiedBundle]
+) -> Service:
     """Imports torch and the rest only now: what can be refused without them has been, in a fraction of a second."""
     from aotgaudi.server.assemble import assemble
 
-    return assemble(options, bundle, manifest, report)
+    return assemble(options, bundle, manifest, pending)
 
 
 def _manifest(bundle: Bundle) -> Manifest:

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from aotgaudi.bundle.opening import Acceptance
+
 
 @dataclass(frozen=True)
 class ServeOptions:
     """What ``aotgaudi serve`` was told. `environment` is what a builder started on first use inherits."""
 
     bundle: Path
+    acceptance: Acceptance
     model_dir: Path
     require_warm: bool
     host: str

@@ -3,11 +3,13 @@
 Three kinds of parameters:
 
 - supported: validated and obeyed;
-- known, not supported (`logprobs`, `tools`, `n` > 1, ...): accepted while they hold a value that asks for
-  nothing, refused with "not supported by this server" otherwise;
+- known, not supported (`tools`, `n` > 1, ...): accepted while they hold a value that asks for nothing, refused
+  with "not supported by this server" otherwise;
 - unknown: refused, naming the nearest known one, for a misspelt `max_token` must not be dropped silently.
 
-Extensions beyond OpenAI's protocol carry vLLM's names: `top_k`, `stop_token_ids`, `ignore_eos`.
+Extensions beyond OpenAI's protocol carry vLLM's names: `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`,
+`ignore_eos`. Filters, penalties and log-probabilities are also refused, by the engine, where the bundle's sampler
+was built without them.
 """
 
 from __future__ import annotations
@@ -92,6 +94,10 @@ class GenerationRequest(Body):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
     seed: int | None = None
     stop: Stop | None = None
     stop_token_ids: list[TokenId] | None = Field(default=None, max_length=MAX_STOP_TOKEN_IDS)
@@ -106,11 +112,7 @@ class GenerationRequest(Body):
 
     n: OneOnly = None
     best_of: OneOnly = None
-    presence_penalty: ZeroOnly = None
-    frequency_penalty: ZeroOnly = None
-    repetition_penalty: OneOnly = None
     length_penalty: OneOnly = None
-    min_p: ZeroOnly = None
     min_tokens: ZeroOnly = None
     priority: ZeroOnly = None
     logit_bias: NoObject = None
@@ -139,6 +141,11 @@ class GenerationRequest(Body):
         """The most tokens to generate; None: to the model's length."""
         return self.max_tokens
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many likeliest tokens' log-probabilities to return beside the chosen one's; None: nothing."""
+        return None
+
     def in_own_names(self, error: RequestError) -> RequestError:
         """`error` of the engine, with the name that this body has for the parameter at fault."""
         param = self._own_names().get(error.param or "", error.param)
@@ -158,6 +165,11 @@ class GenerationRequest(Body):
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=0 if self.top_k is None else self.top_k,
+            min_p=0.0 if self.min_p is None else self.min_p,
+            presence_penalty=0.0 if self.presence_penalty is None else self.presence_penalty,
+            frequency_penalty=0.0 if self.frequency_penalty is None else self.frequency_penalty,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            logprobs=self.num_logprobs,
             seed=self.seed,
             max_tokens=self.max_new_tokens,
             stop=tuple(stop),
@@ -171,15 +183,20 @@ class CompletionRequest(GenerationRequest):
 
     prompt: Prompt
     add_special_tokens: bool | None = None
+    logprobs: int | None = None
 
     echo: OffOnly = None
     suffix: Annotated[object, neutral_only("")] = None
-    logprobs: NoValue = None
 
     @property
     def max_new_tokens(self) -> int | None:
         """OpenAI's default for completions is 16 tokens."""
         return DEFAULT_COMPLETION_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """As asked."""
+        return self.logprobs
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, one a choice."""
@@ -226,11 +243,11 @@ class ChatCompletionRequest(GenerationRequest):
 
     messages: list[Message] = Field(min_length=1, fail_fast=True)
     max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
 
     service_tier: Annotated[object, neutral_only("auto", "default")] = None
     store: OffOnly = None
-    logprobs: OffOnly = None
-    top_logprobs: ZeroOnly = None
     tools: NoList = None
     tool_choice: NoneOnly = None
     parallel_tool_calls: Ignored = None
@@ -261,13 +278,28 @@ class ChatCompletionRequest(GenerationRequest):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_logprobs(self) -> ChatCompletionRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise PydanticCustomError(
+                "invalid_value", "'{name}' is only allowed when 'logprobs' is true", {"name": "top_logprobs"}
+            )
+        return self
+
     @property
     def max_new_tokens(self) -> int | None:
         """The limit under either name; None: to the model's length."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """`top_logprobs`, where `logprobs` is true."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
     def _own_names(self) -> Mapping[str, str]:
         names = {"prompt": "messages"}
-        return (
-            names if self.max_completion_tokens is None else {**names, "max_tokens": "max_completion_tokens"}
-        )
+        if self.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        if self.top_logprobs:
+            names["logprobs"] = "top_logprobs"
+        return names

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from aotgaudi.server.generation import Piece, TokenCounts
+from aotgaudi.server.generation import LoggedToken, Piece, TokenCounts
 
 Json = Mapping[str, object]
+LEAST_LOGPROB = -9999.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,32 @@ class CompletionFormat:
 
 
 def _completion_choice(piece: Piece) -> Json:
-    return {"index": piece.index, "text": piece.text, "logprobs": None, "finish_reason": piece.finish_reason}
+    return {
+        "index": piece.index,
+        "text": piece.text,
+        "logprobs": _completion_logprobs(piece),
+        "finish_reason": piece.finish_reason,
+    }
+
+
+def _completion_logprobs(piece: Piece) -> Json | None:
+    """The four parallel lists of a completion; the likeliest tokens are a map that has the chosen one, too."""
+    if piece.tokens is None:
+        return None
+    return {
+        "tokens": [token.text for token in piece.tokens],
+        "token_logprobs": [_finite(token.logprob) for token in piece.tokens],
+        "top_logprobs": [_by_text(token) for token in piece.tokens],
+        "text_offset": [token.offset for token in piece.tokens],
+    }
+
+
+def _by_text(token: LoggedToken) -> Json:
+    """The chosen token first; of tokens with one text, which a map cannot hold, the likeliest."""
+    found = {token.text: _finite(token.logprob)}
+    for text, value in token.top:
+        found.setdefault(text, _finite(value))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +126,11 @@ class ChatFormat:
 
     def opening(self, index: int) -> Json | None:
         """The chunk that says who speaks."""
-        return self._chunk(index, {"role": "assistant", "content": ""}, None)
+        return self._chunk(Piece(index, "", None), {"role": "assistant", "content": ""})
 
     def chunk(self, piece: Piece) -> Json:
         """A ``chat.completion.chunk`` with the new text."""
-        return self._chunk(piece.index, {"content": piece.text} if piece.text else {}, piece.finish_reason)
+        return self._chunk(piece, {"content": piece.text} if piece.text else {})
 
     def usage_chunk(self, counts: TokenCounts) -> Json:
         """A ``chat.completion.chunk`` without choices."""
@@ -114,8 +140,13 @@ class ChatFormat:
         """A ``chat.completion`` with every choice."""
         return _envelope(self.head, "chat.completion", list(map(_chat_choice, outputs)), counts)
 
-    def _chunk(self, index: int, delta: Json, finish_reason: str | None) -> Json:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def _chunk(self, piece: Piece, delta: Json) -> Json:
+        choice = {
+            "index": piece.index,
+            "delta": delta,
+            "logprobs": _chat_logprobs(piece),
+            "finish_reason": piece.finish_reason,
+        }
         return _envelope(self.head, "chat.completion.chunk", [choice])
 
 
@@ -124,6 +155,28 @@ def _chat_choice(piece: Piece) -> Json:
     return {
         "index": piece.index,
         "message": message,
-        "logprobs": None,
+        "logprobs": _chat_logprobs(piece),
         "finish_reason": piece.finish_reason,
     }
+
+
+def _chat_logprobs(piece: Piece) -> Json | None:
+    if piece.tokens is None:
+        return None
+    content = [
+        {
+            **_chat_token(token.text, token.logprob),
+            "top_logprobs": [_chat_token(text, value) for text, value in token.top],
+        }
+        for token in piece.tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _chat_token(text: str, logprob: float) -> Json:
+    return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode("utf-8", "replace"))}
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no infinity: what cannot be is very unlikely, as in vLLM and OpenAI's API."""
+    return max(logprob, LEAST_LOGPROB)

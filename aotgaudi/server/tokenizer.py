@@ -60,6 +60,10 @@ class Tokenizer:
         """The text of `token_ids` without special tokens; U+FFFD stands for bytes that are not UTF-8."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
 
+    def token_text(self, token_id: int) -> str:
+        """The text of one token alone, of special ones too; U+FFFD where it is part of a character."""
+        return str(self._backend.decode([token_id], skip_special_tokens=False))
+
 
 def _eos_token_ids(model_dir: Path, backend: tokenizers.Tokenizer) -> frozenset[int]:
     """The ids in generation_config.json, or else in config.json; and the tokenizer's own `eos_token`."""

@@ -59,7 +59,7 @@ num_blocks = 6
 [sampler]
 settings = [
     {{ temperature = 0.0, top_p = 1.0, top_k = 0 }},
-    {{ temperature = 0.7, top_p = 0.9, top_k = 20 }},
+    {{ temperature = 0.7, top_p = 0.9, top_k = 20, min_p = 0.05, presence_penalty = 0.5, num_logprobs = 5 }},
 ]
 
 [defrag]

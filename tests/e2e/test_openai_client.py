@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import openai
@@ -89,3 +90,58 @@ def test_refusals_are_the_clients_own_exceptions(client: openai.OpenAI, server: 
         client.completions.create(model=server.model_name, prompt="a", max_tokens=MAX_MODEL_LEN)
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         client.completions.create(model="gpt-9", prompt="a")
+
+
+def test_log_probabilities_come_with_every_token_whole_and_streamed(
+    client: openai.OpenAI, server: Server
+) -> None:
+    asked = {
+        "model": server.model_name,
+        "messages": [{"role": "user", "content": "the quick"}],
+        "max_completion_tokens": 6,
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": 3,
+        "extra_body": {"ignore_eos": True},
+    }
+
+    whole = client.chat.completions.create(**asked).choices[0].logprobs.content
+    chunks = [chunk.choices[0].logprobs for chunk in client.chat.completions.create(**asked, stream=True)]
+
+    assert len(whole) == 6
+    for token in whole:
+        assert token.top_logprobs[0].logprob == pytest.approx(token.logprob), "greedy takes the likeliest"
+        values = [top.logprob for top in token.top_logprobs]
+        assert values == sorted(values, reverse=True)
+        assert len(values) == 3
+        assert sum(math.exp(value) for value in values) <= 1 + 1e-6
+    streamed = [token for logprobs in chunks if logprobs for token in logprobs.content]
+    assert [(token.token, token.logprob) for token in streamed] == [
+        (token.token, pytest.approx(token.logprob, abs=1e-4)) for token in whole
+    ]
+
+
+def test_a_penalty_keeps_a_token_from_coming_again(client: openai.OpenAI, server: Server) -> None:
+    def answer(**penalty: float) -> list[str]:
+        done = client.completions.create(
+            model=server.model_name,
+            prompt=[1, 2, 3],
+            max_tokens=24,
+            temperature=0,
+            logprobs=0,
+            extra_body={"ignore_eos": True, **penalty},
+        )
+        return done.choices[0].logprobs.tokens
+
+    plain, penalised = answer(), answer(repetition_penalty=50.0, presence_penalty=2.0, frequency_penalty=2.0)
+
+    assert len(set(penalised)) > len(set(plain))
+
+
+def test_more_log_probabilities_than_the_bundle_has_are_refused(
+    client: openai.OpenAI, server: Server
+) -> None:
+    with pytest.raises(openai.BadRequestError, match="must be at most 5") as refusal:
+        client.completions.create(model=server.model_name, prompt="a", logprobs=6)
+
+    assert refusal.value.param == "logprobs"

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
@@ -13,7 +13,7 @@ from aotgaudi.engine.output import OutputStream
 from aotgaudi.engine.request import Request
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.scheduler import Scheduler
-from aotgaudi.engine.steps import DefragStep, Step
+from aotgaudi.engine.steps import DefragStep, Step, StepResult, TokenLogprobs
 from aotgaudi.errors import CoverageError
 from aotgaudi.manifest.entries import DecodeEntry, DefragEntry, Entry, PromptEntry
 from aotgaudi.spec.defrag import DefragSpec
@@ -39,11 +39,12 @@ class ScriptedRunner:
         self._text = iter(text)
         self.fail: Callable[[Step | DefragStep], None] = lambda step: None
         self.exchanged: list[DefragStep] = []
+        self.logprobs: dict[int, TokenLogprobs] = {}
 
-    def run(self, step: Step) -> Sequence[int | None]:
+    def run(self, step: Step) -> StepResult:
         self.fail(step)
         token_id = ord(next(self._text))
-        return [None if row.sampling is None else token_id for row in step.rows]
+        return StepResult([None if row.sampling is None else token_id for row in step.rows], self.logprobs)
 
     def exchange(self, step: DefragStep) -> None:
         self.fail(step)
@@ -97,6 +98,19 @@ class TestEvents:
         ]
         assert core.take_ended() == [stream]
         assert core.take_ended() == []
+
+    def test_log_probabilities_go_with_the_token_of_their_row(self) -> None:
+        runner = ScriptedRunner("ab")
+        core = _core(runner)
+        _, plain = _add(core, "plain", max_tokens=2)
+        _, logged = _add(core, "logged", max_tokens=2)
+        values = TokenLogprobs(-0.5, ((97, -0.5), (98, -1.0)))
+        runner.logprobs = {1: values}
+
+        _drive(core)
+
+        assert [event.logprobs for event in logged if isinstance(event, TokenEvent)] == [values, values]
+        assert [event.logprobs for event in plain if isinstance(event, TokenEvent)] == [None, None]
 
     def test_the_token_that_ends_a_request_has_no_text(self) -> None:
         core = _core(ScriptedRunner("a$"))
@@ -201,7 +215,7 @@ class TestFailures:
 
     def test_a_runner_that_answers_too_little_fails_the_step(self) -> None:
         runner = ScriptedRunner()
-        runner.run = lambda step: []  # type: ignore[method-assign]
+        runner.run = lambda step: StepResult([])  # type: ignore[method-assign]
         core = _core(runner)
         _, events = _add(core, "r")
 

@@ -12,7 +12,7 @@ from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.events import ErrorEvent, Event, TokenEvent
 from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.sampling_params import SamplingParams
-from aotgaudi.engine.steps import DefragStep, Step
+from aotgaudi.engine.steps import DefragStep, Step, StepResult
 from aotgaudi.errors import RequestError
 from aotgaudi.manifest.entries import DecodeEntry, PromptEntry
 from aotgaudi.spec.limits import ServingLimits
@@ -34,12 +34,12 @@ class GatedRunner:
         self.noises: list[float] = []
         self.thread_names: set[str] = set()
 
-    def run(self, step: Step) -> Sequence[int | None]:
+    def run(self, step: Step) -> StepResult:
         self.is_inside.set()
         assert self.gate.wait(TIMEOUT_SECONDS)
         self.thread_names.add(threading.current_thread().name)
         self.noises += [row.sampling.noise for row in step.rows if row.sampling is not None]
-        return [None if row.sampling is None else ord("a") for row in step.rows]
+        return StepResult([None if row.sampling is None else ord("a") for row in step.rows])
 
     def exchange(self, step: DefragStep) -> None:
         raise NotImplementedError
@@ -128,6 +128,17 @@ def test_refusals_come_at_once_and_name_the_fault(engine: Engine) -> None:
         with pytest.raises(RequestError) as refusal:
             engine.add(prompt, params, request_id="r", on_event=lambda event: None)
         assert (refusal.value.param, refusal.value.http_status) == ("prompt", 400)
+
+
+@pytest.mark.parametrize("param", ["min_p", "frequency_penalty", "repetition_penalty", "logprobs"])
+def test_what_the_sampler_was_not_built_for_is_refused_before_it_queues(engine: Engine, param: str) -> None:
+    params = SamplingParams(**{param: 1 if param != "repetition_penalty" else 2})
+
+    with pytest.raises(RequestError, match=r"sampler\.settings") as refusal:
+        engine.add([1], params, request_id="r", on_event=lambda event: None)
+
+    assert (refusal.value.param, refusal.value.http_status) == (param, 400)
+    assert engine.stats().num_waiting == 0
 
 
 def test_an_id_is_refused_while_it_is_in_use(engine: Engine, runner: GatedRunner) -> None:

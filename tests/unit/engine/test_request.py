@@ -77,8 +77,8 @@ def test_the_ith_token_uses_the_ith_draw_whatever_happens_between() -> None:
 
     for _ in range(4):
         noise = draws.random()
-        assert request.sampling == SamplingRow(0.5, 0.9, 3, noise)
-        assert request.sampling == SamplingRow(0.5, 0.9, 3, noise)
+        assert request.sampling == SamplingRow(request.params, noise)
+        assert request.sampling == SamplingRow(request.params, noise)
         request.admit([1])
         request.append_token(0)
         request.preempt()

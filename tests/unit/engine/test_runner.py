@@ -8,15 +8,19 @@ from typing import Any
 import pytest
 import torch
 
+from aotgaudi.engine.request import Request, RequestState
 from aotgaudi.engine.runner import ProgramRunner
+from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.steps import DecodeRow, DecodeStep, DefragStep, PromptRow, PromptStep, SamplingRow
 from aotgaudi.errors import NotWarmError
 from aotgaudi.graphs.program import TensorSpec
-from aotgaudi.graphs.step_inputs import decode_inputs, prompt_inputs
+from aotgaudi.graphs.sampler import SamplerGraph
+from aotgaudi.graphs.step_inputs import decode_inputs, prompt_inputs, sampler_inputs
 from aotgaudi.manifest.entries import DecodeEntry, DefragEntry, Entry, PromptEntry, SamplerEntry
 from aotgaudi.runtime.executables import ExecutableTable
 
 SIZE = 4
+RUNNING = RequestState.RUNNING
 GREEDY = SamplingRow()
 
 
@@ -70,7 +74,7 @@ def test_a_decode_step_is_flat_over_its_blocks() -> None:
     sampler = SamplerEntry(3, 0.0, 1.0, 0, True)
     samplers = Recorder((TensorSpec(name="logits", shape=(3, 8), dtype="float32"),), torch.tensor([4, 5, 6]))
 
-    tokens = runner_of({entry: program, sampler: samplers}).run(DecodeStep(entry, rows))
+    tokens = runner_of({entry: program, sampler: samplers}).run(DecodeStep(entry, rows)).token_ids
 
     seen = {name: value.tolist() for name, value in program.seen.items()}
     assert tokens == [4, 5]
@@ -100,7 +104,7 @@ def test_a_sampler_of_another_size_serves_the_rows_that_sample() -> None:
         PromptRow((3,), 0, (3,), None),
     )
 
-    tokens = runner_of({entry: program, sampler: samplers}).run(PromptStep(entry, rows))
+    tokens = runner_of({entry: program, sampler: samplers}).run(PromptStep(entry, rows)).token_ids
 
     assert tokens == [None, 6, None]
     assert torch.equal(samplers.seen["logits"], logits[1:2])
@@ -110,7 +114,9 @@ def test_no_row_samples_where_none_asks() -> None:
     entry = PromptEntry(1, 4, 0)
     program = Recorder(prompt_inputs(entry, SIZE, (None,)), torch.zeros(1, 8))
 
-    assert runner_of({entry: program}).run(PromptStep(entry, (PromptRow((1,), 0, (1,), None),))) == [None]
+    result = runner_of({entry: program}).run(PromptStep(entry, (PromptRow((1,), 0, (1,), None),)))
+
+    assert (result.token_ids, result.logprobs) == ([None], {})
 
 
 def test_an_exchange_is_padded_with_the_padding_block() -> None:
@@ -138,7 +144,7 @@ def test_a_cold_entry_is_refused_unless_something_makes_it_warm() -> None:
         asked.append(cold)
         table.add(entry, Recorder(prompt_inputs(entry, SIZE, (None,)), torch.zeros(1, 8)))  # type: ignore[arg-type]
 
-    assert ProgramRunner(table, SIZE, warm).run(step) == [None]
+    assert ProgramRunner(table, SIZE, warm).run(step).token_ids == [None]
     assert asked == [entry]
 
 
@@ -154,3 +160,121 @@ def test_the_thread_that_runs_sets_its_threads() -> None:
         assert torch.get_num_threads() == before + 1
     finally:
         torch.set_num_threads(before)
+
+
+class EagerSampler:
+    """A sampler program that runs its graph in eager mode, and remembers its inputs."""
+
+    def __init__(self, entry: SamplerEntry, vocab_size: int) -> None:
+        self.inputs = sampler_inputs(entry.batch_size, entry.signature, vocab_size, "float32")
+        self._graph = SamplerGraph(entry.signature, entry.num_logprobs)
+        self.seen: dict[str, torch.Tensor] = {}
+        self.num_runs = 0
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        for spec, value in zip(self.inputs, inputs, strict=True):
+            assert (tuple(value.shape), str(value.dtype)) == (spec.shape, f"torch.{spec.dtype}"), spec.name
+        self.seen = {spec.name: value.clone() for spec, value in zip(self.inputs, inputs, strict=True)}
+        self.num_runs += 1
+        outputs = self._graph(*inputs)
+        return list(outputs) if isinstance(outputs, tuple) else [outputs]
+
+
+VOCAB = 8
+PENALISED = SamplerEntry(2, 0.0, 1.0, 0, True, presence_penalty=1.0)
+FULL = SamplerEntry(2, 0.7, 1.0, 0, True, min_p=0.1, presence_penalty=1.0, num_logprobs=4)
+
+
+def eager_runner(*entries: SamplerEntry, logits: torch.Tensor) -> tuple[ProgramRunner, list[EagerSampler]]:
+    samplers = [EagerSampler(entry, VOCAB) for entry in entries]
+    decode = DecodeEntry(len(logits), 1, 8)
+    step = Recorder(decode_inputs(decode, SIZE, (None,)), logits)
+    programs: dict[Entry, Any] = {decode: step, **dict(zip(entries, samplers, strict=True))}
+    return runner_of(programs), samplers
+
+
+def request_of(prompt: Sequence[int], **params: Any) -> Request:
+    asked = SamplingParams(**{"temperature": 0, **params})
+    return Request(
+        request_id="r", prompt_token_ids=tuple(prompt), params=asked, max_tokens=20, seed=0, state=RUNNING
+    )
+
+
+def decode_step(batch_size: int, *requests: Request) -> DecodeStep:
+    rows = [DecodeRow(r.last_token_id, 0, (1,), r.sampling) for r in requests]
+    return DecodeStep(DecodeEntry(batch_size, 1, 8), tuple(rows))
+
+
+def test_penalties_see_the_prompt_and_count_what_was_generated_also_when_rows_move() -> None:
+    runner, (sampler,) = eager_runner(PENALISED, logits=torch.zeros(2, VOCAB))
+    first = request_of([5, 5, 6], presence_penalty=0.5)
+    second = request_of([1], repetition_penalty=1.5)
+    third = request_of([2])
+
+    for batch in ([first, second], [first, second], [second, first], [third, first], [second, third]):
+        runner.run(decode_step(2, *batch))
+
+        for row, request in enumerate(batch):
+            if request.params.signature.penalties:
+                counts = torch.bincount(
+                    torch.tensor(request.output_token_ids, dtype=torch.int64), minlength=VOCAB
+                )
+                assert torch.equal(sampler.seen["output_counts"][row], counts.float())
+                assert sampler.seen["prompt_mask"][row].nonzero().flatten().tolist() == sorted(
+                    set(request.prompt_token_ids)
+                )
+        for request, token in zip(batch, (3, 4), strict=True):
+            request.append_token(token)
+
+    assert sampler.seen["presence_penalty"].tolist() == [0.0, 0.0]
+    assert sampler.seen["repetition_penalty"].tolist() == [1.5, 1.0]
+
+
+def test_a_penalty_changes_the_greedy_token() -> None:
+    logits = torch.tensor([[0.0, 0.1, 2.0, 1.9, 0, 0, 0, 0]] * 2)
+    runner, _ = eager_runner(PENALISED, logits=logits)
+    request = request_of([1], frequency_penalty=0.3)
+    free = request_of([1])
+
+    tokens = []
+    for _ in range(3):
+        answer = runner.run(decode_step(2, request, free)).token_ids
+        tokens.append(answer)
+        request.append_token(answer[0] or 0)
+
+    assert tokens == [[2, 2], [3, 2], [2, 2]]
+
+
+def test_log_probabilities_are_given_to_the_rows_that_asked_as_many_as_they_asked_for() -> None:
+    logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(0))
+    runner, _ = eager_runner(FULL, logits=logits)
+
+    result = runner.run(decode_step(2, request_of([1], logprobs=2), request_of([1])))
+
+    expected = torch.log_softmax(logits[0].double(), -1)
+    best = expected.topk(2)
+    assert set(result.logprobs) == {0}
+    assert result.logprobs[0].logprob == pytest.approx(expected[result.token_ids[0]].item(), abs=1e-5)
+    assert [token for token, _ in result.logprobs[0].top] == best.indices.tolist()
+    assert [value for _, value in result.logprobs[0].top] == pytest.approx(best.values.tolist(), abs=1e-5)
+
+
+def test_the_cheapest_entry_that_serves_every_row_is_run() -> None:
+    greedy = SamplerEntry(2, 0.0, 1.0, 0, True)
+    runner, samplers = eager_runner(greedy, PENALISED, FULL, logits=torch.zeros(2, VOCAB))
+
+    runner.run(decode_step(2, request_of([1]), request_of([1], temperature=0, top_k=3)))
+    runner.run(decode_step(2, request_of([1]), request_of([1], presence_penalty=1)))
+    runner.run(decode_step(2, request_of([1], temperature=0.5), request_of([1], presence_penalty=1)))
+
+    assert [sampler.num_runs for sampler in samplers] == [1, 1, 1]
+
+
+def test_more_rows_than_the_largest_sampler_takes_are_sampled_in_several_runs() -> None:
+    logits = torch.eye(VOCAB)[:5]
+    runner, (sampler,) = eager_runner(SamplerEntry(2, 0.0, 1.0, 0, True), logits=logits)
+
+    result = runner.run(decode_step(5, *(request_of([1]) for _ in range(5))))
+
+    assert result.token_ids == [0, 1, 2, 3, 4]
+    assert sampler.num_runs == 3

@@ -30,12 +30,27 @@ def test_defaults_filter_nothing() -> None:
         {"stop": ("x",) * MAX_STOP_STRINGS},
         {"stop_token_ids": (0, 1)},
         {"ignore_eos": True},
+        {"min_p": 1},
+        {"presence_penalty": -2, "frequency_penalty": 2.0},
+        {"repetition_penalty": 0.01},
+        {"repetition_penalty": 100},
+        {"logprobs": 0},
+        {"logprobs": 20},
     ],
 )
 def test_the_edges_of_what_is_allowed_are_allowed(allowed: dict[str, Any]) -> None:
     params = SamplingParams(**allowed)
 
     assert {name: getattr(params, name) for name in allowed} == allowed
+
+
+def test_the_signature_says_which_graph_serves_the_request() -> None:
+    assert str(SamplingParams(temperature=1e-9, top_k=3).signature) == "greedy"
+    assert str(SamplingParams(top_k=-1, seed=3).signature) == "random"
+    assert (
+        str(SamplingParams(min_p=0.1, repetition_penalty=2, logprobs=0).signature)
+        == "min_p+penalties+logprobs"
+    )
 
 
 def test_top_k_of_minus_one_is_off() -> None:
@@ -55,6 +70,15 @@ def test_top_k_of_minus_one_is_off() -> None:
         ("top_p", math.inf),
         ("top_k", -2),
         ("top_k", 1.0),
+        ("min_p", 1.01),
+        ("min_p", -0.1),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", "1"),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", math.nan),
+        ("logprobs", 21),
+        ("logprobs", -1),
+        ("logprobs", True),
         ("seed", 2**63),
         ("seed", 1.5),
         ("max_tokens", 0),

@@ -144,6 +144,30 @@ def test_a_sampler_takes_only_what_its_signature_needs() -> None:
 
     assert [spec.name for spec in greedy.inputs] == ["logits"]
     assert [spec.name for spec in filtered.inputs] == ["logits", "temperature", "top_p", "top_k", "noise"]
+    assert greedy.outputs == filtered.outputs == ("0.0",)
+
+
+def test_penalties_and_log_probabilities_add_inputs_and_outputs() -> None:
+    spec = spec_of(reference("llama"))
+    setting = SamplerEntry(2, 0.0, 1.0, 0, True, repetition_penalty=1.2, num_logprobs=5)
+
+    traced = trace(setting, spec.model, spec.limits)
+
+    assert [spec.name for spec in traced.inputs] == [
+        "logits",
+        *(f"{kind}_penalty" for kind in ("presence", "frequency", "repetition")),
+        "output_counts",
+        "prompt_mask",
+    ]
+    assert [spec.shape for spec in traced.inputs[-2:]] == [(2, spec.model.vocab_size)] * 2
+    assert traced.outputs == traced.pieces[0].outputs == ("0.0", "0.1", "0.2", "0.3")
+
+
+def test_an_empty_batch_is_enumerated_and_not_built() -> None:
+    spec = spec_of(reference("llama"))
+
+    with pytest.raises(SpecError, match="smallest_batch_size = 1"):
+        trace(SamplerEntry(0, 0.0, 1.0, 0, True), spec.model, spec.limits)
 
 
 class _Module:

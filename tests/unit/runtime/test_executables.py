@@ -11,9 +11,9 @@ import pytest
 
 from aotgaudi.errors import ManifestError
 from aotgaudi.graphs.program import Call, Program, TensorSpec
-from aotgaudi.graphs.sampler_signature import SamplerSignature
 from aotgaudi.manifest.entries import DecodeEntry, DefragEntry, SamplerEntry
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
+from aotgaudi.spec.sampler_signature import SamplerSignature, SamplerWork
 
 
 class Value:
@@ -165,6 +165,9 @@ def test_a_unit_that_gives_another_number_of_outputs_is_an_error() -> None:
 GREEDY = SamplerEntry(2, 0.0, 1.0, 0, batch_changed=True)
 RANDOM = SamplerEntry(2, 1.0, 1.0, 0, batch_changed=True)
 FILTERED = SamplerEntry(2, 0.7, 0.9, 50, batch_changed=True)
+MIN_P = SamplerEntry(2, 0.7, 1.0, 0, batch_changed=True, min_p=0.1)
+PENALISED = SamplerEntry(2, 0.7, 1.0, 0, batch_changed=True, frequency_penalty=0.5)
+LOGGED = SamplerEntry(2, 0.7, 0.9, 0, batch_changed=True, presence_penalty=0.5, num_logprobs=3)
 
 
 def table_of(*entries: SamplerEntry) -> ExecutableTable:
@@ -177,11 +180,14 @@ def table_of(*entries: SamplerEntry) -> ExecutableTable:
 @pytest.mark.parametrize(
     ("declared", "wanted", "found"),
     [
-        ((GREEDY, RANDOM, FILTERED), SamplerSignature.GREEDY, GREEDY),
-        ((GREEDY, RANDOM, FILTERED), SamplerSignature.RANDOM, RANDOM),
-        ((FILTERED, RANDOM), SamplerSignature.GREEDY, RANDOM),
-        ((FILTERED,), SamplerSignature.GREEDY, FILTERED),
-        ((GREEDY, FILTERED), SamplerSignature.RANDOM, FILTERED),
+        ((GREEDY, RANDOM, FILTERED), SamplerSignature(SamplerWork.GREEDY), GREEDY),
+        ((GREEDY, RANDOM, FILTERED), SamplerSignature(SamplerWork.RANDOM), RANDOM),
+        ((FILTERED, RANDOM), SamplerSignature(SamplerWork.GREEDY), RANDOM),
+        ((FILTERED,), SamplerSignature(SamplerWork.GREEDY), FILTERED),
+        ((GREEDY, FILTERED), SamplerSignature(SamplerWork.RANDOM), FILTERED),
+        ((LOGGED, MIN_P, PENALISED), SamplerSignature(SamplerWork.RANDOM), PENALISED),
+        ((LOGGED, MIN_P, PENALISED), SamplerSignature(logprobs=True), LOGGED),
+        ((MIN_P, PENALISED), SamplerSignature(SamplerWork.FILTERED), MIN_P),
     ],
 )
 def test_the_cheapest_sampler_that_is_able_serves(
@@ -192,23 +198,27 @@ def test_the_cheapest_sampler_that_is_able_serves(
 
 @pytest.mark.parametrize(
     ("batch_size", "wanted"),
-    [(2, SamplerSignature.FILTERED), (2, SamplerSignature.RANDOM), (3, SamplerSignature.GREEDY)],
+    [
+        (2, SamplerSignature(SamplerWork.FILTERED)),
+        (2, SamplerSignature(SamplerWork.RANDOM)),
+        (3, SamplerSignature(SamplerWork.GREEDY)),
+    ],
 )
 def test_no_sampler_that_does_less_or_has_another_size_serves(
     batch_size: int, wanted: SamplerSignature
 ) -> None:
-    with pytest.raises(ManifestError, match=f"{wanted.value!r} for batch size {batch_size}; add a setting"):
+    with pytest.raises(ManifestError, match=f"{str(wanted)!r} for batch size {batch_size}; add a setting"):
         table_of(GREEDY).sampler(batch_size, wanted)
 
 
 def test_the_first_sampler_declared_for_a_signature_is_used() -> None:
     other = SamplerEntry(2, 0.3, 0.95, 20, batch_changed=False)
 
-    assert table_of(FILTERED, other).sampler(2, SamplerSignature.FILTERED) == FILTERED
+    assert table_of(FILTERED, other).sampler(2, SamplerSignature(SamplerWork.FILTERED)) == FILTERED
 
 
 def test_sampler_sizes_ascend_each_once() -> None:
-    sizes = [4, 1, 4, 2]
+    sizes = [4, 1, 0, 4, 2]
 
     assert table_of(*(SamplerEntry(n, 0.0, 1.0, 0, batch_changed=True) for n in sizes)).sampler_sizes() == (
         1,

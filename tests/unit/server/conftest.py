@@ -12,6 +12,7 @@ import tokenizers
 from fastapi.testclient import TestClient
 from tokenizers import decoders, models, pre_tokenizers, processors
 
+from aotgaudi.engine.admission import check_sampling
 from aotgaudi.engine.events import ErrorEvent, Event, OnEvent, TokenEvent
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.stats import EngineStats
@@ -21,6 +22,7 @@ from aotgaudi.server.chat import ChatTemplate
 from aotgaudi.server.metrics import WarmCounts
 from aotgaudi.server.service import Service
 from aotgaudi.server.tokenizer import Tokenizer
+from aotgaudi.spec.sampler import SamplerSpec
 
 MAX_MODEL_LEN = 64
 BOS, EOS = "<s>", "</s>"
@@ -61,6 +63,7 @@ class FakeEngine:
     aborted: queue.Queue[str] = field(default_factory=queue.Queue)
     calls: list[str] = field(default_factory=list)
     refusal: RequestError | None = None
+    sampler: SamplerSpec = field(default_factory=SamplerSpec)
 
     def __post_init__(self) -> None:
         self._work: queue.Queue[Added | None] = queue.Queue()
@@ -72,6 +75,7 @@ class FakeEngine:
     ) -> None:
         if self.refusal is not None:
             raise self.refusal
+        check_sampling(params, self.sampler)
         if not prompt_token_ids:
             raise RequestError("the prompt is empty: at least 1 token is needed", param="prompt")
         if len(prompt_token_ids) >= MAX_MODEL_LEN:

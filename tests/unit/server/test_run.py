@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import openai
 import pytest
@@ -17,7 +17,7 @@ import pytest
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.loop import Engine
-from aotgaudi.engine.steps import DefragStep, Step
+from aotgaudi.engine.steps import DefragStep, Step, StepResult
 from aotgaudi.errors import SpecError
 from aotgaudi.manifest.entries import DecodeEntry, PromptEntry
 from aotgaudi.server.app import create_app
@@ -127,8 +127,8 @@ def test_hanging_up_aborts(serve: Serve, service: Service, engine, scripts, is_s
 class _Runner:
     """Answers with "a"."""
 
-    def run(self, step: Step) -> Sequence[int | None]:
-        return [None if row.sampling is None else 64 for row in step.rows]
+    def run(self, step: Step) -> StepResult:
+        return StepResult([None if row.sampling is None else 64 for row in step.rows])
 
     def exchange(self, step: DefragStep) -> None:
         raise NotImplementedError

@@ -1,0 +1,147 @@
+"""Hyper-connections (mHC): what wraps a sublayer where a model has several residual streams.
+
+``hc_pre`` reads from the streams what the sublayer takes, and how its result is to be written back; ``hc_post``
+writes it back and mixes the streams; ``hc_head`` reads from the streams what the final norm takes.
+
+Weights are explicit inputs, also the small ones: an artifact is of the shapes and constants alone, never of a
+checkpoint. Everything is computed in float32, whatever the streams' dtype; what goes back to the streams, or to
+the sublayer, is rounded once, at the end. (transformers rounds `post` and `comb` first where the streams are
+bfloat16; servers' kernels do not, and we follow them.)
+
+The projection is summed in `n_splits` parts over K, each a run of whole blocks of 64 columns with the longer
+runs first (DeepGEMM's tf32_hc_prenorm_gemm), and the parts are added in order: float32 sums in another order
+differ in the last bits, so n_splits is a part of what a graph computes. (Only the FMA kernel of newer SGLang
+cuts K otherwise: within each stream.)
+
+Legend: T tokens, H streams, D width of one, K = H * D, N = (2 + H) * H mixing weights, S parts.
+
+Formulas: DeepSeek's TileKernels (tile_kernels/torch/mhc.py 1-86); transformers 5.23
+(models/deepseek_v4/modeling_deepseek_v4.py, DeepseekV4HyperConnection, DeepseekV4HyperHead, DeepseekV4DecoderLayer).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from aotgaudi.spec.hyper_connections import HyperConnections
+
+_BLOCK = 64
+_POST_MULT = 2.0
+
+
+class HcPreGraph(nn.Module):
+    """residual [T, H, D], fn [N, K], scale [3], base [N] -> post [T, H], comb [T, H, H], layer input [T, D].
+
+    The layer input has the residual's dtype; all else is float32.
+    """
+
+    def __init__(self, streams: HyperConnections, n_splits: int) -> None:
+        super().__init__()
+        self.streams, self.n_splits = streams, n_splits
+
+    def forward(
+        self, residual: Tensor, fn: Tensor, scale: Tensor, base: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Collapses the streams into one, and says how its sublayer's output is to be written back."""
+        mix = _normed_mix(residual, fn, self.n_splits, self.streams.rms_eps)
+        pre, post, comb = mixing_weights(mix, scale, base, self.streams)
+        return post, comb, _collapsed(residual, pre)
+
+
+class HcPostGraph(nn.Module):
+    """layer output [T, D], residual [T, H, D], post [T, H], comb [T, H, H] -> the next residual [T, H, D].
+
+    ``next[j] = post[j] * output + sum over i of comb[i, j] * residual[i]``: `comb` is used transposed.
+    """
+
+    def forward(self, layer_output: Tensor, residual: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+        """Writes a sublayer's output to every stream, and mixes the streams."""
+        written = post[:, :, None] * layer_output.float()[:, None, :]
+        for i, stream in enumerate(residual.float().unbind(1)):
+            written = written + comb[:, i, :, None] * stream[:, None, :]
+        return written.to(residual.dtype)
+
+
+class HcHeadGraph(nn.Module):
+    """residual [T, H, D], fn [H, K], scale [1], base [H] -> [T, D], in the residual's dtype."""
+
+    def __init__(self, streams: HyperConnections, n_splits: int = 1) -> None:
+        super().__init__()
+        self.streams, self.n_splits = streams, n_splits
+
+    def forward(self, residual: Tensor, fn: Tensor, scale: Tensor, base: Tensor) -> Tensor:
+        """Collapses the streams after the last layer."""
+        mix = _normed_mix(residual, fn, self.n_splits, self.streams.rms_eps)
+        return _collapsed(residual, torch.sigmoid(mix * scale + base) + self.streams.hc_eps)
+
+
+def split_sums(x_TK: Tensor, fn_NK: Tensor, n_splits: int) -> tuple[Tensor, Tensor]:
+    """Returns ``x fn^T`` [T, N] and the sums of squares of x [T], each in `n_splits` parts, added in order.
+
+    Parts that would be empty (fewer blocks of 64 columns than `n_splits`) are left out.
+    """
+    padding = -x_TK.shape[1] % _BLOCK
+    if padding:
+        x_TK, fn_NK = F.pad(x_TK, (0, padding)), F.pad(fn_NK, (0, padding))
+    products: list[Tensor] = []
+    squares: list[Tensor] = []
+    start = 0
+    for num_parts, width in _runs(x_TK.shape[1] // _BLOCK, n_splits):
+        end = start + num_parts * width
+        x_TSk = x_TK[:, start:end].unflatten(1, (num_parts, width))
+        fn_NSk = fn_NK[:, start:end].unflatten(1, (num_parts, width))
+        products += torch.bmm(x_TSk.transpose(0, 1), fn_NSk.permute(1, 2, 0)).unbind(0)
+        squares += (x_TSk * x_TSk).sum(-1).unbind(1)
+        start = end
+    return functools.reduce(torch.add, products), functools.reduce(torch.add, squares)
+
+
+def mixing_weights(
+    mix_TN: Tensor, scale: Tensor, base: Tensor, streams: HyperConnections
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns pre [T, H] in (eps, 1 + eps), post [T, H] in (0, 2) and comb [T, H, H], nearly doubly stochastic."""
+    h, eps = streams.hc_mult, streams.hc_eps
+    pre_TH, post_TH, comb_TM = mix_TN.split([h, h, h * h], dim=1)
+    pre_base, post_base, comb_base = base.split([h, h, h * h])
+    pre_TH = torch.sigmoid(pre_TH * scale[0] + pre_base) + eps
+    post_TH = _POST_MULT * torch.sigmoid(post_TH * scale[1] + post_base)
+    logits_THH = (comb_TM * scale[2] + comb_base).unflatten(1, (h, h))
+    return pre_TH, post_TH, _sinkhorn(logits_THH, streams.sinkhorn_iters, eps)
+
+
+def _sinkhorn(logits_THH: Tensor, iters: int, eps: float) -> Tensor:
+    """Rows first, as a softmax, then columns; `iters` pairs in all, so it ends with the columns.
+
+    Rows and columns sum to 1 only as far as that many steps bring them; the exact recursion is what is wanted.
+    """
+    comb = torch.softmax(logits_THH, dim=-1) + eps
+    comb = comb / (comb.sum(-2, keepdim=True) + eps)
+    for _ in range(iters - 1):
+        comb = comb / (comb.sum(-1, keepdim=True) + eps)
+        comb = comb / (comb.sum(-2, keepdim=True) + eps)
+    return comb
+
+
+def _normed_mix(residual_THD: Tensor, fn: Tensor, n_splits: int, rms_eps: float) -> Tensor:
+    """Projects the flattened streams; their RMS norm, which has no weight, is applied to the result."""
+    x_TK = residual_THD.flatten(1).float()
+    product, squares_T = split_sums(x_TK, fn, n_splits)
+    return product * torch.rsqrt(squares_T / x_TK.shape[1] + rms_eps)[:, None]
+
+
+def _collapsed(residual_THD: Tensor, pre_TH: Tensor) -> Tensor:
+    weighted = (pre_TH[:, i, None] * s for i, s in enumerate(residual_THD.float().unbind(1)))
+    return functools.reduce(torch.add, weighted).to(residual_THD.dtype)
+
+
+def _runs(num_blocks: int, n_splits: int) -> Iterator[tuple[int, int]]:
+    """Yields (parts, columns of each): the parts with one more block, then the others; none that is empty."""
+    shorter, num_longer = divmod(num_blocks, n_splits)
+    for num_parts, blocks in ((num_longer, shorter + 1), (n_splits - num_longer, shorter)):
+        if num_parts and blocks:
+            yield num_parts, blocks * _BLOCK
