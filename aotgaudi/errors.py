@@ -8,8 +8,11 @@
         StaleManifestError        3   a committed manifest that its spec no longer gives
       NotWarmError                3   an entry has no artifact
       StoreError                  2   the store cannot be read or written
+        MissingObjectError        2   an object that is referred to is not in the store
+        RemoteError               2   a remote (registry, object store) cannot be used
       CorruptError                4   bytes do not match their digest
       UntrustedError              4   bytes are intact but not to be trusted
+      NotReproducibleError        4   a unit compiled again gave other bytes
       TargetError                 5   this machine cannot run what was compiled
       CompileError                6   a unit failed to compile, or computed something else
       BuildInterruptedError     130   a build was stopped at a unit boundary; resumable
@@ -68,6 +71,14 @@ class StoreError(AotGaudiError):
     exit_code = 2
 
 
+class MissingObjectError(StoreError):
+    """An object that is referred to is not in the store; what gave it must be built again."""
+
+
+class RemoteError(StoreError):
+    """A remote that cannot be reached, refuses, or answers with what is none of its business."""
+
+
 class CorruptError(AotGaudiError):
     """Bytes that do not match the digest they are named by."""
 
@@ -76,6 +87,12 @@ class CorruptError(AotGaudiError):
 
 class UntrustedError(AotGaudiError):
     """Intact bytes that nobody trusted has vouched for."""
+
+    exit_code = 4
+
+
+class NotReproducibleError(AotGaudiError):
+    """A unit compiled again gave other bytes than the store has: one of the two builders is not to be relied on."""
 
     exit_code = 4
 

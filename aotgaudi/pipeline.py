@@ -12,10 +12,11 @@ from pathlib import Path
 
 from aotgaudi.backends.offline import probe_target
 from aotgaudi.build.keys import graph_code_digest
-from aotgaudi.build.plan import Plan, make_plan
+from aotgaudi.build.plan import Plan, is_known_complete, make_plan
 from aotgaudi.bundle.format import BundleIndex
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.receipt import Receipt
+from aotgaudi.bundle.signing import Signing
 from aotgaudi.errors import NotWarmError
 from aotgaudi.manifest.codec import dumps as dump_manifest
 from aotgaudi.manifest.entries import Entry
@@ -27,6 +28,12 @@ def plan_manifest(manifest: Manifest, store: Store, entries: Iterable[Entry] | N
     """Returns what is missing for `entries` (default: all of the manifest) on this machine's target."""
     target = probe_target(manifest.spec.target)
     return make_plan(manifest.entries if entries is None else entries, manifest.spec, target, store)
+
+
+def is_known_built(manifest: Manifest, store: Store, entries: Iterable[Entry]) -> bool:
+    """Whether the last build of `entries` left nothing to do and all of that is still there; False: make a plan."""
+    target = probe_target(manifest.spec.target)
+    return is_known_complete(entries, manifest.spec, target, store)
 
 
 def make_receipt(manifest: Manifest, plan: Plan) -> Receipt:
@@ -47,8 +54,15 @@ def make_receipt(manifest: Manifest, plan: Plan) -> Receipt:
     )
 
 
-def seal(manifest: Manifest, store: Store, out: Path, *, allow_missing: bool = False) -> BundleIndex:
-    """Seals what the store has for `manifest` into a bundle at `out`.
+def seal(
+    manifest: Manifest,
+    store: Store,
+    out: Path,
+    *,
+    allow_missing: bool = False,
+    signing: Signing | None = None,
+) -> BundleIndex:
+    """Seals what the store has for `manifest` into a bundle at `out`, signed where there is a `signing`.
 
     Raises NotWarmError when entries are missing, unless `allow_missing`.
     """
@@ -59,4 +73,4 @@ def seal(manifest: Manifest, store: Store, out: Path, *, allow_missing: bool = F
             f"{len(missing)} of {len(manifest.entries)} entries have no artifact in the store, first: {missing[0]} "
             "(run: aotgaudi build cache MANIFEST)"
         )
-    return pack_bundle(dump_manifest(manifest), manifest.id, receipt, store.objects, out)
+    return pack_bundle(dump_manifest(manifest), manifest.id, receipt, store.objects, out, signing)

@@ -22,4 +22,4 @@ def make_runtime(target: Target) -> Runtime:
     check_target(target)
     from aotgaudi.backends.inductor.runtime import InductorRuntime
 
-    return InductorRuntime()
+    return InductorRuntime(target)

@@ -3,20 +3,24 @@
 *Program key* (direct): what a program follows from; answers "is this entry traced?" without torch.
 *Unit key* (content): the text of a graph and its target; makes equal graphs one artifact.
 
-A program key takes everything in; what is left out is named here, with the reason.
+A program key takes everything in: a field that is added to the spec is in the key of every program, until its name
+is written here, with the reason. What is left out of the model is in ``spec/model.py``.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 
 import aotgaudi.graphs
 from aotgaudi.backends.base import Target
-from aotgaudi.digest import Key, canonical_json, sha256_bytes
-from aotgaudi.graphs.sampler_signature import signature_of
+from aotgaudi.digest import Key, canonical_json, framed, sha256_bytes
 from aotgaudi.manifest.entries import Entry, SamplerEntry
+from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.build_spec import BuildSpec
 
 LIMITS_EXCLUDED = {
@@ -26,25 +30,70 @@ LIMITS_EXCLUDED = {
     "max_model_len": "bounds which entries exist",
 }
 
+_CHOICE = "chooses which entries there are; what an entry computes is in its own fields"
+SPEC_EXCLUDED: Mapping[str, str] = MappingProxyType(
+    {
+        "schema_": "the form of the file",
+        "model": "its signature is in the key: the dtype, and the config but for CONFIG_KEYS_EXCLUDED",
+        "limits": "they are in the key one by one, but for LIMITS_EXCLUDED",
+        "bucketing": _CHOICE,
+        "sampler": f"{_CHOICE}, of which the signature is keyed: settings are tensors of the graph",
+        "mhc": _CHOICE,
+        "vision": _CHOICE,
+        "defrag.enabled": _CHOICE,
+        "defrag.padded_swaps": _CHOICE,
+        "defrag.threshold": "decides when the server exchanges blocks, not what an exchange computes",
+        "defrag.with_graphs": "decides whether a server captures the exchange when it loads it; the code is the same",
+        "target.backend": "the probed target is in the key, as target.backend",
+        "target.isa": "the probed target is in the key, as target.isa and flags",
+        "target.profile": "stands for num_sms",
+        "target.num_sms": "decides the splits of hyper-connections, which are fields of their entries",
+    }
+)
+"""Sections and fields of a spec that are not in a program key as they stand. Not among them:
+``target.execution_mode``, since an hpu graph is another one in each mode."""
+
+
+class ProgramKeys:
+    """The keys of the programs of one spec and target: what entries have in common is made once.
+
+    Sampler settings are per-row tensors of the graph, so a sampler entry is keyed by its signature
+    and by how many log-probabilities it returns.
+    """
+
+    def __init__(self, spec: BuildSpec, target: Target, builder: Mapping[str, str] | None = None) -> None:
+        """`builder` are the versions of what traces (``builder_versions``), by default those installed here."""
+        self._keep((*_spec_components(spec), *_builder_components(builder), *target.components()))
+
+    @property
+    def common(self) -> tuple[tuple[str, str], ...]:
+        """The components that the keys of all entries have."""
+        return self._common
+
+    def replacing(self, changed: Mapping[str, str]) -> ProgramKeys:
+        """Returns the same keys with other values of some common components. Raises KeyError for a name of none."""
+        for name in changed.keys() - dict(self._common).keys():
+            raise KeyError(name)
+        other = copy.copy(self)
+        other._keep((name, changed.get(name, value)) for name, value in self._common)
+        return other
+
+    def _keep(self, components: Iterable[tuple[str, str]]) -> None:
+        self._common = Key.of(components).components
+        self._framed_common = framed(self._common)
+
+    def of(self, entry: Entry) -> Key:
+        """Returns the key of the program of `entry`."""
+        return Key((*_own_components(entry), *self._common))
+
+    def hex_of(self, entry: Entry) -> str:
+        """Returns ``of(entry).hex``, for a hundredth of the work."""
+        return sha256_bytes(framed(_own_components(entry)) + self._framed_common)
+
 
 def program_key(entry: Entry, spec: BuildSpec, target: Target) -> Key:
-    """Returns the key of the program of `entry`.
-
-    Sampler settings are per-row tensors of the graph, so a sampler entry is keyed by its signature.
-    """
-    limits = spec.limits.model_dump()
-    return Key.of(
-        [
-            ("schema", "aotgaudi.program-key/1"),
-            ("entry.kind", entry.kind),
-            *_entry_components(entry),
-            *((f"model.{name}", value) for name, value in spec.model.signature().components),
-            *((f"limits.{n}", str(v)) for n, v in sorted(limits.items()) if n not in LIMITS_EXCLUDED),
-            ("toolchain.graphs", graph_code_digest()),
-            ("toolchain.transformers", metadata.version("transformers")),
-            *target.components(),
-        ]
-    )
+    """Returns the key of the program of `entry`."""
+    return ProgramKeys(spec, target).of(entry)
 
 
 def unit_key(text: str, target: Target) -> Key:
@@ -52,6 +101,11 @@ def unit_key(text: str, target: Target) -> Key:
     return Key.of(
         [("schema", "aotgaudi.unit-key/1"), ("graph", sha256_bytes(text.encode())), *target.components()]
     )
+
+
+def builder_versions() -> dict[str, str]:
+    """Returns what traces here, by component: our graph code (a digest of its source) and transformers."""
+    return {"graphs": graph_code_digest(), "transformers": metadata.version("transformers")}
 
 
 @functools.cache
@@ -62,8 +116,41 @@ def graph_code_digest() -> str:
     return sha256_bytes(canonical_json(rows))
 
 
+def _spec_components(spec: BuildSpec) -> Iterator[tuple[str, str]]:
+    for name, value in spec.model.signature().components:
+        yield f"model.{name}", value
+    for name, value in sorted(spec.limits.model_dump().items()):
+        if name not in LIMITS_EXCLUDED:
+            yield f"limits.{name}", str(value)
+    for section in sorted(BuildSpec.model_fields.keys() - SPEC_EXCLUDED.keys()):
+        table = getattr(spec, section)
+        yield from (
+            _table_components(section, table)
+            if isinstance(table, SpecValue)
+            else [(f"spec.{section}", canonical_json(table).decode())]
+        )
+
+
+def _table_components(section: str, table: SpecValue) -> Iterator[tuple[str, str]]:
+    for name, value in sorted(table.model_dump(mode="json").items()):
+        if f"{section}.{name}" not in SPEC_EXCLUDED:
+            yield f"spec.{section}.{name}", canonical_json(value).decode()
+
+
+def _builder_components(builder: Mapping[str, str] | None) -> Iterator[tuple[str, str]]:
+    for name, value in sorted((builder_versions() if builder is None else builder).items()):
+        yield f"toolchain.{name}", value
+
+
+def _own_components(entry: Entry) -> list[tuple[str, str]]:
+    return [("schema", "aotgaudi.program-key/1"), ("entry.kind", entry.kind), *_entry_components(entry)]
+
+
 def _entry_components(entry: Entry) -> list[tuple[str, str]]:
     if isinstance(entry, SamplerEntry):
-        signature = signature_of([(entry.temperature, entry.top_p, entry.top_k)])
-        return [("entry.batch_size", str(entry.batch_size)), ("entry.signature", signature.value)]
+        return [
+            ("entry.batch_size", str(entry.batch_size)),
+            ("entry.signature", str(entry.signature)),
+            ("entry.num_logprobs", str(entry.num_logprobs)),
+        ]
     return [(f"entry.{name}", str(value)) for name, value in zip(entry.columns(), entry.row(), strict=True)]

@@ -1,23 +1,23 @@
 """Manifest minus hits. A plan says what would be traced and compiled, why, and how long it may take.
 
-Imports no torch: a build with nothing to do answers from the action index alone.
+Imports no torch: a build with nothing to do answers from the store's records alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from aotgaudi.backends.base import Target
-from aotgaudi.build.keys import program_key
-from aotgaudi.build.records import ProgramRow, UnitRow, parse_program_row, parse_unit_row
-from aotgaudi.digest import Key
+from aotgaudi.build.estimates import Estimates, read_estimates
+from aotgaudi.build.keys import ProgramKeys
+from aotgaudi.build.records import ProgramRow, UnitRow, read_programs, read_units
+from aotgaudi.digest import Digest, Key
 from aotgaudi.manifest.entries import Entry
 from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.store.checklist import is_checked_off, remember
 from aotgaudi.store.store import Store
-
-UNIT_SECONDS = {"layer": 7.0, "embedding": 5.0, "head": 5.0, "sampler": 6.0, "swap": 4.0, "defrag": 4.0}
-"""Compile seconds of a unit never compiled before (measured: docs/benchmarks.md)."""
 
 TRACE_SECONDS = 4.0
 SMALL_TRACE_SECONDS = 0.5
@@ -26,7 +26,7 @@ UNITS_A_STEP = ("embedding", "layer", "head")
 
 @dataclass(frozen=True)
 class ProgramState:
-    """One program: its key, the entries that it serves, and what the index knows of it (None: not traced)."""
+    """One program: its key, the entries that it serves, and what the store knows of it (None: not traced)."""
 
     key: Key
     entries: tuple[Entry, ...]
@@ -41,6 +41,9 @@ class Plan:
     programs: tuple[ProgramState, ...]
     units: dict[str, UnitRow]
     """Units that have an artifact, by key."""
+
+    estimates: Estimates = field(default_factory=Estimates)
+    """What units may take; without a look at earlier ones where nothing is missing."""
 
     @property
     def untraced(self) -> tuple[ProgramState, ...]:
@@ -63,36 +66,54 @@ class Plan:
         """True when there is nothing to do."""
         return not self.untraced and not self.missing_units
 
+    def digests(self) -> Iterator[Digest]:
+        """Yields every object that was found: programs, texts, constants and artifacts, some of them twice."""
+        programs = (state.row.digests() for state in self.programs if state.row)
+        yield from chain(*programs, *(row.digests() for row in self.units.values()))
+
     def estimate_seconds(self, workers: int) -> float:
         """Returns a wall-clock estimate: known units by their label, untraced programs by a guess."""
-        seconds = sum(estimate_unit_seconds(label) for label in self.missing_units.values())
+        seconds = sum(self.estimates.unit_seconds(label) for label in self.missing_units.values())
         for state in self.untraced:
             kinds = (
                 UNITS_A_STEP if state.entries[0].kind in ("prompt", "decode") else (state.entries[0].kind,)
             )
             seconds += TRACE_SECONDS if len(kinds) > 1 else SMALL_TRACE_SECONDS
-            seconds += sum(estimate_unit_seconds(kind) for kind in kinds)
+            seconds += sum(self.estimates.unit_seconds(f"{kind} {state.entries[0]}") for kind in kinds)
         return seconds / max(1, workers)
 
 
 def make_plan(entries: Iterable[Entry], spec: BuildSpec, target: Target, store: Store) -> Plan:
     """Looks every entry up. Entries with one program key share a program."""
-    groups: dict[str, tuple[Key, list[Entry]]] = {}
+    keys = ProgramKeys(spec, target)
+    groups = _by_program(entries, keys)
+    rows = read_programs(store, groups)
+    programs = [
+        ProgramState(keys.of(members[0]), tuple(members), rows.get(key)) for key, members in groups.items()
+    ]
+    units = read_units(store, dict.fromkeys(key for row in rows.values() for key in row.units))
+    plan = Plan(target, tuple(programs), units)
+    return plan if plan.is_complete else replace(plan, estimates=read_estimates(store, target))
+
+
+def is_known_complete(entries: Iterable[Entry], spec: BuildSpec, target: Target, store: Store) -> bool:
+    """Whether a plan for `entries` was complete before, and nothing that it found has gone since.
+
+    It answers for thousands of entries without reading a record. False says nothing: make a plan.
+    """
+    return is_checked_off(store, tuple(_by_program(entries, ProgramKeys(spec, target))))
+
+
+def remember_complete(plan: Plan, store: Store) -> None:
+    """Lets `is_known_complete` know that `plan` is complete, and notes the use of what it found."""
+    if not plan.is_complete:
+        return
+    keys = [state.key.hex for state in plan.programs]
+    remember(store, keys, plan.units, plan.digests())
+
+
+def _by_program(entries: Iterable[Entry], keys: ProgramKeys) -> dict[str, list[Entry]]:
+    groups: dict[str, list[Entry]] = {}
     for entry in entries:
-        key = program_key(entry, spec, target)
-        groups.setdefault(key.hex, (key, []))[1].append(entry)
-    programs, units = [], dict[str, UnitRow]()
-    for key_hex, (key, members) in groups.items():
-        row = parse_program_row(store.actions.get(key_hex), store.objects)
-        programs.append(ProgramState(key, tuple(members), row))
-        for unit_key in row.units if row else ():
-            if unit_key not in units and (
-                found := parse_unit_row(store.actions.get(unit_key), store.objects)
-            ):
-                units[unit_key] = found
-    return Plan(target, tuple(programs), units)
-
-
-def estimate_unit_seconds(label: str) -> float:
-    """Returns the expected compile seconds of a unit with this label, on one worker."""
-    return UNIT_SECONDS.get(label.split(" ", 1)[0], 6.0)
+        groups.setdefault(keys.hex_of(entry), []).append(entry)
+    return groups

@@ -1,7 +1,7 @@
 """What a worker process does: trace one entry, or compile one unit. One job at a time, one torch thread.
 
-A worker publishes objects itself and returns digests; the parent alone writes the action index. Jobs and
-results are plain values, so that they can travel to another machine.
+A worker publishes objects and returns a row that names them; who records it, and that it is done once, is for
+once.py. Jobs and results are plain values, so that they can travel to another machine.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import multiprocessing.util
 import os
 import resource
 import shutil
@@ -21,11 +20,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from aotgaudi.backends.base import Target, Unit
+from aotgaudi.backends.base import CompiledUnit, Target, Unit
 from aotgaudi.build.keys import unit_key
 from aotgaudi.build.records import ProgramRow, UnitRow, UnitSource
 from aotgaudi.digest import Digest, Key
-from aotgaudi.errors import AotGaudiError, CompileError, CorruptError
+from aotgaudi.errors import AotGaudiError, CompileError, CorruptError, MissingObjectError
 from aotgaudi.graphs.program import Call, Program
 from aotgaudi.manifest.entries import Entry
 from aotgaudi.spec.limits import ServingLimits
@@ -33,7 +32,9 @@ from aotgaudi.spec.model import ModelSpec
 from aotgaudi.store.cas import ObjectStore
 from aotgaudi.store.faults import store_error
 
-_BEFORE_ALL_OTHERS = 1000
+_TORCH_SETTINGS = ("TORCHINDUCTOR_", "AOT_INDUCTOR_", "AOTINDUCTOR_", "INDUCTOR_", "TORCHDYNAMO_")
+"""Prefixes of variables that change what torch traces and generates, which no key knows of."""
+
 _LONGEST_MESSAGE = 500
 _STORE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES})
 """What a job meets when its store takes no more; it is not the unit's fault."""
@@ -50,6 +51,7 @@ class TraceJob:
     target: Target
     store_root: Path
     log_path: Path
+    lower: tuple[Path, ...] = ()
 
     @property
     def label(self) -> str:
@@ -67,21 +69,28 @@ class CompileJob:
     target: Target
     store_root: Path
     log_path: Path
+    lower: tuple[Path, ...] = ()
+
+
+class LostTextError(CorruptError):
+    """The text of a unit is gone, or is not what its key says: its program must be traced again."""
 
 
 def start_worker(cache_dir: str) -> None:
-    """Prepares a fresh process: single-threaded, interrupts left to the parent, a build cache of our own.
+    """Prepares a fresh process: single-threaded, signals left to the parent, a build cache of our own.
 
-    Runs before torch is imported. Ctrl-C reaches the whole process group; only the parent acts on it, so a
-    unit under way is finished (its compiler inherits the ignored signal).
+    Settings of the user's torch do not reach it: one key is one set of bytes, whatever the environment.
 
-    The pool ends its workers by SIGTERM, for which it has a handler that runs multiprocessing's clean-up.
-    That handler stays: torch's progress bars own a named semaphore, which a worker killed outright would
-    leave behind. Once the clean-up has begun, a further SIGTERM must not cut it short.
+    Runs before torch is imported. Ctrl-C, or a supervisor's SIGTERM, reaches the whole process group; only the
+    parent acts on it, so a unit under way is finished (its compiler inherits the ignored signals).
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ignore_sigterm = (signal.SIGTERM, signal.SIG_IGN)
-    multiprocessing.util.Finalize(None, signal.signal, ignore_sigterm, exitpriority=_BEFORE_ALL_OTHERS)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(
+        signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM)
+    )  # The parent had them blocked.
+    for name in [name for name in os.environ if name.startswith(_TORCH_SETTINGS)]:
+        del os.environ[name]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), "1")
     os.environ.update(threads, TORCHINDUCTOR_CACHE_DIR=cache_dir, TOKENIZERS_PARALLELISM="false")
 
@@ -96,7 +105,7 @@ def run_trace(job: TraceJob) -> ProgramRow:
 
         _one_thread()
         traced = trace(job.entry, job.model, job.limits)
-        objects = ObjectStore(job.store_root)
+        objects = ObjectStore(job.store_root, job.lower, heals=True)
         constants = str(objects.put_bytes(traced.constants)) if traced.constants else None
         units: dict[str, UnitSource] = {}
         calls = []
@@ -123,22 +132,12 @@ def run_trace(job: TraceJob) -> ProgramRow:
 def run_compile(job: CompileJob) -> UnitRow:
     """Compiles and checks one unit, publishes its artifact, and returns its row.
 
-    Raises CompileError, StoreError, and CorruptError where the unit's text is not what its key says.
+    Raises CompileError, StoreError, and LostTextError where the unit's text is not what its key says.
     """
     with _errors_of(job), _logged(job.log_path), _work_dir(job.store_root) as work_dir:
-        from aotgaudi.backends.offline import make_compiler
-
-        if job.target.backend != "fake":
-            _one_thread()
-        objects = ObjectStore(job.store_root)
-        text = objects.read(Digest.parse(job.text)).decode()
-        key, before = unit_key(text, job.target), _cpu_seconds()
-        if key.hex != job.key:
-            raise CorruptError(
-                f"{job.label}: its text has the key {key.hex:.12}..., the action index says {job.key:.12}..."
-                f" (remove {job.store_root / 'actions'}; it is filled again by the next build)"
-            )
-        compiled = make_compiler(job.target).compile(Unit(text, key, job.label), work_dir)
+        objects = ObjectStore(job.store_root, job.lower, heals=True)
+        before = _cpu_seconds()
+        key, compiled = _compile(job, objects, work_dir)
         artifact = {name: str(objects.put_file(path)) for name, path in sorted(compiled.files.items())}
         return UnitRow(
             artifact=artifact,
@@ -149,6 +148,33 @@ def run_compile(job: CompileJob) -> UnitRow:
             tolerance=compiled.tolerance,
             components=dict(key.components),
         )
+
+
+def compile_again(job: CompileJob, work_dir: Path) -> CompiledUnit:
+    """Compiles and checks one unit in `work_dir`, and publishes nothing. Raises as `run_compile` does."""
+    with _errors_of(job), _logged(job.log_path):
+        return _compile(job, ObjectStore(job.store_root, job.lower), work_dir)[1]
+
+
+def _compile(job: CompileJob, objects: ObjectStore, work_dir: Path) -> tuple[Key, CompiledUnit]:
+    from aotgaudi.backends.offline import make_compiler
+
+    if job.target.backend != "fake":
+        _one_thread()
+    text = _read_text(job, objects)
+    key = unit_key(text, job.target)
+    return key, make_compiler(job.target).compile(Unit(text, key, job.label), work_dir)
+
+
+def _read_text(job: CompileJob, objects: ObjectStore) -> str:
+    try:
+        text = objects.read(Digest.parse(job.text)).decode()
+    except (CorruptError, MissingObjectError) as error:
+        raise LostTextError(f"{job.label}: {error}") from error
+    found = unit_key(text, job.target).hex
+    if found != job.key:
+        raise LostTextError(f"{job.label}: its text has the key {found:.12}..., not {job.key:.12}...")
+    return text
 
 
 def _one_thread() -> None:

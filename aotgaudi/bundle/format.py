@@ -6,6 +6,7 @@
       aotgaudi.bundle.json                            the index: names the rest by digest; mode 0644
       manifest.json                                   the manifest's canonical bytes
       receipt.json                                    the receipt's canonical bytes (receipt.py)
+      aotgaudi.signature.json                         optional: who vouches for the index (envelope.py); mode 0644
       objects/sha256/<2 hex digits>/<64 hex digits>   programs and artifacts; mode 0444
 
 The index is the canonical JSON (RFC 8785) of::
@@ -19,7 +20,7 @@ The index is the canonical JSON (RFC 8785) of::
      "objects":     [digest, ...] sorted, each once}
 
 Versions: 1 (first). Who trusts the digest of the index trusts every byte of the bundle. Other files beside
-the index (a signature) are allowed; under ``objects/`` there is nothing but the objects.
+the index are allowed; under ``objects/`` there is nothing but the objects.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ from aotgaudi.graphs.program import Program
 from aotgaudi.store.cas import object_path
 
 BUNDLE_SCHEMA: Literal["aotgaudi.bundle/1"] = "aotgaudi.bundle/1"
-INDEX_NAME = "aotgaudi.bundle.json"
+INDEX_NAME: Literal["aotgaudi.bundle.json"] = "aotgaudi.bundle.json"
 MANIFEST_NAME = "manifest.json"
 RECEIPT_NAME = "receipt.json"
+SIGNATURE_NAME = "aotgaudi.signature.json"
 OBJECTS_NAME = "objects"
 
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]

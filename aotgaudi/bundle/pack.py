@@ -17,6 +17,7 @@ from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
     RECEIPT_NAME,
+    SIGNATURE_NAME,
     BundleIndex,
     Counts,
     dump_index,
@@ -27,6 +28,7 @@ from aotgaudi.bundle.format import (
 )
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.receipt import dumps as dump_receipt
+from aotgaudi.bundle.signing import Signing
 from aotgaudi.digest import Digest
 from aotgaudi.errors import ManifestError, StoreError
 from aotgaudi.store.blobs import find_fault
@@ -38,9 +40,14 @@ _DOCUMENT_MODE = 0o644
 
 
 def pack_bundle(
-    manifest_bytes: bytes, manifest_id: str, receipt: Receipt, objects: ObjectStore, out: Path
+    manifest_bytes: bytes,
+    manifest_id: str,
+    receipt: Receipt,
+    objects: ObjectStore,
+    out: Path,
+    signing: Signing | None = None,
 ) -> BundleIndex:
-    """Seals a bundle at `out` and returns its index.
+    """Seals a bundle at `out`, signed where there is a `signing`, and returns its index.
 
     An intact bundle with the same contents is left alone; another bundle, or a damaged one, is replaced;
     anything else that is not an empty directory is refused. Objects are copied, not linked, and verified
@@ -62,6 +69,8 @@ def pack_bundle(
         MANIFEST_NAME: manifest_bytes,
         RECEIPT_NAME: dump_receipt(receipt),
     }
+    if signing is not None:
+        documents[SIGNATURE_NAME] = signing.sign(documents[INDEX_NAME], index, receipt)
     out = Path(os.path.abspath(out))
     refuse_foreign(out)
     if not _is_sealed(out, documents, digests):

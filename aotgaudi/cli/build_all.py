@@ -7,14 +7,16 @@ from pathlib import Path
 import click
 
 from aotgaudi.bundle.pack import refuse_foreign
+from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.verify import open_bundle
 from aotgaudi.cli.build_bundle import describe_bundle
 from aotgaudi.cli.build_cache import compile_missing, describe
-from aotgaudi.cli.build_manifest import default_manifest_path
-from aotgaudi.cli.options import jobs_option, load_manifest_or_spec, store_option
+from aotgaudi.cli.options import jobs_option, load_manifest_or_spec
+from aotgaudi.cli.signing_options import signing_options
+from aotgaudi.cli.spec_source import default_manifest_path
+from aotgaudi.cli.store_options import StorePlace, store_options
 from aotgaudi.manifest.codec import dumps, write_manifest
 from aotgaudi.pipeline import seal
-from aotgaudi.store.store import Store
 
 
 @click.command("all")
@@ -26,20 +28,24 @@ from aotgaudi.store.store import Store
     metavar="DIR",
     help="The bundle  [default: SPEC's name with .bundle]",
 )
-@store_option
+@signing_options
+@store_options
 @jobs_option
-def build_all(spec_path: Path, output: Path | None, store_root: Path, jobs: int) -> None:
+def build_all(
+    spec_path: Path, output: Path | None, signing: Signing | None, place: StorePlace, jobs: int
+) -> None:
     """Enumerate SPEC (or take a manifest), compile what is missing, and seal a bundle. Does nothing twice."""
     manifest = load_manifest_or_spec(spec_path)
     bundle = output or default_bundle_path(spec_path)
     refuse_foreign(bundle)
-    store = Store.open(store_root)
+    store = place.open()
     path = default_manifest_path(spec_path) if spec_path.suffix == ".toml" else spec_path
     if path != spec_path and not (path.is_file() and path.read_bytes() == dumps(manifest)):
         write_manifest(path, manifest)
     click.echo(f"manifest: {path}: {len(manifest.entries)} entries, id {manifest.id[:16]}")
-    click.echo(describe(compile_missing(manifest, store, jobs, manifest.entries)))
-    seal(manifest, store, bundle)
+    with store.in_use():
+        click.echo(describe(compile_missing(manifest, store, jobs, manifest.entries)))
+        seal(manifest, store, bundle, signing=signing)
     click.echo(describe_bundle(open_bundle(bundle), len(manifest.entries)))
 
 

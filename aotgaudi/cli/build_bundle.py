@@ -7,10 +7,12 @@ from pathlib import Path
 import click
 
 from aotgaudi.bundle.pack import refuse_foreign
+from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.verify import Bundle, open_bundle
-from aotgaudi.cli.options import load_manifest_or_spec, store_option
+from aotgaudi.cli.options import load_manifest_or_spec
+from aotgaudi.cli.signing_options import signing_options
+from aotgaudi.cli.store_options import StorePlace, store_options
 from aotgaudi.pipeline import seal
-from aotgaudi.store.store import Store
 
 
 @click.command("bundle")
@@ -19,12 +21,17 @@ from aotgaudi.store.store import Store
     "-o", "--output", type=click.Path(path_type=Path), required=True, metavar="DIR", help="The bundle."
 )
 @click.option("--allow-missing", is_flag=True, help="Seal what there is; the rest compiles on first use.")
-@store_option
-def build_bundle(manifest_path: Path, output: Path, allow_missing: bool, store_root: Path) -> None:
+@signing_options
+@store_options
+def build_bundle(
+    manifest_path: Path, output: Path, allow_missing: bool, signing: Signing | None, place: StorePlace
+) -> None:
     """Seal what the store has for MANIFEST (or a spec) into DIR."""
     manifest = load_manifest_or_spec(manifest_path)
     refuse_foreign(output)
-    seal(manifest, Store.open(store_root), output, allow_missing=allow_missing)
+    store = place.open()
+    with store.in_use():
+        seal(manifest, store, output, allow_missing=allow_missing, signing=signing)
     click.echo(describe_bundle(open_bundle(output), len(manifest.entries)))
 
 

@@ -9,41 +9,73 @@ import click
 
 from aotgaudi.atomicfile import write_atomic
 from aotgaudi.build.executor import BuildOutcome, Executor
+from aotgaudi.build.plan import remember_complete
+from aotgaudi.build.recheck import recheck
 from aotgaudi.bundle.receipt import dumps as dump_receipt
-from aotgaudi.cli.options import jobs_option, load_manifest_or_spec, refuse_unwritable, store_option
+from aotgaudi.cli.options import jobs_option, load_manifest_or_spec, refuse_unwritable
 from aotgaudi.cli.progress import StopRequest, progress_display
+from aotgaudi.cli.sample_options import check_document, check_options, describe_check, failure_of
+from aotgaudi.cli.store_options import StorePlace, store_options
 from aotgaudi.errors import BuildInterruptedError, CompileError, ManifestError
 from aotgaudi.manifest.entries import Entry
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.pipeline import make_receipt, plan_manifest
+from aotgaudi.pipeline import is_known_built, make_receipt, plan_manifest
 from aotgaudi.store.store import Store
+
+NOTHING_DONE = BuildOutcome(num_traced=0, compiled=(), failures=(), seconds=0.0, interrupted=False)
 
 
 @click.command("cache")
 @click.argument("manifest_path", metavar="MANIFEST", type=click.Path(path_type=Path))
-@store_option
+@store_options
 @jobs_option
 @click.option("--entry", "entry_ids", multiple=True, metavar="ID", help="Only this entry (repeatable).")
 @click.option("--receipt", type=click.Path(path_type=Path), metavar="FILE", help="Write the receipt there.")
+@check_options
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
 def build_cache(
     manifest_path: Path,
-    store_root: Path,
+    place: StorePlace,
     jobs: int,
     entry_ids: tuple[str, ...],
     receipt: Path | None,
+    sample: int | None,
     as_json: bool,
 ) -> None:
-    """Compile what MANIFEST (or a spec) lacks into the store. Stops cleanly, and goes on where it stopped."""
+    """Compile what MANIFEST (or a spec) lacks into the store. Stops cleanly, and goes on where it stopped.
+
+    With --check it compiles some of what is there again, elsewhere, and exits with 4 when the bytes differ.
+    """
     manifest = load_manifest_or_spec(manifest_path)
+    if receipt and sample is not None:
+        raise click.UsageError("--check builds nothing, so there is no --receipt to write")
     if receipt:
         refuse_unwritable(receipt)
-    store = Store.open(store_root)
+    store = place.open()
     entries = select_entries(manifest, entry_ids)
-    outcome = compile_missing(manifest, store, jobs, entries)
-    if receipt:
-        write_atomic(receipt, dump_receipt(make_receipt(manifest, plan_manifest(manifest, store, entries))))
+    if sample is not None:
+        _check(manifest, store, jobs, entries, sample, as_json)
+        return
+    with store.in_use():
+        outcome = compile_missing(manifest, store, jobs, entries)
+        if receipt:
+            plan = plan_manifest(manifest, store, entries)
+            write_atomic(receipt, dump_receipt(make_receipt(manifest, plan)))
     click.echo(json.dumps(summary(outcome), indent=2) if as_json else describe(outcome))
+
+
+def _check(
+    manifest: Manifest, store: Store, jobs: int, entries: tuple[Entry, ...], sample: int, as_json: bool
+) -> None:
+    with store.in_use():
+        found = recheck(plan_manifest(manifest, store, entries), store, sample, jobs)
+    failure = failure_of(found)
+    if as_json:
+        click.echo(json.dumps(check_document(found), indent=2))
+    if failure is not None:
+        raise failure
+    if not as_json:
+        click.echo(describe_check(found))
 
 
 def select_entries(manifest: Manifest, entry_ids: tuple[str, ...]) -> tuple[Entry, ...]:
@@ -62,9 +94,13 @@ def compile_missing(manifest: Manifest, store: Store, jobs: int, entries: tuple[
 
     Raises CompileError when units failed, BuildInterruptedError when it was asked to stop.
     """
+    if is_known_built(manifest, store, entries):
+        return NOTHING_DONE
     plan = plan_manifest(manifest, store, entries)
     if plan.is_complete:
-        return BuildOutcome(num_traced=0, compiled=(), failures=(), seconds=0.0, interrupted=False)
+        remember_complete(plan, store)
+        return NOTHING_DONE
+    store.require_writable()
     with progress_display() as show, StopRequest().listening() as stop:
         outcome = Executor(store, jobs, should_stop=stop, on_progress=show).run(plan, manifest.spec)
     if outcome.interrupted:

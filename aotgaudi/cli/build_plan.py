@@ -9,20 +9,20 @@ from typing import Any
 import click
 
 from aotgaudi.build.plan import Plan
-from aotgaudi.cli.options import jobs_option, load_manifest_or_spec, store_option
+from aotgaudi.cli.options import jobs_option, load_manifest_or_spec
+from aotgaudi.cli.store_options import StorePlace, store_options
 from aotgaudi.pipeline import plan_manifest
-from aotgaudi.store.store import Store
 
 
 @click.command("plan")
 @click.argument("manifest_path", metavar="MANIFEST", type=click.Path(path_type=Path))
-@store_option
+@store_options
 @jobs_option
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-def build_plan(manifest_path: Path, store_root: Path, jobs: int, as_json: bool) -> None:
+def build_plan(manifest_path: Path, place: StorePlace, jobs: int, as_json: bool) -> None:
     """Show what `build cache` would do for MANIFEST (or a spec)."""
     manifest = load_manifest_or_spec(manifest_path)
-    plan = plan_manifest(manifest, Store.open(store_root))
+    plan = plan_manifest(manifest, place.open())
     document = _document(plan, jobs)
     click.echo(json.dumps(document, indent=2) if as_json else "\n".join(_lines(document)))
 

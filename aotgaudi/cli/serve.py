@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
-from aotgaudi.cli.options import available_cores, store_option
+from aotgaudi.bundle.opening import Acceptance
+from aotgaudi.cli.acceptance_options import acceptance_options
+from aotgaudi.cli.options import Command, available_cores, store_option
 from aotgaudi.errors import SpecError
+
+
+def _address_options(function: Command) -> Command:
+    """``--host`` and ``--port``; the command gets them as one argument `address`."""
+
+    @functools.wraps(function)
+    def command(*, host: str, port: int, **others: Any) -> Any:
+        return function(address=(host, port), **others)
+
+    host_option = click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+    port_option = click.option(
+        "--port",
+        type=click.IntRange(0, 65535),
+        default=8000,
+        show_default=True,
+        help="Port (0: any free one).",
+    )
+    return host_option(port_option(command))
 
 
 @click.command()
@@ -22,10 +44,7 @@ from aotgaudi.errors import SpecError
 @click.option(
     "--require-warm", is_flag=True, help="Refuse to start unless every entry is warm; never compile."
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port (0: any free one)."
-)
+@_address_options
 @click.option(
     "--served-model-name",
     "names",
@@ -39,15 +58,16 @@ from aotgaudi.errors import SpecError
     metavar="N",
     help="Threads of matrix products  [default: $OMP_NUM_THREADS or one a core]",
 )
+@acceptance_options
 @store_option
 def serve(
     bundle: Path,
     model: str,
     require_warm: bool,
-    host: str,
-    port: int,
+    address: tuple[str, int],
     names: tuple[str, ...],
     threads: int | None,
+    acceptance: Acceptance,
     store_root: Path,
 ) -> None:
     """Serve a model from a verified BUNDLE. With --require-warm it starts warm or not at all."""
@@ -62,10 +82,11 @@ def serve(
     launch(
         ServeOptions(
             bundle=bundle,
+            acceptance=acceptance,
             model_dir=model_dir,
             require_warm=require_warm,
-            host=host,
-            port=port,
+            host=address[0],
+            port=address[1],
             served_model_names=names or (_served_name(model, model_dir),),
             num_threads=threads or _threads(),
             store_root=store_root,

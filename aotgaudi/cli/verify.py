@@ -9,7 +9,9 @@ from typing import Any
 
 import click
 
+from aotgaudi.bundle.opening import Acceptance
 from aotgaudi.bundle.verify import Bundle, Report, open_bundle, verify_bundle
+from aotgaudi.cli.acceptance_options import acceptance_options
 from aotgaudi.errors import CorruptError, NotWarmError
 from aotgaudi.manifest.codec import loads
 
@@ -17,13 +19,14 @@ from aotgaudi.manifest.codec import loads
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@acceptance_options
 @click.pass_context
-def verify(context: click.Context, bundle: Path, as_json: bool) -> None:
+def verify(context: click.Context, bundle: Path, as_json: bool, acceptance: Acceptance) -> None:
     """Re-hash every object of BUNDLE and check that every entry of its manifest is answered.
 
-    Exits with 0 when the bundle is whole, 3 when entries are missing, 4 when something is corrupt.
+    Exits with 0 when the bundle is whole, 3 when entries are missing, 4 when something is corrupt, or not trusted.
     """
-    opened = open_bundle(bundle)
+    opened = open_bundle(bundle, acceptance)
     report = verify_bundle(opened, _labels(opened))
     failure = _failure(report, bundle)
     if as_json:
@@ -62,8 +65,16 @@ def _summary(bundle: Bundle, report: Report) -> str:
         ("target", f"{target.backend} {target.machine}"),
         ("entries", f"{report.num_entries}, all answered"),
         ("objects", f"{report.num_objects}, {report.object_bytes} bytes, all re-hashed"),
+        ("signed", _signed(bundle)),
     )
     return "\n".join(f"{name:10}{value}" for name, value in rows)
+
+
+def _signed(bundle: Bundle) -> str:
+    if bundle.statement is None or bundle.acceptance.trust is None:
+        return "not asked for (--trusted-key)"
+    trust = bundle.acceptance.trust
+    return f"by {trust.threshold} or more of {len(trust.keys)} trusted keys, epoch {bundle.statement.epoch}"
 
 
 def _document(bundle: Bundle, report: Report) -> dict[str, Any]:
@@ -72,5 +83,6 @@ def _document(bundle: Bundle, report: Report) -> dict[str, Any]:
         "intact": report.is_intact,
         "manifest_id": bundle.receipt.manifest_id,
         "backend": bundle.index.backend,
+        "epoch": None if bundle.statement is None else bundle.statement.epoch,
         **dataclasses.asdict(report),
     }

@@ -1,9 +1,9 @@
-"""The action index: which action (a key) gave which result (a JSON object).
+"""The action index: a small persistent mapping in SQLite, through diskcache, for this machine and user alone.
 
-It lies in SQLite, through diskcache, and belongs to the builder alone: it is never in a bundle and never read
-when serving. It holds nothing that cannot be found again: losing it costs a rescan or a rebuild. A wrong
-answer, though, would put a wrong artifact into a bundle, so every row repeats its key beside its value
-(``[key, value]``, with zlib's checksum around both), and a row that is not about the key asked for is damage.
+It is a cache of what records say (checklist.py): never in a bundle, never read when serving, and never the only
+place where something is known. Losing it costs reading the records again. A wrong answer, though, could leave
+something unbuilt, so every row repeats its key beside its value (``[key, value]``, with zlib's checksum around
+both), and a row that is not about the key asked for is damage.
 
 A damaged database is moved aside to ``<directory>.corrupt-<n>`` and an empty one takes its place, with a
 warning. A row that holds a pickle is no damage but an attack: it raises CorruptError, and nothing is moved.
@@ -75,6 +75,10 @@ class ActionIndex:
     def __iter__(self) -> Iterator[str]:
         """The keys at this moment, in the order in which they were first put."""
         return iter(self._run(lambda cache: tuple(map(_checked_key, cache))))
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._run(lambda cache: cache.clear())
 
     def close(self) -> None:
         """Closes this thread's connection; the index opens again at the next use."""

@@ -12,17 +12,23 @@ import hashlib
 import io
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from aotgaudi.digest import Digest
 from aotgaudi.store.faults import store_error
+from aotgaudi.store.writing import again
 
 _CHUNK_BYTES = 1 << 18
-_OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_ABSENT_ERRORS = (errno.ENOENT, errno.ENOTDIR)
-_NOT_READABLE_FILE = {
+OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""How whatever lies in a store is opened: no link is followed, and a FIFO does not block."""
+
+ABSENT_ERRORS = (errno.ENOENT, errno.ENOTDIR)
+MOVED_ERRORS = frozenset({errno.ESTALE, errno.EBUSY})
+"""On a network file system: the file that had this name is gone, or about to be; its name is looked up again."""
+NOT_READABLE = {
     errno.ELOOP: "not a regular file: a symbolic link",
     errno.ENXIO: "not a regular file: a socket or a device",
     errno.ENODEV: "not a regular file: a device",
@@ -38,48 +44,107 @@ class Fault:
     reason: str
 
 
-def find_fault(path: Path, digest: Digest) -> Fault | None:
+Examine = Callable[[Path, os.stat_result], None]
+"""Looks at a regular file that has been opened, before it is read; raises where it must not be."""
+
+
+def accept_any(path: Path, status: os.stat_result) -> None:
+    """Examines nothing."""
+
+
+def find_fault(path: Path, digest: Digest, examine: Examine = accept_any) -> Fault | None:
     """Reads the file once and returns what is wrong with it, or None when it is intact.
 
     Safe in threads: hashing releases the interpreter lock. Raises StoreError where the system refuses to
-    let us look (permissions, file descriptors), which says nothing about the bytes.
+    let us look (permissions, file descriptors), which says nothing about the bytes, and what `examine` raises.
+    """
+    found = hold_blob(path, digest, examine)
+    if isinstance(found, Fault):
+        return found
+    os.close(found)
+    return None
+
+
+def hold_blob(path: Path, digest: Digest, examine: Examine = accept_any) -> int | Fault:
+    """Reads the file once; returns the descriptor through which it was found intact, or what is wrong with it.
+
+    The descriptor is open for reading, and the caller's to close. As long as it is open the file that was hashed can
+    be read and mapped, whatever its name has come to name. Raises as `find_fault` does.
     """
     try:
-        opened = _open(path, digest)
-        if isinstance(opened, Fault):
-            return opened
-        with opened as file:
-            return _compare(_hash(file, digest.size_bytes), digest)
+        return again(lambda: _hold(path, digest, examine), retry_on=MOVED_ERRORS)
     except OSError as error:
         return _classify(path, error)
 
 
-def read_blob(path: Path, digest: Digest) -> bytes | Fault:
+def read_blob(path: Path, digest: Digest, examine: Examine = accept_any) -> bytes | Fault:
     """Returns the file's bytes if they are those that `digest` names, else what is wrong with them.
 
-    The bytes returned are the very bytes that were hashed. Raises StoreError as `find_fault` does.
+    The bytes returned are the very bytes that were hashed. Raises as `find_fault` does.
     """
     try:
-        opened = _open(path, digest)
-        if isinstance(opened, Fault):
-            return opened
-        with io.BufferedReader(opened) as file:
-            data = file.read(digest.size_bytes + 1)
-        return _compare(Digest.of(data), digest) or data
+        data = again(lambda: _read(path, digest.size_bytes, examine, digest), retry_on=MOVED_ERRORS)
     except OSError as error:
         return _classify(path, error)
+    return data if isinstance(data, Fault) else _compare(Digest.of(data), digest) or data
 
 
-def _open(path: Path, digest: Digest) -> io.FileIO | Fault:
-    descriptor = os.open(path, _OPEN_FLAGS)
-    status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode) and status.st_size == digest.size_bytes:
-        return io.FileIO(descriptor, "rb")
+def read_bounded(path: Path, max_bytes: int, examine: Examine = accept_any) -> bytes | Fault:
+    """Returns a file's bytes, of any content, or why not: a fault too where there are more than `max_bytes`.
+
+    Raises as `find_fault` does.
+    """
+    try:
+        data = again(lambda: _read(path, max_bytes, examine), retry_on=MOVED_ERRORS)
+    except OSError as error:
+        return _classify(path, error)
+    if not isinstance(data, Fault) and len(data) > max_bytes:
+        return Fault("corrupt", f"has more than {max_bytes} bytes")
+    return data
+
+
+def hash_descriptor(descriptor: int, digest: Digest) -> Fault | None:
+    """Reads an open file from where it is at; returns how it differs from `digest`. Raises OSError."""
+    with io.FileIO(descriptor, "rb", closefd=False) as file:
+        return _compare(_hash(file, digest.size_bytes), digest)
+
+
+def _hold(path: Path, digest: Digest, examine: Examine) -> int | Fault:
+    descriptor = os.open(path, OPEN_FLAGS)
+    try:
+        fault = _check_kind(path, descriptor, examine, digest) or hash_descriptor(descriptor, digest)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    if fault is None:
+        return descriptor
     os.close(descriptor)
-    if stat.S_ISREG(status.st_mode):
+    return fault
+
+
+def _read(path: Path, size_bytes: int, examine: Examine, digest: Digest | None = None) -> bytes | Fault:
+    """At most a byte more than `size_bytes`; nothing where the size is not that of `digest`."""
+    descriptor = os.open(path, OPEN_FLAGS)
+    try:
+        fault = _check_kind(path, descriptor, examine, digest)
+        if fault is not None:
+            return fault
+        with io.BufferedReader(io.FileIO(descriptor, "rb", closefd=False)) as file:
+            return file.read(size_bytes + 1)
+    finally:
+        os.close(descriptor)
+
+
+def _check_kind(path: Path, descriptor: int, examine: Examine, digest: Digest | None = None) -> Fault | None:
+    """What is wrong with an opened file before it is read: its kind, or its size where `digest` is given."""
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "a FIFO or a device"
+        return Fault("corrupt", f"not a regular file: {kind}")
+    examine(path, status)
+    if digest is not None and status.st_size != digest.size_bytes:
         return _wrong_size(status.st_size, digest)
-    kind = "a directory" if stat.S_ISDIR(status.st_mode) else "a FIFO or a device"
-    return Fault("corrupt", f"not a regular file: {kind}")
+    return None
 
 
 def _hash(file: io.FileIO, size_bytes: int) -> Digest:
@@ -105,8 +170,8 @@ def _wrong_size(size_bytes: int, digest: Digest) -> Fault:
 
 
 def _classify(path: Path, error: OSError) -> Fault:
-    if error.errno in _ABSENT_ERRORS:
+    if error.errno in ABSENT_ERRORS:
         return Fault("missing", "no such file")
-    if error.errno in _NOT_READABLE_FILE:
-        return Fault("corrupt", _NOT_READABLE_FILE[error.errno])
+    if error.errno in NOT_READABLE:
+        return Fault("corrupt", NOT_READABLE[error.errno])
     raise store_error("read", path, error) from error

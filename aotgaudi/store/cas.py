@@ -3,11 +3,9 @@
 Layout (version history in docs/formats/store.md)::
 
     objects/sha256/<first 2 hex digits>/<64 hex digits>    mode 0444
-    tmp/put-<pid>-<random>                                 being written; harmless when its writer is dead
 
-A write goes to ``tmp/`` (same file system, so that the rename is atomic), is hashed as it is copied, synced,
-renamed into place, and the directory is synced: an object is whole or absent, whenever the power fails.
-Writers need no lock: two writers of one digest write equal bytes, and the last rename wins.
+How a file comes there is in writing.py: an object is whole or absent, whenever the power fails. Writers need
+no lock: two writers of one digest write equal bytes, and the last rename wins.
 """
 
 from __future__ import annotations
@@ -16,16 +14,18 @@ import contextlib
 import hashlib
 import io
 import os
-import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from aotgaudi.digest import Digest
-from aotgaudi.errors import CorruptError, StoreError
+from aotgaudi.errors import CorruptError, MissingObjectError, StoreError
 from aotgaudi.store.blobs import Fault, find_fault, read_blob
 from aotgaudi.store.faults import store_error
+from aotgaudi.store.quarantine import quarantine, try_quarantine
+from aotgaudi.store.writing import Temporary, fsync_dir, place, temporary_file
+
+__all__ = ["ObjectStore", "fsync_dir", "object_path"]
 
 _CHUNK_BYTES = 1 << 20
 _OBJECT_MODE = 0o444
@@ -33,28 +33,27 @@ _OBJECT_MODE = 0o444
 
 def object_path(root: Path, digest: Digest) -> Path:
     """Returns where an object with this digest lies under `root` (a store's or a bundle's)."""
-    return root / "objects" / "sha256" / digest.sha256[:2] / digest.sha256
-
-
-def fsync_dir(path: Path) -> None:
-    """Makes the names in a directory durable. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    return Path(_object_name(str(root), digest))
 
 
 class ObjectStore:
-    """The objects under one root. Safe in threads and between processes.
+    """The objects under `root`, and behind them those of the read-only layers `lower`, in order.
 
-    A `put` of bytes that are already stored re-hashes the stored object: an intact one is kept, a damaged
-    one is replaced. A put is the one moment when the right bytes are at hand, so it is where damage mends.
+    Safe in threads and between processes. A look-up takes the first layer that has the object; a write goes
+    to `root`, unless a layer has the same bytes, intact. A `put` of bytes that are already stored re-hashes
+    the stored object: an intact one is kept, a damaged one is replaced. A put is the one moment when the
+    right bytes are at hand, so it is where damage mends.
+
+    With `heals`, what `read` and `verify` find corrupt in `root` is moved to quarantine, so that the next
+    look-up is a plain miss.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, lower: Iterable[Path] = (), *, heals: bool = False) -> None:
         self.root = root
+        self.lower = tuple(lower)
         self._tmp = root / "tmp"
+        self._heals = heals
+        self._names = tuple(map(str, (root, *self.lower)))
 
     def put_bytes(self, data: bytes) -> Digest:
         """Stores `data` and returns its digest. Raises StoreError; then nothing is left behind."""
@@ -62,7 +61,7 @@ class ObjectStore:
         try:
             if self._is_intact(digest):
                 return digest
-            with self._temporary_file() as file:
+            with temporary_file(self._tmp) as file:
                 file.write(data)
                 self._publish(file, digest)
         except OSError as error:
@@ -78,7 +77,7 @@ class ObjectStore:
         with _open_source(path) as source:
             size_bytes = os.fstat(source.fileno()).st_size
             try:
-                with self._temporary_file() as file:
+                with temporary_file(self._tmp) as file:
                     digest = _copy_hashed(source, file)
                     if not self._is_intact(digest):
                         self._publish(file, digest)
@@ -88,39 +87,39 @@ class ObjectStore:
         return digest
 
     def has(self, digest: Digest) -> bool:
-        """Whether a regular file of the right size is there. One ``lstat``; does not read it."""
-        try:
-            status = object_path(self.root, digest).lstat()
-        except OSError:
-            return False
-        return stat.S_ISREG(status.st_mode) and status.st_size == digest.size_bytes
+        """Whether a layer has a regular file of the right size. One ``lstat`` a layer; does not read it."""
+        return self._layer_with(digest) is not None
 
     def path(self, digest: Digest) -> Path:
         """Returns the path of an object that `has` finds; its bytes are not verified.
 
         Raises StoreError when it is absent and CorruptError when it has another size or is no file.
         """
-        path = object_path(self.root, digest)
-        if self.has(digest):
-            return path
-        self.verify(digest)
-        return path  # It was published between the two looks.
+        layer = self._layer_with(digest)
+        if layer is None:
+            self.verify(digest)
+            layer = self._names[0]  # It was published between the two looks.
+        return Path(_object_name(layer, digest))
 
     def read(self, digest: Digest) -> bytes:
         """Returns an object's bytes, verified. Raises StoreError (absent) and CorruptError."""
-        data = read_blob(object_path(self.root, digest), digest)
-        if isinstance(data, Fault):
-            raise self._error(digest, data)
-        return data
+        faults = []
+        for layer in (self.root, *self.lower):
+            data = read_blob(object_path(layer, digest), digest)
+            if not isinstance(data, Fault):
+                return data
+            faults.append(self._noted(layer, digest, data))
+        raise self._error(digest, faults)
 
     def verify(self, digest: Digest) -> None:
-        """Re-hashes one object. Raises StoreError (absent) and CorruptError."""
-        fault = find_fault(object_path(self.root, digest), digest)
+        """Re-hashes one object, in the layer that `path` names. Raises StoreError (absent) and CorruptError."""
+        layer = Path(self._layer_with(digest) or self._names[0])
+        fault = find_fault(object_path(layer, digest), digest)
         if fault is not None:
-            raise self._error(digest, fault)
+            raise self._error(digest, [self._noted(layer, digest, fault)])
 
     def discard(self, digest: Digest) -> None:
-        """Removes an object if it is there, so that the next build makes it anew. Raises StoreError."""
+        """Removes an object from `root` if it is there, so that the next build makes it anew. Raises StoreError."""
         path = object_path(self.root, digest)
         try:
             path.unlink(missing_ok=True)
@@ -128,7 +127,7 @@ class ObjectStore:
             raise store_error("remove", path, error) from error
 
     def digests(self) -> Iterator[Digest]:
-        """Yields the digest that each stored object claims by name and size, unverified and unordered.
+        """Yields the digest that each object in `root` claims by name and size, unverified and unordered.
 
         Files of other names are passed over: a store tolerates what it did not write.
         """
@@ -136,39 +135,56 @@ class ObjectStore:
             with contextlib.suppress(ValueError, FileNotFoundError):
                 yield Digest.parse(f"sha256:{path.name}:{path.lstat().st_size}")
 
+    def _layer_with(self, digest: Digest) -> str | None:
+        for layer in self._names:
+            try:
+                status = os.lstat(_object_name(layer, digest))
+            except OSError:
+                continue
+            if stat.S_ISREG(status.st_mode) and status.st_size == digest.size_bytes:
+                return layer
+        return None
+
     def _is_intact(self, digest: Digest) -> bool:
-        return self.has(digest) and find_fault(object_path(self.root, digest), digest) is None
+        return any(_holds_intact(Path(layer), digest) for layer in self._names)
 
-    @contextlib.contextmanager
-    def _temporary_file(self) -> Iterator[BinaryIO]:
-        self._tmp.mkdir(parents=True, exist_ok=True)
-        path = self._tmp / f"put-{os.getpid()}-{secrets.token_hex(8)}"
-        try:
-            with path.open("xb") as file:
-                yield file
-        finally:
-            path.unlink(missing_ok=True)  # Gone already where it was renamed into place.
-
-    def _publish(self, file: BinaryIO, digest: Digest) -> None:
+    def _publish(self, file: Temporary, digest: Digest) -> None:
         path = object_path(self.root, digest)
-        file.flush()
-        os.fchmod(file.fileno(), _OBJECT_MODE)
-        os.fsync(file.fileno())
-        if not path.parent.is_dir():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fsync_dir(path.parent.parent)
-        os.rename(file.name, path)
-        fsync_dir(path.parent)
-
-    def _error(self, digest: Digest, fault: Fault) -> StoreError | CorruptError:
-        where = object_path(self.root, digest)
-        if fault.state == "missing":
-            return StoreError(
-                f"object {digest} is not in the store: {where}: {fault.reason} (build it again)"
+        file.settle(_OBJECT_MODE)
+        fault = find_fault(file.path, digest)
+        if fault is not None:
+            raise StoreError(
+                f"cannot store an object in {self.root}: what was written to {file.path} reads back differently:"
+                f" {fault.reason} (the device failed: check it before trusting what it holds)"
             )
-        return CorruptError(
-            f"object {digest} is corrupt: {where}: {fault.reason} (remove it and build again)"
+        if path.is_dir() and not path.is_symlink():
+            quarantine(self.root, path, "a directory in an object's place")
+        place(file.path, path, lambda: _holds_intact(self.root, digest))
+
+    def _noted(self, layer: Path, digest: Digest, fault: Fault) -> tuple[Path, Fault]:
+        path = object_path(layer, digest)
+        if self._heals and layer == self.root and fault.state == "corrupt":
+            try_quarantine(self.root, path, fault.reason)
+        return path, fault
+
+    def _error(self, digest: Digest, faults: list[tuple[Path, Fault]]) -> StoreError | CorruptError:
+        for where, fault in faults:
+            if fault.state == "corrupt":
+                is_moved = self._heals and where == object_path(self.root, digest)
+                remedy = "moved to quarantine: build again" if is_moved else "run `aotgaudi cache fsck`"
+                return CorruptError(f"object {digest} is corrupt: {where}: {fault.reason} ({remedy})")
+        where, fault = faults[0]
+        return MissingObjectError(
+            f"object {digest} is not in the store: {where}: {fault.reason} (build it again)"
         )
+
+
+def _object_name(root: str, digest: Digest) -> str:
+    return f"{root}/objects/sha256/{digest.sha256[:2]}/{digest.sha256}"
+
+
+def _holds_intact(root: Path, digest: Digest) -> bool:
+    return find_fault(object_path(root, digest), digest) is None
 
 
 def _open_source(path: Path) -> io.FileIO:
@@ -182,7 +198,7 @@ def _open_source(path: Path) -> io.FileIO:
     raise StoreError(f"cannot store {path}: not a regular file")
 
 
-def _copy_hashed(source: io.FileIO, target: BinaryIO) -> Digest:
+def _copy_hashed(source: io.FileIO, target: Temporary) -> Digest:
     state, size_bytes = hashlib.sha256(), 0
     while chunk := source.read(_CHUNK_BYTES):
         state.update(chunk)

@@ -1,131 +1,226 @@
-"""The builder's persistent store: objects, the action index, and locks, under one root.
+"""The builder's persistent store: objects, records, an index, roots and locks, under one root.
 
 Layout ``aotgaudi.store/1`` (grammar and version history in docs/formats/store.md)::
 
     format       the line "aotgaudi.store/1"
-    objects/     content-addressed, immutable          (cas.py)
-    actions/     key -> result, owner only, SQLite     (action_index.py)
-    locks/       one empty file a unit being built
+    objects/     content-addressed, immutable                       (cas.py)
+    records/     key -> result, one immutable file each: the truth  (records.py)
+    roots/       what is kept whatever the size                     (roots.py)
+    index/       a cache of look-ups, owner only, SQLite            (action_index.py)
+    locks/       kernel locks; a file that is left means nothing    (locks.py)
     tmp/         what is being written; harmless when its writer is dead
+    quarantine/  damage, and why it is that                         (quarantine.py)
 
-Other names are the builder's scratch. All but ``format`` and ``objects/`` may be
-removed while no builder runs.
+Other names are the builder's scratch. All but ``format``, ``objects/``, ``records/`` and ``roots/`` may be removed
+while no builder runs.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
-import re
-import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 from aotgaudi.atomicfile import write_atomic
 from aotgaudi.errors import StoreError
+from aotgaudi.store.access import is_on_network, refuse_unsafe
 from aotgaudi.store.action_index import ActionIndex
+from aotgaudi.store.actions import Actions
 from aotgaudi.store.cas import ObjectStore
 from aotgaudi.store.faults import store_error
+from aotgaudi.store.locks import Locks
+from aotgaudi.store.roots import Roots
+from aotgaudi.store.sweep import sweep_temporary_files
+from aotgaudi.store.writing import make_directories, temporary_file
 
 STORE_FORMAT = "aotgaudi.store/1"
 
-_LOG = logging.getLogger(__name__)
-_LOCK_NAME = re.compile(r"[0-9A-Za-z_-]{1,128}")
-_OWN_NAMES = {"format", "objects", "actions", "actions.lock", "locks", "tmp"}
-_POLL_SECONDS = 0.05
+_OWN_NAMES = frozenset(
+    [
+        "format",
+        "objects",
+        "records",
+        "roots",
+        "index",
+        "index.lock",
+        "locks",
+        "tmp",
+        "quarantine",
+        "actions",
+        "actions.lock",
+    ]
+)
+"""``actions`` was the index before there were records."""
 
 
 class Store:
     """A store at `root`. Safe in threads and between processes; use `Store.open` to make or check one."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(
+        self,
+        root: Path,
+        lower: Iterable[Path] = (),
+        *,
+        read_only: bool = False,
+        index_root: Path | None = None,
+    ) -> None:
+        """`lower` are read-only layers; `index_root` None means: no index."""
         self.root = root.absolute()
-        self.objects = ObjectStore(self.root)
-        self.actions = ActionIndex(self.root / "actions")
+        self.lower = tuple(path.absolute() for path in lower)
+        self.read_only = read_only
+        self.objects = ObjectStore(self.root, self.lower, heals=not read_only)
+        self.actions = Actions(self.root, self.lower, read_only=read_only)
+        self.roots = Roots(self.root)
+        self.locks = Locks(self.root)
+        self.index = None if index_root is None else ActionIndex(index_root)
 
     @classmethod
-    def open(cls, root: Path, *, create: bool = True) -> Store:
+    def open(
+        cls,
+        root: Path,
+        *,
+        create: bool = True,
+        lower: Iterable[Path] = (),
+        read_only: bool = False,
+        index_root: Path | None = None,
+        trust_others: bool = False,
+    ) -> Store:
         """Opens the store at `root`, and makes it first when `create` and it is missing or empty.
 
-        Several processes may make one store at once.
+        Look-ups go to `root` and then to `lower`, in order: other stores, or sealed bundles (for their objects).
+        Writes go to `root`. With `read_only`, nothing at all is written there: no probe, no lock, no time of use.
+        The index is at `index_root`; by default in the store, and none where that is opened read-only or lies on
+        a network file system, where SQLite must not be. Several processes may make one store at once.
 
-        Raises StoreError when it is missing, is not a store, is of another format, or is not writable.
+        Raises StoreError when it is missing, is not a store, is of another format, is not writable, or others
+        could have written to it or to a layer (see access.py), unless `trust_others`.
         """
-        store = cls(root)
-        if create:
-            store._create()
-        store._check_format()
-        store._check_writable()
-        return store
+        if create and not read_only:
+            _create(root.absolute())
+        layers = tuple(lower)
+        for layer in layers:
+            _check_layer(layer)
+        _check_format(root)
+        if not trust_others:
+            for place in (root, *layers):
+                refuse_unsafe(place)
+        if read_only:
+            return cls(root, layers, read_only=True, index_root=index_root)
+        _check_writable(root)
+        if index_root is None and not is_on_network(root):
+            index_root = root.absolute() / "index"
+        return cls(root, layers, index_root=index_root)
 
     @contextlib.contextmanager
     def unit_lock(self, key: str) -> Iterator[None]:
-        """Holds the lock of one unit: one builder on this machine compiles it, the others wait here.
+        """Holds the lock of one unit: one builder compiles it, the others wait here.
 
         It is the kernel's lock (``flock``) on ``locks/<key>.lock``: it dies with its holder, and a file left
-        behind means nothing. Threads exclude each other too; it is not re-entrant. After waiting, look into
-        the action index again. Raises StoreError where the file system has no locks; ValueError for a key
-        that is not a plain name.
+        behind means nothing. Threads exclude each other too; it is not re-entrant. After waiting, look the unit
+        up again. A file system without locks gives it to everybody, with a warning: a unit is then compiled
+        twice, and the first record stays. Raises StoreError where the lock's file cannot be made; ValueError for a
+        key that is not a plain name.
         """
-        if not _LOCK_NAME.fullmatch(key):
-            raise ValueError(f"not a unit key: {key!r}")
-        path = self.root / "locks" / f"{key}.lock"
-        lock = FileLock(path, fallback_to_soft=False)
-        try:
-            path.parent.mkdir(exist_ok=True)
-            _acquire(lock, key)
-        except OSError as error:
-            raise store_error("lock", path, error) from error
-        try:
+        with self.locks.unit(key):
             yield
-        finally:
-            lock.release()
+
+    @contextlib.contextmanager
+    def try_unit_lock(self, key: str) -> Iterator[bool]:
+        """As `unit_lock`, but yields False at once when another builder holds it. Raises as `unit_lock` does."""
+        with self.locks.try_unit(key) as is_held:
+            yield is_held
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keeps collectors out while a build or a seal needs what the store has.
+
+        Who comes into a store that nobody uses first clears ``tmp/`` of what dead writers left. Raises StoreError.
+        """
+        if self.read_only:
+            yield
+            return
+        self._sweep_when_alone()
+        with self.locks.shared():
+            yield
+
+    def require_writable(self) -> None:
+        """Raises StoreError when the store is opened read-only: before work is done that it could not keep."""
+        if self.read_only:
+            raise StoreError(
+                f"store at {self.root} is read-only: nothing can be built into it"
+                " (use another one, with this one below it: --store DIR --lower DIR)"
+            )
+
+    def rescan(self) -> int:
+        """Forgets what the index remembers, so that every look-up reads records again; returns how many there are.
+
+        Losing the index is the same, and needs no call: it is filled from records as they are looked up.
+        """
+        if self.index is not None:
+            self.index.clear()
+        return sum(1 for _ in self.actions)
+
+    def describe_index(self) -> str:
+        """Returns in words where the index is and what it holds."""
+        if self.index is None:
+            return "none: records are read directly"
+        if not self.index.root.exists():
+            return f"{self.index.root}: not begun"
+        return f"{self.index.root}: {sum(1 for _ in self.index)} look-ups"
 
     def close(self) -> None:
-        """Closes the action index."""
-        self.actions.close()
+        """Closes the index."""
+        if self.index is not None:
+            self.index.close()
 
-    def _create(self) -> None:
+    def _sweep_when_alone(self) -> None:
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            names = {path.name for path in self.root.iterdir() if not path.name.startswith(".format.")}
-            if names <= _OWN_NAMES and "format" not in names:
-                write_atomic(self.root / "format", f"{STORE_FORMAT}\n".encode())
-        except (OSError, StoreError) as error:
-            raise self._not_writable(error) from error
-
-    def _check_format(self) -> None:
-        path = self.root / "format"
-        try:
-            found = path.read_bytes()[:100].decode("utf-8", "replace").strip()
-        except FileNotFoundError as error:
-            raise StoreError(f"{self.root} is not a store: it has no file {path.name!r}") from error
-        except OSError as error:
-            raise store_error("read", path, error) from error
-        if found != STORE_FORMAT:
-            remedy = f"this aotgaudi reads {STORE_FORMAT!r}: use another directory"
-            raise StoreError(f"store at {self.root} has format {found!r} ({remedy})")
-
-    def _check_writable(self) -> None:
-        probe = self.root / "tmp" / f"probe-{secrets.token_hex(8)}"
-        try:
-            probe.parent.mkdir(exist_ok=True)
-            probe.touch(exist_ok=False)
-            probe.unlink()
-        except OSError as error:
-            raise self._not_writable(error) from error
-
-    def _not_writable(self, error: OSError | StoreError) -> StoreError:
-        if isinstance(error, OSError):
-            error = store_error("write to", self.root, error)
-        return StoreError(f"store at {self.root} is not writable: {error}")
+            with self.locks.exclusive() as is_alone:
+                if is_alone:
+                    sweep_temporary_files(self.root)
+        except StoreError:
+            return  # No locks here: nothing is swept, and `shared` says what is wrong, if anything is.
 
 
-def _acquire(lock: FileLock, key: str) -> None:
+def _create(root: Path) -> None:
     try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        _LOG.info("waiting for another builder to finish unit %s", key)
-        lock.acquire(poll_interval=_POLL_SECONDS)
+        make_directories(root)
+        names = {path.name for path in root.iterdir() if not path.name.startswith(".format.")}
+        if names <= _OWN_NAMES and "format" not in names:
+            write_atomic(root / "format", f"{STORE_FORMAT}\n".encode())
+    except (OSError, StoreError) as error:
+        raise _not_writable(root, error) from error
+
+
+def _check_format(root: Path) -> None:
+    path = root / "format"
+    try:
+        found = path.read_bytes()[:100].decode("utf-8", "replace").strip()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise StoreError(f"{root} is not a store: it has no file {path.name!r}") from error
+    except OSError as error:
+        raise store_error("read", path, error) from error
+    if found != STORE_FORMAT:
+        remedy = f"this aotgaudi reads {STORE_FORMAT!r}: use another directory"
+        raise StoreError(f"store at {root} has format {found!r} ({remedy})")
+
+
+def _check_layer(layer: Path) -> None:
+    if (layer / "format").exists():
+        _check_format(layer)
+    elif not (layer / "objects").is_dir():
+        raise StoreError(f"lower layer {layer}: neither a store nor a bundle is there")
+
+
+def _check_writable(root: Path) -> None:
+    try:
+        with temporary_file(root / "tmp"):
+            pass
+    except OSError as error:
+        raise _not_writable(root, error) from error
+
+
+def _not_writable(root: Path, error: OSError | StoreError) -> StoreError:
+    if isinstance(error, OSError):
+        error = store_error("write to", root, error)
+    return StoreError(f"store at {root} is not writable: {error}")

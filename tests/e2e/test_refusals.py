@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from aotgaudi.bundle.signing_keys import generate_key
 from aotgaudi.manifest.entries import DecodeEntry
 from tests.e2e.harness import Refusal, Workplace, copy_bundle, own_object, reseal
 
@@ -69,6 +71,33 @@ def add_an_object(bundle: Path) -> None:
     (own_object(bundle, ENTRY).parent / "stray.so").write_bytes(b"\x7fELF")
 
 
+def append(bundle: Path) -> None:
+    with own_object(bundle, ENTRY).open("ab") as file:
+        file.write(b"\0")
+
+
+def empty(bundle: Path) -> None:
+    own_object(bundle, ENTRY).write_bytes(b"")
+
+
+def to_directory(bundle: Path) -> None:
+    path = own_object(bundle, ENTRY)
+    path.unlink()
+    path.mkdir()
+
+
+def to_symlink(bundle: Path) -> None:
+    path = own_object(bundle, ENTRY)
+    path.rename(bundle / "elsewhere")
+    path.symlink_to(bundle / "elsewhere")
+
+
+def to_fifo(bundle: Path) -> None:
+    path = own_object(bundle, ENTRY)
+    path.unlink()
+    os.mkfifo(path)
+
+
 @pytest.mark.parametrize(
     ("damage", "exit_code", "words"),
     [
@@ -76,6 +105,11 @@ def add_an_object(bundle: Path) -> None:
         (flip_a_bit, 4, (str(ENTRY), "corrupt")),
         (truncate, 4, (str(ENTRY), "corrupt")),
         (swap, 4, (str(ENTRY), str(OTHER_ENTRY), "corrupt")),
+        (append, 4, (str(ENTRY), "corrupt")),
+        (empty, 4, (str(ENTRY), "corrupt", "has 0 bytes")),
+        (to_directory, 4, (str(ENTRY), "corrupt", "a directory")),
+        (to_symlink, 4, (str(ENTRY), "corrupt", "a symbolic link")),
+        (to_fifo, 4, (str(ENTRY), "corrupt", "a FIFO")),
         (edit_the_manifest, 4, ("manifest.json",)),
         (edit_the_receipt, 4, ("receipt.json",)),
         (add_an_object, 4, ("stray.so", "extra")),
@@ -92,6 +126,60 @@ def test_a_damaged_bundle_is_refused_with_the_entry_and_the_command_that_mends_i
     damage(bundle)
 
     check(workplace.refusal(bundle=bundle), exit_code, "mend it with: aotgaudi build", *words)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two private keys; the public ones are beside them."""
+    folder = tmp_path_factory.mktemp("keys")
+    for name in ("ours", "strangers"):
+        generate_key(folder / name)
+    return folder / "ours", folder / "strangers"
+
+
+def trusting(key: Path, *others: str) -> tuple[str, ...]:
+    return ("--trusted-key", f"{key}.pub", *others)
+
+
+def test_a_bundle_that_nobody_trusted_has_signed_is_refused(
+    workplace: Workplace, tmp_path: Path, keys: tuple[Path, Path]
+) -> None:
+    ours, strangers = keys
+    bundle = copy_bundle(workplace.bundle, tmp_path / "signed.bundle")
+
+    check(workplace.refusal(*trusting(ours), bundle=bundle), 4, "is not signed", "aotgaudi sign")
+    assert workplace.run("sign", bundle, "--sign-key", strangers).returncode == 0
+    check(workplace.refusal(*trusting(ours), bundle=bundle), 4, "trusted keys that have signed it: 0")
+    assert workplace.run("sign", bundle, "--sign-key", ours).returncode == 0
+    check(workplace.refusal(*trusting(ours, "--minimum-epoch", "1"), bundle=bundle), 4, "signed for epoch 0")
+    reseal(bundle, lambda receipt: receipt.model_copy(update={"builder": {"graphs": "evil"}}))
+    check(workplace.refusal(*trusting(ours), bundle=bundle), 4, "is not what was signed")
+
+
+def test_a_signed_bundle_is_served(workplace: Workplace, tmp_path: Path, keys: tuple[Path, Path]) -> None:
+    bundle = copy_bundle(workplace.bundle, tmp_path / "signed.bundle")
+    assert workplace.run("sign", bundle, "--sign-key", keys[0], "--epoch", "2").returncode == 0
+
+    with workplace.serve(*trusting(keys[0], "--minimum-epoch", "2"), bundle=bundle) as server:
+        assert server.complete("the quick", max_tokens=4)["usage"]["completion_tokens"] == 4
+        maps = Path(f"/proc/{server.process.pid}/maps").read_text(encoding="utf-8")
+        assert str(own_object(bundle, ENTRY)) in maps
+
+
+@pytest.mark.parametrize(("path", "mode"), [("", 0o777), ("manifest.json", 0o664), ("objects", 0o1777)])
+def test_a_bundle_that_others_may_change_is_refused(
+    workplace: Workplace, tmp_path: Path, path: str, mode: int
+) -> None:
+    bundle = copy_bundle(workplace.bundle, tmp_path / "shared.bundle")
+    (bundle / path).chmod(mode)
+
+    check(
+        workplace.refusal(bundle=bundle),
+        4,
+        "can be written to by",
+        "chmod -R go-w",
+        "--allow-unsafe-permissions",
+    )
 
 
 def test_a_corrupt_bundle_is_refused_without_require_warm_too(workplace: Workplace, tmp_path: Path) -> None:

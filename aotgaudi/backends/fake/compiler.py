@@ -12,6 +12,7 @@ from aotgaudi.digest import sha256_bytes
 from aotgaudi.errors import CompileError
 
 _SLOW_SECONDS = 0.2
+_NOISE_BYTES = 16
 
 
 class FakeCompiler:
@@ -36,5 +37,6 @@ class FakeCompiler:
         if "!slow" in unit.label:
             threading.Event().wait(_SLOW_SECONDS)
         path = work_dir / "unit.bin"
-        path.write_bytes(b"aotgaudi.fake/1\n" + sha256_bytes(unit.text.encode()).encode() * 64)
+        noise = os.urandom(_NOISE_BYTES) if "!random" in unit.label else b""
+        path.write_bytes(b"aotgaudi.fake/1\n" + sha256_bytes(unit.text.encode()).encode() * 64 + noise)
         return CompiledUnit(files={path.name: path}, compile_seconds=0.0, max_abs_error=0.0, tolerance=0.0)

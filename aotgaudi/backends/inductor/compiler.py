@@ -14,10 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._inductor.runtime.runtime_utils import cache_dir  # type: ignore[attr-defined]
 
 from aotgaudi.backends.base import CompiledUnit, Target, Unit
+from aotgaudi.backends.inductor.levels import ISA_LEVELS
 from aotgaudi.backends.inductor.runtime import ARTIFACT_FILE, InductorRuntime
 from aotgaudi.backends.inductor.samples import InputSpec, sample_inputs
+from aotgaudi.backends.inductor.toolchain import Toolchain
 from aotgaudi.errors import CompileError
 from aotgaudi.graphs.canonical import from_text
 
@@ -36,29 +39,37 @@ _FIXED_OPTIONS: dict[str, Any] = {
     "force_disable_caches": True,
 }
 """Options that keep paths and probes out: no debug sections, no test compiles of the instruction set (the
-probe has read it from the CPU), no reuse of a graph cache that we do not key."""
+probe has read it from the CPU), no reuse of a graph cache that we do not key. An older torch that lacks one
+does not do what it turns off."""
 
 
 class InductorCompiler:
     """Compiles units for one target. One instance a worker process; not thread-safe."""
 
     def __init__(self, target: Target) -> None:
+        """Raises CompileError for a target that this version does not know."""
+        self._target = target
         flags = {
             name: _parse(value) for name, value in target.flags.items() if not name.startswith("aotgaudi.")
         }
-        self._options = {**_FIXED_OPTIONS, **flags}
+        known = set(torch._inductor.list_options())
+        fixed = {name: value for name, value in _FIXED_OPTIONS.items() if name in known}
+        self._options = {**fixed, **flags}
+        self._toolchain = _toolchain(target)
 
     def compile(self, unit: Unit, work_dir: Path) -> CompiledUnit:
         """Compiles, strips, loads and compares with eager. Raises CompileError naming the unit."""
         started = time.perf_counter()
         graph, specs = from_text(unit.text)
+        work_dir = work_dir.absolute()
         library = work_dir / ARTIFACT_FILE
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._compile(graph, sample_inputs(graph, specs, _SEEDS[0]), library, unit.label)
             _strip(library)
             _refuse_companions(work_dir, unit.label)
-            error, tolerance = _check(graph, specs, library, unit.label)
+            self._refuse_paths(library, unit.label)
+            error, tolerance = _check(graph, specs, library, unit.label, InductorRuntime(self._target))
         return CompiledUnit(
             files={ARTIFACT_FILE: library},
             compile_seconds=time.perf_counter() - started,
@@ -69,9 +80,24 @@ class InductorCompiler:
     def _compile(self, graph: fx.GraphModule, inputs: list[Tensor], library: Path, label: str) -> None:
         options = {**self._options, "aot_inductor.output_path": str(library)}
         try:
-            torch._inductor.aot_compile(graph, tuple(inputs), options=options)
+            with self._toolchain.applied(library.parent) as choices:
+                torch._inductor.aot_compile(graph, tuple(inputs), options={**options, **choices})
+        except CompileError:
+            raise
         except Exception as error:
             raise CompileError(f"{label}: {type(error).__name__}: {error}") from error
+
+    def _refuse_paths(self, library: Path, label: str) -> None:
+        found = self._toolchain.path_in(library, library.parent)
+        if found is not None:
+            raise CompileError(f"{label}: the compiled object holds a path of this machine: {found}")
+
+
+def _toolchain(target: Target) -> Toolchain:
+    name, flags = target.flags.get("aotgaudi.isa", ""), target.flags.get("aotgaudi.compiler_flags", "")
+    if name not in ISA_LEVELS:
+        raise CompileError(f"target: the instruction set {name!r} is not one of {', '.join(ISA_LEVELS)}")
+    return Toolchain(ISA_LEVELS[name], tuple(flags.split()), Path(cache_dir()) / "toolchains")
 
 
 def _parse(value: str) -> Any:
@@ -94,9 +120,11 @@ def _refuse_companions(work_dir: Path, label: str) -> None:
         )
 
 
-def _check(graph: fx.GraphModule, specs: list[InputSpec], library: Path, label: str) -> tuple[float, float]:
+def _check(
+    graph: fx.GraphModule, specs: list[InputSpec], library: Path, label: str, runtime: InductorRuntime
+) -> tuple[float, float]:
     """Returns the largest absolute error over outputs and written inputs, and what was allowed."""
-    executable = InductorRuntime().load({ARTIFACT_FILE: library})
+    executable = runtime.load({ARTIFACT_FILE: library})
     error = tolerance = 0.0
     for seed in _SEEDS:
         inputs = sample_inputs(graph, specs, seed)

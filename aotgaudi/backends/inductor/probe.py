@@ -5,56 +5,49 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from aotgaudi.backends.base import Target
+from aotgaudi.backends.inductor.levels import ISA_LEVELS, IsaLevel
 from aotgaudi.errors import SpecError, TargetError
 
-
-@dataclass(frozen=True, slots=True)
-class IsaLevel:
-    """An instruction-set level: compiler's ``-march``, vector width in bits, and the features it needs."""
-
-    march: str
-    simdlen: int
-    features: tuple[str, ...]
-
-
-_V3 = ("abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
-ISA_LEVELS = {
-    "avx2": IsaLevel("x86-64-v3", 256, _V3),
-    "avx512": IsaLevel(
-        "x86-64-v4", 512, tuple(sorted((*_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")))
-    ),
-}
-"""The x86-64 micro-architecture levels of the psABI; names of features as in /proc/cpuinfo."""
-
 COMPILE_FLAGS = {
-    "aotgaudi.revision": "1",
+    "aotgaudi.revision": "2",
     "aot_inductor.compile_wrapper_opt_level": "O1",
     "cpp.threads": "1",
 }
-"""Inductor options that decide what code comes out; ``aotgaudi.revision`` stands for what compiler.py does
-besides, and is raised when that changes the artifacts. Generated loops are single-threaded: matrix products,
-which dominate, still use the process's thread count, and two OpenMP threads under contention can make a
-0.1 ms loop take 7 ms."""
+"""Inductor options that decide what code comes out; names with ``aotgaudi.`` are for compiler.py, and
+``aotgaudi.revision`` stands for what it does besides: raised when that changes the artifacts. Generated loops
+are single-threaded: matrix products, which dominate, still use the process's thread count, and two OpenMP
+threads under contention can make a 0.1 ms loop take 7 ms."""
 
 
 def probe(isa: str) -> Target:
     """Returns the target for `isa` (``native``: the best level that this machine has).
 
+    The toolchain is named by its makers' own lines, distribution and all: two builds of one version of g++
+    differ in their defaults, and so in what comes out.
+
     Raises SpecError where no compiler is found or the machine has no such level.
     """
-    level_name = _resolve(isa, cpu_features())
-    level = ISA_LEVELS[level_name]
+    level = _resolve(isa, cpu_features())
     return Target(
         backend="cpu",
         machine=platform.machine(),
         isa=level.features,
-        toolchain={"torch": metadata.version("torch"), "compiler": _compiler_version()},
-        flags={**COMPILE_FLAGS, "cpp.march": level.march, "cpp.simdlen": str(level.simdlen)},
+        toolchain={
+            "torch": metadata.version("torch"),
+            "compiler": _version_of("g++"),
+            "linker": _version_of("ld"),
+            "libc": " ".join(platform.libc_ver()),
+        },
+        flags={
+            **COMPILE_FLAGS,
+            "aotgaudi.isa": level.name,
+            "aotgaudi.compiler_flags": " ".join(level.compiler_flags),
+            "cpp.simdlen": str(level.simdlen),
+        },
     )
 
 
@@ -67,17 +60,20 @@ def require_satisfied(target: Target) -> None:
             raise TargetError(
                 f"target: compiled for {factor} {value}, this machine has {here[factor]}; rebuild here: aotgaudi build SPEC"
             )
-    missing = sorted(set(target.isa) - cpu_features())
+    features = cpu_features()
+    missing = sorted(set(target.isa) - features)
     if missing:
+        levels = [level.name for level in _levels_within(features)]
+        remedy = f'rebuild with target.isa = "{levels[-1]}"' if levels else "no level is low enough for it"
         raise TargetError(
-            f'target: compiled for a CPU with {", ".join(missing)}, which this one lacks; rebuild with target.isa = "avx2"'
+            f"target: compiled for a CPU with {', '.join(missing)}, which this one lacks; {remedy}"
         )
 
 
-def cpu_features() -> frozenset[str]:
+def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     """Returns the CPU's feature names as /proc/cpuinfo gives them (empty where there is no such file)."""
     try:
-        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+        text = cpuinfo.read_text(encoding="ascii", errors="replace")
     except OSError:
         return frozenset()
     for line in text.splitlines():
@@ -87,22 +83,30 @@ def cpu_features() -> frozenset[str]:
     return frozenset()
 
 
-def _resolve(isa: str, features: frozenset[str]) -> str:
-    have = [name for name, level in ISA_LEVELS.items() if features.issuperset(level.features)]
+def _resolve(isa: str, features: frozenset[str]) -> IsaLevel:
+    have = _levels_within(features)
     if isa == "native" and have:
         return have[-1]
-    if isa in have:
-        return isa
+    for level in have:
+        if level.name == isa:
+            return level
+    names = ", ".join(level.name for level in have) or "none of " + ", ".join(ISA_LEVELS)
+    lacking = sorted(set(ISA_LEVELS[isa].features) - features) if isa in ISA_LEVELS else []
     raise SpecError(
         "target.isa",
-        f"{isa!r} cannot be built on this machine",
-        f"it has: {', '.join(have) or 'none of ' + ', '.join(ISA_LEVELS)}",
+        f"{isa!r} cannot be built on this machine" + (f", which lacks {', '.join(lacking)}" * bool(lacking)),
+        f"it has: {names}",
     )
 
 
-def _compiler_version() -> str:
-    path = shutil.which("g++")
+def _levels_within(features: frozenset[str]) -> list[IsaLevel]:
+    return [level for level in ISA_LEVELS.values() if features.issuperset(level.features)]
+
+
+def _version_of(tool: str) -> str:
+    """The first line of what `tool` says of itself: ``g++ (Debian 12.2.0-14) 12.2.0``."""
+    path = shutil.which(tool)
     if path is None:
-        raise SpecError("target", "no C++ compiler found", "install g++")
-    done = subprocess.run([path, "-dumpfullversion"], capture_output=True, text=True, check=True)
-    return f"g++ {done.stdout.strip()}"
+        raise SpecError("target", f"no C++ compiler found: {tool} is missing", "install g++ and binutils")
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()[0]

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 
 from aotgaudi.backends.base import Target
+from aotgaudi.backends.inductor.levels import TILE_FEATURE
 from aotgaudi.backends.inductor.probe import require_satisfied
 from aotgaudi.errors import TargetError
 
@@ -27,11 +28,16 @@ class InductorExecutable:
 
 
 class InductorRuntime:
-    """Loads units on the CPU. Thread-safe."""
+    """Loads units that were compiled for one target, on the CPU. Thread-safe."""
 
-    def check(self, target: Target) -> None:
-        """Raises TargetError unless this machine satisfies `target`. Call it before anything is mapped."""
+    def __init__(self, target: Target) -> None:
+        """Raises TargetError unless this machine, and this process on it, can run such code: nothing is mapped."""
         require_satisfied(target)
+        if TILE_FEATURE in target.isa and not torch.cpu._init_amx():
+            raise TargetError(
+                "target: compiled for AMX, and the kernel does not give this process its tiles"
+                " (arch_prctl is not allowed, or the kernel is older than 5.16)"
+            )
 
     def load(self, files: Mapping[str, Path]) -> InductorExecutable:
         """Maps a verified object. Raises TargetError where the loader refuses it."""
@@ -39,5 +45,10 @@ class InductorRuntime:
             return InductorExecutable(files[ARTIFACT_FILE])
         except RuntimeError as error:
             raise TargetError(
-                f"{files[ARTIFACT_FILE]}: cannot be loaded: {str(error).splitlines()[0]}"
+                f"{_name_of(files[ARTIFACT_FILE])}: cannot be loaded: {str(error).splitlines()[0]}"
             ) from error
+
+
+def _name_of(path: Path) -> str:
+    """A name for people: of an open file (``/proc/self/fd/<n>``), the name that it was opened by."""
+    return str(path.readlink()) if path.is_symlink() else str(path)

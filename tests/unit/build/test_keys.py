@@ -154,12 +154,24 @@ def test_the_kind_of_an_entry_is_in_it() -> None:
         (SamplerEntry(3, 0.7, 0.9, 50, batch_changed=True), False),
         (SamplerEntry(2, 0.0, 0.9, 50, batch_changed=True), False),
         (SamplerEntry(2, 1.0, 1.0, 0, batch_changed=True), False),
+        (SamplerEntry(2, 0.7, 0.9, 50, batch_changed=True, min_p=0.1), False),
+        (SamplerEntry(2, 0.7, 0.9, 50, batch_changed=True, presence_penalty=0.1), False),
+        (SamplerEntry(2, 0.7, 0.9, 50, batch_changed=True, num_logprobs=1), False),
     ],
 )
 def test_a_sampler_entry_is_keyed_by_its_signature(other: SamplerEntry, is_same: bool) -> None:
     entry = SamplerEntry(2, 0.7, 0.9, 50, batch_changed=True)
 
     assert (program_key(entry, spec_of(), TARGET) == program_key(other, spec_of(), TARGET)) == is_same
+
+
+def test_penalties_share_a_key_and_numbers_of_log_probabilities_do_not() -> None:
+    def key(**others: float) -> str:
+        entry = SamplerEntry(2, 0.7, 0.9, 50, batch_changed=True, **others)  # type: ignore[arg-type]
+        return program_key(entry, spec_of(), TARGET).hex
+
+    assert key(presence_penalty=1.0) == key(frequency_penalty=-0.5) == key(repetition_penalty=1.3)
+    assert key(num_logprobs=3) != key(num_logprobs=5)
 
 
 OTHER_TARGETS = {

@@ -6,6 +6,8 @@ import errno
 import os
 import pickle
 import resource
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +17,9 @@ from aotgaudi import errors
 from aotgaudi.backends.base import CompiledUnit, Unit
 from aotgaudi.backends.fake.probe import probe
 from aotgaudi.build.executor import Executor
-from aotgaudi.build.worker import CompileJob, run_compile, start_worker
+from aotgaudi.build.once import Job
+from aotgaudi.build.plan import make_plan
+from aotgaudi.build.worker import CompileJob, LostTextError, run_compile
 from aotgaudi.digest import Digest
 from aotgaudi.errors import AotGaudiError, CompileError, CorruptError, StoreError
 from aotgaudi.manifest.entries import DefragEntry
@@ -155,31 +159,41 @@ def test_every_error_of_ours_survives_pickling(make: Callable[[], AotGaudiError]
     assert (str(copy), copy.exit_code, vars(copy)) == (str(error), error.exit_code, vars(error))
 
 
-def start_on_a_full_disk(cache_dir: str) -> None:
-    """`start_worker`, in a process that may write no file as large as a fake artifact."""
-    start_worker(cache_dir)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
+_BUILD = """
+import sys
+from pathlib import Path
+from aotgaudi.build.executor import Executor
+from aotgaudi.store.store import Store
+from tests.unit.build.seeding import seeded_plan, tiny_spec
+store = Store.open(Path(sys.argv[1]))
+Executor(store, 2).run(seeded_plan(store, [[f"head {n}" for n in range(4)]]), tiny_spec())
+"""
 
 
-def test_a_disk_that_fills_up_ends_the_build_with_one_error_and_a_sound_store(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_fills_up_ends_the_build_with_one_error_and_a_sound_store(store: Store) -> None:
+    """The build may write no file as large as a fake artifact."""
     plan = seeded_plan(store, [[f"head {n}" for n in range(4)]])
     before = set(store.objects.digests())
-    monkeypatch.setattr("aotgaudi.build.executor.start_worker", start_on_a_full_disk)
 
-    with pytest.raises(StoreError, match="File too large"):
-        Executor(store, 2).run(plan, tiny_spec())
+    done = subprocess.run(
+        [sys.executable, "-c", _BUILD, str(store.root)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
+    assert "StoreError: " in done.stderr.splitlines()[-1]
+    assert "File too large" in done.stderr.splitlines()[-1]
     assert set(store.objects.digests()) == before
     assert list((store.root / "tmp").iterdir()) == []
     for digest in before:
         store.objects.verify(digest)
-    monkeypatch.undo()
     assert len(Executor(store, 1).run(plan, tiny_spec()).compiled) == 4
 
 
-def test_a_program_row_for_another_text_fails_and_the_rest_goes_on(store: Store) -> None:
+def test_a_program_row_for_another_text_is_traced_again_and_the_rest_goes_on(store: Store) -> None:
     spec, entries = tiny_spec(), [DefragEntry(1), DefragEntry(2)]
     seed(store, spec, entries, [("swap a",), ("head b",)])
     plan = seeded_plan(store, [("swap a",), ("head b",)])
@@ -188,10 +202,44 @@ def test_a_program_row_for_another_text_fails_and_the_rest_goes_on(store: Store)
     wrong = {key_of("swap a"): {"text": str(Digest.of(text_of("head b").encode())), "label": "swap a"}}
     store.actions.put(plan.programs[0].key.hex, {**row.model_dump(mode="json"), "units": wrong})
 
-    from aotgaudi.build.plan import make_plan
-
     outcome = Executor(store, 1).run(make_plan(entries, spec, probe(), store), spec)
 
-    assert [failure.label for failure in outcome.failures] == ["swap a"]
-    assert [row.label for row in outcome.compiled] == ["head b"]
+    assert outcome.failures == ()
+    assert outcome.num_traced == 1
+    assert "head b" in {row.label for row in outcome.compiled}
     assert store.actions.get(key_of("swap a")) is None
+    assert make_plan(entries, spec, probe(), store).is_complete
+
+
+@pytest.mark.parametrize("is_removed", [False, True], ids=["corrupt", "removed"])
+def test_a_unit_whose_text_is_lost_is_traced_and_built_in_the_same_run(
+    store: Store, is_removed: bool
+) -> None:
+    spec, entries = tiny_spec(), [DefragEntry(1)]
+    plan = seeded_plan(store, [("swap a", "swap b")])
+    for label in ("swap a", "swap b"):
+        path = store.objects.path(Digest.of(text_of(label).encode()))
+        path.chmod(0o644)
+        path.unlink() if is_removed else path.write_bytes(b"!" * path.stat().st_size)
+
+    outcome = Executor(store, 2).run(plan, spec)
+
+    assert outcome.failures == ()
+    assert make_plan(entries, spec, probe(), store).is_complete
+    quarantined = [path for path in store.root.glob("quarantine/*") if not path.name.endswith(".reason")]
+    assert len(quarantined) == (0 if is_removed else 2)
+
+
+def test_a_text_that_is_lost_again_is_a_failure_and_no_loop(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = seeded_plan(store, [("swap a",)])
+    monkeypatch.setattr("aotgaudi.build.executor.build_once", _lose_text)
+
+    outcome = Executor(store, 1).run(plan, tiny_spec())
+
+    assert {failure.message for failure in outcome.failures} == {"the text is lost"}
+
+
+def _lose_text(job: Job) -> None:
+    raise LostTextError("the text is lost")

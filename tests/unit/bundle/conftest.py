@@ -10,6 +10,7 @@ import pytest
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.receipt import Receipt, UnitRecord
+from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.verify import Bundle, Report, open_bundle, verify_bundle
 from aotgaudi.digest import Digest
 from aotgaudi.graphs.program import Call, Program
@@ -45,9 +46,12 @@ class Sealed:
         """Label by id of the three entries: prompt, decode, defrag."""
         return {entry.id: str(entry) for entry in self.entries}
 
-    def pack(self, path: Path | None = None, receipt: Receipt | None = None) -> None:
+    def pack(
+        self, path: Path | None = None, receipt: Receipt | None = None, signing: Signing | None = None
+    ) -> None:
         """Seals again, here or elsewhere."""
-        pack_bundle(MANIFEST, MANIFEST_ID, receipt or self.receipt, self.objects, path or self.path)
+        receipt = receipt or self.receipt
+        pack_bundle(MANIFEST, MANIFEST_ID, receipt, self.objects, path or self.path, signing)
 
     def open(self) -> Bundle:
         return open_bundle(self.path)

@@ -307,3 +307,29 @@ def test_the_default_place_is_the_users_cache(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert default_store_root() == tmp_path / ".cache" / "aotgaudi"
+
+
+def test_a_bundle_as_a_root_keeps_what_sealing_it_again_needs(place: Place) -> None:
+    bundle = place.folder / "tiny.bundle"
+    assert run("build", "bundle", place.manifest_path, "-o", bundle, "--store", place.root).exit_code == 0
+    objects = {path.name for path in (bundle / "objects").rglob("*") if path.is_file()}
+
+    assert run("cache", "root", "add", "prod", bundle, "--store", place.root).exit_code == 0
+    run("cache", "gc", "--max-size", "0", "--store", place.root)
+
+    assert {digest.sha256 for digest in place.open().objects.digests()} == objects
+
+
+def test_damage_that_sealing_finds_is_mended_by_the_next_build(place: Place) -> None:
+    artifact = plan_manifest(place.manifest, place.open()).units[key_of("layer a")].artifact["unit.bin"]
+    path = object_path(place.root, Digest.parse(artifact))
+    path.chmod(0o644)
+    path.write_bytes(b"?" * path.stat().st_size)
+    seal = ("build", "bundle", place.manifest_path, "-o", place.folder / "tiny.bundle", "--store", place.root)
+
+    failed = run(*seal)
+    assert failed.exit_code == 4, failed.output
+    assert "moved to quarantine: build again" in failed.stderr
+
+    assert json.loads(place.build("--json").stdout)["num_compiled"] == 1
+    assert run(*seal).exit_code == 0

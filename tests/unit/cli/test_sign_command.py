@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from aotgaudi.cli.main import cli
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.parse import parse_spec
+from tests.unit.cli.test_build_commands import Place
 from tests.unit.cli.test_verify_command import SPEC, damage, seal
 
 
@@ -197,3 +198,35 @@ def test_permissions_are_told_in_one_line(bundle: Path) -> None:
 
     assert "can be written to by its group (mode 0664) (chmod -R go-w" in refused(4, "verify", bundle)
     assert run("verify", bundle, "--allow-unsafe-permissions").exit_code == 0
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.chdir(tmp_path)
+    return Place(tmp_path)
+
+
+def test_building_signed_twice_gives_the_same_bytes_and_the_second_does_nothing(
+    place: Place, key: Path, other: Path
+) -> None:
+    signing = ("--sign-key", key, "--sign-key", other, "--epoch", 7)
+    first = run("build", place.spec, "--store", place.store, "-j", 1, *signing)
+    assert first.exit_code == 0, first.output
+    path = place.folder / "tiny.bundle" / "aotgaudi.signature.json"
+    before = (path.read_bytes(), path.stat().st_ino)
+
+    run("build", place.spec, "--store", place.store, "-j", 1, *signing)
+    assert (path.read_bytes(), path.stat().st_ino) == before
+    elsewhere = run("build", "bundle", place.spec, "-o", "again", "--store", place.store, *signing)
+
+    assert elsewhere.exit_code == 0, elsewhere.output
+    assert (place.folder / "again" / path.name).read_bytes() == before[0]
+    trusted = ("--trusted-key", public(key), "--trusted-key", public(other), "--threshold", 2)
+    assert run("verify", "again", *trusted, "--minimum-epoch", 7).exit_code == 0
+
+
+def test_a_key_that_cannot_sign_is_noticed_before_anything_is_compiled(place: Place, tmp_path: Path) -> None:
+    line = refused(2, "build", place.spec, "--store", place.store, "--sign-key", tmp_path / "none")
+
+    assert "none: cannot be read: No such file" in line
+    assert place.names() == {"tiny.toml", "store"}

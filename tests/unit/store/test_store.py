@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
+import stat
 import subprocess
 import sys
 import threading
@@ -13,6 +15,9 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.errors import StoreError
+from aotgaudi.store.checklist import remember
+from aotgaudi.store.fsck import check_store
+from aotgaudi.store.roots import Root
 from aotgaudi.store.store import STORE_FORMAT, Store
 
 KEY = "ab" * 32
@@ -70,7 +75,7 @@ def test_a_store_that_cannot_be_written_to_is_refused_at_opening(
     def refuse(*_: object, **__: object) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(Path, "touch", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(StoreError, match=f"store at {tmp_path} is not writable: .*{os.strerror(code)}"):
         Store.open(tmp_path)
 
@@ -91,7 +96,7 @@ def test_a_relative_root_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.
     store.actions.put(KEY, {})
     store.close()
 
-    assert (tmp_path / "store" / "actions" / "cache.db").exists()
+    assert (tmp_path / "store" / "records" / KEY[:2] / f"{KEY}.json").exists()
 
 
 def test_threads_take_turns_on_one_unit(tmp_path: Path) -> None:
@@ -153,17 +158,52 @@ def test_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
         waiter.join()
 
 
-def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock that is only a file would outlive its holder."""
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_lets_everybody_in_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    """A lock that is only a file would outlive its holder; a unit that is compiled twice is no error."""
     store = Store.open(tmp_path)
 
     def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises((StoreError, NotImplementedError)) as caught, store.unit_lock(KEY):
+    with store.unit_lock(KEY), store.try_unit_lock(KEY) as is_held, store.in_use():
+        assert is_held
+
+    assert "the file system has no locks" in caplog.text
+
+
+def test_a_lock_that_cannot_be_had_for_another_reason_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.open(tmp_path)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(StoreError, match=r"cannot lock .*Input/output error"), store.unit_lock(KEY):
         pass
-    assert isinstance(caught.value, StoreError), caught.value
+
+
+def test_trying_does_not_wait(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+
+    with store.unit_lock(KEY), store.try_unit_lock(KEY) as second, store.try_unit_lock("cd" * 32) as other:
+        assert (second, other) == (False, True)
+    with store.try_unit_lock(KEY) as later:
+        assert later
+
+
+def test_a_lock_file_that_is_removed_under_its_holder_keeps_nobody_out_for_ever(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+    with store.unit_lock(KEY):
+        (tmp_path / "locks" / f"{KEY}.lock").unlink()
+
+    with store.try_unit_lock(KEY) as is_held:
+        assert is_held
 
 
 def test_the_lock_is_freed_by_an_exception(tmp_path: Path) -> None:
@@ -189,7 +229,7 @@ from pathlib import Path
 from aotgaudi.store.store import Store
 sys.stdin.readline()
 store = Store.open(Path(sys.argv[1]))
-store.actions.put(sys.argv[2], {})
+store.actions.put("%064d" % int(sys.argv[2]), {})
 store.close()
 """
 
@@ -207,5 +247,40 @@ def test_many_processes_make_one_store_at_once(tmp_path: Path) -> None:
 
     assert [maker.wait() for maker in makers] == [0, 0, 0, 0]
     store = Store.open(root, create=False)
-    assert sorted(store.actions) == ["0", "1", "2", "3"]
+    assert list(store.actions) == [f"{n:064d}" for n in range(4)]
     store.close()
+
+
+_DOCUMENTED = re.compile(
+    r"format|objects/sha256/([0-9a-f]{2})/\1[0-9a-f]{62}|records/([0-9a-f]{2})/\2[0-9a-f]{62}\.json"
+    r"|roots/[0-9A-Za-z_-][0-9A-Za-z._-]*\.json|index/cache\.db(-wal|-shm)?|locks/([0-9A-Za-z_-]+\.lock|store)"
+    r"|quarantine/[^/]+\.[0-9a-f]{8}(\.reason)?"
+)
+
+
+def test_the_layout_is_the_documented_one(tmp_path: Path) -> None:
+    """docs/formats/store.md, as a regular expression; 0444 and 0700 where it says so."""
+    store = Store.open(tmp_path)
+    digest = store.objects.put_bytes(b"data")
+    bad = store.objects.put_bytes(b"bad")
+    store.actions.put(KEY, {"object": str(digest)})
+    store.roots.put(Root("prod-1.2", frozenset({KEY}), frozenset({digest})))
+    with store.in_use(), store.unit_lock(KEY):
+        remember(store, [KEY], [], [digest])
+    store.objects.path(bad).chmod(0o644)
+    store.objects.path(bad).write_bytes(b"BAD")
+    check_store(store)
+
+    files = {str(path.relative_to(tmp_path)): path for path in tmp_path.rglob("*") if path.is_file()}
+
+    assert [name for name in files if not _DOCUMENTED.fullmatch(name)] == []
+    assert {name.split("/")[0] for name in files} == {
+        "format", "objects", "records", "roots", "index", "locks", "quarantine"
+    }  # fmt: skip
+    assert all(
+        stat.S_IMODE(path.stat().st_mode) == 0o444
+        for name, path in files.items()
+        if name[:3] in ("obj", "rec")
+    )
+    assert stat.S_IMODE((tmp_path / "index").stat().st_mode) == 0o700
+    assert (tmp_path / "format").read_bytes() == b"aotgaudi.store/1\n"

@@ -1,0 +1,53 @@
+"""Instruction-set levels: what ``target.isa`` names, what the compiler may emit for it, what a CPU needs to run it.
+
+A level is exact. What g++ may emit (`compiler_flags`) and what a machine must have (`features`) say the same
+thing twice, in the words of g++ and in those of /proc/cpuinfo, and nothing else is ever added for the machine
+that happens to build: so one target is one set of bytes, and a machine that has the features never meets an
+instruction that it lacks. Imports no torch.
+
+Sources: the micro-architecture levels of the x86-64 psABI (x86-64-v2, v3, v4); torch/_inductor/cpu_vec_isa.py
+for what `VecAVX2`, `VecAVX512` and `VecAMX` take for granted. VNNI without AMX is not a level: it is for
+products of 8-bit integers, which our graphs leave to torch's own kernels (those choose at run time).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+TILE_FEATURE = "amx_tile"
+"""A process must ask the kernel before it uses tiles; see runtime.py."""
+
+
+@dataclass(frozen=True, slots=True)
+class IsaLevel:
+    """One level. `simdlen` is in bits; `vec_isa` names torch's class of vector types.
+
+    `has_bf16`: torch may use AVX512_BF16 conversions. `features` are sorted.
+    """
+
+    name: str
+    simdlen: int
+    vec_isa: str
+    compiler_flags: tuple[str, ...]
+    features: tuple[str, ...]
+    has_bf16: bool = False
+
+
+_V2 = ("cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3")
+_V3 = (*_V2, "abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
+_V4 = (*_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
+_TILES = (*_V4, "amx_bf16", "amx_int8", TILE_FEATURE, "avx512_bf16", "avx512_vnni")
+
+_MARCH_V4 = "-march=x86-64-v4"
+_TILE_FLAGS = (_MARCH_V4, "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8")
+
+_LEVELS = (
+    IsaLevel("avx2", 256, "VecAVX2", ("-march=x86-64-v3",), tuple(sorted(_V3))),
+    IsaLevel("avx512", 512, "VecAVX512", (_MARCH_V4,), tuple(sorted(_V4))),
+    IsaLevel("avx512+amx", 512, "VecAMX", _TILE_FLAGS, tuple(sorted(_TILES)), has_bf16=True),
+)
+
+ISA_LEVELS: Mapping[str, IsaLevel] = MappingProxyType({level.name: level for level in _LEVELS})
+"""By name, each one a superset of the one before it."""

@@ -1,0 +1,172 @@
+"""Opening a bundle: its documents, each opened once, and whether it may be used at all.
+
+The index is read first; the manifest and the receipt must be those that it names by digest. Where keys are trusted,
+the signature is verified before the index is parsed, and what was signed must be what the bundle is. Nothing
+here follows a link or blocks on a FIFO, and no object is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from aotgaudi.bundle.document import MAX_DOCUMENT_BYTES
+from aotgaudi.bundle.envelope import MAX_ENVELOPE_BYTES
+from aotgaudi.bundle.format import (
+    INDEX_NAME,
+    MANIFEST_NAME,
+    RECEIPT_NAME,
+    SIGNATURE_NAME,
+    BundleIndex,
+    load_index,
+    load_program,
+)
+from aotgaudi.bundle.permissions import OwnerRule, check_directories
+from aotgaudi.bundle.receipt import Receipt
+from aotgaudi.bundle.receipt import loads as load_receipt
+from aotgaudi.bundle.report import mending_command
+from aotgaudi.bundle.statement import Statement
+from aotgaudi.bundle.trust import TrustPolicy, require_match
+from aotgaudi.digest import Digest
+from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, StoreError, UntrustedError
+from aotgaudi.graphs.program import Program
+from aotgaudi.store.blobs import Examine, Fault, accept_any, read_blob, read_bounded
+from aotgaudi.store.cas import object_path
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Which bundles may be used: `owners` None takes anybody's files, `trust` None takes unsigned bundles."""
+
+    owners: OwnerRule | None = None
+    trust: TrustPolicy | None = None
+
+    @property
+    def examine(self) -> Examine:
+        """Looks at a file of the bundle before it is read. Raises UntrustedError."""
+        return accept_any if self.owners is None else self.owners.check
+
+
+ANY_BUNDLE = Acceptance()
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """An opened bundle. `index_bytes` and `manifest_bytes` are the very bytes that were hashed.
+
+    `statement` is what trusted keys have signed, None where none was asked for. Objects are not verified by opening:
+    see verify.py.
+    """
+
+    path: Path
+    index: BundleIndex
+    index_bytes: bytes
+    manifest_bytes: bytes
+    receipt: Receipt
+    statement: Statement | None = None
+    acceptance: Acceptance = ANY_BUNDLE
+
+    def object_path(self, digest: Digest | str) -> Path:
+        """Returns where an object lies; its bytes are not verified. Raises ValueError for no digest."""
+        return object_path(self.path, Digest.parse(digest) if isinstance(digest, str) else digest)
+
+    def read_object(self, digest: Digest | str) -> bytes:
+        """Returns an object's bytes, verified as read. Raises NotWarmError (absent), CorruptError."""
+        digest = Digest.parse(digest) if isinstance(digest, str) else digest
+        path = object_path(self.path, digest)
+        data = read_blob(path, digest, self.acceptance.examine)
+        if isinstance(data, Fault):
+            error = NotWarmError if data.state == "missing" else CorruptError
+            raise error(f"object {digest}: {path}: {data.reason} ({mending_command(self.path)})")
+        return data
+
+    def program(self, entry_id: str) -> Program:
+        """Returns how the entry runs. Raises NotWarmError (no such program), CorruptError, ManifestError."""
+        digest = self.program_digest(entry_id)
+        return load_program(self.read_object(digest), digest)
+
+    def program_digest(self, entry_id: str) -> Digest:
+        """Returns the digest of the program that runs the entry. Raises NotWarmError where there is none."""
+        text = self.receipt.programs.get(entry_id)
+        if text is None:
+            raise NotWarmError(
+                f"entry {entry_id} has no program in {self.path} ({mending_command(self.path)})"
+            )
+        return Digest.parse(text)
+
+
+def open_bundle(path: Path, acceptance: Acceptance = ANY_BUNDLE) -> Bundle:
+    """Reads a bundle's documents and checks the manifest and the receipt against the index.
+
+    Raises:
+        StoreError: there is no bundle at `path`, or it cannot be read.
+        ManifestError: the index (or the receipt) is malformed, or of another version.
+        CorruptError: the manifest or the receipt is missing, or is not the one that the index names.
+        UntrustedError: `acceptance` does not allow it.
+    """
+    examine = acceptance.examine
+    index_bytes = _read_index(path, examine)
+    statement = None
+    if acceptance.trust is not None:
+        signature = read_signature(path, examine)
+        statement = acceptance.trust.verify(_required(signature, path), index_bytes, path)
+    index = load_index(index_bytes)
+    if acceptance.owners is not None:
+        check_directories(path, _directories(path, index), acceptance.owners)
+    manifest_bytes = _read_document(path / MANIFEST_NAME, Digest.parse(index.manifest), examine)
+    receipt = load_receipt(_read_document(path / RECEIPT_NAME, Digest.parse(index.receipt), examine))
+    if receipt.manifest_id != index.manifest_id:
+        raise CorruptError(
+            f"bundle {path}: the receipt answers manifest {receipt.manifest_id},"
+            f" the index is of {index.manifest_id}"
+        )
+    if statement is not None:
+        require_match(statement, Statement.of(index_bytes, index, receipt, statement.epoch), path)
+    return Bundle(path, index, index_bytes, manifest_bytes, receipt, statement, acceptance)
+
+
+def read_signature(path: Path, examine: Examine = accept_any) -> bytes | None:
+    """Returns the bytes of the signature of the bundle at `path`; None where it has none.
+
+    Raises UntrustedError where it is no regular file, or too large, and StoreError.
+    """
+    data = read_bounded(path / SIGNATURE_NAME, MAX_ENVELOPE_BYTES, examine)
+    if not isinstance(data, Fault):
+        return data
+    if data.state == "missing":
+        return None
+    raise UntrustedError(f"bundle {path} is not to be trusted: {SIGNATURE_NAME}: {data.reason}")
+
+
+def _required(signature: bytes | None, path: Path) -> bytes:
+    if signature is None:
+        raise UntrustedError(
+            f"bundle {path} is not signed, and a trusted key is demanded"
+            f" (sign it: aotgaudi sign {path} --sign-key FILE)"
+        )
+    return signature
+
+
+def _directories(path: Path, index: BundleIndex) -> list[Path]:
+    leaves = {object_path(path, Digest.parse(text)).parent for text in index.objects}
+    return sorted({path / "objects", path / "objects" / "sha256", *leaves} if leaves else leaves)
+
+
+def _read_index(path: Path, examine: Examine) -> bytes:
+    data = read_bounded(path / INDEX_NAME, MAX_DOCUMENT_BYTES, examine)
+    if not isinstance(data, Fault):
+        return data
+    if data.state == "missing":
+        raise StoreError(f"no bundle at {path}: it has no {INDEX_NAME} ({mending_command(path)})")
+    raise CorruptError(f"{path / INDEX_NAME}: {data.reason} ({mending_command(path)})")
+
+
+def _read_document(path: Path, digest: Digest, examine: Examine) -> bytes:
+    if digest.size_bytes > MAX_DOCUMENT_BYTES:
+        raise ManifestError(
+            f"{path} would have {digest.size_bytes} bytes, at most {MAX_DOCUMENT_BYTES} are read"
+        )
+    data = read_blob(path, digest, examine)
+    if isinstance(data, Fault):
+        raise CorruptError(f"{path}: {data.reason} ({mending_command(path.parent)})")
+    return data

@@ -1,0 +1,73 @@
+"""Who could have changed a bundle's files: only the one who runs it, and root, may.
+
+A file is looked at after it was opened, through its descriptor, and before it is read. Who may not write to a
+file that root or we own cannot change its bytes after they were verified.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from aotgaudi.errors import UntrustedError
+from aotgaudi.store.faults import store_error
+
+_ALLOW = "allow it with --allow-unsafe-permissions"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerRule:
+    """Accepts what belongs to `uid` or to root, and that nobody else may write to."""
+
+    uid: int
+
+    def check(self, path: Path, status: os.stat_result) -> None:
+        """Raises UntrustedError, which names `path` and the remedy, unless `status` is accepted."""
+        mode = stat.S_IMODE(status.st_mode)
+        if status.st_uid not in (0, self.uid):
+            who = f"root, or to uid {self.uid}" if self.uid else "root"
+            raise UntrustedError(
+                f"{path} belongs to uid {status.st_uid}, who can change it; it must belong to {who}"
+                f" (chown -R {self.uid} {path}, or {_ALLOW})"
+            )
+        if mode & (stat.S_IWGRP | stat.S_IWOTH):
+            who = "everybody" if mode & stat.S_IWOTH else "its group"
+            raise UntrustedError(
+                f"{path} can be written to by {who} (mode {mode:04o}) (chmod -R go-w {path}, or {_ALLOW})"
+            )
+        if mode & stat.S_ISVTX:
+            raise UntrustedError(
+                f"{path} is sticky (mode {mode:04o}), as shared directories are (chmod -R -t {path}, or {_ALLOW})"
+            )
+
+
+def check_directories(root: Path, on_the_way: Iterable[Path], rule: OwnerRule) -> None:
+    """Checks `root`, what lies in it beside ``objects/``, and the directories `on_the_way` to the objects.
+
+    Files that are read are checked when they are opened. Links are not followed, and have no mode of their own.
+    Raises UntrustedError, and StoreError where the system refuses to let us look.
+    """
+    try:
+        rule.check(root, root.stat())
+        for path in (*on_the_way, *_beside(root)):
+            _check_name(path, rule)
+    except OSError as error:
+        raise store_error("look at", root, error) from error
+
+
+def _check_name(path: Path, rule: OwnerRule) -> None:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # Verifying says what is missing.
+        status = path.lstat()
+        if not stat.S_ISLNK(status.st_mode):
+            rule.check(path, status)
+
+
+def _beside(root: Path) -> Iterable[Path]:
+    for parent, directories, files in os.walk(root):
+        if Path(parent) == root and "objects" in directories:
+            directories.remove("objects")
+        yield from (Path(parent, name) for name in (*directories, *files))

@@ -1,0 +1,106 @@
+"""Where a bundle is put together, beside its destination, and how it appears there: whole, by a rename.
+
+A staging directory outlives an interrupted transfer, so that the next one continues. One process at a time has it:
+it is locked (flock), and the lock dies with its holder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from aotgaudi.bundle.format import OBJECTS_NAME, stray_paths
+from aotgaudi.bundle.pack import refuse_foreign
+from aotgaudi.digest import Digest
+from aotgaudi.errors import StoreError
+from aotgaudi.store.cas import fsync_dir
+from aotgaudi.store.faults import store_error
+
+PARTIAL_NAME = ".partial"
+_DIRECTORY_MODE = 0o755
+
+
+@contextlib.contextmanager
+def staging_directory(out: Path) -> Iterator[Path]:
+    """Yields the locked staging directory of a bundle at `out`; it stays, unless it was published.
+
+    Raises StoreError when `out` is not ours to replace, cannot be written to, or is being written by another process.
+    """
+    refuse_foreign(out)
+    staging = out.with_name(f".{out.name}.pull")
+    try:
+        staging.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
+        descriptor = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise store_error("make", staging, error) from error
+    try:
+        _lock(descriptor, out)
+        yield staging
+    finally:
+        os.close(descriptor)
+
+
+def publish(staging: Path, out: Path, names: Iterable[str], objects: Iterable[Digest]) -> None:
+    """Renames `staging` to `out`, in place of an older bundle, with nothing in it but documents `names` and `objects`.
+
+    Raises StoreError.
+    """
+    try:
+        _clear_out(staging, set(names), objects)
+        _settle_directories(staging)
+        exchange_directory(staging, out)
+    except OSError as error:
+        raise store_error("write the bundle", out, error) from error
+
+
+def _lock(descriptor: int, out: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise StoreError(f"another process is writing the bundle {out}") from error
+    except OSError:
+        return  # A file system without locks.
+
+
+def _clear_out(staging: Path, names: set[str], objects: Iterable[Digest]) -> None:
+    for path in staging.iterdir():
+        if path.is_dir() and not path.is_symlink() and path.name != OBJECTS_NAME:
+            shutil.rmtree(path)
+        elif path.name not in names and path.name != OBJECTS_NAME:
+            path.unlink()
+    for name in stray_paths(staging, objects):
+        (staging / name).unlink()
+
+
+def _settle_directories(root: Path) -> None:
+    for parent, directories, _ in os.walk(root, topdown=False):
+        for name in directories:
+            with contextlib.suppress(OSError):  # Not empty: it holds what belongs there.
+                os.rmdir(os.path.join(parent, name))
+        if os.path.isdir(parent):
+            os.chmod(parent, _DIRECTORY_MODE)
+            fsync_dir(Path(parent))
+
+
+def exchange_directory(building: Path, out: Path) -> None:
+    """Renames the directory `building` to `out`, over a missing or empty one, or in exchange for another.
+
+    Between the two renames of an exchange there is nothing at `out`; when the second fails the old one is put back.
+    Raises OSError.
+    """
+    retired = out.with_name(f".{out.name}.old-{os.getpid()}")
+    if out.exists() and any(out.iterdir()):
+        shutil.rmtree(retired, ignore_errors=True)  # Of a dead process that had our number.
+        os.rename(out, retired)
+    try:
+        os.rename(building, out)
+    except OSError:
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(retired, out)
+        raise
+    fsync_dir(out.parent)
+    shutil.rmtree(retired, ignore_errors=True)

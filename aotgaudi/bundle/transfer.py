@@ -1,0 +1,149 @@
+"""Pushing a bundle to a remote, and pulling it from several: documents first, then every object by its digest.
+
+Nothing of a bundle is trusted until it is verified: the index is what the pointer names by digest, everything else is
+what the index names, and a signature, where one is demanded, is verified before the first object is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from aotgaudi.bundle.document import MAX_DOCUMENT_BYTES
+from aotgaudi.bundle.envelope import MAX_ENVELOPE_BYTES
+from aotgaudi.bundle.format import (
+    INDEX_NAME,
+    MANIFEST_NAME,
+    RECEIPT_NAME,
+    SIGNATURE_NAME,
+    BundleIndex,
+    load_index,
+)
+from aotgaudi.bundle.opening import ANY_BUNDLE, Acceptance, Bundle, open_bundle, read_signature
+from aotgaudi.bundle.staging import PARTIAL_NAME, publish, staging_directory
+from aotgaudi.digest import Digest
+from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError
+from aotgaudi.store.cas import object_path
+from aotgaudi.store.directory_remote import DirectoryRemote
+from aotgaudi.store.receiving import receive
+from aotgaudi.store.remote import Pointer, Remote
+from aotgaudi.store.transfer import Conduct, Sources, send
+
+_DOCUMENT_MODE = 0o644
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What a push did: how to refer to just this bundle, and what had to be uploaded."""
+
+    reference: str
+    num_objects: int
+    num_uploaded: int
+    uploaded_bytes: int
+
+
+def push_bundle(
+    bundle: Bundle, remote: Remote, name: str, conduct: Conduct, *, overwrite: bool = False
+) -> Pushed:
+    """Uploads what `remote` lacks of the bundle, and lets `name` mean it. Raises CorruptError, RemoteError."""
+    files, pointer = bundle_files(bundle)
+    num_uploaded, uploaded_bytes = send(remote, files, conduct, overwrite=overwrite)
+    reference = conduct.retry.call(lambda: remote.publish(name, pointer, tuple(files)))
+    return Pushed(reference, len(files), num_uploaded, uploaded_bytes)
+
+
+def bundle_files(bundle: Bundle) -> tuple[Mapping[Digest, Path], Pointer]:
+    """Returns every file of a bundle by its digest, and the pointer to the bundle."""
+    signature = read_signature(bundle.path)
+    pointer = Pointer(Digest.of(bundle.index_bytes), None if signature is None else Digest.of(signature))
+    files = {digest: bundle.path / name for name, digest in _documents(pointer, bundle.index).items()}
+    files |= {digest: object_path(bundle.path, digest) for digest in map(Digest.parse, bundle.index.objects)}
+    return files, pointer
+
+
+def pull_bundle(
+    sources: Sources,
+    name: str,
+    out: Path,
+    acceptance: Acceptance = ANY_BUNDLE,
+    expect: Callable[[int], None] = lambda _: None,
+) -> Bundle:
+    """Makes `out` the bundle that `name` means, and returns it opened.
+
+    `expect` is told how many bytes there are, once that is known. What an interrupted pull has received is used.
+
+    Raises:
+        RemoteError: no remote can be used, or none knows `name`.
+        MissingObjectError, CorruptError: no remote has an object, or has it intact.
+        UntrustedError: `acceptance` does not allow the bundle. Then no object was received.
+        StoreError: `out` is not ours to replace, or cannot be written.
+    """
+    pointers = list(_pointers(sources, name))
+    with staging_directory(out) as staging:
+        pointer = _receive_documents(sources, pointers, staging)
+        bundle = open_bundle(staging, acceptance)
+        digests = sorted(map(Digest.parse, bundle.index.objects), key=lambda digest: -digest.size_bytes)
+        expect(bundle.index.counts.object_bytes)
+        nearest = sources.preceded_by(DirectoryRemote(out))  # What an older bundle has is not fetched again.
+        nearest.each(lambda digest: _receive_object(nearest, digest, staging), digests)
+        publish(staging, out, _documents(pointer, bundle.index), digests)
+    return open_bundle(out, acceptance)
+
+
+def _pointers(sources: Sources, name: str) -> Iterator[Pointer]:
+    """Yields what each remote means by `name`, each once, in order. Raises RemoteError where none knows it."""
+    found: list[Pointer] = []
+    for remote in sources.usable:
+        pointer = sources.ask(remote, partial(remote.resolve, name))
+        if pointer is not None and pointer not in found:
+            found.append(pointer)
+            yield pointer
+    if not found:
+        sources.require_usable()
+        labels = ", ".join(remote.label for remote in sources.usable)
+        raise RemoteError(f"no bundle {name!r} at {labels}")
+
+
+def _receive_documents(sources: Sources, pointers: list[Pointer], staging: Path) -> Pointer:
+    """Receives the documents of the first bundle of `pointers` whose documents can be had."""
+    for position, pointer in enumerate(pointers, start=1):
+        try:
+            _receive_named(sources, INDEX_NAME, pointer.index, staging, MAX_DOCUMENT_BYTES)
+            index = load_index((staging / INDEX_NAME).read_bytes())
+            for name, digest in _documents(pointer, index).items():
+                limit = MAX_ENVELOPE_BYTES if name == SIGNATURE_NAME else MAX_DOCUMENT_BYTES
+                _receive_named(sources, name, digest, staging, limit)
+        except (CorruptError, MissingObjectError) as error:
+            if position == len(pointers):
+                raise
+            sources.conduct.warn(f"{error}; going on with what another remote means by that name")
+            continue
+        if pointer.signature is None:
+            (staging / SIGNATURE_NAME).unlink(missing_ok=True)  # Of an earlier, interrupted pull.
+        return pointer
+    raise AssertionError("there is at least one pointer")
+
+
+def _documents(pointer: Pointer, index: BundleIndex) -> dict[str, Digest]:
+    documents = {
+        INDEX_NAME: pointer.index,
+        MANIFEST_NAME: Digest.parse(index.manifest),
+        RECEIPT_NAME: Digest.parse(index.receipt),
+    }
+    return documents if pointer.signature is None else documents | {SIGNATURE_NAME: pointer.signature}
+
+
+def _receive_named(sources: Sources, name: str, digest: Digest, staging: Path, max_bytes: int) -> None:
+    if digest.size_bytes > max_bytes:
+        raise CorruptError(f"{name} would have {digest.size_bytes} bytes, at most {max_bytes} are read")
+    received, path = staging / PARTIAL_NAME / digest.sha256, staging / name
+    receive(digest, received, path, lambda file: sources.fill(digest, file, is_counted=False))
+    path.chmod(_DOCUMENT_MODE)
+
+
+def _receive_object(sources: Sources, digest: Digest, staging: Path) -> None:
+    received = staging / PARTIAL_NAME / digest.sha256
+    if not receive(digest, received, object_path(staging, digest), lambda file: sources.fill(digest, file)):
+        sources.conduct.advance(digest.size_bytes)

@@ -1,0 +1,108 @@
+"""Who may have written to a directory, and what kind of file system it is on.
+
+Who can write to a store decides what code the bundles made from it run. So a store's directory belongs to us
+or to root, and not everybody may write to it or replace it. A group may: who shares a store, trusts that group.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from aotgaudi.errors import StoreError
+from aotgaudi.store.faults import store_error
+
+_FUSE = ("ceph", "gcsfuse", "glusterfs", "s3fs", "sshfs")
+NETWORK_FILE_SYSTEMS = frozenset(
+    [
+        *(
+            "9p",
+            "afs",
+            "ceph",
+            "cifs",
+            "glusterfs",
+            "gpfs",
+            "lustre",
+            "nfs",
+            "nfs4",
+            "smb3",
+            "smbfs",
+            "virtiofs",
+        ),
+        *(f"fuse.{name}" for name in _FUSE),
+    ]
+)
+"""Types in /proc/self/mountinfo of file systems that several hosts can mount. SQLite must not lie on them."""
+
+_CHECKED = ("", "objects", "objects/sha256", "records", "roots")
+_MOUNTS = Path("/proc/self/mountinfo")
+
+
+def refuse_unsafe(root: Path) -> None:
+    """Raises StoreError when others than root, us and our groups could have written to the store at `root`."""
+    try:
+        resolved = root.resolve(strict=True)
+        for path in (resolved / name for name in _CHECKED):
+            if path.exists():
+                _refuse_directory(root, path)
+        for parent in resolved.parents:
+            _refuse_parent(root, parent)
+    except OSError as error:
+        raise store_error("look at", root, error) from error
+
+
+def is_on_network(path: Path, mounts: Path = _MOUNTS) -> bool:
+    """Whether `path` is on a file system that other hosts may mount; False where that cannot be told."""
+    place = str(path.resolve())
+    best, found = "", ""
+    for mount_point, kind in _mount_points(mounts):
+        inside = place == mount_point or place.startswith(mount_point.rstrip("/") + "/")
+        if inside and len(mount_point) >= len(best):
+            best, found = mount_point, kind
+    return found in NETWORK_FILE_SYSTEMS
+
+
+def _refuse_directory(root: Path, path: Path) -> None:
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise StoreError(f"store at {root}: {path} is not a directory")
+    if status.st_uid not in (0, os.geteuid()):
+        raise StoreError(
+            f"store at {root}: {path} belongs to uid {status.st_uid}, who could have put anything there"
+            f" (chown it to uid {os.geteuid()}, or trust them: --allow-unsafe-store)"
+        )
+    if status.st_mode & stat.S_IWOTH:
+        raise StoreError(
+            f"store at {root}: everybody may write to {path}, so anybody may have put code there"
+            f" (chmod o-w {path}, or trust them: --allow-unsafe-store)"
+        )
+
+
+def _refuse_parent(root: Path, parent: Path) -> None:
+    mode = parent.stat().st_mode
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise StoreError(
+            f"store at {root}: everybody may replace it, for everybody may write to {parent}"
+            f" (chmod o-w {parent}, or +t, or trust them: --allow-unsafe-store)"
+        )
+
+
+def _mount_points(mounts: Path) -> Iterator[tuple[str, str]]:
+    """Yields mount point and file system type, in the order of mounting (proc(5), mountinfo)."""
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        before, separator, after = line.partition(" - ")
+        fields = before.split(" ")
+        if separator and len(fields) > 4:
+            yield _unescaped(fields[4]), after.split(" ")[0]
+
+
+def _unescaped(text: str) -> str:
+    for code in ("040", "011", "012", "134"):
+        text = text.replace(f"\\{code}", chr(int(code, 8)))
+    return text

@@ -1,0 +1,68 @@
+"""Where damage is put: out of the way of every look-up, but not lost, so that someone can find its cause.
+
+::
+
+    quarantine/<name>.<8 hex>           what was found, as it was
+    quarantine/<name>.<8 hex>.reason    one line of JSON: {"path": where it lay, "reason": what is wrong}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+from pathlib import Path
+
+from aotgaudi.errors import StoreError
+from aotgaudi.store.faults import store_error
+from aotgaudi.store.writing import make_directories
+
+_LOG = logging.getLogger(__name__)
+_LONGEST_NAME = 200
+"""Of the 255 bytes that a file name may have."""
+
+
+def quarantine(root: Path, path: Path, reason: str) -> Path | None:
+    """Moves `path`, which lies under `root`, aside with the reason; None when it is gone already.
+
+    Raises StoreError where it cannot be moved.
+    """
+    target = root / "quarantine" / f"{path.name[:_LONGEST_NAME]}.{secrets.token_hex(4)}"
+    try:
+        make_directories(target.parent)
+        os.rename(path, target)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise store_error("quarantine", path, error) from error
+    _LOG.warning("quarantined %s: %s (kept as %s)", path, reason, target)
+    note = {"path": os.path.relpath(path, root), "reason": reason}
+    with contextlib.suppress(OSError):  # A full disk must not keep damage where it is found.
+        reason_path(target).write_text(json.dumps(note) + "\n", encoding="utf-8")
+    return target
+
+
+def release(root: Path, path: Path, target: Path) -> None:
+    """Puts what `quarantine` moved back, for it is sound after all, unless something has taken its place."""
+    try:
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            os.link(target, path, follow_symlinks=False)
+        os.unlink(target)
+        reason_path(target).unlink(missing_ok=True)
+    except OSError as error:
+        raise store_error("take out of quarantine", root / target.name, error) from error
+
+
+def reason_path(target: Path) -> Path:
+    """Returns where the reason lies for something in quarantine."""
+    return target.with_name(f"{target.name}.reason")
+
+
+def try_quarantine(root: Path, path: Path, reason: str) -> None:
+    """As `quarantine`, but what cannot be moved (a read-only store) stays, and is only logged."""
+    try:
+        quarantine(root, path, reason)
+    except StoreError as error:
+        _LOG.warning("%s is damaged (%s) and stays where it is: %s", path, reason, error)

@@ -1,0 +1,247 @@
+"""Records: which action (a key) gave which result (a JSON object). One small immutable file a result.
+
+Records are the truth of a store: what it knows is the records whose objects are there, on this host or on any
+other that shares the directory. A record is the canonical JSON (RFC 8785) of::
+
+    {"key":    64 hex digits,
+     "schema": "aotgaudi.record/1",
+     "sha256": of the canonical JSON of the three other members,
+     "value":  the result, a JSON object}
+
+in ``records/<first 2 hex digits>/<key>.json``, mode 0444. Since canonical JSON sorts its members, what is hashed
+is the file less one run of bytes at a fixed place: reading a record never makes JSON anew.
+
+Versions: 1 (first).
+
+The first publisher of a key wins: a later result with other bytes is dropped, so that all readers agree.
+What is wrong in any way (foreign, torn, of another key, with another checksum) is a miss, never a wrong hit.
+The time of a file's last modification is the time of its last use: it decides what goes first when space is
+short, and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aotgaudi.digest import canonical_json, sha256_bytes
+from aotgaudi.errors import StoreError
+from aotgaudi.store.blobs import ABSENT_ERRORS, MOVED_ERRORS, NOT_READABLE, OPEN_FLAGS
+from aotgaudi.store.faults import store_error
+from aotgaudi.store.quarantine import quarantine
+from aotgaudi.store.writing import Temporary, again, place, place_first, temporary_file
+
+RECORD_SCHEMA = "aotgaudi.record/1"
+LARGEST_RECORD_BYTES = 1 << 24
+
+_LOG = logging.getLogger(__name__)
+_KEY = re.compile(r"[0-9a-f]{64}")
+_MODE = 0o444
+_LARGEST_INTEGER = 2**53 - 1
+_TURNS = 5
+"""How often a publisher looks again when another one is quicker, before it gives up."""
+
+Keep = Callable[[dict[str, Any]], bool]
+
+
+class RecordError(ValueError):
+    """Bytes that are no record of the key asked for; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What tells one file from another of the same name, cheaply, and when it was last used (seconds)."""
+
+    inode: int
+    size_bytes: int
+    used: float
+
+
+def dump_record(key: str, value: Mapping[str, Any]) -> bytes:
+    """Returns the bytes of a record. Raises ValueError for what is no key or has no canonical JSON."""
+    if not _KEY.fullmatch(key):
+        raise ValueError(f"not a key (64 lower-case hex digits): {key!r:.80}")
+    head, body = _head(key), b'"value":' + canonical_json(dict(value)) + b"}"
+    return head + _checksum(sha256_bytes(head + body)) + body
+
+
+def load_record(key: str, data: bytes) -> dict[str, Any]:
+    """Returns the value in a record's bytes. Raises RecordError when they are not a record of `key`."""
+    head = _head(key)
+    start = len(head) + len(_checksum("0" * 64))
+    if not data.startswith(head):
+        raise RecordError(f"is no {RECORD_SCHEMA} of this key")
+    body = data[start:]
+    if data[len(head) : start] != _checksum(sha256_bytes(head + body)):
+        raise RecordError("its checksum is wrong")
+    try:
+        value = _DECODER.decode(body[len(b'"value":') : -1].decode())
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise RecordError("its value is no object")
+    return value
+
+
+def read_record(key: str, path: Path | str) -> dict[str, Any] | None:
+    """Returns the value in the record of `key` that lies at `path`; None when there is no file.
+
+    Raises RecordError for what is no record of `key`, and StoreError where the system refuses to let us look,
+    which says nothing about the record.
+    """
+    try:
+        data = again(lambda: _read(str(path)), retry_on=MOVED_ERRORS)
+    except OSError as error:
+        if error.errno in ABSENT_ERRORS:
+            return None
+        if error.errno in NOT_READABLE:
+            raise RecordError(f"is {NOT_READABLE[error.errno]}") from error
+        raise store_error("read", Path(path), error) from error
+    return load_record(key, data)
+
+
+class RecordStore:
+    """The records under one root. Safe in threads, between processes and between hosts, without locks."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._name = f"{root}/records"
+
+    def path(self, key: str) -> Path:
+        """Returns where the record of `key` lies. Raises ValueError when that is no key."""
+        if not _KEY.fullmatch(key):
+            raise ValueError(f"not a key (64 lower-case hex digits): {key!r:.80}")
+        return Path(self._file_name(key))
+
+    def stamp(self, key: str) -> Stamp | None:
+        """Returns the stamp of the file that is there for `key`, or None. One ``lstat``."""
+        try:
+            status = os.lstat(self._file_name(key))
+        except OSError:
+            return None
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        return Stamp(status.st_ino, status.st_size, status.st_mtime)
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """Returns the result recorded for `key`; None where there is none, or what is there is no record of it."""
+        try:
+            return self.load(key)
+        except RecordError as error:
+            _LOG.warning("record %s %s: it counts for nothing (aotgaudi cache fsck)", self.path(key), error)
+        return None
+
+    def load(self, key: str) -> dict[str, Any] | None:
+        """As `get`, but raises RecordError for what is no record of `key`; see `read_record`."""
+        return read_record(key, self._file_name(key))
+
+    def publish(self, key: str, value: Mapping[str, Any], keep: Keep = lambda _: True) -> dict[str, Any]:
+        """Records `value` for `key`, unless there is an earlier result that `keep` accepts; returns what is recorded.
+
+        Durable when it returns. Raises StoreError where it cannot be written (then nothing is left behind),
+        and ValueError for a value that is no JSON.
+        """
+        data = dump_record(key, value)
+        new = load_record(key, data)
+        try:
+            for _ in range(_TURNS):
+                earlier = self.get(key)
+                if earlier is not None and (earlier == new or keep(earlier)):
+                    _note_difference(key, earlier, new)
+                    return earlier
+                if self._write(key, data):
+                    return new
+        except OSError as error:
+            raise store_error("write", self.path(key), error, needed_bytes=len(data)) from error
+        raise StoreError(f"cannot write {self.path(key)}: others keep replacing it by what is no record")
+
+    def touch(self, key: str, now: float) -> None:
+        """Notes that `key` is used at `now` (seconds); whoever may not write that lets it be."""
+        with contextlib.suppress(OSError):
+            os.utime(self._file_name(key), (now, now), follow_symlinks=False)
+
+    def discard(self, key: str) -> None:
+        """Forgets `key`, if it is there. Raises StoreError."""
+        try:
+            self.path(key).unlink(missing_ok=True)
+        except OSError as error:
+            raise store_error("remove", self.path(key), error) from error
+
+    def keys(self) -> Iterator[str]:
+        """Yields the keys that files are named for, unverified and unordered. Raises StoreError."""
+        for path in Path(self._name).glob("[0-9a-f][0-9a-f]/*.json"):
+            if _KEY.fullmatch(path.stem) and path.stem.startswith(path.parent.name):
+                yield path.stem
+
+    def _write(self, key: str, data: bytes) -> bool:
+        """Writes the file; False when another writer's is there first, and is to be looked at."""
+        path, is_taken = self.path(key), os.path.lexists(self._file_name(key))
+        with temporary_file(self.root / "tmp") as file:
+            _write_verified(file, data)
+            if not is_taken:
+                return place_first(file.path, path)
+            if path.is_dir() and not path.is_symlink():
+                quarantine(self.root, path, "a directory in a record's place")
+            place(file.path, path, lambda: _is(path, data))
+            return True
+
+    def _file_name(self, key: str) -> str:
+        return f"{self._name}/{key[:2]}/{key}.json"
+
+
+def _write_verified(file: Temporary, data: bytes) -> None:
+    file.write(data)
+    file.settle(_MODE)
+    if _read(str(file.path)) != data:
+        raise StoreError(f"what was written to {file.path} reads back differently: the device failed")
+
+
+def _is(path: Path, data: bytes) -> bool:
+    with contextlib.suppress(OSError):
+        return _read(str(path)) == data
+    return False
+
+
+def _read(path: str) -> bytes:
+    """Returns a regular file's bytes, LARGEST_RECORD_BYTES at most and one. Raises OSError."""
+    descriptor = os.open(path, OPEN_FLAGS)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return b""
+        return os.read(
+            descriptor, min(status.st_size, LARGEST_RECORD_BYTES) + 1
+        )  # Whole: it is a regular file.
+    finally:
+        os.close(descriptor)
+
+
+def _number(text: str) -> int | float:
+    """The number that canonical JSON means: RFC 8785 writes a large double as digits, too."""
+    value = int(text)
+    return value if abs(value) <= _LARGEST_INTEGER else float(text)
+
+
+_DECODER = json.JSONDecoder(parse_int=_number)
+
+
+def _head(key: str) -> bytes:
+    return f'{{"key":"{key}","schema":"{RECORD_SCHEMA}",'.encode()
+
+
+def _checksum(hexdigits: str) -> bytes:
+    return f'"sha256":"{hexdigits}",'.encode()
+
+
+def _note_difference(key: str, earlier: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    if earlier != new:
+        names = sorted(name for name in {*earlier, *new} if earlier.get(name) != new.get(name))
+        _LOG.info("record %s: the first result stays; a later one differs in %s", key, ", ".join(names))

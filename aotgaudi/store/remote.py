@@ -1,0 +1,127 @@
+"""Remotes: places where stores and bundles are shared. What one must offer, and what is kept there.
+
+A remote holds three kinds of things. Objects are named by their digest. Records are named by their key, as in a
+store (records.py). A pointer is a name that people choose (``latest``, ``v1.2``), and says which bundle that is.
+Objects come first, then what names them: whoever can read a record or a pointer finds its objects.
+
+Nothing that a remote says is believed: who receives an object hashes it (receiving.py), who receives a record checks
+it. Two writers of one object or record write bytes that are equally good, so the last one may win.
+
+A pointer is the canonical JSON (RFC 8785) of::
+
+    {"index":     digest of the bundle's index,
+     "schema":    "aotgaudi.pointer/1",
+     "signature": digest of the bundle's signature, or null}
+
+Versions: 1 (first).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from aotgaudi.digest import Digest, canonical_json
+from aotgaudi.errors import RemoteError
+
+POINTER_SCHEMA = "aotgaudi.pointer/1"
+MAX_POINTER_BYTES = 4096
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+
+
+class TransientError(RemoteError):
+    """A remote that may answer when it is asked again. `wait_seconds` is what it asked for, if it did."""
+
+    def __init__(self, message: str, wait_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.wait_seconds = wait_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """Which bundle a name means."""
+
+    index: Digest
+    signature: Digest | None = None
+
+    def dumps(self) -> bytes:
+        """Returns the document form."""
+        signature = None if self.signature is None else str(self.signature)
+        return canonical_json({"index": str(self.index), "schema": POINTER_SCHEMA, "signature": signature})
+
+
+def load_pointer(data: bytes) -> Pointer:
+    """Parses the document form. Raises ValueError, which says what is wrong."""
+    document: Any = json.loads(data[: MAX_POINTER_BYTES + 1])
+    match document:
+        case {"schema": str(schema), "index": str(index), "signature": (str() | None) as signature}:
+            pointer = Pointer(Digest.parse(index), None if signature is None else Digest.parse(signature))
+        case _:
+            raise ValueError("is not a pointer")
+    if schema != POINTER_SCHEMA or pointer.dumps() != data:
+        raise ValueError(f"is not of the schema {POINTER_SCHEMA}, or not in its canonical form")
+    return pointer
+
+
+def check_name(name: str) -> str:
+    """Returns `name` where it can name a bundle in every kind of remote. Raises RemoteError."""
+    if not _NAME.fullmatch(name):
+        raise RemoteError(
+            f"{name!r:.150} is no name for a bundle (at most 128 letters, digits, '.', '_', '-';"
+            " the first is no '.' or '-')"
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """An object's bytes from `offset` on: what was asked for, or 0 where the remote cannot start elsewhere."""
+
+    offset: int
+    chunks: Iterator[bytes]
+
+
+class Remote(Protocol):
+    """Where objects, records and bundles are shared. Safe in threads.
+
+    Every method raises TransientError where another try may help, and RemoteError where none will.
+    """
+
+    @property
+    def label(self) -> str:
+        """How the remote is called in messages; without credentials."""
+        ...
+
+    def has(self, digest: Digest) -> bool:
+        """Whether an object of this name and size is there. It is not read."""
+        ...
+
+    def read(self, digest: Digest, offset: int = 0) -> AbstractContextManager[Download]:
+        """Opens an object, from `offset` on where the remote can. Raises MissingObjectError."""
+        ...
+
+    def put(self, digest: Digest, path: Path) -> None:
+        """Uploads the file at `path`, whole or not at all. Raises CorruptError where it is not `digest`."""
+        ...
+
+    def get_record(self, key: str) -> bytes | None:
+        """Returns the bytes that are there as the record of `key`, unverified; None where there are none."""
+        ...
+
+    def put_record(self, key: str, data: bytes, digests: Iterable[Digest]) -> None:
+        """Records `data` for `key`, in place of what is there. `digests` are the objects that it names."""
+        ...
+
+    def resolve(self, name: str) -> Pointer | None:
+        """Returns which bundle `name` means at this moment; None where there is none of that name."""
+        ...
+
+    def publish(self, name: str, pointer: Pointer, digests: Iterable[Digest]) -> str:
+        """Lets `name` mean the bundle of `pointer`, whose `digests` are there. Returns how to refer to just that."""
+        ...

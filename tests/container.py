@@ -1,0 +1,51 @@
+"""Commands as OpenShift runs containers: an arbitrary uid, group 0, no home, a read-only root file system.
+
+The uid has no entry in the password file. Nothing can be written anywhere, not even to a temporary directory. It takes
+root and mount namespaces to arrange that.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import aotgaudi
+
+UID = 1000650000
+_READ_ONLY = "mount --make-rprivate / && mount -o remount,bind,ro / && umask 077 && cd / && exec "
+_SETPRIV = ("setpriv", f"--reuid={UID}", "--regid=0", "--clear-groups")
+_READ_ANYTHING = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
+"""For an interpreter that lies in root's home, as pyenv's may."""
+
+
+def contained(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Returns what runs `command` so, with `environment` and nothing else. Skips the test where that cannot be."""
+    variables = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(Path(aotgaudi.__file__).parents[1]),
+        **environment,
+    }
+    settings = [f"{name}={value}" for name, value in variables.items()]
+    inner = shlex.join([*_drop_privileges(), "env", "-i", *settings, *command])
+    return ["unshare", "-m", "bash", "-c", _READ_ONLY + inner]
+
+
+@cache
+def _drop_privileges() -> tuple[str, ...]:
+    if os.geteuid() != 0 or not all(map(shutil.which, ("unshare", "setpriv", "mount"))):
+        pytest.skip("needs root, unshare and setpriv")
+    code = f"import os; assert os.geteuid() == {UID}; assert not os.access('/', os.W_OK)"
+    for extra in ((), _READ_ANYTHING):
+        inner = shlex.join([*_SETPRIV, *extra, "env", sys.executable, "-c", code])
+        probe = ["unshare", "-m", "bash", "-c", _READ_ONLY + inner]
+        if subprocess.run(probe, capture_output=True, check=False).returncode == 0:
+            return (*_SETPRIV, *extra)
+    pytest.skip("needs mount namespaces")

@@ -1,0 +1,483 @@
+"""The trust matrix: whatever nobody trusted has vouched for, as it is now, is refused in one line."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from securesystemslib.dsse import Envelope as ReferenceEnvelope
+from securesystemslib.signer import SSlibKey
+
+from aotgaudi.bundle.envelope import MAX_ENVELOPE_BYTES, Signature, dump_envelope, load_envelope
+from aotgaudi.bundle.format import (
+    INDEX_NAME,
+    MANIFEST_NAME,
+    RECEIPT_NAME,
+    SIGNATURE_NAME,
+    dump_index,
+    load_index,
+)
+from aotgaudi.bundle.keys import TrustedKey
+from aotgaudi.bundle.opening import Acceptance, Bundle, open_bundle
+from aotgaudi.bundle.receipt import dumps as dump_receipt
+from aotgaudi.bundle.receipt import loads as load_receipt
+from aotgaudi.bundle.signing import Signing, add_signatures
+from aotgaudi.bundle.signing_keys import SigningKey, generate_key, load_signing_key
+from aotgaudi.bundle.statement import Statement, dump_statement, load_statement
+from aotgaudi.bundle.trust import TrustPolicy
+from aotgaudi.bundle.verify import verify_bundle
+from aotgaudi.digest import Digest, canonical_json
+from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, SpecError, UntrustedError
+
+if TYPE_CHECKING:
+    from tests.unit.bundle.conftest import Sealed
+
+Keys = dict[str, SigningKey]
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    """Three pairs: two that are trusted here and there, and a stranger's."""
+    folder = tmp_path_factory.mktemp("keys")
+    names = ("one", "two", "stranger")
+    for name in names:
+        generate_key(folder / name)
+    return {name: load_signing_key(folder / name) for name in names}
+
+
+def sign(path: Path, *signers: SigningKey, epoch: int = 0) -> bytes:
+    """Signs the bundle at `path` anew, and returns the signature file's bytes."""
+    bundle = open_bundle(path)
+    signed = Signing(signers, epoch).sign(bundle.index_bytes, bundle.index, bundle.receipt)
+    (path / SIGNATURE_NAME).write_bytes(signed)
+    return signed
+
+
+def policy(*trusted: SigningKey, threshold: int = 1, minimum_epoch: int = 0) -> TrustPolicy:
+    return TrustPolicy(frozenset(key.public for key in trusted), threshold, minimum_epoch)
+
+
+def opened(path: Path, trust: TrustPolicy) -> Bundle:
+    return open_bundle(path, Acceptance(trust=trust))
+
+
+def refused(path: Path, trust: TrustPolicy) -> str:
+    """The one line with which the bundle is refused."""
+    with pytest.raises(UntrustedError) as caught:
+        opened(path, trust)
+    message = str(caught.value)
+    assert message.startswith(f"bundle {path} ")
+    assert "\n" not in message
+    assert caught.value.exit_code == 4
+    return message
+
+
+def edit_envelope(path: Path, **changes: Any) -> None:
+    envelope = load_envelope((path / SIGNATURE_NAME).read_bytes())
+    (path / SIGNATURE_NAME).write_bytes(dump_envelope(replace(envelope, **changes)))
+
+
+def resign_statement(path: Path, key: SigningKey, change: Callable[[dict[str, Any]], None]) -> None:
+    """Puts another statement in place of the one that is there, signed by `key`."""
+    envelope = load_envelope((path / SIGNATURE_NAME).read_bytes())
+    document = json.loads(envelope.payload)
+    change(document)
+    bare = replace(envelope, payload=canonical_json(document))
+    edit_envelope(path, payload=bare.payload, signatures=(Signature("", key.sign(bare.signed_bytes())),))
+
+
+# What is accepted
+
+
+def test_a_signed_bundle_is_accepted_with_its_statement(sealed: Sealed, keys: Keys) -> None:
+    sign(sealed.path, keys["one"], epoch=4)
+
+    bundle = opened(sealed.path, policy(keys["one"], keys["two"], minimum_epoch=4))
+
+    assert bundle.statement is not None
+    assert bundle.statement.epoch == 4
+    assert verify_bundle(bundle, sealed.labels).is_intact
+
+
+def test_without_trusted_keys_a_signature_is_not_even_read(sealed: Sealed) -> None:
+    (sealed.path / SIGNATURE_NAME).write_bytes(b"junk")
+
+    assert sealed.open().statement is None
+
+
+def test_two_of_three(sealed: Sealed, keys: Keys) -> None:
+    sign(sealed.path, keys["one"], keys["two"])
+
+    assert opened(sealed.path, policy(*keys.values(), threshold=2)).statement is not None
+    assert "trusted keys that have signed it: 2, should be 3" in refused(
+        sealed.path, policy(*keys.values(), threshold=3)
+    )
+
+
+@pytest.mark.parametrize("hint", ["", "any other", "0" * 64])
+def test_a_key_id_is_a_hint_only(sealed: Sealed, keys: Keys, hint: str) -> None:
+    """A signature by a trusted key counts whatever it says of itself."""
+    sign(sealed.path, keys["one"])
+    envelope = load_envelope((sealed.path / SIGNATURE_NAME).read_bytes())
+    edit_envelope(sealed.path, signatures=(Signature(hint, envelope.signatures[0].value),))
+
+    assert opened(sealed.path, policy(keys["one"])).statement is not None
+
+
+def test_strangers_signatures_besides_do_no_harm(sealed: Sealed, keys: Keys) -> None:
+    sign(sealed.path, keys["stranger"], keys["one"])
+
+    assert opened(sealed.path, policy(keys["one"])).statement is not None
+
+
+def test_securesystemslib_accepts_what_we_sign(sealed: Sealed, keys: Keys) -> None:
+    document = json.loads(sign(sealed.path, keys["one"], keys["two"]))
+    known = [
+        SSlibKey.from_crypto(Ed25519PublicKey.from_public_bytes(key.public.raw)) for key in keys.values()
+    ]
+
+    accepted = ReferenceEnvelope.from_dict(document).verify(known, 2)
+
+    assert set(accepted) == {keys["one"].public.key_id, keys["two"].public.key_id}
+
+
+# What is refused
+
+
+def test_unsigned(sealed: Sealed, keys: Keys) -> None:
+    assert "is not signed, and a trusted key is demanded (sign it: aotgaudi sign" in refused(
+        sealed.path, policy(keys["one"])
+    )
+
+
+def test_a_strangers_key(sealed: Sealed, keys: Keys) -> None:
+    sign(sealed.path, keys["stranger"])
+
+    message = refused(sealed.path, policy(keys["one"]))
+
+    assert "trusted keys that have signed it: 0, should be 1" in message
+    assert f"signed by {keys['stranger'].public.key_id[:12]}" in message
+    assert f"trusted: {keys['one'].public.key_id[:12]}" in message
+
+
+def test_the_right_key_id_with_the_wrong_key(sealed: Sealed, keys: Keys) -> None:
+    sign(sealed.path, keys["stranger"])
+    envelope = load_envelope((sealed.path / SIGNATURE_NAME).read_bytes())
+    forged = Signature(keys["one"].public.key_id, envelope.signatures[0].value)
+    edit_envelope(sealed.path, signatures=(forged,))
+
+    assert "names a trusted key and was not made by it" in refused(sealed.path, policy(keys["one"]))
+
+
+@pytest.mark.parametrize("name", [MANIFEST_NAME, RECEIPT_NAME])
+def test_one_edited_document(sealed: Sealed, keys: Keys, name: str) -> None:
+    sign(sealed.path, keys["one"])
+    path = sealed.path / name
+    path.write_bytes(path.read_bytes().replace(b"a", b"b", 1))
+
+    with pytest.raises(CorruptError, match=f"{name}: sha256 is"):
+        opened(sealed.path, policy(keys["one"]))
+
+
+def test_everything_edited_consistently(sealed: Sealed, keys: Keys) -> None:
+    """Manifest, receipt and index agree with each other, as after sealing; the signature is another's."""
+    sign(sealed.path, keys["one"])
+    receipt = load_receipt((sealed.path / RECEIPT_NAME).read_bytes())
+    evil = dump_receipt(receipt.model_copy(update={"builder": {"aotgaudi": "evil"}}))
+    index = load_index((sealed.path / INDEX_NAME).read_bytes())
+    changes = {"receipt": str(Digest.of(evil)), "manifest": str(Digest.of(b"evil"))}
+    (sealed.path / RECEIPT_NAME).write_bytes(evil)
+    (sealed.path / MANIFEST_NAME).write_bytes(b"evil")
+    (sealed.path / INDEX_NAME).write_bytes(dump_index(index.model_copy(update=changes)))
+
+    assert open_bundle(sealed.path).receipt.builder == {"aotgaudi": "evil"}
+    assert "is not what was signed: its index has sha256" in refused(sealed.path, policy(keys["one"]))
+
+
+def test_an_edited_index_is_not_even_parsed(sealed: Sealed, keys: Keys) -> None:
+    sign(sealed.path, keys["one"])
+    (sealed.path / INDEX_NAME).write_bytes(b"[" * 1000)
+
+    assert "is not what was signed" in refused(sealed.path, policy(keys["one"]))
+
+
+def test_an_extra_and_a_missing_object(sealed: Sealed, keys: Keys) -> None:
+    """The index accounts for every object, so that the signature does."""
+    sign(sealed.path, keys["one"])
+    stray = sealed.object("layer.so").with_name("stray.so")
+    stray.write_bytes(b"\x7fELF")
+    report = verify_bundle(opened(sealed.path, policy(keys["one"])), sealed.labels)
+    with pytest.raises(CorruptError, match=r"stray\.so: not in the index"):
+        report.raise_if_bad(sealed.path)
+
+    stray.unlink()
+    sealed.object("layer.so").unlink()
+    report = verify_bundle(opened(sealed.path, policy(keys["one"])), sealed.labels)
+    with pytest.raises(NotWarmError, match="no such file"):
+        report.raise_if_bad(sealed.path)
+
+
+def test_another_payload_type(sealed: Sealed, keys: Keys) -> None:
+    sign(sealed.path, keys["one"])
+    envelope = load_envelope((sealed.path / SIGNATURE_NAME).read_bytes())
+    other = replace(envelope, payload_type="application/json")
+    edit_envelope(
+        sealed.path,
+        payload_type=other.payload_type,
+        signatures=(Signature("", keys["one"].sign(other.signed_bytes())),),
+    )
+
+    assert "is over 'application/json', should be 'application/vnd.in-toto+json'" in refused(
+        sealed.path, policy(keys["one"])
+    )
+
+
+def test_another_predicate_type(sealed: Sealed, keys: Keys) -> None:
+    sign(sealed.path, keys["one"])
+    resign_statement(
+        sealed.path,
+        keys["one"],
+        lambda document: document.update(predicateType="https://slsa.dev/provenance/v1"),
+    )
+
+    assert "signed statement: predicateType" in refused(sealed.path, policy(keys["one"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("manifest_id", "other"),
+        ("manifest", str(Digest.of(b"other"))),
+        ("receipt", str(Digest.of(b"other"))),
+        ("target", {"backend": "cpu", "machine": "vax", "isa": [], "toolchain": {}, "flags": {}}),
+        ("builder", {}),
+        ("counts", {"programs": 0, "units": 0, "objects": 0, "object_bytes": 0}),
+    ],
+)
+def test_a_statement_that_says_something_else_of_the_same_index(
+    sealed: Sealed, keys: Keys, name: str, value: object
+) -> None:
+    sign(sealed.path, keys["one"])
+    resign_statement(sealed.path, keys["one"], lambda document: document["predicate"].update({name: value}))
+
+    assert refused(sealed.path, policy(keys["one"])).endswith(f"the statement has another {name}")
+
+
+def test_an_older_epoch(sealed: Sealed, keys: Keys) -> None:
+    sign(sealed.path, keys["one"], epoch=3)
+
+    assert "was signed for epoch 3, --minimum-epoch is 4" in refused(
+        sealed.path, policy(keys["one"], minimum_epoch=4)
+    )
+
+
+def test_a_newer_epoch_by_who_may_not_sign(sealed: Sealed, keys: Keys) -> None:
+    sign(sealed.path, keys["one"], epoch=3)
+    statement = load_statement(load_envelope((sealed.path / SIGNATURE_NAME).read_bytes()).payload)
+    newer = statement.model_copy(update={"predicate": statement.predicate.model_copy(update={"epoch": 9})})
+    edit_envelope(sealed.path, payload=dump_statement(newer))
+
+    assert "was not made by it" in refused(sealed.path, policy(keys["one"], minimum_epoch=4))
+
+
+def test_the_signature_of_another_bundle(sealed: Sealed, keys: Keys, tmp_path: Path) -> None:
+    """An older bundle's, say, of the same signer."""
+    other = tmp_path / "other"
+    sealed.pack(other, sealed.receipt.model_copy(update={"builder": {"aotgaudi": "0"}}))
+    sign(other, keys["one"])
+    shutil.copy(other / SIGNATURE_NAME, sealed.path / SIGNATURE_NAME)
+
+    assert "(it was edited, or is another bundle's)" in refused(sealed.path, policy(keys["one"]))
+
+
+def test_below_the_threshold(sealed: Sealed, keys: Keys) -> None:
+    sign(sealed.path, keys["one"])
+
+    assert "trusted keys that have signed it: 1, should be 2" in refused(
+        sealed.path, policy(keys["one"], keys["two"], threshold=2)
+    )
+
+
+def sign_with_another_nonce(key: SigningKey, data: bytes) -> bytes:
+    """A second valid signature of the same bytes (RFC 8032 5.1.6, with a nonce from elsewhere)."""
+    seed = key._private.private_bytes_raw()
+    nonce = Ed25519PrivateKey.generate()
+    commitment = nonce.public_key().public_bytes_raw()
+    challenge = int.from_bytes(hashlib.sha512(commitment + key.public.raw + data).digest(), "little")
+    response = (_scalar(nonce.private_bytes_raw()) + challenge * _scalar(seed)) % _GROUP_ORDER
+    return commitment + response.to_bytes(32, "little")
+
+
+def _scalar(seed: bytes) -> int:
+    low = bytearray(hashlib.sha512(seed).digest()[:32])
+    low[0] &= 248
+    low[31] = low[31] & 127 | 64
+    return int.from_bytes(low, "little")
+
+
+_GROUP_ORDER = 2**252 + 27742317777372353535851937790883648493
+
+
+def test_one_key_that_signs_twice_counts_once(sealed: Sealed, keys: Keys) -> None:
+    sign(sealed.path, keys["one"])
+    envelope = load_envelope((sealed.path / SIGNATURE_NAME).read_bytes())
+    second = sign_with_another_nonce(keys["one"], envelope.signed_bytes())
+    assert keys["one"].public.has_signed(second, envelope.signed_bytes())
+
+    edit_envelope(
+        sealed.path, signatures=(*envelope.signatures, Signature(keys["two"].public.key_id, second))
+    )
+
+    assert opened(sealed.path, policy(keys["one"], keys["two"])).statement is not None
+    assert "trusted keys that have signed it: 1, should be 2" in refused(
+        sealed.path, policy(keys["one"], keys["two"], threshold=2)
+    )
+
+
+def test_duplicate_signatures(sealed: Sealed, keys: Keys) -> None:
+    sign(sealed.path, keys["one"])
+    (first,) = load_envelope((sealed.path / SIGNATURE_NAME).read_bytes()).signatures
+
+    edit_envelope(sealed.path, signatures=(first, Signature("another name", first.value)))
+
+    assert "is there twice" in refused(sealed.path, policy(keys["one"]))
+
+
+def test_one_trusted_key_given_twice_is_one(keys: Keys) -> None:
+    again = TrustedKey(bytes(keys["one"].public.raw))
+
+    with pytest.raises(SpecError, match="--threshold: is 2, with 1 distinct trusted keys"):
+        TrustPolicy(frozenset([keys["one"].public, again]), threshold=2)
+
+
+@pytest.mark.parametrize("threshold", [0, -1, 2])
+def test_a_threshold_that_nobody_or_everybody_meets_is_refused(keys: Keys, threshold: int) -> None:
+    with pytest.raises(SpecError, match=f"--threshold: is {threshold}"):
+        policy(keys["one"], threshold=threshold)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"junk", b"\xff\xfe", b"[[[[", b"null", b'{"payload":"","payloadType":"","signatures":[]}']
+)
+def test_junk(sealed: Sealed, keys: Keys, data: bytes) -> None:
+    (sealed.path / SIGNATURE_NAME).write_bytes(data)
+
+    assert "is not to be trusted: signature: " in refused(sealed.path, policy(keys["one"]))
+
+
+def test_a_huge_envelope_is_not_read(sealed: Sealed, keys: Keys) -> None:
+    with (sealed.path / SIGNATURE_NAME).open("wb") as file:
+        file.truncate(1 << 40)
+
+    assert f"has more than {MAX_ENVELOPE_BYTES} bytes" in refused(sealed.path, policy(keys["one"]))
+
+
+def test_a_signature_that_is_no_file(sealed: Sealed, keys: Keys) -> None:
+    path = sealed.path / SIGNATURE_NAME
+    sign(sealed.path, keys["one"])
+    path.rename(sealed.path / "elsewhere")
+    path.symlink_to(sealed.path / "elsewhere")
+
+    assert "not a regular file" in refused(sealed.path, policy(keys["one"]))
+
+
+def test_every_flipped_bit_of_a_signature_is_refused_or_means_nothing(sealed: Sealed, keys: Keys) -> None:
+    """A flip can hit what decides nothing: the key id, a name. What is accepted then says the same."""
+    data = sign(sealed.path, keys["one"])
+    trust = policy(keys["one"])
+    expected = opened(sealed.path, trust).statement
+
+    for position in range(0, len(data) * 8, 41):
+        flipped = bytearray(data)
+        flipped[position // 8] ^= 1 << position % 8
+        (sealed.path / SIGNATURE_NAME).write_bytes(flipped)
+        try:
+            assert opened(sealed.path, trust).statement == expected
+        except UntrustedError:
+            continue
+
+
+# Adding signatures
+
+
+def statement_of(path: Path) -> Statement:
+    bundle = open_bundle(path)
+    return Statement.of(bundle.index_bytes, bundle.index, bundle.receipt, 0)
+
+
+def test_a_signature_added_later_is_as_if_both_had_signed_at_once(sealed: Sealed, keys: Keys) -> None:
+    together = sign(sealed.path, keys["one"], keys["two"], epoch=5)
+    alone = sign(sealed.path, keys["one"], epoch=5)
+
+    later = add_signatures(alone, (keys["two"],), statement_of(sealed.path), None)
+
+    assert later == together
+    assert add_signatures(later, (keys["one"], keys["two"]), statement_of(sealed.path), 5) == together
+
+
+def test_a_forged_signature_in_our_name_is_replaced(sealed: Sealed, keys: Keys) -> None:
+    honest = sign(sealed.path, keys["one"])
+    edit_envelope(sealed.path, signatures=(Signature(keys["one"].public.key_id, b"forged"),))
+    forged = (sealed.path / SIGNATURE_NAME).read_bytes()
+
+    assert add_signatures(forged, (keys["one"],), statement_of(sealed.path), None) == honest
+
+
+def test_another_epoch_cannot_be_added(sealed: Sealed, keys: Keys) -> None:
+    signed = sign(sealed.path, keys["one"], epoch=5)
+
+    with pytest.raises(SpecError, match="--epoch: is 6, the bundle is signed for epoch 5"):
+        add_signatures(signed, (keys["two"],), statement_of(sealed.path), 6)
+
+
+def test_nothing_is_added_to_another_bundles_signature(sealed: Sealed, keys: Keys, tmp_path: Path) -> None:
+    signed = sign(sealed.path, keys["one"])
+    other = tmp_path / "other"
+    sealed.pack(other, sealed.receipt.model_copy(update={"builder": {"aotgaudi": "0"}}))
+
+    with pytest.raises(ManifestError, match="is of another bundle"):
+        add_signatures(signed, (keys["two"],), statement_of(other), None)
+
+
+# Sealing
+
+
+def test_sealing_twice_gives_the_same_signature(sealed: Sealed, keys: Keys, tmp_path: Path) -> None:
+    signing = Signing((keys["two"], keys["one"], keys["one"]), epoch=2)
+
+    sealed.pack(tmp_path / "a", signing=signing)
+    sealed.pack(tmp_path / "b", signing=Signing((keys["one"], keys["two"]), epoch=2))
+
+    a, b = ((tmp_path / name / SIGNATURE_NAME).read_bytes() for name in "ab")
+    assert a == b
+    assert len(load_envelope(a).signatures) == 2
+    assert (tmp_path / "a" / SIGNATURE_NAME).stat().st_mode & 0o777 == 0o644
+    assert opened(tmp_path / "a", policy(keys["one"], keys["two"], threshold=2)).statement is not None
+
+
+def test_sealing_signed_over_the_same_bundle_signs_it(sealed: Sealed, keys: Keys) -> None:
+    sealed.pack(signing=Signing((keys["one"],)))
+
+    assert opened(sealed.path, policy(keys["one"])).statement is not None
+
+
+def test_sealing_unsigned_leaves_an_identical_signed_bundle_alone(sealed: Sealed, keys: Keys) -> None:
+    sealed.pack(signing=Signing((keys["one"],)))
+
+    sealed.pack()
+
+    assert opened(sealed.path, policy(keys["one"])).statement is not None
+
+
+def test_the_payload_is_what_in_toto_reads(sealed: Sealed, keys: Keys) -> None:
+    document = json.loads(sign(sealed.path, keys["one"]))
+
+    assert json.loads(base64.b64decode(document["payload"]))["_type"] == "https://in-toto.io/Statement/v1"

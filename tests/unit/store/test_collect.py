@@ -1,0 +1,260 @@
+"""Collecting: down to the size, longest unused first, never what a root keeps, never under a build."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from aotgaudi.digest import Digest
+from aotgaudi.errors import CorruptError, StoreError
+from aotgaudi.store.collect import collect, plan_collection, read_contents
+from aotgaudi.store.references import digests_in
+from aotgaudi.store.roots import Root
+from aotgaudi.store.store import Store
+from aotgaudi.store.sweep import sweep_temporary_files
+
+EVERYTHING = 1 << 60
+
+
+def key(number: int) -> str:
+    return f"{number:064x}"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(tmp_path / "store")
+
+
+def add(store: Store, number: int, *blobs: bytes, used: float) -> list[Digest]:
+    """Records result `number`, which names `blobs` and was last used at `used`."""
+    digests = [store.objects.put_bytes(blob) for blob in blobs]
+    store.actions.put(key(number), {"files": {str(n): str(d) for n, d in enumerate(digests)}})
+    store.actions.records.touch(key(number), used)
+    return digests
+
+
+def numbers(store: Store) -> list[int]:
+    return [int(text, 16) for text in store.actions]
+
+
+def test_a_store_that_is_small_enough_loses_nothing(store: Store) -> None:
+    add(store, 1, b"one", used=1)
+
+    outcome = collect(store, EVERYTHING)
+
+    assert outcome.plan.evicted == outcome.plan.orphans == ()
+    assert outcome.plan.bytes_before == outcome.plan.bytes_after > 0
+    assert numbers(store) == [1]
+
+
+def test_what_was_used_longest_ago_goes_first_until_it_fits(store: Store) -> None:
+    for number, used in ((1, 300.0), (2, 100.0), (3, 200.0)):
+        add(store, number, bytes([number]) * 1000, used=used)
+    record_bytes = store.actions.records.path(key(1)).stat().st_size
+
+    collect(store, 2 * (1000 + record_bytes))
+    assert numbers(store) == [1, 3]
+
+    collect(store, 1000 + record_bytes)
+    assert numbers(store) == [1]
+    assert list(store.objects.digests()) == [Digest.of(b"\x01" * 1000)]
+
+
+def test_a_use_that_is_noted_saves_a_record(store: Store) -> None:
+    add(store, 1, b"a" * 1000, used=100.0)
+    add(store, 2, b"b" * 1000, used=200.0)
+
+    store.actions.note_use([key(1)])
+    collect(store, 1500)
+
+    assert numbers(store) == [1]
+
+
+def test_an_object_that_another_record_names_stays(store: Store) -> None:
+    add(store, 1, b"shared", b"own", used=100.0)
+    add(store, 2, b"shared", used=200.0)
+    size = collect(store, EVERYTHING, dry_run=True).plan.bytes_before
+
+    collect(store, size - 1)
+
+    assert numbers(store) == [2]
+    assert list(store.objects.digests()) == [Digest.of(b"shared")]
+
+
+def test_a_root_keeps_its_records_with_their_objects_and_its_objects(store: Store) -> None:
+    (kept,) = add(store, 1, b"kept with its record", used=1.0)
+    (alone,) = add(store, 2, b"kept alone", used=1.0)
+    add(store, 3, b"gone", used=1000.0)
+    store.roots.put(Root("prod", frozenset({key(1)}), frozenset({alone})))
+
+    outcome = collect(store, 0)
+
+    assert numbers(store) == [1]
+    assert set(store.objects.digests()) == {kept, alone}
+    assert outcome.plan.bytes_after == outcome.kept_bytes > 0
+
+    store.roots.remove("prod")
+    collect(store, 0)
+    assert numbers(store) == []
+    assert list(store.objects.digests()) == []
+
+
+def test_orphans_go_whatever_the_size(store: Store) -> None:
+    orphan = store.objects.put_bytes(b"its writer died before it could record it")
+    add(store, 1, b"named", used=1.0)
+
+    outcome = collect(store, EVERYTHING)
+
+    assert outcome.plan.orphans == (orphan,)
+    assert list(store.objects.digests()) == [Digest.of(b"named")]
+
+
+def test_a_dry_run_removes_nothing_and_says_the_same(store: Store) -> None:
+    for number in range(4):
+        add(store, number, bytes([number]) * 500, used=float(number))
+
+    with store.in_use():
+        told = collect(store, 1000, dry_run=True)
+    assert numbers(store) == [0, 1, 2, 3]
+    assert collect(store, 1000).plan == told.plan
+
+
+def test_a_root_that_cannot_be_read_stops_it_before_anything_goes(store: Store) -> None:
+    add(store, 1, b"one", used=1.0)
+    store.roots.put(Root("prod", frozenset({key(1)})))
+    (store.root / "roots" / "prod.json").write_text("{}")
+
+    with pytest.raises(CorruptError, match="nothing is collected"):
+        collect(store, 0)
+    assert numbers(store) == [1]
+
+
+def test_it_is_refused_while_somebody_builds(store: Store) -> None:
+    add(store, 1, b"one", used=1.0)
+
+    with store.in_use(), pytest.raises(StoreError, match="is in use"):
+        collect(Store.open(store.root), 0)
+    assert numbers(store) == [1]
+    collect(store, 0)
+
+
+def test_it_is_refused_where_there_are_no_locks(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("aotgaudi.store.locks.fcntl.flock", refuse)
+    with pytest.raises(StoreError, match="no locks"):
+        collect(store, 0)
+
+
+def test_the_order_of_going_never_leaves_a_record_without_its_objects(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collector that dies in the middle, at each of its steps."""
+    for number in range(3):
+        add(store, number, bytes([number]) * 100, used=float(number))
+    real = Path.unlink
+
+    def checked(path: Path, missing_ok: bool = False) -> None:
+        real(path, missing_ok=missing_ok)
+        for name in store.actions:
+            value = store.actions.get(name)
+            assert all(store.objects.has(digest) for digest in digests_in(value))
+
+    monkeypatch.setattr(Path, "unlink", checked)
+    collect(store, 0)
+    assert numbers(store) == []
+
+
+def test_a_clock_that_is_wrong_only_changes_the_order(store: Store) -> None:
+    for number, used in ((1, -5.0e8), (2, 4.0e9), (3, 0.0)):
+        add(store, number, bytes([number]) * 1000, used=used)
+
+    collect(store, 1500)
+
+    assert numbers(store) == [2]
+    assert store.objects.read(Digest.of(b"\x02" * 1000)) == b"\x02" * 1000
+
+
+def test_a_damaged_record_is_counted_and_left_to_fsck(store: Store) -> None:
+    add(store, 1, b"one", used=1.0)
+    path = store.actions.records.path(key(1))
+    path.chmod(0o644)
+    path.write_bytes(b"{}")
+
+    assert collect(store, EVERYTHING).bad_records == (key(1),)
+    assert path.exists()
+
+
+def test_files_of_unit_locks_go_and_the_store_lock_stays(store: Store) -> None:
+    with store.unit_lock(key(1)):
+        pass
+
+    collect(store, EVERYTHING)
+
+    assert [path.name for path in (store.root / "locks").iterdir()] == ["store"]
+
+
+def test_the_plan_counts_each_byte_once(store: Store) -> None:
+    add(store, 1, b"a" * 100, b"a" * 100, b"b" * 50, used=1.0)
+    add(store, 2, b"a" * 100, used=2.0)
+    contents = read_contents(store)
+
+    plan = plan_collection(contents, 0)
+
+    assert plan.bytes_after == 0
+    assert sorted(map(str, plan.objects)) == sorted(map(str, contents.objects))
+
+
+def test_references_are_found_wherever_they_are() -> None:
+    one, two, three = (f"sha256:{c * 64}:{n}" for n, c in enumerate("abc"))
+
+    found = list(digests_in({"a": [one, {"b": [two]}], three: "sha256:no", "n": [1, None, 2.5, True]}))
+
+    assert sorted(map(str, found)) == [one, two, three]
+
+
+def test_a_sweep_takes_what_has_no_writer_and_leaves_what_has(store: Store) -> None:
+    tmp = store.root / "tmp"
+    (tmp / "put-1-dead").write_bytes(b"dead")
+    (tmp / "unit-old").mkdir()
+    (tmp / "unit-old" / "half").write_bytes(b"half")
+    (tmp / "unit-young").mkdir()
+    os.utime(tmp / "unit-old", (0, 0))
+    from aotgaudi.store.writing import temporary_file
+
+    with temporary_file(tmp) as live:
+        report = sweep_temporary_files(store.root)
+        assert live.path.exists()
+
+    assert (report.num_removed, report.num_in_use) == (2, 2)
+    assert [path.name for path in tmp.iterdir()] == ["unit-young"]
+
+
+def test_a_sweep_without_locks_goes_by_the_age_that_the_file_system_gives(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("aotgaudi.store.sweep.fcntl.flock", refuse)
+    for name, used in (("put-1-old", 0), ("put-1-young", None)):
+        path = store.root / "tmp" / name
+        path.write_bytes(b"")
+        os.utime(path, None if used is None else (used, used))
+
+    sweep_temporary_files(store.root)
+
+    assert [path.name for path in (store.root / "tmp").iterdir()] == ["put-1-young"]
+
+
+def test_a_build_first_clears_what_the_dead_left_but_not_beside_another_build(store: Store) -> None:
+    dead = store.root / "tmp" / "put-1-dead"
+    dead.write_bytes(b"")
+    with store.locks.shared(), Store.open(store.root).in_use():
+        assert dead.exists()
+
+    with store.in_use():
+        assert not dead.exists()

@@ -1,0 +1,226 @@
+"""Writing into the store: every step that fails, and every step at which the writer dies."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aotgaudi.digest import Digest
+from aotgaudi.errors import StoreError
+from aotgaudi.store import writing
+from aotgaudi.store.store import Store
+from aotgaudi.store.sweep import sweep_temporary_files
+
+KEY = "ab" * 32
+DATA = bytes(range(256)) * 40
+DIGEST = Digest.of(DATA)
+FAULTS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EMFILE)
+CALLS = ("open", "write", "fchmod", "fsync", "rename", "link", "mkdir", "unlink", "close", "fstat", "read")
+"""The system calls of `os` on the write path."""
+
+Publish = Callable[[Store], object]
+PUBLISHERS: dict[str, Publish] = {
+    "object": lambda store: store.objects.put_bytes(DATA),
+    "record": lambda store: store.actions.put(KEY, {"object": str(DIGEST)}),
+}
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, name: str, publish: Publish, store: Store) -> int:
+    real, count = getattr(os, name), [0]
+
+    def counting(*arguments: object, **options: object) -> object:
+        count[0] += 1
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(os, name, counting)
+    publish(store)
+    monkeypatch.undo()
+    return count[0]
+
+
+def assert_sound(store: Store) -> None:
+    """Nothing half-published: what is there is whole, and what is not there is absent."""
+    for digest in store.objects.digests():
+        store.objects.verify(digest)
+    assert store.actions.get(KEY) in (None, {"object": str(DIGEST)})
+    assert all(store.actions.get(key) is not None for key in store.actions)
+
+
+@pytest.mark.parametrize("code", FAULTS, ids=lambda code: errno.errorcode[code])
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("publish", PUBLISHERS.values(), ids=PUBLISHERS)
+def test_a_call_that_fails_once_is_one_clean_error_or_none_and_the_next_try_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, publish: Publish, name: str, code: int
+) -> None:
+    num_calls = count_calls(monkeypatch, name, publish, Store.open(tmp_path / "count"))
+    for failing in range(num_calls):
+        store = Store.open(tmp_path / f"{name}-{failing}")
+        _fail_nth_call(monkeypatch, name, failing, code)
+        try:
+            publish(store)
+        except StoreError as error:
+            message = str(error)
+            assert "\n" not in message
+            assert str(store.root) in message
+            assert os.strerror(code).lower() in message.lower()
+        finally:
+            monkeypatch.undo()
+
+        assert_sound(store)
+        publish(store)
+        assert_sound(store)
+        assert PUBLISHERS["object"](store) == DIGEST
+
+
+def _fail_nth_call(monkeypatch: pytest.MonkeyPatch, name: str, failing: int, code: int) -> None:
+    real, count = getattr(os, name), iter(range(10**6))
+
+    def call(*arguments: object, **options: object) -> object:
+        if next(count) == failing:
+            if name == "close":
+                real(*arguments)
+            raise OSError(code, os.strerror(code))
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(os, name, call)
+
+
+_DIE = """
+import os, signal, sys
+from pathlib import Path
+from aotgaudi.digest import Digest
+from aotgaudi.store.store import Store
+root, name, nth = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+store = Store.open(root)
+real, count = getattr(os, name), iter(range(10**6))
+def call(*arguments, **options):
+    if next(count) == nth:
+        print("dying", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*arguments, **options)
+setattr(os, name, call)
+digest = store.objects.put_bytes(bytes(range(256)) * 40)
+store.actions.put("ab" * 32, {"object": str(digest)})
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ["open", "write", "fchmod", "fsync", "rename", "link", "mkdir", "unlink", "close"]
+)
+def test_a_writer_that_is_killed_at_any_step_leaves_a_sound_store_and_nothing_to_clean(
+    tmp_path: Path, name: str
+) -> None:
+    died = 0
+    for nth in range(30):
+        root = tmp_path / f"{name}-{nth}"
+        done = subprocess.run(
+            [sys.executable, "-c", _DIE, str(root), name, str(nth)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode == 0:
+            break
+        died += 1
+        assert done.returncode == -signal.SIGKILL, done.stderr
+
+        store = Store.open(root)
+        assert_sound(store)
+        with store.in_use():
+            assert list((root / "tmp").iterdir()) == []
+            for publish in PUBLISHERS.values():
+                publish(store)
+        assert store.actions.get(KEY) == {"object": str(DIGEST)}
+        assert store.objects.read(DIGEST) == DATA
+        store.close()
+    assert died, "the call was never made"
+
+
+def test_a_rename_that_was_done_although_it_reports_an_error_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As over NFS, where the answer was lost and the call was sent again."""
+    store, real = Store.open(tmp_path), os.rename
+
+    def done_but_enoent(*arguments: Path) -> None:
+        real(*arguments)
+        raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    monkeypatch.setattr(os, "rename", done_but_enoent)
+
+    assert store.objects.put_bytes(DATA) == DIGEST
+    assert store.objects.read(DIGEST) == DATA
+
+
+@pytest.mark.parametrize("code", [errno.EBUSY, errno.ESTALE])
+def test_a_rename_that_is_refused_for_a_moment_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    store, waits = Store.open(tmp_path), list[float]()
+    monkeypatch.setattr(writing.time, "sleep", waits.append)
+    _fail_nth_call(monkeypatch, "rename", 0, code)
+
+    store.objects.put_bytes(DATA)
+
+    assert store.objects.read(DIGEST) == DATA
+    assert waits == [0.01]
+
+
+def test_a_device_that_returns_other_bytes_is_found_out_before_the_object_has_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, real = Store.open(tmp_path), os.write
+
+    def lying(descriptor: int, data: memoryview) -> int:
+        return real(descriptor, bytes(len(data)))
+
+    monkeypatch.setattr(os, "write", lying)
+    for publish in PUBLISHERS.values():
+        with pytest.raises(StoreError, match="reads back differently"):
+            publish(store)
+    monkeypatch.undo()
+
+    assert list(store.objects.digests()) == []
+    assert list(store.actions) == []
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_directories_are_never_writable_by_everybody(tmp_path: Path) -> None:
+    previous = os.umask(0)
+    try:
+        store = Store.open(tmp_path / "deep" / "store")
+        for publish in PUBLISHERS.values():
+            publish(store)
+    finally:
+        os.umask(previous)
+
+    assert all(path.stat().st_mode & 0o002 == 0 for path in store.root.rglob("*") if path.is_dir())
+    Store.open(store.root)
+
+
+def test_a_temporary_file_that_was_swept_too_soon_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sweeper comes between the making of the file and the taking of its lock."""
+    real, swept = writing.fcntl.flock, list[int]()
+
+    def sweep_first(descriptor: int, operation: int) -> None:
+        if not swept:
+            swept.append(1)
+            monkeypatch.setattr(writing.fcntl, "flock", real)
+            assert sweep_temporary_files(tmp_path).num_removed == 1
+        real(descriptor, operation)
+
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(writing.fcntl, "flock", sweep_first)
+    with writing.temporary_file(tmp_path / "tmp") as file:
+        file.write(b"data")
+        assert file.path.read_bytes() == b"data"
+    assert swept
