@@ -13,7 +13,7 @@ Versions: 1 (first).
 
 A receipt is sealed, so it holds nothing that two builds of the same inputs could disagree in: no times, no
 host, no measurement (docs/adr/0002-receipt-and-bundle.md). What was measured is in `UnitRecord`, which the
-store's action index keeps beside the artifact.
+store's records keep beside the artifact.
 """
 
 from __future__ import annotations
