@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from aotgaudi.backends.offline import probe_target
-from aotgaudi.build.keys import graph_code_digest
+from aotgaudi.build.keys import builder_versions
 from aotgaudi.build.plan import Plan, is_known_complete, make_plan
 from aotgaudi.bundle.format import BundleIndex
 from aotgaudi.bundle.pack import pack_bundle
@@ -50,7 +50,7 @@ def make_receipt(manifest: Manifest, plan: Plan) -> Receipt:
         target=plan.target,
         programs=programs,
         units=units,
-        builder={"graphs": graph_code_digest()},
+        builder=builder_versions(),
     )
 
 

@@ -24,6 +24,15 @@ def probe_target(spec: TargetSpec) -> Target:
     )
 
 
+def with_isa(target: Target, isa: str) -> Target:
+    """Returns `target` as it would be on a machine of level `isa`. Raises SpecError where that is no level."""
+    if target.backend != "cpu":
+        return target.model_copy(update={"isa": tuple(isa.split())})
+    from aotgaudi.backends.inductor.probe import at_level
+
+    return at_level(target, isa)
+
+
 def make_compiler(target: Target) -> Compiler:
     """Returns the compiler for a probed target."""
     if target.backend == "fake":

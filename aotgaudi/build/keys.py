@@ -98,9 +98,12 @@ def program_key(entry: Entry, spec: BuildSpec, target: Target) -> Key:
 
 def unit_key(text: str, target: Target) -> Key:
     """Returns the key of the unit with this canonical text."""
-    return Key.of(
-        [("schema", "aotgaudi.unit-key/1"), ("graph", sha256_bytes(text.encode())), *target.components()]
-    )
+    return unit_key_of_graph(sha256_bytes(text.encode()), target)
+
+
+def unit_key_of_graph(sha256: str, target: Target) -> Key:
+    """Returns the key of the unit whose canonical text has this sha256, 64 hex digits."""
+    return Key.of([("schema", "aotgaudi.unit-key/1"), ("graph", sha256), *target.components()])
 
 
 def builder_versions() -> dict[str, str]:

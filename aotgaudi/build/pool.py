@@ -38,9 +38,22 @@ class WorkerDiedError(CompileError):
         how = f"was killed by signal {-exit_code}" if exit_code < 0 else f"died (exit code {exit_code})"
         super().__init__(f"the worker process {how}")
 
-    def __reduce__(self) -> tuple[type[WorkerDiedError], tuple[int]]:
+    def __reduce__(self) -> tuple[type[WorkerDiedError], tuple[Any]]:
         """Pickles by its part."""
         return type(self), (self.exit_code,)
+
+
+class WorkerLostError(WorkerDiedError):
+    """The process, or the machine, that ran a job elsewhere is gone; `reason` is what its cluster says of it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(0)
+        self.reason = reason
+        self.args = (reason,)
+
+    def __reduce__(self) -> tuple[type[WorkerDiedError], tuple[Any]]:
+        """Pickles by its part."""
+        return type(self), (self.reason,)
 
 
 class JobTimeoutError(CompileError):
@@ -175,9 +188,11 @@ class _Worker:
         self, ticket: int, timeout_seconds: float, function: Callable[..., Any], arguments: tuple[Any, ...]
     ) -> bool:
         """Hands a job over; False when the process is dead."""
-        if self.process.poll() is not None:
-            return False
         try:
+            if (
+                self.process.poll() is not None or self.connection.poll()
+            ):  # What it could say now is that it ends.
+                return False
             self.connection.send((function, arguments))
         except OSError:
             return False
@@ -195,16 +210,19 @@ def _pause(busy: list[_Worker], timeout_seconds: float) -> None:
 
 
 def _start(cache_dir: Path) -> _Worker:
-    ours, theirs = Pipe()
-    code = _PROGRAM.format(path=sys.path)
-    command = [sys.executable, "-c", code, str(theirs.fileno()), str(cache_dir), str(os.getpid())]
     try:
-        with _blocked_signals(), theirs:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
+        ours, theirs = Pipe()
+        with theirs:
+            return _Worker(_launch(theirs.fileno(), cache_dir), ours)
     except OSError as error:
-        ours.close()
         raise CompileError(f"cannot start worker processes: {error} (use fewer: -j N)") from error
-    return _Worker(process, ours)
+
+
+def _launch(descriptor: int, cache_dir: Path) -> subprocess.Popen[bytes]:
+    code = _PROGRAM.format(path=sys.path)
+    command = [sys.executable, "-c", code, str(descriptor), str(cache_dir), str(os.getpid())]
+    with _blocked_signals():
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(descriptor,))
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from aotgaudi.build.once import Built, Busy, Job, Row, find_row, is_busy
+from aotgaudi.build.once import Built, Busy, Job, Row, find_row, is_busy, key_of
 from aotgaudi.build.plan import SMALL_TRACE_SECONDS, TRACE_SECONDS, Plan
 from aotgaudi.build.pool import Done, WorkerDiedError
 from aotgaudi.build.records import ProgramRow, UnitRow, UnitSource, read_units
@@ -153,8 +153,8 @@ class Run:
             self._push(job, attempt.number, known=True)
         elif is_stopping and isinstance(error, WorkerDiedError):
             self._push(job, attempt.number, known=True)  # The signal that stops us has reached it, too.
-        elif isinstance(error, LostTextError) and job.key not in self._traced_again:
-            self._trace_again(str(job.key))
+        elif isinstance(error, LostTextError) and key_of(job) in self._origins.keys() - self._traced_again:
+            self._trace_again(key_of(job))
         elif attempt.number < ATTEMPTS:
             self._push(job, attempt.number + 1, known=True)
         else:

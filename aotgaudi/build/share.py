@@ -6,7 +6,7 @@ has damaged is a miss, with a warning. Who may write to a remote decides what co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar, Union
@@ -53,7 +53,13 @@ def push_plan(
     RemoteError, and StoreError.
     """
     rows: dict[str, Row] = {state.key.hex: state.row for state in plan.programs if state.row}
-    rows |= plan.units
+    return push_rows(rows | plan.units, store, remote, conduct, overwrite=overwrite)
+
+
+def push_rows(
+    rows: Mapping[str, Row], store: Store, remote: Remote, conduct: Conduct, *, overwrite: bool = False
+) -> Share:
+    """Uploads `rows` of `store`, by key, as `push_plan` does. Raises as it does."""
     digests = {digest for row in rows.values() for digest in row.digests()}
     files = {digest: store.objects.path(digest) for digest in digests}
     num_objects, size_bytes = send(remote, files, conduct, overwrite=overwrite)
@@ -92,6 +98,16 @@ def pull_entries(
     return Share(
         len(wanted) + len(missing), num_programs + num_units, len(puller.received), puller.received_bytes
     )
+
+
+def pull_row(key: str, parse: Callable[[dict[str, object]], R], store: Store, sources: Sources) -> bool:
+    """Brings the record of `key`, and its objects, into `store`; False where no remote has it.
+
+    Raises as `pull_entries` does.
+    """
+    is_there = bool(_Puller(store, sources).pull((key,), parse))
+    sources.require_usable()
+    return is_there
 
 
 class _Puller:

@@ -11,10 +11,8 @@ import errno
 import logging
 import os
 import resource
-import shutil
 import signal
 import sys
-import tempfile
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,6 +29,7 @@ from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
 from aotgaudi.store.cas import ObjectStore
 from aotgaudi.store.faults import store_error
+from aotgaudi.store.sweep import locked_directory
 
 _TORCH_SETTINGS = ("TORCHINDUCTOR_", "AOT_INDUCTOR_", "AOTINDUCTOR_", "INDUCTOR_", "TORCHDYNAMO_")
 """Prefixes of variables that change what torch traces and generates, which no key knows of."""
@@ -134,7 +133,7 @@ def run_compile(job: CompileJob) -> UnitRow:
 
     Raises CompileError, StoreError, and LostTextError where the unit's text is not what its key says.
     """
-    with _errors_of(job), _logged(job.log_path), _work_dir(job.store_root) as work_dir:
+    with _errors_of(job), _logged(job.log_path), locked_directory(job.store_root) as work_dir:
         objects = ObjectStore(job.store_root, job.lower, heals=True)
         before = _cpu_seconds()
         key, compiled = _compile(job, objects, work_dir)
@@ -205,16 +204,6 @@ def _errors_of(job: TraceJob | CompileJob) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         text = " ".join(str(error).split()) or "no message"
         raise CompileError(f"{job.label}: {type(error).__name__}: {text[:_LONGEST_MESSAGE]}") from error
-
-
-@contextlib.contextmanager
-def _work_dir(store_root: Path) -> Iterator[Path]:
-    """A private directory inside the store (same file system), removed at the end."""
-    path = Path(tempfile.mkdtemp(prefix="unit-", dir=store_root / "tmp"))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from aotgaudi.bundle.format import OBJECTS_NAME, stray_paths
@@ -22,6 +23,7 @@ from aotgaudi.store.faults import store_error
 
 PARTIAL_NAME = ".partial"
 _DIRECTORY_MODE = 0o755
+_NUM_THREADS = 8
 
 
 @contextlib.contextmanager
@@ -51,7 +53,7 @@ def publish(staging: Path, out: Path, names: Iterable[str], objects: Iterable[Di
     """
     try:
         _clear_out(staging, set(names), objects)
-        _settle_directories(staging)
+        _settle(staging)
         exchange_directory(staging, out)
     except OSError as error:
         raise store_error("write the bundle", out, error) from error
@@ -76,14 +78,36 @@ def _clear_out(staging: Path, names: set[str], objects: Iterable[Digest]) -> Non
         (staging / name).unlink()
 
 
-def _settle_directories(root: Path) -> None:
-    for parent, directories, _ in os.walk(root, topdown=False):
-        for name in directories:
-            with contextlib.suppress(OSError):  # Not empty: it holds what belongs there.
-                os.rmdir(os.path.join(parent, name))
-        if os.path.isdir(parent):
-            os.chmod(parent, _DIRECTORY_MODE)
-            fsync_dir(Path(parent))
+def _settle(root: Path) -> None:
+    """Puts every file, and then every name, on the device; removes directories that hold nothing."""
+    paths = [Path(parent, name) for parent, _, names in os.walk(root) for name in names]
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:  # Several at once: the device takes them together.
+        for _ in pool.map(_sync_file, paths):
+            pass
+        directories = [Path(parent) for parent, _, _ in os.walk(root, topdown=False)]
+        for _ in pool.map(_settle_directory, filter(_is_in_use, directories)):
+            pass
+
+
+def _sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _settle_directory(path: Path) -> None:
+    os.chmod(path, _DIRECTORY_MODE)
+    fsync_dir(path)
+
+
+def _is_in_use(path: Path) -> bool:
+    try:
+        os.rmdir(path)
+    except OSError:  # Not empty: it holds what belongs there.
+        return True
+    return False
 
 
 def exchange_directory(building: Path, out: Path) -> None:

@@ -26,8 +26,8 @@ from aotgaudi.bundle.staging import PARTIAL_NAME, publish, staging_directory
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError
 from aotgaudi.store.cas import object_path
-from aotgaudi.store.directory_remote import DirectoryRemote
-from aotgaudi.store.receiving import receive
+from aotgaudi.store.reading import verified_chunks
+from aotgaudi.store.receiving import Partial, receive
 from aotgaudi.store.remote import Pointer, Remote
 from aotgaudi.store.transfer import Conduct, Sources, send
 
@@ -86,8 +86,7 @@ def pull_bundle(
         bundle = open_bundle(staging, acceptance)
         digests = sorted(map(Digest.parse, bundle.index.objects), key=lambda digest: -digest.size_bytes)
         expect(bundle.index.counts.object_bytes)
-        nearest = sources.preceded_by(DirectoryRemote(out))  # What an older bundle has is not fetched again.
-        nearest.each(lambda digest: _receive_object(nearest, digest, staging), digests)
+        sources.each(lambda digest: _receive_object(sources, digest, staging, out), digests)
         publish(staging, out, _documents(pointer, bundle.index), digests)
     return open_bundle(out, acceptance)
 
@@ -139,11 +138,29 @@ def _receive_named(sources: Sources, name: str, digest: Digest, staging: Path, m
     if digest.size_bytes > max_bytes:
         raise CorruptError(f"{name} would have {digest.size_bytes} bytes, at most {max_bytes} are read")
     received, path = staging / PARTIAL_NAME / digest.sha256, staging / name
-    receive(digest, received, path, lambda file: sources.fill(digest, file, is_counted=False))
+    receive(digest, received, path, lambda file: sources.fill(digest, file, is_counted=False), is_staged=True)
     path.chmod(_DOCUMENT_MODE)
 
 
-def _receive_object(sources: Sources, digest: Digest, staging: Path) -> None:
+def _receive_object(sources: Sources, digest: Digest, staging: Path, older: Path) -> None:
+    def fill(file: Partial) -> None:
+        if not _copy(object_path(older, digest), digest, file, sources):
+            sources.fill(digest, file)
+
     received = staging / PARTIAL_NAME / digest.sha256
-    if not receive(digest, received, object_path(staging, digest), lambda file: sources.fill(digest, file)):
+    if not receive(digest, received, object_path(staging, digest), fill, is_staged=True):
         sources.conduct.advance(digest.size_bytes)
+
+
+def _copy(path: Path, digest: Digest, file: Partial, sources: Sources) -> bool:
+    """Takes an object from the bundle that is to be replaced; False where that has it not, or not intact."""
+    if file.size_bytes or not path.is_file():
+        return False
+    try:
+        for chunk in verified_chunks(path, digest):
+            file.write(chunk)
+    except CorruptError:
+        file.restart()
+        return False
+    sources.conduct.advance(digest.size_bytes)
+    return True

@@ -11,10 +11,11 @@ from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.verify import open_bundle
 from aotgaudi.cli.build_bundle import describe_bundle
 from aotgaudi.cli.build_cache import compile_missing, describe
-from aotgaudi.cli.options import jobs_option, load_manifest_or_spec
+from aotgaudi.cli.options import load_manifest_or_spec
 from aotgaudi.cli.signing_options import signing_options
 from aotgaudi.cli.spec_source import default_manifest_path
 from aotgaudi.cli.store_options import StorePlace, store_options
+from aotgaudi.cli.worker_options import WorkerPlace, worker_options
 from aotgaudi.manifest.codec import dumps, write_manifest
 from aotgaudi.pipeline import seal
 
@@ -30,9 +31,9 @@ from aotgaudi.pipeline import seal
 )
 @signing_options
 @store_options
-@jobs_option
+@worker_options
 def build_all(
-    spec_path: Path, output: Path | None, signing: Signing | None, place: StorePlace, jobs: int
+    spec_path: Path, output: Path | None, signing: Signing | None, place: StorePlace, workers: WorkerPlace
 ) -> None:
     """Enumerate SPEC (or take a manifest), compile what is missing, and seal a bundle. Does nothing twice."""
     manifest = load_manifest_or_spec(spec_path)
@@ -44,7 +45,7 @@ def build_all(
         write_manifest(path, manifest)
     click.echo(f"manifest: {path}: {len(manifest.entries)} entries, id {manifest.id[:16]}")
     with store.in_use():
-        click.echo(describe(compile_missing(manifest, store, jobs, manifest.entries)))
+        click.echo(describe(compile_missing(manifest, store, workers, manifest.entries)))
         seal(manifest, store, bundle, signing=signing)
     click.echo(describe_bundle(open_bundle(bundle), len(manifest.entries)))
 

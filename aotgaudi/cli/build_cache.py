@@ -8,14 +8,15 @@ from pathlib import Path
 import click
 
 from aotgaudi.atomicfile import write_atomic
-from aotgaudi.build.executor import BuildOutcome, Executor
+from aotgaudi.build.executor import BuildOutcome
 from aotgaudi.build.plan import remember_complete
 from aotgaudi.build.recheck import recheck
 from aotgaudi.bundle.receipt import dumps as dump_receipt
-from aotgaudi.cli.options import jobs_option, load_manifest_or_spec, refuse_unwritable
+from aotgaudi.cli.options import load_manifest_or_spec, refuse_unwritable
 from aotgaudi.cli.progress import StopRequest, progress_display
 from aotgaudi.cli.sample_options import check_document, check_options, describe_check, failure_of
 from aotgaudi.cli.store_options import StorePlace, store_options
+from aotgaudi.cli.worker_options import WorkerPlace, worker_options
 from aotgaudi.errors import BuildInterruptedError, CompileError, ManifestError
 from aotgaudi.manifest.entries import Entry
 from aotgaudi.manifest.manifest import Manifest
@@ -28,7 +29,7 @@ NOTHING_DONE = BuildOutcome(num_traced=0, compiled=(), failures=(), seconds=0.0,
 @click.command("cache")
 @click.argument("manifest_path", metavar="MANIFEST", type=click.Path(path_type=Path))
 @store_options
-@jobs_option
+@worker_options
 @click.option("--entry", "entry_ids", multiple=True, metavar="ID", help="Only this entry (repeatable).")
 @click.option("--receipt", type=click.Path(path_type=Path), metavar="FILE", help="Write the receipt there.")
 @check_options
@@ -36,7 +37,7 @@ NOTHING_DONE = BuildOutcome(num_traced=0, compiled=(), failures=(), seconds=0.0,
 def build_cache(
     manifest_path: Path,
     place: StorePlace,
-    jobs: int,
+    workers: WorkerPlace,
     entry_ids: tuple[str, ...],
     receipt: Path | None,
     sample: int | None,
@@ -54,10 +55,10 @@ def build_cache(
     store = place.open()
     entries = select_entries(manifest, entry_ids)
     if sample is not None:
-        _check(manifest, store, jobs, entries, sample, as_json)
+        _check(manifest, store, workers.num_local, entries, sample, as_json)
         return
     with store.in_use():
-        outcome = compile_missing(manifest, store, jobs, entries)
+        outcome = compile_missing(manifest, store, workers, entries)
         if receipt:
             plan = plan_manifest(manifest, store, entries)
             write_atomic(receipt, dump_receipt(make_receipt(manifest, plan)))
@@ -89,7 +90,9 @@ def select_entries(manifest: Manifest, entry_ids: tuple[str, ...]) -> tuple[Entr
     return tuple(by_id[entry_id] for entry_id in entry_ids)
 
 
-def compile_missing(manifest: Manifest, store: Store, jobs: int, entries: tuple[Entry, ...]) -> BuildOutcome:
+def compile_missing(
+    manifest: Manifest, store: Store, workers: WorkerPlace, entries: tuple[Entry, ...]
+) -> BuildOutcome:
     """Runs the plan with a progress display.
 
     Raises CompileError when units failed, BuildInterruptedError when it was asked to stop.
@@ -102,7 +105,7 @@ def compile_missing(manifest: Manifest, store: Store, jobs: int, entries: tuple[
         return NOTHING_DONE
     store.require_writable()
     with progress_display() as show, StopRequest().listening() as stop:
-        outcome = Executor(store, jobs, should_stop=stop, on_progress=show).run(plan, manifest.spec)
+        outcome = workers.executor(store, plan.target.backend, stop, show).run(plan, manifest.spec)
     if outcome.interrupted:
         failed = f" and {len(outcome.failures)} jobs failed" if outcome.failures else ""
         raise BuildInterruptedError(

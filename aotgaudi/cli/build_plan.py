@@ -11,6 +11,7 @@ import click
 from aotgaudi.build.plan import Plan
 from aotgaudi.cli.options import jobs_option, load_manifest_or_spec
 from aotgaudi.cli.store_options import StorePlace, store_options
+from aotgaudi.cli.what_if_option import ask, what_if_document, what_if_lines, what_if_option
 from aotgaudi.pipeline import plan_manifest
 
 
@@ -18,11 +19,22 @@ from aotgaudi.pipeline import plan_manifest
 @click.argument("manifest_path", metavar="MANIFEST", type=click.Path(path_type=Path))
 @store_options
 @jobs_option
+@what_if_option
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-def build_plan(manifest_path: Path, place: StorePlace, jobs: int, as_json: bool) -> None:
-    """Show what `build cache` would do for MANIFEST (or a spec)."""
-    manifest = load_manifest_or_spec(manifest_path)
-    plan = plan_manifest(manifest, place.open())
+def build_plan(
+    manifest_path: Path, place: StorePlace, jobs: int, settings: tuple[str, ...], as_json: bool
+) -> None:
+    """Show what `build cache` would do for MANIFEST (or a spec).
+
+    With --what-if: what of it would be invalidated if a component of the keys were another.
+    """
+    manifest, store = load_manifest_or_spec(manifest_path), place.open()
+    plan = plan_manifest(manifest, store)
+    if settings:
+        answer = ask(settings, plan, manifest.spec, store)
+        told = what_if_document(answer)
+        click.echo(json.dumps(told, indent=2) if as_json else "\n".join(what_if_lines(answer)))
+        return
     document = _document(plan, jobs)
     click.echo(json.dumps(document, indent=2) if as_json else "\n".join(_lines(document)))
 

@@ -28,7 +28,7 @@ def _byte_count(context: click.Context, parameter: click.Parameter, value: str) 
 
 @click.group(cls=LazyGroup, lazy=CACHE_COMMANDS)
 def cache() -> None:
-    """Look into the store, shrink it, check it, and say what is kept."""
+    """Look into the store, shrink it, check it, share it, and say what is kept."""
 
 
 @click.command("stats")

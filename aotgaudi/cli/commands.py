@@ -13,10 +13,15 @@ COMMANDS: Mapping[str, LazyCommand] = MappingProxyType(
         "serve": LazyCommand("aotgaudi.cli.serve:serve", "Serve a model from a bundle."),
         "model": LazyCommand("aotgaudi.cli.model:model", "Make a model directory that `serve` reads."),
         "diff": LazyCommand("aotgaudi.cli.diff:diff", "Show what differs between manifests, and why."),
+        "explain": LazyCommand(
+            "aotgaudi.cli.explain:explain", "Say why entries are not warm, by what changed."
+        ),
         "coverage": LazyCommand(
             "aotgaudi.cli.coverage:coverage", "Prove that every step that can be formed has an entry."
         ),
-        "cache": LazyCommand("aotgaudi.cli.cache:cache", "Look into the store, shrink it, check it."),
+        "cache": LazyCommand(
+            "aotgaudi.cli.cache:cache", "Look into the store, shrink it, check it, share it."
+        ),
         "verify": LazyCommand("aotgaudi.cli.verify:verify", "Check a bundle: complete, intact, signed."),
         "sign": LazyCommand("aotgaudi.cli.sign:sign", "Sign a bundle."),
         "key": LazyCommand("aotgaudi.cli.key:key", "Make keys that sign bundles."),
@@ -32,6 +37,7 @@ BUILD_COMMANDS: Mapping[str, LazyCommand] = MappingProxyType(
             "aotgaudi.cli.build_cache:build_cache", "Compile what is missing into the store."
         ),
         "bundle": LazyCommand("aotgaudi.cli.build_bundle:build_bundle", "Seal a manifest's artifacts."),
+        "image": LazyCommand("aotgaudi.cli.build_image:build_image", "Put a bundle into an OCI image."),
     }
 )
 
@@ -41,5 +47,7 @@ CACHE_COMMANDS: Mapping[str, LazyCommand] = MappingProxyType(
         "gc": LazyCommand("aotgaudi.cli.cache:gc", "Shrink the store to a size."),
         "fsck": LazyCommand("aotgaudi.cli.cache_fsck:fsck", "Verify every object and record."),
         "root": LazyCommand("aotgaudi.cli.cache_root:root", "Say what is never removed."),
+        "push": LazyCommand("aotgaudi.cli.cache_push:push", "Share a bundle, or what a manifest needs."),
+        "pull": LazyCommand("aotgaudi.cli.cache_pull:pull", "Fetch a bundle, or what a manifest needs."),
     }
 )

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from aotgaudi.errors import ManifestError, SpecError, StoreError
-from aotgaudi.manifest.codec import read_manifest
-from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.spec.parse import load_spec
+
+if TYPE_CHECKING:
+    from aotgaudi.manifest.manifest import Manifest
 
 Command = Callable[..., Any]
 
@@ -109,6 +109,10 @@ def available_cores() -> int:
 
 def load_manifest_or_spec(path: Path) -> Manifest:
     """Reads a manifest file, or enumerates a spec (``.toml``). Raises SpecError or ManifestError."""
+    from aotgaudi.manifest.codec import read_manifest
+    from aotgaudi.manifest.manifest import Manifest
+    from aotgaudi.spec.parse import load_spec
+
     if path.is_dir():
         raise SpecError(str(path), "is a directory", "a spec (.toml) or a manifest (.manifest.json)")
     if path.suffix == ".toml":

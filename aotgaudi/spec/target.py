@@ -51,7 +51,7 @@ DEVICE_PROFILES: Mapping[str, DeviceProfile] = MappingProxyType(
 
 
 class TargetSpec(SpecValue):
-    """`isa` ``native``: whatever the building machine has; else a named x86-64 level, for a mixed fleet.
+    """`isa` ``native``: the best level that the building machine has; else a named one, for a mixed fleet.
 
     `profile`: a device whose published numbers stand in for probing one (see ``DEVICE_PROFILES``).
     `num_sms`: its streaming multiprocessors, where the profile is none or differs. `execution_mode`: of an
@@ -59,7 +59,7 @@ class TargetSpec(SpecValue):
     """
 
     backend: Literal["cpu", "cuda", "hpu", "fake"] = "cpu"
-    isa: Literal["native", "avx2", "avx512"] = "native"
+    isa: Literal["native", "avx2", "avx512", "avx512+amx"] = "native"
     profile: str | None = None
     num_sms: int | None = Field(default=None, ge=1, le=LARGEST_NUM_SMS)
     execution_mode: ExecutionMode | None = None

@@ -63,17 +63,21 @@ class Partial:
         """Whether what was received is what `digest` names."""
         return Digest(self._state.hexdigest(), self.size_bytes) == digest
 
-    def settle(self, mode: int) -> None:
-        """Gives the file its mode and puts its bytes on the device."""
+    def set_mode(self, mode: int) -> None:
+        """Gives the file its mode."""
         os.fchmod(self._descriptor, mode)
+
+    def sync(self) -> None:
+        """Puts its bytes on the device."""
         os.fsync(self._descriptor)
 
 
-def receive(digest: Digest, partial: Path, path: Path, fill: Fill) -> bool:
+def receive(digest: Digest, partial: Path, path: Path, fill: Fill, *, is_staged: bool = False) -> bool:
     """Lets `fill` complete the file `partial`, and renames it to `path`.
 
     Returns False where there was nothing to do, for the object lies there intact. What `fill` leaves unfinished
-    stays, to be continued. Raises StoreError, and what `fill` raises.
+    stays, to be continued. It is durable, and was read back, when this returns; with `is_staged` the caller sees to
+    that, for all files at once. Raises StoreError, and what `fill` raises.
     """
     if find_fault(path, digest) is None:
         return False
@@ -84,7 +88,12 @@ def receive(digest: Digest, partial: Path, path: Path, fill: Fill) -> bool:
                 partial.unlink()
                 return False
             fill(file)
-            file.settle(_MODE)
+            file.set_mode(_MODE)
+            if is_staged:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                os.rename(partial, path)
+                return True
+            file.sync()
             place(partial, path, lambda: find_fault(path, digest) is None)
     except OSError as error:
         raise store_error("receive an object to", path, error, needed_bytes=digest.size_bytes) from error
@@ -101,8 +110,9 @@ def fill_from(
     Raises CorruptError where the remote's bytes are others, RemoteError, and MissingObjectError.
     """
     is_continued, may_restart, attempt = partial.size_bytes > 0, True, 0
+    is_ended = partial.size_bytes >= digest.size_bytes
     while not partial.is_whole(digest):
-        if partial.size_bytes >= digest.size_bytes:
+        if is_ended:
             _drop(partial, advance)
             if not (is_continued and may_restart):
                 raise CorruptError(f"{remote.label}: object {digest}: its bytes are not what its digest says")
@@ -110,8 +120,9 @@ def fill_from(
         before = partial.size_bytes
         try:
             _receive_rest(remote, digest, partial, retry, advance)
+            is_ended = True
         except TransientError as error:
-            is_continued = partial.size_bytes > 0
+            is_ended, is_continued = False, partial.size_bytes > 0
             attempt = 0 if partial.size_bytes - before >= _PROGRESS_BYTES else attempt + 1
             if attempt >= retry.num_attempts:
                 raise
@@ -121,7 +132,7 @@ def fill_from(
 def _receive_rest(
     remote: Remote, digest: Digest, partial: Partial, retry: Retry, advance: Callable[[int], None]
 ) -> None:
-    """One attempt. Leaves `partial` full, or raises TransientError."""
+    """One attempt, to the end of what the remote has, at most to a byte too much. Raises TransientError."""
     with remote.read(digest, partial.size_bytes) as download:
         if download.offset != partial.size_bytes:
             _drop(partial, advance)
@@ -134,10 +145,8 @@ def _receive_rest(
             advance(len(part))
             num_received += len(part)
             if partial.size_bytes > digest.size_bytes:
-                return  # Too long: the caller sees it.
+                return
             _refuse_trickle(remote, num_received, retry.clock() - started)
-    if partial.size_bytes < digest.size_bytes:
-        raise TransientError(f"{remote.label}: object {digest}: ended after {partial.size_bytes} bytes")
 
 
 def _drop(partial: Partial, advance: Callable[[int], None]) -> None:

@@ -1,8 +1,9 @@
 """Clearing ``tmp/`` of what dead writers left.
 
 A writer holds a kernel lock on its file, so a file whose lock can be had has no writer: that works for writers on
-other hosts too, and needs neither a process number nor a clock. Directories (a compiler's scratch) and files on
-file systems without locks go by age, measured against the clock of the file system itself.
+other hosts too, and needs neither a process number nor a clock. So it is with a compiler's scratch directory
+(``unit-*``). Other directories, and all on file systems without locks, go by age, measured against the clock of the
+file system itself.
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ import fcntl
 import os
 import shutil
 import stat
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from aotgaudi.store.blobs import OPEN_FLAGS
 from aotgaudi.store.writing import temporary_file
+
+SCRATCH_PREFIX = "unit-"
+"""Directories of this name are locked by their users (`locked_directory`)."""
 
 GRACE_SECONDS = 3600.0
 """Longer than any unit compiles: what is older and unlocked is nobody's."""
@@ -44,6 +50,20 @@ def sweep_temporary_files(root: Path, grace_seconds: float = GRACE_SECONDS) -> S
     return SweepReport(removed, in_use)
 
 
+@contextlib.contextmanager
+def locked_directory(root: Path) -> Iterator[Path]:
+    """A private directory in ``tmp/``, removed at the end, or by a sweep after our death. Raises OSError."""
+    path = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=root / "tmp"))
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # Without locks the sweep goes by age.
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(descriptor)
+
+
 def _file_system_time(directory: Path) -> float:
     with temporary_file(directory) as file:
         return file.path.stat().st_mtime
@@ -53,7 +73,8 @@ def _remove_abandoned(path: Path, before: float) -> bool:
     status = path.lstat()
     if stat.S_ISREG(status.st_mode):
         return _remove_unlocked(path, is_old=status.st_mtime < before)
-    if status.st_mtime >= before:
+    is_locked = stat.S_ISDIR(status.st_mode) and path.name.startswith(SCRATCH_PREFIX)
+    if status.st_mtime >= before and not (is_locked and _is_abandoned(path)):
         return False
     shutil.rmtree(path) if stat.S_ISDIR(status.st_mode) else path.unlink()
     return True
@@ -71,6 +92,18 @@ def _remove_unlocked(path: Path, *, is_old: bool) -> bool:
         if not is_old:
             return False
         path.unlink()
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _is_abandoned(directory: Path) -> bool:
+    """Whether nobody holds the lock of a scratch directory; False where there are no locks."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
     finally:
         os.close(descriptor)
     return True

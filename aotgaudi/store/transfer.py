@@ -77,10 +77,6 @@ class Sources:
         self._lock = threading.Lock()
         self._stop = threading.Event()
 
-    def preceded_by(self, remote: Remote) -> Sources:
-        """Returns sources that ask `remote` first, and then those that are usable of these."""
-        return Sources((remote, *self.usable), self.conduct)
-
     @property
     def usable(self) -> tuple[Remote, ...]:
         """The remotes that have not failed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -122,13 +123,13 @@ def test_a_model_that_is_not_supported_is_one_error_whatever_the_number_of_entri
 class Build:
     """A running ``aotgaudi build cache``, leader of its own process group."""
 
-    def __init__(self, folder: Path, labels: list[str]) -> None:
+    def __init__(self, folder: Path, labels: list[str], *options: str) -> None:
         self.folder, self.labels = folder, labels
         self.store = Store.open(folder / "store")
         spec = tiny_spec()
         (folder / "tiny.toml").write_text(SPEC_TEXT, encoding="utf-8")
         seed(self.store, spec, Manifest.of(spec).entries, [labels])
-        self.arguments = ("build", "cache", "tiny.toml", "--store", "store", "-j", "2", "--json")
+        self.arguments = ("build", "cache", "tiny.toml", "--store", "store", "-j", "2", "--json", *options)
         self._log = folder / "stderr"
         with self._log.open("w", encoding="utf-8") as log:
             self.process = subprocess.Popen(
@@ -161,11 +162,11 @@ class Build:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[list[str]], Build]]:
+def start(tmp_path: Path) -> Iterator[Callable[..., Build]]:
     builds: list[Build] = []
 
-    def start_one(labels: list[str]) -> Build:
-        builds.append(Build(tmp_path, labels))
+    def start_one(labels: list[str], *options: str) -> Build:
+        builds.append(Build(tmp_path, labels, *options))
         return builds[-1]
 
     yield start_one
@@ -179,7 +180,7 @@ SLOW_LABELS = [f"layer {number} !slow" for number in range(12)]
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("to_group", [True, False], ids=["to the group", "to the parent"])
 def test_a_signal_stops_a_build_cleanly_and_the_next_one_finishes_it(
-    start: Callable[[list[str]], Build], number: signal.Signals, to_group: bool
+    start: Callable[..., Build], number: signal.Signals, to_group: bool
 ) -> None:
     build = start(SLOW_LABELS)
     build.wait_until(build.num_built)
@@ -202,7 +203,7 @@ def test_a_signal_stops_a_build_cleanly_and_the_next_one_finishes_it(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_the_workers_start_is_clean_too(
-    start: Callable[[list[str]], Build], number: signal.Signals
+    start: Callable[..., Build], number: signal.Signals
 ) -> None:
     build = start(SLOW_LABELS)
     build.wait_until(lambda: "[0/12]" in build.stderr())
@@ -215,7 +216,7 @@ def test_a_signal_while_the_workers_start_is_clean_too(
 
 
 def test_a_second_interrupt_does_not_wait_for_a_unit_that_hangs(
-    start: Callable[[list[str]], Build],
+    start: Callable[..., Build],
 ) -> None:
     build = start(["layer !hang"])
     build.wait_until((build.folder / "store" / "logs").is_dir)
@@ -229,8 +230,77 @@ def test_a_second_interrupt_does_not_wait_for_a_unit_that_hangs(
     assert build.num_built() == 0
 
 
+def test_a_unit_that_takes_longer_than_it_may_is_named_with_its_log(
+    start: Callable[..., Build],
+) -> None:
+    build = start(["layer !hang", "head a"], "--timeout", "2")
+
+    assert build.process.wait(DEADLINE_SECONDS) == 6
+    lines = build.stderr().splitlines()
+    assert "  layer !hang: timed out" in lines
+    log = Path(lines[lines.index("  layer !hang: timed out") + 1].removeprefix("    log: "))
+    assert log.is_file()
+    assert build.store.actions.get(key_of("head a")) is not None
+
+
+def test_two_builders_trace_each_program_once(tmp_path: Path) -> None:
+    """And each of them waits for what the other one is at."""
+    write_spec(tmp_path, LLAMA)
+    command = [*COMMAND, "build", "cache", "tiny.toml", "--store", "store", "-j", "1", "--json"]
+    builders = [
+        subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    done = [builder.communicate(timeout=DEADLINE_SECONDS) for builder in builders]
+
+    assert [builder.returncode for builder in builders] == [0, 0], done
+    documents = [json.loads(stdout) for stdout, _ in done]
+    store = Store.open(tmp_path / "store")
+    rows = list(store.actions.get_many(store.actions).values())
+    assert sum(document["num_traced"] for document in documents) == sum("program" in row for row in rows)
+    assert sum(document["num_compiled"] for document in documents) == sum("artifact" in row for row in rows)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None and os.environ.get("AOTGAUDI_REQUIRE_RAY") != "1",
+    reason="Ray is not installed: pip install 'aotgaudi[ray]'",
+)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_build_on_ray_stops_at_a_signal_to_its_group_and_is_finished_here(
+    start: Callable[..., Build], number: signal.Signals
+) -> None:
+    build = start([f"layer {n} !slow" for n in range(30)], "--ray", "local")
+    build.wait_until(build.num_built)
+
+    os.killpg(build.process.pid, number)
+
+    assert build.process.wait(DEADLINE_SECONDS) == 130, build.stderr()
+    assert "Traceback" not in build.stderr()
+    assert "resumable" in build.stderr()
+    num_built = build.num_built()
+    assert 0 < num_built < 30
+    rest = aotgaudi(build.folder, *build.arguments[:-2])
+    assert json.loads(rest.stdout)["num_compiled"] == 30 - num_built
+
+
+def test_a_place_to_exchange_without_a_cluster_is_bad_usage(tmp_path: Path) -> None:
+    write_spec(tmp_path, LLAMA)
+
+    done = aotgaudi(tmp_path, "build", "cache", "tiny.toml", "--store", "store", "--ray-store", "/nowhere")
+
+    assert done.returncode == 2
+    assert "--ray-store is for --ray ADDRESS" in done.stderr
+
+
 def test_a_build_that_is_killed_leaves_a_store_that_the_next_one_finishes(
-    start: Callable[[list[str]], Build],
+    start: Callable[..., Build],
 ) -> None:
     build = start(SLOW_LABELS)
     build.wait_until(build.num_built)

@@ -42,13 +42,16 @@ def probe(isa: str) -> Target:
             "linker": _version_of("ld"),
             "libc": " ".join(platform.libc_ver()),
         },
-        flags={
-            **COMPILE_FLAGS,
-            "aotgaudi.isa": level.name,
-            "aotgaudi.compiler_flags": " ".join(level.compiler_flags),
-            "cpp.simdlen": str(level.simdlen),
-        },
+        flags={**COMPILE_FLAGS, **_flags_of(level)},
     )
+
+
+def at_level(target: Target, name: str) -> Target:
+    """Returns `target` at another level, which this machine need not have. Raises SpecError for what is no level."""
+    level = ISA_LEVELS.get(name)
+    if level is None:
+        raise SpecError("target.isa", f"is {name!r}", f"one of {', '.join(ISA_LEVELS)}")
+    return target.model_copy(update={"isa": level.features, "flags": {**target.flags, **_flags_of(level)}})
 
 
 def require_satisfied(target: Target) -> None:
@@ -97,6 +100,14 @@ def _resolve(isa: str, features: frozenset[str]) -> IsaLevel:
         f"{isa!r} cannot be built on this machine" + (f", which lacks {', '.join(lacking)}" * bool(lacking)),
         f"it has: {names}",
     )
+
+
+def _flags_of(level: IsaLevel) -> dict[str, str]:
+    return {
+        "aotgaudi.isa": level.name,
+        "aotgaudi.compiler_flags": " ".join(level.compiler_flags),
+        "cpp.simdlen": str(level.simdlen),
+    }
 
 
 def _levels_within(features: frozenset[str]) -> list[IsaLevel]:

@@ -298,7 +298,7 @@ def test_a_store_that_takes_no_more_ends_the_build_and_keeps_what_there_is(store
 def test_processes_that_cannot_be_started_are_one_error(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError(11, "Resource temporarily unavailable")
 
     plan = seeded_plan(store, [("head a",)])

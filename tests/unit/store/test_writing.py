@@ -224,3 +224,22 @@ def test_a_temporary_file_that_was_swept_too_soon_is_made_anew(
         file.write(b"data")
         assert file.path.read_bytes() == b"data"
     assert swept
+
+
+def test_a_store_is_opened_while_another_builder_sweeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probe for writing is a temporary file like any other: a sweep in between is no refusal."""
+    Store.open(tmp_path)
+    real, swept = writing.fcntl.flock, list[int]()
+
+    def sweep_after(descriptor: int, operation: int) -> None:
+        real(descriptor, operation)
+        if not swept:
+            swept.append(1)
+            sweep_temporary_files(tmp_path)
+
+    monkeypatch.setattr(writing.fcntl, "flock", sweep_after)
+
+    assert Store.open(tmp_path).root == tmp_path
+    assert swept

@@ -1,0 +1,115 @@
+"""A job on another machine: in a store that it shares with the builder, or in one of its own, through a remote.
+
+Through a remote, what a job needs (the text of a unit) is put there before, and what it gives (objects, then
+the record) before it is done. Nothing is believed on either side: objects are hashed as they come, records checked.
+A machine's own store is scratch, kept for what it may be asked again.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from aotgaudi.build.once import Built, Busy, Job, Row, build_once, find_row, key_of
+from aotgaudi.build.records import ProgramRow, UnitRow
+from aotgaudi.build.share import pull_row, push_rows
+from aotgaudi.build.worker import CompileJob, TraceJob
+from aotgaudi.digest import Digest, sha256_bytes
+from aotgaudi.errors import SpecError, StoreError
+from aotgaudi.store.cas import object_path
+from aotgaudi.store.receiving import receive
+from aotgaudi.store.remote import Remote
+from aotgaudi.store.store import Store
+from aotgaudi.store.transfer import Conduct, Sources, send
+
+_CONDUCT = Conduct(num_threads=4)
+
+
+def open_exchange(url: str) -> Remote:
+    """Returns the remote at `url`: ``/DIR``, ``file:///DIR``, or what fsspec speaks (``s3://BUCKET/PREFIX``).
+
+    Raises SpecError for anything else, RemoteError.
+    """
+    parts = urlsplit(url)
+    if url.startswith("/") or (parts.scheme == "file" and parts.path):
+        from aotgaudi.store.directory_remote import DirectoryRemote
+
+        return DirectoryRemote(Path(unquote(parts.path) if parts.scheme else url))
+    if "://" not in url:
+        raise SpecError(
+            "--ray-store", f"{url!r:.100} is no place", "/DIR or a URL such as s3://BUCKET/PREFIX"
+        )
+    from aotgaudi.store.object_store_remote import ObjectStoreRemote
+
+    return ObjectStoreRemote(url)
+
+
+def offer(job: Job, store: Store, remote: Remote) -> None:
+    """Puts what `job` needs from `store` into `remote`. Raises as `transfer.send` does."""
+    if isinstance(job, CompileJob):
+        digest = Digest.parse(job.text)
+        send(remote, {digest: store.objects.path(digest)}, _CONDUCT)
+
+
+def collect(job: Job, store: Store, remote: Remote) -> Row:
+    """Brings what `job` gave, elsewhere, from `remote` into `store`. Raises StoreError where it is not there."""
+    _pull(job, store, Sources([remote], _CONDUCT))
+    row = find_row(store, job)
+    if row is None:
+        raise StoreError(
+            f"{remote.label} does not have what {job.label} gave (is it the same place for all nodes?)"
+        )
+    return row
+
+
+def build_shared(job: Job) -> Built | Busy:
+    """In a worker on another machine: as `build_once`, in the builder's store.
+
+    Raises StoreError where that is not to be seen from here.
+    """
+    if not (job.store_root / "format").is_file():
+        raise StoreError(
+            f"{job.store_root} is no store on the node {os.uname().nodename}"
+            " (let all nodes share that directory, or give --ray-store URL)"
+        )
+    return build_once(job)
+
+
+def build_through(job: Job, url: str) -> Built | Busy:
+    """In a worker on another machine: as `build_once`, in a store of this machine; texts come and rows go by `url`."""
+    remote = open_exchange(url)
+    store = Store.open(_scratch_store(url))
+    sources = Sources([remote], _CONDUCT)
+    here = replace(job, store_root=store.root, log_path=store.root / "logs" / job.log_path.name, lower=())
+    with store.in_use():
+        if _pull(job, store, sources):
+            row = find_row(store, job)
+            if row is not None:
+                return Built(row, is_new=False)
+        if isinstance(job, CompileJob):
+            _fetch(Digest.parse(job.text), store, sources)
+        built = build_once(here)
+        if isinstance(built, Built):
+            push_rows({key_of(job): built.row}, store, remote, _CONDUCT)
+        return built
+
+
+def _fetch(digest: Digest, store: Store, sources: Sources) -> None:
+    incoming = store.root / "incoming" / digest.sha256
+    receive(digest, incoming, object_path(store.root, digest), lambda file: sources.fill(digest, file))
+
+
+def _pull(job: Job, store: Store, sources: Sources) -> bool:
+    if isinstance(job, TraceJob):
+        return pull_row(key_of(job), ProgramRow.model_validate, store, sources)
+    return pull_row(key_of(job), UnitRow.model_validate, store, sources)
+
+
+def _scratch_store(url: str) -> Path:
+    """This machine's own store for what is exchanged at `url`; of this user alone."""
+    root = Path(tempfile.gettempdir()) / f"aotgaudi-{os.geteuid()}"
+    root.mkdir(mode=0o700, exist_ok=True)
+    return root / f"node-{sha256_bytes(url.encode())[:16]}"

@@ -1,0 +1,199 @@
+"""Workers on a Ray cluster: one task is one job, with the resources that its target needs.
+
+On a node, a job runs as it does here: in a process of its own that the task watches over (pool.py), so that timeouts,
+signals, a worker's death and its settings are one and the same thing on every machine. Ray says where, and notices
+machines that are lost. Trying again is for the executor, so tasks are never retried by Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aotgaudi.build.elsewhere import build_shared, build_through, collect, offer, open_exchange
+from aotgaudi.build.once import Built, Job
+from aotgaudi.build.pool import UNIT_TIMEOUT_SECONDS, Done, JobTimeoutError, LocalPool, WorkerLostError
+from aotgaudi.errors import AotGaudiError, CompileError, SpecError
+from aotgaudi.store.store import Store
+
+_LOOK_SECONDS = 2.0
+"""How old what we know of the cluster's size may be: it grows and shrinks while we build."""
+
+_GRACE_SECONDS = 60.0
+_ANSWER_SECONDS = 10.0
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_DEVICES = frozenset({"hpu", "cuda"})
+
+
+@dataclass(frozen=True)
+class RayPlace:
+    """A cluster: `address` as Ray has it, or ``local`` for one on this machine. `exchange` None: the store is shared."""
+
+    address: str
+    backend: str
+    exchange: str | None = None
+
+    @property
+    def resources(self) -> dict[str, Any]:
+        """What one job takes, as options of a task."""
+        if self.backend == "hpu":
+            return {"num_cpus": 1, "resources": {"HPU": 1}}
+        return {"num_cpus": 1, "num_gpus": 1} if self.backend == "cuda" else {"num_cpus": 1}
+
+    @property
+    def bound_by(self) -> str:
+        """The resource that says how many jobs the cluster can run."""
+        return {"hpu": "HPU", "cuda": "GPU"}.get(self.backend, "CPU")
+
+
+class RayPool:
+    """A `Pool` on the cluster at `place`, for jobs of `store`; at most `num_workers` at once where that is given."""
+
+    def __init__(
+        self,
+        place: RayPlace,
+        store: Store,
+        *,
+        num_workers: int | None = None,
+        timeout_seconds: float = UNIT_TIMEOUT_SECONDS,
+    ) -> None:
+        self._place, self._store = place, store
+        self._most = num_workers
+        self._timeout_seconds = timeout_seconds
+        self._exchange = None if place.exchange is None else open_exchange(place.exchange)
+        self._tasks: dict[Any, tuple[int, Job]] = {}
+        self._known = (0, -_LOOK_SECONDS)
+
+    def __enter__(self) -> RayPool:
+        self._ray = _connect(self._place, self._most)
+        self._task = self._ray.remote(max_retries=0, **self._place.resources)(run_on_node)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for task in self._tasks:
+            with contextlib.suppress(Exception):  # It may be done, or its node gone.
+                self._ray.cancel(task, force=True)
+        self._ray.shutdown()
+
+    @property
+    def num_workers(self) -> int:
+        """See `Pool.num_workers`: what the cluster has now, and never less than 1, which then waits for a node."""
+        known, when = self._known
+        if time.monotonic() - when > _LOOK_SECONDS:
+            known = int(self._ray.cluster_resources().get(self._place.bound_by, 0))
+            self._known = (known, time.monotonic())
+        return max(1, min(known, self._most or known))
+
+    def submit(self, ticket: int, function: Callable[..., Any], *arguments: Any) -> None:
+        """See `Pool.submit`; `arguments` are one job, and `function` is `build_once`. Raises RemoteError, StoreError."""
+        (job,) = arguments
+        if self._exchange is not None:
+            offer(job, self._store, self._exchange)
+        cache_dir = None if self._exchange is not None else self._store.root / "toolcache"
+        is_kept = self._place.backend not in _DEVICES
+        task = self._task.remote(job, self._place.exchange, cache_dir, self._timeout_seconds, is_kept)
+        self._tasks[task] = (ticket, job)
+
+    def wait(self, timeout_seconds: float) -> list[Done]:
+        """See `Pool.wait`."""
+        if not self._tasks:
+            time.sleep(timeout_seconds)
+            return []
+        ready, _ = self._ray.wait(list(self._tasks), num_returns=1, timeout=timeout_seconds)
+        return [self._done(task) for task in ready]
+
+    def _done(self, task: Any) -> Done:
+        ticket, job = self._tasks.pop(task)
+        try:
+            result, error = self._ray.get(task)
+            if self._exchange is not None and isinstance(result, Built):
+                result = Built(collect(job, self._store, self._exchange), result.is_new)
+        except AotGaudiError as refused:
+            return Done(ticket, error=refused)
+        except self._ray.exceptions.RayError as lost:
+            reason = (str(lost).splitlines() or [type(lost).__name__])[0]
+            return Done(
+                ticket, error=WorkerLostError(f"lost on the cluster: {type(lost).__name__}: {reason[:200]}")
+            )
+        return Done(ticket, result, error)
+
+
+def run_on_node(
+    job: Job, exchange: str | None, cache_dir: Path | None, timeout_seconds: float, is_kept: bool
+) -> tuple[Any, Exception | None]:
+    """The task: does `job` in a process of its own, and returns its result or its error."""
+    here = str(cache_dir or Path(tempfile.gettempdir()) / f"aotgaudi-{os.geteuid()}" / "toolcache")
+    if is_kept:
+        pool = _kept_pool(here, timeout_seconds)
+        return _run(pool, job, exchange, timeout_seconds)
+    with LocalPool(1, Path(here), timeout_seconds=timeout_seconds) as pool:
+        return _run(pool, job, exchange, timeout_seconds)  # A device is another task's when we are done.
+
+
+@functools.cache
+def _kept_pool(cache_dir: str, timeout_seconds: float) -> LocalPool:
+    """The process of this Ray worker, for one job after the other: it has imported torch."""
+    return LocalPool(1, Path(cache_dir), timeout_seconds=timeout_seconds)
+
+
+def _run(
+    pool: LocalPool, job: Job, exchange: str | None, timeout_seconds: float
+) -> tuple[Any, Exception | None]:
+    if exchange is None:
+        pool.submit(0, build_shared, job)
+    else:
+        pool.submit(0, build_through, job, exchange)
+    deadline = time.monotonic() + timeout_seconds + _GRACE_SECONDS
+    while time.monotonic() < deadline:
+        for done in pool.wait(1.0):
+            return done.result, done.error
+    return None, JobTimeoutError("timed out")
+
+
+def _connect(place: RayPlace, num_cpus: int | None) -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise SpecError("--ray", "Ray is not installed", "pip install 'aotgaudi[ray]'") from error
+    is_local = place.address == "local"
+    _require_answer(place.address)
+    own = {"num_cpus": num_cpus, "include_dashboard": False} if is_local else {}
+    with _kept_handlers():
+        try:
+            ray.init(place.address, log_to_driver=False, logging_level="error", **own)
+        except Exception as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise CompileError(f"cannot use the Ray cluster at {place.address}: {reason[:300]}") from error
+    return ray
+
+
+def _require_answer(address: str) -> None:
+    """Raises CompileError where nothing listens at ``HOST:PORT``: Ray itself would try for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not (host and port.isdecimal()):
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise CompileError(f"cannot use the Ray cluster at {address}: {error}") from error
+
+
+@contextlib.contextmanager
+def _kept_handlers() -> Iterator[None]:
+    """Ray takes SIGTERM over, which is ours: it stops the build at a unit boundary."""
+    saved = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in saved.items():
+            signal.signal(number, handler)

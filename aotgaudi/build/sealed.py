@@ -1,0 +1,144 @@
+"""What a bundle, or a receipt alone, says was built: the keys of its programs, made again from what is sealed.
+
+A receipt holds no keys of programs. They follow from the manifest that it answers, the target and the builder; a
+bundle has all three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from aotgaudi.backends.base import Target
+from aotgaudi.build.history import BuiltProgram, History
+from aotgaudi.build.keys import ProgramKeys, builder_versions
+from aotgaudi.bundle.format import load_program
+from aotgaudi.bundle.opening import open_bundle
+from aotgaudi.bundle.receipt import Receipt
+from aotgaudi.bundle.receipt import loads as load_receipt
+from aotgaudi.digest import Digest
+from aotgaudi.errors import AotGaudiError, ManifestError
+from aotgaudi.graphs.program import Program
+from aotgaudi.manifest.codec import loads as load_manifest
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.store.store import Store
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """What was sealed at `path`: `programs` of `num_entries` entries, on `unit_keys`.
+
+    `assumed`: what the place does not say, and what was taken for it.
+    """
+
+    path: Path
+    manifest_id: str
+    target: Target
+    num_entries: int
+    unit_keys: tuple[str, ...]
+    programs: tuple[BuiltProgram, ...]
+    assumed: tuple[str, ...] = ()
+
+
+def read_sealed(path: Path, manifest: Manifest, store: Store | None, history: History) -> Sealed:
+    """Reads the bundle or the receipt at `path`, to be compared with `manifest`.
+
+    A receipt alone says nothing of units a program, which are looked up in `store`; nor, where it answers another
+    manifest, of that one's spec: then `history` may know its programs, or the spec is taken to be that of `manifest`.
+
+    Raises StoreError, ManifestError and CorruptError, as opening a bundle does.
+    """
+    if path.is_dir():
+        bundle = open_bundle(path)
+        spec_of = load_manifest(bundle.manifest_bytes)
+        return _sealed(path, bundle.receipt, spec_of, partial(_read, bundle.read_object), ())
+    receipt = _read_receipt(path)
+    program_of = partial(_read, store.objects.read) if store else _unknown
+    if receipt.manifest_id == manifest.id:
+        return _sealed(path, receipt, manifest, program_of, ())
+    recorded = tuple(_recorded(receipt, history))
+    if {program.digest for program in recorded} == set(receipt.programs.values()):
+        return _of_programs(path, receipt, recorded, ())
+    return _sealed(path, receipt, manifest, program_of, (_ASSUMED_SPEC,))
+
+
+_ASSUMED_SPEC = (
+    "it answers another manifest, and does not say which model and limits that one has: taken to be the same"
+    " (compare with a bundle)"
+)
+
+
+def _recorded(receipt: Receipt, history: History) -> Iterator[BuiltProgram]:
+    """Programs of the receipt that were recorded when they were built, under its target and its builder."""
+    digests = set(receipt.programs.values())
+    known = {*receipt.target.components(), *((f"toolchain.{n}", v) for n, v in receipt.builder.items())}
+    for program in history.programs.values():
+        if program.digest in digests and known <= set(program.components.items()):
+            yield program
+
+
+def _sealed(
+    path: Path,
+    receipt: Receipt,
+    manifest: Manifest,
+    program_of: Callable[[str], Program | None],
+    assumed: tuple[str, ...],
+) -> Sealed:
+    """The keys that the entries of `manifest` had when they were sealed."""
+    here = builder_versions()
+    lacking = [
+        f"it does not say its {name}: taken to be {here[name]}"
+        for name in sorted(here.keys() - receipt.builder.keys())
+    ]
+    keys = ProgramKeys(manifest.spec, receipt.target, {**here, **receipt.builder})
+    found: dict[str, BuiltProgram] = {}
+    for entry in manifest.entries:
+        digest = receipt.programs.get(entry.id)
+        key = keys.hex_of(entry)
+        if digest is not None and key not in found:
+            found[key] = BuiltProgram(key, dict(keys.of(entry).components), _units_of(program_of(digest)))
+    return _of_programs(path, receipt, tuple(found.values()), (*assumed, *lacking))
+
+
+def _of_programs(
+    path: Path, receipt: Receipt, programs: tuple[BuiltProgram, ...], assumed: tuple[str, ...]
+) -> Sealed:
+    return Sealed(
+        path=path,
+        manifest_id=receipt.manifest_id,
+        target=receipt.target,
+        num_entries=len(receipt.programs),
+        unit_keys=tuple(receipt.units),
+        programs=programs,
+        assumed=assumed,
+    )
+
+
+def _units_of(program: Program | None) -> tuple[str, ...]:
+    return () if program is None else tuple(dict.fromkeys(call.unit for call in program.calls))
+
+
+def _unknown(_: str) -> None:
+    return None
+
+
+def _read(read: Callable[[Digest], bytes], text: str) -> Program | None:
+    """The program, or None where its object is gone or damaged: what is not there cannot be counted."""
+    digest = Digest.parse(text)
+    try:
+        return load_program(read(digest), digest)
+    except AotGaudiError:
+        return None
+
+
+def _read_receipt(path: Path) -> Receipt:
+    try:
+        return load_receipt(path.read_bytes())
+    except OSError as error:
+        raise ManifestError(
+            f"{path}: cannot be read: {error.strerror or error} (a receipt or a bundle)"
+        ) from error
+    except ManifestError as error:
+        raise ManifestError(f"{path}: {error}") from error

@@ -1,0 +1,143 @@
+"""Writing a bundle as an OCI image: one layer, alone or on top of a base image.
+
+Alone it is a data-only image: what Kubernetes mounts as an image volume, and what ``COPY --from`` takes. On a base image
+the base's configuration stays (entry point, environment, user, history), and its layers are copied as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aotgaudi.bundle.opening import Bundle
+from aotgaudi.digest import Digest, canonical_json
+from aotgaudi.errors import ManifestError, SpecError, TargetError
+from aotgaudi.oci.documents import (
+    IMAGE_CONFIG_TYPE,
+    IMAGE_MANIFEST_TYPE,
+    LAYER_TYPES,
+    REF_NAME,
+    descriptor,
+    dump_manifest,
+)
+from aotgaudi.oci.labels import BUNDLE_INDEX, BUNDLE_ROOT, MANIFEST_ID, architecture_of, bundle_labels
+from aotgaudi.oci.layer import Compression, Layer, write_layer
+from aotgaudi.oci.layout import Image, Layout, LayoutWriter, new_layout
+
+_EPOCH = "1970-01-01T00:00:00Z"
+_CREATED_BY = "aotgaudi build image"
+
+
+@dataclass(frozen=True)
+class Base:
+    """An image to build on: where it lies, its manifest, and its configuration as JSON."""
+
+    layout: Layout
+    image: Image
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class WrittenImage:
+    """What was written: the digests of the manifest and of the bundle's layer."""
+
+    manifest: Digest
+    layer: Layer
+
+
+def read_base(root: Path, tag: str | None, bundle: Bundle) -> Base:
+    """Reads the image to build on from a layout.
+
+    Raises StoreError and ManifestError for what is no layout or image, SpecError where the tag is not there or the
+    base holds a bundle already, TargetError where it is of another architecture than the bundle.
+    """
+    layout, architecture = Layout(root), architecture_of(bundle)
+    image = layout.find(tag, architecture)
+    config = _read_config(layout, image)
+    if config.get("architecture") != architecture:
+        raise TargetError(
+            f"base image {root} is for {config.get('architecture')!r:.50}, the bundle for {architecture!r}"
+        )
+    if MANIFEST_ID in (config["config"].get("Labels") or {}):
+        raise SpecError(str(root), "the base image holds a bundle already", "the image without one")
+    return Base(layout, image, config)
+
+
+def write_image(
+    bundle: Bundle, out: Path, *, tag: str, compression: Compression = "zstd", base: Base | None = None
+) -> WrittenImage:
+    """Writes `bundle` as an image `tag` of a layout at `out`, which then holds nothing else.
+
+    Raises CorruptError where the bundle, or the base, is damaged, and StoreError.
+    """
+    labels = bundle_labels(bundle)
+    with new_layout(out) as writer:
+        with writer.new_blob() as file:
+            layer = write_layer(bundle, file, compression)
+            writer.add(file, layer.blob)
+        config = writer.add_bytes(canonical_json(_config(base, architecture_of(bundle), labels, layer)))
+        layers = [*_copy_base(base, writer), _layer_row(layer, labels)]
+        manifest = dump_manifest(descriptor(IMAGE_CONFIG_TYPE, config), layers, labels)
+        digest = writer.add_bytes(manifest)
+        platform = {"architecture": architecture_of(bundle), "os": "linux"}
+        row = descriptor(IMAGE_MANIFEST_TYPE, digest, {**labels, REF_NAME: tag}, platform=platform)
+        writer.commit(row)
+    return WrittenImage(digest, layer)
+
+
+def _read_config(layout: Layout, image: Image) -> dict[str, Any]:
+    noun = f"image config {image.manifest.config.digest}"
+    try:
+        config = json.loads(layout.read(image.manifest.config.content))
+    except (ValueError, RecursionError) as error:
+        raise ManifestError(f"{noun} is not JSON: {error}") from error
+    match config:
+        case {"rootfs": {"type": "layers", "diff_ids": list(ids)}} if len(ids) == len(image.manifest.layers):
+            config["config"] = config.get("config") or {}
+        case _:
+            raise ManifestError(
+                f"{noun}: its rootfs does not list one diff_id for each layer of the manifest"
+            )
+    inner = config["config"]
+    if not isinstance(inner, dict) or not isinstance(inner.get("Labels") or {}, dict):
+        raise ManifestError(f"{noun}: its config, or the Labels in it, are no object")
+    if not isinstance(config.get("history") or [], list):
+        raise ManifestError(f"{noun}: its history is no list")
+    return dict(config)
+
+
+def _config(base: Base | None, architecture: str, labels: dict[str, str], layer: Layer) -> dict[str, Any]:
+    """The configuration: the base's with labels, a layer and a line of history more."""
+    if base is None:
+        config: dict[str, Any] = {
+            "architecture": architecture,
+            "os": "linux",
+            "created": _EPOCH,
+            "config": {},
+        }
+        config["rootfs"] = {"type": "layers", "diff_ids": []}
+    else:
+        config = copy.deepcopy(base.config)
+    config["config"]["Labels"] = {**(config["config"].get("Labels") or {}), **labels}
+    config["rootfs"]["diff_ids"].append(layer.diff_id)
+    step = {"created": _EPOCH, "created_by": _CREATED_BY, "comment": f"/{BUNDLE_ROOT}"}
+    config["history"] = [*(config.get("history") or []), step]
+    return config
+
+
+def _copy_base(base: Base | None, writer: LayoutWriter) -> list[dict[str, Any]]:
+    """Copies the base's layers; returns their descriptors."""
+    if base is None:
+        return []
+    rows = base.image.manifest.layers
+    for content in dict.fromkeys(row.content for row in rows):
+        writer.add_from(base.layout, content)
+    return [descriptor(row.media_type, row.content, row.annotations) for row in rows]
+
+
+def _layer_row(layer: Layer, labels: dict[str, str]) -> dict[str, Any]:
+    annotations = {name: labels[name] for name in (BUNDLE_INDEX, MANIFEST_ID)}
+    return descriptor(LAYER_TYPES[layer.compression], layer.blob, annotations)

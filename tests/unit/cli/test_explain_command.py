@@ -1,0 +1,409 @@
+"""``aotgaudi explain`` and ``build plan --what-if``: what they print, and what misuse gives."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from aotgaudi.backends.base import Target
+from aotgaudi.build.history import Cost
+from aotgaudi.build.nearest import Change
+from aotgaudi.bundle.receipt import loads as load_receipt
+from aotgaudi.cli.explanation import change_text, counted, time_text
+from aotgaudi.cli.main import cli
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.store.store import Store
+from tests.unit.build.explaining import built
+from tests.unit.build.seeding import FAKE, SPEC_TEXT, tiny_spec
+
+LABELS = (("layer a", "head b"), ("layer a", "sampler c"))
+UPGRADED = FAKE.model_copy(update={"toolchain": {"fake": "1", "torch": "2.14"}})
+
+
+class Place:
+    """A spec, a store in which all of it is built, and a bundle of that."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.spec, self.other = folder / "tiny.toml", folder / "other.toml"
+        self.spec.write_text(SPEC_TEXT, encoding="utf-8")
+        self.other.write_text(SPEC_TEXT.replace('"float32"', '"bfloat16"'), encoding="utf-8")
+        self.store, self.bundle = folder / "store", folder / "tiny.bundle"
+        self.manifest = Manifest.of(tiny_spec())
+        store = Store.open(self.store)
+        built(store, self.manifest.spec, self.manifest.entries, LABELS)
+        store.close()
+        run("build", "bundle", self.spec, "-o", self.bundle, "--store", self.store)
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [*map(str, arguments)])
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.chdir(tmp_path)
+    return Place(tmp_path)
+
+
+@pytest.fixture
+def upgraded(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """The same, on a machine with another torch."""
+
+    def probe(flags: dict[str, str] | None = None) -> Target:
+        return UPGRADED
+
+    monkeypatch.setattr("aotgaudi.backends.fake.probe.probe", probe)
+    return place
+
+
+def document_of(*arguments: object) -> dict[str, Any]:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    value: dict[str, Any] = json.loads(result.stdout)
+    return value
+
+
+def test_what_is_warm_says_so(place: Place) -> None:
+    result = run("explain", place.spec, "--store", place.store)
+
+    assert (result.exit_code, result.stdout) == (0, "5 entries, 4 programs: all warm\n")
+
+
+def test_an_upgrade_is_one_line_with_a_count_the_change_and_the_cost(upgraded: Place) -> None:
+    result = run("explain", upgraded.spec, "--store", upgraded.store)
+
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        "5 entries, 4 programs: 0 entries (0 programs) warm",
+        "",
+        "4 programs (5 entries), e.g. (prompt, 1, 16, 0): not built since these changed",
+        "    target.toolchain.torch: none -> 2.14",
+        "    3 units to compile again, which took 7.5 s",
+    ]
+
+
+def test_json_holds_the_same_whole(upgraded: Place) -> None:
+    document = document_of("explain", upgraded.spec, "--store", upgraded.store)
+
+    (reason,) = document["reasons"]
+    assert document["num_warm_entries"] == 0
+    assert reason["changes"] == [{"component": "target.toolchain.torch", "old": "none", "new": "2.14"}]
+    assert reason["invalidated"] == {
+        "num_units": 3,
+        "seconds": 7.5,
+        "num_units_without_time": 0,
+        "certain": True,
+    }
+    assert (reason["num_programs"], reason["num_entries"], len(reason["keys"])) == (4, 5, 4)
+
+
+@pytest.mark.parametrize("name", ["(prompt, 1, 16, 0)", "prompt 1 16 0", "PROMPT,1,16,0", "id", "prefix"])
+def test_one_entry_by_any_of_its_names_prints_its_components_and_units(place: Place, name: str) -> None:
+    entry = place.manifest.entries[0]
+    text = {"id": entry.id, "prefix": entry.id[:8]}.get(name, name)
+
+    lines = run("explain", place.spec, text, "--store", place.store).stdout.splitlines()
+
+    assert lines[0] == "1 entry, 1 program: all warm"
+    assert f"{entry}: warm" in lines
+    assert any(line.split() == ["entry.query_len", "16"] for line in lines)
+    assert any(line.split() == ["target.toolchain.torch", "none"] for line in lines)
+    assert any(line.endswith("layer a: compiled in 2.5 s") for line in lines)
+
+
+def test_one_entry_that_is_not_warm_gives_the_reason_and_its_components(upgraded: Place) -> None:
+    document = document_of("explain", upgraded.spec, "prompt 1 16 0", "--store", upgraded.store)
+
+    assert document["entry"]["state"] == "changed"
+    assert document["entry"]["components"]["target.toolchain.torch"] == "2.14"
+    assert document["reasons"][0]["changes"][0]["component"] == "target.toolchain.torch"
+
+
+def test_one_traced_entry_lists_units_that_are_not_compiled(place: Place) -> None:
+    store = Store.open(place.store)
+    for key in list(store.actions):
+        if (store.actions.get(key) or {}).get("label") == "layer a":
+            store.actions.discard(key)
+    store.close()
+
+    document = document_of("explain", place.spec, "prompt 1 16 0", "--store", place.store)
+
+    assert document["entry"]["state"] == "not compiled"
+    assert {unit["label"]: unit["warm"] for unit in document["entry"]["units"]} == {
+        "layer a": False,
+        "head b": True,
+    }
+
+
+def test_an_empty_store_never_built_anything(place: Place) -> None:
+    lines = run("explain", place.spec, "--store", place.folder / "empty").stdout.splitlines()
+
+    assert lines[2:] == ["4 programs (5 entries), e.g. (prompt, 1, 16, 0): never built, nor anything like it"]
+
+
+def test_a_new_entry_names_the_nearest_as_it_is_printed(place: Place) -> None:
+    spec = tiny_spec()
+    store = Store.open(place.folder / "other store")
+    built(store, spec, place.manifest.of_kind("prompt")[:1], LABELS)
+    store.close()
+
+    lines = run("explain", place.spec, "prompt 1 16 1", "--store", store.root).stdout.splitlines()
+
+    assert lines[2:5] == [
+        "1 program (1 entry), e.g. (prompt, 1, 16, 1): never built; the nearest is (prompt, 1, 16, 0)",
+        "    entry.num_ctx_blocks: 0 -> 1",
+        "    2 units at most; those of the nearest, counted for each, took 5.0 s",
+    ]
+
+
+def test_against_a_bundle_of_another_spec(place: Place) -> None:
+    lines = run("explain", place.other, "--against", place.bundle, "--store", place.store).stdout.splitlines()
+
+    assert lines[0] == f"{place.bundle}: 5 entries, 3 units, of manifest {place.manifest.id}"
+    assert lines[1] == "5 entries, 4 programs: 0 entries with the same key here"
+    assert "    model.model.dtype: float32 -> bfloat16" in lines
+    assert lines[-1].startswith("    3 units at most, ")
+    assert lines[-1].endswith("which took 7.5 s")
+
+
+def test_against_a_bundle_on_another_machine_without_a_store(upgraded: Place) -> None:
+    lines = run("explain", upgraded.spec, "--against", upgraded.bundle, "--store", "none").stdout.splitlines()
+
+    assert lines[0].endswith("of this manifest")
+    assert lines[-2:] == [
+        "    target.toolchain.torch: none -> 2.14",
+        "    3 units to compile again, how long they took is not on record",
+    ]
+    assert not (upgraded.folder / "none").exists()
+
+
+def test_against_what_is_the_same(place: Place) -> None:
+    result = run("explain", place.spec, "--against", place.bundle, "--store", place.store)
+
+    assert result.stdout.splitlines()[1:] == ["5 entries, 4 programs: all with the same key here"]
+
+
+def test_against_a_receipt_of_the_same_manifest(upgraded: Place) -> None:
+    receipt = upgraded.bundle / "receipt.json"
+
+    document = document_of("explain", upgraded.spec, "--against", receipt, "--store", upgraded.store)
+
+    assert document["assumed"] == []
+    assert document["reasons"][0]["changes"][0]["component"] == "target.toolchain.torch"
+    assert document["reasons"][0]["invalidated"]["num_units"] == 3
+
+
+def test_against_a_receipt_of_another_manifest_the_store_knows_what_it_was(place: Place) -> None:
+    receipt = place.bundle / "receipt.json"
+
+    document = document_of("explain", place.other, "--against", receipt, "--store", place.store)
+
+    assert document["assumed"] == []
+    assert [c["component"] for c in document["reasons"][0]["changes"]] == ["model.model.dtype"]
+
+
+def test_against_a_receipt_of_another_manifest_that_nobody_knows_says_what_is_assumed(place: Place) -> None:
+    receipt = place.bundle / "receipt.json"
+
+    lines = run("explain", place.other, "--against", receipt, "--store", "none").stdout.splitlines()
+
+    assert lines[1].startswith("note: it answers another manifest, and does not say which model")
+    assert lines[2].endswith("all with the same key here, as far as it says")
+
+
+def test_a_receipt_says_what_traced_it(place: Place) -> None:
+    receipt = load_receipt((place.bundle / "receipt.json").read_bytes())
+
+    assert set(receipt.builder) == {"graphs", "transformers"}
+
+
+def test_against_an_older_receipt_says_that_transformers_is_assumed(place: Place) -> None:
+    from aotgaudi.bundle.receipt import dumps
+
+    receipt = load_receipt((place.bundle / "receipt.json").read_bytes())
+    older = place.folder / "older.json"
+    older.write_bytes(dumps(receipt.model_copy(update={"builder": {"graphs": receipt.builder["graphs"]}})))
+
+    document = document_of("explain", place.spec, "--against", older, "--store", place.store)
+
+    assert document["assumed"] == [
+        f"it does not say its transformers: taken to be {receipt.builder['transformers']}"
+    ]
+    assert document["num_same_entries"] == 5
+
+
+def test_entries_that_are_not_in_a_receipt_are_new(place: Place) -> None:
+    longer = place.folder / "longer.toml"
+    longer.write_text(
+        SPEC_TEXT.replace("max_num_batched_tokens = 16", "max_num_batched_tokens = 32")
+        .replace("max_model_len = 16", "max_model_len = 32")
+        .replace("num_blocks = 1", "num_blocks = 2"),
+        encoding="utf-8",
+    )
+
+    document = document_of("explain", longer, "--against", place.bundle, "--store", place.store)
+
+    assert {reason["state"] for reason in document["reasons"]} == {"changed", "new"}
+    assert all(
+        "limits.num_blocks" in [c["component"] for c in reason["changes"]] for reason in document["reasons"]
+    )
+
+
+def test_what_if_says_what_it_would_cost(place: Place) -> None:
+    result = run("build", "plan", place.spec, "--store", place.store, "--what-if", "torch=2.14")
+
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        "what if:",
+        "    target.toolchain.torch: none -> 2.14",
+        "5 entries, 4 programs would be traced again",
+        "3 units would be compiled again, which took 7.5 s: the target is in the key of every unit",
+    ]
+
+
+def test_what_if_of_transformers_says_what_is_not_certain(place: Place) -> None:
+    arguments = ("build", "plan", place.spec, "--store", place.store, "--what-if", "transformers=6")
+
+    assert "3 units at most would be compiled again" in run(*arguments).stdout
+    assert document_of(*arguments)["units"]["certain"] is False
+
+
+def test_what_if_of_what_is_there_changes_nothing(place: Place) -> None:
+    result = run("build", "plan", place.spec, "--store", place.store, "--what-if", "torch=none")
+
+    assert result.stdout == "what if: that is what there is now; nothing changes\n"
+
+
+def test_what_if_of_an_empty_store(place: Place) -> None:
+    result = run("build", "plan", place.spec, "--store", "empty", "--what-if", "torch=2.14")
+
+    assert result.stdout.splitlines()[2:] == [
+        "nothing that is built now would be invalidated",
+        "4 programs not built now either (aotgaudi explain)",
+    ]
+
+
+def test_neither_writes_to_the_store(place: Place) -> None:
+    def files() -> dict[str, bytes]:
+        return {str(p): p.read_bytes() for p in place.store.rglob("*") if p.is_file()}
+
+    before = files()
+    run("explain", place.other, "--store", place.store)
+    run("explain", place.other, "--against", place.bundle, "--store", place.store)
+    run("build", "plan", place.spec, "--store", place.store, "--what-if", "torch=2.14")
+
+    assert files() == before
+
+
+MISUSES: dict[str, tuple[list[str], str]] = {
+    "no such manifest": (["explain", "none.json"], "none.json: there is no such file"),
+    "no such entry": (
+        ["explain", "tiny.toml", "zz"],
+        "no entry 'zz' (it has prompt, decode, sampler entries",
+    ),
+    "empty entry": (["explain", "tiny.toml", ""], "the manifest has no entry ''"),
+    "an entry of other sizes": (
+        ["explain", "tiny.toml", "prompt 3 16 0"],
+        "no entry 'prompt 3 16 0' (near: (prompt, 1, 16, 0)",
+    ),
+    "an id of none": (["explain", "tiny.toml", "0" * 32], "the manifest has no entry '000"),
+    "against nothing": (["explain", "tiny.toml", "--against", "none"], "none: cannot be read: No such file"),
+    "against a spec": (["explain", "tiny.toml", "--against", "tiny.toml"], "tiny.toml: receipt is not JSON"),
+    "against a manifest": (
+        ["explain", "tiny.toml", "--against", "tiny.bundle/manifest.json"],
+        "manifest.json: receipt has schema 'aotgaudi.manifest/2'",
+    ),
+    "against a folder": (["explain", "tiny.toml", "--against", "."], "no bundle at ."),
+    "against, and no store": (["explain", "tiny.toml", "--store", "tiny.bundle"], "is not a store"),
+    "what-if of nothing": (
+        ["build", "plan", "tiny.toml", "--what-if", "tourch=2"],
+        "'tourch' is in no key (known: ",
+    ),
+    "what-if without a value": (
+        ["build", "plan", "tiny.toml", "--what-if", "torch"],
+        "NAME=VALUE, e.g. torch=2.14",
+    ),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISUSES.values(), ids=MISUSES)
+def test_misuse_is_one_line_and_exit_2(place: Place, arguments: list[str], message: str) -> None:
+    store = () if "--store" in arguments else ("--store", place.store)
+
+    result = run(*arguments, *store)
+
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_a_damaged_bundle_is_refused(place: Place) -> None:
+    (place.bundle / "receipt.json").write_bytes(b"{}")
+
+    result = run("explain", place.spec, "--against", place.bundle, "--store", place.store)
+
+    assert result.exit_code == 4
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_bundle_that_lacks_objects_can_still_be_compared_with(place: Place) -> None:
+    shutil.rmtree(place.bundle / "objects")
+
+    document = document_of("explain", place.other, "--against", place.bundle, "--store", place.store)
+
+    assert [c["component"] for c in document["reasons"][0]["changes"]] == ["model.model.dtype"]
+    assert document["reasons"][0]["invalidated"]["num_units"] == 0
+
+
+def test_the_start_of_two_ids_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    from aotgaudi.cli.entry_argument import find_entry
+    from aotgaudi.errors import ManifestError
+    from aotgaudi.manifest.entries import PromptEntry
+
+    monkeypatch.setattr(PromptEntry, "id", property(lambda self: f"abcdef{self.query_len:026}"))
+    manifest = Manifest(tiny_spec(), (PromptEntry(1, 16, 0), PromptEntry(1, 32, 0)))
+
+    assert find_entry(manifest, f"abcdef{16:026}") == PromptEntry(1, 16, 0)
+    with pytest.raises(ManifestError, match="the start of 2 entries' ids: give more digits"):
+        find_entry(manifest, "ABCDEF")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (Change("a", None, "1"), "a: (absent) -> 1"),
+        (Change("a", "1", None), "a: 1 -> (absent)"),
+        (Change("a", "x" * 100, "1"), f"a: {'x' * 69}... -> 1"),
+        (Change("target.isa", "avx avx2 fma", "avx avx512f fma"), "target.isa: -avx2 +avx512f"),
+        (Change("a", "line\nline", "1"), "a: line line -> 1"),
+    ],
+)
+def test_changes_are_one_short_line(change: Change, text: str) -> None:
+    assert change_text(change) == text
+
+
+@pytest.mark.parametrize(
+    ("cost", "text"),
+    [
+        (Cost(2, 3.0, 0), "which took 3.0 s"),
+        (Cost(2, 3.0, 1), "which took 3.0 s (1 of them not on record)"),
+        (Cost(2, 0.0, 2), "how long they took is not on record"),
+    ],
+)
+def test_times_say_what_is_not_known(cost: Cost, text: str) -> None:
+    assert time_text(cost) == text
+
+
+def test_counts_have_plurals() -> None:
+    assert [counted(1, "entry"), counted(2, "entry"), counted(1200, "unit")] == [
+        "1 entry",
+        "2 entries",
+        "1,200 units",
+    ]

@@ -1,0 +1,390 @@
+"""Images that are written: valid, the same every time, on a base or alone; and bundles taken out of them again."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from aotgaudi.bundle.verify import open_bundle, verify_bundle
+from aotgaudi.digest import Digest, canonical_json, sha256_bytes
+from aotgaudi.errors import CorruptError, ManifestError, SpecError, StoreError, TargetError
+from aotgaudi.oci.artifact import BundleLayer
+from aotgaudi.oci.documents import (
+    IMAGE_CONFIG_TYPE,
+    IMAGE_INDEX_TYPE,
+    IMAGE_MANIFEST_TYPE,
+    LAYER_TYPES,
+    REF_NAME,
+)
+from aotgaudi.oci.image import read_base, write_image
+from aotgaudi.oci.image_transfer import LayoutImage, RegistryImage, find_image, pull_image, push_image
+from aotgaudi.oci.labels import BUNDLE_ROOT
+from aotgaudi.oci.layer import Compression
+from aotgaudi.oci.layout import Layout
+from aotgaudi.oci.registry_remote import RegistryRemote
+from aotgaudi.store.transfer import Conduct
+from tests.unit.bundle.conftest import MANIFEST_ID, Sealed
+from tests.unit.oci.archives import archive, file, honest
+from tests.unit.oci.fake_registry import FakeRegistry, cut_after, on, times
+from tests.unit.oci.test_registry import files
+
+
+def documents(layout: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Index, manifest and config of a layout with one image."""
+    index = json.loads((layout / "index.json").read_bytes())
+    (row,) = index["manifests"]
+    manifest = json.loads(blob(layout, row["digest"]))
+    return index, manifest, json.loads(blob(layout, manifest["config"]["digest"]))
+
+
+def blob(layout: Path, digest: str) -> bytes:
+    return (layout / "blobs" / digest.replace(":", "/")).read_bytes()
+
+
+def test_every_blob_has_the_digest_and_the_size_that_name_it(sealed: Sealed, tmp_path: Path) -> None:
+    write_image(sealed.open(), tmp_path / "image", tag="v1")
+
+    index, manifest, _ = documents(tmp_path / "image")
+    rows = [*index["manifests"], manifest["config"], *manifest["layers"]]
+    for row in rows:
+        data = blob(tmp_path / "image", row["digest"])
+        assert (f"sha256:{sha256_bytes(data)}", len(data)) == (row["digest"], row["size"])
+    assert len(list((tmp_path / "image" / "blobs" / "sha256").iterdir())) == len(rows)
+    assert json.loads((tmp_path / "image" / "oci-layout").read_bytes()) == {"imageLayoutVersion": "1.0.0"}
+    assert {path.name for path in (tmp_path / "image").iterdir()} == {"blobs", "index.json", "oci-layout"}
+
+
+def test_the_image_says_what_is_in_it(sealed: Sealed, tmp_path: Path) -> None:
+    write_image(sealed.open(), tmp_path / "image", tag="v1")
+
+    index, manifest, config = documents(tmp_path / "image")
+    labels = config["config"]["Labels"]
+    assert labels["io.github.aotgaudi.manifest-id"] == MANIFEST_ID
+    assert labels["io.github.aotgaudi.bundle-index"] == f"sha256:{sha256_bytes(sealed.open().index_bytes)}"
+    assert labels["io.github.aotgaudi.target"] == "fake none avx2"
+    assert labels["io.github.aotgaudi.entries"] == "3"
+    assert labels["io.github.aotgaudi.objects"] == "5"
+    assert manifest["annotations"] == labels
+    assert index["manifests"][0]["annotations"] == {**labels, REF_NAME: "v1"}
+    assert (config["architecture"], config["os"], config["rootfs"]["type"]) == ("amd64", "linux", "layers")
+
+
+@pytest.mark.parametrize("compression", ["zstd", "gzip"])
+def test_the_layer_is_a_plain_reproducible_archive(
+    sealed: Sealed, tmp_path: Path, compression: Compression
+) -> None:
+    written = write_image(sealed.open(), tmp_path / "image", tag="v1", compression=compression)
+
+    _, manifest, config = documents(tmp_path / "image")
+    (layer,) = manifest["layers"]
+    packed = blob(tmp_path / "image", layer["digest"])
+    data = gzip.decompress(packed) if compression == "gzip" else _unzstd(packed)
+    assert layer["mediaType"] == LAYER_TYPES[compression]
+    assert config["rootfs"]["diff_ids"] == [f"sha256:{sha256_bytes(data)}"] == [written.layer.diff_id]
+    with tarfile.open(fileobj=io.BytesIO(data)) as read:
+        members = read.getmembers()
+    names = [member.name for member in members]
+    assert names == sorted(names)
+    assert {(m.mtime, m.uid, m.gid, m.uname, m.gname) for m in members} == {(0, 0, 0, "", "")}
+    assert {m.mode for m in members if m.isdir()} == {0o755}
+    assert {m.mode for m in members if m.isreg() and "/objects/" in m.name} == {0o444}
+    assert {m.mode for m in members if m.isreg() and "/objects/" not in m.name} == {0o644}
+    assert {m.name for m in members if m.isreg()} == {f"{BUNDLE_ROOT}/{name}" for name in files(sealed.path)}
+
+
+def _unzstd(data: bytes) -> bytes:
+    return zstandard.ZstdDecompressor().decompressobj().decompress(data)
+
+
+def test_the_archive_is_byte_for_byte_what_tar_writes(sealed: Sealed, tmp_path: Path) -> None:
+    written = write_image(sealed.open(), tmp_path / "image", tag="v1")
+
+    members = honest(sealed)
+    for member, _ in members:
+        if "/objects/" in member.name and member.isreg():
+            member.mode = 0o444
+    assert written.layer.diff_id == f"sha256:{sha256_bytes(archive(members))}"
+
+
+@pytest.mark.parametrize("compression", ["zstd", "gzip"])
+def test_the_same_bundle_gives_the_same_image_elsewhere_and_later(
+    sealed: Sealed, tmp_path: Path, compression: Compression
+) -> None:
+    first = write_image(sealed.open(), tmp_path / "image", tag="v1", compression=compression)
+    before = os.umask(0o077)
+    try:
+        sealed.pack(tmp_path / "other" / "bundle")
+        for path in (tmp_path / "other" / "bundle").rglob("*"):
+            os.utime(path, (time.time() - 9999, 1))
+        again = write_image(
+            open_bundle(tmp_path / "other" / "bundle"),
+            tmp_path / "image 2",
+            tag="v1",
+            compression=compression,
+        )
+    finally:
+        os.umask(before)
+
+    assert again == first
+    assert files(tmp_path / "image") == files(tmp_path / "image 2")
+    assert (tmp_path / "image 2").stat().st_mode & 0o777 == 0o755
+
+
+def test_what_lies_beside_the_bundle_stays_out(sealed: Sealed, tmp_path: Path) -> None:
+    first = write_image(sealed.open(), tmp_path / "image", tag="v1")
+    (sealed.path / "secret.env").write_text("PASSWORD=x")
+
+    assert write_image(sealed.open(), tmp_path / "other", tag="v1") == first
+
+
+def test_a_damaged_bundle_gives_no_image(sealed: Sealed, tmp_path: Path) -> None:
+    sealed.object("layer.so").write_bytes(b"x" * sealed.digests["layer.so"].size_bytes)
+
+    with pytest.raises(CorruptError, match="mend it with"):
+        write_image(sealed.open(), tmp_path / "image", tag="v1")
+    assert {path.name for path in tmp_path.iterdir()} == {"bundle", "store"}
+
+
+def test_an_image_of_a_bundle_is_replaced_and_nothing_else(sealed: Sealed, tmp_path: Path) -> None:
+    write_image(sealed.open(), tmp_path / "image", tag="v1")
+    write_image(sealed.open(), tmp_path / "image", tag="v2", compression="gzip")
+    assert documents(tmp_path / "image")[0]["manifests"][0]["annotations"][REF_NAME] == "v2"
+
+    base_layout(tmp_path / "base")
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "image")
+    for name, reason in {
+        "base": "a layout with other images",
+        "bundle": "neither empty nor an image layout",
+        "file": "not a directory",
+        "link": "not a directory",
+    }.items():
+        with pytest.raises(StoreError, match=reason):
+            write_image(sealed.open(), tmp_path / name, tag="v1")
+
+
+# On a base
+
+
+def base_layout(root: Path, tags: tuple[str, ...] = ("base",), **changes: Any) -> dict[str, Any]:
+    """Writes a layout with an image of one layer; returns its config."""
+    layer = gzip.compress(b"any archive", mtime=0)
+    config: dict[str, Any] = {
+        "architecture": "amd64",
+        "os": "linux",
+        "created": "2020-01-01T00:00:00Z",
+        "config": {"Env": ["PATH=/bin"], "Entrypoint": ["/run"], "User": "1000", "Labels": {"a": "b"}},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{sha256_bytes(b'any archive')}"]},
+        "history": [{"created_by": "base"}],
+        "x-unknown": {"kept": True},
+        **changes,
+    }
+    config_row = put(root, canonical_json(config), IMAGE_CONFIG_TYPE)
+    layer_row = put(root, layer, LAYER_TYPES["gzip"])
+    manifest = {"schemaVersion": 2, "config": config_row, "layers": [layer_row]}
+    row = put(root, canonical_json(manifest), IMAGE_MANIFEST_TYPE)
+    write_index(root, [{**row, "annotations": {REF_NAME: tag}} for tag in tags])
+    return config
+
+
+def write_index(root: Path, rows: list[dict[str, Any]]) -> None:
+    (root / "oci-layout").write_bytes(canonical_json({"imageLayoutVersion": "1.0.0"}))
+    (root / "index.json").write_bytes(canonical_json({"schemaVersion": 2, "manifests": rows}))
+
+
+def put(root: Path, data: bytes, media_type: str) -> dict[str, Any]:
+    digest = sha256_bytes(data)
+    path = root / "blobs" / "sha256" / digest
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}
+
+
+def test_a_base_keeps_what_it_is_and_gets_a_layer(sealed: Sealed, tmp_path: Path) -> None:
+    base_config = base_layout(tmp_path / "base")
+
+    base = read_base(tmp_path / "base", "base", sealed.open())
+    written = write_image(sealed.open(), tmp_path / "image", tag="v1", base=base)
+
+    _, manifest, config = documents(tmp_path / "image")
+    assert [row["digest"] for row in manifest["layers"]][1:] == [f"sha256:{written.layer.blob.sha256}"]
+    assert blob(tmp_path / "image", manifest["layers"][0]["digest"]) == gzip.compress(b"any archive", mtime=0)
+    assert config["rootfs"]["diff_ids"] == [*base_config["rootfs"]["diff_ids"], written.layer.diff_id]
+    assert [step["created_by"] for step in config["history"]] == ["base", "aotgaudi build image"]
+    labels = config["config"].pop("Labels")
+    assert labels["a"] == "b"
+    assert labels["io.github.aotgaudi.manifest-id"] == MANIFEST_ID
+    base_config["config"].pop("Labels")
+    for name in ("architecture", "os", "created", "config", "x-unknown"):
+        assert config[name] == base_config[name]
+
+
+def test_a_base_is_found_by_its_tag(sealed: Sealed, tmp_path: Path) -> None:
+    base_layout(tmp_path / "base", ("one", "two"))
+    assert read_base(tmp_path / "base", "two", sealed.open()).config["os"] == "linux"
+    assert read_base(tmp_path / "base", None, sealed.open()).config["os"] == "linux"  # Both are one image.
+
+    with pytest.raises(SpecError, match=r"has no image 'three' \(tags: one, two\)"):
+        read_base(tmp_path / "base", "three", sealed.open())
+
+
+def test_of_several_images_one_is_named(sealed: Sealed, tmp_path: Path) -> None:
+    base_layout(tmp_path / "base", ("one",))
+    first = json.loads((tmp_path / "base" / "index.json").read_bytes())["manifests"]
+    base_layout(tmp_path / "base", ("two",), created="2021-01-01T00:00:00Z")
+    second = json.loads((tmp_path / "base" / "index.json").read_bytes())["manifests"]
+    write_index(tmp_path / "base", first + second)
+
+    with pytest.raises(SpecError, match="has several images"):
+        read_base(tmp_path / "base", None, sealed.open())
+    assert read_base(tmp_path / "base", "two", sealed.open()).config["created"] == "2021-01-01T00:00:00Z"
+
+
+def test_of_an_image_for_several_platforms_ours_is_taken(sealed: Sealed, tmp_path: Path) -> None:
+    base_layout(tmp_path / "base")
+    (row,) = json.loads((tmp_path / "base" / "index.json").read_bytes())["manifests"]
+    platforms = [
+        {**row, "digest": f"sha256:{'0' * 64}", "platform": {"architecture": "arm64", "os": "linux"}},
+        {**row, "platform": {"architecture": "amd64", "os": "linux"}},
+    ]
+    many = put(
+        tmp_path / "base", canonical_json({"schemaVersion": 2, "manifests": platforms}), IMAGE_INDEX_TYPE
+    )
+    write_index(tmp_path / "base", [many])
+    assert read_base(tmp_path / "base", None, sealed.open()).config["architecture"] == "amd64"
+
+    none = put(
+        tmp_path / "base", canonical_json({"schemaVersion": 2, "manifests": platforms[:1]}), IMAGE_INDEX_TYPE
+    )
+    write_index(tmp_path / "base", [none])
+    with pytest.raises(SpecError, match="has no image for linux/amd64"):
+        read_base(tmp_path / "base", None, sealed.open())
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "reason"),
+    [
+        ({"architecture": "arm64"}, TargetError, "is for 'arm64', the bundle for 'amd64'"),
+        ({"rootfs": {"type": "layers", "diff_ids": []}}, ManifestError, "one diff_id for each layer"),
+        ({"rootfs": None}, ManifestError, "one diff_id for each layer"),
+        ({"config": []}, ManifestError, None),
+        ({"config": {"Labels": [1]}}, ManifestError, "no object"),
+        ({"history": {"a": 1}}, ManifestError, "history is no list"),
+        (
+            {"config": {"Labels": {"io.github.aotgaudi.manifest-id": "x"}}},
+            SpecError,
+            "holds a bundle already",
+        ),
+    ],
+)
+def test_a_base_that_cannot_be_built_on_is_refused(
+    sealed: Sealed, tmp_path: Path, changes: dict[str, Any], error: type[Exception], reason: str | None
+) -> None:
+    base_layout(tmp_path / "base", **changes)
+
+    if reason is None:  # An empty list is as good as no config.
+        read_base(tmp_path / "base", None, sealed.open())
+        return
+    with pytest.raises(error, match=reason):
+        read_base(tmp_path / "base", None, sealed.open())
+
+
+def test_a_damaged_base_is_refused(sealed: Sealed, tmp_path: Path) -> None:
+    base_layout(tmp_path / "base")
+    base = read_base(tmp_path / "base", None, sealed.open())
+    for path in (tmp_path / "base" / "blobs" / "sha256").iterdir():
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+    with pytest.raises(CorruptError):
+        write_image(sealed.open(), tmp_path / "image", tag="v1", base=base)
+    with pytest.raises(CorruptError):
+        read_base(tmp_path / "base", None, sealed.open())
+
+
+@pytest.mark.parametrize("name", ["oci-layout", "index.json"])
+@pytest.mark.parametrize("data", [None, b"", b"[]", b"{}", b"[" * 10_000, b'{"imageLayoutVersion":"2.0.0"}'])
+def test_what_is_no_layout_is_refused(tmp_path: Path, name: str, data: bytes | None) -> None:
+    base_layout(tmp_path / "base")
+    (tmp_path / "base" / name).unlink()
+    if data is not None:
+        (tmp_path / "base" / name).write_bytes(data)
+
+    with pytest.raises((StoreError, ManifestError)):
+        Layout(tmp_path / "base").find(None)
+
+
+# And back
+
+
+@pytest.mark.parametrize("compression", ["zstd", "gzip"])
+def test_a_bundle_comes_back_out_of_a_layout(
+    sealed: Sealed, tmp_path: Path, compression: Compression
+) -> None:
+    base_layout(tmp_path / "base")
+    base = read_base(tmp_path / "base", None, sealed.open())
+    write_image(sealed.open(), tmp_path / "image", tag="v1", compression=compression, base=base)
+
+    pulled = pull_image(LayoutImage(tmp_path / "image", "v1"), tmp_path / "out")
+
+    assert files(pulled.path) == files(sealed.path)
+    assert verify_bundle(pulled, sealed.labels).is_intact
+    assert {path.name for path in tmp_path.iterdir()} == {"bundle", "store", "base", "image", "out"}
+
+
+def test_a_bundle_comes_back_out_of_a_registry_s_image(
+    sealed: Sealed, tmp_path: Path, remote: RegistryRemote, registry: FakeRegistry, conduct: Conduct
+) -> None:
+    written = write_image(sealed.open(), tmp_path / "image", tag="v1")
+    reference, num_bytes = push_image(Layout(tmp_path / "image"), written, remote.registry, "v1", conduct)
+    again = push_image(Layout(tmp_path / "image"), written, remote.registry, "v1", conduct)
+    registry.faults.append(times(1, on("GET", "/blobs/", cut_after(100))))
+
+    image = find_image(remote, "v1", conduct)
+    assert image is not None
+    pulled = pull_image(image, tmp_path / "out")
+
+    assert files(pulled.path) == files(sealed.path)
+    assert reference.endswith(f"@sha256:{written.manifest.sha256}")
+    assert num_bytes > written.layer.blob.size_bytes
+    assert again == (reference, 0)
+    assert find_image(remote, "other", conduct) is None
+
+
+def test_an_image_without_a_bundle_is_named(sealed: Sealed, tmp_path: Path) -> None:
+    base_layout(tmp_path / "base")
+
+    with pytest.raises(SpecError, match="is no image of a bundle"):
+        LayoutImage(tmp_path / "base", None)
+
+
+def test_a_layer_of_another_bundle_than_the_image_says_is_refused(sealed: Sealed, tmp_path: Path) -> None:
+    write_image(sealed.open(), tmp_path / "image", tag="v1")
+    image = LayoutImage(tmp_path / "image", None)
+    image.layer = type(image.layer)(image.layer.blob, image.layer.media_type, "0" * 64)
+
+    with pytest.raises(CorruptError, match="another than the image says"):
+        pull_image(image, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_hostile_layer_leaves_nothing_behind(
+    sealed: Sealed, tmp_path: Path, remote: RegistryRemote, registry: FakeRegistry, conduct: Conduct
+) -> None:
+    data = gzip.compress(archive([*honest(sealed), file("../../evil", b"x")]))
+    registry.add_blob(data)
+    layer = BundleLayer(Digest.of(data), LAYER_TYPES["gzip"], sha256_bytes(sealed.open().index_bytes))
+
+    with pytest.raises(CorruptError, match="leads out of the directory"):
+        pull_image(RegistryImage(remote, layer, conduct), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert {path.name for path in (tmp_path / ".out.pull").iterdir()} == {".partial"}

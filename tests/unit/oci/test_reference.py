@@ -1,0 +1,152 @@
+"""References and locations: what reads as what, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aotgaudi.errors import RemoteError, SpecError
+from aotgaudi.oci.client import Credentials
+from aotgaudi.oci.locations import LayoutPlace, NamedRemote, open_location, parse_layout
+from aotgaudi.oci.reference import Reference, parse_reference
+from aotgaudi.oci.registry_remote import RegistryRemote
+from aotgaudi.store.directory_remote import DirectoryRemote
+from aotgaudi.store.object_store_remote import ObjectStoreRemote
+
+HEX = "a" * 64
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ghcr.io/team/model", Reference("ghcr.io", "team/model")),
+        ("localhost/x:v1", Reference("localhost", "x", "v1")),
+        ("localhost:5000/a/b/c:v1.2-rc_3", Reference("localhost:5000", "a/b/c", "v1.2-rc_3")),
+        (f"r.example/x@sha256:{HEX}", Reference("r.example", "x", None, f"sha256:{HEX}")),
+        (f"r.example/x:v1@sha256:{HEX}", Reference("r.example", "x", "v1", f"sha256:{HEX}")),
+        ("[::1]:5000/x", Reference("[::1]:5000", "x")),
+    ],
+)
+def test_a_reference_reads(text: str, expected: Reference) -> None:
+    assert parse_reference(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "model",
+        "team/model",
+        "ghcr.io",
+        "ghcr.io/",
+        "ghcr.io/Team/model",
+        "ghcr.io/team//model",
+        "ghcr.io/team/model:",
+        "ghcr.io/team/model:-x",
+        f"ghcr.io/team/model:{'x' * 129}",
+        "ghcr.io/team/model@sha256:abc",
+        f"ghcr.io/team/model@sha512:{HEX}",
+        "user:pass@ghcr.io/team/model",
+        f"ghcr.io/{'a/' * 128}a",
+        "ghcr.io/team/model\n",
+    ],
+)
+def test_what_is_no_reference_is_refused(text: str) -> None:
+    with pytest.raises(SpecError, match="is no reference"):
+        parse_reference(text)
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_a_reference_or_refused(text: str) -> None:
+    try:
+        reference = parse_reference(text)
+    except SpecError:
+        return
+    assert text.startswith(reference.label)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_loopback"),
+    [
+        ("localhost:5000", True),
+        ("127.0.0.1", True),
+        ("127.9.9.9:5000", True),
+        ("[::1]:5000", True),
+        ("a.localhost", True),
+        ("10.0.0.1:5000", False),
+        ("localhost.example", False),
+        ("127.0.0.1.example:80", False),
+    ],
+)
+def test_loopback_is_this_machine(host: str, is_loopback: bool) -> None:
+    assert Reference(host, "x").is_loopback is is_loopback
+
+
+def open_(text: str, **options: bool) -> NamedRemote | LayoutPlace:
+    return open_location(text, Credentials(), **options)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "name"),
+    [
+        ("ghcr.io/team/model:v1", RegistryRemote, "v1"),
+        ("oci://ghcr.io/team/model", RegistryRemote, None),
+        ("./cache", DirectoryRemote, None),
+        ("../cache", DirectoryRemote, None),
+        ("/srv/cache", DirectoryRemote, None),
+        ("~/cache", DirectoryRemote, None),
+        (".", DirectoryRemote, None),
+        ("file:///srv/a%20cache", DirectoryRemote, None),
+        ("memory://cache", ObjectStoreRemote, None),
+    ],
+)
+def test_a_location_is_a_remote(text: str, kind: type, name: str | None) -> None:
+    found = open_(text)
+
+    assert isinstance(found, NamedRemote)
+    assert isinstance(found.remote, kind)
+    assert found.name == name
+
+
+def test_a_file_url_is_decoded() -> None:
+    found = open_("file:///srv/a%20cache")
+
+    assert isinstance(found, NamedRemote)
+    assert found.remote.label == "/srv/a cache"
+
+
+def test_a_layout_is_named_as_skopeo_does(tmp_path: Path) -> None:
+    (tmp_path / "a:b").mkdir()
+
+    assert open_("oci:image:v1") == LayoutPlace(Path("image"), "v1")
+    assert open_("oci:/some/image") == LayoutPlace(Path("/some/image"), None)
+    assert parse_layout("dir:x/image") == LayoutPlace(Path("dir:x/image"), None)
+    assert parse_layout(str(tmp_path / "a:b")) == LayoutPlace(tmp_path / "a:b", None)
+
+
+@pytest.mark.parametrize(
+    "text", ["cache", "team/cache", "", "oci://team/cache", "Ghcr.io/Team/x", "file://host/x"]
+)
+def test_what_is_no_location_is_refused(text: str) -> None:
+    with pytest.raises(SpecError):
+        open_(text)
+
+
+def test_a_word_is_taken_for_a_directory_s_name() -> None:
+    with pytest.raises(SpecError, match=r"a directory is \./cache"):
+        open_("cache")
+
+
+@pytest.mark.parametrize("text", ["http://me:secret@cache.example/x", "file://me:secret@host/x"])
+def test_a_password_in_a_location_is_not_repeated(text: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        open_(text)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_protocol_that_nobody_speaks_is_refused() -> None:
+    with pytest.raises(RemoteError, match="Protocol not known"):
+        open_("nosuch://bucket/x")
