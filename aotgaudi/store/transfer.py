@@ -7,8 +7,8 @@ the others. Each of them is warned about once, and is no failure as long as anot
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -50,21 +50,41 @@ class Conduct:
 def in_threads(
     action: Callable[[Item], T], items: Iterable[Item], num_threads: int, stop: threading.Event | None = None
 ) -> list[T]:
-    """Runs `action` on each item, in threads; returns the results in order.
+    """Runs `action` on each item, in threads; returns the results in order. Raises the first error.
 
-    After the first error, or Ctrl-C, nothing is begun any more, `stop` is set, and what is under way is waited for.
+    After an error nothing is begun any more, `stop` is set, and what is under way is waited for. Ctrl-C does not wait:
+    the threads may hang in a connection, and nothing is lost by leaving them (they are daemons).
     """
-    pool = ThreadPoolExecutor(num_threads)
+    stop = stop or threading.Event()
+    rows = list(items)
+    waiting = deque(range(len(rows)))
+    results: dict[int, T] = {}
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        while not errors and not stop.is_set():
+            try:
+                number = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                results[number] = action(rows[number])
+            except BaseException as error:
+                errors.append(error)
+                stop.set()
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(num_threads, len(rows)))]
     try:
-        futures: list[Future[T]] = [pool.submit(action, item) for item in items]
-        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        for future in done:
-            future.result()
-        return [future.result() for future in futures]
-    finally:
-        if stop is not None:
-            stop.set()
-        pool.shutdown(wait=True, cancel_futures=True)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        stop.set()
+        raise
+    if errors:
+        raise errors[0]
+    return [results[number] for number in range(len(rows))]
 
 
 class Sources:
@@ -121,16 +141,9 @@ class Sources:
         if not self.usable:
             raise next(iter(self._unusable.values()))
 
-    def stop(self) -> None:
-        """Lets every transfer that is under way end at its next chunk."""
-        self._stop.set()
-
     def each(self, action: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
-        """Runs `action`, which receives, on each item in threads; see `in_threads`."""
-        try:
-            return in_threads(action, items, self.conduct.num_threads, self._stop)
-        finally:
-            self._stop.clear()
+        """Runs `action`, which receives, on each item in threads; see `in_threads`. After an error, never again."""
+        return in_threads(action, items, self.conduct.num_threads, self._stop)
 
     def _advance(self, num_bytes: int) -> None:
         self._check(num_bytes)

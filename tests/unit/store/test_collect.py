@@ -219,10 +219,10 @@ def test_references_are_found_wherever_they_are() -> None:
 def test_a_sweep_takes_what_has_no_writer_and_leaves_what_has(store: Store) -> None:
     tmp = store.root / "tmp"
     (tmp / "put-1-dead").write_bytes(b"dead")
-    (tmp / "unit-old").mkdir()
-    (tmp / "unit-old" / "half").write_bytes(b"half")
-    (tmp / "unit-young").mkdir()
-    os.utime(tmp / "unit-old", (0, 0))
+    (tmp / "check-old").mkdir()
+    (tmp / "check-old" / "half").write_bytes(b"half")
+    (tmp / "check-young").mkdir()
+    os.utime(tmp / "check-old", (0, 0))
     from aotgaudi.store.writing import temporary_file
 
     with temporary_file(tmp) as live:
@@ -230,7 +230,7 @@ def test_a_sweep_takes_what_has_no_writer_and_leaves_what_has(store: Store) -> N
         assert live.path.exists()
 
     assert (report.num_removed, report.num_in_use) == (2, 2)
-    assert [path.name for path in tmp.iterdir()] == ["unit-young"]
+    assert [path.name for path in tmp.iterdir()] == ["check-young"]
 
 
 def test_a_sweep_without_locks_goes_by_the_age_that_the_file_system_gives(

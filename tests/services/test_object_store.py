@@ -1,0 +1,109 @@
+"""S3, as moto's server in this process speaks it, through fsspec and s3fs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aotgaudi.digest import Digest
+from aotgaudi.store.object_store_remote import ObjectStoreRemote
+from tests.services.conftest import aotgaudi, files, run
+from tests.unit.build.test_share import built
+from tests.unit.bundle.conftest import Sealed
+
+__all__ = ["built"]
+
+SECRET = "s3cret-key"
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of an empty bucket, which the environment says how to reach."""
+    boto3 = pytest.importorskip("boto3")
+    server_module = pytest.importorskip("moto.server")
+    pytest.importorskip("s3fs")
+    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "NO_PROXY": "127.0.0.1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    boto3.client("s3").create_bucket(Bucket="cache")
+    try:
+        yield "s3://cache/team"
+    finally:
+        server.stop()
+
+
+def test_a_bundle_goes_to_s3_and_comes_back(sealed: Sealed, bucket: str, tmp_path: Path) -> None:
+    aotgaudi("cache", "push", bucket, sealed.path)
+    again = aotgaudi("cache", "push", bucket, sealed.path)
+    aotgaudi("cache", "pull", bucket, "-o", tmp_path / "out")
+
+    assert "0 objects uploaded" in again.stdout
+    assert files(tmp_path / "out") == files(sealed.path)
+
+
+def test_a_store_is_shared_through_s3(built: object, bucket: str, tmp_path: Path) -> None:
+    spec = tmp_path / "tiny.toml"
+    aotgaudi("cache", "push", bucket, spec, "--store", tmp_path / "built")
+    aotgaudi("cache", "pull", bucket, spec, "--store", tmp_path / "new")
+    aotgaudi("build", "bundle", spec, "-o", tmp_path / "a", "--store", tmp_path / "built")
+    aotgaudi("build", "bundle", spec, "-o", tmp_path / "b", "--store", tmp_path / "new")
+
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+
+
+def test_a_large_object_comes_in_parts_from_any_byte_on(bucket: str, tmp_path: Path) -> None:
+    data = bytes(range(256)) * 80_000  # 20 MB: s3fs uploads and we download in parts.
+    (tmp_path / "file").write_bytes(data)
+    remote, digest = ObjectStoreRemote(bucket), Digest.of(data)
+
+    remote.put(digest, tmp_path / "file")
+
+    for offset in (0, 1, 9 << 20):
+        with remote.read(digest, offset) as download:
+            assert b"".join(download.chunks) == data[offset:]
+
+
+def test_layout_in_the_bucket(sealed: Sealed, bucket: str) -> None:
+    import boto3
+
+    aotgaudi("cache", "push", bucket, sealed.path, "--name", "v1")
+
+    listed = [row["Key"] for row in boto3.client("s3").list_objects_v2(Bucket="cache")["Contents"]]
+    digest = sealed.digests["layer.so"].sha256
+    assert "team/bundles/v1" in listed
+    assert f"team/objects/sha256/{digest[:2]}/{digest}" in listed
+
+
+def test_rot_in_the_bucket_is_found(sealed: Sealed, bucket: str, tmp_path: Path) -> None:
+    import boto3
+
+    aotgaudi("cache", "push", bucket, sealed.path)
+    digest = sealed.digests["layer.so"]
+    key = f"team/objects/sha256/{digest.sha256[:2]}/{digest.sha256}"
+    boto3.client("s3").put_object(Bucket="cache", Key=key, Body=b"x" * digest.size_bytes)
+
+    assert run("cache", "pull", bucket, "-o", tmp_path / "out").exit_code == 4
+    aotgaudi("cache", "push", bucket, sealed.path, "--force")
+    aotgaudi("cache", "pull", bucket, "-o", tmp_path / "out")
+
+
+@pytest.mark.parametrize("url", ["s3://nothing/team"])
+def test_a_bucket_that_is_not_there_is_said_in_one_line(
+    sealed: Sealed, bucket: str, url: str, tmp_path: Path
+) -> None:
+    pushed, pulled = run("cache", "push", url, sealed.path), run("cache", "pull", url, "-o", tmp_path / "out")
+
+    assert (pushed.exit_code, pulled.exit_code) == (2, 2)
+    assert pushed.stderr.startswith(f"error: {url}")
+    assert len(pushed.stderr.splitlines()) == len(pulled.stderr.splitlines()) == 1
+    assert SECRET not in pushed.output + pulled.output

@@ -1,0 +1,255 @@
+"""``aotgaudi build image``, ``cache push`` and ``cache pull``: what they print, and what misuse gives."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from aotgaudi.bundle.verify import open_bundle
+from aotgaudi.cli.main import cli
+from aotgaudi.cli.remote_options import read_credentials
+from aotgaudi.cli.transfer_progress import transfer_display
+from tests.unit.bundle.conftest import Sealed, sealed
+from tests.unit.oci.fake_registry import FakeRegistry, fake_registry, on, status
+
+__all__ = ["sealed"]
+
+
+@pytest.fixture
+def registry() -> Iterator[FakeRegistry]:
+    with fake_registry() as registry:
+        yield registry
+
+
+@pytest.fixture(autouse=True)
+def _there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AOTGAUDI_STORE", str(tmp_path / "some store"))
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, list(map(str, arguments)))
+
+
+def done(*arguments: object) -> Result:
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_an_image_is_written_and_described(sealed: Sealed) -> None:
+    result = done("build", "image", "bundle", "-o", "image", "--tag", "v1")
+
+    manifest = json.loads(Path("image/index.json").read_bytes())["manifests"][0]["digest"]
+    assert result.stdout.startswith(f"image: image:v1 {manifest} (layer of ")
+    assert result.stdout.endswith("bundle at /opt/aotgaudi/bundle)\n")
+
+
+def test_an_image_is_described_as_json_and_is_always_the_same(sealed: Sealed) -> None:
+    documents = [
+        json.loads(done("build", "image", "bundle", "-o", name, "--compression", "gzip", "--json").stdout)
+        for name in ("a", "b")
+    ]
+
+    assert {document.pop("layout") for document in documents} == {"a", "b"}
+    assert documents[0] == documents[1]
+    assert documents[0]["tag"] == "latest"
+    assert set(documents[0]) == {"tag", "manifest", "layer", "layer_bytes", "diff_id", "path"}
+
+
+def test_an_image_goes_to_a_registry_and_comes_back_a_bundle(sealed: Sealed, registry: FakeRegistry) -> None:
+    pushed = done("build", "image", "bundle", "-o", "image", "--push", f"{registry.host}/team/model:v1")
+    reference = pushed.stdout.splitlines()[1].removeprefix("pushed: ")
+    done("cache", "pull", f"{registry.host}/team/model:v1", "-o", "by-tag")
+    done("cache", "pull", reference, "-o", "by-digest")
+    done("cache", "pull", "oci:image:v1", "-o", "by-layout")
+    done("cache", "pull", "oci:image", "-o", "by-layout")
+
+    for name in ("by-tag", "by-digest", "by-layout"):
+        assert open_bundle(Path(name)).index == sealed.open().index
+    assert "team/model@sha256:" in reference
+    assert "v1" in registry.manifests
+
+
+@pytest.mark.parametrize("kind", ["registry", "directory", "url"])
+def test_a_bundle_goes_and_comes_back(
+    sealed: Sealed, registry: FakeRegistry, kind: str, tmp_path: Path
+) -> None:
+    where = {
+        "registry": f"{registry.host}/team/cache",
+        "directory": "./cache",
+        "url": f"file://{tmp_path}/cache",
+    }[kind]
+
+    first = done("cache", "push", where, "bundle", "--name", "v2")
+    second = json.loads(done("cache", "push", where, "bundle", "--name", "v2", "--json").stdout)
+    pulled = done("cache", "pull", where, "-o", "out", "--name", "v2")
+
+    assert "(8 objects, 8 objects uploaded" in first.stdout
+    assert (second["num_objects"], second["num_uploaded"], second["name"]) == (8, 0, "v2")
+    assert (
+        pulled.stdout == "pulled: out (5 objects, 0.7 kB, all verified)\n" or "all verified" in pulled.stdout
+    )
+    assert open_bundle(Path("out")).index == sealed.open().index
+    assert run("cache", "pull", where, "-o", "other").exit_code == 2  # No bundle is named latest.
+
+
+def test_a_bad_remote_beside_a_good_one_is_a_warning(sealed: Sealed, registry: FakeRegistry) -> None:
+    done("cache", "push", "./good", "bundle")
+    registry.faults.append(on("GET", "", status(403)))
+
+    result = done("cache", "pull", f"{registry.host}/team/cache", "--remote", "./good", "-o", "out")
+
+    assert open_bundle(Path("out")).index == sealed.open().index
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"warning: {registry.host}/team/cache: not authorised")
+    assert line.endswith("going on without this remote")
+
+
+def test_json_of_a_pull_says_what_came(sealed: Sealed) -> None:
+    done("cache", "push", "./cache", "bundle")
+
+    document = json.loads(done("cache", "pull", "./cache", "-o", "out", "--json").stdout)
+
+    assert document == {
+        "bundle": "out",
+        "manifest_id": sealed.manifest_id,
+        "num_objects": 5,
+        "size_bytes": sealed.open().index.counts.object_bytes,
+        "epoch": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["build", "image", "nothing", "-o", "i"], 2, "no bundle at nothing"),
+        (["build", "image", "bundle", "-o", "bundle"], 2, "neither empty nor an image layout"),
+        (["build", "image", "bundle", "-o", "i", "--tag", "a b"], 2, "is no name for a bundle"),
+        (["build", "image", "bundle", "-o", "i", "--base", "nothing"], 2, "nothing is no OCI image layout"),
+        (["build", "image", "bundle", "-o", "i", "--push", "team/x"], 2, "is no reference"),
+        (["build", "image", "bundle", "-o", "i", "--push", f"a.b/x@sha256:{'0' * 64}"], 2, "names a digest"),
+        (["build", "image", "bundle", "-o", "i", "--compression", "xz"], 2, "'xz' is not one of"),
+        (["build", "image", "bundle"], 2, "Missing option '-o'"),
+        (["cache", "push", "cache", "bundle"], 2, "a directory is ./cache"),
+        (["cache", "push", "oci:image", "bundle"], 2, "to pull from"),
+        (["cache", "push", "./cache", "nothing"], 2, "nothing: there is no such file"),
+        (["cache", "push", "./cache", "bundle", "--name", "../x"], 2, "is no name for a bundle"),
+        (["cache", "push", "./cache", "nothing", "--name", "x"], 2, "--name is of a bundle"),
+        (["cache", "push", "s4://x/y", "bundle"], 2, "Protocol not known"),
+        (["cache", "pull", "./cache"], 2, "say what to pull"),
+        (["cache", "pull", "./cache", "m.toml", "-o", "out"], 2, "say what to pull"),
+        (["cache", "pull", "./cache", "-o", "out"], 2, "no bundle 'latest' at cache"),
+        (["cache", "pull", "oci:nothing", "-o", "out"], 2, "nothing is no OCI image layout"),
+        (["cache", "pull", "oci:a", "--remote", "./b", "-o", "out"], 2, "is an image layout"),
+        (["cache", "pull", "oci:a", "m.toml"], 2, "is an image layout"),
+        (["cache", "pull", "a.b/x:v1", "--remote", "a.b/x:v2", "-o", "out"], 2, "different tags (v1, v2)"),
+        (["cache", "pull", "./cache", "-o", "store"], 2, "neither a bundle nor empty"),
+    ],
+)
+def test_misuse_is_said_in_one_line(sealed: Sealed, arguments: list[str], code: int, words: str) -> None:
+    result = run(*arguments)
+
+    assert result.exit_code == code, result.output
+    assert words in result.stderr
+    assert "Traceback" not in result.output
+    assert not Path("out").exists()
+
+
+def test_a_damaged_remote_is_exit_code_4(sealed: Sealed, tmp_path: Path) -> None:
+    done("cache", "push", "./cache", "bundle")
+    for path in (path for path in (tmp_path / "cache" / "objects").rglob("*") if path.is_file()):
+        path.chmod(0o644)
+        path.write_bytes(b"x" * path.stat().st_size)
+
+    result = run("cache", "pull", "./cache", "-o", "out")
+
+    assert result.exit_code == 4
+    assert "not what its digest says" in result.stderr
+    done("cache", "push", "./cache", "bundle", "--force")
+    done("cache", "pull", "./cache", "-o", "out")
+
+
+def test_credentials_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ORAS_USER", "ORAS_PASS", "DOCKER_CONFIG", "REGISTRY_AUTH_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    assert read_credentials().config_files == ()
+    monkeypatch.setenv("ORAS_USER", "me")
+    monkeypatch.setenv("ORAS_PASS", "secret")
+    monkeypatch.setenv("DOCKER_CONFIG", "/d")
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", "/r.json")
+
+    found = read_credentials()
+    assert (found.user, found.password) == ("me", "secret")
+    assert found.config_files == (Path("/r.json"), Path("/d/config.json"))
+
+
+def test_help_imports_neither_a_registry_nor_a_compressor() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from aotgaudi.cli.main import cli\n"
+        "try: cli.main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('oras', 'requests', 'fsspec', 'zstandard', 'torch', 'rich') if m in sys.modules])"
+    )
+    for command in (["cache", "pull"], ["cache", "push"], ["build", "image"]):
+        output = subprocess.run(
+            [sys.executable, "-c", code, *command, "--help"], check=True, capture_output=True, text=True
+        ).stdout
+        assert output.splitlines()[-1] == "[]"
+
+
+class Terminal:
+    """Standard error that says that it is a terminal."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self.text += text
+        return len(text)
+
+    def flush(self) -> None:
+        """Keeps all."""
+
+
+def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setitem(os.environ, "TERM", "xterm")
+
+    with transfer_display("pulling") as display:
+        display.expect(2_000_000)
+        display.conduct.advance(1_000_000)
+        display.conduct.warn("[bold]careful[/bold]")
+
+    assert "1.0/2.0 MB" in terminal.text
+    assert "warning: [bold]careful[/bold]" in terminal.text
+
+
+def test_elsewhere_there_is_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    step: Callable[[int], None]
+
+    with transfer_display("pulling") as display:
+        display.expect(4_000_000)
+        step = display.conduct.advance
+        step(1_000_000)
+        now[0] = 11.0
+        step(1_000_000)
+        step(1_000_000)
+
+    assert capsys.readouterr().err == "pulling: 2.0 MB of 4.0 MB\n"
