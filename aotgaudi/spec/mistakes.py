@@ -16,7 +16,10 @@ _SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """`where`: a dotted path (empty: the whole); `problem`: what is wrong; `remedy`: what would be right."""
+    """`where`: a dotted path (empty: the whole); `problem`: what is wrong; `remedy`: what would be right.
+
+    As text it is one line of printable characters, whatever the keys are.
+    """
 
     where: str
     problem: str
@@ -24,7 +27,8 @@ class Mistake:
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
-        return f"{place}{self.problem}" + (f" ({self.remedy})" if self.remedy else "")
+        text = f"{place}{self.problem}" + (f" ({self.remedy})" if self.remedy else "")
+        return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def first_mistake(error: ValidationError, model: type[BaseModel]) -> Mistake:

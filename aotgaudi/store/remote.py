@@ -58,7 +58,10 @@ class Pointer:
 
 def load_pointer(data: bytes) -> Pointer:
     """Parses the document form. Raises ValueError, which says what is wrong."""
-    document: Any = json.loads(data[: MAX_POINTER_BYTES + 1])
+    try:
+        document: Any = json.loads(data[: MAX_POINTER_BYTES + 1])
+    except RecursionError as error:
+        raise ValueError(f"is not JSON: {error}") from error
     match document:
         case {"schema": str(schema), "index": str(index), "signature": (str() | None) as signature}:
             pointer = Pointer(Digest.parse(index), None if signature is None else Digest.parse(signature))

@@ -60,7 +60,10 @@ class Root:
 
 def load_root(name: str, data: bytes) -> Root:
     """Parses the file form of the root `name`. Raises ValueError, which says what is wrong."""
-    document: Any = json.loads(data)
+    try:
+        document: Any = json.loads(data)
+    except RecursionError as error:
+        raise ValueError(f"is not JSON: {error}") from error
     match document:
         case {
             "schema": str(schema),

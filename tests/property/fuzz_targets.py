@@ -90,7 +90,7 @@ def changed(draw: st.DrawFn, valid: bytes) -> bytes:
     for _ in range(draw(st.integers(1, 4))):
         place = draw(st.integers(0, max(len(data) - 1, 0)))
         length = draw(st.integers(0, 64))
-        kind = draw(st.sampled_from("bit byte remove double insert cut number".split()))
+        kind = draw(st.sampled_from(["bit", "byte", "remove", "double", "insert", "cut", "number"]))
         if kind == "bit" and data:
             data[place] ^= 1 << draw(st.integers(0, 7))
         elif kind == "byte" and data:
@@ -176,7 +176,7 @@ def _documents() -> Iterator[Fuzz]:
     pointer = Pointer(Digest.of(b"index"), Digest.of(b"signature"))
     image = dump_bundle(pointer, [Digest.of(b"object")])
     images = canonical_json({"schemaVersion": 2, "manifests": [json.loads(image)["config"]]})
-    yield _strict("manifest", manifest, codec.loads, codec.dumps)
+    yield _strict("manifest", manifest, _read_manifest, None)  # People edit it: other forms are read.
     yield _strict("receipt", receipts.dumps(receipt), receipts.loads, receipts.dumps)
     yield _strict("index", dump_index(index), load_index, dump_index)
     yield _strict("statement", dump_statement(statement), load_statement, dump_statement)
@@ -223,6 +223,12 @@ def assert_one_line(error: Exception) -> None:
     assert len(text) < 4000
     if isinstance(error, AotGaudiError):
         assert text.isprintable(), repr(text)
+
+
+def _read_manifest(data: bytes) -> Manifest:
+    manifest = codec.loads(data)
+    assert codec.loads(codec.dumps(manifest)) == manifest
+    return manifest
 
 
 def _read_image(data: bytes) -> object:
@@ -341,7 +347,7 @@ def hostile_archives(draw: st.DrawFn, members: list[Member]) -> bytes:
     rows = [(dict(header), data) for header, data in members]
     for _ in range(draw(st.integers(1, 3))):
         place = draw(st.integers(0, len(rows) - 1))
-        kind = draw(st.sampled_from("add change drop double swap content".split()))
+        kind = draw(st.sampled_from(["add", "change", "drop", "double", "swap", "content"]))
         header, data = rows[place]
         if kind == "add":
             new = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from aotgaudi.errors import AotGaudiError
 from aotgaudi.oci.unpack import DirectorySink
-from tests.property.fuzz_targets import Fuzz, archive_of, hostile_archives, honest_members, targets
+from tests.property.fuzz_targets import Fuzz, archive_of, honest_members, hostile_archives, targets
 from tests.unit.oci.archives import unpack
 
 SAMPLE = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -35,10 +36,8 @@ def test_an_archive_writes_nothing_outside_and_leaves_only_files_and_folders(tmp
     def survive(data: bytes) -> None:
         root = tmp_path / "roots" / str(next(numbers))
         root.parent.mkdir(exist_ok=True)
-        try:
+        with contextlib.suppress(AotGaudiError):
             unpack(data, root)
-        except AotGaudiError:
-            pass
         assert not any(path.is_symlink() or not (path.is_file() or path.is_dir()) for path in root.rglob("*"))
         assert {path.name for path in tmp_path.iterdir()} == {"outside", "roots"}
         assert (tmp_path / "outside").read_text() == "mine"

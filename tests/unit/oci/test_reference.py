@@ -22,11 +22,11 @@ HEX = "a" * 64
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("ghcr.io/team/model", Reference("ghcr.io", "team/model")),
+        ("registry.example/team/model", Reference("registry.example", "team/model")),
         ("localhost/x:v1", Reference("localhost", "x", "v1")),
         ("localhost:5000/a/b/c:v1.2-rc_3", Reference("localhost:5000", "a/b/c", "v1.2-rc_3")),
-        (f"r.example/x@sha256:{HEX}", Reference("r.example", "x", None, f"sha256:{HEX}")),
-        (f"r.example/x:v1@sha256:{HEX}", Reference("r.example", "x", "v1", f"sha256:{HEX}")),
+        (f"registry.example/x@sha256:{HEX}", Reference("registry.example", "x", None, f"sha256:{HEX}")),
+        (f"registry.example/x:v1@sha256:{HEX}", Reference("registry.example", "x", "v1", f"sha256:{HEX}")),
         ("[::1]:5000/x", Reference("[::1]:5000", "x")),
     ],
 )
@@ -40,18 +40,18 @@ def test_a_reference_reads(text: str, expected: Reference) -> None:
         "",
         "model",
         "team/model",
-        "ghcr.io",
-        "ghcr.io/",
-        "ghcr.io/Team/model",
-        "ghcr.io/team//model",
-        "ghcr.io/team/model:",
-        "ghcr.io/team/model:-x",
-        f"ghcr.io/team/model:{'x' * 129}",
-        "ghcr.io/team/model@sha256:abc",
-        f"ghcr.io/team/model@sha512:{HEX}",
-        "user:pass@ghcr.io/team/model",
-        f"ghcr.io/{'a/' * 128}a",
-        "ghcr.io/team/model\n",
+        "registry.example",
+        "registry.example/",
+        "registry.example/Team/model",
+        "registry.example/team//model",
+        "registry.example/team/model:",
+        "registry.example/team/model:-x",
+        f"registry.example/team/model:{'x' * 129}",
+        "registry.example/team/model@sha256:abc",
+        f"registry.example/team/model@sha512:{HEX}",
+        "user:pass@registry.example/team/model",
+        f"registry.example/{'a/' * 128}a",
+        "registry.example/team/model\n",
     ],
 )
 def test_what_is_no_reference_is_refused(text: str) -> None:
@@ -92,8 +92,8 @@ def open_(text: str, **options: bool) -> NamedRemote | LayoutPlace:
 @pytest.mark.parametrize(
     ("text", "kind", "name"),
     [
-        ("ghcr.io/team/model:v1", RegistryRemote, "v1"),
-        ("oci://ghcr.io/team/model", RegistryRemote, None),
+        ("registry.example/team/model:v1", RegistryRemote, "v1"),
+        ("oci://registry.example/team/model", RegistryRemote, None),
         ("./cache", DirectoryRemote, None),
         ("../cache", DirectoryRemote, None),
         ("/srv/cache", DirectoryRemote, None),
@@ -128,7 +128,7 @@ def test_a_layout_is_named_as_skopeo_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["cache", "team/cache", "", "oci://team/cache", "Ghcr.io/Team/x", "file://host/x"]
+    "text", ["cache", "team/cache", "", "oci://team/cache", "Registry.example/Team/x", "file://host/x"]
 )
 def test_what_is_no_location_is_refused(text: str) -> None:
     with pytest.raises(SpecError):
