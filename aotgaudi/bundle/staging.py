@@ -30,6 +30,7 @@ _NUM_THREADS = 8
 def staging_directory(out: Path) -> Iterator[Path]:
     """Yields the locked staging directory of a bundle at `out`; it stays, unless it was published.
 
+    An OSError in the block becomes a StoreError.
     Raises StoreError when `out` is not ours to replace, cannot be written to, or is being written by another process.
     """
     refuse_foreign(out)
@@ -42,6 +43,8 @@ def staging_directory(out: Path) -> Iterator[Path]:
     try:
         _lock(descriptor, out)
         yield staging
+    except OSError as error:
+        raise store_error("write the bundle", out, error) from error
     finally:
         os.close(descriptor)
 
@@ -49,14 +52,11 @@ def staging_directory(out: Path) -> Iterator[Path]:
 def publish(staging: Path, out: Path, names: Iterable[str], objects: Iterable[Digest]) -> None:
     """Renames `staging` to `out`, in place of an older bundle, with nothing in it but documents `names` and `objects`.
 
-    Raises StoreError.
+    Raises OSError.
     """
-    try:
-        _clear_out(staging, set(names), objects)
-        _settle(staging)
-        exchange_directory(staging, out)
-    except OSError as error:
-        raise store_error("write the bundle", out, error) from error
+    _clear_out(staging, set(names), objects)
+    _settle(staging)
+    exchange_directory(staging, out)
 
 
 def _lock(descriptor: int, out: Path) -> None:

@@ -20,7 +20,6 @@ from aotgaudi.oci.layout import Layout
 from aotgaudi.oci.registry import Registry
 from aotgaudi.oci.registry_remote import RegistryRemote
 from aotgaudi.oci.unpack import DirectorySink, unpack_bundle
-from aotgaudi.store.faults import store_error
 from aotgaudi.store.reading import verified_chunks
 from aotgaudi.store.receiving import Partial, receive
 from aotgaudi.store.transfer import Conduct, Sources, in_threads
@@ -136,12 +135,9 @@ def find_image(remote: RegistryRemote, name: str, conduct: Conduct) -> RegistryI
 
 def _unpack(blob: Path, layer: BundleLayer, staging: Path) -> bytes:
     """Unpacks into `staging`; returns the bytes of the index."""
-    try:
-        with blob.open("rb") as file, open_layer(file, layer.media_type) as archive:
-            unpack_bundle(archive, DirectorySink(staging))
-        return (staging / INDEX_NAME).read_bytes()
-    except OSError as error:
-        raise store_error("unpack the bundle into", staging, error) from error
+    with blob.open("rb") as file, open_layer(file, layer.media_type) as archive:
+        unpack_bundle(archive, DirectorySink(staging))
+    return (staging / INDEX_NAME).read_bytes()
 
 
 def _clear(staging: Path) -> None:

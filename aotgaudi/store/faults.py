@@ -12,7 +12,7 @@ from aotgaudi.errors import StoreError
 def store_error(doing: str, path: Path, error: OSError, *, needed_bytes: int = 0) -> StoreError:
     """Returns the StoreError for `error`, met while `doing` something (an infinitive) at `path`.
 
-    `needed_bytes` is how much was to be written; it is named when the disk, or a quota, is full.
+    `needed_bytes` is how much was to be written, 0 where that is not known; it is named when the disk, or a quota, is full.
     """
     reason = os.strerror(error.errno) if error.errno else str(error)
     remedy = _remedy(error.errno, needed_bytes)
@@ -21,7 +21,8 @@ def store_error(doing: str, path: Path, error: OSError, *, needed_bytes: int = 0
 
 def _remedy(code: int | None, needed_bytes: int) -> str:
     if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return f"{needed_bytes} bytes are needed: free space there, or use another place"
+        needed = f"{needed_bytes} bytes are needed: " if needed_bytes else ""
+        return f"{needed}free space there, or use another place"
     if code in (errno.EACCES, errno.EPERM):
         return f"make it accessible to uid {os.geteuid()}, or use another place"
     if code == errno.EROFS:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import itertools
 import os
 import shutil
 from collections.abc import Iterator
@@ -25,6 +27,7 @@ from aotgaudi.store.remote import Download, Pointer
 from aotgaudi.store.retry import Retry
 from aotgaudi.store.transfer import Conduct, Sources
 from tests.unit.bundle.conftest import Sealed
+from tests.unit.failing import CALLS, fail_each
 
 
 class Counting(DirectoryRemote):
@@ -275,3 +278,24 @@ def test_a_damaged_bundle_is_not_pushed(sealed: Sealed, conduct: Conduct, tmp_pa
     with pytest.raises(CorruptError):
         push_bundle(sealed.open(), remote, "latest", conduct)
     assert remote.resolve("latest") is None
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EACCES])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_pull_in_which_one_call_fails_gives_the_bundle_or_one_line_and_goes_on(
+    sealed: Sealed, remote: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+) -> None:
+    numbers = itertools.count()
+    quiet = Conduct(Retry(sleep=lambda _: None), 1)
+
+    def action() -> None:
+        pull(remote, tmp_path / str(next(numbers)), quiet)
+
+    failures = list(fail_each(monkeypatch, call, code, action))
+
+    for number, error in enumerate(failures):
+        out = tmp_path / str(number)
+        if error is not None and not out.exists():
+            pull(remote, out, quiet)
+        assert tree(out) == tree(sealed.path)
+    assert not list(tmp_path.glob(".*.pull"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
+import itertools
 import json
 import os
 import tarfile
@@ -33,6 +35,7 @@ from aotgaudi.oci.layout import Layout
 from aotgaudi.oci.registry_remote import RegistryRemote
 from aotgaudi.store.transfer import Conduct
 from tests.unit.bundle.conftest import MANIFEST_ID, Sealed
+from tests.unit.failing import CALLS, fail_each
 from tests.unit.oci.archives import archive, file, honest
 from tests.unit.oci.fake_registry import FakeRegistry, cut_after, on, times
 from tests.unit.oci.test_registry import files
@@ -388,3 +391,24 @@ def test_a_hostile_layer_leaves_nothing_behind(
         pull_image(RegistryImage(remote, layer, conduct), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert {path.name for path in (tmp_path / ".out.pull").iterdir()} == {".partial"}
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("call", CALLS)
+def test_an_image_during_which_one_call_fails_is_whole_or_not_there(
+    sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+) -> None:
+    bundle, numbers = sealed.open(), itertools.count()
+    (tmp_path / "out").mkdir()
+
+    def action() -> None:
+        write_image(bundle, tmp_path / "out" / str(next(numbers)), tag="v1")
+
+    errors = list(fail_each(monkeypatch, call, code, action))
+    found = {path.name for path in (tmp_path / "out").iterdir() if not path.name.startswith(".")}
+
+    assert {str(number) for number, error in enumerate(errors) if error is None} <= found
+    for name in found:
+        assert documents(tmp_path / "out" / name)[1]["layers"]
+    if call not in ("unlink", "rmdir"):  # What cannot be removed stays.
+        assert not [path.name for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]

@@ -1,0 +1,152 @@
+"""What users copy from ci/templates and docs/how-to: it parses, it is closed, and every command in it is one of ours."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from aotgaudi.cli.main import cli
+from aotgaudi.oci.labels import BUNDLE_ROOT
+
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATES = ROOT / "ci" / "templates"
+TEXTS = sorted([*TEMPLATES.iterdir(), ROOT / "docs" / "how-to" / "bake.md"])
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Every `aotgaudi ...` of a text, as words: after a line's beginning, a prompt, a dash, `run:`, `$(` or a back-tick."""
+    text = re.sub(r"\\\n\s*", " ", text)
+    for found in re.finditer(r"(?:^|[-:#$(`]\s*)aotgaudi +([a-z][^\n`]*)", text, re.MULTILINE):
+        line = re.sub(r"\$\{\{[^}]*\}\}", "EXPRESSION", found[1])
+        line = re.split(r" \|\| | \| | && | > |\)$", line)[0]
+        yield shlex.split(line, comments=True)
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
+def test_every_command_is_one_of_ours_with_options_that_exist(path: Path) -> None:
+    found = list(commands(path.read_text(encoding="utf-8")))
+    for words in found:
+        parse(words)
+    assert found or path.name in ("Dockerfile", "kubernetes.yaml")
+
+
+def parse(words: list[str]) -> None:
+    """Parses a command line without running it. Raises click.UsageError."""
+    context: click.Context = click.Context(cli, info_name="aotgaudi")
+    command: click.Command = cli
+    while isinstance(command, click.Group):
+        name = words[0]
+        found = command.get_command(context, name)
+        if found is None and command.name == "build":
+            found = command.get_command(context, "all")  # `build SPEC` is `build all SPEC`.
+        else:
+            words = words[1:]
+        assert found is not None, f"no command {name!r} in {command.name}"
+        command, context = found, click.Context(found, info_name=name, parent=context)
+    command.make_parser(context).parse_args(list(words))
+
+
+def test_a_wrong_option_would_be_noticed() -> None:
+    with pytest.raises(click.UsageError):
+        parse(["cache", "pull", "x", "--nonsense"])
+    with pytest.raises(AssertionError):
+        parse(["cache", "nonsense"])
+
+
+def documents(name: str) -> list[dict[Any, Any]]:
+    return list(yaml.safe_load_all((TEMPLATES / name).read_text(encoding="utf-8")))
+
+
+def steps(name: str) -> list[str]:
+    """What a pipeline runs, in order."""
+    (document,) = documents(name)
+    if name == "github-actions.yml":
+        return [step["run"] for job in document["jobs"].values() for step in job["steps"] if "run" in step]
+    return [line for job in ("check", "bundle") for line in document[job]["script"]]
+
+
+@pytest.mark.parametrize("name", ["github-actions.yml", "gitlab-ci.yml"])
+def test_a_pipeline_checks_builds_signs_publishes_and_gates(name: str) -> None:
+    text = "\n".join(steps(name))
+    order = [
+        "build manifest",
+        "coverage",
+        "cache pull",
+        "build cache",
+        "cache push",
+        "build bundle",
+        "--sign-key",
+        "build image",
+        "--push",
+        "verify published.bundle --trusted-key bundle.key.pub",
+    ]
+    places = [text.index(words) for words in order]
+    assert places == sorted(places)
+
+
+def test_no_change_from_outside_writes_to_the_cache() -> None:
+    (github,), (gitlab,) = documents("github-actions.yml"), documents("gitlab-ci.yml")
+
+    assert github["jobs"]["bundle"]["if"] == "github.event_name == 'push'"
+    assert github[True]["push"]["branches"] == ["main"]  # YAML 1.1 reads the key `on` as true.
+    assert github["permissions"] == {"contents": "read"}
+    assert not [step for step in github["jobs"]["check"]["steps"] if "push" in step.get("run", "")]
+    assert "CI_DEFAULT_BRANCH" in gitlab["bundle"]["rules"][0]["if"]
+    assert not [line for line in gitlab["check"]["script"] if "push" in line]
+
+
+def test_the_deployment_cannot_write_and_starts_warm_or_not_at_all() -> None:
+    by_kind = {document["kind"]: document for document in documents("kubernetes.yaml")}
+    pod = by_kind["Deployment"]["spec"]["template"]
+    spec = pod["spec"]
+    (container,) = spec["containers"]
+    arguments = dict(argument.removeprefix("--").partition("=")[::2] for argument in container["args"])
+
+    parse([*container["command"][1:], *container["args"]])
+    assert container["command"][0] == "aotgaudi"
+    assert "require-warm" in arguments
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert {container[probe]["httpGet"]["path"] for probe in ("startupProbe", "readinessProbe")} == {"/ready"}
+    assert container["livenessProbe"]["httpGet"]["path"] == "/health"
+    mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
+    assert set(mounts) == {volume["name"] for volume in spec["volumes"]}
+    assert all(mount["readOnly"] for mount in mounts.values())
+    assert mounts["bundle"]["subPath"] == BUNDLE_ROOT
+    assert arguments["bundle"] == mounts["bundle"]["mountPath"]
+    assert arguments["trusted-key"].startswith(mounts["key"]["mountPath"])
+    (image,) = [volume["image"] for volume in spec["volumes"] if "image" in volume]
+    assert re.fullmatch(r"[^@]+@sha256:[0-9a-f]{64}", image["reference"])
+    labels = by_kind["Deployment"]["spec"]["selector"]["matchLabels"]
+    assert pod["metadata"]["labels"] == labels == by_kind["Service"]["spec"]["selector"]
+
+
+def test_the_dockerfile_takes_the_bundle_by_link_and_serves_it_as_nobody() -> None:
+    lines = [
+        line.split(maxsplit=1)
+        for line in (TEMPLATES / "Dockerfile").read_text(encoding="utf-8").splitlines()
+        if line and not line.startswith("#")
+    ]
+    known = {"ARG", "FROM", "RUN", "COPY", "USER", "ENV", "EXPOSE", "ENTRYPOINT", "CMD"}
+    last = dict(lines)
+
+    assert {instruction for instruction, _ in lines} == known
+    assert last["COPY"] == f"--link --from=bundle ${{BUNDLE_PATH}} /{BUNDLE_ROOT}"
+    assert ["ARG", f"BUNDLE_PATH=/{BUNDLE_ROOT}"] in lines
+    assert ["FROM", "${BUNDLE_IMAGE} AS bundle"] in lines
+    assert int(last["USER"].partition(":")[0]) > 0
+    parse([*json.loads(last["ENTRYPOINT"])[1:], *json.loads(last["CMD"])])
+    for instruction, rest in lines:
+        if instruction == "RUN" and rest.startswith("["):
+            parse(json.loads(rest)[1:])
+    order = [instruction for instruction, _ in lines]
+    assert order.index("USER") > order.index("COPY")
