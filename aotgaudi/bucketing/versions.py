@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from aotgaudi.bucketing import history
-from aotgaudi.bucketing.bucket_file import FileStrategy
+from aotgaudi.bucketing.bucket_file import FileStrategy, SkippedLine, read_bucket_file
 from aotgaudi.bucketing.combine import ProductStrategy
 from aotgaudi.bucketing.exponential import ExponentialRanges
 from aotgaudi.bucketing.exponential_extension import ExtensionExponential
@@ -24,6 +24,7 @@ from aotgaudi.bucketing.two_dimensional import TwoDimensionalExponential, TwoDim
 from aotgaudi.bucketing.unified import UnifiedRanges
 from aotgaudi.bucketing.upstream_lookup import LookupRules, UpstreamLookup
 from aotgaudi.errors import SpecError
+from aotgaudi.spec.bucketing import BucketingSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +122,18 @@ def find_unified(version: str) -> UnifiedStrategy:
     if found is None:
         raise _unknown_strategy(version, "unified")
     return found
+
+
+def skipped_lines(bucketing: BucketingSpec) -> tuple[SkippedLine, ...]:
+    """Returns the lines of a bucket file that its version leaves out; none where there is no file.
+
+    Raises SpecError as the file strategy's tables do.
+    """
+    if bucketing.file_text is None:
+        return ()
+    strategy = find_strategy(bucketing.version, bucketing.strategy)
+    assert isinstance(strategy, FileStrategy)
+    return read_bucket_file(bucketing.file_text, strategy.dialect).skipped
 
 
 def open_upstream_lookup(version: str, strategy: str, inputs: BucketingInputs) -> UpstreamLookup:

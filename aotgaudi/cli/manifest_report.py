@@ -12,6 +12,7 @@ import click
 from aotgaudi.bucketing.coverage import uncovered
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.padding import Padding, decode_padding, prompt_padding
+from aotgaudi.bucketing.versions import skipped_lines
 from aotgaudi.errors import SpecError
 from aotgaudi.manifest.coverage import coverage_of
 from aotgaudi.manifest.entries import ENTRY_KINDS, DecodeEntry, Entry, PromptEntry
@@ -109,6 +110,8 @@ def _warnings(manifest: Manifest, memory: dict[str, Any]) -> Iterator[str]:
     explosion = find_explosion(manifest)
     if explosion:
         yield str(explosion)
+    for line in skipped_lines(manifest.spec.bucketing):
+        yield f"bucketing.file, line {line.number} is left out, as its version of the rules does: {line.problem}"
     budget = memory["budget_bytes"]
     if budget is not None and "unknown" in memory:
         yield f"the memory budget cannot be checked: {memory['unknown']}"

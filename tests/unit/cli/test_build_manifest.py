@@ -247,6 +247,21 @@ def test_a_spec_that_explodes_is_a_warning_with_the_numbers(spec: Path) -> None:
     assert "bucketing.strategy = 'exponential' (" in result.stderr
 
 
+def test_a_line_of_a_bucket_file_that_its_version_leaves_out_is_a_warning_or_an_error(spec: Path) -> None:
+    bucketing = '"upstream"\nstrategy = "file"\nfile = "buckets.txt"\nversion = "vllm-gaudi@VERSION"'
+    spec.with_name("buckets.txt").write_text("(1, 16, 0)\nnonsense here\n(1, 1, 2)\n", encoding="utf-8")
+
+    spec.write_text(TEXT.replace('"upstream"', bucketing.replace("VERSION", "v0.16.0")), encoding="utf-8")
+    older = run(spec)
+    spec.write_text(TEXT.replace('"upstream"', bucketing.replace("VERSION", "091bbad")), encoding="utf-8")
+    newer = run(spec)
+
+    assert older.exit_code == 0
+    assert "warning: bucketing.file, line 2 is left out" in older.stderr
+    assert newer.exit_code == 2
+    assert "bucketing.file, line 2" in newer.stderr
+
+
 def test_on_a_terminal_it_is_a_table(spec: Path) -> None:
     script = shutil.which("script")
     if script is None:
