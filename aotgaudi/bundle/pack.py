@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from aotgaudi.atomicfile import write_atomic
+from aotgaudi.bundle.exchange import exchange_directory
 from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
@@ -149,7 +150,8 @@ def _seal(
             _copy_object(building, digest, objects)
         for name, data in documents.items():
             write_atomic(building / name, data, _DOCUMENT_MODE)
-        _publish(building, out)
+        _sync_tree(building)
+        exchange_directory(building, out)
     except OSError as error:
         raise store_error("write the bundle", out, error, needed_bytes=needed_bytes) from error
     finally:
@@ -171,27 +173,6 @@ def _copy_object(bundle: Path, digest: Digest, objects: ObjectStore) -> None:
 def _make_directory(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     path.chmod(_DIRECTORY_MODE)
-
-
-def _publish(building: Path, out: Path) -> None:
-    """Renames `building` to `out`, over a missing or empty directory, or in exchange for an older bundle.
-
-    Between the two renames of an exchange there is no bundle at `out`; a reader that holds the old one
-    open keeps it. When the second rename fails the old bundle is put back.
-    """
-    retired = out.with_name(f"{out.name}.old-{os.getpid()}")
-    _sync_tree(building)
-    if out.exists() and any(out.iterdir()):
-        shutil.rmtree(retired, ignore_errors=True)  # Of a dead process that had our number.
-        os.rename(out, retired)
-    try:
-        os.rename(building, out)
-    except OSError:
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(retired, out)
-        raise
-    fsync_dir(out.parent)
-    shutil.rmtree(retired, ignore_errors=True)
 
 
 def _sync_tree(root: Path) -> None:

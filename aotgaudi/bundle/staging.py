@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from aotgaudi.bundle.exchange import exchange_directory
 from aotgaudi.bundle.format import OBJECTS_NAME, stray_paths
 from aotgaudi.bundle.pack import refuse_foreign
 from aotgaudi.digest import Digest
@@ -108,23 +109,3 @@ def _is_in_use(path: Path) -> bool:
     except OSError:  # Not empty: it holds what belongs there.
         return True
     return False
-
-
-def exchange_directory(building: Path, out: Path) -> None:
-    """Renames the directory `building` to `out`, over a missing or empty one, or in exchange for another.
-
-    Between the two renames of an exchange there is nothing at `out`; when the second fails the old one is put back.
-    Raises OSError.
-    """
-    retired = out.with_name(f".{out.name}.old-{os.getpid()}")
-    if out.exists() and any(out.iterdir()):
-        shutil.rmtree(retired, ignore_errors=True)  # Of a dead process that had our number.
-        os.rename(out, retired)
-    try:
-        os.rename(building, out)
-    except OSError:
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(retired, out)
-        raise
-    fsync_dir(out.parent)
-    shutil.rmtree(retired, ignore_errors=True)

@@ -9,7 +9,6 @@ from aotgaudi.errors import ManifestError
 from aotgaudi.manifest.entries import Entry
 from aotgaudi.manifest.manifest import Manifest
 
-_SHORTEST_PREFIX = 6
 _HEX = re.compile(r"[0-9a-f]{6,32}")
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from aotgaudi.atomicfile import write_atomic
-from aotgaudi.bundle.staging import exchange_directory
+from aotgaudi.bundle.exchange import exchange_directory
 from aotgaudi.digest import Digest, canonical_json
 from aotgaudi.errors import CorruptError, ManifestError, SpecError, StoreError
 from aotgaudi.oci.documents import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from aotgaudi.spec.bucketing import StrategyName
-from aotgaudi.spec.vllm.bounds import BoundVariable, all_parameters, heeded_parameters, variable
+from aotgaudi.spec.vllm.bounds import BoundVariable, heeded_parameters, variable
 from aotgaudi.spec.vllm.rules import EnvironmentRules
 
 PREFIXES = ("VLLM_", "PT_HPU")
@@ -108,11 +108,6 @@ def _why_bound(bound: BoundVariable, situation: Situation) -> str:
     return next(
         (reason for applies, reason in reasons if applies), f"the {strategy} strategy does not read it"
     )
-
-
-def _is_merged(bound: BoundVariable, situation: Situation) -> bool:
-    has_steps = situation.strategy in ("linear", "padding_aware")
-    return situation.merged_prefill and has_steps and bound.parameter in all_parameters(situation.strategy)
 
 
 def _is_unknown_alias(bound: BoundVariable, rules: EnvironmentRules) -> bool:
