@@ -17,9 +17,9 @@ from aotgaudi.bundle.format import BundleIndex
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.signing import Signing
+from aotgaudi.entries import Entry
 from aotgaudi.errors import NotWarmError
 from aotgaudi.manifest.codec import dumps as dump_manifest
-from aotgaudi.manifest.entries import Entry
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.store.store import Store
 

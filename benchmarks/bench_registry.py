@@ -30,8 +30,8 @@ from aotgaudi.bundle.opening import open_bundle
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.receipt import Receipt, SealedUnit
 from aotgaudi.digest import sha256_bytes
+from aotgaudi.entries import DecodeEntry
 from aotgaudi.graphs.program import Call, Program
-from aotgaudi.manifest.entries import DecodeEntry
 from aotgaudi.oci.image import write_image
 from aotgaudi.store.cas import ObjectStore
 
@@ -48,7 +48,7 @@ from aotgaudi.oci.image_transfer import push_image
 from aotgaudi.oci.layout import Layout
 from aotgaudi.oci.reference import parse_reference
 from aotgaudi.oci.registry import Registry
-from aotgaudi.store.transfer import Conduct
+from aotgaudi.remotes.transfer import Conduct
 
 layout, reference = Layout(Path(sys.argv[1])), parse_reference(sys.argv[2])
 written = WrittenImage(Digest.of(layout.find(None).manifest_bytes), None)

@@ -21,8 +21,8 @@ from harness import Spread, Table, verdict
 from aotgaudi.backends.fake.probe import probe
 from aotgaudi.build.keys import program_key, unit_key
 from aotgaudi.build.records import ProgramRow, UnitRow, UnitSource, record
+from aotgaudi.entries import PromptEntry
 from aotgaudi.manifest.codec import write_manifest
-from aotgaudi.manifest.entries import PromptEntry
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.parse import parse_spec
 from aotgaudi.store.fsck import check_store

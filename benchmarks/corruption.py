@@ -27,9 +27,9 @@ from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.receipt import Receipt, SealedUnit
 from aotgaudi.bundle.verify import hold_bundle, open_bundle
 from aotgaudi.digest import Digest, Key, sha256_bytes
+from aotgaudi.entries import DecodeEntry, Entry
 from aotgaudi.errors import CorruptError
 from aotgaudi.graphs.program import Call, Program
-from aotgaudi.manifest.entries import DecodeEntry, Entry
 from aotgaudi.store.cas import ObjectStore, object_path
 from aotgaudi.store.fsck import check_store
 from aotgaudi.store.store import Store

@@ -16,8 +16,8 @@ from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.runner import ProgramRunner
 from aotgaudi.engine.steps import DecodeRow, DecodeStep, PromptRow, PromptStep, SamplingRow
+from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.manifest.codec import loads as load_manifest
-from aotgaudi.manifest.entries import DecodeEntry, PromptEntry
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.runtime.allocator import keep_freed_memory
 from aotgaudi.runtime.executables import ExecutableTable

@@ -29,7 +29,7 @@ from typing import Union
 from aotgaudi.bucketing.coverage import DecodeHole, PromptHole, decode_holes, prompt_holes
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts
-from aotgaudi.manifest.entries import DecodeEntry, PromptEntry
+from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.spec.bucketing import BucketingSpec
 from aotgaudi.spec.limits import ServingLimits
 

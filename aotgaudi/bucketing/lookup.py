@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from aotgaudi.bucketing.cover import CoverIndex
-from aotgaudi.manifest.entries import DecodeEntry, Entry, PromptEntry
+from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 
 
 @dataclass(frozen=True)

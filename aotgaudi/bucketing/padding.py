@@ -28,7 +28,7 @@ from typing import Optional
 
 from aotgaudi.bucketing.lookup import BucketTable, prompt_cost
 from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts
-from aotgaudi.manifest.entries import DecodeEntry, PromptEntry
+from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.spec.limits import ServingLimits
 
 MAX_SEGMENTS = 2**17

@@ -19,11 +19,11 @@ from aotgaudi.build.share import pull_row, push_rows
 from aotgaudi.build.worker import CompileJob, TraceJob
 from aotgaudi.digest import Digest, sha256_bytes
 from aotgaudi.errors import SpecError, StoreError
+from aotgaudi.remotes.receiving import receive
+from aotgaudi.remotes.remote import Remote
+from aotgaudi.remotes.transfer import Conduct, Sources, send
 from aotgaudi.store.cas import object_path
-from aotgaudi.store.receiving import receive
-from aotgaudi.store.remote import Remote
 from aotgaudi.store.store import Store
-from aotgaudi.store.transfer import Conduct, Sources, send
 
 _CONDUCT = Conduct(num_threads=4)
 
@@ -35,14 +35,14 @@ def open_exchange(url: str) -> Remote:
     """
     parts = urlsplit(url)
     if url.startswith("/") or (parts.scheme == "file" and parts.path):
-        from aotgaudi.store.directory_remote import DirectoryRemote
+        from aotgaudi.remotes.directory_remote import DirectoryRemote
 
         return DirectoryRemote(Path(unquote(parts.path) if parts.scheme else url))
     if "://" not in url:
         raise SpecError(
             "--ray-store", f"{url!r:.100} is no place", "/DIR or a URL such as s3://BUCKET/PREFIX"
         )
-    from aotgaudi.store.object_store_remote import ObjectStoreRemote
+    from aotgaudi.remotes.object_store_remote import ObjectStoreRemote
 
     return ObjectStoreRemote(url)
 

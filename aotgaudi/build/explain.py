@@ -15,8 +15,8 @@ from aotgaudi.build.keys import ProgramKeys, unit_key_of_graph
 from aotgaudi.build.nearest import ENTRY, Change, NearestProgram, NearestUnit, changes
 from aotgaudi.build.plan import Plan, ProgramState
 from aotgaudi.digest import Digest, Key
+from aotgaudi.entries import Entry
 from aotgaudi.errors import CorruptError, StoreError
-from aotgaudi.manifest.entries import Entry
 from aotgaudi.store.store import Store
 
 State = Literal["warm", "changed", "new", "lost", "never built"]

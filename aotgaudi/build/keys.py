@@ -19,7 +19,7 @@ from types import MappingProxyType
 import aotgaudi.graphs
 from aotgaudi.backends.base import Target
 from aotgaudi.digest import Key, canonical_json, framed, sha256_bytes
-from aotgaudi.manifest.entries import Entry, SamplerEntry
+from aotgaudi.entries import Entry, SamplerEntry
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.build_spec import BuildSpec
 

@@ -14,7 +14,7 @@ from aotgaudi.build.estimates import Estimates, read_estimates
 from aotgaudi.build.keys import ProgramKeys
 from aotgaudi.build.records import ProgramRow, UnitRow, read_programs, read_units
 from aotgaudi.digest import Digest, Key
-from aotgaudi.manifest.entries import Entry
+from aotgaudi.entries import Entry
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.checklist import is_checked_off, remember
 from aotgaudi.store.store import Store

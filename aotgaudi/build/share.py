@@ -16,16 +16,16 @@ from aotgaudi.build.keys import ProgramKeys
 from aotgaudi.build.plan import Plan
 from aotgaudi.build.records import ProgramRow, UnitRow, read_programs, read_units, record
 from aotgaudi.digest import Digest
+from aotgaudi.entries import Entry
 from aotgaudi.errors import CorruptError, MissingObjectError
-from aotgaudi.manifest.entries import Entry
+from aotgaudi.remotes.receiving import receive
+from aotgaudi.remotes.remote import Remote
+from aotgaudi.remotes.transfer import Conduct, Sources, in_threads, send
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.cas import object_path
-from aotgaudi.store.receiving import receive
 from aotgaudi.store.records import RecordError, dump_record, load_record
 from aotgaudi.store.references import digests_in
-from aotgaudi.store.remote import Remote
 from aotgaudi.store.store import Store
-from aotgaudi.store.transfer import Conduct, Sources, in_threads, send
 
 INCOMING_NAME = "incoming"
 """Scratch of the store: partial files, which the next pull continues."""

@@ -22,9 +22,9 @@ from aotgaudi.backends.base import CompiledUnit, Target, Unit
 from aotgaudi.build.keys import unit_key
 from aotgaudi.build.records import ProgramRow, UnitRow, UnitSource
 from aotgaudi.digest import Digest, Key
+from aotgaudi.entries import Entry
 from aotgaudi.errors import AotGaudiError, CompileError, CorruptError, MissingObjectError
 from aotgaudi.graphs.program import Call, Program
-from aotgaudi.manifest.entries import Entry
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
 from aotgaudi.store.cas import ObjectStore

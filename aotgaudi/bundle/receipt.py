@@ -26,7 +26,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.document import DigestText, Document, dump_document, load_document
-from aotgaudi.manifest.entries import Entry
+from aotgaudi.entries import Entry
 
 RECEIPT_SCHEMA: Literal["aotgaudi.receipt/1"] = "aotgaudi.receipt/1"
 

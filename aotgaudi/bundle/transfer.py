@@ -25,11 +25,11 @@ from aotgaudi.bundle.opening import ANY_BUNDLE, Acceptance, Bundle, open_bundle,
 from aotgaudi.bundle.staging import PARTIAL_NAME, publish, staging_directory
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError
+from aotgaudi.remotes.receiving import Partial, receive
+from aotgaudi.remotes.remote import Pointer, Remote
+from aotgaudi.remotes.transfer import Conduct, Sources, send
 from aotgaudi.store.cas import object_path
 from aotgaudi.store.reading import verified_chunks
-from aotgaudi.store.receiving import Partial, receive
-from aotgaudi.store.remote import Pointer, Remote
-from aotgaudi.store.transfer import Conduct, Sources, send
 
 _DOCUMENT_MODE = 0o644
 

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from aotgaudi import __version__
-from aotgaudi.cli.commands import COMMANDS
 from aotgaudi.cli.lazy import LazyGroup
+from aotgaudi.cli.verbs import COMMANDS
 from aotgaudi.errors import AotGaudiError
 
 _EXIT_INTERRUPTED = 130

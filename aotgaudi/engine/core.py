@@ -24,7 +24,7 @@ from aotgaudi.engine.scheduler import Scheduled, Scheduler
 from aotgaudi.engine.stats import EngineStats
 from aotgaudi.engine.step_table import StepTable, UncoveredStepError
 from aotgaudi.engine.steps import DefragStep, PromptRow, Step, StepRunner, TokenLogprobs
-from aotgaudi.manifest.entries import DecodeEntry, Entry, PromptEntry
+from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.spec.defrag import DefragSpec
 
 logger = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.steps import DefragStep
+from aotgaudi.entries import DefragEntry
 from aotgaudi.errors import CoverageError
-from aotgaudi.manifest.entries import DefragEntry
 from aotgaudi.spec.defrag import DefragSpec
 
 Move = tuple[int, int]

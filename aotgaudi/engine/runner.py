@@ -15,11 +15,11 @@ from torch import Tensor
 
 from aotgaudi.engine.sampler import Sampler
 from aotgaudi.engine.steps import DecodeStep, DefragStep, PromptRow, PromptStep, Step, StepResult
+from aotgaudi.entries import Entry
 from aotgaudi.errors import NotWarmError
 from aotgaudi.graphs.masks import decode_mask, prompt_mask
 from aotgaudi.graphs.program import TensorSpec
 from aotgaudi.graphs.step_inputs import Window, mask_window
-from aotgaudi.manifest.entries import Entry
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
 
 OnCold = Callable[[Entry], None]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aotgaudi.engine.penalties import HistoryTensors
 from aotgaudi.engine.steps import GREEDY_ROW, SamplingRow, StepResult, TokenLogprobs
-from aotgaudi.manifest.entries import Entry
+from aotgaudi.entries import Entry
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
 from aotgaudi.spec.sampler_signature import join_all
 

@@ -29,8 +29,8 @@ from aotgaudi.engine.blocks import BlockPool, num_blocks_for
 from aotgaudi.engine.request import FinishReason, Request, RequestState
 from aotgaudi.engine.step_table import StepTable, UncoveredStepError
 from aotgaudi.engine.steps import DecodeRow, DecodeStep, PromptRow, PromptStep, Step
+from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.errors import AotGaudiError
-from aotgaudi.manifest.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.spec.limits import ServingLimits
 
 

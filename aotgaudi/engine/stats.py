@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aotgaudi.manifest.entries import Entry
+from aotgaudi.entries import Entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

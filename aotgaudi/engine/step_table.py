@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from aotgaudi.engine.request import Request
+from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import CoverageError
-from aotgaudi.manifest.entries import DecodeEntry, PromptEntry
 
 
 class StepTable(Protocol):

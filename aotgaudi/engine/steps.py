@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, Union
 
 from aotgaudi.engine.sampling_params import SamplingParams
-from aotgaudi.manifest.entries import DecodeEntry, DefragEntry, PromptEntry
+from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,6 +12,7 @@ from typing import Any, Union
 import torch
 from torch import Tensor, nn
 
+from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.graphs.attention import (
     ATTENTION_NAME,
@@ -22,7 +23,6 @@ from aotgaudi.graphs.attention import (
 )
 from aotgaudi.graphs.program import TensorSpec
 from aotgaudi.graphs.step_inputs import Window, decode_inputs, mask_name, prompt_inputs
-from aotgaudi.manifest.entries import DecodeEntry, PromptEntry
 from aotgaudi.spec.limits import ServingLimits
 
 StepEntry = Union[PromptEntry, DecodeEntry]

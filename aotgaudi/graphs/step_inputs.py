@@ -57,8 +57,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Optional
 
+from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.graphs.program import TensorSpec
-from aotgaudi.manifest.entries import DecodeEntry, PromptEntry
 from aotgaudi.spec.sampler_signature import SamplerSignature, SamplerWork
 
 Window = Optional[int]

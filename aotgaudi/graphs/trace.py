@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save
 from torch import fx, nn
 
+from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, MhcEntry, PromptEntry, SamplerEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.graphs.canonical import to_text
 from aotgaudi.graphs.hyper_connections import HcPostGraph, HcPreGraph
@@ -26,7 +27,6 @@ from aotgaudi.graphs.stamp import stamped
 from aotgaudi.graphs.step import StepEntry, build_model, export_step, kv_shape, step_inputs
 from aotgaudi.graphs.step_inputs import sampler_inputs
 from aotgaudi.graphs.swap import SwapGraph
-from aotgaudi.manifest.entries import DecodeEntry, DefragEntry, Entry, MhcEntry, PromptEntry, SamplerEntry
 from aotgaudi.spec.hyper_connections import HyperConnections
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec

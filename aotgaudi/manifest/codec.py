@@ -34,8 +34,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from aotgaudi.atomicfile import write_atomic
+from aotgaudi.entries import ENTRY_KINDS, Entry
 from aotgaudi.errors import ManifestError, SpecError
-from aotgaudi.manifest.entries import ENTRY_KINDS, Entry
 from aotgaudi.manifest.manifest import MANIFEST_SCHEMA, Manifest, batches
 from aotgaudi.spec.mistakes import first_mistake
 

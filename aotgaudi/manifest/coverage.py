@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from aotgaudi.bucketing.coverage import Counterexample, Coverage, PhaseCoverage, counted, prove_steps
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.reachable import ReachableDecodes
-from aotgaudi.manifest.entries import DefragEntry, SamplerEntry
+from aotgaudi.entries import DefragEntry, SamplerEntry
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.sampler_signature import SamplerSignature, missing_joins
 

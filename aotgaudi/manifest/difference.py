@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from aotgaudi.entries import ENTRY_KINDS, Entry
 from aotgaudi.errors import SpecError
-from aotgaudi.manifest.entries import ENTRY_KINDS, Entry
 from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec

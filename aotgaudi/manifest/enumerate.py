@@ -18,8 +18,7 @@ from aotgaudi.bucketing.inputs import BucketingInputs
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.versions import find_strategy, find_unified
 from aotgaudi.bucketing.vision import vision_sizes
-from aotgaudi.errors import SpecError
-from aotgaudi.manifest.entries import (
+from aotgaudi.entries import (
     DecodeEntry,
     Entry,
     PromptEntry,
@@ -27,6 +26,7 @@ from aotgaudi.manifest.entries import (
     UnifiedEntry,
     VisionEntry,
 )
+from aotgaudi.errors import SpecError
 from aotgaudi.manifest.hyper_connections import mhc_entries
 from aotgaudi.manifest.sampling import defrag_entries, sampler_entries
 from aotgaudi.spec.build_spec import BuildSpec

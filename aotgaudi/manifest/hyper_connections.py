@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from aotgaudi.bucketing.mhc_splits import MhcInputs, warm_up_buckets
+from aotgaudi.entries import MhcEntry
 from aotgaudi.errors import SpecError
-from aotgaudi.manifest.entries import MhcEntry
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.hyper_connections import HyperConnections
 

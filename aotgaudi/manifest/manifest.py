@@ -10,7 +10,7 @@ from operator import attrgetter
 from types import MappingProxyType
 
 from aotgaudi.digest import canonical_json, canonical_row, sha256_pieces
-from aotgaudi.manifest.entries import ENTRY_KINDS, Entry
+from aotgaudi.entries import ENTRY_KINDS, Entry
 from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.spec.build_spec import BuildSpec
 

@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Union
 
-from aotgaudi.manifest.entries import DecodeEntry, Entry, PromptEntry, UnifiedEntry
+from aotgaudi.entries import DecodeEntry, Entry, PromptEntry, UnifiedEntry
 from aotgaudi.spec.build_spec import BuildSpec
 
 _LOGIT_BYTES = 4

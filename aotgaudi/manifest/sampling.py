@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from aotgaudi.manifest.entries import DefragEntry, SamplerEntry
+from aotgaudi.entries import DefragEntry, SamplerEntry
 from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.sampler import SamplerSetting, SamplerSpec

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from aotgaudi.atomicfile import write_atomic
-from aotgaudi.manifest.entries import (
+from aotgaudi.entries import (
     DecodeEntry,
     DefragEntry,
     Entry,

@@ -33,7 +33,7 @@ from aotgaudi.oci.documents import (
     dump_manifest,
 )
 from aotgaudi.oci.labels import BUNDLE_INDEX
-from aotgaudi.store.remote import Pointer
+from aotgaudi.remotes.remote import Pointer
 
 
 @dataclass(frozen=True, slots=True)

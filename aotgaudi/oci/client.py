@@ -18,8 +18,8 @@ from urllib.parse import urljoin, urlsplit
 
 from aotgaudi.errors import RemoteError, StoreError
 from aotgaudi.oci.reference import Reference
+from aotgaudi.remotes.remote import TransientError
 from aotgaudi.store.faults import store_error
-from aotgaudi.store.remote import TransientError
 
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 60.0

@@ -20,9 +20,9 @@ from aotgaudi.oci.layout import Layout
 from aotgaudi.oci.registry import Registry
 from aotgaudi.oci.registry_remote import RegistryRemote
 from aotgaudi.oci.unpack import DirectorySink, unpack_bundle
+from aotgaudi.remotes.receiving import Partial, receive
+from aotgaudi.remotes.transfer import Conduct, Sources, in_threads
 from aotgaudi.store.reading import verified_chunks
-from aotgaudi.store.receiving import Partial, receive
-from aotgaudi.store.transfer import Conduct, Sources, in_threads
 
 _DOCUMENTS = (INDEX_NAME, MANIFEST_NAME, RECEIPT_NAME, SIGNATURE_NAME)
 

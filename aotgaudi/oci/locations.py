@@ -19,9 +19,9 @@ from aotgaudi.errors import SpecError
 from aotgaudi.oci.client import Credentials, RegistryClient
 from aotgaudi.oci.reference import is_host, parse_reference
 from aotgaudi.oci.registry_remote import RegistryRemote
-from aotgaudi.store.directory_remote import DirectoryRemote
-from aotgaudi.store.object_store_remote import ObjectStoreRemote
-from aotgaudi.store.remote import Remote
+from aotgaudi.remotes.directory_remote import DirectoryRemote
+from aotgaudi.remotes.object_store_remote import ObjectStoreRemote
+from aotgaudi.remotes.remote import Remote
 
 _SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://")
 _USER_INFO = re.compile(r"://[^/@\s]*@")

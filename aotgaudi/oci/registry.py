@@ -18,7 +18,7 @@ from aotgaudi.digest import Digest, sha256_bytes
 from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError
 from aotgaudi.oci.client import FileBody, RegistryClient
 from aotgaudi.oci.documents import IMAGE_INDEX_TYPE, IMAGE_MANIFEST_TYPE, MAX_MANIFEST_BYTES, is_sha256
-from aotgaudi.store.remote import Download
+from aotgaudi.remotes.remote import Download
 
 _CHUNK_BYTES = 1 << 20
 _OCTETS = "application/octet-stream"

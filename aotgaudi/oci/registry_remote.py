@@ -19,8 +19,8 @@ from aotgaudi.oci.artifact import (
 from aotgaudi.oci.client import RegistryClient
 from aotgaudi.oci.documents import RECORD_TYPE, ImageIndex, ImageManifest, load_document
 from aotgaudi.oci.registry import Registry
+from aotgaudi.remotes.remote import Download, Pointer, check_name
 from aotgaudi.store.records import LARGEST_RECORD_BYTES
-from aotgaudi.store.remote import Download, Pointer, check_name
 
 
 class RegistryRemote:

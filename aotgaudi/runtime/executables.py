@@ -13,9 +13,9 @@ from typing import Optional
 from torch import Tensor
 
 from aotgaudi.backends.base import Executable
+from aotgaudi.entries import Entry, SamplerEntry
 from aotgaudi.errors import ManifestError
 from aotgaudi.graphs.program import Program, TensorSpec
-from aotgaudi.manifest.entries import Entry, SamplerEntry
 from aotgaudi.spec.sampler_signature import SamplerSignature
 
 _BoundCall = tuple[Callable[[Sequence[Tensor]], list[Tensor]], tuple[int, ...], tuple[int, ...]]

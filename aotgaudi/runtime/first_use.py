@@ -18,8 +18,8 @@ from pathlib import Path
 from aotgaudi.bundle.format import load_program
 from aotgaudi.bundle.receipt import loads as load_receipt
 from aotgaudi.digest import Digest
+from aotgaudi.entries import Entry
 from aotgaudi.errors import CorruptError, NotWarmError
-from aotgaudi.manifest.entries import Entry
 from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.load import Artifacts, Loader
 from aotgaudi.store.cas import ObjectStore

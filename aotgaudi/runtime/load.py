@@ -15,9 +15,9 @@ from torch import Tensor
 
 from aotgaudi.backends.base import Executable, Runtime
 from aotgaudi.bundle.receipt import Receipt
+from aotgaudi.entries import Entry, SamplerEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.graphs.program import Program
-from aotgaudi.manifest.entries import Entry, SamplerEntry
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
 from aotgaudi.runtime.weights import load_weights
 from aotgaudi.spec.build_spec import BuildSpec

@@ -19,9 +19,9 @@ from aotgaudi.bundle.verify import Bundle, Report, VerifiedBundle
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.runner import OnCold, ProgramRunner, refuse_cold
+from aotgaudi.entries import Entry
 from aotgaudi.errors import CoverageError, SpecError
 from aotgaudi.manifest.coverage import coverage_of
-from aotgaudi.manifest.entries import Entry
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.runtime.allocator import keep_freed_memory
 from aotgaudi.runtime.executables import ExecutableTable

@@ -40,10 +40,10 @@ from aotgaudi.errors import AotGaudiError, CompileError
 from aotgaudi.manifest.codec import dumps
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.pipeline import make_receipt
-from aotgaudi.store.directory_remote import DirectoryRemote
-from aotgaudi.store.retry import Retry
+from aotgaudi.remotes.directory_remote import DirectoryRemote
+from aotgaudi.remotes.retry import Retry
+from aotgaudi.remotes.transfer import Conduct, Sources
 from aotgaudi.store.store import Store
-from aotgaudi.store.transfer import Conduct, Sources
 
 FORK = multiprocessing.get_context("fork")
 ERRORS = ("EIO", "ENOSPC", "EDQUOT", "EACCES", "EROFS", "EMFILE")

@@ -14,8 +14,8 @@ from aotgaudi.backends.fake.probe import probe
 from aotgaudi.build.keys import program_key, unit_key
 from aotgaudi.build.plan import Plan, make_plan
 from aotgaudi.build.records import ProgramRow, UnitSource
+from aotgaudi.entries import DefragEntry, Entry
 from aotgaudi.graphs.program import Call, Program
-from aotgaudi.manifest.entries import DefragEntry, Entry
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import parse_spec
 from aotgaudi.store.store import Store

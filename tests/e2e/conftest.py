@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.manifest.entries import DecodeEntry
+from aotgaudi.entries import DecodeEntry
 from tests.e2e.harness import SPEC, Server, Workplace, make_model, own_object, store_without
 
 HOLE = DecodeEntry(batch_size=1, query_len=1, num_blocks=2)

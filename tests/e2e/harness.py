@@ -28,7 +28,7 @@ from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.receipt import dumps as dump_receipt
 from aotgaudi.bundle.verify import open_bundle
 from aotgaudi.digest import Digest
-from aotgaudi.manifest.entries import Entry
+from aotgaudi.entries import Entry
 from aotgaudi.store.cas import object_path
 
 MAX_MODEL_LEN = 64

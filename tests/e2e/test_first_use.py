@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.manifest.entries import DecodeEntry
+from aotgaudi.entries import DecodeEntry
 from tests.e2e.harness import Server, Workplace, copy_bundle, own_object
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aotgaudi.bundle.signing_keys import generate_key
-from aotgaudi.manifest.entries import DecodeEntry
+from aotgaudi.entries import DecodeEntry
 from tests.e2e.harness import Refusal, Workplace, copy_bundle, own_object, reseal
 
 pytestmark = pytest.mark.slow

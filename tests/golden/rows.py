@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from aotgaudi.bucketing.inputs import BucketingInputs
 from aotgaudi.errors import SpecError
-from aotgaudi.spec.vllm.environment import BucketingEnvironment
+from aotgaudi.vllm.environment import BucketingEnvironment
 
 Row = dict[str, Any]
 

@@ -17,8 +17,8 @@ from aotgaudi.build.plan import make_plan
 from aotgaudi.bundle.format import load_program
 from aotgaudi.digest import Digest
 from aotgaudi.engine.runner import ProgramRunner
+from aotgaudi.entries import Entry
 from aotgaudi.graphs.trace import stored_names
-from aotgaudi.manifest.entries import Entry
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.pipeline import make_receipt
 from aotgaudi.runtime.executables import ExecutableTable

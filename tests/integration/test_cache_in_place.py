@@ -11,7 +11,7 @@ import pytest
 
 from aotgaudi.engine.runner import ProgramRunner
 from aotgaudi.engine.steps import DecodeRow, DecodeStep, DefragStep, PromptRow, PromptStep, SamplingRow
-from aotgaudi.manifest.entries import DecodeEntry, DefragEntry, Entry, PromptEntry
+from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, PromptEntry
 from aotgaudi.store.store import Store
 from tests.integration.models import build, reference, save_checkpoint, spec_of
 

@@ -12,7 +12,7 @@ import torch
 
 from aotgaudi.engine.runner import ProgramRunner
 from aotgaudi.engine.steps import DecodeRow, DecodeStep, DefragStep, PromptRow, PromptStep, SamplingRow
-from aotgaudi.manifest.entries import DecodeEntry, DefragEntry, PromptEntry
+from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry
 from aotgaudi.store.store import Store
 from tests.integration.models import ARCHITECTURES, Built, build, reference, save_checkpoint, spec_of
 

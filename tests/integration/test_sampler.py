@@ -13,9 +13,9 @@ from aotgaudi.engine.request import Request, RequestState
 from aotgaudi.engine.sampler import Sampler
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.steps import StepResult
+from aotgaudi.entries import SamplerEntry
 from aotgaudi.graphs.sampler import SamplerGraph
 from aotgaudi.graphs.step_inputs import sampler_inputs
-from aotgaudi.manifest.entries import SamplerEntry
 from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.load import Loader, declare_samplers
 from aotgaudi.store.store import Store

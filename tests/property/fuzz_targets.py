@@ -29,19 +29,19 @@ from aotgaudi.bundle.format import BundleIndex, Counts, dump_index, load_index, 
 from aotgaudi.bundle.receipt import Receipt, SealedUnit
 from aotgaudi.bundle.statement import Statement, dump_statement, load_statement
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
+from aotgaudi.entries import DecodeEntry
 from aotgaudi.errors import AotGaudiError
 from aotgaudi.graphs.program import Call, Program
 from aotgaudi.manifest import codec
-from aotgaudi.manifest.entries import DecodeEntry
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.oci.artifact import bundle_layer_of, dump_bundle, pointer_of
 from aotgaudi.oci.decompress import open_layer
 from aotgaudi.oci.documents import LAYER_TYPES, ImageIndex, ImageManifest, load_document
 from aotgaudi.oci.labels import BUNDLE_ROOT
 from aotgaudi.oci.unpack import unpack_bundle
+from aotgaudi.remotes.remote import Pointer, load_pointer
 from aotgaudi.spec.parse import parse_spec
 from aotgaudi.store.records import dump_record, load_record
-from aotgaudi.store.remote import Pointer, load_pointer
 from aotgaudi.store.roots import Root, load_root
 
 SPEC = """

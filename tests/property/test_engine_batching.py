@@ -36,8 +36,8 @@ from aotgaudi.engine.steps import (
     Step,
     StepResult,
 )
+from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import RequestError
-from aotgaudi.manifest.entries import DecodeEntry, PromptEntry
 from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.limits import ServingLimits
 

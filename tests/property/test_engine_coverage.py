@@ -19,8 +19,8 @@ from aotgaudi.engine.request import Request
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.engine.steps import PromptStep, Step
+from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import RequestError
-from aotgaudi.manifest.entries import DecodeEntry, PromptEntry
 from aotgaudi.spec.bucketing import BucketingSpec
 from aotgaudi.spec.limits import ServingLimits
 

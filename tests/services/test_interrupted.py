@@ -16,7 +16,7 @@ from aotgaudi.bundle.receipt import SealedUnit
 from aotgaudi.bundle.transfer import push_bundle
 from aotgaudi.bundle.verify import open_bundle
 from aotgaudi.digest import Digest
-from aotgaudi.store.transfer import Conduct
+from aotgaudi.remotes.transfer import Conduct
 from tests.services.conftest import files
 from tests.unit.bundle.conftest import LAYER, Sealed
 from tests.unit.oci.conftest import remote_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.digest import Digest
-from aotgaudi.store.object_store_remote import ObjectStoreRemote
+from aotgaudi.remotes.object_store_remote import ObjectStoreRemote
 from tests.services.conftest import aotgaudi, files, run
 from tests.unit.build.test_share import built
 from tests.unit.bundle.conftest import Sealed

@@ -11,7 +11,7 @@ from aotgaudi.bucketing.closure import Addition, close, closing_entries
 from aotgaudi.bucketing.coverage import prove_steps
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.padding import decode_padding, prompt_padding
-from aotgaudi.manifest.entries import DecodeEntry, PromptEntry
+from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.spec.bucketing import BucketingSpec
 from aotgaudi.spec.limits import LARGEST_LIMIT, ServingLimits
 

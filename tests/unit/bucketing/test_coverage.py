@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from aotgaudi.bucketing.coverage import DecodeHole, PromptHole, prove_steps, uncovered
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.manifest.entries import DecodeEntry, PromptEntry
+from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.spec.limits import ServingLimits
 
 PromptStep = tuple[int, int]

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.manifest.entries import DecodeEntry, DefragEntry, PromptEntry
+from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry
 
 small = st.integers(1, 6)
 tables = st.builds(

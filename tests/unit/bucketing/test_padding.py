@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.padding import decode_padding, prompt_padding
-from aotgaudi.manifest.entries import DecodeEntry, PromptEntry
+from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.spec.limits import ServingLimits
 
 any_limits = st.builds(

@@ -10,7 +10,7 @@ from aotgaudi.build.history import History
 from aotgaudi.build.keys import unit_key
 from aotgaudi.build.plan import Plan, make_plan
 from aotgaudi.build.records import UnitRow, record
-from aotgaudi.manifest.entries import Entry
+from aotgaudi.entries import Entry
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
 from tests.unit.build.seeding import FAKE, seed, text_of

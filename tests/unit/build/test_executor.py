@@ -20,8 +20,8 @@ from aotgaudi.backends.base import Target
 from aotgaudi.backends.fake.probe import probe
 from aotgaudi.build.executor import BuildOutcome, Executor, Progress
 from aotgaudi.build.plan import Plan, make_plan
+from aotgaudi.entries import DefragEntry, PromptEntry
 from aotgaudi.errors import CompileError, SpecError, StoreError
-from aotgaudi.manifest.entries import DefragEntry, PromptEntry
 from aotgaudi.store.store import Store
 from tests.unit.build.seeding import key_of, seeded_plan, tiny_spec
 

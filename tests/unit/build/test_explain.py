@@ -10,7 +10,7 @@ from aotgaudi.build.keys import ProgramKeys, program_key, unit_key
 from aotgaudi.build.nearest import Change
 from aotgaudi.build.records import ProgramRow, UnitSource
 from aotgaudi.digest import Digest
-from aotgaudi.manifest.entries import DefragEntry, PromptEntry
+from aotgaudi.entries import DefragEntry, PromptEntry
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
 from tests.unit.build.explaining import SECONDS, built, compiled, findings

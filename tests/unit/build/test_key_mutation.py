@@ -19,7 +19,7 @@ from aotgaudi.build.keys import LIMITS_EXCLUDED, SPEC_EXCLUDED, unit_key
 from aotgaudi.build.nearest import Change
 from aotgaudi.build.records import ProgramRow, UnitSource, record
 from aotgaudi.digest import Digest, Key
-from aotgaudi.manifest.entries import DecodeEntry, DefragEntry, Entry, MhcEntry, PromptEntry, SamplerEntry
+from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, MhcEntry, PromptEntry, SamplerEntry
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.bucketing import BucketingSpec, SlidingSpec
 from aotgaudi.spec.build_spec import BuildSpec

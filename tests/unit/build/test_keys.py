@@ -17,7 +17,7 @@ from aotgaudi.backends.base import Target
 from aotgaudi.build import keys
 from aotgaudi.build.keys import LIMITS_EXCLUDED, graph_code_digest, program_key, unit_key
 from aotgaudi.digest import Key
-from aotgaudi.manifest.entries import DecodeEntry, DefragEntry, Entry, PromptEntry, SamplerEntry
+from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, PromptEntry, SamplerEntry
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import CONFIG_KEYS_EXCLUDED, ModelSpec

@@ -8,7 +8,7 @@ import pytest
 
 from aotgaudi.build.keys import program_key
 from aotgaudi.digest import Key
-from aotgaudi.manifest.entries import MhcEntry
+from aotgaudi.entries import MhcEntry
 from tests.unit.build.test_keys import TARGET, spec_of
 
 CONFIG = {

@@ -15,7 +15,7 @@ from aotgaudi.backends.fake.probe import probe
 from aotgaudi.build.executor import Executor
 from aotgaudi.build.plan import Plan, make_plan
 from aotgaudi.digest import Digest
-from aotgaudi.manifest.entries import DecodeEntry, DefragEntry, PromptEntry, SamplerEntry
+from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry, SamplerEntry
 from aotgaudi.pipeline import make_receipt
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store

@@ -19,9 +19,9 @@ from aotgaudi.build.recheck import first_difference, recheck, run_recheck
 from aotgaudi.build.worker import CompileJob
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.digest import Digest
+from aotgaudi.entries import DefragEntry
 from aotgaudi.errors import CompileError, CorruptError, NotWarmError
 from aotgaudi.manifest.codec import dumps
-from aotgaudi.manifest.entries import DefragEntry
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.pipeline import make_receipt
 from aotgaudi.store.cas import object_path

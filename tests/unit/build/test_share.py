@@ -14,11 +14,11 @@ from aotgaudi.build.share import Share, pull_entries, push_plan
 from aotgaudi.cli.main import cli
 from aotgaudi.errors import CorruptError, RemoteError
 from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.remotes.directory_remote import DirectoryRemote
+from aotgaudi.remotes.retry import Retry
+from aotgaudi.remotes.transfer import Conduct, Sources
 from aotgaudi.store.cas import object_path
-from aotgaudi.store.directory_remote import DirectoryRemote
-from aotgaudi.store.retry import Retry
 from aotgaudi.store.store import Store
-from aotgaudi.store.transfer import Conduct, Sources
 from tests.unit.build.seeding import SPEC_TEXT, key_of, seed, tiny_spec
 
 LABELS = (("layer a", "head b"), ("layer a", "sampler c"))

@@ -11,8 +11,8 @@ from aotgaudi.build.keys import ProgramKeys
 from aotgaudi.build.nearest import Change
 from aotgaudi.build.plan import make_plan
 from aotgaudi.build.what_if import WhatIf, parse_changes, what_if
+from aotgaudi.entries import DefragEntry
 from aotgaudi.errors import SpecError
-from aotgaudi.manifest.entries import DefragEntry
 from aotgaudi.store.store import Store
 from tests.unit.build.explaining import SECONDS, built
 from tests.unit.build.seeding import FAKE, seed, tiny_spec

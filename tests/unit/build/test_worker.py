@@ -21,8 +21,8 @@ from aotgaudi.build.once import Built, Busy, Job, build_once
 from aotgaudi.build.plan import make_plan
 from aotgaudi.build.worker import CompileJob, LostTextError, run_compile
 from aotgaudi.digest import Digest
+from aotgaudi.entries import DefragEntry
 from aotgaudi.errors import AotGaudiError, CompileError, CorruptError, StoreError
-from aotgaudi.manifest.entries import DefragEntry
 from aotgaudi.store.store import Store
 from tests.unit.build.seeding import key_of, seed, seeded_plan, text_of, tiny_spec
 

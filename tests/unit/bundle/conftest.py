@@ -13,8 +13,8 @@ from aotgaudi.bundle.receipt import Receipt, UnitRecord
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.verify import Bundle, Report, open_bundle, verify_bundle
 from aotgaudi.digest import Digest
+from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, PromptEntry
 from aotgaudi.graphs.program import Call, Program
-from aotgaudi.manifest.entries import DecodeEntry, DefragEntry, Entry, PromptEntry
 from aotgaudi.store.cas import ObjectStore, object_path
 
 ENTRIES: tuple[Entry, ...] = (PromptEntry(1, 128, 0), DecodeEntry(4, 1, 16), DefragEntry(8))

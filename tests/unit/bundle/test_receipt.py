@@ -10,8 +10,8 @@ import pytest
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.receipt import Receipt, SealedUnit, UnitRecord, dumps, loads
 from aotgaudi.digest import Digest, canonical_json
+from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import ManifestError
-from aotgaudi.manifest.entries import DecodeEntry, PromptEntry
 
 ENTRY = PromptEntry(1, 128, 0)
 BLOB = str(Digest.of(b"blob"))

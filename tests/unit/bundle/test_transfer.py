@@ -21,11 +21,11 @@ from aotgaudi.bundle.trust import TrustPolicy
 from aotgaudi.bundle.verify import Bundle, verify_bundle
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError, StoreError, UntrustedError
+from aotgaudi.remotes.directory_remote import DirectoryRemote
+from aotgaudi.remotes.remote import Download, Pointer
+from aotgaudi.remotes.retry import Retry
+from aotgaudi.remotes.transfer import Conduct, Sources
 from aotgaudi.store.cas import object_path
-from aotgaudi.store.directory_remote import DirectoryRemote
-from aotgaudi.store.remote import Download, Pointer
-from aotgaudi.store.retry import Retry
-from aotgaudi.store.transfer import Conduct, Sources
 from tests.unit.bundle.conftest import Sealed
 from tests.unit.failing import CALLS, fail_each
 

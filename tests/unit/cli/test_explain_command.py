@@ -14,8 +14,8 @@ from aotgaudi.backends.base import Target
 from aotgaudi.build.history import Cost
 from aotgaudi.build.nearest import Change
 from aotgaudi.bundle.receipt import loads as load_receipt
-from aotgaudi.cli.explanation import change_text, counted, time_text
 from aotgaudi.cli.main import cli
+from aotgaudi.cli.show.explanation import change_text, counted, time_text
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.store.store import Store
 from tests.unit.build.explaining import built
@@ -363,9 +363,9 @@ def test_a_bundle_that_lacks_objects_can_still_be_compared_with(place: Place) ->
 
 
 def test_the_start_of_two_ids_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    from aotgaudi.cli.entry_argument import find_entry
+    from aotgaudi.cli.options.entry import find_entry
+    from aotgaudi.entries import PromptEntry
     from aotgaudi.errors import ManifestError
-    from aotgaudi.manifest.entries import PromptEntry
 
     monkeypatch.setattr(PromptEntry, "id", property(lambda self: f"abcdef{self.query_len:026}"))
     manifest = Manifest(tiny_spec(), (PromptEntry(1, 16, 0), PromptEntry(1, 32, 0)))

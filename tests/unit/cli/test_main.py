@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from aotgaudi import __version__, errors
-from aotgaudi.cli.commands import BUILD_COMMANDS, COMMANDS
 from aotgaudi.cli.lazy import LazyCommand
 from aotgaudi.cli.main import RootGroup, cli
+from aotgaudi.cli.verbs import BUILD_COMMANDS, COMMANDS
 
 
 def root_that(action: BaseException | int | None) -> RootGroup:
@@ -99,7 +99,7 @@ def test_help_lists_the_commands_and_imports_none(arguments: list[str]) -> None:
         "import sys\nfrom aotgaudi.cli.main import cli\n"
         f"try: cli.main({arguments!r}, prog_name='aotgaudi')\n"
         "except SystemExit: pass\n"
-        "heavy = {'torch', 'numpy', 'pydantic', 'rich', 'fastapi', 'aotgaudi.cli.build_manifest'}\n"
+        "heavy = {'torch', 'numpy', 'pydantic', 'rich', 'fastapi', 'aotgaudi.cli.commands.build_manifest'}\n"
         "sys.exit(' '.join(heavy & sys.modules.keys()))"
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from aotgaudi.build.executor import Progress
-from aotgaudi.cli.progress import StopRequest, progress_display
+from aotgaudi.cli.show.progress import StopRequest, progress_display
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -52,7 +52,7 @@ def test_without_a_terminal_it_prints_a_line_now_and_then_and_always_the_last(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("aotgaudi.cli.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("aotgaudi.cli.show.progress.time.monotonic", lambda: now[0])
 
     with progress_display() as show:
         for step in STEPS:

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 
 from aotgaudi.bundle.verify import open_bundle
 from aotgaudi.cli.main import cli
-from aotgaudi.cli.remote_options import read_credentials
-from aotgaudi.cli.transfer_progress import transfer_display
+from aotgaudi.cli.options.remote import read_credentials
+from aotgaudi.cli.show.transfer_progress import transfer_display
 from tests.unit.bundle.conftest import Sealed, sealed
 from tests.unit.oci.fake_registry import FakeRegistry, fake_registry, on, status
 

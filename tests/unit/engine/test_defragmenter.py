@@ -5,8 +5,8 @@ import pytest
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.defragmenter import padded, plan_moves, plan_step, should_defragment
 from aotgaudi.engine.steps import DefragStep
+from aotgaudi.entries import DefragEntry
 from aotgaudi.errors import CoverageError
-from aotgaudi.manifest.entries import DefragEntry
 from aotgaudi.spec.defrag import DefragSpec
 
 

@@ -13,8 +13,8 @@ from aotgaudi.engine.events import ErrorEvent, Event, TokenEvent
 from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.steps import DefragStep, Step, StepResult
+from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import RequestError
-from aotgaudi.manifest.entries import DecodeEntry, PromptEntry
 from aotgaudi.spec.limits import ServingLimits
 
 TIMEOUT_SECONDS = 10.0

@@ -12,11 +12,11 @@ from aotgaudi.engine.request import Request, RequestState
 from aotgaudi.engine.runner import ProgramRunner
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.steps import DecodeRow, DecodeStep, DefragStep, PromptRow, PromptStep, SamplingRow
+from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, PromptEntry, SamplerEntry
 from aotgaudi.errors import NotWarmError
 from aotgaudi.graphs.program import TensorSpec
 from aotgaudi.graphs.sampler import SamplerGraph
 from aotgaudi.graphs.step_inputs import decode_inputs, prompt_inputs, sampler_inputs
-from aotgaudi.manifest.entries import DecodeEntry, DefragEntry, Entry, PromptEntry, SamplerEntry
 from aotgaudi.runtime.executables import ExecutableTable
 
 SIZE = 4

@@ -12,8 +12,8 @@ from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.scheduler import Scheduled, Scheduler
 from aotgaudi.engine.step_table import UncoveredStepError
 from aotgaudi.engine.steps import DecodeRow, DecodeStep, PromptRow, PromptStep, SamplingRow
+from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import AotGaudiError, CoverageError
-from aotgaudi.manifest.entries import DecodeEntry, PromptEntry
 from aotgaudi.spec.limits import ServingLimits
 
 EOS = 99

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from aotgaudi.entries import MhcEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.graphs.canonical import from_text
 from aotgaudi.graphs.hyper_connections import HcHeadGraph, HcPostGraph, HcPreGraph, split_sums
 from aotgaudi.graphs.trace import TracedProgram, trace
-from aotgaudi.manifest.entries import MhcEntry
 from aotgaudi.spec.hyper_connections import HyperConnections
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load as load_tensors
 
 from aotgaudi.engine.runner import ProgramRunner
+from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry, SamplerEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.graphs.attention import paged_attention
 from aotgaudi.graphs.canonical import from_text, to_text
@@ -18,7 +19,6 @@ from aotgaudi.graphs.split import split_step
 from aotgaudi.graphs.stamp import renumbered, stamped
 from aotgaudi.graphs.step import build_model, export_step
 from aotgaudi.graphs.trace import stored_names, trace
-from aotgaudi.manifest.entries import DecodeEntry, DefragEntry, PromptEntry, SamplerEntry
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
 from aotgaudi.spec.model import ModelSpec
 from tests.integration.models import ARCHITECTURES, BLOCK_SIZE, reference, spec_of

@@ -11,9 +11,7 @@ import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.errors import ManifestError
-from aotgaudi.manifest.codec import dumps, loads, read_manifest, write_manifest
-from aotgaudi.manifest.entries import (
+from aotgaudi.entries import (
     ENTRY_KINDS,
     DecodeEntry,
     DefragEntry,
@@ -24,6 +22,8 @@ from aotgaudi.manifest.entries import (
     UnifiedEntry,
     VisionEntry,
 )
+from aotgaudi.errors import ManifestError
+from aotgaudi.manifest.codec import dumps, loads, read_manifest, write_manifest
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.schema import EntryTables, schema_files
 from aotgaudi.spec.parse import spec_from_json

@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aotgaudi.entries import DefragEntry, Entry, PromptEntry, SamplerEntry
 from aotgaudi.manifest.coverage import coverage_of
-from aotgaudi.manifest.entries import DefragEntry, Entry, PromptEntry, SamplerEntry
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.parse import spec_from_json
 

@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aotgaudi.entries import DecodeEntry
 from aotgaudi.manifest.difference import OTHER_RULES, TOGETHER, Difference, difference
-from aotgaudi.manifest.entries import DecodeEntry
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.parse import spec_from_json
 

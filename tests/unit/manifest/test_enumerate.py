@@ -11,8 +11,8 @@ from aotgaudi.bucketing.coverage import uncovered
 from aotgaudi.bucketing.inputs import BucketingInputs
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.versions import VERSIONS, find_strategy, find_unified
+from aotgaudi.entries import DefragEntry, PromptEntry, SamplerEntry
 from aotgaudi.errors import SpecError
-from aotgaudi.manifest.entries import DefragEntry, PromptEntry, SamplerEntry
 from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aotgaudi.manifest.entries import DecodeEntry, PromptEntry
+from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.manifest.explosion import MANY_STEPS, find_explosion
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec

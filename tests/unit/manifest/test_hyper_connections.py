@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from aotgaudi.entries import MhcEntry
 from aotgaudi.errors import SpecError
-from aotgaudi.manifest.entries import MhcEntry
 from aotgaudi.manifest.hyper_connections import mhc_entries
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec

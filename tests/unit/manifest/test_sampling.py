@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aotgaudi.manifest.entries import DefragEntry, SamplerEntry
+from aotgaudi.entries import DefragEntry, SamplerEntry
 from aotgaudi.manifest.sampling import defrag_entries, sampler_entries
 from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.limits import ServingLimits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aotgaudi.manifest.entries import VisionEntry
+from aotgaudi.entries import VisionEntry
 from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.spec.vision import VisionSpec
 from tests.unit.build.seeding import tiny_spec

@@ -9,8 +9,8 @@ import pytest
 from aotgaudi.oci.client import Credentials, RegistryClient
 from aotgaudi.oci.reference import parse_reference
 from aotgaudi.oci.registry_remote import RegistryRemote
-from aotgaudi.store.retry import Retry
-from aotgaudi.store.transfer import Conduct
+from aotgaudi.remotes.retry import Retry
+from aotgaudi.remotes.transfer import Conduct
 from tests.unit.bundle.conftest import Sealed, sealed
 from tests.unit.oci.fake_registry import FakeRegistry, fake_registry
 

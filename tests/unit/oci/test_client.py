@@ -15,7 +15,7 @@ from aotgaudi.errors import RemoteError
 from aotgaudi.oci.client import Credentials, RegistryClient
 from aotgaudi.oci.reference import parse_reference
 from aotgaudi.oci.registry import Registry
-from aotgaudi.store.remote import TransientError
+from aotgaudi.remotes.remote import TransientError
 from tests.unit.oci.conftest import remote_of
 from tests.unit.oci.fake_registry import FakeRegistry, Handler, on, status
 

@@ -33,7 +33,7 @@ from aotgaudi.oci.labels import BUNDLE_ROOT
 from aotgaudi.oci.layer import Compression
 from aotgaudi.oci.layout import Layout
 from aotgaudi.oci.registry_remote import RegistryRemote
-from aotgaudi.store.transfer import Conduct
+from aotgaudi.remotes.transfer import Conduct
 from tests.unit.bundle.conftest import MANIFEST_ID, Sealed
 from tests.unit.failing import CALLS, fail_each
 from tests.unit.oci.archives import archive, file, honest

@@ -13,8 +13,8 @@ from aotgaudi.oci.client import Credentials
 from aotgaudi.oci.locations import LayoutPlace, NamedRemote, open_location, parse_layout
 from aotgaudi.oci.reference import Reference, parse_reference
 from aotgaudi.oci.registry_remote import RegistryRemote
-from aotgaudi.store.directory_remote import DirectoryRemote
-from aotgaudi.store.object_store_remote import ObjectStoreRemote
+from aotgaudi.remotes.directory_remote import DirectoryRemote
+from aotgaudi.remotes.object_store_remote import ObjectStoreRemote
 
 HEX = "a" * 64
 

@@ -20,10 +20,10 @@ from aotgaudi.errors import (
 from aotgaudi.oci.artifact import record_tag
 from aotgaudi.oci.registry import Registry
 from aotgaudi.oci.registry_remote import RegistryRemote
-from aotgaudi.store.receiving import receive
+from aotgaudi.remotes.receiving import receive
+from aotgaudi.remotes.remote import Pointer, TransientError
+from aotgaudi.remotes.transfer import Conduct, Sources
 from aotgaudi.store.records import dump_record
-from aotgaudi.store.remote import Pointer, TransientError
-from aotgaudi.store.transfer import Conduct, Sources
 from tests.unit.bundle.conftest import Sealed
 from tests.unit.oci.conftest import remote_of
 from tests.unit.oci.fake_registry import FakeRegistry, Handler, cut_after, on, status, times
@@ -242,7 +242,7 @@ def test_a_missing_blob_is_said_to_be_missing(
 
 
 def test_a_trickle_is_given_up(registry: FakeRegistry, remote: RegistryRemote, tmp_path: Path) -> None:
-    from aotgaudi.store.retry import Retry
+    from aotgaudi.remotes.retry import Retry
 
     registry.add_blob(b"x" * 8_000_000)
     now = iter(range(0, 100_000_000, 10_000))

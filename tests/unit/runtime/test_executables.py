@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from aotgaudi.entries import DecodeEntry, DefragEntry, SamplerEntry
 from aotgaudi.errors import ManifestError
 from aotgaudi.graphs.program import Call, Program, TensorSpec
-from aotgaudi.manifest.entries import DecodeEntry, DefragEntry, SamplerEntry
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
 from aotgaudi.spec.sampler_signature import SamplerSignature, SamplerWork
 

@@ -10,8 +10,8 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
+from aotgaudi.entries import DecodeEntry
 from aotgaudi.errors import RequestError
-from aotgaudi.manifest.entries import DecodeEntry
 from aotgaudi.server.app import create_app
 from aotgaudi.server.service import Service
 

@@ -18,8 +18,8 @@ from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.steps import DefragStep, Step, StepResult
+from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import SpecError
-from aotgaudi.manifest.entries import DecodeEntry, PromptEntry
 from aotgaudi.server.app import create_app
 from aotgaudi.server.run import HttpServer, bind, serve_forever
 from aotgaudi.server.service import Service

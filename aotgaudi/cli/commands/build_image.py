@@ -1,0 +1,118 @@
+"""``aotgaudi build image``: puts a bundle into an OCI image."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import click
+
+from aotgaudi.bundle.opening import open_bundle
+from aotgaudi.cli.commands.cache import size_text
+from aotgaudi.cli.options.remote import insecure_option, read_credentials
+from aotgaudi.cli.show.transfer_progress import transfer_display
+from aotgaudi.errors import SpecError
+from aotgaudi.oci.client import RegistryClient
+from aotgaudi.oci.image import WrittenImage, read_base, write_image
+from aotgaudi.oci.image_transfer import push_image
+from aotgaudi.oci.labels import BUNDLE_ROOT
+from aotgaudi.oci.layer import Compression
+from aotgaudi.oci.layout import Layout, refuse_foreign_layout
+from aotgaudi.oci.locations import parse_layout
+from aotgaudi.oci.reference import Reference, parse_reference
+from aotgaudi.oci.registry import Registry
+from aotgaudi.remotes.remote import check_name
+
+_DEFAULT_TAG = "latest"
+
+
+@click.command("image")
+@click.argument("bundle_path", metavar="BUNDLE", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="DIR",
+    help="The OCI image layout.",
+)
+@click.option("--base", metavar="LAYOUT[:TAG]", help="Build on this image, of an OCI image layout.")
+@click.option(
+    "--tag", metavar="TAG", help=f"The image's tag  [default: the tag of --push, or {_DEFAULT_TAG}]"
+)
+@click.option(
+    "--compression",
+    type=click.Choice(["zstd", "gzip"]),
+    default="zstd",
+    show_default=True,
+    help="Of the layer; gzip is for what is older than containerd 1.5 and Docker 23.",
+)
+@click.option("--push", "push_to", metavar="HOST/REPO:TAG", help="Push the image there.")
+@insecure_option
+@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+def build_image(
+    bundle_path: Path,
+    output: Path,
+    base: str | None,
+    tag: str | None,
+    compression: str,
+    push_to: str | None,
+    allow_http: bool,
+    as_json: bool,
+) -> None:
+    """Write BUNDLE as an image into DIR, an OCI image layout: one layer, alone or on a base image.
+
+    The bundle is at /opt/aotgaudi/bundle. The same bundle, base and options give the same digests.
+    """
+    reference = None if push_to is None else _push_reference(push_to)
+    tag = check_name(tag or (reference.tag if reference else None) or _DEFAULT_TAG)
+    refuse_foreign_layout(output)
+    bundle = open_bundle(bundle_path)
+    place = None if base is None else parse_layout(base.removeprefix("oci:"))
+    written = write_image(
+        bundle,
+        output,
+        tag=tag,
+        compression=cast("Compression", compression),
+        base=None if place is None else read_base(place.root, place.tag, bundle),
+    )
+    document = _document(output, tag, written)
+    if reference is not None:
+        document["pushed"] = _push(output, written, reference, reference.tag or tag, allow_http=allow_http)
+    click.echo(json.dumps(document, indent=2) if as_json else _lines(document))
+
+
+def _push_reference(text: str) -> Reference:
+    reference = parse_reference(text)
+    if reference.digest is not None:
+        raise SpecError("--push", "names a digest", "HOST/REPOSITORY:TAG")
+    return reference
+
+
+def _push(layout: Path, written: WrittenImage, reference: Reference, tag: str, *, allow_http: bool) -> str:
+    registry = Registry(RegistryClient(reference, read_credentials(), allow_http=allow_http))
+    with transfer_display("pushing") as display:
+        pushed, _ = push_image(Layout(layout), written, registry, tag, display.conduct)
+    return pushed
+
+
+def _document(output: Path, tag: str, written: WrittenImage) -> dict[str, Any]:
+    return {
+        "layout": str(output),
+        "tag": tag,
+        "manifest": f"sha256:{written.manifest.sha256}",
+        "layer": f"sha256:{written.layer.blob.sha256}",
+        "layer_bytes": written.layer.blob.size_bytes,
+        "diff_id": written.layer.diff_id,
+        "path": f"/{BUNDLE_ROOT}",
+    }
+
+
+def _lines(document: dict[str, Any]) -> str:
+    size = size_text(document["layer_bytes"])
+    lines = [
+        f"image: {document['layout']}:{document['tag']} {document['manifest']}"
+        f" (layer of {size}, bundle at {document['path']})"
+    ]
+    return "\n".join([*lines, *([f"pushed: {document['pushed']}"] if "pushed" in document else [])])

@@ -1,0 +1,96 @@
+"""``aotgaudi build manifest``: enumerates a spec's entries into a manifest file, or checks one."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import click
+
+from aotgaudi.cli.options.common import memory_budget_option
+from aotgaudi.cli.options.spec_source import SpecSource, spec_source
+from aotgaudi.cli.show.manifest_report import show, summarize
+from aotgaudi.errors import SpecError, StaleManifestError
+from aotgaudi.manifest.codec import dumps, read_manifest, write_manifest
+from aotgaudi.manifest.difference import difference
+from aotgaudi.manifest.manifest import Manifest
+
+_SHOWN_DIFFERENCES = 8
+
+
+@click.command("manifest")
+@spec_source
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The manifest file  [default: SPEC with .manifest.json for .toml]",
+)
+@click.option("--check", is_flag=True, help="Write nothing; fail when the manifest file is out of date.")
+@memory_budget_option
+@click.option("--strict", is_flag=True, help="Write nothing and exit with 2 where there is a warning.")
+@click.option(
+    "--warm-up-log",
+    "with_log",
+    is_flag=True,
+    help="Print what vllm-gaudi's warm-up of sampler and defragmenter logs for this, in place of the summary.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+def build_manifest(
+    source: SpecSource,
+    output: Path | None,
+    check: bool,
+    memory_budget: int | None,
+    strict: bool,
+    with_log: bool,
+    as_json: bool,
+) -> None:
+    """Enumerate everything that SPEC says must be warm. Compiles nothing, and needs no torch.
+
+    Warns of a spec that makes more steps than anyone wants to compile, and of one that needs more memory than
+    the budget. A warning changes neither the manifest nor, without --strict, the exit code.
+    """
+    path = output or source.manifest_path
+    manifest = Manifest.of(source.spec)
+    if check:
+        _check(
+            path,
+            manifest,
+            f"aotgaudi build manifest {source.arguments}" + (f" -o {output}" if output else ""),
+        )
+    summary = summarize(path, manifest, memory_budget)
+    for warning in summary["warnings"]:
+        click.echo(f"warning: {warning}", err=True)
+    if strict and summary["warnings"]:
+        raise SpecError(source.arguments, "has warnings, and --strict is given", "nothing was written")
+    if not check:
+        write_manifest(path, manifest)
+    log = _warm_up_lines(manifest) if with_log else []
+    if as_json:
+        click.echo(json.dumps({**summary, "warm_up_log": log} if with_log else summary, indent=2))
+    elif with_log:
+        click.echo("\n".join(log))
+    else:
+        show(summary)
+
+
+def _warm_up_lines(manifest: Manifest) -> list[str]:
+    from aotgaudi.vllm.warm_up import warm_up_log  # Only now: it needs what reads vLLM's variables.
+
+    return [f"{line.level} {line.text}" for line in warm_up_log(manifest)]
+
+
+def _check(path: Path, manifest: Manifest, mend: str) -> None:
+    """Raises StaleManifestError when the file at `path` is not, byte for byte, what would be written."""
+    if not path.exists():
+        raise StaleManifestError(f"{path}: there is no manifest (run `{mend}`)")
+    found = difference(read_manifest(path), manifest)
+    lines = list(islice(found.lines(), _SHOWN_DIFFERENCES + 1))
+    if not lines and path.read_bytes() != dumps(manifest):
+        lines = ["it is formatted otherwise"]
+    if lines:
+        more = "; and more (see `aotgaudi diff`)" if len(lines) > _SHOWN_DIFFERENCES else ""
+        shown = "; ".join(lines[:_SHOWN_DIFFERENCES])
+        raise StaleManifestError(f"{path}: is out of date: {shown}{more} (run `{mend}`)")

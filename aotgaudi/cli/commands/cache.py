@@ -1,0 +1,143 @@
+"""``aotgaudi cache``: what the store holds, and keeping it small and sound."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from datetime import datetime, timezone
+from typing import Any
+
+import click
+
+from aotgaudi.cli.lazy import LazyGroup
+from aotgaudi.cli.options.common import parse_byte_count
+from aotgaudi.cli.options.store import StorePlace, store_options
+from aotgaudi.cli.verbs import CACHE_COMMANDS
+from aotgaudi.store.collect import Collection, collect
+from aotgaudi.store.usage import StoreUsage, measure_store
+
+
+def _byte_count(context: click.Context, parameter: click.Parameter, value: str) -> int:
+    if value.strip() == "0":
+        return 0
+    try:
+        return parse_byte_count(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
+
+
+@click.group(cls=LazyGroup, lazy=CACHE_COMMANDS)
+def cache() -> None:
+    """Look into the store, shrink it, check it, share it, and say what is kept."""
+
+
+@click.command("stats")
+@store_options
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def stats(place: StorePlace, as_json: bool) -> None:
+    """Count what the store holds."""
+    store = place.open(create=False)
+    usage = measure_store(store)
+    if as_json:
+        click.echo(json.dumps({"store": str(store.root), **_usage_document(usage)}, indent=2))
+        return
+    click.echo(f"store      {store.root}")
+    for line in _usage_lines(usage):
+        click.echo(line)
+
+
+@click.command("gc")
+@store_options
+@click.option(
+    "--max-size",
+    required=True,
+    metavar="SIZE",
+    callback=_byte_count,
+    help="How much objects and records may take, e.g. 20GiB.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would go, and remove nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
+def gc(place: StorePlace, max_size: int, dry_run: bool, as_json: bool) -> None:
+    """Shrink the store to SIZE: what was not used for longest goes first, what a root keeps never goes.
+
+    Refuses while a build or a seal uses the store.
+    """
+    store = place.open(create=False)
+    if not dry_run:
+        store.require_writable()
+    outcome = collect(store, max_size, dry_run=dry_run)
+    document = _collection_document(outcome, max_size, dry_run=dry_run)
+    click.echo(json.dumps(document, indent=2) if as_json else _collection_line(document))
+
+
+def size_text(size_bytes: int) -> str:
+    """A size for people: ``1.2 GB`` (powers of 1000, as disks are sold)."""
+    size = float(size_bytes)
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+def _usage_document(usage: StoreUsage) -> dict[str, Any]:
+    return {
+        "kinds": {kind: asdict(amount) for kind, amount in usage.kinds.items()},
+        "total": asdict(usage.total),
+        "roots": list(usage.root_names),
+        "index": usage.index,
+        "oldest_use": _time_text(usage.oldest_use),
+        "newest_use": _time_text(usage.newest_use),
+    }
+
+
+def _usage_lines(usage: StoreUsage) -> list[str]:
+    rows = [*usage.kinds.items(), ("total", usage.total)]
+    lines = [
+        f"{kind:10} {amount.num_files:>8} files {size_text(amount.size_bytes):>12}" for kind, amount in rows
+    ]
+    uses = f"{_time_text(usage.oldest_use)} to {_time_text(usage.newest_use)}"
+    return [
+        *lines,
+        f"{'kept':10} {', '.join(usage.root_names) or 'nothing (aotgaudi cache root add)'}",
+        f"{'used':10} {uses if usage.oldest_use is not None else 'never'}",
+        f"{'index':10} {usage.index}",
+    ]
+
+
+def _time_text(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, tz=timezone.utc).isoformat(timespec="seconds")
+
+
+def _collection_document(outcome: Collection, max_bytes: int, *, dry_run: bool) -> dict[str, Any]:
+    plan = outcome.plan
+    return {
+        "dry_run": dry_run,
+        "max_bytes": max_bytes,
+        "bytes_before": plan.bytes_before,
+        "bytes_after": plan.bytes_after,
+        "kept_bytes": outcome.kept_bytes,
+        "num_orphans": len(plan.orphans),
+        "num_records": len(plan.evicted),
+        "num_objects": len(plan.objects),
+        "num_bad_records": len(outcome.bad_records),
+        "num_swept": outcome.swept.num_removed,
+    }
+
+
+def _collection_line(document: dict[str, Any]) -> str:
+    verb = "would remove" if document["dry_run"] else "removed"
+    after = document["bytes_after"]
+    line = (
+        f"gc: {verb} {document['num_records']} records and {document['num_objects']} objects"
+        f" ({document['num_orphans']} that nothing names); {size_text(document['bytes_before'])} -> {size_text(after)}"
+    )
+    if after > document["max_bytes"]:
+        line += (
+            f", more than {size_text(document['max_bytes'])}: roots keep {size_text(document['kept_bytes'])}"
+        )
+    if document["num_bad_records"]:
+        line += f"; {document['num_bad_records']} records are damaged (aotgaudi cache fsck)"
+    return line

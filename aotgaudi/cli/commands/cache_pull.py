@@ -1,0 +1,172 @@
+"""``aotgaudi cache pull``: fetches a bundle, or what remotes have of a manifest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from aotgaudi.bundle.opening import Acceptance, Bundle
+from aotgaudi.bundle.pack import refuse_foreign
+from aotgaudi.bundle.transfer import pull_bundle
+from aotgaudi.cli.commands.cache import size_text
+from aotgaudi.cli.commands.cache_push import DEFAULT_NAME
+from aotgaudi.cli.options.acceptance import acceptance_options
+from aotgaudi.cli.options.common import load_manifest_or_spec
+from aotgaudi.cli.options.remote import RemoteAccess, remote_options
+from aotgaudi.cli.options.store import StorePlace, store_options
+from aotgaudi.cli.show.transfer_progress import Display, transfer_display
+from aotgaudi.errors import RemoteError, SpecError
+from aotgaudi.oci.image_transfer import LayoutImage, RegistryImage, find_image, pull_image
+from aotgaudi.oci.locations import LayoutPlace, NamedRemote
+from aotgaudi.oci.registry_remote import RegistryRemote
+from aotgaudi.remotes.remote import check_name
+from aotgaudi.remotes.transfer import Sources
+
+
+@click.command("pull")
+@click.argument("location", metavar="REMOTE")
+@click.argument("manifest_path", metavar="[MANIFEST]", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Pull a bundle, to there."
+)
+@click.option(
+    "--remote", "others", multiple=True, metavar="REMOTE", help="Where to get what REMOTE lacks (repeatable)."
+)
+@remote_options
+@acceptance_options
+@store_options
+@click.option("--json", "as_json", is_flag=True, help="Print what was pulled as JSON.")
+def pull(
+    *,
+    location: str,
+    manifest_path: Path | None,
+    output: Path | None,
+    others: tuple[str, ...],
+    access: RemoteAccess,
+    acceptance: Acceptance,
+    place: StorePlace,
+    as_json: bool,
+) -> None:
+    """Pull a bundle (-o DIR), or into the store what REMOTE has of a MANIFEST (or a spec).
+
+    REMOTE is HOST/REPOSITORY[:TAG] of an OCI registry, a URL such as s3://BUCKET/PREFIX, a directory (./DIR, /DIR),
+    or an image layout (oci:DIR[:TAG]). An image that holds a bundle is unpacked. Everything is verified as it comes; a
+    pull that was interrupted goes on where it stopped.
+    """
+    if (output is None) == (manifest_path is None):
+        raise click.UsageError("say what to pull: a bundle (-o DIR), or what a MANIFEST needs")
+    places = [access.open(text) for text in (location, *others)]
+    with transfer_display("pulling") as display:
+        if output is not None:
+            refuse_foreign(output)
+            document = _bundle_document(_pull_bundle(places, access.name, output, acceptance, display))
+        else:
+            assert manifest_path is not None
+            document = _pull_manifest(_remotes(places), manifest_path, place, display)
+    click.echo(json.dumps(document, indent=2) if as_json else _line(document))
+
+
+def _pull_bundle(
+    places: Sequence[NamedRemote | LayoutPlace],
+    name: str | None,
+    out: Path,
+    acceptance: Acceptance,
+    display: Display,
+) -> Bundle:
+    first = places[0]
+    if isinstance(first, LayoutPlace) and len(places) == 1:
+        return pull_image(LayoutImage(first.root, name or first.tag), out, acceptance, display.expect)
+    remotes = _remotes(places)
+    name = check_name(name or _common_name(remotes))
+    image, usable = _first_image(remotes, name, display)
+    if image is not None:
+        return pull_image(image, out, acceptance, display.expect)
+    sources = Sources([remote.remote for remote in usable], display.conduct)
+    return pull_bundle(sources, name, out, acceptance, display.expect)
+
+
+def _first_image(
+    remotes: Sequence[NamedRemote], name: str, display: Display
+) -> tuple[RegistryImage | None, Sequence[NamedRemote]]:
+    """The image that the first remote with a bundle's image means by `name`, and the remotes that can be used."""
+    usable = []
+    for row in remotes:
+        try:
+            if isinstance(row.remote, RegistryRemote):
+                image = find_image(row.remote, name, display.conduct)
+                if image is not None:
+                    return image, ()
+            usable.append(row)
+        except RemoteError as error:
+            if len(remotes) == 1:
+                raise
+            display.conduct.warn(f"{error}; going on without this remote")
+    return None, usable
+
+
+def _remotes(places: Sequence[NamedRemote | LayoutPlace]) -> list[NamedRemote]:
+    remotes = [place for place in places if isinstance(place, NamedRemote)]
+    if len(remotes) < len(places):
+        raise SpecError(
+            "oci:DIR", "is an image layout", "a bundle can be pulled from it (-o DIR), from it alone"
+        )
+    return remotes
+
+
+def _common_name(remotes: Sequence[NamedRemote]) -> str:
+    names = {remote.name for remote in remotes if remote.name is not None}
+    if len(names) > 1:
+        raise click.UsageError(
+            f"the remotes have different tags ({', '.join(sorted(names))}): say --name NAME"
+        )
+    return names.pop() if names else DEFAULT_NAME
+
+
+def _pull_manifest(
+    remotes: Sequence[NamedRemote], path: Path, place: StorePlace, display: Display
+) -> dict[str, Any]:
+    from aotgaudi.backends.offline import probe_target
+    from aotgaudi.build.share import pull_entries
+
+    manifest = load_manifest_or_spec(path)
+    store = place.open()
+    store.require_writable()
+    sources = Sources([row.remote for row in remotes], display.conduct)
+    target = probe_target(manifest.spec.target)
+    with store.in_use():
+        share = pull_entries(manifest.entries, manifest.spec, target, store, sources)
+    return {
+        "store": str(store.root),
+        "num_wanted": share.num_wanted,
+        "num_records": share.num_records,
+        "num_objects": share.num_objects,
+        "size_bytes": share.size_bytes,
+    }
+
+
+def _bundle_document(bundle: Bundle) -> dict[str, Any]:
+    counts = bundle.index.counts
+    return {
+        "bundle": str(bundle.path),
+        "manifest_id": bundle.index.manifest_id,
+        "num_objects": counts.objects,
+        "size_bytes": counts.object_bytes,
+        "epoch": None if bundle.statement is None else bundle.statement.epoch,
+    }
+
+
+def _line(document: dict[str, Any]) -> str:
+    size = size_text(document["size_bytes"])
+    if "bundle" in document:
+        return f"pulled: {document['bundle']} ({document['num_objects']} objects, {size}, all verified)"
+    wanted, found = document["num_wanted"], document["num_records"]
+    if not wanted:
+        return f"pulled: nothing, {document['store']} has all of it"
+    return (
+        f"pulled: {found} of {wanted} results that {document['store']} lacked"
+        f" ({document['num_objects']} objects, {size})"
+    )

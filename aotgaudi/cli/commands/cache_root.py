@@ -1,0 +1,111 @@
+"""``aotgaudi cache root``: what the store keeps whatever its size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from aotgaudi.build.plan import Plan
+from aotgaudi.bundle.format import load_program, program_objects
+from aotgaudi.bundle.receipt import RECEIPT_SCHEMA, Receipt
+from aotgaudi.bundle.receipt import loads as load_receipt
+from aotgaudi.bundle.verify import open_bundle
+from aotgaudi.cli.commands.cache import size_text
+from aotgaudi.cli.options.common import load_manifest_or_spec
+from aotgaudi.cli.options.store import StorePlace, store_options
+from aotgaudi.digest import Digest
+from aotgaudi.errors import StoreError
+from aotgaudi.pipeline import plan_manifest
+from aotgaudi.store.roots import Root
+from aotgaudi.store.store import Store
+
+
+@click.group("root")
+def root() -> None:
+    """Say what `cache gc` must never remove."""
+
+
+@root.command("add")
+@click.argument("name")
+@click.argument("path", type=click.Path(exists=True, path_type=Path))
+@store_options
+def add(name: str, path: Path, place: StorePlace) -> None:
+    """Keep, as NAME, what PATH needs: a bundle, a receipt, or a manifest or spec (what is built of it now)."""
+    store = place.open(create=False)
+    store.require_writable()
+    try:
+        with store.in_use():
+            kept = _kept_by(name, path, store)
+            store.roots.put(kept)
+    except ValueError as error:
+        raise StoreError(f"cannot keep {path}: {error}") from error
+    size_bytes = sum(digest.size_bytes for digest in kept.objects)
+    click.echo(
+        f"root: {name} keeps {len(kept.keys)} records and {len(kept.objects)} objects ({size_text(size_bytes)})"
+    )
+
+
+@root.command("remove")
+@click.argument("name")
+@store_options
+def remove(name: str, place: StorePlace) -> None:
+    """Keep NAME no longer; `cache gc` may then remove what it alone kept."""
+    store = place.open(create=False)
+    store.require_writable()
+    store.roots.remove(name)
+    click.echo(f"root: {name} is kept no longer")
+
+
+@root.command("list")
+@store_options
+@click.option("--json", "as_json", is_flag=True, help="Print the roots as JSON.")
+def list_(place: StorePlace, as_json: bool) -> None:
+    """List what is kept."""
+    rows = [
+        {
+            "name": item.name,
+            "num_records": len(item.keys),
+            "num_objects": len(item.objects),
+            "object_bytes": sum(digest.size_bytes for digest in item.objects),
+        }
+        for item in place.open(create=False).roots
+    ]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        click.echo(f"{row['name']}: {row['num_records']} records, {row['num_objects']} objects")
+
+
+def _kept_by(name: str, path: Path, store: Store) -> Root:
+    if path.is_dir():
+        bundle = open_bundle(path)
+        return Root(name, frozenset(bundle.receipt.units), frozenset(map(Digest.parse, bundle.index.objects)))
+    if path.suffix != ".toml" and _is_receipt(path):
+        return _kept_by_receipt(name, load_receipt(path.read_bytes()), store)
+    return _kept_by_plan(name, plan_manifest(load_manifest_or_spec(path), store))
+
+
+def _is_receipt(path: Path) -> bool:
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(document, dict) and document.get("schema") == RECEIPT_SCHEMA
+
+
+def _kept_by_receipt(name: str, receipt: Receipt, store: Store) -> Root:
+    """The artifacts and programs that sealing the receipt needs. Raises StoreError when one is not there."""
+    objects = {Digest.parse(text) for unit in receipt.units.values() for text in unit.artifact.values()}
+    for digest in map(Digest.parse, receipt.programs.values()):
+        program = load_program(store.objects.read(digest), digest)
+        objects |= {digest, *program_objects(program, receipt)}
+    return Root(name, frozenset(receipt.units), frozenset(objects))
+
+
+def _kept_by_plan(name: str, plan: Plan) -> Root:
+    """All that was found: also the texts, so that nothing is traced again."""
+    programs = (state.key.hex for state in plan.programs if state.row is not None)
+    return Root(name, frozenset((*programs, *plan.units)), frozenset(plan.digests()))

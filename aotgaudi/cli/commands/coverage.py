@@ -1,0 +1,126 @@
+"""``aotgaudi coverage``: has every step that the server can form an entry, and how much padding does it cost?"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from aotgaudi.bucketing.closure import AddedEntry, closing_entries
+from aotgaudi.bucketing.coverage import Coverage, counted, uncovered
+from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.bucketing.padding import Padding, decode_padding, prompt_padding
+from aotgaudi.cli.options.common import load_manifest_or_spec
+from aotgaudi.errors import CoverageError
+from aotgaudi.manifest.coverage import coverage_of
+from aotgaudi.manifest.manifest import Manifest
+
+_SHOWN = 12
+
+
+@click.command("coverage")
+@click.argument("manifest_path", metavar="MANIFEST", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def coverage(manifest_path: Path, as_json: bool) -> None:
+    """Prove that every step that can be formed under the limits of MANIFEST (or a spec) has an entry.
+
+    Exits with 0 when it has, and with 7, the holes and a smallest counterexample when it has not.
+    """
+    manifest = load_manifest_or_spec(manifest_path)
+    result = coverage_of(manifest)
+    document = _document(manifest, result)
+    click.echo(json.dumps(document, indent=2) if as_json else "\n".join(_lines(manifest_path, document)))
+    if not result.is_closed:
+        raise CoverageError(f"{manifest_path}: {result}")
+
+
+def _document(manifest: Manifest, result: Coverage) -> dict[str, Any]:
+    spec, table = manifest.spec, BucketTable.from_entries(manifest.entries)
+    contiguous_pa = spec.bucketing.contiguous_pa
+    padding = {
+        "prompt": prompt_padding(spec.limits, table),
+        "decode": decode_padding(spec.limits, table, contiguous_pa=contiguous_pa),
+    }
+    holes = uncovered(spec.limits, table, contiguous_pa=contiguous_pa) if result.phases else ()
+    closed = spec.bucketing.model_copy(update={"coverage": "closed"})
+    adds = () if result.is_closed else closing_entries(spec.limits, closed, table)
+    return {
+        "id": manifest.id,
+        "model": spec.model.name,
+        "mode": spec.bucketing.coverage,
+        "closed": result.is_closed,
+        "phases": [
+            {**dataclasses.asdict(phase), "padding": _padding(padding.get(phase.kind))}
+            for phase in result.phases
+        ],
+        "holes": [str(hole) for hole in holes],
+        "smallest": dataclasses.asdict(result.smallest) if result.smallest else None,
+        "mend": None if result.is_closed else _mend(manifest, adds),
+        "closing_entries": [str(entry) for entry in adds],
+        "not_proved": list(result.unproved),
+    }
+
+
+def _padding(padding: Padding | None) -> dict[str, Any] | None:
+    if padding is None:
+        return None
+    return {**dataclasses.asdict(padding), "mean": round(padding.mean, 4), "worst": round(padding.worst, 4)}
+
+
+def _mend(manifest: Manifest, adds: tuple[AddedEntry, ...]) -> str:
+    if manifest.spec.bucketing.strategy == "unified":
+        return "another bucketing.strategy: the engine forms prompt and decode steps, no unified ones"
+    if manifest.spec.bucketing.coverage == "closed":
+        return "enumerate it anew: aotgaudi build manifest SPEC"
+    entries = f"{len(adds):,} {'entry' if len(adds) == 1 else 'entries'}"
+    return f'coverage = "closed" in the [bucketing] of the spec adds {entries}'
+
+
+def _lines(path: Path, document: Mapping[str, Any]) -> Iterator[str]:
+    yield f'{path}: {"closed" if document["closed"] else "has holes"} (coverage = "{document["mode"]}")'
+    if document["phases"]:
+        yield f"  {'':<8}{'can be formed':>21}{'no entry':>18}{'padding: mean':>16}{'worst':>10}"
+    else:
+        yield "  nothing has to be warm: the target runs without graphs"
+    yield from map(_phase_line, document["phases"])
+    yield from _listed("no entry for", document["holes"])
+    if document["smallest"]:
+        yield f"the smallest of them: {document['smallest']['text']}"
+        yield f"what mends it: {document['mend']}"
+    yield from _listed("which then has", document["closing_entries"])
+    if document["not_proved"]:
+        yield f"of {', '.join(document['not_proved'])} entries nothing is proved"
+
+
+def _phase_line(phase: Mapping[str, Any]) -> str:
+    reachable, holes = phase["num_reachable"], phase["num_uncovered"]
+    missing = f"{holes:,}" + (f" ({100 * holes / reachable:.1f} %)" if holes else "")
+    line = f"  {phase['kind']:<8}{reachable:>15,} {phase['unit']:<5}{missing:>18}"
+    if phase["padding"] is None:
+        return line
+    mean, worst = phase["padding"]["mean"], phase["padding"]["worst"]
+    sampled = (
+        f", of every {phase['padding']['row_stride']}th row" if phase["padding"]["row_stride"] > 1 else ""
+    )
+    return f"{line}{mean:>16.2f}{worst:>10.2f}  {_step(phase)}{sampled}"
+
+
+def _step(phase: Mapping[str, Any]) -> str:
+    """The step of the worst padding, in words."""
+    batch_size, query_len, blocks = phase["padding"]["worst_step"]
+    if phase["kind"] == "prompt":
+        return f"{counted(query_len, 'token')} after {counted(blocks, 'block')}"
+    return f"{counted(batch_size, 'sequence')} over {counted(blocks, 'block')}"
+
+
+def _listed(title: str, lines: list[str]) -> Iterator[str]:
+    if not lines:
+        return
+    yield f"{title}:"
+    yield from (f"  {line}" for line in lines[:_SHOWN])
+    if len(lines) > _SHOWN:
+        yield f"  and {len(lines) - _SHOWN:,} more (--json lists all)"

@@ -1,0 +1,76 @@
+"""Which bundles a command accepts: trusted keys, how many of them, since which epoch, and whose files."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from aotgaudi.bundle.keys import load_trusted_key
+from aotgaudi.bundle.opening import Acceptance
+from aotgaudi.bundle.permissions import OwnerRule
+from aotgaudi.bundle.trust import TrustPolicy
+from aotgaudi.cli.options.common import Command
+
+_OPTIONS = (
+    click.option(
+        "--trusted-key",
+        "trusted_keys",
+        type=click.Path(path_type=Path),
+        multiple=True,
+        metavar="PEM",
+        help="Public key whose signature the bundle must carry (repeatable).",
+    ),
+    click.option(
+        "--threshold",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="How many of the trusted keys must have signed  [default: 1]",
+    ),
+    click.option(
+        "--minimum-epoch",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Refuse a bundle that was signed for an older epoch.",
+    ),
+    click.option(
+        "--allow-unsafe-permissions",
+        is_flag=True,
+        help="Accept files that others than you and root own or may write to.",
+    ),
+)
+
+
+def acceptance_options(function: Command) -> Command:
+    """Adds the options; the command gets them as one argument `acceptance`."""
+
+    @functools.wraps(function)
+    def command(
+        *,
+        trusted_keys: tuple[Path, ...],
+        threshold: int | None,
+        minimum_epoch: int | None,
+        allow_unsafe_permissions: bool,
+        **others: Any,
+    ) -> Any:
+        owners = None if allow_unsafe_permissions else OwnerRule(os.geteuid())
+        trust = _policy(trusted_keys, threshold, minimum_epoch)
+        return function(acceptance=Acceptance(owners, trust), **others)
+
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def _policy(paths: Iterable[Path], threshold: int | None, minimum_epoch: int | None) -> TrustPolicy | None:
+    keys = frozenset(load_trusted_key(path) for path in paths)
+    if keys:
+        return TrustPolicy(keys, 1 if threshold is None else threshold, minimum_epoch or 0)
+    for name, value in (("--threshold", threshold), ("--minimum-epoch", minimum_epoch)):
+        if value is not None:
+            raise click.UsageError(f"{name} is about signatures: it needs --trusted-key PEM")
+    return None

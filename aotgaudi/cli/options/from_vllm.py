@@ -1,0 +1,216 @@
+"""``--from-vllm``: a spec from the command line and the environment of a vLLM server, and what they leave open."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from aotgaudi.cli.options.common import parse_byte_count
+from aotgaudi.errors import SpecError
+from aotgaudi.spec.bucketing import BucketingSpec, VersionName
+from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.spec.limits import LARGEST_LIMIT
+from aotgaudi.spec.parse import read_bucket_file, read_config
+
+if TYPE_CHECKING:
+    from aotgaudi.vllm.command import VllmCommand
+
+Command = Callable[..., Any]
+
+_CONFIG_FILE = "config.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmOptions:
+    """What was given beside `command`, the vLLM command. A path or number is None where it was not."""
+
+    command: str
+    env_file: Path | None
+    model_config: Path | None
+    spec_out: Path | None
+    num_blocks: int | None
+    free_memory: int | None
+    bucketing_version: str | None
+
+    @property
+    def arguments(self) -> str:
+        """The options as a shell would read them, but for --spec-out."""
+        given: Mapping[str, Any] = {
+            "--from-vllm": self.command,
+            "--env-file": self.env_file,
+            "--model-config": self.model_config,
+            "--num-blocks": self.num_blocks,
+            "--free-memory": self.free_memory,
+            "--bucketing-version": self.bucketing_version,
+        }
+        return shlex.join(
+            word for name, value in given.items() if value is not None for word in (name, str(value))
+        )
+
+
+def from_vllm_options(function: Command) -> Command:
+    """Gives a command the options of ``--from-vllm``, and passes them as `vllm`, a `VllmOptions` or None."""
+
+    @click.option(
+        "--from-vllm",
+        "vllm_command",
+        metavar="COMMAND",
+        help='In place of SPEC: the command of a vLLM server, quoted, e.g. "vllm serve MODEL --max-num-seqs 128". Its'
+        " VLLM_* and PT_HPU_* variables count as well.",
+    )
+    @click.option(
+        "--env-file",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Lines of NAME=VALUE  [default: this process's environment]",
+    )
+    @click.option(
+        "--model-config",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="The model's config.json  [default: of MODEL, a directory or a name on the hub]",
+    )
+    @click.option(
+        "--spec-out",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Write the spec as well (.toml), and its config beside it.",
+    )
+    @click.option(
+        "--num-blocks",
+        type=click.IntRange(1, LARGEST_LIMIT),
+        metavar="N",
+        help="KV blocks  [default: the command's --num-gpu-blocks-override]",
+    )
+    @click.option(
+        "--free-memory",
+        metavar="SIZE",
+        help="Free device memory, e.g. 92GiB, from which the KV blocks are counted as upstream counts them.",
+    )
+    @click.option(
+        "--bucketing-version",
+        type=click.Choice(get_args(VersionName)),
+        metavar="VERSION",
+        help=f"Whose rules  [default: {BucketingSpec().version}]",
+    )
+    @wraps(function)
+    def command(vllm_command: str | None, **options: Any) -> Any:
+        own = {name: options.pop(name) for name in _OPTION_NAMES}
+        return function(vllm=_options(vllm_command, own), **options)
+
+    return command
+
+
+_OPTION_NAMES = ("env_file", "model_config", "spec_out", "num_blocks", "free_memory", "bucketing_version")
+
+
+def spec_of_options(options: VllmOptions) -> BuildSpec:
+    """Returns the spec of a vLLM server, written where --spec-out says, after printing the report to stderr.
+
+    Raises:
+        SpecError: see ``vllm.from_vllm``; or a file that cannot be read, or a config that cannot be had.
+        StoreError: the spec cannot be written.
+    """
+    from aotgaudi.spec.write import write_spec
+    from aotgaudi.vllm.blocks import Pin  # Only now: the other commands do not wait for it.
+    from aotgaudi.vllm.command import VllmCommand
+    from aotgaudi.vllm.from_vllm import VllmSetup, spec_from_vllm
+
+    command = VllmCommand.parse(options.command)
+    spec, report = spec_from_vllm(
+        VllmSetup(
+            command=command,
+            environment=_environment(options.env_file),
+            config=_config(command, options.model_config),
+            version=options.bucketing_version or BucketingSpec().version,
+            pin=Pin(options.num_blocks, options.free_memory),
+            read_file=lambda path: read_bucket_file(Path(path)),
+        )
+    )
+    for line in report.lines():
+        click.echo(line, err=True)
+    if options.spec_out is not None:
+        write_spec(options.spec_out, spec)
+    return spec
+
+
+def manifest_name(spec: BuildSpec) -> str:
+    """Returns the name of a manifest's file after a model: ``meta-llama/Llama-3.1-8B`` is that of its last part."""
+    last = re.sub(r"[^\w.-]", "_", spec.model.name.rstrip("/").rpartition("/")[2])
+    return f"{last.strip('.') or 'model'}.manifest.json"
+
+
+def _options(vllm_command: str | None, own: dict[str, Any]) -> VllmOptions | None:
+    if vllm_command is None:
+        given = [name for name, value in own.items() if value is not None]
+        if given:
+            raise click.UsageError(f"--{given[0].replace('_', '-')} goes with --from-vllm COMMAND.")
+        return None
+    if own["spec_out"] is not None and own["spec_out"].suffix != ".toml":
+        raise click.UsageError("--spec-out takes a file that ends in .toml.")
+    if own["num_blocks"] is not None and own["free_memory"] is not None:
+        raise click.UsageError("--num-blocks and --free-memory both pin the KV blocks: give one.")
+    return VllmOptions(command=vllm_command, **{**own, "free_memory": _bytes(own["free_memory"])})
+
+
+def _bytes(text: str | None) -> int | None:
+    try:
+        return None if text is None else parse_byte_count(text)
+    except ValueError as error:
+        raise SpecError("--free-memory", str(error), "such as 92GiB") from error
+
+
+def _environment(env_file: Path | None) -> Mapping[str, str]:
+    from aotgaudi.vllm.env_file import parse_env_file
+
+    if env_file is None:
+        return os.environ
+    try:
+        return parse_env_file(env_file.read_text(encoding="utf-8"), str(env_file))
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror or error}"
+        raise SpecError(str(env_file), problem, "lines of NAME=VALUE") from error
+    except UnicodeDecodeError as error:
+        raise SpecError(str(env_file), f"is not UTF-8 text: {error.reason}", "lines of NAME=VALUE") from error
+
+
+def _config(command: VllmCommand, model_config: Path | None) -> dict[str, Any]:
+    if model_config is not None:
+        return read_config(model_config)
+    folder = _folder(command.model)
+    if folder is not None:
+        return read_config(folder / _CONFIG_FILE)
+    if command.model.startswith(("/", ".", "~")):
+        raise SpecError(command.model, "is no directory", "the model's directory, or --model-config FILE")
+    return read_config(_downloaded_config(command.model, command.values.get("revision")))
+
+
+def _folder(model: str) -> Path | None:
+    """Returns the directory that a model's name stands for; None where there is none."""
+    try:
+        folder = Path(model).expanduser()
+        return folder if folder.is_dir() else None
+    except (OSError, RuntimeError, ValueError):  # a name too long, no such user, a zero byte
+        return None
+
+
+def _downloaded_config(model: str, revision: str | None) -> Path:
+    """Fetches the config.json of a model on the hub, or takes it from the hub's cache. Raises SpecError."""
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        return Path(huggingface_hub.hf_hub_download(model, _CONFIG_FILE, revision=revision))
+    except (OSError, HfHubHTTPError, HFValidationError, ValueError) as error:
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise SpecError(
+            model, f"its config.json cannot be had from the hub: {first_line}", "--model-config FILE"
+        ) from error

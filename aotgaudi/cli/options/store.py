@@ -1,0 +1,82 @@
+"""Where the store is, for every command that uses one: ``--store``, ``--lower``, ``--allow-unsafe-store``."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from aotgaudi.cli.options.common import default_store_root, store_option
+from aotgaudi.digest import sha256_bytes
+from aotgaudi.store.access import is_on_network
+from aotgaudi.store.store import Store
+
+Command = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class StorePlace:
+    """A store that the user named, its read-only layers, and whether others than us may own them."""
+
+    root: Path
+    lower: tuple[Path, ...] = ()
+    trust_others: bool = False
+
+    def open(self, *, create: bool = True) -> Store:
+        """Opens the store; read-only where it cannot be written to, which is enough while nothing is missing.
+
+        Raises StoreError as `Store.open` does.
+        """
+        is_writable = not self.root.is_dir() or os.access(self.root, os.W_OK | os.X_OK)
+        return Store.open(
+            self.root,
+            create=create,
+            lower=self.lower,
+            read_only=not is_writable,
+            index_root=self._index_root() if is_writable else None,
+            trust_others=self.trust_others,
+        )
+
+    def _index_root(self) -> Path | None:
+        """A directory of this machine for the index of a store that several share; None: in the store."""
+        if not self.root.exists() or not is_on_network(self.root):
+            return None
+        local = default_store_root() / "indexes" / sha256_bytes(str(self.root.resolve()).encode())[:16]
+        return None if is_on_network(default_store_root()) else local
+
+
+def store_options(function: Command) -> Command:
+    """Gives a command ``place``, a `StorePlace`."""
+
+    @functools.wraps(function)
+    def with_place(
+        *args: Any, store_root: Path, lower: tuple[Path, ...], trust_others: bool, **options: Any
+    ) -> Any:
+        return function(*args, place=StorePlace(store_root, lower, trust_others), **options)
+
+    return store_option(_lower_option(_unsafe_option(with_place)))
+
+
+def _lower_option(function: Command) -> Command:
+    return click.option(
+        "--lower",
+        multiple=True,
+        type=click.Path(path_type=Path),
+        envvar="AOTGAUDI_STORE_LOWER",
+        metavar="DIR",
+        help="A read-only layer below the store: another store, or a bundle (repeatable).",
+    )(function)
+
+
+def _unsafe_option(function: Command) -> Command:
+    return click.option(
+        "--allow-unsafe-store",
+        "trust_others",
+        is_flag=True,
+        help="Use a store that others own or may write to: they decide what code runs.",
+    )(function)

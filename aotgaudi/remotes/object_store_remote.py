@@ -1,0 +1,159 @@
+"""An object store (S3 and what else fsspec speaks) as a remote.
+
+::
+
+    <prefix>/objects/sha256/xx/<hex>
+    <prefix>/records/xx/<key>.json
+    <prefix>/bundles/<name>           pointers (remote.py)
+
+fsspec's file systems raise whatever their libraries raise. Here, at the border, that becomes one of ours; what is
+not known to be final counts as transient, and is tried again a bounded number of times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from aotgaudi.digest import Digest
+from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError
+from aotgaudi.remotes.remote import (
+    MAX_POINTER_BYTES,
+    Download,
+    Pointer,
+    TransientError,
+    check_name,
+    load_pointer,
+)
+from aotgaudi.store.blobs import find_fault
+from aotgaudi.store.records import LARGEST_RECORD_BYTES
+
+_PART_BYTES = 8 << 20
+"""How much is asked for at once: one request, and what one thread holds in memory."""
+
+_USER_INFO = re.compile(r"://[^/@\s]*@")
+_FINAL_WORDS = ("NoSuchBucket", "InvalidAccessKeyId", "SignatureDoesNotMatch", "Unable to locate credentials")
+
+T = TypeVar("T")
+
+
+class ObjectStoreRemote:
+    """The remote at `url`, e.g. ``s3://bucket/prefix``. See `remote.Remote`.
+
+    `options` go to fsspec's file system. Raises RemoteError where fsspec, or what it needs for this kind of URL, is
+    missing.
+    """
+
+    def __init__(self, url: str, **options: Any) -> None:
+        self.label = _USER_INFO.sub("://", url)
+        self._files, self._prefix = _open_file_system(url, self.label, options)
+
+    def has(self, digest: Digest) -> bool:
+        """See `Remote.has`."""
+        found = self._find(lambda: self._files.info(self._object(digest)))
+        return found is not None and found.get("type") == "file" and found.get("size") == digest.size_bytes
+
+    @contextlib.contextmanager
+    def read(self, digest: Digest, offset: int = 0) -> Iterator[Download]:
+        """See `Remote.read`."""
+        yield Download(offset, self._parts(digest, offset))
+
+    def put(self, digest: Digest, path: Path) -> None:
+        """See `Remote.put`."""
+        fault = find_fault(path, digest)
+        if fault is not None:
+            raise CorruptError(f"{path} is not object {digest}: {fault.reason}")
+        self._run(lambda: self._files.put_file(str(path), self._object(digest)))
+
+    def get_record(self, key: str) -> bytes | None:
+        """See `Remote.get_record`."""
+        return self._read_small(f"records/{key[:2]}/{key}.json", LARGEST_RECORD_BYTES)
+
+    def put_record(self, key: str, data: bytes, digests: Iterable[Digest]) -> None:
+        """See `Remote.put_record`."""
+        self._run(lambda: self._files.pipe_file(self._path(f"records/{key[:2]}/{key}.json"), data))
+
+    def resolve(self, name: str) -> Pointer | None:
+        """See `Remote.resolve`."""
+        data = self._read_small(f"bundles/{check_name(name)}", MAX_POINTER_BYTES)
+        try:
+            return None if data is None else load_pointer(data)
+        except ValueError as error:
+            raise RemoteError(f"{self.label}: bundles/{name}: {error}") from error
+
+    def publish(self, name: str, pointer: Pointer, digests: Iterable[Digest]) -> str:
+        """See `Remote.publish`."""
+        self._run(lambda: self._files.pipe_file(self._path(f"bundles/{check_name(name)}"), pointer.dumps()))
+        return f"{self.label} {name}"
+
+    def _parts(self, digest: Digest, offset: int) -> Iterator[bytes]:
+        path = self._object(digest)
+        while offset < digest.size_bytes:
+            stop = min(offset + _PART_BYTES, digest.size_bytes)
+            part = self._find(partial(self._files.cat_file, path, start=offset, end=stop))
+            if part is None:
+                raise MissingObjectError(f"{self.label} has no object {digest}")
+            if not part:
+                return
+            yield bytes(part)
+            offset += len(part)
+
+    def _read_small(self, name: str, max_bytes: int) -> bytes | None:
+        path = self._path(name)
+        found = self._find(lambda: self._files.info(path))
+        if found is None:
+            return None
+        size_bytes = found.get("size") or 0
+        if size_bytes > max_bytes:
+            raise RemoteError(f"{self.label}: {name} has {size_bytes} bytes, at most {max_bytes} are read")
+        data = self._find(lambda: self._files.cat_file(path))
+        return None if data is None else bytes(data)
+
+    def _object(self, digest: Digest) -> str:
+        return self._path(f"objects/sha256/{digest.sha256[:2]}/{digest.sha256}")
+
+    def _path(self, name: str) -> str:
+        return f"{self._prefix}/{name}"
+
+    def _find(self, action: Callable[[], T]) -> T | None:
+        """As `_run`; None where nothing of that name is there."""
+        try:
+            return self._run(action)
+        except RemoteError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            raise
+
+    def _run(self, action: Callable[[], T]) -> T:
+        """Runs `action`; every error that is none of ours becomes one."""
+        try:
+            return action()
+        except Exception as error:
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: Exception) -> RemoteError:
+        lines = str(error).splitlines() or [""]
+        text = f"{self.label}: {type(error).__name__}: {_USER_INFO.sub('://', lines[0])[:200]}"
+        is_final = isinstance(error, (FileNotFoundError, PermissionError, ImportError)) or any(
+            word in text for word in _FINAL_WORDS
+        )
+        return RemoteError(text) if is_final else TransientError(text)
+
+
+def _open_file_system(url: str, label: str, options: dict[str, Any]) -> tuple[Any, str]:
+    try:
+        import fsspec
+
+        files, prefix = fsspec.core.url_to_fs(
+            url, use_listings_cache=False, skip_instance_cache=True, **options
+        )
+    except ImportError as error:
+        remedy = "pip install 'aotgaudi[s3]'" if url.startswith("s3:") else "install what fsspec needs for it"
+        raise RemoteError(f"{label}: {str(error).splitlines()[0]} ({remedy})") from error
+    except ValueError as error:
+        raise RemoteError(f"{label}: {error}") from error
+    return files, prefix.rstrip("/")

@@ -1,0 +1,41 @@
+"""Trying again, a bounded number of times, with growing waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from aotgaudi.remotes.remote import TransientError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Retry:
+    """At most `num_attempts`, with waits of 0.5, 1, 2, ... seconds between them, none above `longest_wait_seconds`.
+
+    `sleep` and `clock` (seconds, monotonic) are the time's; tests bring their own.
+    """
+
+    num_attempts: int = 5
+    first_wait_seconds: float = 0.5
+    longest_wait_seconds: float = 20.0
+    sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+
+    def call(self, action: Callable[[], T]) -> T:
+        """Runs `action` until it raises no TransientError. Raises the last one, and every other error at once."""
+        for attempt in range(self.num_attempts - 1):
+            try:
+                return action()
+            except TransientError as error:
+                self.wait(attempt, error)
+        return action()
+
+    def wait(self, attempt: int, error: TransientError) -> None:
+        """Waits after the failure number `attempt` (from 0): as long as the remote asked for, within our bound."""
+        backoff = self.first_wait_seconds * 2**attempt
+        asked = backoff if error.wait_seconds is None else max(backoff, error.wait_seconds)
+        self.sleep(min(asked, self.longest_wait_seconds))

@@ -1,0 +1,90 @@
+"""What vllm-gaudi's warm-up of sampler and defragmenter runs and logs, for a manifest: to compare with a server's log.
+
+The lines are those of the public pages (docs/configuration/warm-up/sampler_warm-up.md and
+defragmenter_warm-up.md), without time and place; a version without the warm-up logs nothing
+(``aotgaudi.vllm.rules``), and neither does a server under --enforce-eager (vllm_gaudi/v1/worker/
+hpu_model_runner.py, warmup_model).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from aotgaudi.entries import SamplerEntry
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.sampling import FEWEST_BLOCKS_TO_EXCHANGE
+from aotgaudi.vllm.rules import find_rules
+
+_MODES_WITHOUT_WARM_UP = ("lazy", "eager")
+_OWN_COLUMNS = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "num_logprobs")
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line of a log, without time and place."""
+
+    level: Literal["INFO", "WARNING"]
+    text: str
+
+
+def warm_up_log(manifest: Manifest) -> tuple[LogLine, ...]:
+    """Returns the lines of the sampler's warm-up, then those of the defragmenter's."""
+    spec = manifest.spec
+    rules = find_rules(spec.bucketing.version)
+    if rules.sampler is None or spec.target.execution_mode in _MODES_WITHOUT_WARM_UP:
+        return ()
+    sampler = [entry for entry in manifest.entries if isinstance(entry, SamplerEntry)]
+    lines = [*_sampler_lines(sampler)]
+    if spec.defrag.enabled:
+        announces_first = rules.defrag == "unified"
+        lines += _defrag_lines(
+            spec.defrag.padded_swaps, spec.limits.num_blocks, announces_first=announces_first
+        )
+    return tuple(lines)
+
+
+def warm_up_swaps(padded_swaps: Sequence[int]) -> tuple[int, ...]:
+    """Returns the sizes that blocks 1 and 0 are exchanged in, in order.
+
+    Each size once; an odd number of exchanges takes one more in the first size, so that the cache is at the end
+    what it was (vllm_gaudi/extension/defragmentation.py, warmup).
+    """
+    extra = padded_swaps[:1] if len(padded_swaps) % 2 else ()
+    return (*padded_swaps, *extra)
+
+
+def _sampler_lines(entries: Sequence[SamplerEntry]) -> Iterator[LogLine]:
+    sizes = list(dict.fromkeys(entry.batch_size for entry in entries))
+    yield LogLine("INFO", f"Warming up sampler with batch sizes: {sizes} and following configs:")
+    for entry in entries:
+        if entry.batch_size == sizes[0]:
+            yield LogLine("INFO", _setting(entry))
+    yield LogLine("INFO", "Starting sampler warmup...")
+    yield LogLine("INFO", "Sampler warmup completed successfully")
+
+
+def _setting(entry: SamplerEntry) -> str:
+    """Upstream's four columns, and those of ours that are on."""
+    neutral = SamplerEntry(entry.batch_size, 0.0, 1.0, 0, True)
+    names = [name for name in _OWN_COLUMNS if getattr(entry, name) != getattr(neutral, name)]
+    columns = "".join(f", {name}={getattr(entry, name)}" for name in names)
+    return (
+        f"temp={entry.temperature}, top_p={entry.top_p}, top_k={entry.top_k}, "
+        f"batch_changed={entry.batch_changed}{columns}"
+    )
+
+
+def _defrag_lines(
+    padded_swaps: Sequence[int], num_blocks: int, *, announces_first: bool
+) -> Iterator[LogLine]:
+    """Up to v0.17.1, with unified attention, the thresholds are announced before the blocks are counted."""
+    announcement = LogLine("INFO", f"Warming up defragmenter with thresholds: {list(padded_swaps)}")
+    is_skipped = num_blocks < FEWEST_BLOCKS_TO_EXCHANGE
+    if announces_first or not is_skipped:
+        yield announcement
+    if is_skipped:
+        yield LogLine("WARNING", f"Skipping defragmenter warmup, insufficient blocks ({num_blocks})")
+    else:
+        yield LogLine("INFO", "Defragmenter warmup completed successfully")
