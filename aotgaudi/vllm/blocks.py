@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from aotgaudi.bucketing.rules import EnvironmentRules
 from aotgaudi.errors import SpecError
 from aotgaudi.vllm.command import VllmCommand
 from aotgaudi.vllm.memory import num_kv_blocks
-from aotgaudi.vllm.rules import EnvironmentRules
 from aotgaudi.vllm.serving import DEFAULT_RESERVED, RESERVED_VARIABLE, ServingEnvironment
 from aotgaudi.vllm.values import parse_fraction, parse_integer
 

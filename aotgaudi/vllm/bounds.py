@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from aotgaudi.bucketing.rules import EnvironmentRules
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.bucketing import AxisBounds, DecodeBounds, PromptBounds, StrategyName
-from aotgaudi.vllm.rules import EnvironmentRules
 
 _PATTERN = re.compile(
     r"VLLM_(PROMPT|DECODE)_(BS|QUERY|SEQ|CTX|BLOCK)_BUCKET_(MIN|STEP|MAX|LIMIT|PAD_MAX|PAD_PERCENT)"

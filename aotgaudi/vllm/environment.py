@@ -1,6 +1,6 @@
 """The bucketing part of an environment: ``VLLM_*`` and ``PT_HPU_*`` as one public version reads them.
 
-Sources, at vllm-gaudi@091bbad unless a rule of ``vllm.rules`` says otherwise: vllm_gaudi/extension/features.py
+Sources, at vllm-gaudi@091bbad unless a rule of ``bucketing.versions`` says otherwise: vllm_gaudi/extension/features.py
 and environment.py (modes), extension/bucketing/common.py 66-155 (strategy), linear.py 90-127 and padding_aware.py
 100-150 (bounds), v1/worker/hpu_model_runner.py 1505-1533 (prompts of a step).
 """
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from aotgaudi.bucketing.rules import EnvironmentRules
+from aotgaudi.bucketing.versions import find_version
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.bucketing import DecodeBounds, PromptBounds, SlidingSpec, StrategyName
 from aotgaudi.vllm.bounds import BoundVariable, read_bounds
@@ -22,7 +24,6 @@ from aotgaudi.vllm.ignored import (
     why_ignored,
 )
 from aotgaudi.vllm.reader import VariableReader
-from aotgaudi.vllm.rules import EnvironmentRules, find_rules
 from aotgaudi.vllm.values import parse_integer
 
 _PREFILL_VARIABLE = "VLLM_PROMPT_BS_BUCKET_MAX"
@@ -81,7 +82,7 @@ class BucketingEnvironment:
         Raises:
             SpecError: a malformed value, with the variable named; or an unknown version.
         """
-        rules, reader = find_rules(version), VariableReader(environment)
+        rules, reader = find_version(version).environment, VariableReader(environment)
         unified = rules.has_unified and bool(reader.boolean("VLLM_UNIFIED_ATTN"))
         merged = reader.boolean("VLLM_MERGED_PREFILL")
         merged_prefill = unified if merged is None else merged

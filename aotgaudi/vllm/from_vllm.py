@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from aotgaudi.bucketing.rules import EnvironmentRules
+from aotgaudi.bucketing.versions import find_version
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.build_spec import SPEC_SCHEMA, BuildSpec
@@ -22,7 +24,6 @@ from aotgaudi.vllm.limits import Limits, read_limits
 from aotgaudi.vllm.model_facts import DTYPES, DtypeName, ModelFacts
 from aotgaudi.vllm.other_variables import OtherVariables
 from aotgaudi.vllm.report import Report
-from aotgaudi.vllm.rules import EnvironmentRules, find_rules
 from aotgaudi.vllm.serving import LAZY_VARIABLE, MODE_NOTES, MODES, ServingEnvironment
 from aotgaudi.vllm.speculation import num_speculative_tokens
 from aotgaudi.vllm.values import shown
@@ -72,7 +73,7 @@ def spec_from_vllm(setup: VllmSetup) -> tuple[BuildSpec, Report]:
             expressed, with the reason.
     """
     environment = {**setup.environment, **setup.command.assignments}
-    rules = find_rules(setup.version)
+    rules = find_version(setup.version).environment
     bucketing = BucketingEnvironment.parse(
         environment,
         setup.version,

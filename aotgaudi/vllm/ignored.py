@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from aotgaudi.bucketing.rules import EnvironmentRules
 from aotgaudi.spec.bucketing import StrategyName
 from aotgaudi.vllm.bounds import BoundVariable, heeded_parameters, variable
-from aotgaudi.vllm.rules import EnvironmentRules
 
 PREFIXES = ("VLLM_", "PT_HPU")
 """What the variables of the public code begin with."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from aotgaudi.bucketing.rules import EnvironmentRules
+from aotgaudi.bucketing.versions import find_version
 from aotgaudi.errors import SpecError
 from aotgaudi.vllm.blocks import Pin, pinned_blocks
 from aotgaudi.vllm.command import VllmCommand
 from aotgaudi.vllm.environment import BucketingEnvironment
 from aotgaudi.vllm.memory import kv_block_bytes
 from aotgaudi.vllm.model_facts import ModelFacts
-from aotgaudi.vllm.rules import EnvironmentRules, find_rules
 from aotgaudi.vllm.serving import ServingEnvironment
 from aotgaudi.vllm.values import parse_integer, parse_tokens
 
@@ -47,7 +48,7 @@ def read_limits(
     pin: Pin,
 ) -> Limits:
     """Returns the limits of a server. Raises SpecError, with the flag or variable at fault named."""
-    rules, assumed = find_rules(bucketing.version), _Assumed()
+    rules, assumed = find_version(bucketing.version).environment, _Assumed()
     max_model_len = _max_model_len(command, facts, assumed)
     max_num_seqs = _integer(command, "max-num-seqs")
     tokens = _batched_tokens(command, rules, max_model_len, max_num_seqs or DEFAULT_MAX_NUM_SEQS, assumed)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from aotgaudi.bucketing.rules import EnvironmentRules
 from aotgaudi.errors import SpecError
-from aotgaudi.vllm.rules import EnvironmentRules
 from aotgaudi.vllm.values import shown
 
 DtypeName = Literal["float32", "bfloat16", "float16"]

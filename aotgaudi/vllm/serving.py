@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from aotgaudi.bucketing.rules import EnvironmentRules
+from aotgaudi.bucketing.versions import find_version
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.target import ExecutionMode
 from aotgaudi.vllm.environment import BucketingEnvironment
 from aotgaudi.vllm.ignored import DEFRAG_VARIABLES
 from aotgaudi.vllm.reader import VariableReader
-from aotgaudi.vllm.rules import EnvironmentRules, find_rules
 from aotgaudi.vllm.values import parse_fraction, parse_integer, shown
 
 LAZY_VARIABLE = "PT_HPU_LAZY_MODE"
@@ -68,7 +69,7 @@ class ServingEnvironment:
         """Reads the environment as `version` does. Raises SpecError, with the variable named."""
         reader = VariableReader(environment)
         reserved = reader.text(RESERVED_VARIABLE)
-        defrag = _Defrag.read(reader, find_rules(version))
+        defrag = _Defrag.read(reader, find_version(version).environment)
         return cls(
             is_lazy=_lazy(reader),
             skips_warmup=bool(reader.boolean("VLLM_SKIP_WARMUP")),
@@ -92,7 +93,7 @@ class ServingEnvironment:
         (extension/defragmentation.py 61).
         """
         by_default = {"contiguous_pa": bucketing.contiguous_pa, "unified": bucketing.unified}
-        rule = find_rules(bucketing.version).defrag
+        rule = find_version(bucketing.version).environment.defrag
         enabled = by_default.get(rule or "", False) if self.defrag is None else self.defrag
         with_graphs = not is_lazy if self.defrag_with_graphs is None else self.defrag_with_graphs
         spec = DefragSpec(enabled=enabled, with_graphs=with_graphs)

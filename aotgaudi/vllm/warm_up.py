@@ -2,7 +2,7 @@
 
 The lines are those of the public pages (docs/configuration/warm-up/sampler_warm-up.md and
 defragmenter_warm-up.md), without time and place; a version without the warm-up logs nothing
-(``aotgaudi.vllm.rules``), and neither does a server under --enforce-eager (vllm_gaudi/v1/worker/
+(``aotgaudi.bucketing.versions``), and neither does a server under --enforce-eager (vllm_gaudi/v1/worker/
 hpu_model_runner.py, warmup_model).
 """
 
@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from aotgaudi.bucketing.versions import find_version
 from aotgaudi.entries import SamplerEntry
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.sampling import FEWEST_BLOCKS_TO_EXCHANGE
-from aotgaudi.vllm.rules import find_rules
 
 _MODES_WITHOUT_WARM_UP = ("lazy", "eager")
 _OWN_COLUMNS = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "num_logprobs")
@@ -32,7 +32,7 @@ class LogLine:
 def warm_up_log(manifest: Manifest) -> tuple[LogLine, ...]:
     """Returns the lines of the sampler's warm-up, then those of the defragmenter's."""
     spec = manifest.spec
-    rules = find_rules(spec.bucketing.version)
+    rules = find_version(spec.bucketing.version).environment
     if rules.sampler is None or spec.target.execution_mode in _MODES_WITHOUT_WARM_UP:
         return ()
     sampler = [entry for entry in manifest.entries if isinstance(entry, SamplerEntry)]

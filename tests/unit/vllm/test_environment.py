@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.bucketing import AxisBounds, SlidingSpec, VersionName
 from aotgaudi.vllm.environment import BucketingEnvironment
-from aotgaudi.vllm.rules import RULES
 
 NEWEST = "vllm-gaudi@091bbad"
 V0_19_1 = "vllm-gaudi@v0.19.1"
@@ -48,10 +47,6 @@ def parse(version: str = NEWEST, *, caching: bool | None = None, **environment: 
 
 def reason(environment: BucketingEnvironment, name: str) -> str:
     return next(one.reason for one in environment.ignored if one.name == name)
-
-
-def test_every_version_of_the_spec_has_rules() -> None:
-    assert tuple(RULES) == VERSIONS
 
 
 def test_an_empty_environment_of_the_newest_version() -> None:

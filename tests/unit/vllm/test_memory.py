@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aotgaudi.bucketing.versions import VERSIONS
 from aotgaudi.errors import SpecError
 from aotgaudi.vllm.memory import kv_block_bytes, num_kv_blocks
 from aotgaudi.vllm.model_facts import ModelFacts
-from aotgaudi.vllm.rules import RULES
 
 GIB = 2**30
 LLAMA = {
@@ -22,7 +22,7 @@ LLAMA = {
 
 
 def facts(**config: Any) -> ModelFacts:
-    return ModelFacts.of(config, RULES["vllm-gaudi@091bbad"])
+    return ModelFacts.of(config, VERSIONS["vllm-gaudi@091bbad"].environment)
 
 
 def test_the_example_of_upstreams_tuning_page() -> None:

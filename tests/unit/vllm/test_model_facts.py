@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
+from aotgaudi.bucketing.versions import VERSIONS
 from aotgaudi.errors import SpecError
 from aotgaudi.vllm.model_facts import ModelFacts
-from aotgaudi.vllm.rules import RULES
 
 
 def facts(version: str = "vllm-gaudi@091bbad", **config: Any) -> ModelFacts:
-    return ModelFacts.of({"model_type": "llama", **config}, RULES[version])
+    return ModelFacts.of({"model_type": "llama", **config}, VERSIONS[version].environment)
 
 
 def test_a_plain_model() -> None:
