@@ -10,16 +10,15 @@ from typing import Any
 import click
 
 from aotgaudi.backends.offline import probe_target
-from aotgaudi.build.explain import Finding, Reason, explain_against, explain_plan, reasons
-from aotgaudi.build.history import History
 from aotgaudi.build.keys import ProgramKeys
 from aotgaudi.build.plan import Plan
-from aotgaudi.build.sealed import Sealed, read_sealed
 from aotgaudi.cli.options.common import load_manifest_or_spec
 from aotgaudi.cli.options.entry import find_entry
 from aotgaudi.cli.options.store import StorePlace, store_options
 from aotgaudi.cli.show.explanation import counted, reason_document, reason_lines
 from aotgaudi.entries import Entry
+from aotgaudi.explain.findings import Finding, Reason, explain_against, explain_plan, reasons
+from aotgaudi.explain.history import History, Sealed, read_sealed
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.pipeline import plan_manifest
 from aotgaudi.store.store import Store

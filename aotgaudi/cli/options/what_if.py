@@ -9,8 +9,8 @@ import click
 
 from aotgaudi.build.keys import ProgramKeys
 from aotgaudi.build.plan import Plan
-from aotgaudi.build.what_if import WhatIf, parse_changes, what_if
 from aotgaudi.cli.show.explanation import change_text, changes_document, cost_document, counted, time_text
+from aotgaudi.explain.what_if import WhatIf, parse_changes, what_if
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
 

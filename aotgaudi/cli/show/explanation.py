@@ -1,13 +1,13 @@
-"""Findings of ``aotgaudi.build.explain`` as lines for people, and as JSON values."""
+"""Findings of ``aotgaudi.explain.findings`` as lines for people, and as JSON values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from aotgaudi.build.explain import Finding, Reason
-from aotgaudi.build.history import BuiltProgram, BuiltUnit, Cost, History
-from aotgaudi.build.nearest import ENTRY, Change
+from aotgaudi.explain.compare import ENTRY, Change
+from aotgaudi.explain.findings import Finding, Reason
+from aotgaudi.explain.history import BuiltProgram, BuiltUnit, Cost, History
 
 _SHOWN_CHARACTERS = 72
 _EXAMPLES = 3

@@ -14,18 +14,18 @@ from aotgaudi.backends.base import Target
 from aotgaudi.backends.inductor.levels import ISA_LEVELS
 from aotgaudi.backends.inductor.probe import COMPILE_FLAGS, at_level
 from aotgaudi.build import keys
-from aotgaudi.build.explain import Finding
 from aotgaudi.build.keys import LIMITS_EXCLUDED, SPEC_EXCLUDED, unit_key
-from aotgaudi.build.nearest import Change
 from aotgaudi.build.records import ProgramRow, UnitSource, record
 from aotgaudi.digest import Digest, Key
 from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, MhcEntry, PromptEntry, SamplerEntry
+from aotgaudi.explain.compare import Change
+from aotgaudi.explain.findings import Finding
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.bucketing import BucketingSpec, SlidingSpec
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.model import CONFIG_KEYS_EXCLUDED
 from aotgaudi.store.store import Store
-from tests.unit.build.explaining import built, compiled, findings
+from tests.unit.explain.explaining import built, compiled, findings
 
 CONFIGS = Path(__file__).parents[3] / "manifests" / "configs"
 ENTRIES: tuple[Entry, ...] = (

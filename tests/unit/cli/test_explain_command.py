@@ -11,15 +11,15 @@ import pytest
 from click.testing import CliRunner, Result
 
 from aotgaudi.backends.base import Target
-from aotgaudi.build.history import Cost
-from aotgaudi.build.nearest import Change
 from aotgaudi.bundle.receipt import loads as load_receipt
 from aotgaudi.cli.main import cli
 from aotgaudi.cli.show.explanation import change_text, counted, time_text
+from aotgaudi.explain.compare import Change
+from aotgaudi.explain.history import Cost
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.store.store import Store
-from tests.unit.build.explaining import built
 from tests.unit.build.seeding import FAKE, SPEC_TEXT, tiny_spec
+from tests.unit.explain.explaining import built
 
 LABELS = (("layer a", "head b"), ("layer a", "sampler c"))
 UPGRADED = FAKE.model_copy(update={"toolchain": {"fake": "1", "torch": "2.14"}})

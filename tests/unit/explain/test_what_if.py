@@ -6,17 +6,17 @@ import pytest
 
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.inductor.levels import ISA_LEVELS
-from aotgaudi.build.history import Cost
 from aotgaudi.build.keys import ProgramKeys
-from aotgaudi.build.nearest import Change
 from aotgaudi.build.plan import make_plan
-from aotgaudi.build.what_if import WhatIf, parse_changes, what_if
 from aotgaudi.entries import DefragEntry
 from aotgaudi.errors import SpecError
+from aotgaudi.explain.compare import Change
+from aotgaudi.explain.history import Cost
+from aotgaudi.explain.what_if import WhatIf, parse_changes, what_if
 from aotgaudi.store.store import Store
-from tests.unit.build.explaining import SECONDS, built
 from tests.unit.build.seeding import FAKE, seed, tiny_spec
 from tests.unit.build.test_keys import TARGET
+from tests.unit.explain.explaining import SECONDS, built
 
 ENTRIES = (DefragEntry(1), DefragEntry(2))
 LABELS = (("swap a", "layer b"), ("swap a", "layer c"))

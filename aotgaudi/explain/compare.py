@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar, Union
 
-from aotgaudi.build.history import BuiltProgram, BuiltUnit
+from aotgaudi.explain.history import BuiltProgram, BuiltUnit
 
 Components = Mapping[str, str]
 Rows = tuple[tuple[str, str], ...]

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from aotgaudi.build.history import BuiltProgram, BuiltUnit, Cost, History
 from aotgaudi.build.keys import ProgramKeys, unit_key_of_graph
-from aotgaudi.build.nearest import ENTRY, Change, NearestProgram, NearestUnit, changes
 from aotgaudi.build.plan import Plan, ProgramState
 from aotgaudi.digest import Digest, Key
 from aotgaudi.entries import Entry
 from aotgaudi.errors import CorruptError, StoreError
+from aotgaudi.explain.compare import ENTRY, Change, NearestProgram, NearestUnit, changes
+from aotgaudi.explain.history import BuiltProgram, BuiltUnit, Cost, History
 from aotgaudi.store.store import Store
 
 State = Literal["warm", "changed", "new", "lost", "never built"]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from aotgaudi.build.explain import Finding, Reason, explain_against, reasons
-from aotgaudi.build.history import BuiltProgram, BuiltUnit, Cost, History
 from aotgaudi.build.keys import ProgramKeys, program_key, unit_key
-from aotgaudi.build.nearest import Change
 from aotgaudi.build.records import ProgramRow, UnitSource
 from aotgaudi.digest import Digest
 from aotgaudi.entries import DefragEntry, PromptEntry
+from aotgaudi.explain.compare import Change
+from aotgaudi.explain.findings import Finding, Reason, explain_against, reasons
+from aotgaudi.explain.history import BuiltProgram, BuiltUnit, Cost, History
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
-from tests.unit.build.explaining import SECONDS, built, compiled, findings
 from tests.unit.build.seeding import FAKE, key_of, seed, text_of, tiny_spec
+from tests.unit.explain.explaining import SECONDS, built, compiled, findings
 
 ENTRIES = (DefragEntry(1), DefragEntry(2))
 LABELS = (("swap a", "layer b"), ("swap a", "layer c"))

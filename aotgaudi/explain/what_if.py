@@ -14,12 +14,12 @@ from types import MappingProxyType
 
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.offline import with_isa
-from aotgaudi.build.history import BuiltUnit, Cost
 from aotgaudi.build.keys import ProgramKeys
-from aotgaudi.build.nearest import Change
 from aotgaudi.build.plan import Plan, ProgramState
 from aotgaudi.build.records import ProgramRow, read_programs
 from aotgaudi.errors import SpecError
+from aotgaudi.explain.compare import Change
+from aotgaudi.explain.history import BuiltUnit, Cost
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.build.history import BuiltProgram, BuiltUnit
-from aotgaudi.build.nearest import Change, NearestProgram, NearestUnit, changes
+from aotgaudi.explain.compare import Change, NearestProgram, NearestUnit, changes
+from aotgaudi.explain.history import BuiltProgram, BuiltUnit
 
 SMALL = st.sampled_from("abc")
 

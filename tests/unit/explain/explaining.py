@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from aotgaudi.backends.base import Target
-from aotgaudi.build.explain import Finding, explain_plan
-from aotgaudi.build.history import History
 from aotgaudi.build.keys import unit_key
 from aotgaudi.build.plan import Plan, make_plan
 from aotgaudi.build.records import UnitRow, record
 from aotgaudi.entries import Entry
+from aotgaudi.explain.findings import Finding, explain_plan
+from aotgaudi.explain.history import History
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
 from tests.unit.build.seeding import FAKE, seed, text_of
