@@ -297,10 +297,7 @@ class OurEngine:
     def rate(self, case: Case, steps: int) -> float:
         events: queue.Queue[tuple[float, Any]] = queue.Queue()
         started = time.perf_counter()
-        handles = {}
-        for _ in range(case.batch):
-            handle = self._add(case, events)
-            handles[handle.request_id] = handle
+        request_ids = [self._add(case, events) for _ in range(case.batch)]
         try:
             return (
                 self._prefill_rate(case, events, started)
@@ -308,11 +305,11 @@ class OurEngine:
                 else self._decode_rate(case, events, steps)
             )
         finally:
-            for handle in handles.values():
-                handle.abort()
-            self._drain(events, set(handles))
+            for request_id in request_ids:
+                self._engine.abort(request_id)
+            self._drain(events, set(request_ids))
 
-    def _add(self, case: Case, events: queue.Queue[tuple[float, Any]]) -> Any:
+    def _add(self, case: Case, events: queue.Queue[tuple[float, Any]]) -> str:
         from aotgaudi.engine.sampling_params import SamplingParams
 
         self._count += 1
@@ -320,12 +317,14 @@ class OurEngine:
         params = SamplingParams(
             temperature=0.0, ignore_eos=True, max_tokens=1 if case.phase == "prefill" else None
         )
-        return self._engine.add(
+        request_id = f"r{self._count}"
+        self._engine.add(
             [self._random.randrange(vocab_size) for _ in range(case.context)],
             params,
-            request_id=f"r{self._count}",
+            request_id=request_id,
             on_event=lambda event: events.put((time.perf_counter(), event)),
         )
+        return request_id
 
     def _prefill_rate(self, case: Case, events: queue.Queue[tuple[float, Any]], started: float) -> float:
         now, event = self._next(events)

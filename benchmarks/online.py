@@ -12,9 +12,13 @@ import torch
 from aotgaudi.backends.online import check_target, make_runtime
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bundle.verify import hold_bundle, open_bundle
+from aotgaudi.engine.admission import Admission
+from aotgaudi.engine.blocks import BlockPool
+from aotgaudi.engine.core import EngineCore
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.runner import ProgramRunner
+from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.engine.steps import DecodeRow, DecodeStep, PromptRow, PromptStep, SamplingRow
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.manifest.codec import loads as load_manifest
@@ -39,15 +43,12 @@ class Online:
     def engine(self, on_step: Callable[..., None] | None = None) -> Engine:
         """An engine as the server makes it, not started."""
         tokenizer, spec = Tokenizer.load(self.model_dir), self.manifest.spec
+        pool = BlockPool(spec.limits.num_blocks)
+        scheduler = Scheduler(spec.limits, self.table, pool, eos_token_ids=tokenizer.eos_token_ids)
         return Engine(
-            spec.limits,
-            self.table,
-            self.runner,
-            new_detokenizer=lambda ids: IncrementalDetokenizer(tokenizer.decode, ids),
-            eos_token_ids=tokenizer.eos_token_ids,
-            vocab_size=spec.model.vocab_size,
-            defrag=spec.defrag if spec.defrag.enabled else None,
-            on_step=on_step,
+            EngineCore(scheduler, self.runner, defrag=spec.defrag, on_step=on_step),
+            Admission(spec.limits, spec.model.vocab_size, spec.sampler),
+            lambda ids: IncrementalDetokenizer(tokenizer.decode, ids),
         )
 
     def full_prompt(self, entry: PromptEntry, random: Random) -> PromptStep:

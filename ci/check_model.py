@@ -19,11 +19,15 @@ import torch
 from aotgaudi.backends.online import make_runtime
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bundle.verify import open_bundle
+from aotgaudi.engine.admission import Admission
+from aotgaudi.engine.blocks import BlockPool
+from aotgaudi.engine.core import EngineCore
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
-from aotgaudi.engine.events import ErrorEvent, Event
 from aotgaudi.engine.loop import Engine
+from aotgaudi.engine.output import ErrorEvent, Event
 from aotgaudi.engine.runner import ProgramRunner
 from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.manifest.codec import loads
 from aotgaudi.runtime.allocator import keep_freed_memory
 from aotgaudi.runtime.executables import ExecutableTable
@@ -92,13 +96,18 @@ def generate(
         Artifacts(bundle.receipt, bundle.program, bundle.read_object, bundle.object_path),
         table,
     )
-    engine = Engine(
-        manifest.spec.limits,
+    spec = manifest.spec
+    scheduler = Scheduler(
+        spec.limits,
         BucketTable.from_entries(manifest.entries),
-        ProgramRunner(table, manifest.spec.limits.block_size),
-        new_detokenizer=lambda ids: IncrementalDetokenizer(tokenizer.decode, ids),
-        defrag=manifest.spec.defrag,
+        BlockPool(spec.limits.num_blocks),
         eos_token_ids=tokenizer.eos_token_ids,
+    )
+    runner = ProgramRunner(table, spec.limits.block_size)
+    engine = Engine(
+        EngineCore(scheduler, runner, defrag=spec.defrag),
+        Admission(spec.limits, spec.model.vocab_size, spec.sampler),
+        lambda ids: IncrementalDetokenizer(tokenizer.decode, ids),
     )
     outputs: list[list[int]] = [[] for _ in prompts]
     ended = [threading.Event() for _ in prompts]

@@ -1,8 +1,9 @@
-"""Which requests are let in: everything that could never run is refused before it queues."""
+"""Which requests are admitted: a request that could never run is refused before it queues."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from aotgaudi.engine.blocks import num_blocks_for
 from aotgaudi.engine.sampling_params import SamplingParams
@@ -12,11 +13,37 @@ from aotgaudi.spec.sampler import SamplerSpec
 from aotgaudi.spec.sampler_signature import SamplerSignature, SamplerWork
 
 
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The limits that a request must fit. Pure, any thread.
+
+    Attributes:
+        limits: What the scheduler may form.
+        vocab_size: Prompts with token ids of `vocab_size` or more are refused; None checks only that ids are not
+            negative.
+        sampler: What the sampler was built for; requests that need more are refused.
+    """
+
+    limits: ServingLimits
+    vocab_size: int | None = None
+    sampler: SamplerSpec = SamplerSpec()  # noqa: RUF009 - a frozen value
+
+    def check(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> int:
+        """Returns how many tokens the request may generate, at least 1.
+
+        Raises:
+            RequestError: 400; the request can never run. Names the parameter, the limit and the numbers.
+        """
+        check_token_ids(prompt_token_ids, self.vocab_size)
+        check_sampling(params, self.sampler)
+        return resolve_max_tokens(len(prompt_token_ids), params, self.limits)
+
+
 def resolve_max_tokens(num_prompt_tokens: int, params: SamplingParams, limits: ServingLimits) -> int:
     """Returns how many tokens the request may generate, at least 1. Pure, any thread.
 
-    The last token that is generated is never stored, so a request of P prompt and G generated tokens takes
-    the blocks of P + G - 1 tokens. A `max_tokens` of None is clipped to what fits; an explicit one is not.
+    The last generated token is never stored in the cache, so a request with P prompt and G generated tokens takes the
+    blocks of P + G - 1 tokens. A `max_tokens` of None is clipped to what fits; an explicit one is not.
 
     Raises:
         RequestError: The prompt is empty, or the request cannot fit; names the limit and the numbers.
@@ -40,7 +67,7 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int | None) -> None:
 
 
 def check_sampling(params: SamplingParams, sampler: SamplerSpec) -> None:
-    """Refuses what the sampler was not built for: everything that is let in has a warm graph in any mix.
+    """Refuses what the sampler was not built for, so that any mix of admitted requests has a warm graph.
 
     Raises:
         RequestError: 400; names the parameter, and the settings of the spec that would have to have it.

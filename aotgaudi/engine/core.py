@@ -14,42 +14,56 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from aotgaudi.engine.defragmenter import plan_step
-from aotgaudi.engine.events import ErrorEvent, Event
-from aotgaudi.engine.output import OutputStream
+from aotgaudi.engine.output import ErrorEvent, Event, OutputStream
 from aotgaudi.engine.request import Request
-from aotgaudi.engine.scheduler import Scheduled, Scheduler
-from aotgaudi.engine.stats import EngineStats
-from aotgaudi.engine.step_table import StepTable, UncoveredStepError
+from aotgaudi.engine.scheduler import Scheduled, Scheduler, UncoveredStepError
 from aotgaudi.engine.steps import DefragStep, PromptRow, Step, StepRunner, TokenLogprobs
-from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
+from aotgaudi.entries import Entry
 from aotgaudi.spec.defrag import DefragSpec
 
 logger = logging.getLogger(__name__)
 
 OnStep = Callable[[Entry, float, int], None]
-"""Called after each step with its entry, its seconds, and its rows (of a defragmentation: its moves)."""
+"""Called after each step with its entry, its seconds, and how many rows it had (a defragmentation: moves)."""
 
-OnUncovered = Callable[[PromptEntry | DecodeEntry], StepTable | None]
-"""Asked, where not everything need be warm, for a table that covers this shape; None: the request fails.
 
-It may block the engine for as long as a compile takes. It is absent under ``--require-warm``.
-"""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """A snapshot: gauges of one moment between two steps, and counts since the engine was made.
+
+    `num_steps` counts finished steps by entry. `num_prefill_tokens` counts tokens computed in prefill steps,
+    including those computed again after a preemption; `num_output_tokens` counts sampled tokens. `num_finished`
+    counts requests by finish reason, or "error".
+    """
+
+    num_running: int
+    num_waiting: int
+    num_blocks_used: int
+    num_blocks_free: int
+    num_steps: Mapping[Entry, int]
+    num_failed_steps: int
+    num_prefill_tokens: int
+    num_output_tokens: int
+    num_preemptions: int
+    num_defrag_swaps: int
+    num_finished: Mapping[str, int]
 
 
 class EngineCore:
     """Runs the scheduler's steps and turns their results into events. Not thread-safe.
 
-    A step that fails takes its own requests with it, each with an `ErrorEvent`, and no others.
+    When a step fails, its own requests fail with it, each with an `ErrorEvent`, and no others. A request whose next
+    step no entry covers fails by itself.
 
     Args:
         scheduler: Forms the steps.
         runner: Runs them.
-        defrag: When to defragment; None never does.
+        defrag: When to defragment; None: never.
         on_step: Observes the time of each step.
-        on_uncovered: What to do where an entry is missing; None fails the request.
         clock: Seconds, for `on_step`.
     """
 
@@ -60,12 +74,11 @@ class EngineCore:
         *,
         defrag: DefragSpec | None = None,
         on_step: OnStep | None = None,
-        on_uncovered: OnUncovered | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.scheduler = scheduler
         self._runner, self._defrag = runner, defrag
-        self._on_step, self._on_uncovered, self._clock = on_step, on_uncovered, clock
+        self._on_step, self._clock = on_step, clock
         self._streams: dict[Request, OutputStream] = {}
         self._ended: list[OutputStream] = []
         self._num_steps: Counter[Entry] = Counter()
@@ -131,25 +144,12 @@ class EngineCore:
     # Steps
 
     def _schedule(self) -> Scheduled | None:
-        asked: set[PromptEntry | DecodeEntry] = set()
         while True:
             try:
                 return self.scheduler.schedule()
             except UncoveredStepError as error:
-                if error.needed in asked or not self._extend_table(error.needed):
-                    logger.warning("%s", error)
-                    self._fail((error.request,), error)
-                asked.add(error.needed)
-
-    def _extend_table(self, needed: PromptEntry | DecodeEntry) -> bool:
-        try:
-            table = None if self._on_uncovered is None else self._on_uncovered(needed)
-        except Exception:  # The edge of the request: it fails as if there were no hook.
-            logger.exception("no entry could be made that covers %s", needed)
-            return False
-        if table is not None:
-            self.scheduler.table = table
-        return table is not None
+                logger.warning("%s", error)
+                self._fail((error.request,), error)
 
     def _run(self, scheduled: Scheduled) -> None:
         step = scheduled.step

@@ -7,35 +7,25 @@ any           `add`, `abort`, `drain`, `shutdown`, `stats`, `failure`: they touc
 the engine's  everything else: the core, its scheduler and runner, detokenizers, callbacks
 ============  ==================================================================================
 
-A request crosses over in `_arrivals`. Every request that `add` has accepted gets exactly one last event: a
-`TokenEvent` with a finish reason, or an `ErrorEvent`.
+Requests cross over in `_arrivals`. Every request that `add` has accepted gets exactly one last event: a `TokenEvent`
+with a finish reason, or an `ErrorEvent`.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 
-from aotgaudi.engine.admission import check_sampling, check_token_ids, resolve_max_tokens
-from aotgaudi.engine.blocks import BlockPool
-from aotgaudi.engine.core import EngineCore, OnStep, OnUncovered
+from aotgaudi.engine.admission import Admission
+from aotgaudi.engine.core import EngineCore, EngineStats
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
-from aotgaudi.engine.events import ErrorEvent, OnEvent
-from aotgaudi.engine.output import OutputStream
+from aotgaudi.engine.output import ErrorEvent, OnEvent, OutputStream
 from aotgaudi.engine.request import Request
 from aotgaudi.engine.sampling_params import SamplingParams
-from aotgaudi.engine.scheduler import Scheduler
-from aotgaudi.engine.stats import EngineStats
-from aotgaudi.engine.step_table import StepTable
-from aotgaudi.engine.steps import StepRunner
 from aotgaudi.errors import RequestError
-from aotgaudi.spec.defrag import DefragSpec
-from aotgaudi.spec.limits import ServingLimits
-from aotgaudi.spec.sampler import SamplerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -43,54 +33,25 @@ NewDetokenizer = Callable[[Sequence[int]], IncrementalDetokenizer]
 """Makes the detokenizer of a request from its prompt's token ids, on the thread that adds the request."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHandle:
-    """A request that the engine has accepted. `abort` may be called on any thread, any number of times."""
-
-    request_id: str
-    abort: Callable[[], None]
-
-
 class Engine:
-    """Continuous batching over one `StepRunner`, on one thread that blocks while there is nothing to do.
+    """Continuous batching on one thread, which blocks while there is nothing to do.
 
     Args:
-        limits: What the scheduler may form.
-        table: Finds the entry of a step.
-        runner: Runs steps; used on the engine's thread only.
+        core: Runs the steps; from `start` on, only the engine's thread uses it.
+        admission: Which requests are admitted.
         new_detokenizer: Makes the detokenizer of a request.
-        eos_token_ids: Tokens that end an output, unless a request ignores them.
-        vocab_size: Prompts with ids that are not below it are refused; None checks nothing.
-        defrag: When to defragment; None never does.
-        sampler: What the sampler was built for; requests that need more are refused.
-        seeds: Where requests without a seed get theirs.
-        on_step: Observes the time of each step, on the engine's thread.
-        on_uncovered: What to do where an entry is missing, on the engine's thread; None fails the request.
-        clock: Seconds, for `on_step`.
+        seeds: Gives requests without a seed theirs.
     """
 
-    def __init__(  # noqa: PLR0913 - one place where everything meets; all but three are options by name
+    def __init__(
         self,
-        limits: ServingLimits,
-        table: StepTable,
-        runner: StepRunner,
-        *,
+        core: EngineCore,
+        admission: Admission,
         new_detokenizer: NewDetokenizer,
-        eos_token_ids: Collection[int] = (),
-        vocab_size: int | None = None,
-        defrag: DefragSpec | None = None,
-        sampler: SamplerSpec = SamplerSpec(),  # noqa: B008 - a frozen value
+        *,
         seeds: Random | None = None,
-        on_step: OnStep | None = None,
-        on_uncovered: OnUncovered | None = None,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        scheduler = Scheduler(limits, table, BlockPool(limits.num_blocks), eos_token_ids=eos_token_ids)
-        self._core = EngineCore(
-            scheduler, runner, defrag=defrag, on_step=on_step, on_uncovered=on_uncovered, clock=clock
-        )
-        self._limits, self._vocab_size, self._sampler = limits, vocab_size, sampler
-        self._new_detokenizer = new_detokenizer
+        self._core, self._admission, self._new_detokenizer = core, admission, new_detokenizer
         self._seeds = seeds or Random()  # noqa: S311 - sampling, not secrets
         self._thread = threading.Thread(target=self._loop, name="aotgaudi-engine", daemon=True)
         self._wake = threading.Condition()
@@ -104,7 +65,7 @@ class Engine:
 
     @property
     def failure(self) -> Exception | None:
-        """What has killed the engine's thread; None while it is well."""
+        """The error that ended the engine's thread; None while it is well."""
         return self._failure
 
     def start(self) -> None:
@@ -118,16 +79,14 @@ class Engine:
         *,
         request_id: str,
         on_event: OnEvent,
-    ) -> RequestHandle:
-        """Queues a request. Its events go to `on_event`, on the engine's thread, maybe before this returns.
+    ) -> None:
+        """Queues a request. Its events go to `on_event`, on the engine's thread, possibly before this returns.
 
         Raises:
             RequestError: 400 when the request can never run, or its id is in use; 503 when the engine drains,
                 was shut down, or has died.
         """
-        check_token_ids(prompt_token_ids, self._vocab_size)
-        check_sampling(params, self._sampler)
-        max_tokens = resolve_max_tokens(len(prompt_token_ids), params, self._limits)
+        max_tokens = self._admission.check(prompt_token_ids, params)
         detokenizer = self._new_detokenizer(prompt_token_ids)
         with self._wake:
             self._check_open(request_id)
@@ -142,28 +101,28 @@ class Engine:
             self._streams[request_id] = stream
             self._arrivals.append(stream)
             self._wake.notify_all()
-        return RequestHandle(request_id, lambda: self._request_abort(stream))
 
     def abort(self, request_id: str) -> None:
-        """Ends a request after the step that runs now, and frees its blocks. Ignores ids that it lacks."""
+        """Ends a request after the step that runs now, and frees its blocks. Ignores ids that are not in use."""
         with self._wake:
             stream = self._streams.get(request_id)
-        if stream is not None:
-            self._request_abort(stream)
+            if stream is not None:
+                self._aborts.append(stream)
+                self._wake.notify_all()
 
     def drain(self, timeout_seconds: float | None = None) -> bool:
         """Refuses new requests and waits for the others to end. Returns whether they have.
 
-        Not on the engine's thread, which would wait for itself.
+        Must not be called on the engine's thread, which would wait for itself.
         """
         with self._wake:
             self._refuse("the server is shutting down")
             return self._wake.wait_for(lambda: not self._streams, timeout_seconds)
 
     def shutdown(self, timeout_seconds: float | None = None) -> bool:
-        """Refuses new requests, aborts the others, ends the thread. Returns whether it has ended.
+        """Refuses new requests, aborts the others and ends the thread. Returns whether it has ended.
 
-        Not on the engine's thread. An engine that was not started aborts on the caller's.
+        Must not be called on the engine's thread. An engine that was never started aborts on the caller's.
         """
         with self._wake:
             self._refuse("the server is shutting down")
@@ -190,13 +149,6 @@ class Engine:
             raise RequestError(self._refusal, http_status=503)
         if request_id in self._streams:
             raise RequestError(f"request id {request_id!r} is in use", param="request_id")
-
-    # Any thread
-
-    def _request_abort(self, stream: OutputStream) -> None:
-        with self._wake:
-            self._aborts.append(stream)
-            self._wake.notify_all()
 
     # The engine's thread
 

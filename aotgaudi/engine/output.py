@@ -1,11 +1,70 @@
-"""The output of one request: from sampled tokens to events."""
+"""What the engine tells the owner of a request: events, and the stream that makes them of sampled tokens.
+
+A sampled token takes three forms on its way out: an id (the sampler's), a `TokenEvent` (here, with its text), and
+JSON (server/responses.py) or an `Output` (the Python API).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Union
+
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer, StopChecker
-from aotgaudi.engine.events import OnEvent, TokenEvent, Usage
 from aotgaudi.engine.request import FinishReason, Request
 from aotgaudi.engine.steps import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one request, counted at its end."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenEvent:
+    """New output of one request; several joined are the whole of it.
+
+    `text` may be empty while `token_ids` is not: text is held back until it is certain. `logprobs` has one item per
+    token where the request asked for log-probabilities, and none otherwise. `finish_reason` and `usage` are set on
+    the last event only.
+    """
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+
+    @classmethod
+    def joined(cls, events: Sequence[TokenEvent]) -> TokenEvent:
+        """Returns all events of one request, in order and at least one, as a single event."""
+        last = events[-1]
+        return cls(
+            request_id=last.request_id,
+            text="".join(event.text for event in events),
+            token_ids=tuple(chain.from_iterable(event.token_ids for event in events)),
+            logprobs=tuple(chain.from_iterable(event.logprobs for event in events)),
+            finish_reason=last.finish_reason,
+            usage=last.usage,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorEvent:
+    """The last event of a request whose step failed."""
+
+    request_id: str
+    error: Exception
+
+
+Event = Union[TokenEvent, ErrorEvent]
+OnEvent = Callable[[Event], None]
+"""Called on the engine's thread: it must return soon, and hand the event to other threads by itself."""
 
 
 class OutputStream:
@@ -17,10 +76,11 @@ class OutputStream:
         self._stops = StopChecker(request.params.stop)
 
     def token_event(self, logprobs: TokenLogprobs | None = None) -> TokenEvent:
-        """Returns the event of the newest token, to be called once a token.
+        """Returns the event of the newest token. Call it once per token.
 
-        The event ends the request with "stop" when the token completes a stop string, even where the request
-        has not ended yet or has ended for another reason. The token that ends a request has no text.
+        The event ends the request with "stop" when the token completes a stop string, even if the request has not
+        ended yet or has ended for another reason. A token that itself ends the request (end of sequence, or one of
+        `stop_token_ids`) has no text.
         """
         request = self.request
         text = "" if request.finish_reason == "stop" else self._detokenizer.push(request.last_token_id)
@@ -30,26 +90,24 @@ class OutputStream:
         if request.is_finished and not self._stops.is_stopped:
             piece += self._stops.flush()
         reason: FinishReason | None = "stop" if self._stops.is_stopped else request.finish_reason
-        return self._event(piece, (request.last_token_id,), reason, logprobs)
-
-    def abort_event(self) -> TokenEvent:
-        """Returns the last event of a request that is aborted; text that is held back is dropped."""
-        return self._event("", (), "abort")
-
-    def _event(
-        self,
-        text: str,
-        token_ids: tuple[int, ...],
-        reason: FinishReason | None,
-        logprobs: TokenLogprobs | None = None,
-    ) -> TokenEvent:
-        request = self.request
-        usage = None if reason is None else Usage(request.num_prompt_tokens, request.num_output_tokens)
         return TokenEvent(
             request_id=request.request_id,
-            text=text,
-            token_ids=token_ids,
-            logprobs=logprobs,
+            text=piece,
+            token_ids=(request.last_token_id,),
+            logprobs=() if logprobs is None else (logprobs,),
             finish_reason=reason,
-            usage=usage,
+            usage=None if reason is None else self._usage(),
         )
+
+    def abort_event(self) -> TokenEvent:
+        """Returns the last event of a request that is aborted; text that was held back is dropped."""
+        return TokenEvent(
+            request_id=self.request.request_id,
+            text="",
+            token_ids=(),
+            finish_reason="abort",
+            usage=self._usage(),
+        )
+
+    def _usage(self) -> Usage:
+        return Usage(self.request.num_prompt_tokens, self.request.num_output_tokens)

@@ -1,14 +1,14 @@
-"""Steps -> tensors -> compiled programs -> token ids. The only part of the engine that knows torch.
+"""Steps -> tensors -> compiled programs -> token ids. With `sampler`, the part of the engine that uses torch.
 
-Padding: rows and tokens that are not there have token 0, write to block 0 and are never read back; blocks
-that are not there belong to no row and show no token.
+Padding: absent rows and tokens have token 0, write to block 0 and are never read back; absent blocks belong to no
+row and show no token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -23,11 +23,11 @@ from aotgaudi.graphs.step_inputs import Window, mask_window
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
 
 OnCold = Callable[[Entry], None]
-"""Called where an entry has no program yet; makes it warm, or raises."""
+"""Called with an entry that has no program yet: makes it warm, or raises."""
 
 
 def refuse_cold(entry: Entry) -> None:
-    """What ``--require-warm`` does. Raises NotWarmError."""
+    """Refuses, as ``--require-warm`` demands. Raises NotWarmError."""
     raise NotWarmError(f"entry {entry} is not warm")
 
 
@@ -41,12 +41,12 @@ class ProgramRunner:
         on_cold: OnCold = refuse_cold,
         num_threads: int | None = None,
     ) -> None:
-        """`num_threads` are the threads of matrix products, set by the thread that runs the first step.
+        """`num_threads` is how many threads matrix products use; the thread that runs the first step sets it.
 
-        OpenMP keeps a pool for each thread that ever computed in parallel, and as soon as all pools together
-        outnumber the cores every parallel region pays for sleeping and waking: with a pool of the loading
-        thread beside the engine's, a decode step took 28 ms instead of 18 (docs/benchmarks.md). So whoever
-        loads sets one thread, and only the engine's thread has a pool.
+        OpenMP keeps a pool for each thread that ever computed in parallel. Once all pools together outnumber the
+        cores, every parallel region pays for sleeping and waking: with a pool of the loading thread beside the
+        engine's, a decode step took 28 ms instead of 18 (docs/benchmarks.md). So the loading thread uses one thread,
+        and only the engine's thread has a pool.
         """
         self._num_threads = num_threads
         self._table = table
@@ -55,7 +55,7 @@ class ProgramRunner:
         self._sampler = Sampler(table, self._program)
 
     def run(self, step: Step) -> StepResult:
-        """Runs a step and samples where asked."""
+        """Runs a step and samples the rows that ask for it."""
         return self._sampler.sample(self.logits(step), [row.sampling for row in step.rows])
 
     def logits(self, step: Step) -> Tensor:
@@ -108,8 +108,7 @@ class _PromptInputs:
             return prompt_mask(
                 starts, self._entry.query_len, spec.shape[3] - spec.shape[2], mask_window(spec.name)
             )
-        values: Iterable[int] = getattr(self, f"_{spec.name}")()
-        return _ids(values).view(spec.shape)
+        return _ids(self._MAKERS[spec.name](self)).view(spec.shape)
 
     def _input_ids(self) -> Iterable[int]:
         return chain.from_iterable(_padded(row.token_ids, self._entry.query_len) for row in self._rows)
@@ -133,6 +132,14 @@ class _PromptInputs:
         q = self._entry.query_len
         return (r * q + max(len(row.token_ids) - 1, 0) for r, row in enumerate(self._rows))
 
+    _MAKERS: ClassVar[Mapping[str, Callable[[_PromptInputs], Iterable[int]]]] = {
+        "input_ids": _input_ids,
+        "positions": _positions,
+        "slots": _slots,
+        "ctx_blocks": _ctx_blocks,
+        "logits_indices": _logits_indices,
+    }
+
 
 class _DecodeInputs:
     """The tensors of a decode step, each made when a program asks for it (graphs/step_inputs.py)."""
@@ -152,8 +159,7 @@ class _DecodeInputs:
             return owners == torch.arange(self._entry.batch_size)[:, None]
         if spec.dtype == "bool":
             return self._mask(mask_window(spec.name))
-        values: Iterable[int] = getattr(self, f"_{spec.name}")()
-        return _ids(values)
+        return _ids(self._MAKERS[spec.name](self))
 
     def _mask(self, window: Window) -> Tensor:
         size, n = self._block_size, self._entry.num_blocks
@@ -178,6 +184,14 @@ class _DecodeInputs:
 
     def _block_rows(self) -> Iterable[int]:
         return _padded([r for r, _, _ in self._blocks], self._entry.num_blocks)
+
+    _MAKERS: ClassVar[Mapping[str, Callable[[_DecodeInputs], Iterable[int]]]] = {
+        "input_ids": _input_ids,
+        "positions": _positions,
+        "slots": _slots,
+        "block_list": _block_list,
+        "block_rows": _block_rows,
+    }
 
 
 def _ids(values: Iterable[int]) -> Tensor:

@@ -1,23 +1,69 @@
-"""Logits -> token ids, by the graph that the signature of the batch chooses. Torch; one thread only."""
+"""Logits -> token ids, by the graph that fits the signature of the batch. Uses torch; one thread only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from aotgaudi.engine.penalties import HistoryTensors
-from aotgaudi.engine.steps import GREEDY_ROW, SamplingRow, StepResult, TokenLogprobs
+from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.engine.steps import GREEDY_ROW, SamplingRow, StepResult, TokenHistory, TokenLogprobs
 from aotgaudi.entries import Entry
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
 from aotgaudi.spec.sampler_signature import join_all
 
-_HISTORY_INPUTS = ("output_counts", "prompt_mask")
+
+class HistoryTensors:
+    """What penalties are counted over: `output_counts` [b, vocab] float32 and `prompt_mask` [b, vocab] bool.
+
+    Both are kept from step to step. A row that keeps its sequence costs only the tokens that are new; a row that gets
+    another sequence is counted anew. A row without a history keeps its old counts, which neutral penalties ignore.
+    """
+
+    def __init__(self, batch_size: int, vocab_size: int) -> None:
+        self.output_counts = torch.zeros(batch_size, vocab_size)
+        self.prompt_mask = torch.zeros(batch_size, vocab_size, dtype=torch.bool)
+        self._owners: list[TokenHistory | None] = [None] * batch_size
+        self._num_counted = [0] * batch_size
+
+    def update(self, histories: Sequence[TokenHistory | None]) -> None:
+        """Brings the rows up to date with `histories`, one per row."""
+        rows: list[int] = []
+        tokens: list[int] = []
+        for row, history in enumerate(histories):
+            if history is None:
+                continue
+            if self._owners[row] is not history:
+                self._begin(row, history)
+            fresh = history.token_ids[self._num_counted[row] :]
+            rows += [row] * len(fresh)
+            tokens += fresh
+            self._num_counted[row] += len(fresh)
+        if rows:
+            self.output_counts.index_put_((_ids(rows), _ids(tokens)), torch.ones(()), accumulate=True)
+
+    def _begin(self, row: int, history: TokenHistory) -> None:
+        self._owners[row], self._num_counted[row] = history, history.num_prompt_tokens
+        self.output_counts[row] = 0
+        self.prompt_mask[row] = False
+        self.prompt_mask[row, _ids(history.token_ids[: history.num_prompt_tokens])] = True
+
+
+_PARAMETERS: Mapping[str, tuple[torch.dtype, Callable[[SamplingParams], float]]] = {
+    "temperature": (torch.float32, lambda params: params.temperature),
+    "top_p": (torch.float32, lambda params: params.top_p),
+    "top_k": (torch.int64, lambda params: params.top_k),
+    "min_p": (torch.float32, lambda params: params.min_p),
+    "presence_penalty": (torch.float32, lambda params: params.presence_penalty),
+    "frequency_penalty": (torch.float32, lambda params: params.frequency_penalty),
+    "repetition_penalty": (torch.float32, lambda params: params.repetition_penalty),
+}
+"""Inputs of samplers that hold one number per row (graphs/step_inputs.py)."""
 
 
 class Sampler:
-    """Samples rows of logits. `program_of` gives the program of an entry, or raises."""
+    """Samples rows of logits. `program_of` returns the program of an entry, or raises."""
 
     def __init__(self, table: ExecutableTable, program_of: Callable[[Entry], BoundProgram]) -> None:
         self._table, self._program_of = table, program_of
@@ -25,10 +71,10 @@ class Sampler:
         self._histories: dict[int, HistoryTensors] = {}
 
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow | None]) -> StepResult:
-        """Samples the rows that are not None. `logits` [b, vocab], where b is at least the number of rows.
+        """Samples the rows that are not None. `logits` is [b, vocab] with b at least the number of rows.
 
-        Where the batch size has no sampler, the rows that sample are run alone, in as few runs as there are
-        samplers for; padding repeats one of them.
+        If no sampler has that batch size, only the rows to be sampled are run, in batches of sizes that samplers have,
+        as few as possible; padding repeats one of them.
         """
         result = StepResult([None] * len(rows))
         wanted = [r for r, row in enumerate(rows) if row is not None]
@@ -48,7 +94,7 @@ class Sampler:
     def _run(
         self, logits: Tensor, batch: Sequence[SamplingRow], places: dict[int, int], result: StepResult
     ) -> None:
-        """Runs one sampler; `places` maps a place of its batch to the row of `result` that it answers."""
+        """Runs one sampler. `places` maps a place in its batch to the row of `result` that it fills."""
         entry = self._table.sampler(len(batch), join_all(row.params.signature for row in batch))
         program = self._program_of(entry)
         inputs = [self._input(spec.name, logits, batch) for spec in program.inputs]
@@ -68,11 +114,12 @@ class Sampler:
             return logits
         if name == "noise":
             return torch.tensor([row.noise for row in batch], dtype=torch.float64)
-        if name in _HISTORY_INPUTS:
-            tensor: Tensor = getattr(self._history(logits, batch), name)
-            return tensor
-        dtype = torch.int64 if name == "top_k" else torch.float32
-        return torch.tensor([getattr(row.params, name) for row in batch], dtype=dtype)
+        if name == "output_counts":
+            return self._history(logits, batch).output_counts
+        if name == "prompt_mask":
+            return self._history(logits, batch).prompt_mask
+        dtype, value_of = _PARAMETERS[name]
+        return torch.tensor([value_of(row.params) for row in batch], dtype=dtype)
 
     def _history(self, logits: Tensor, batch: Sequence[SamplingRow]) -> HistoryTensors:
         tensors = self._histories.get(len(batch))

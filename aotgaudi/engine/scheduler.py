@@ -27,11 +27,21 @@ from itertools import count
 
 from aotgaudi.engine.blocks import BlockPool, num_blocks_for
 from aotgaudi.engine.request import FinishReason, Request, RequestState
-from aotgaudi.engine.step_table import StepTable, UncoveredStepError
-from aotgaudi.engine.steps import DecodeRow, DecodeStep, PromptRow, PromptStep, Step
+from aotgaudi.engine.steps import DecodeRow, DecodeStep, PromptRow, PromptStep, Step, StepTable
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
-from aotgaudi.errors import AotGaudiError
+from aotgaudi.errors import AotGaudiError, CoverageError
 from aotgaudi.spec.limits import ServingLimits
+
+
+class UncoveredStepError(CoverageError):
+    """No entry covers the next step of `request`, even alone; `needed` is the exact shape it takes."""
+
+    def __init__(self, request: Request, needed: PromptEntry | DecodeEntry) -> None:
+        self.request, self.needed = request, needed
+        super().__init__(
+            f"no entry covers the step {needed} of request {request.request_id!r}: "
+            "the manifest's coverage has a hole (`aotgaudi coverage` names it)"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +123,7 @@ class Scheduler:
         """Returns the next step, or None when no request waits or runs.
 
         Raises:
-            UncoveredStepError: A request's next step has no entry. Finish that request, or extend `table`,
-            and
-                call again.
+            UncoveredStepError: No entry covers a request's next step. Finish that request and call again.
         """
         forms = (self._form_prompt_step, self._form_decode_step)
         for form in reversed(forms) if self._was_prefill else forms:

@@ -1,8 +1,7 @@
-"""Steps: what the scheduler asks the runner to do. Plain values, no torch.
+"""Steps: what the scheduler asks the runner to do, and the table that says in which entry. Plain values, no torch.
 
-The scheduler thinks in requests and blocks; the runner turns a step into the padded tensors of the
-step's entry. Block 0 is the padding block: it is never handed out, and everything that is padding
-reads from it and writes to it.
+The scheduler thinks in requests and blocks; the runner turns a step into the padded tensors of the step's entry.
+Block 0 is the padding block: it is never handed out, and all padding reads from it and writes to it.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenHistory:
-    """The known tokens of one sequence, prompt first: what penalties are counted over.
+    """The known tokens of one sequence, prompt first, over which penalties are counted.
 
-    `token_ids` is the request's own list, which grows between steps; the value is compared by identity, so that
-    a runner can tell what it has counted already.
+    `token_ids` is the request's own list, which grows between steps. Histories are compared by identity, so that a
+    runner can tell what it has already counted.
     """
 
     token_ids: list[int]
@@ -33,7 +32,7 @@ _GREEDY = SamplingParams(temperature=0.0)
 class SamplingRow:
     """How one row is sampled. `noise` is uniform in [0, 1), drawn from the request's own generator.
 
-    `history` is there where `params` has penalties.
+    `history` is set only where `params` has penalties.
     """
 
     params: SamplingParams = _GREEDY
@@ -49,8 +48,8 @@ GREEDY_ROW = SamplingRow()
 class PromptRow:
     """One chunk of one sequence: `token_ids` are new, `start` tokens are already in the cache.
 
-    `block_table` holds the block ids of the sequence from position 0, enough for start + len(token_ids).
-    `sampling` is None unless the chunk ends the sequence's known tokens, and a token must be sampled.
+    `block_table` holds the block ids of the sequence from position 0, enough for start + len(token_ids) tokens.
+    `sampling` is set only if the chunk ends with the last known token, so that the next one must be sampled.
     """
 
     token_ids: tuple[int, ...]
@@ -98,9 +97,9 @@ Step = Union[PromptStep, DecodeStep]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities (natural, of the model's own distribution) at one place of an output.
+    """Natural logarithms of the probabilities that the model gave tokens at one place of an output.
 
-    `logprob` is the sampled token's; `top` are the likeliest tokens and theirs, the likeliest first.
+    `logprob` is the sampled token's. `top` holds the likeliest token ids with theirs, the likeliest first.
     """
 
     logprob: float
@@ -109,10 +108,26 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One token id a row, None where the row has no `sampling`; log-probabilities of the rows that asked."""
+    """One token id per row, None where the row has no `sampling`; log-probabilities by row, of those that asked."""
 
     token_ids: list[int | None]
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+
+
+class StepTable(Protocol):
+    """Finds the entry that covers a step. An entry that covers a step covers every smaller one."""
+
+    def find_prompt(self, batch_size: int, query_len: int, num_ctx_blocks: int) -> PromptEntry | None:
+        """Returns the covering entry of least cost, or None."""
+        ...
+
+    def find_decode(self, batch_size: int, num_blocks: int) -> DecodeEntry | None:
+        """Returns the covering entry of least cost, or None."""
+        ...
+
+    def max_query_len(self, num_ctx_blocks: int, batch_size: int = 1) -> int:
+        """Returns the longest query that is covered after that many cached blocks; 0 if none is."""
+        ...
 
 
 class StepRunner(Protocol):

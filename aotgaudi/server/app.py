@@ -19,7 +19,6 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
-from itertools import chain
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -27,15 +26,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from aotgaudi.engine.output import TokenEvent
 from aotgaudi.errors import RequestError
 from aotgaudi.server.body import parse_body
 from aotgaudi.server.error_bodies import body_of, error_body, error_status
-from aotgaudi.server.generation import Generation, Piece
+from aotgaudi.server.generation import Generation
 from aotgaudi.server.metrics import Metrics
 from aotgaudi.server.openapi import body_schema, openapi_schema
 from aotgaudi.server.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from aotgaudi.server.reading import read_json_bytes
-from aotgaudi.server.responses import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat
+from aotgaudi.server.responses import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat, TokenTexts
 from aotgaudi.server.service import DEFAULT_DRAIN_TIMEOUT_SECONDS, Service
 from aotgaudi.server.streaming import DONE, ClientGoneError, EventStreamResponse, sse, unless_disconnected
 
@@ -93,7 +93,7 @@ class Api:
         """Completes one prompt or several."""
         service = self._service
         body = parse_body(CompletionRequest, await read_json_bytes(request, service.max_body_bytes))
-        answer_format = CompletionFormat(self._head("cmpl", body))
+        answer_format = CompletionFormat(self._head("cmpl", body), self._texts(body))
         service.check_open()
         return await self._answer(request, body, await service.encode_prompts(body), answer_format)
 
@@ -101,7 +101,7 @@ class Api:
         """Answers a conversation."""
         service = self._service
         body = parse_body(ChatCompletionRequest, await read_json_bytes(request, service.max_body_bytes))
-        answer_format = ChatFormat(self._head("chatcmpl", body))
+        answer_format = ChatFormat(self._head("chatcmpl", body), self._texts(body))
         service.check_open()
         return await self._answer(request, body, await service.encode_chat(body), answer_format)
 
@@ -141,21 +141,18 @@ class Api:
             system_fingerprint=f"aotgaudi-{self._service.manifest_id[:12]}",
         )
 
+    def _texts(self, body: GenerationRequest) -> TokenTexts | None:
+        return None if body.num_logprobs is None else TokenTexts(self._service.tokenizer.token_text)
+
     async def _answer(
         self,
         request: Request,
         body: GenerationRequest,
         prompts: Sequence[Sequence[int]],
-        answer_format: CompletionFormat | ChatFormat,
+        answer_format: AnswerFormat,
     ) -> Response:
         service = self._service
-        generation = Generation(
-            service.engine,
-            answer_format.head.id,
-            service.metrics,
-            service.clock,
-            service.tokenizer.token_text,
-        )
+        generation = Generation(service.engine, answer_format.head.id, service.metrics, service.clock)
         try:
             generation.submit(prompts, body.sampling_params())
         except RequestError as error:
@@ -170,18 +167,11 @@ class Api:
         return JSONResponse(answer_format.whole(outputs, generation.token_counts))
 
 
-async def _collect(generation: Generation, num_choices: int) -> list[Piece]:
-    pieces: list[list[Piece]] = [[] for _ in range(num_choices)]
-    async for piece in generation.pieces():
-        pieces[piece.index].append(piece)
-    return list(map(_joined, pieces))
-
-
-def _joined(pieces: Sequence[Piece]) -> Piece:
-    """All pieces of a choice as one."""
-    last = pieces[-1]
-    tokens = None if last.tokens is None else tuple(chain.from_iterable(p.tokens or () for p in pieces))
-    return Piece(last.index, "".join(piece.text for piece in pieces), last.finish_reason, tokens)
+async def _collect(generation: Generation, num_choices: int) -> list[TokenEvent]:
+    events: list[list[TokenEvent]] = [[] for _ in range(num_choices)]
+    async for index, event in generation.events():
+        events[index].append(event)
+    return list(map(TokenEvent.joined, events))
 
 
 async def _stream(
@@ -192,9 +182,9 @@ async def _stream(
         for opening in openings:
             if opening is not None:
                 yield sse(opening)
-        async for piece in generation.pieces():
-            if piece.text or piece.tokens or piece.finish_reason is not None:
-                yield sse(answer_format.chunk(piece))
+        async for index, event in generation.events():
+            if event.text or event.logprobs or event.finish_reason is not None:
+                yield sse(answer_format.chunk(index, event))
         if include_usage:
             yield sse(answer_format.usage_chunk(generation.token_counts))
     except Exception as error:  # The edge of a request; its status is already sent.

@@ -16,9 +16,13 @@ from aotgaudi import __version__
 from aotgaudi.backends.online import make_runtime
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bundle.verify import Bundle, Report, VerifiedBundle
+from aotgaudi.engine.admission import Admission
+from aotgaudi.engine.blocks import BlockPool
+from aotgaudi.engine.core import EngineCore
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.runner import OnCold, ProgramRunner, refuse_cold
+from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.entries import Entry
 from aotgaudi.errors import CoverageError, SpecError
 from aotgaudi.manifest.coverage import coverage_of
@@ -85,16 +89,12 @@ def _engine(
     manifest: Manifest, table: BucketTable, runner: ProgramRunner, tokenizer: Tokenizer, metrics: Metrics
 ) -> Engine:
     spec = manifest.spec
+    pool = BlockPool(spec.limits.num_blocks)
+    scheduler = Scheduler(spec.limits, table, pool, eos_token_ids=tokenizer.eos_token_ids)
     return Engine(
-        spec.limits,
-        table,
-        runner,
-        new_detokenizer=lambda ids: IncrementalDetokenizer(tokenizer.decode, ids),
-        eos_token_ids=tokenizer.eos_token_ids,
-        vocab_size=spec.model.vocab_size,
-        defrag=spec.defrag if spec.defrag.enabled else None,
-        sampler=spec.sampler,
-        on_step=metrics.observe_step,
+        EngineCore(scheduler, runner, defrag=spec.defrag, on_step=metrics.observe_step),
+        Admission(spec.limits, spec.model.vocab_size, spec.sampler),
+        lambda ids: IncrementalDetokenizer(tokenizer.decode, ids),
     )
 
 

@@ -3,10 +3,10 @@
 ::
 
     engine's thread    on_event -> loop.call_soon_threadsafe -> queue
-    event loop         queue -> Generation.pieces() -> response
+    event loop         queue -> Generation.events() -> response
 
-A `Generation` is closed whatever happens, and closing aborts what has not ended: so that the blocks of a
-client that went away are free again after the step that runs now.
+A `Generation` is always closed, and closing aborts what has not ended. So when a client goes away, its KV blocks are
+free again after the step that runs now.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from aotgaudi.engine.events import ErrorEvent, Event, OnEvent, TokenEvent
+from aotgaudi.engine.core import EngineStats
+from aotgaudi.engine.output import ErrorEvent, Event, OnEvent, TokenEvent
 from aotgaudi.engine.sampling_params import SamplingParams
-from aotgaudi.engine.stats import EngineStats
 from aotgaudi.errors import RequestError
 from aotgaudi.server.metrics import Metrics, OutputTimer
 
@@ -27,11 +27,11 @@ logger = logging.getLogger(__name__)
 
 
 class EngineLike(Protocol):
-    """What the server needs of an engine; `aotgaudi.engine.loop.Engine` is one. Every method: any thread."""
+    """What the server needs of an engine, such as `aotgaudi.engine.loop.Engine`. Every method: any thread."""
 
     @property
     def failure(self) -> Exception | None:
-        """What has killed the engine; None while it is well."""
+        """The error that ended the engine; None while it is well."""
         ...
 
     def add(
@@ -57,37 +57,6 @@ class EngineLike(Protocol):
         ...
 
 
-TokenText = Callable[[int], str]
-"""The text of a token id."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoggedToken:
-    """A generated token with its log-probability, and the likeliest tokens at its place with theirs.
-
-    `offset` is where its text begins in the choice's text, in characters, as the texts of the tokens add up.
-    """
-
-    text: str
-    offset: int
-    logprob: float
-    top: tuple[tuple[str, float], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """New text of the choice `index`; `finish_reason` is set on the choice's last piece.
-
-    `tokens` are the tokens that were generated for it, where log-probabilities were asked for, else None. Text
-    may come later than its tokens: it is held back until it is certain.
-    """
-
-    index: int
-    text: str
-    finish_reason: str | None
-    tokens: tuple[LoggedToken, ...] | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
     """Tokens of one HTTP request, over all its choices."""
@@ -105,12 +74,8 @@ class Generation:
         request_id: str,
         metrics: Metrics,
         clock: Callable[[], float],
-        token_text: TokenText,
     ) -> None:
         self.request_id = request_id
-        self._token_text = token_text
-        self._offsets: dict[int, int] = {}
-        self._is_logged = False
         self._engine, self._metrics, self._clock = engine, metrics, clock
         self._arrival = clock()
         self._loop = asyncio.get_running_loop()
@@ -121,7 +86,7 @@ class Generation:
 
     @property
     def token_counts(self) -> TokenCounts:
-        """Tokens so far; complete once `pieces` has ended."""
+        """Tokens so far; complete once `events` has ended."""
         return TokenCounts(self._num_prompt_tokens, self._num_output_tokens)
 
     def submit(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> None:
@@ -130,7 +95,6 @@ class Generation:
         Raises:
             RequestError: the engine refuses one of them.
         """
-        self._is_logged = params.logprobs is not None
         try:
             for index, prompt in enumerate(prompts):
                 self._engine.add(
@@ -143,8 +107,8 @@ class Generation:
         self._num_prompt_tokens = sum(map(len, prompts))
         self._metrics.count_prompt_tokens(self._num_prompt_tokens)
 
-    async def pieces(self) -> AsyncIterator[Piece]:
-        """Yields the text of all choices as it comes, until each has ended.
+    async def events(self) -> AsyncIterator[tuple[int, TokenEvent]]:
+        """Yields the new output of all choices as it comes, each with the choice's index, until all have ended.
 
         Raises:
             RequestError: 503; the server shuts down.
@@ -152,7 +116,7 @@ class Generation:
         """
         while self._open:
             index, event = await self._queue.get()
-            yield self._take(index, event)
+            yield index, self._take(index, event)
 
     def close(self) -> None:
         """Aborts the choices that have not ended. Idempotent."""
@@ -160,7 +124,7 @@ class Generation:
             index, _ = self._open.popitem()
             self._engine.abort(self._engine_id(index))
 
-    def _take(self, index: int, event: Event) -> Piece:
+    def _take(self, index: int, event: Event) -> TokenEvent:
         if isinstance(event, ErrorEvent):
             del self._open[index]
             raise event.error
@@ -173,17 +137,7 @@ class Generation:
             raise RequestError("The server is shutting down", http_status=503)
         if event.finish_reason is not None:
             timer.finish()
-        tokens = self._logged(index, event) if self._is_logged else None
-        return Piece(index, event.text, event.finish_reason, tokens)
-
-    def _logged(self, index: int, event: TokenEvent) -> tuple[LoggedToken, ...]:
-        logprobs = event.logprobs
-        if logprobs is None:
-            return ()
-        text, offset = self._token_text(event.token_ids[0]), self._offsets.get(index, 0)
-        self._offsets[index] = offset + len(text)
-        top = tuple((self._token_text(token_id), value) for token_id, value in logprobs.top)
-        return (LoggedToken(text, offset, logprobs.logprob, top),)
+        return event
 
     def _engine_id(self, index: int) -> str:
         return f"{self.request_id}-{index}"

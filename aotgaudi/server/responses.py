@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from aotgaudi.server.generation import LoggedToken, Piece, TokenCounts
+from aotgaudi.engine.output import TokenEvent
+from aotgaudi.engine.steps import TokenLogprobs
+from aotgaudi.server.generation import TokenCounts
 
 Json = Mapping[str, object]
 LEAST_LOGPROB = -9999.0
@@ -23,22 +26,27 @@ class AnswerHead:
 
 
 class AnswerFormat(Protocol):
-    """How pieces of text become an endpoint's JSON."""
+    """How an endpoint writes events as JSON. `index` is the choice that an event belongs to."""
 
-    def opening(self, index: int) -> Json | None:
-        """The chunk that opens a choice's stream, where the format has one."""
+    @property
+    def head(self) -> AnswerHead:
+        """What every chunk repeats."""
         ...
 
-    def chunk(self, piece: Piece) -> Json:
-        """The chunk that carries `piece`."""
+    def opening(self, index: int) -> Json | None:
+        """Returns the chunk that opens a choice's stream, if the format has one."""
+        ...
+
+    def chunk(self, index: int, event: TokenEvent) -> Json:
+        """Returns the chunk that carries `event`."""
         ...
 
     def usage_chunk(self, counts: TokenCounts) -> Json:
-        """The last chunk of a stream that was asked for its usage: it has no choices."""
+        """Returns the last chunk of a stream that was asked for its usage: it has no choices."""
         ...
 
-    def whole(self, outputs: Sequence[Piece], counts: TokenCounts) -> Json:
-        """The answer in one; `outputs` are complete texts in the order of their index."""
+    def whole(self, outputs: Sequence[TokenEvent], counts: TokenCounts) -> Json:
+        """Returns the whole answer; `outputs` are complete, in the order of their choices."""
         ...
 
 
@@ -66,111 +74,128 @@ def _envelope(
 
 
 @dataclass(frozen=True, slots=True)
+class TokenTexts:
+    """Writes the log-probabilities of tokens. `text_of` gives the text of one token id alone."""
+
+    text_of: Callable[[int], str]
+
+    def chosen(self, event: TokenEvent) -> list[tuple[str, TokenLogprobs]]:
+        """Returns the text and the log-probabilities of each token that was generated."""
+        return [(self.text_of(i), values) for i, values in zip(event.token_ids, event.logprobs, strict=True)]
+
+    def likeliest(self, values: TokenLogprobs) -> list[tuple[str, float]]:
+        """Returns the texts of the likeliest tokens with their log-probabilities."""
+        return [(self.text_of(i), value) for i, value in values.top]
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionFormat:
-    """``text_completion`` objects."""
+    """Writes ``text_completion`` objects, of one answer. `texts` is None where no log-probabilities were asked for."""
 
     head: AnswerHead
+    texts: TokenTexts | None = None
+    _num_chars: Counter[int] = field(default_factory=Counter, init=False)
+    """Characters of the tokens written so far, by choice: where the next one begins."""
 
     def opening(self, index: int) -> Json | None:
-        """None: a completion's stream starts with its text."""
+        """Returns None: a completion's stream starts with its text."""
         del index
         return None
 
-    def chunk(self, piece: Piece) -> Json:
-        """A ``text_completion`` with the new text."""
-        return _envelope(self.head, "text_completion", [_completion_choice(piece)])
+    def chunk(self, index: int, event: TokenEvent) -> Json:
+        """Returns a ``text_completion`` with the new text."""
+        return _envelope(self.head, "text_completion", [self._choice(index, event)])
 
     def usage_chunk(self, counts: TokenCounts) -> Json:
-        """A ``text_completion`` without choices."""
+        """Returns a ``text_completion`` without choices."""
         return _envelope(self.head, "text_completion", [], counts)
 
-    def whole(self, outputs: Sequence[Piece], counts: TokenCounts) -> Json:
-        """A ``text_completion`` with every choice."""
-        return _envelope(self.head, "text_completion", list(map(_completion_choice, outputs)), counts)
+    def whole(self, outputs: Sequence[TokenEvent], counts: TokenCounts) -> Json:
+        """Returns a ``text_completion`` with every choice."""
+        choices = [self._choice(index, output) for index, output in enumerate(outputs)]
+        return _envelope(self.head, "text_completion", choices, counts)
+
+    def _choice(self, index: int, event: TokenEvent) -> Json:
+        return {
+            "index": index,
+            "text": event.text,
+            "logprobs": None if self.texts is None else self._logprobs(index, event, self.texts),
+            "finish_reason": event.finish_reason,
+        }
+
+    def _logprobs(self, index: int, event: TokenEvent, texts: TokenTexts) -> Json:
+        """The four parallel lists of a completion. The likeliest tokens are a map, which has the chosen one, too."""
+        chosen = texts.chosen(event)
+        return {
+            "tokens": [text for text, _ in chosen],
+            "token_logprobs": [_finite(values.logprob) for _, values in chosen],
+            "top_logprobs": [_by_text(text, values, texts) for text, values in chosen],
+            "text_offset": [self._offset(index, text) for text, _ in chosen],
+        }
+
+    def _offset(self, index: int, text: str) -> int:
+        """Where a token's text begins in the choice's text, as the texts of the tokens add up."""
+        offset = self._num_chars[index]
+        self._num_chars[index] += len(text)
+        return offset
 
 
-def _completion_choice(piece: Piece) -> Json:
-    return {
-        "index": piece.index,
-        "text": piece.text,
-        "logprobs": _completion_logprobs(piece),
-        "finish_reason": piece.finish_reason,
-    }
-
-
-def _completion_logprobs(piece: Piece) -> Json | None:
-    """The four parallel lists of a completion; the likeliest tokens are a map that has the chosen one, too."""
-    if piece.tokens is None:
-        return None
-    return {
-        "tokens": [token.text for token in piece.tokens],
-        "token_logprobs": [_finite(token.logprob) for token in piece.tokens],
-        "top_logprobs": [_by_text(token) for token in piece.tokens],
-        "text_offset": [token.offset for token in piece.tokens],
-    }
-
-
-def _by_text(token: LoggedToken) -> Json:
-    """The chosen token first; of tokens with one text, which a map cannot hold, the likeliest."""
-    found = {token.text: _finite(token.logprob)}
-    for text, value in token.top:
+def _by_text(chosen: str, values: TokenLogprobs, texts: TokenTexts) -> Json:
+    """The chosen token first. Of several tokens with the same text, which a map cannot hold, the likeliest."""
+    found = {chosen: _finite(values.logprob)}
+    for text, value in texts.likeliest(values):
         found.setdefault(text, _finite(value))
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """``chat.completion`` and ``chat.completion.chunk`` objects."""
+    """Writes ``chat.completion`` and ``chat.completion.chunk`` objects. `texts` as in `CompletionFormat`."""
 
     head: AnswerHead
+    texts: TokenTexts | None = None
 
     def opening(self, index: int) -> Json | None:
-        """The chunk that says who speaks."""
-        return self._chunk(Piece(index, "", None), {"role": "assistant", "content": ""})
+        """Returns the chunk that says who speaks."""
+        return self._chunk(index, {"role": "assistant", "content": ""}, None, None)
 
-    def chunk(self, piece: Piece) -> Json:
-        """A ``chat.completion.chunk`` with the new text."""
-        return self._chunk(piece, {"content": piece.text} if piece.text else {})
+    def chunk(self, index: int, event: TokenEvent) -> Json:
+        """Returns a ``chat.completion.chunk`` with the new text."""
+        delta = {"content": event.text} if event.text else {}
+        return self._chunk(index, delta, self._logprobs(event), event.finish_reason)
 
     def usage_chunk(self, counts: TokenCounts) -> Json:
-        """A ``chat.completion.chunk`` without choices."""
+        """Returns a ``chat.completion.chunk`` without choices."""
         return _envelope(self.head, "chat.completion.chunk", [], counts)
 
-    def whole(self, outputs: Sequence[Piece], counts: TokenCounts) -> Json:
-        """A ``chat.completion`` with every choice."""
-        return _envelope(self.head, "chat.completion", list(map(_chat_choice, outputs)), counts)
+    def whole(self, outputs: Sequence[TokenEvent], counts: TokenCounts) -> Json:
+        """Returns a ``chat.completion`` with every choice."""
+        choices = [self._choice(index, output) for index, output in enumerate(outputs)]
+        return _envelope(self.head, "chat.completion", choices, counts)
 
-    def _chunk(self, piece: Piece, delta: Json) -> Json:
-        choice = {
-            "index": piece.index,
-            "delta": delta,
-            "logprobs": _chat_logprobs(piece),
-            "finish_reason": piece.finish_reason,
-        }
+    def _chunk(self, index: int, delta: Json, logprobs: Json | None, finish_reason: str | None) -> Json:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         return _envelope(self.head, "chat.completion.chunk", [choice])
 
-
-def _chat_choice(piece: Piece) -> Json:
-    message = {"role": "assistant", "content": piece.text, "refusal": None}
-    return {
-        "index": piece.index,
-        "message": message,
-        "logprobs": _chat_logprobs(piece),
-        "finish_reason": piece.finish_reason,
-    }
-
-
-def _chat_logprobs(piece: Piece) -> Json | None:
-    if piece.tokens is None:
-        return None
-    content = [
-        {
-            **_chat_token(token.text, token.logprob),
-            "top_logprobs": [_chat_token(text, value) for text, value in token.top],
+    def _choice(self, index: int, output: TokenEvent) -> Json:
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": output.text, "refusal": None},
+            "logprobs": self._logprobs(output),
+            "finish_reason": output.finish_reason,
         }
-        for token in piece.tokens
-    ]
-    return {"content": content, "refusal": None}
+
+    def _logprobs(self, event: TokenEvent) -> Json | None:
+        if self.texts is None:
+            return None
+        content = [
+            {
+                **_chat_token(text, values.logprob),
+                "top_logprobs": [_chat_token(*token) for token in self.texts.likeliest(values)],
+            }
+            for text, values in self.texts.chosen(event)
+        ]
+        return {"content": content, "refusal": None}
 
 
 def _chat_token(text: str, logprob: float) -> Json:
@@ -178,5 +203,5 @@ def _chat_token(text: str, logprob: float) -> Json:
 
 
 def _finite(logprob: float) -> float:
-    """JSON has no infinity: what cannot be is very unlikely, as in vLLM and OpenAI's API."""
+    """JSON has no infinity: an impossible token gets a very low number, as in vLLM and OpenAI's API."""
     return max(logprob, LEAST_LOGPROB)

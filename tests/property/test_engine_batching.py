@@ -21,8 +21,7 @@ from aotgaudi.engine.admission import resolve_max_tokens
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.core import EngineCore
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
-from aotgaudi.engine.events import ErrorEvent, Event, TokenEvent
-from aotgaudi.engine.output import OutputStream
+from aotgaudi.engine.output import ErrorEvent, Event, OutputStream, TokenEvent
 from aotgaudi.engine.request import Request
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.scheduler import Scheduler

@@ -8,10 +8,14 @@ from random import Random
 import pytest
 
 from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.engine.admission import Admission
+from aotgaudi.engine.blocks import BlockPool
+from aotgaudi.engine.core import EngineCore
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
-from aotgaudi.engine.events import ErrorEvent, Event, TokenEvent
 from aotgaudi.engine.loop import Engine
+from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
 from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.engine.steps import DefragStep, Step, StepResult
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import RequestError
@@ -74,6 +78,11 @@ def _new_detokenizer(prompt_token_ids: Sequence[int]) -> IncrementalDetokenizer:
     return IncrementalDetokenizer(lambda ids: "".join(map(chr, ids)), prompt_token_ids)
 
 
+def _engine(runner: GatedRunner, table: BucketTable = TABLE, seeds: Random | None = None) -> Engine:
+    core = EngineCore(Scheduler(LIMITS, table, BlockPool(LIMITS.num_blocks)), runner)
+    return Engine(core, Admission(LIMITS, vocab_size=256), _new_detokenizer, seeds=seeds)
+
+
 @pytest.fixture
 def runner() -> GatedRunner:
     return GatedRunner()
@@ -83,9 +92,8 @@ def runner() -> GatedRunner:
 def make_engine(runner: GatedRunner) -> Iterator[Callable[..., Engine]]:
     engines: list[Engine] = []
 
-    def make(table: BucketTable = TABLE, **options: object) -> Engine:
-        options.setdefault("new_detokenizer", _new_detokenizer)
-        engines.append(Engine(LIMITS, table, runner, vocab_size=256, **options))  # type: ignore[arg-type]
+    def make(table: BucketTable = TABLE, seeds: Random | None = None) -> Engine:
+        engines.append(_engine(runner, table, seeds))
         engines[-1].start()
         return engines[-1]
 
@@ -156,11 +164,11 @@ def test_an_abort_ends_the_request_after_the_step_that_runs(engine: Engine, runn
     runner.gate.clear()
     owner = Owner()
     params = SamplingParams(max_tokens=20)
-    handle = engine.add([1, 2, 3], params, request_id="r", on_event=owner.on_event)
+    engine.add([1, 2, 3], params, request_id="r", on_event=owner.on_event)
     assert runner.is_inside.wait(TIMEOUT_SECONDS)
 
-    handle.abort()
-    handle.abort()
+    engine.abort("r")
+    engine.abort("r")
     engine.abort("nobody")
     runner.gate.set()
 
@@ -186,18 +194,12 @@ def test_a_request_that_is_aborted_before_it_is_seen_gets_its_last_event(
     assert first.result() == ("aaa", "length")
 
 
-def test_a_handle_does_not_abort_a_later_request_of_the_same_id(engine: Engine, runner: GatedRunner) -> None:
-    owner = Owner()
-    handle = engine.add([1], GREEDY, request_id="r", on_event=owner.on_event)
-    owner.result()
+def test_an_id_may_be_used_again_once_its_request_has_ended(engine: Engine, runner: GatedRunner) -> None:
+    _add(engine).result()
     _until(lambda: engine.stats().num_finished == {"length": 1}, engine)
-    runner.gate.clear()
-    again = _add(engine)
+    engine.abort("r")
 
-    handle.abort()
-    runner.gate.set()
-
-    assert again.result() == ("aaa", "length")
+    assert _add(engine).result() == ("aaa", "length")
 
 
 def _until(condition: Callable[[], bool], engine: Engine) -> None:
@@ -239,7 +241,7 @@ def test_shutdown_aborts_what_is_left(engine: Engine, runner: GatedRunner) -> No
 
 
 def test_an_engine_that_was_never_started_can_be_shut_down(runner: GatedRunner) -> None:
-    engine = Engine(LIMITS, TABLE, runner, new_detokenizer=_new_detokenizer)
+    engine = _engine(runner)
     owner = _add(engine)
 
     assert engine.shutdown()

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from aotgaudi.engine.detokenizer import REPLACEMENT, IncrementalDetokenizer
-from aotgaudi.engine.events import TokenEvent, Usage
-from aotgaudi.engine.output import OutputStream
+from aotgaudi.engine.output import OutputStream, TokenEvent, Usage
 from aotgaudi.engine.request import FinishReason, Request
 from aotgaudi.engine.sampling_params import SamplingParams
 

@@ -9,8 +9,7 @@ from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.request import Request, RequestState
 from aotgaudi.engine.sampling_params import SamplingParams
-from aotgaudi.engine.scheduler import Scheduled, Scheduler
-from aotgaudi.engine.step_table import UncoveredStepError
+from aotgaudi.engine.scheduler import Scheduled, Scheduler, UncoveredStepError
 from aotgaudi.engine.steps import DecodeRow, DecodeStep, PromptRow, PromptStep, SamplingRow
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import AotGaudiError, CoverageError

@@ -13,9 +13,9 @@ from fastapi.testclient import TestClient
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from aotgaudi.engine.admission import check_sampling
-from aotgaudi.engine.events import ErrorEvent, Event, OnEvent, TokenEvent
+from aotgaudi.engine.core import EngineStats
+from aotgaudi.engine.output import ErrorEvent, Event, OnEvent, TokenEvent
 from aotgaudi.engine.sampling_params import SamplingParams
-from aotgaudi.engine.stats import EngineStats
 from aotgaudi.errors import RequestError
 from aotgaudi.server.app import create_app
 from aotgaudi.server.chat import ChatTemplate

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from aotgaudi.engine.events import Event, TokenEvent
+from aotgaudi.engine.output import Event, TokenEvent
 from aotgaudi.engine.steps import TokenLogprobs
 from aotgaudi.server.responses import LEAST_LOGPROB
 from aotgaudi.spec.sampler import SamplerSetting, SamplerSpec
@@ -33,19 +33,19 @@ def logged(request_id: str) -> Sequence[Event]:
             request_id=request_id,
             text="H",
             token_ids=(H,),
-            logprobs=TokenLogprobs(-0.25, ((H, -0.25), (E, -2.0))),
+            logprobs=(TokenLogprobs(-0.25, ((H, -0.25), (E, -2.0))),),
         ),
         TokenEvent(
             request_id=request_id,
             text="",
             token_ids=(E,),
-            logprobs=TokenLogprobs(-3.0, ((L, -0.5), (BYTE_C3, -1.0))),
+            logprobs=(TokenLogprobs(-3.0, ((L, -0.5), (BYTE_C3, -1.0))),),
         ),
         TokenEvent(
             request_id=request_id,
             text="E",
             token_ids=(257,),
-            logprobs=TokenLogprobs(-math.inf, ((H, -1.5), (L, -1.75))),
+            logprobs=(TokenLogprobs(-math.inf, ((H, -1.5), (L, -1.75))),),
             finish_reason="stop",
         ),
     )

@@ -15,8 +15,12 @@ import openai
 import pytest
 
 from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.engine.admission import Admission
+from aotgaudi.engine.blocks import BlockPool
+from aotgaudi.engine.core import EngineCore
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.loop import Engine
+from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.engine.steps import DefragStep, Step, StepResult
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import SpecError
@@ -141,11 +145,9 @@ def test_real_engine_serves(serve: Serve, make_service: Callable[..., Service], 
     table = BucketTable((PromptEntry(1, 64, 16),), (DecodeEntry(2, 1, 32),))
     decode = Tokenizer(backend).decode
     real = Engine(
-        limits,
-        table,
-        _Runner(),
-        new_detokenizer=lambda ids: IncrementalDetokenizer(decode, ids),
-        vocab_size=258,
+        EngineCore(Scheduler(limits, table, BlockPool(limits.num_blocks)), _Runner()),
+        Admission(limits, vocab_size=258),
+        lambda ids: IncrementalDetokenizer(decode, ids),
     )
     real.start()
     letter = decode([64])
