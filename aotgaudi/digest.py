@@ -48,6 +48,11 @@ def sha256_file(path: Path) -> str:
     return state.hexdigest()
 
 
+def sha256_source(files: Iterable[Path]) -> str:
+    """Returns the sha256 of the names and bytes of source files, in order of their names. Raises OSError."""
+    return sha256_bytes(canonical_json([[path.name, sha256_file(path)] for path in sorted(files)]))
+
+
 def canonical_json(value: Any) -> bytes:
     """Returns the RFC 8785 form of a JSON value (dict, list, str, int, float, bool, None)."""
     return rfc8785.dumps(value)

@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 import aotgaudi.graphs
 from aotgaudi.backends.base import Target
-from aotgaudi.digest import Key, canonical_json, framed, sha256_bytes
+from aotgaudi.digest import Key, canonical_json, framed, sha256_bytes, sha256_source
 from aotgaudi.entries import Entry, SamplerEntry
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.build_spec import BuildSpec
@@ -114,9 +114,7 @@ def builder_versions() -> dict[str, str]:
 @functools.cache
 def graph_code_digest() -> str:
     """Returns the sha256 of our graph code's source (names and bytes): any edit of it traces anew."""
-    folder = Path(aotgaudi.graphs.__path__[0])
-    rows = [[path.name, sha256_bytes(path.read_bytes())] for path in sorted(folder.glob("*.py"))]
-    return sha256_bytes(canonical_json(rows))
+    return sha256_source(Path(aotgaudi.graphs.__path__[0]).glob("*.py"))
 
 
 def _spec_components(spec: BuildSpec) -> Iterator[tuple[str, str]]:

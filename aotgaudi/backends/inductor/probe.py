@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import shutil
 import subprocess
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.inductor.levels import ISA_LEVELS, IsaLevel
+from aotgaudi.digest import sha256_source
 from aotgaudi.errors import SpecError, TargetError
 
 COMPILE_FLAGS = {
-    "aotgaudi.revision": "2",
     "aot_inductor.compile_wrapper_opt_level": "O1",
     "cpp.threads": "1",
 }
-"""Inductor options that decide what code comes out; names with ``aotgaudi.`` are for compiler.py, and
-``aotgaudi.revision`` stands for what it does besides: raised when that changes the artifacts. Generated loops
+"""Inductor options that decide what code comes out; names with ``aotgaudi.`` are for compiler.py. Generated loops
 are single-threaded: matrix products, which dominate, still use the process's thread count, and two OpenMP
 threads under contention can make a 0.1 ms loop take 7 ms."""
+
+NO_COMPILE_CODE = MappingProxyType(
+    {
+        "probe.py": "what it finds is in the target",
+        "runtime.py": "runs artifacts and makes none",
+    }
+)
+"""Files of this folder that are not part of the digest of the compile code, and why."""
 
 
 def probe(isa: str) -> Target:
     """Returns the target for `isa` (``native``: the best level that this machine has).
 
-    The toolchain is named by its makers' own lines, distribution and all: two builds of one version of g++
-    differ in their defaults, and so in what comes out.
+    Compiler and linker are named by the first line that they print of themselves, distribution included, since
+    two builds of one version of g++ have other defaults and so give other bytes. Our own part of the toolchain
+    is named by a digest of its source.
 
     Raises SpecError where no compiler is found or the machine has no such level.
     """
@@ -41,9 +51,18 @@ def probe(isa: str) -> Target:
             "compiler": _version_of("g++"),
             "linker": _version_of("ld"),
             "libc": " ".join(platform.libc_ver()),
+            "compile_code": compile_code_digest(),
         },
         flags={**COMPILE_FLAGS, **_flags_of(level)},
     )
+
+
+@functools.cache
+def compile_code_digest() -> str:
+    """Returns the sha256 of our source that turns a unit's text into an artifact: an edit of it compiles anew."""
+    folder = Path(__file__).parent
+    files = [path for path in folder.glob("*.py") if path.name not in NO_COMPILE_CODE]
+    return sha256_source([*files, folder.parents[1] / "graphs" / "canonical.py"])
 
 
 def at_level(target: Target, name: str) -> Target:

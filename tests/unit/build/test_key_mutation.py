@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,10 @@ from typing import Any
 
 import pytest
 
+import aotgaudi
 from aotgaudi.backends.base import Target
+from aotgaudi.backends.fake import probe as fake_probe
+from aotgaudi.backends.inductor import probe as inductor_probe
 from aotgaudi.backends.inductor.levels import ISA_LEVELS
 from aotgaudi.backends.inductor.probe import COMPILE_FLAGS, at_level
 from aotgaudi.build import keys
@@ -40,7 +44,13 @@ TARGET = at_level(
     Target(
         backend="cpu",
         machine="x86_64",
-        toolchain={"torch": "2.13", "compiler": "g++ 12", "linker": "ld 2.40", "libc": "glibc 2.36"},
+        toolchain={
+            "torch": "2.13",
+            "compiler": "g++ 12",
+            "linker": "ld 2.40",
+            "libc": "glibc 2.36",
+            "compile_code": "0" * 64,
+        },
         flags=dict(COMPILE_FLAGS),
     ),
     "avx512+amx",
@@ -320,6 +330,50 @@ def test_every_version_of_what_traces_is_a_named_miss(
 
 def test_what_traces_is_our_graph_code_and_transformers_alone() -> None:
     assert set(keys.builder_versions()) == {"graphs", "transformers"}
+
+
+PACKAGE = Path(aotgaudi.__file__).parent
+CODE = sorted(
+    str(path.relative_to(PACKAGE))
+    for folder in ("backends/inductor", "backends/fake", "graphs")
+    for path in (PACKAGE / folder).glob("*.py")
+)
+
+
+@pytest.mark.parametrize("file", CODE)
+def test_an_edit_of_what_compiles_is_another_target_and_of_what_does_not_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    """What a target has in its toolchain is a named miss: see above."""
+    digests = {module: module.compile_code_digest.__wrapped__ for module in (inductor_probe, fake_probe)}
+    before = {module: digest() for module, digest in digests.items()}
+    for folder in ("backends", "graphs"):
+        shutil.copytree(PACKAGE / folder, tmp_path / folder)
+    for module, name in ((inductor_probe, "inductor"), (fake_probe, "fake")):
+        monkeypatch.setattr(module, "__file__", str(tmp_path / "backends" / name / "probe.py"))
+    assert {module: digest() for module, digest in digests.items()} == before
+
+    (tmp_path / file).write_text("# edited\n", encoding="utf-8")
+
+    folder, _, name = file.rpartition("/")
+    compiles = {
+        "backends/inductor": {inductor_probe} if name not in inductor_probe.NO_COMPILE_CODE else set(),
+        "backends/fake": {fake_probe} if name == "compiler.py" else set(),
+        "graphs": {inductor_probe} if name == "canonical.py" else set(),
+    }
+    assert {module for module, digest in digests.items() if digest() != before[module]} == compiles[folder]
+
+
+def test_the_code_that_compiles_is_in_the_toolchain_of_every_target() -> None:
+    probed = (inductor_probe.probe("native"), fake_probe.probe())
+
+    assert [target.toolchain["compile_code"] for target in probed] == [
+        inductor_probe.compile_code_digest(),
+        fake_probe.compile_code_digest(),
+    ]
+    assert all(
+        (PACKAGE / "backends" / "inductor" / name).is_file() for name in inductor_probe.NO_COMPILE_CODE
+    )
 
 
 GRAPH = (

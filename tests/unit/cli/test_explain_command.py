@@ -22,7 +22,7 @@ from tests.unit.build.seeding import FAKE, SPEC_TEXT, tiny_spec
 from tests.unit.explain.explaining import built
 
 LABELS = (("layer a", "head b"), ("layer a", "sampler c"))
-UPGRADED = FAKE.model_copy(update={"toolchain": {"fake": "1", "torch": "2.14"}})
+UPGRADED = FAKE.model_copy(update={"toolchain": {**FAKE.toolchain, "torch": "2.14"}})
 
 
 class Place:

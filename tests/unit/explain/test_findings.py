@@ -18,7 +18,7 @@ from tests.unit.explain.explaining import SECONDS, built, compiled, findings
 
 ENTRIES = (DefragEntry(1), DefragEntry(2))
 LABELS = (("swap a", "layer b"), ("swap a", "layer c"))
-UPGRADED = FAKE.model_copy(update={"toolchain": {"fake": "1", "torch": "2.14"}})
+UPGRADED = FAKE.model_copy(update={"toolchain": {**FAKE.toolchain, "torch": "2.14"}})
 
 
 def spec_with_dtype(dtype: str) -> BuildSpec:

@@ -59,7 +59,7 @@ def test_what_is_not_built_cannot_be_invalidated(store: Store) -> None:
 
 def test_what_was_built_with_the_new_version_is_found_again(store: Store) -> None:
     built(store, tiny_spec(), ENTRIES, LABELS)
-    new = FAKE.model_copy(update={"toolchain": {"fake": "1", "torch": "2.14"}})
+    new = FAKE.model_copy(update={"toolchain": {**FAKE.toolchain, "torch": "2.14"}})
     built(store, tiny_spec(), ENTRIES[:1], LABELS, new)
 
     answer = asked(store, "torch=2.14")
@@ -149,7 +149,7 @@ def test_replacing_refuses_a_name_that_is_in_no_key() -> None:
 
 
 def test_replacing_gives_the_key_that_the_other_target_has() -> None:
-    other = FAKE.model_copy(update={"toolchain": {"fake": "1", "torch": "2.14"}})
+    other = FAKE.model_copy(update={"toolchain": {**FAKE.toolchain, "torch": "2.14"}})
 
     replaced = ProgramKeys(tiny_spec(), FAKE).replacing({"target.toolchain.torch": "2.14"})
 
