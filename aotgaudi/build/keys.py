@@ -36,6 +36,7 @@ SPEC_EXCLUDED: Mapping[str, str] = MappingProxyType(
         "schema_": "the form of the file",
         "model": "its signature is in the key: the dtype, and the config but for CONFIG_KEYS_EXCLUDED",
         "limits": "they are in the key one by one, but for LIMITS_EXCLUDED",
+        "scheduler": _CHOICE,
         "bucketing": _CHOICE,
         "sampler": f"{_CHOICE}, of which the signature is keyed: settings are tensors of the graph",
         "mhc": _CHOICE,

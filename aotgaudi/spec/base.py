@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 
 class SpecValue(BaseModel):
-    """Frozen; refuses unknown keys, values of another type, and numbers that are not finite."""
+    """Frozen; refuses unknown keys, values of another type, and numbers that are not finite.
+
+    `ABSENT_BY_DEFAULT` names the fields that JSON leaves out while they have their default. A field that is added
+    to a spec goes there, so that a spec which does not use it keeps its manifest id and its program keys.
+    """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset()
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = serialize(self)
+        for name in self.ABSENT_BY_DEFAULT:
+            if getattr(self, name) == type(self).model_fields[name].get_default(call_default_factory=True):
+                values.pop(name, None)
+        return values

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,7 @@ from aotgaudi.spec.limits import ServingLimits, check_limits
 from aotgaudi.spec.mhc import MhcSpec
 from aotgaudi.spec.model import ModelSpec
 from aotgaudi.spec.sampler import SamplerSpec
+from aotgaudi.spec.scheduler import SchedulerSpec, check_scheduler
 from aotgaudi.spec.target import TargetSpec
 from aotgaudi.spec.vision import VisionSpec
 
@@ -23,9 +24,12 @@ SPEC_SCHEMA = "aotgaudi.spec/1"
 class BuildSpec(SpecValue):
     """A resolved spec: every default filled in, the model's config embedded; depends on no other file."""
 
+    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"scheduler"})
+
     schema_: Literal["aotgaudi.spec/1"] = Field(alias="schema")
     model: ModelSpec
     limits: ServingLimits
+    scheduler: SchedulerSpec = SchedulerSpec()
     bucketing: BucketingSpec = BucketingSpec()
     sampler: SamplerSpec = SamplerSpec()
     defrag: DefragSpec = DefragSpec()
@@ -36,6 +40,7 @@ class BuildSpec(SpecValue):
     @model_validator(mode="after")
     def _check_consistency(self) -> BuildSpec:
         check_limits(self.limits)
+        check_scheduler(self.scheduler, self.limits)
         if self.limits.max_model_len > self.model.max_position_embeddings:
             raise SpecError(
                 "limits.max_model_len",

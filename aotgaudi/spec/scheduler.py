@@ -1,0 +1,43 @@
+"""Who forms the steps: the scheduler of the server that a spec describes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from aotgaudi.errors import SpecError
+from aotgaudi.spec.base import SpecValue
+from aotgaudi.spec.limits import ServingLimits
+
+Engine = Literal["aotgaudi", "vllm"]
+
+
+class SchedulerSpec(SpecValue):
+    """What decides, besides the limits, which steps can be formed.
+
+    `engine`: ``aotgaudi`` is our own scheduler, ``vllm`` that of vLLM with its Gaudi plugin, whose buckets and look-up
+    are those of ``bucketing.version``. `chunked_prefill`: prompts may be computed in chunks of any length; without
+    it vLLM computes each in one step. Our own scheduler always may. Prefix caching and speculation are in
+    ``bucketing``, whose tables depend on them as well.
+    """
+
+    engine: Engine = "aotgaudi"
+    chunked_prefill: bool = True
+
+
+def check_scheduler(scheduler: SchedulerSpec, limits: ServingLimits) -> None:
+    """Raises SpecError for what the engine does not do: vLLM itself refuses whole prompts that may not fit a step."""
+    if scheduler.chunked_prefill:
+        return
+    if scheduler.engine != "vllm":
+        raise SpecError(
+            "scheduler.chunked_prefill",
+            f"is false, with engine {scheduler.engine!r}",
+            'engine = "vllm", or leave it out: our own scheduler computes prompts in chunks',
+        )
+    if limits.max_num_batched_tokens < limits.max_model_len:
+        raise SpecError(
+            "limits.max_num_batched_tokens",
+            f"is {limits.max_num_batched_tokens}, less than max_model_len {limits.max_model_len}, and"
+            " scheduler.chunked_prefill is false",
+            "at least max_model_len: vLLM refuses to start otherwise",
+        )
