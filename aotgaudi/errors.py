@@ -7,6 +7,7 @@
       ManifestError               2   a manifest file that cannot be used
         StaleManifestError        3   a committed manifest that its spec no longer gives
       NotWarmError                3   an entry has no artifact
+      MissingPackageError         2   a package is not installed; names the extra that brings it
       StoreError                  2   the store cannot be read or written
         MissingObjectError        2   an object that is referred to is not in the store
         RemoteError               2   a remote (registry, object store) cannot be used
@@ -25,6 +26,9 @@ exits with ``exit_code``; a traceback is a bug of ours.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
 
 
 class AotGaudiError(Exception):
@@ -63,6 +67,43 @@ class NotWarmError(AotGaudiError):
     """An entry that must be warm has no artifact."""
 
     exit_code = 3
+
+
+EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "build": ("torch", "transformers", "safetensors"),
+        "serve": (
+            *("torch", "safetensors", "tokenizers", "jinja2", "prometheus_client"),
+            *("fastapi", "starlette", "uvicorn"),
+        ),
+        "ray": ("ray",),
+        "s3": ("s3fs",),
+        "gguf": ("gguf", "accelerate"),
+    }
+)
+"""Extra -> the modules that it brings, and that the light package does not have."""
+
+
+class MissingPackageError(AotGaudiError):
+    """What was asked for needs `package`, which is not installed here; `extra` of aotgaudi brings it."""
+
+    exit_code = 2
+
+    def __init__(self, package: str, extra: str) -> None:
+        self.package, self.extra = package, extra
+        super().__init__(f"{package} is not installed (pip install 'aotgaudi[{extra}]')")
+
+    @classmethod
+    def of(cls, error: ImportError, preferred: str) -> MissingPackageError | None:
+        """Returns what a failed import means, None where it is no matter of an extra.
+
+        `preferred` is the extra to name where several bring the module.
+        """
+        module = (error.name or "").partition(".")[0]
+        extras = [extra for extra, modules in EXTRAS.items() if module in modules]
+        if not extras:
+            return None
+        return cls(module, preferred if preferred in extras else extras[0])
 
 
 class StoreError(AotGaudiError):

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from aotgaudi.backends.offline import probe_target
-from aotgaudi.build.keys import builder_versions
+from aotgaudi.build.keys import builder_versions, require_key_parts
 from aotgaudi.build.plan import Plan, is_known_complete, make_plan
 from aotgaudi.bundle.format import BundleIndex
 from aotgaudi.bundle.pack import pack_bundle
@@ -64,8 +64,10 @@ def seal(
 ) -> BundleIndex:
     """Seals what the store has for `manifest` into a bundle at `out`, signed where there is a `signing`.
 
-    Raises NotWarmError when entries are missing, unless `allow_missing`.
+    Raises NotWarmError when entries are missing, unless `allow_missing`; MissingPackageError where torch or
+    transformers is not installed.
     """
+    require_key_parts()
     receipt = make_receipt(manifest, plan_manifest(manifest, store))
     missing = receipt.missing(manifest.entries)
     if missing and not allow_missing:

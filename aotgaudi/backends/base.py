@@ -8,12 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
 from aotgaudi.digest import Key
+from aotgaudi.errors import MissingPackageError
+
+NOT_INSTALLED = "not installed"
+"""What a key says of a package that is not here. Nothing is ever compiled under such a key."""
+
+
+def version_of(package: str) -> str:
+    """Returns the version of an installed package, `NOT_INSTALLED` where there is none. Imports nothing."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return NOT_INSTALLED
+
+
+def require_installed(extra: str, *packages: str) -> None:
+    """Raises MissingPackageError, naming `extra`, unless all `packages` are installed."""
+    for package in packages:
+        if version_of(package) == NOT_INSTALLED:
+            raise MissingPackageError(package, extra)
 
 
 class Target(BaseModel):

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+from aotgaudi.build.keys import require_key_parts
 from aotgaudi.build.once import Job, build_once
 from aotgaudi.build.plan import Plan
 from aotgaudi.build.pool import UNIT_TIMEOUT_SECONDS, LocalPool, Pool
@@ -72,11 +73,13 @@ class Executor:
         """Runs to the end, or to the next unit boundary after `should_stop` says so.
 
         Raises SpecError for a model that cannot be built, StoreError when the store cannot be written,
-        CompileError when no worker can be started; what was done until then is in the store.
+        CompileError when no worker can be started, MissingPackageError where torch or transformers is not
+        installed; what was done until then is in the store.
         """
         run = Run(self._store, plan, spec)
         started = time.monotonic()
         if run.num_queued and not self._should_stop():
+            require_key_parts()
             with self._make_pool() as pool:
                 self._work_off(pool, run)
                 self._on_progress(run.progress(pool.num_workers))

@@ -12,12 +12,11 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 
 import aotgaudi.graphs
-from aotgaudi.backends.base import Target
+from aotgaudi.backends.base import Target, require_installed, version_of
 from aotgaudi.digest import Key, canonical_json, framed, sha256_bytes, sha256_source
 from aotgaudi.entries import Entry, SamplerEntry
 from aotgaudi.spec.base import SpecValue
@@ -109,7 +108,15 @@ def unit_key_of_graph(sha256: str, target: Target) -> Key:
 
 def builder_versions() -> dict[str, str]:
     """Returns what traces here, by component: our graph code (a digest of its source) and transformers."""
-    return {"graphs": graph_code_digest(), "transformers": metadata.version("transformers")}
+    return {"graphs": graph_code_digest(), "transformers": version_of("transformers")}
+
+
+def require_key_parts() -> None:
+    """Raises MissingPackageError where a package is not installed whose version is part of every key.
+
+    Without it keys can be made and explained, but nothing was ever built under them.
+    """
+    require_installed("build", "torch", "transformers")
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeVar, Union
 
 from aotgaudi.backends.base import Target
-from aotgaudi.build.keys import ProgramKeys
+from aotgaudi.build.keys import ProgramKeys, require_key_parts
 from aotgaudi.build.plan import Plan
 from aotgaudi.build.records import ProgramRow, UnitRow, read_programs, read_units, record
 from aotgaudi.digest import Digest
@@ -50,8 +50,9 @@ def push_plan(
     """Uploads what `store` has of `plan`, and `remote` lacks: objects, then records.
 
     A record of the remote whose objects are there stays. Raises CorruptError for a damaged object of the store,
-    RemoteError, and StoreError.
+    RemoteError, StoreError, and MissingPackageError where nothing here can have been built.
     """
+    require_key_parts()
     rows: dict[str, Row] = {state.key.hex: state.row for state in plan.programs if state.row}
     return push_rows(rows | plan.units, store, remote, conduct, overwrite=overwrite)
 
@@ -81,8 +82,10 @@ def pull_entries(
 ) -> Share:
     """Brings into `store` what it lacks for `entries` and `sources` have: programs first, then their units.
 
-    Raises RemoteError where no remote can be used, and StoreError.
+    Raises RemoteError where no remote can be used, StoreError, and MissingPackageError where nothing can have the
+    keys that are made here.
     """
+    require_key_parts()
     puller = _Puller(store, sources)
     keys = ProgramKeys(spec, target)
     program_keys = dict.fromkeys(keys.hex_of(entry) for entry in entries)

@@ -9,7 +9,7 @@ import click
 from aotgaudi import __version__
 from aotgaudi.cli.lazy import LazyGroup
 from aotgaudi.cli.verbs import COMMANDS
-from aotgaudi.errors import AotGaudiError
+from aotgaudi.errors import AotGaudiError, MissingPackageError
 
 _EXIT_INTERRUPTED = 130
 
@@ -20,13 +20,20 @@ class RootGroup(LazyGroup):
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command."""
         try:
-            return super().invoke(ctx)
+            return self._invoke(ctx)
         except AotGaudiError as error:
             click.echo(f"error: {error}", err=True)
             raise click.exceptions.Exit(error.exit_code) from error
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             raise click.exceptions.Exit(_EXIT_INTERRUPTED) from None
+
+    def _invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            missing = MissingPackageError.of(error, preferred=ctx.invoked_subcommand or "")
+            raise missing or error from error
 
 
 @click.group(cls=RootGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})

@@ -6,11 +6,10 @@ import functools
 import platform
 import shutil
 import subprocess
-from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 
-from aotgaudi.backends.base import Target
+from aotgaudi.backends.base import Target, version_of
 from aotgaudi.backends.inductor.levels import ISA_LEVELS, IsaLevel
 from aotgaudi.digest import sha256_source
 from aotgaudi.errors import SpecError, TargetError
@@ -47,7 +46,7 @@ def probe(isa: str) -> Target:
         machine=platform.machine(),
         isa=level.features,
         toolchain={
-            "torch": metadata.version("torch"),
+            "torch": version_of("torch"),
             "compiler": _version_of("g++"),
             "linker": _version_of("ld"),
             "libc": " ".join(platform.libc_ver()),
@@ -75,7 +74,7 @@ def at_level(target: Target, name: str) -> Target:
 
 def require_satisfied(target: Target) -> None:
     """Raises TargetError, naming the factor, unless this machine can run code compiled for `target`."""
-    here = {"machine": platform.machine(), "torch": metadata.version("torch")}
+    here = {"machine": platform.machine(), "torch": version_of("torch")}
     wanted = {"machine": target.machine, "torch": target.toolchain.get("torch", "")}
     for factor, value in wanted.items():
         if here[factor] != value:

@@ -210,7 +210,7 @@ def test_our_graph_code_and_transformers_are_in_the_program_key(monkeypatch: pyt
     assert differing(program_key(ENTRY, spec_of(), TARGET)) == ["toolchain.graphs"]
 
     monkeypatch.undo()
-    monkeypatch.setattr(keys.metadata, "version", lambda name: "0")
+    monkeypatch.setattr(keys, "version_of", lambda name: "0")
     assert differing(program_key(ENTRY, spec_of(), TARGET)) == ["toolchain.transformers"]
 
 
