@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from aotgaudi.backends.offline import probe_target
+from aotgaudi.backends.offline import build_target
 from aotgaudi.build.keys import builder_versions, require_key_parts
 from aotgaudi.build.plan import Plan, is_known_complete, make_plan
 from aotgaudi.bundle.format import BundleIndex
@@ -26,13 +26,13 @@ from aotgaudi.store.store import Store
 
 def plan_manifest(manifest: Manifest, store: Store, entries: Iterable[Entry] | None = None) -> Plan:
     """Returns what is missing for `entries` (default: all of the manifest) on this machine's target."""
-    target = probe_target(manifest.spec.target)
+    target = build_target(manifest.spec)
     return make_plan(manifest.entries if entries is None else entries, manifest.spec, target, store)
 
 
 def is_known_built(manifest: Manifest, store: Store, entries: Iterable[Entry]) -> bool:
     """Whether the last build of `entries` left nothing to do and all of that is still there; False: make a plan."""
-    target = probe_target(manifest.spec.target)
+    target = build_target(manifest.spec)
     return is_known_complete(entries, manifest.spec, target, store)
 
 

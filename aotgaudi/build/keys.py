@@ -19,7 +19,6 @@ import aotgaudi.graphs
 from aotgaudi.backends.base import Target, require_installed, version_of
 from aotgaudi.digest import Key, canonical_json, framed, sha256_bytes, sha256_source
 from aotgaudi.entries import Entry, SamplerEntry
-from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.build_spec import BuildSpec
 
 LIMITS_EXCLUDED = {
@@ -27,6 +26,7 @@ LIMITS_EXCLUDED = {
     "max_num_prefill_seqs": "bounds which entries exist",
     "max_num_batched_tokens": "bounds which entries exist",
     "max_model_len": "bounds which entries exist",
+    "allow_long_max_model_len": "decides whether a max_model_len is refused",
 }
 
 _CHOICE = "chooses which entries there are; what an entry computes is in its own fields"
@@ -131,19 +131,13 @@ def _spec_components(spec: BuildSpec) -> Iterator[tuple[str, str]]:
     for name, value in sorted(spec.limits.model_dump().items()):
         if name not in LIMITS_EXCLUDED:
             yield f"limits.{name}", str(value)
-    for section in sorted(BuildSpec.model_fields.keys() - SPEC_EXCLUDED.keys()):
-        table = getattr(spec, section)
-        yield from (
-            _table_components(section, table)
-            if isinstance(table, SpecValue)
-            else [(f"spec.{section}", canonical_json(table).decode())]
-        )
-
-
-def _table_components(section: str, table: SpecValue) -> Iterator[tuple[str, str]]:
-    for name, value in sorted(table.model_dump(mode="json").items()):
-        if f"{section}.{name}" not in SPEC_EXCLUDED:
-            yield f"spec.{section}.{name}", canonical_json(value).decode()
+    sections = BuildSpec.model_fields.keys() - SPEC_EXCLUDED.keys()
+    for section, table in sorted(spec.model_dump(mode="json", include=sections).items()):
+        rows = table if isinstance(table, dict) else {"": table}
+        for name, value in sorted(rows.items()):
+            where = f"{section}.{name}" if name else section
+            if where not in SPEC_EXCLUDED:
+                yield f"spec.{where}", canonical_json(value).decode()
 
 
 def _builder_components(builder: Mapping[str, str] | None) -> Iterator[tuple[str, str]]:

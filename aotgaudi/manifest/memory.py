@@ -1,21 +1,23 @@
 """How much device memory a manifest needs besides the weights: the KV cache, and the largest steps' buffers.
 
-An estimate from shapes alone, to be compared with a budget before anything is compiled. Sizes in bytes. Let e
-be the bytes of the spec's dtype, H the hidden size, I the intermediate size, V the vocabulary, h heads of d,
-k KV heads, L layers, B the block size. A step has T tokens in r rows, and sees K keys in all::
+An estimate from shapes alone, to be compared with a budget before anything is compiled. Sizes are in bytes, of one
+device: of each rank, where the spec spreads the model over several. Let e be the bytes of the spec's dtype, c those
+of a number of the KV cache, H the hidden size, V the vocabulary, d the width of a head, B the block size; and of one
+rank: I its share of the intermediate size, h its query heads, k its KV heads (one at least), L the most layers. A
+step has T tokens in r rows, and sees K keys in all::
 
     prompt (b, q, c)   T = b * q   r = b   K = b * (c * B + q)   masked pairs M = q * K
     decode (b, 1, n)   T = b       r = b   K = n * B             masked pairs M = K
     unified (q, s, u)  T = q       r = q   K = (s + u) * B + q   masked pairs M = q * K
 
-    KV cache      (num_blocks + 1) * B * 2 * k * d * e * L
+    KV cache      (num_blocks + 1) * B * 2 * k * d * c * L
     activations   T * (2 * H + max((2 * h + 2 * k) * d, 3 * I)) * e   residual, normed, and the widest sublayer
-    keys, values  2 * K * k * d * e                                   gathered for one layer
+    keys, values  2 * K * k * d * c                                   gathered for one layer
     masks         M * e                                               as a fused attention adds them
-    logits        r * V * 4                                           in float32
+    logits        r * V * 4                                           in float32, of the whole vocabulary
 
-Layers run one after the other and share their buffers. Weights, the allocator's slack and the runtime's own
-memory are not in it.
+Layers run one after the other and share their buffers. Weights, adapters, the allocator's slack and the runtime's
+own memory are not in it.
 """
 
 from __future__ import annotations
@@ -81,13 +83,16 @@ def estimate_memory(spec: BuildSpec, entries: Iterable[Entry]) -> MemoryEstimate
 
 
 def kv_cache_bytes(spec: BuildSpec) -> int:
-    """Returns the bytes of the KV cache of all layers, the padding block included. Raises SpecError."""
+    """Returns the bytes of a rank's KV cache, all its layers and the padding block included. Raises SpecError."""
     tokens = (spec.limits.num_blocks + 1) * spec.limits.block_size
-    return tokens * _kv_bytes_per_token(spec) * spec.model.num_layers
+    return tokens * _kv_bytes_per_token(spec) * spec.parallel.layers_of_rank(spec.model.num_layers)
 
 
 def _kv_bytes_per_token(spec: BuildSpec) -> int:
-    return 2 * spec.model.num_kv_heads * spec.model.head_dim * _DTYPE_BYTES[spec.model.dtype]
+    quantization = spec.model.quantization
+    value_bytes = None if quantization is None else quantization.kv_value_bytes
+    heads = spec.parallel.kv_heads_of_rank(spec.model.num_kv_heads)
+    return 2 * heads * spec.model.head_dim * (value_bytes or _DTYPE_BYTES[spec.model.dtype])
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +107,14 @@ class _Factors:
 
     @classmethod
     def of(cls, spec: BuildSpec) -> _Factors:
-        model = spec.model
-        heads = 2 * (model.num_attention_heads + model.num_kv_heads) * model.head_dim
+        model, parallel = spec.model, spec.parallel
+        query_heads = parallel.share_of_rank(model.num_attention_heads)
+        heads = 2 * (query_heads + parallel.kv_heads_of_rank(model.num_kv_heads)) * model.head_dim
+        wide = max(heads, 3 * parallel.share_of_rank(model.intermediate_size))
         dtype_bytes = _DTYPE_BYTES[model.dtype]
         return cls(
             block_size=spec.limits.block_size,
-            per_token=(2 * model.hidden_size + max(heads, 3 * model.intermediate_size)) * dtype_bytes,
+            per_token=(2 * model.hidden_size + wide) * dtype_bytes,
             per_key=_kv_bytes_per_token(spec),
             per_pair=dtype_bytes,
             per_row=model.vocab_size * _LOGIT_BYTES,

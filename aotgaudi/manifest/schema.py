@@ -167,13 +167,18 @@ def manifest_schema() -> dict[str, Any]:
 
 
 def spec_schema() -> dict[str, Any]:
-    """Returns the JSON Schema of a spec file, where two values may also be the path of a file that holds them."""
+    """Returns the JSON Schema of a spec file, where three values may also be given by the path of a file."""
     schema = BuildSpec.model_json_schema()
     properties = schema["$defs"]["ModelSpec"]["properties"]
     path = {"type": "string", "description": "path of a config.json, relative to the spec file"}
     properties["config"] = {"title": "Config", "anyOf": [path, properties["config"]]}
     path = {"type": "string", "description": "path of a bucket file, relative to the spec file"}
     schema["$defs"]["BucketingSpec"]["properties"]["file"] = {"title": "File", **path}
+    path = {
+        "type": "string",
+        "description": "path of the file that QUANT_CONFIG names, relative to the spec file",
+    }
+    schema["$defs"]["QuantizationSpec"]["properties"]["config"] = {"title": "Config", **path}
     return _titled(schema, "aotgaudi spec")
 
 

@@ -11,8 +11,10 @@ from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.bucketing import BucketingSpec
 from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.limits import ServingLimits, check_limits
+from aotgaudi.spec.lora import LoraSpec
 from aotgaudi.spec.mhc import MhcSpec
 from aotgaudi.spec.model import ModelSpec
+from aotgaudi.spec.parallel import ParallelSpec, check_parallel
 from aotgaudi.spec.sampler import SamplerSpec
 from aotgaudi.spec.scheduler import SchedulerSpec, check_scheduler
 from aotgaudi.spec.target import TargetSpec
@@ -22,14 +24,19 @@ SPEC_SCHEMA = "aotgaudi.spec/1"
 
 
 class BuildSpec(SpecValue):
-    """A resolved spec: every default filled in, the model's config embedded; depends on no other file."""
+    """A resolved spec: every default filled in, the model's config embedded; depends on no other file.
 
-    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"scheduler"})
+    `lora` is None for a server that takes no adapters.
+    """
+
+    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"scheduler", "parallel", "lora"})
 
     schema_: Literal["aotgaudi.spec/1"] = Field(alias="schema")
     model: ModelSpec
     limits: ServingLimits
     scheduler: SchedulerSpec = SchedulerSpec()
+    parallel: ParallelSpec = ParallelSpec()
+    lora: LoraSpec | None = None
     bucketing: BucketingSpec = BucketingSpec()
     sampler: SamplerSpec = SamplerSpec()
     defrag: DefragSpec = DefragSpec()
@@ -41,11 +48,13 @@ class BuildSpec(SpecValue):
     def _check_consistency(self) -> BuildSpec:
         check_limits(self.limits)
         check_scheduler(self.scheduler, self.limits)
-        if self.limits.max_model_len > self.model.max_position_embeddings:
+        check_parallel(self.parallel, self.model)
+        limits, positions = self.limits, self.model.max_position_embeddings
+        if limits.max_model_len > positions and not limits.allow_long_max_model_len:
             raise SpecError(
                 "limits.max_model_len",
-                f"is {self.limits.max_model_len}, more than the model's positions",
-                f"at most max_position_embeddings {self.model.max_position_embeddings}",
+                f"is {limits.max_model_len}, more than the model's positions",
+                f"at most max_position_embeddings {positions}, or allow_long_max_model_len = true",
             )
         return self
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
 from aotgaudi.digest import Key, canonical_json
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.base import SpecValue
+from aotgaudi.spec.quantization import QuantizationSpec
 
 CONFIG_KEYS_EXCLUDED: Mapping[str, str] = MappingProxyType(
     {
@@ -45,12 +46,16 @@ _NESTED = "text_config"
 class ModelSpec(SpecValue):
     """A model. `config` is the content of its ``config.json``, with Hugging Face's key names.
 
-    Never change `config` in place: it is part of a frozen value.
+    Never change `config` in place: it is part of a frozen value. `quantization` is None where nothing but the
+    checkpoint itself says anything of it.
     """
+
+    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"quantization"})
 
     name: str = Field(min_length=1)
     dtype: Literal["float32", "bfloat16", "float16"]
     config: dict[str, JsonValue]
+    quantization: QuantizationSpec | None = None
 
     @model_validator(mode="after")
     def _check_config(self) -> ModelSpec:
@@ -114,7 +119,14 @@ class ModelSpec(SpecValue):
     def signature(self) -> Key:
         """Returns the key of all that a graph can depend on in the model: one component a config key."""
         components = [("model.dtype", self.dtype), *_config_components("model.config", self.config)]
+        if self.quantization is not None:
+            for name, value in self.quantization.model_dump(mode="json").items():
+                components.append((f"model.quantization.{name}", canonical_json(value).decode()))
         return Key.of(components)
+
+    def states(self, name: str) -> bool:
+        """Whether the config has a value of this name, in its language model's part or outside it."""
+        return self._value(name) is not None
 
     def _count(self, name: str, fallback: str = "") -> int:
         value = self._value(name)

@@ -1,4 +1,4 @@
-"""Reading a spec: TOML, and the files that it may name, which are embedded: config.json and a bucket file."""
+"""Reading a spec: TOML, and the files that it may name: config.json, a bucket file, a quantization's config."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from aotgaudi.digest import canonical_json, sha256_bytes
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.mistakes import first_mistake
@@ -55,8 +56,8 @@ def _tables(text: str) -> dict[str, Any]:
 def _spec_of(tables: dict[str, Any], folder: Path) -> BuildSpec:
     """The spec of parsed TOML, with the files that it names."""
     model = tables.get("model")
-    if isinstance(model, dict) and isinstance(model.get("config"), str):
-        tables["model"] = {**model, "config": read_config(folder / model["config"])}
+    if isinstance(model, dict):
+        tables["model"] = _model_of(model, folder)
     bucketing = tables.get("bucketing")
     if isinstance(bucketing, dict) and "file" in bucketing:
         if not isinstance(bucketing["file"], str):
@@ -66,6 +67,20 @@ def _spec_of(tables: dict[str, Any], folder: Path) -> BuildSpec:
     for where, value in _not_json(tables, ""):
         raise SpecError(where, f"is {value}", "a string, finite number, boolean, list or table")
     return spec_from_json(tables)
+
+
+def _model_of(model: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The table of the model, with the content of its config, and the digest of its quantization's."""
+    if isinstance(model.get("config"), str):
+        model = {**model, "config": read_config(folder / model["config"])}
+    quantization = model.get("quantization")
+    if not (isinstance(quantization, dict) and "config" in quantization):
+        return model
+    where, path = "model.quantization.config", quantization["config"]
+    if not isinstance(path, str):
+        raise SpecError(where, f"is {path!r}", "the path of the file that QUANT_CONFIG names")
+    rest = {name: value for name, value in quantization.items() if name != "config"}
+    return {**model, "quantization": {**rest, "config_sha256": json_sha256(folder / path, where)}}
 
 
 def spec_from_json(value: dict[str, Any]) -> BuildSpec:
@@ -91,6 +106,19 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise SpecError("model.config", f"{path} holds no JSON object", "a Hugging Face config.json")
     return config
+
+
+def json_sha256(path: Path, where: str) -> str:
+    """Returns the sha256 of a JSON file's content, 64 hex digits: its spacing and the order of its keys do not count.
+
+    Raises SpecError, which names `where`.
+    """
+    try:
+        return sha256_bytes(canonical_json(json.loads(_read(path, "a file of JSON"))))
+    except SpecError as error:
+        raise SpecError(where, f"{error.where} {error.problem}", error.remedy) from error
+    except (ValueError, RecursionError) as error:
+        raise SpecError(where, f"{path} is not JSON: {error}", "a file of JSON") from error
 
 
 def read_bucket_file(path: Path) -> str:

@@ -28,9 +28,13 @@ VALID: dict[str, Any] = {
     "model": {
         "name": "tiny",
         "dtype": "float32",
-        "config": {"model_type": "llama", "max_position_embeddings": 512},
+        "config": {"model_type": "llama", "max_position_embeddings": 512, "num_attention_heads": 4},
+        "quantization": {"method": "inc", "kv_cache_dtype": "fp8_inc", "config_sha256": "0" * 64},
     },
+    "parallel": {"tensor_parallel_size": 2, "pipeline_parallel_size": 1, "expert_parallel": True},
+    "lora": {"max_loras": 2, "max_lora_rank": 8},
     "limits": {
+        "allow_long_max_model_len": True,
         "max_num_seqs": 2,
         "max_num_prefill_seqs": 1,
         "max_num_batched_tokens": 32,
@@ -151,6 +155,9 @@ def test_a_text_with_a_piece_changed_is_a_spec_or_a_spec_error(text: str, data: 
         "bucketing = 1",
         "bucketing.file = 1",
         "model.config = 1",
+        "model.quantization = 1",
+        "model.quantization.config = 1",
+        'model.quantization.config = "\\u0000"',
         'model.config = "\\u0000"',
         'bucketing.file = "\\u0000"',
         'model.config = "."',
@@ -193,7 +200,7 @@ def wide(draw: st.DrawFn) -> dict[str, Any]:
         "prompt": {name: draw(BOUNDS) for name in ("batch_size", "query_len", "num_ctx_blocks")},
         "decode": {name: draw(BOUNDS) for name in ("batch_size", "num_blocks")},
     }
-    limits = {name: draw(NUMBERS) for name in VALID["limits"]}
+    limits = {name: draw(NUMBERS) for name, value in VALID["limits"].items() if value is not True}
     limits["max_model_len"] = max(limits["max_model_len"], 2)
     limits["max_num_prefill_seqs"] = min(limits["max_num_prefill_seqs"], limits["max_num_seqs"])
     limits["max_num_batched_tokens"] = max(limits["max_num_batched_tokens"], limits["block_size"])

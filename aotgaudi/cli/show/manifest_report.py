@@ -99,6 +99,7 @@ def _memory(manifest: Manifest, budget_bytes: int | None) -> dict[str, Any]:
         for entry, buffers in estimate.steps
     }
     return {
+        "num_devices": manifest.spec.parallel.world_size,
         "kv_cache_bytes": estimate.kv_cache_bytes,
         "steps": steps,
         "total_bytes": estimate.total_bytes,
@@ -180,7 +181,8 @@ def _memory_line(memory: dict[str, Any]) -> str:
     steps = "".join(
         f", {_sized(step['total_bytes'])} for {step['entry']}" for step in memory["steps"].values()
     )
-    return f"KV cache {_sized(memory['kv_cache_bytes'])}{steps} (weights not counted)"
+    devices = f", on each of {memory['num_devices']} devices" if memory["num_devices"] > 1 else ""
+    return f"KV cache {_sized(memory['kv_cache_bytes'])}{steps} (weights not counted{devices})"
 
 
 def _sized(num_bytes: int) -> str:

@@ -27,7 +27,10 @@ from aotgaudi.explain.findings import Finding
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.bucketing import BucketingSpec, SlidingSpec
 from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.spec.lora import LoraSpec
 from aotgaudi.spec.model import CONFIG_KEYS_EXCLUDED
+from aotgaudi.spec.parallel import ParallelSpec
+from aotgaudi.spec.quantization import QuantizationSpec
 from aotgaudi.store.store import Store
 from tests.unit.explain.explaining import built, compiled, findings
 
@@ -77,7 +80,15 @@ def spec_of(config: dict[str, Any]) -> BuildSpec:
             },
         }
     )
-    return spec.model_copy(update={"bucketing": BucketingSpec(sliding=SlidingSpec())})
+    quantization = QuantizationSpec(method="inc", kv_cache_dtype="fp8_inc", config_sha256="a" * 64)
+    return spec.model_copy(
+        update={
+            "model": spec.model.model_copy(update={"quantization": quantization}),
+            "bucketing": BucketingSpec(sliding=SlidingSpec()),
+            "parallel": ParallelSpec(pipeline_parallel_size=2),
+            "lora": LoraSpec(),
+        }
+    )
 
 
 SPEC = spec_of(config_of("smollm2-135m.json"))
@@ -146,6 +157,12 @@ IN_KEY = {
     "limits.block_size": "limits.block_size",
     "limits.num_blocks": "limits.num_blocks",
     "target.execution_mode": "spec.target.execution_mode",
+    **{
+        f"model.quantization.{name}": f"model.model.quantization.{name}"
+        for name in QuantizationSpec.model_fields
+    },
+    **{f"parallel.{name}": f"spec.parallel.{name}" for name in ParallelSpec.model_fields},
+    **{f"lora.{name}": f"spec.lora.{name}" for name in LoraSpec.model_fields},
 }
 """The fields of a spec that make other programs of the same entries, and what `explain` calls them."""
 

@@ -225,6 +225,18 @@ MISUSES: dict[str, tuple[Callable[[Place], list[Any]], str]] = {
     "JSON of something else": (file_with("bad.json", b"[1]"), "bad.json: is [1] (should be an object)"),
     "manifest edited by hand": (edited_manifest, "a manifest is not edited: change its spec"),
     "backend hpu": (spec_with('backend = "fake"', 'backend = "hpu"'), "(available: cpu, fake)"),
+    "two devices": (
+        spec_with("[target]", "[parallel]\ntensor_parallel_size = 2\n[target]"),
+        "parallel.tensor_parallel_size: is 2, which the fake backend cannot build (one device, ",
+    ),
+    "adapters": (
+        spec_with("[target]", "[lora]\nmax_loras = 4\n[target]"),
+        "lora: asks for 4 adapter slots, which the fake backend cannot build",
+    ),
+    "quantized": (
+        spec_with("[limits]", '[model.quantization]\nmethod = "inc"\n[limits]'),
+        "model.quantization: has method 'inc', which the fake backend cannot build",
+    ),
     "backend cuda": (spec_with('backend = "fake"', 'backend = "cuda"'), "(available: cpu, fake)"),
     "unknown backend": (spec_with('backend = "fake"', 'backend = "tpu"'), "target.backend: is 'tpu'"),
     "unknown entry": (lambda place: ["cache", place.spec, "--entry", "zz"], "the manifest has no entry zz"),

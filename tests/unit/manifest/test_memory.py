@@ -45,6 +45,40 @@ def test_kv_cache_is_two_tensors_a_layer_with_a_padding_block() -> None:
     assert kv_cache_bytes(spec_of(num_key_value_heads=None)) == 2 * kv_cache_bytes(spec_of())
 
 
+def with_tables(**tables: Any) -> BuildSpec:
+    value = spec_of().to_json()
+    value["model"].update(tables.pop("model", {}))
+    return spec_from_json({**value, **tables})
+
+
+def test_a_rank_keeps_its_share_of_the_kv_cache_and_one_head_at_least() -> None:
+    def tensor_parallel(size: int) -> int:
+        return kv_cache_bytes(with_tables(parallel={"tensor_parallel_size": size}))
+
+    assert tensor_parallel(2) * 2 == kv_cache_bytes(spec_of())
+    assert tensor_parallel(4) == tensor_parallel(2)
+    assert (
+        kv_cache_bytes(with_tables(parallel={"pipeline_parallel_size": 2})) * 3
+        == kv_cache_bytes(spec_of()) * 2
+    )
+
+
+def test_a_kv_cache_of_fp8_has_half_the_bytes() -> None:
+    halved = with_tables(model={"quantization": {"kv_cache_dtype": "fp8_inc"}})
+
+    assert kv_cache_bytes(halved) * 2 == kv_cache_bytes(spec_of())
+    assert kv_cache_bytes(with_tables(model={"quantization": {"method": "inc"}})) == kv_cache_bytes(spec_of())
+
+
+def test_the_buffers_of_a_rank_hold_its_share_of_each_layer_and_the_whole_residual() -> None:
+    entry = PromptEntry(2, 32, 3)
+    estimate = estimate_memory(with_tables(parallel={"tensor_parallel_size": 2}), [entry])
+
+    assert estimate.steps[0][1].activation_bytes == 64 * (2 * 40 + 3 * 50) * 2
+    assert estimate.steps[0][1].kv_bytes == 2 * (2 * (3 * 16 + 32)) * 1 * 10 * 2
+    assert estimate.steps[0][1].logit_bytes == 2 * 1000 * 4
+
+
 def test_kv_cache_of_the_documented_example_is_121_megabytes() -> None:
     assert round(kv_cache_bytes(load_spec(MANIFESTS / "smollm2-135m.cpu.toml")) / 1e6) == 121
 

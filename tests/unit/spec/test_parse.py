@@ -158,7 +158,7 @@ def test_config_path_is_relative_to_the_spec_and_its_content_is_embedded(tmp_pat
             text_of(config='{ model_type = "llama", max_position_embeddings = 100 }'),
             (
                 "limits.max_model_len: is 128, more than the model's positions "
-                "(at most max_position_embeddings 100)"
+                "(at most max_position_embeddings 100, or allow_long_max_model_len = true)"
             ),
         ),
         (
