@@ -12,9 +12,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from aotgaudi.digest import Key
+from aotgaudi.document import Value
 from aotgaudi.errors import MissingPackageError
 
 NOT_INSTALLED = "not installed"
@@ -36,7 +37,7 @@ def require_installed(extra: str, *packages: str) -> None:
             raise MissingPackageError(package, extra)
 
 
-class Target(BaseModel):
+class Target(Value):
     """What code was compiled for. Everything in it is part of every key.
 
     `isa` is the sorted list of CPU features that the generated code may use (names as in
@@ -44,13 +45,11 @@ class Target(BaseModel):
     component to its version and must match exactly; `flags` are the compile options.
     """
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
     backend: Literal["cpu", "cuda", "hpu", "fake"]
     machine: str
     isa: tuple[str, ...] = ()
-    toolchain: dict[str, str] = {}
-    flags: dict[str, str] = {}
+    toolchain: dict[str, str] = Field(default_factory=dict)
+    flags: dict[str, str] = Field(default_factory=dict)
 
     def components(self) -> tuple[tuple[str, str], ...]:
         """Named key components, one a factor, in a fixed order."""

@@ -11,28 +11,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from aotgaudi.bundle.receipt import UnitRecord
 from aotgaudi.digest import Digest
+from aotgaudi.document import Value
 from aotgaudi.store.cas import ObjectStore
 from aotgaudi.store.store import Store
 
 _LOG = logging.getLogger(__name__)
 
 
-class _Row(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
-
-class UnitSource(_Row):
+class UnitSource(Value):
     """A unit of a program: the digest of its canonical text, and a label for people."""
 
     text: str
     label: str
 
 
-class ProgramRow(_Row):
+class ProgramRow(Value):
     """`program` is the digest of the program's JSON; `units` maps unit keys to sources; `constants` a digest."""
 
     program: str

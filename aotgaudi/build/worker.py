@@ -23,12 +23,11 @@ from aotgaudi.build.keys import unit_key
 from aotgaudi.build.records import ProgramRow, UnitRow, UnitSource
 from aotgaudi.digest import Digest, Key
 from aotgaudi.entries import Entry
-from aotgaudi.errors import AotGaudiError, CompileError, CorruptError, MissingObjectError
+from aotgaudi.errors import AotGaudiError, CompileError, CorruptError, MissingObjectError, store_error
 from aotgaudi.graphs.program import Call, Program
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
 from aotgaudi.store.cas import ObjectStore
-from aotgaudi.store.faults import store_error
 from aotgaudi.store.sweep import locked_directory
 
 _TORCH_SETTINGS = ("TORCHINDUCTOR_", "AOT_INDUCTOR_", "AOTINDUCTOR_", "INDUCTOR_", "TORCHDYNAMO_")

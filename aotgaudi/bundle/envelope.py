@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from aotgaudi.bundle.document import first_problem
 from aotgaudi.digest import canonical_json
+from aotgaudi.document import ForeignValue, first_problem
 from aotgaudi.errors import ManifestError
 
 MAX_ENVELOPE_BYTES = 1 << 20
@@ -50,14 +50,12 @@ class Envelope:
         return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(self.payload), self.payload)
 
 
-class _SignatureJson(BaseModel):
-    model_config = ConfigDict(strict=True)
+class _SignatureJson(ForeignValue):
     keyid: Annotated[str, Field(max_length=200)] = ""
     sig: str
 
 
-class _EnvelopeJson(BaseModel):
-    model_config = ConfigDict(strict=True)
+class _EnvelopeJson(ForeignValue):
     payload: str
     payloadType: Annotated[str, Field(max_length=200)]  # noqa: N815 - the name in the format
     signatures: Annotated[list[_SignatureJson], Field(min_length=1, max_length=MAX_SIGNATURES)]

@@ -31,11 +31,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from aotgaudi.bundle.document import DigestText, Document, dump_document, first_problem, load_document
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import Digest
+from aotgaudi.document import DigestText, Document, Value, first_problem, load_document
 from aotgaudi.errors import ManifestError
 from aotgaudi.graphs.program import Program
 from aotgaudi.store.cas import object_path
@@ -50,10 +50,8 @@ OBJECTS_NAME = "objects"
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 
 
-class Counts(BaseModel):
+class Counts(Value):
     """How much a bundle holds: distinct programs, units and objects, and the objects' sizes in bytes."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     programs: Count
     units: Count
@@ -81,12 +79,12 @@ class BundleIndex(Document):
 
 def dump_index(index: BundleIndex) -> bytes:
     """Returns the canonical bytes of an index."""
-    return dump_document(index)
+    return index.dumps()
 
 
 def load_index(data: bytes) -> BundleIndex:
     """Parses an index's canonical bytes. Raises ManifestError."""
-    return load_document(data, BundleIndex, BUNDLE_SCHEMA, "bundle index")
+    return load_document(data, BundleIndex, "bundle index")
 
 
 def load_program(data: bytes, digest: Digest) -> Program:

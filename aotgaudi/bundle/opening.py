@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from aotgaudi.bundle.document import MAX_DOCUMENT_BYTES
 from aotgaudi.bundle.envelope import MAX_ENVELOPE_BYTES
 from aotgaudi.bundle.format import (
     INDEX_NAME,
@@ -28,6 +27,7 @@ from aotgaudi.bundle.report import mending_command
 from aotgaudi.bundle.statement import Statement
 from aotgaudi.bundle.trust import TrustPolicy, require_match
 from aotgaudi.digest import Digest
+from aotgaudi.document import MAX_DOCUMENT_BYTES
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, StoreError, UntrustedError
 from aotgaudi.graphs.program import Program
 from aotgaudi.store.blobs import Examine, Fault, accept_any, read_blob, read_bounded

@@ -31,10 +31,9 @@ from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.receipt import dumps as dump_receipt
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.digest import Digest
-from aotgaudi.errors import ManifestError, StoreError
+from aotgaudi.errors import ManifestError, StoreError, store_error
 from aotgaudi.store.blobs import find_fault
 from aotgaudi.store.cas import ObjectStore, fsync_dir, object_path
-from aotgaudi.store.faults import store_error
 
 _DIRECTORY_MODE = 0o755
 _DOCUMENT_MODE = 0o644

@@ -13,8 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from aotgaudi.errors import UntrustedError
-from aotgaudi.store.faults import store_error
+from aotgaudi.errors import UntrustedError, store_error
 
 _ALLOW = "allow it with --allow-unsafe-permissions"
 

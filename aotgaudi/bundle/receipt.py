@@ -22,10 +22,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import AfterValidator, Field, StringConstraints, field_validator
 
 from aotgaudi.backends.base import Target
-from aotgaudi.bundle.document import DigestText, Document, dump_document, load_document
+from aotgaudi.document import DigestText, Document, Value, load_document
 from aotgaudi.entries import Entry
 
 RECEIPT_SCHEMA: Literal["aotgaudi.receipt/1"] = "aotgaudi.receipt/1"
@@ -46,14 +46,12 @@ FileName = Annotated[str, AfterValidator(_safe_relative_name)]
 Measure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class SealedUnit(BaseModel):
+class SealedUnit(Value):
     """One unit in a receipt: its files by relative name, and the tolerance that it was checked against.
 
     `tolerance` is the largest absolute difference from eager that the check allowed; a unit that exceeds
     it is never recorded, so that its presence here is the check's outcome.
     """
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     artifact: Annotated[dict[FileName, DigestText], Field(min_length=1)]
     tolerance: Measure
@@ -102,9 +100,9 @@ class Receipt(Document):
 
 def dumps(receipt: Receipt) -> bytes:
     """Returns the canonical bytes of a receipt."""
-    return dump_document(receipt)
+    return receipt.dumps()
 
 
 def loads(data: bytes) -> Receipt:
     """Parses a receipt's canonical bytes. Raises ManifestError, which names the place."""
-    return load_document(data, Receipt, RECEIPT_SCHEMA, "receipt")
+    return load_document(data, Receipt, "receipt")

@@ -18,9 +18,8 @@ from aotgaudi.bundle.exchange import exchange_directory
 from aotgaudi.bundle.format import OBJECTS_NAME, stray_paths
 from aotgaudi.bundle.pack import refuse_foreign
 from aotgaudi.digest import Digest
-from aotgaudi.errors import StoreError
+from aotgaudi.errors import StoreError, store_error
 from aotgaudi.store.cas import fsync_dir
-from aotgaudi.store.faults import store_error
 
 PARTIAL_NAME = ".partial"
 _DIRECTORY_MODE = 0o755

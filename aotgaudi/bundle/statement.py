@@ -23,15 +23,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import pydantic
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
 from aotgaudi.backends.base import Target
-from aotgaudi.bundle.document import DigestText, first_problem
 from aotgaudi.bundle.format import INDEX_NAME, BundleIndex, Counts
 from aotgaudi.bundle.receipt import Receipt
-from aotgaudi.digest import canonical_json, sha256_bytes
-from aotgaudi.errors import ManifestError
+from aotgaudi.digest import sha256_bytes
+from aotgaudi.document import DigestText, Document, Value, load_document
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
@@ -43,24 +41,20 @@ Epoch = Annotated[int, Field(ge=0, lt=1 << 53)]
 _Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", populate_by_name=True)
-
-
-class SubjectDigest(_Part):
+class SubjectDigest(Value):
     """The sha256 of the index's bytes, 64 hex digits."""
 
     sha256: _Sha256
 
 
-class Subject(_Part):
+class Subject(Value):
     """The file that is signed for: the index, which names everything else."""
 
     name: Literal["aotgaudi.bundle.json"] = INDEX_NAME
     digest: SubjectDigest
 
 
-class Predicate(_Part):
+class Predicate(Value):
     """What the signed bundle is; see the module."""
 
     manifest_id: str
@@ -72,7 +66,7 @@ class Predicate(_Part):
     epoch: Epoch
 
 
-class Statement(_Part):
+class Statement(Document):
     """See the module."""
 
     type_: Literal["https://in-toto.io/Statement/v1"] = Field(default=STATEMENT_TYPE, alias="_type")
@@ -111,15 +105,9 @@ class Statement(_Part):
 
 def dump_statement(statement: Statement) -> bytes:
     """Returns the canonical bytes of a statement."""
-    return canonical_json(statement.model_dump(mode="json", by_alias=True))
+    return statement.dumps()
 
 
 def load_statement(data: bytes) -> Statement:
     """Parses the canonical bytes of a statement. Raises ManifestError, which names the place."""
-    try:
-        statement = Statement.model_validate_json(data)
-    except pydantic.ValidationError as error:
-        raise ManifestError(f"signed statement: {first_problem(error)}") from error
-    if dump_statement(statement) != data:
-        raise ManifestError("signed statement is not in canonical form (RFC 8785)")
-    return statement
+    return load_document(data, Statement, "signed statement")

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from aotgaudi.bundle.document import MAX_DOCUMENT_BYTES
 from aotgaudi.bundle.envelope import MAX_ENVELOPE_BYTES
 from aotgaudi.bundle.format import (
     INDEX_NAME,
@@ -24,6 +23,7 @@ from aotgaudi.bundle.format import (
 from aotgaudi.bundle.opening import ANY_BUNDLE, Acceptance, Bundle, open_bundle, read_signature
 from aotgaudi.bundle.staging import PARTIAL_NAME, publish, staging_directory
 from aotgaudi.digest import Digest
+from aotgaudi.document import MAX_DOCUMENT_BYTES
 from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError
 from aotgaudi.remotes.receiving import Partial, receive
 from aotgaudi.remotes.remote import Pointer, Remote
@@ -57,7 +57,9 @@ def push_bundle(
 def bundle_files(bundle: Bundle) -> tuple[Mapping[Digest, Path], Pointer]:
     """Returns every file of a bundle by its digest, and the pointer to the bundle."""
     signature = read_signature(bundle.path)
-    pointer = Pointer(Digest.of(bundle.index_bytes), None if signature is None else Digest.of(signature))
+    pointer = Pointer(
+        index=Digest.of(bundle.index_bytes), signature=None if signature is None else Digest.of(signature)
+    )
     files = {digest: bundle.path / name for name, digest in _documents(pointer, bundle.index).items()}
     files |= {digest: object_path(bundle.path, digest) for digest in map(Digest.parse, bundle.index.objects)}
     return files, pointer

@@ -19,11 +19,10 @@ from aotgaudi.bundle.opening import Bundle, open_bundle
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.report import CorruptObject, MissingEntry, Report, mending_command
 from aotgaudi.digest import Digest
-from aotgaudi.errors import ManifestError
+from aotgaudi.errors import ManifestError, store_error
 from aotgaudi.graphs.program import Program
 from aotgaudi.store.blobs import Fault, find_fault, read_blob
 from aotgaudi.store.cas import object_path
-from aotgaudi.store.faults import store_error
 from aotgaudi.store.held import HeldObjects, allow_open_files
 
 __all__ = [

@@ -19,18 +19,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from aotgaudi.digest import canonical_json
+from aotgaudi.document import Value
 
 PROGRAM_SCHEMA: Literal["aotgaudi.program/1"] = "aotgaudi.program/1"
 
 
-class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
-
-class TensorSpec(_Value):
+class TensorSpec(Value):
     """Name, shape and dtype (``float32``, ``bfloat16``, ``int64``, ...) of a contiguous tensor."""
 
     name: str
@@ -38,7 +35,7 @@ class TensorSpec(_Value):
     dtype: str
 
 
-class Call(_Value):
+class Call(Value):
     """One call: unit key (sha256 hex), bindings of its inputs, names that its outputs get."""
 
     unit: str
@@ -46,7 +43,7 @@ class Call(_Value):
     outputs: tuple[str, ...]
 
 
-class Program(_Value):
+class Program(Value):
     """How one entry runs. `inputs` are the step's tensors, `outputs` are ``tmp`` names.
 
     `caches` are the KV caches by layer number; every program of a bundle names the same ones or none.

@@ -72,7 +72,7 @@ def pointer_of(manifest: ImageManifest, label: str) -> Pointer:
     if manifest.config.media_type != BUNDLE_INDEX_TYPE:
         raise RemoteError(f"{label} is no bundle: its config is of type {manifest.config.media_type!r:.100}")
     signatures = [row.content for row in manifest.layers if row.media_type == SIGNATURE_TYPE]
-    return Pointer(manifest.config.content, signatures[0] if signatures else None)
+    return Pointer(index=manifest.config.content, signature=signatures[0] if signatures else None)
 
 
 def bundle_layer_of(manifest: ImageManifest) -> BundleLayer | None:

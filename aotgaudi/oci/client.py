@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
-from aotgaudi.errors import RemoteError, StoreError
+from aotgaudi.errors import RemoteError, StoreError, store_error
 from aotgaudi.oci.reference import Reference
 from aotgaudi.remotes.remote import TransientError
-from aotgaudi.store.faults import store_error
 
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 60.0

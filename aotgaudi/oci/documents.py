@@ -10,10 +10,10 @@ import re
 from typing import Annotated, Any, TypeVar
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
-from aotgaudi.bundle.document import first_problem
 from aotgaudi.digest import Digest, canonical_json
+from aotgaudi.document import ForeignValue, first_problem
 from aotgaudi.errors import ManifestError
 
 MAX_MANIFEST_BYTES = 4 << 20
@@ -36,21 +36,17 @@ REF_NAME = "org.opencontainers.image.ref.name"
 _DIGEST = r"^sha256:[0-9a-f]{64}\z"
 _Annotations = dict[str, str]
 
-M = TypeVar("M", bound="_Document")
+M = TypeVar("M", bound=ForeignValue)
 
 
-class _Document(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True)
-
-
-class Platform(_Document):
+class Platform(ForeignValue):
     """Where an image runs."""
 
     architecture: str = ""
     os: str = ""
 
 
-class Descriptor(_Document):
+class Descriptor(ForeignValue):
     """Names a blob: its media type, its sha256 and its size in bytes."""
 
     media_type: Annotated[str, Field(alias="mediaType", max_length=255)]
@@ -65,7 +61,7 @@ class Descriptor(_Document):
         return Digest(self.digest.removeprefix("sha256:"), self.size)
 
 
-class ImageManifest(_Document):
+class ImageManifest(ForeignValue):
     """An image, or an artifact: a config and layers."""
 
     schema_version: Annotated[int, Field(alias="schemaVersion", ge=2, le=2)]
@@ -76,7 +72,7 @@ class ImageManifest(_Document):
     annotations: _Annotations | None = None
 
 
-class ImageIndex(_Document):
+class ImageIndex(ForeignValue):
     """Several manifests: of a layout, or of one image on several platforms."""
 
     schema_version: Annotated[int, Field(alias="schemaVersion", ge=2, le=2)]

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal, Protocol
 
+from aotgaudi.atomicfile import Temporary
 from aotgaudi.bundle.opening import Bundle
 from aotgaudi.bundle.report import mending_command
 from aotgaudi.bundle.transfer import bundle_files
@@ -23,7 +24,6 @@ from aotgaudi.digest import Digest
 from aotgaudi.errors import SpecError
 from aotgaudi.oci.labels import BUNDLE_ROOT
 from aotgaudi.store.reading import verified_chunks
-from aotgaudi.store.writing import Temporary
 
 Compression = Literal["zstd", "gzip"]
 

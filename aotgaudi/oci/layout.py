@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aotgaudi.atomicfile import write_atomic
+from aotgaudi.atomicfile import Temporary, place, temporary_file, write_atomic
 from aotgaudi.bundle.exchange import exchange_directory
 from aotgaudi.digest import Digest, canonical_json
-from aotgaudi.errors import CorruptError, ManifestError, SpecError, StoreError
+from aotgaudi.errors import CorruptError, ManifestError, SpecError, StoreError, store_error
 from aotgaudi.oci.documents import (
     IMAGE_INDEX_TYPE,
     IMAGE_MANIFEST_TYPE,
@@ -35,9 +35,7 @@ from aotgaudi.oci.documents import (
 from aotgaudi.oci.labels import MANIFEST_ID
 from aotgaudi.store.blobs import Fault, read_blob, read_bounded
 from aotgaudi.store.cas import fsync_dir
-from aotgaudi.store.faults import store_error
 from aotgaudi.store.reading import verified_chunks
-from aotgaudi.store.writing import Temporary, place, temporary_file
 
 LAYOUT_NAME = "oci-layout"
 INDEX_NAME = "index.json"

@@ -18,15 +18,13 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from aotgaudi.atomicfile import write_atomic
+from aotgaudi.atomicfile import Temporary, make_directories, place, temporary_file, write_atomic
 from aotgaudi.digest import Digest
-from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError
+from aotgaudi.errors import CorruptError, ManifestError, MissingObjectError, RemoteError, store_error
 from aotgaudi.remotes.remote import MAX_POINTER_BYTES, Download, Pointer, check_name, load_pointer
 from aotgaudi.store.blobs import ABSENT_ERRORS, OPEN_FLAGS, Fault, read_bounded
 from aotgaudi.store.cas import ObjectStore, object_path
-from aotgaudi.store.faults import store_error
 from aotgaudi.store.records import LARGEST_RECORD_BYTES, RecordStore
-from aotgaudi.store.writing import Temporary, make_directories, place, temporary_file
 
 _CHUNK_BYTES = 1 << 20
 _RECORD_MODE = 0o444
@@ -89,7 +87,7 @@ class DirectoryRemote:
         data = self._read_small(path, MAX_POINTER_BYTES)
         try:
             return None if data is None else load_pointer(data)
-        except ValueError as error:
+        except ManifestError as error:
             raise RemoteError(f"{path}: {error}") from error
 
     def publish(self, name: str, pointer: Pointer, digests: Iterable[Digest]) -> str:

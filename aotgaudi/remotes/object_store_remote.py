@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from aotgaudi.digest import Digest
-from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError
+from aotgaudi.errors import CorruptError, ManifestError, MissingObjectError, RemoteError
 from aotgaudi.remotes.remote import (
     MAX_POINTER_BYTES,
     Download,
@@ -82,7 +82,7 @@ class ObjectStoreRemote:
         data = self._read_small(f"bundles/{check_name(name)}", MAX_POINTER_BYTES)
         try:
             return None if data is None else load_pointer(data)
-        except ValueError as error:
+        except ManifestError as error:
             raise RemoteError(f"{self.label}: bundles/{name}: {error}") from error
 
     def publish(self, name: str, pointer: Pointer, digests: Iterable[Digest]) -> str:

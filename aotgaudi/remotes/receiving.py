@@ -15,13 +15,12 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from aotgaudi.atomicfile import make_directories, place
 from aotgaudi.digest import Digest
-from aotgaudi.errors import CorruptError, StoreError
+from aotgaudi.errors import CorruptError, StoreError, store_error
 from aotgaudi.remotes.remote import Remote, TransientError
 from aotgaudi.remotes.retry import Retry
 from aotgaudi.store.blobs import find_fault
-from aotgaudi.store.faults import store_error
-from aotgaudi.store.writing import make_directories, place
 
 _CHUNK_BYTES = 1 << 20
 _MODE = 0o444

@@ -18,18 +18,20 @@ Versions: 1 (first).
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Literal, Protocol
 
-from aotgaudi.digest import Digest, canonical_json
+from pydantic import Field
+
+from aotgaudi.digest import Digest
+from aotgaudi.document import DigestField, Document, load_document
 from aotgaudi.errors import RemoteError
 
-POINTER_SCHEMA = "aotgaudi.pointer/1"
+POINTER_SCHEMA: Literal["aotgaudi.pointer/1"] = "aotgaudi.pointer/1"
 MAX_POINTER_BYTES = 4096
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -43,33 +45,17 @@ class TransientError(RemoteError):
         self.wait_seconds = wait_seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Pointer:
+class Pointer(Document):
     """Which bundle a name means."""
 
-    index: Digest
-    signature: Digest | None = None
-
-    def dumps(self) -> bytes:
-        """Returns the document form."""
-        signature = None if self.signature is None else str(self.signature)
-        return canonical_json({"index": str(self.index), "schema": POINTER_SCHEMA, "signature": signature})
+    schema_: Literal["aotgaudi.pointer/1"] = Field(default=POINTER_SCHEMA, alias="schema")
+    index: DigestField
+    signature: DigestField | None = None
 
 
 def load_pointer(data: bytes) -> Pointer:
-    """Parses the document form. Raises ValueError, which says what is wrong."""
-    try:
-        document: Any = json.loads(data[: MAX_POINTER_BYTES + 1])
-    except RecursionError as error:
-        raise ValueError(f"is not JSON: {error}") from error
-    match document:
-        case {"schema": str(schema), "index": str(index), "signature": (str() | None) as signature}:
-            pointer = Pointer(Digest.parse(index), None if signature is None else Digest.parse(signature))
-        case _:
-            raise ValueError("is not a pointer")
-    if schema != POINTER_SCHEMA or pointer.dumps() != data:
-        raise ValueError(f"is not of the schema {POINTER_SCHEMA}, or not in its canonical form")
-    return pointer
+    """Parses the bytes of a pointer. Raises ManifestError, which says what is wrong."""
+    return load_document(data, Pointer, "pointer")
 
 
 def check_name(name: str) -> str:

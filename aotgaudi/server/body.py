@@ -6,9 +6,10 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import BeforeValidator, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from aotgaudi.document import Value
 from aotgaudi.errors import RequestError
 
 _MAX_ECHO_CHARS = 64
@@ -45,10 +46,8 @@ TextOnly = Annotated[object, neutral_only(["text"])]
 TextFormatOnly = Annotated[object, neutral_only({"type": "text"})]
 
 
-class Body(BaseModel):
+class Body(Value):
     """Frozen, strict, and closed: an unknown name is refused with the nearest known one."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod

@@ -1,20 +1,20 @@
-"""The base of every value that a person writes: frozen, strict, and closed to unknown keys."""
+"""The base of every value of a spec."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
+from pydantic import SerializerFunctionWrapHandler, model_serializer
+
+from aotgaudi.document import Value
 
 
-class SpecValue(BaseModel):
-    """Frozen; refuses unknown keys, values of another type, and numbers that are not finite.
+class SpecValue(Value):
+    """A value that a person writes.
 
     `ABSENT_BY_DEFAULT` names the fields that JSON leaves out while they have their default. A field that is added
     to a spec goes there, so that a spec which does not use it keeps its manifest id and its program keys.
     """
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
     ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset()
 

@@ -11,8 +11,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from aotgaudi.errors import StoreError
-from aotgaudi.store.faults import store_error
+from aotgaudi.errors import StoreError, store_error
 
 _FUSE = ("ceph", "gcsfuse", "glusterfs", "s3fs", "sshfs")
 NETWORK_FILE_SYSTEMS = frozenset(

@@ -22,8 +22,7 @@ from typing import Any, TypeVar
 
 from filelock import FileLock
 
-from aotgaudi.errors import StoreError
-from aotgaudi.store.faults import store_error
+from aotgaudi.errors import StoreError, store_error
 
 _LOG = logging.getLogger(__name__)
 _DATABASE = "cache.db"

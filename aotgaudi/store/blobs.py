@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from aotgaudi.atomicfile import again
 from aotgaudi.digest import Digest
-from aotgaudi.store.faults import store_error
-from aotgaudi.store.writing import again
+from aotgaudi.errors import store_error
 
 _CHUNK_BYTES = 1 << 18
 OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -4,7 +4,7 @@ Layout (version history in docs/formats/store.md)::
 
     objects/sha256/<first 2 hex digits>/<64 hex digits>    mode 0444
 
-How a file comes there is in writing.py: an object is whole or absent, whenever the power fails. Writers need
+How a file comes there is in atomicfile.py: an object is whole or absent, whenever the power fails. Writers need
 no lock: two writers of one digest write equal bytes, and the last rename wins.
 """
 
@@ -18,12 +18,11 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from aotgaudi.atomicfile import Temporary, fsync_dir, place, temporary_file
 from aotgaudi.digest import Digest
-from aotgaudi.errors import CorruptError, MissingObjectError, StoreError
+from aotgaudi.errors import CorruptError, MissingObjectError, StoreError, store_error
 from aotgaudi.store.blobs import Fault, find_fault, read_blob
-from aotgaudi.store.faults import store_error
 from aotgaudi.store.quarantine import quarantine, try_quarantine
-from aotgaudi.store.writing import Temporary, fsync_dir, place, temporary_file
 
 __all__ = ["ObjectStore", "fsync_dir", "object_path"]
 

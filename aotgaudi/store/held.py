@@ -14,9 +14,8 @@ import resource
 from pathlib import Path
 
 from aotgaudi.digest import Digest
-from aotgaudi.errors import CorruptError, StoreError
+from aotgaudi.errors import CorruptError, StoreError, store_error
 from aotgaudi.store.blobs import Examine, Fault, accept_any, hold_blob
-from aotgaudi.store.faults import store_error
 
 _DESCRIPTORS = Path("/proc/self/fd")
 _SPARE_FILES = 64

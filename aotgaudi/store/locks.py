@@ -23,9 +23,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from aotgaudi.errors import StoreError
-from aotgaudi.store.faults import store_error
-from aotgaudi.store.writing import make_directories
+from aotgaudi.atomicfile import make_directories
+from aotgaudi.errors import StoreError, store_error
 
 _LOG = logging.getLogger(__name__)
 _LOCK_NAME = re.compile(r"[0-9A-Za-z_-]{1,128}")

@@ -15,9 +15,8 @@ import os
 import secrets
 from pathlib import Path
 
-from aotgaudi.errors import StoreError
-from aotgaudi.store.faults import store_error
-from aotgaudi.store.writing import make_directories
+from aotgaudi.atomicfile import make_directories
+from aotgaudi.errors import StoreError, store_error
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_NAME = 200

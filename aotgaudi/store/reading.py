@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from aotgaudi.digest import Digest
-from aotgaudi.errors import CorruptError
+from aotgaudi.errors import CorruptError, store_error
 from aotgaudi.store.blobs import Fault, hold_blob
-from aotgaudi.store.faults import store_error
 
 _CHUNK_BYTES = 1 << 20
 

@@ -32,12 +32,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aotgaudi.atomicfile import Temporary, again, place, place_first, temporary_file
 from aotgaudi.digest import canonical_json, sha256_bytes
-from aotgaudi.errors import StoreError
+from aotgaudi.errors import StoreError, store_error
 from aotgaudi.store.blobs import ABSENT_ERRORS, MOVED_ERRORS, NOT_READABLE, OPEN_FLAGS
-from aotgaudi.store.faults import store_error
 from aotgaudi.store.quarantine import quarantine
-from aotgaudi.store.writing import Temporary, again, place, place_first, temporary_file
 
 RECORD_SCHEMA = "aotgaudi.record/1"
 LARGEST_RECORD_BYTES = 1 << 24

@@ -14,73 +14,46 @@ removed on a guess.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
-from aotgaudi.atomicfile import write_atomic
-from aotgaudi.digest import Digest
-from aotgaudi.errors import CorruptError, StoreError
-from aotgaudi.store.faults import store_error
-from aotgaudi.store.writing import make_directories
+from pydantic import AfterValidator, Field, StringConstraints, field_serializer
 
-ROOT_SCHEMA = "aotgaudi.root/1"
+from aotgaudi.atomicfile import make_directories, write_atomic
+from aotgaudi.document import DigestField, Document, load_document
+from aotgaudi.errors import CorruptError, ManifestError, StoreError, store_error
+
+ROOT_SCHEMA: Literal["aotgaudi.root/1"] = "aotgaudi.root/1"
 
 _NAME = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z._-]{0,127}")
-_KEY = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True)
-class Root:
-    """What is kept under `name`: records by key, and objects. Raises ValueError for a name or key that is none."""
+def _checked_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"not a root's name (letters, digits, '.', '_', '-'): {name!r:.150}")
+    return name
 
-    name: str
-    keys: frozenset[str] = frozenset()
-    objects: frozenset[Digest] = frozenset()
 
-    def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise ValueError(f"not a root's name (letters, digits, '.', '_', '-'): {self.name!r:.150}")
-        if any(not _KEY.fullmatch(key) for key in self.keys):
-            raise ValueError(f"root {self.name}: a key is not 64 lower-case hex digits")
+class Root(Document):
+    """What is kept under `name`: records by key, and objects. Raises ValueError for what is no name or key."""
 
-    def dumps(self) -> bytes:
-        """Returns the file form."""
-        document = {
-            "keys": sorted(self.keys),
-            "name": self.name,
-            "objects": sorted(map(str, self.objects)),
-            "schema": ROOT_SCHEMA,
-        }
-        return json.dumps(document, separators=(",", ":")).encode()  # ASCII strings: this is canonical.
+    schema_: Literal["aotgaudi.root/1"] = Field(default=ROOT_SCHEMA, alias="schema")
+    name: Annotated[str, AfterValidator(_checked_name)]
+    keys: frozenset[Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]] = frozenset()
+    objects: frozenset[DigestField] = frozenset()
+
+    @field_serializer("keys", "objects")
+    def _ascending(self, values: frozenset[object]) -> list[str]:
+        return sorted(map(str, values))
 
 
 def load_root(name: str, data: bytes) -> Root:
-    """Parses the file form of the root `name`. Raises ValueError, which says what is wrong."""
-    try:
-        document: Any = json.loads(data)
-    except RecursionError as error:
-        raise ValueError(f"is not JSON: {error}") from error
-    match document:
-        case {
-            "schema": str(schema),
-            "name": str(found),
-            "keys": list(keys),
-            "objects": list(objects),
-            **rest,
-        }:
-            if schema != ROOT_SCHEMA or rest:
-                raise ValueError(f"is not of the schema {ROOT_SCHEMA}")
-            root = Root(
-                found, frozenset(map(_text, keys)), frozenset(Digest.parse(_text(o)) for o in objects)
-            )
-        case _:
-            raise ValueError("is not a root")
-    if root.name != name or root.dumps() != data:
-        raise ValueError("is another root, or is not in its canonical form")
+    """Parses the bytes of the root `name`. Raises ManifestError, which says what is wrong."""
+    root = load_document(data, Root, f"root {name}")
+    if root.name != name:
+        raise ManifestError(f"root {name}: is the root {root.name}")
     return root
 
 
@@ -113,9 +86,9 @@ class Roots:
             raise StoreError(f"there is no root {name!r} in {self._directory}") from error
         except OSError as error:
             raise store_error("read", path, error) from error
-        except ValueError as error:
+        except ManifestError as error:
             raise CorruptError(
-                f"root {path}: {error} (until it is removed or kept anew, nothing is collected)"
+                f"{error} (until {path} is removed or kept anew, nothing is collected)"
             ) from error
 
     def remove(self, name: str) -> None:
@@ -142,9 +115,3 @@ class Roots:
         if not _NAME.fullmatch(name):
             raise StoreError(f"not a root's name (letters, digits, '.', '_', '-'): {name!r:.150}")
         return self._directory / f"{name}.json"
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError("lists something that is no string")
-    return value

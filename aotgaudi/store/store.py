@@ -21,17 +21,15 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from aotgaudi.atomicfile import write_atomic
-from aotgaudi.errors import StoreError
+from aotgaudi.atomicfile import make_directories, temporary_file, write_atomic
+from aotgaudi.errors import StoreError, store_error
 from aotgaudi.store.access import is_on_network, refuse_unsafe
 from aotgaudi.store.action_index import ActionIndex
 from aotgaudi.store.actions import Actions
 from aotgaudi.store.cas import ObjectStore
-from aotgaudi.store.faults import store_error
 from aotgaudi.store.locks import Locks
 from aotgaudi.store.roots import Roots
 from aotgaudi.store.sweep import sweep_temporary_files
-from aotgaudi.store.writing import make_directories, temporary_file
 
 STORE_FORMAT = "aotgaudi.store/1"
 

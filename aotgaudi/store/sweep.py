@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from aotgaudi.atomicfile import temporary_file
 from aotgaudi.store.blobs import OPEN_FLAGS
-from aotgaudi.store.writing import temporary_file
 
 SCRATCH_PREFIX = "unit-"
 """Directories of this name are locked by their users (`locked_directory`)."""

@@ -233,7 +233,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(draw=st.data())
     def keep(self, draw: st.DataObject) -> None:
         self.kept = set(draw.draw(st.lists(st.sampled_from(sorted(self.model)), unique=True)))
-        self.stores[0].roots.put(Root("kept", frozenset(self.kept)))
+        self.stores[0].roots.put(Root(name="kept", keys=frozenset(self.kept)))
 
     @rule(which=st.integers(0, 1), max_bytes=st.integers(0, 2000))
     def collect(self, which: int, max_bytes: int) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import click
+import pydantic
 
 from aotgaudi.build.plan import Plan
 from aotgaudi.bundle.format import load_program, program_objects
@@ -16,6 +17,7 @@ from aotgaudi.cli.commands.cache import size_text
 from aotgaudi.cli.options.common import load_manifest_or_spec
 from aotgaudi.cli.options.store import StorePlace, store_options
 from aotgaudi.digest import Digest
+from aotgaudi.document import first_problem
 from aotgaudi.errors import StoreError
 from aotgaudi.pipeline import plan_manifest
 from aotgaudi.store.roots import Root
@@ -39,8 +41,8 @@ def add(name: str, path: Path, place: StorePlace) -> None:
         with store.in_use():
             kept = _kept_by(name, path, store)
             store.roots.put(kept)
-    except ValueError as error:
-        raise StoreError(f"cannot keep {path}: {error}") from error
+    except pydantic.ValidationError as error:
+        raise StoreError(f"cannot keep {path}: {first_problem(error)}") from error
     size_bytes = sum(digest.size_bytes for digest in kept.objects)
     click.echo(
         f"root: {name} keeps {len(kept.keys)} records and {len(kept.objects)} objects ({size_text(size_bytes)})"
@@ -82,7 +84,11 @@ def list_(place: StorePlace, as_json: bool) -> None:
 def _kept_by(name: str, path: Path, store: Store) -> Root:
     if path.is_dir():
         bundle = open_bundle(path)
-        return Root(name, frozenset(bundle.receipt.units), frozenset(map(Digest.parse, bundle.index.objects)))
+        return Root(
+            name=name,
+            keys=frozenset(bundle.receipt.units),
+            objects=frozenset(map(Digest.parse, bundle.index.objects)),
+        )
     if path.suffix != ".toml" and _is_receipt(path):
         return _kept_by_receipt(name, load_receipt(path.read_bytes()), store)
     return _kept_by_plan(name, plan_manifest(load_manifest_or_spec(path), store))
@@ -102,10 +108,10 @@ def _kept_by_receipt(name: str, receipt: Receipt, store: Store) -> Root:
     for digest in map(Digest.parse, receipt.programs.values()):
         program = load_program(store.objects.read(digest), digest)
         objects |= {digest, *program_objects(program, receipt)}
-    return Root(name, frozenset(receipt.units), frozenset(objects))
+    return Root(name=name, keys=frozenset(receipt.units), objects=frozenset(objects))
 
 
 def _kept_by_plan(name: str, plan: Plan) -> Root:
     """All that was found: also the texts, so that nothing is traced again."""
     programs = (state.key.hex for state in plan.programs if state.row is not None)
-    return Root(name, frozenset((*programs, *plan.units)), frozenset(plan.digests()))
+    return Root(name=name, keys=frozenset((*programs, *plan.units)), objects=frozenset(plan.digests()))

@@ -164,7 +164,7 @@ def test_two_remotes_of_which_one_is_bad_give_the_bundle(
     assert len(warnings) == len(sealed.open().index.objects) + 3
 
 
-@pytest.mark.parametrize("pointer", [b"{}", Pointer(Digest.of(b"gone")).dumps(), None])
+@pytest.mark.parametrize("pointer", [b"{}", Pointer(index=Digest.of(b"gone")).dumps(), None])
 def test_a_remote_with_a_bad_name_does_not_hide_the_good_one(
     sealed: Sealed,
     remote: Counting,
@@ -229,7 +229,7 @@ def test_one_process_at_a_time_writes_a_bundle(remote: Counting, conduct: Conduc
 def test_a_document_that_is_too_large_is_not_asked_for(
     remote: Counting, conduct: Conduct, tmp_path: Path
 ) -> None:
-    remote.publish("latest", Pointer(Digest("0" * 64, 1 << 40)), [])
+    remote.publish("latest", Pointer(index=Digest("0" * 64, 1 << 40)), [])
 
     with pytest.raises(CorruptError, match="would have 1099511627776 bytes"):
         pull(remote, tmp_path / "out", conduct)

@@ -311,7 +311,7 @@ def test_a_record_comes_back_and_keeps_its_objects(registry: FakeRegistry, remot
 def test_something_else_under_a_record_s_tag_is_no_record(
     registry: FakeRegistry, remote: RegistryRemote
 ) -> None:
-    remote.publish("other", Pointer(Digest.of(b"index")), [])
+    remote.publish("other", Pointer(index=Digest.of(b"index")), [])
     registry.manifests[record_tag(KEY)] = registry.manifests["other"]
 
     assert remote.get_record(KEY) == b""
@@ -336,7 +336,7 @@ def test_too_many_objects_for_a_manifest_are_refused(remote: RegistryRemote) -> 
     digests = [Digest(f"{number:064x}", 1) for number in range(30_000)]
 
     with pytest.raises(ManifestError, match="use `build image`"):
-        remote.publish("v1", Pointer(Digest.of(b"")), digests)
+        remote.publish("v1", Pointer(index=Digest.of(b"")), digests)
 
 
 def test_a_huge_manifest_is_not_read(registry: FakeRegistry, remote: RegistryRemote) -> None:

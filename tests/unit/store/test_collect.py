@@ -87,7 +87,7 @@ def test_a_root_keeps_its_records_with_their_objects_and_its_objects(store: Stor
     (kept,) = add(store, 1, b"kept with its record", used=1.0)
     (alone,) = add(store, 2, b"kept alone", used=1.0)
     add(store, 3, b"gone", used=1000.0)
-    store.roots.put(Root("prod", frozenset({key(1)}), frozenset({alone})))
+    store.roots.put(Root(name="prod", keys=frozenset({key(1)}), objects=frozenset({alone})))
 
     outcome = collect(store, 0)
 
@@ -123,7 +123,7 @@ def test_a_dry_run_removes_nothing_and_says_the_same(store: Store) -> None:
 
 def test_a_root_that_cannot_be_read_stops_it_before_anything_goes(store: Store) -> None:
     add(store, 1, b"one", used=1.0)
-    store.roots.put(Root("prod", frozenset({key(1)})))
+    store.roots.put(Root(name="prod", keys=frozenset({key(1)})))
     (store.root / "roots" / "prod.json").write_text("{}")
 
     with pytest.raises(CorruptError, match="nothing is collected"):
@@ -223,7 +223,7 @@ def test_a_sweep_takes_what_has_no_writer_and_leaves_what_has(store: Store) -> N
     (tmp / "check-old" / "half").write_bytes(b"half")
     (tmp / "check-young").mkdir()
     os.utime(tmp / "check-old", (0, 0))
-    from aotgaudi.store.writing import temporary_file
+    from aotgaudi.atomicfile import temporary_file
 
     with temporary_file(tmp) as live:
         report = sweep_temporary_files(store.root)

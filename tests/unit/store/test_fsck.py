@@ -167,7 +167,7 @@ def test_an_object_that_is_mended_meanwhile_is_put_back(
 
 
 def test_a_root_that_cannot_be_read_is_named_and_stays(store: Store) -> None:
-    store.roots.put(Root("prod"))
+    store.roots.put(Root(name="prod"))
     path = store.root / "roots" / "prod.json"
     path.write_text("{}")
 

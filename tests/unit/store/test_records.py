@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from aotgaudi import atomicfile
 from aotgaudi.digest import canonical_json, sha256_bytes
 from aotgaudi.errors import StoreError
-from aotgaudi.store import writing
 from aotgaudi.store.records import RecordError, RecordStore, dump_record, load_record
 
 KEY, OTHER = "ab" * 32, "cd" * 32
@@ -254,7 +254,7 @@ def test_a_name_that_went_stale_on_a_network_file_system_is_looked_up_again(
         return real(path, *arguments)
 
     monkeypatch.setattr(os, "open", stale)
-    monkeypatch.setattr(writing.time, "sleep", lambda _: None)
+    monkeypatch.setattr(atomicfile.time, "sleep", lambda _: None)
 
     assert records.get(KEY) == VALUE
     assert left == []

@@ -12,7 +12,7 @@ from aotgaudi.store.roots import Root, Roots, load_root
 
 KEY, OTHER = "ab" * 32, "01" * 32
 DIGEST = Digest("cd" * 32, 7)
-ROOT = Root("prod-1.2", frozenset({KEY, OTHER}), frozenset({DIGEST}))
+ROOT = Root(name="prod-1.2", keys=frozenset({KEY, OTHER}), objects=frozenset({DIGEST}))
 GOLDEN = (
     b'{"keys":["0101010101010101010101010101010101010101010101010101010101010101",'
     b'"abababababababababababababababababababababababababababababababab"],"name":"prod-1.2",'
@@ -36,10 +36,10 @@ def test_the_bytes_of_a_root_are_these_and_canonical() -> None:
 def test_roots_are_put_listed_and_removed(tmp_path: Path) -> None:
     roots = Roots(tmp_path)
     roots.put(ROOT)
-    roots.put(Root("empty"))
+    roots.put(Root(name="empty"))
 
     assert roots.names() == ("empty", "prod-1.2")
-    assert list(roots) == [Root("empty"), ROOT]
+    assert list(roots) == [Root(name="empty"), ROOT]
     assert (tmp_path / "roots" / "prod-1.2.json").read_bytes() == GOLDEN
 
     roots.remove("empty")
@@ -59,14 +59,14 @@ def test_the_same_root_is_not_written_again_and_another_replaces_it(tmp_path: Pa
     roots.put(ROOT)
     assert path.stat().st_ino == inode
 
-    roots.put(Root("prod-1.2"))
-    assert roots.get("prod-1.2") == Root("prod-1.2")
+    roots.put(Root(name="prod-1.2"))
+    assert roots.get("prod-1.2") == Root(name="prod-1.2")
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "../evil", "a/b", "x" * 129, "ä", "a\n"])
 def test_a_name_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="not a root's name"):
-        Root(name)
+        Root(name=name)
     with pytest.raises(StoreError, match="not a root's name"):
         Roots(tmp_path).remove(name)
 

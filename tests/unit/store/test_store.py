@@ -264,7 +264,7 @@ def test_the_layout_is_the_documented_one(tmp_path: Path) -> None:
     digest = store.objects.put_bytes(b"data")
     bad = store.objects.put_bytes(b"bad")
     store.actions.put(KEY, {"object": str(digest)})
-    store.roots.put(Root("prod-1.2", frozenset({KEY}), frozenset({digest})))
+    store.roots.put(Root(name="prod-1.2", keys=frozenset({KEY}), objects=frozenset({digest})))
     with store.in_use(), store.unit_lock(KEY):
         remember(store, [KEY], [], [digest])
     store.objects.path(bad).chmod(0o644)

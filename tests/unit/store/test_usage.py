@@ -25,7 +25,7 @@ def test_everything_is_counted_once_by_kind(tmp_path: Path) -> None:
     for number, used in ((1, 5.0), (2, 9.0)):
         store.actions.put(f"{number:064x}", {"objects": list(map(str, digests))})
         store.actions.records.touch(f"{number:064x}", used)
-    store.roots.put(Root("prod", frozenset({KEY})))
+    store.roots.put(Root(name="prod", keys=frozenset({KEY})))
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "unit.log").write_bytes(b"12345")
     (tmp_path / "tmp" / "put-1-dead").write_bytes(b"123")

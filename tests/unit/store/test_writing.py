@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from aotgaudi import atomicfile
 from aotgaudi.digest import Digest
 from aotgaudi.errors import StoreError
-from aotgaudi.store import writing
 from aotgaudi.store.store import Store
 from aotgaudi.store.sweep import sweep_temporary_files
 
@@ -164,7 +164,7 @@ def test_a_rename_that_is_refused_for_a_moment_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     store, waits = Store.open(tmp_path), list[float]()
-    monkeypatch.setattr(writing.time, "sleep", waits.append)
+    monkeypatch.setattr(atomicfile.time, "sleep", waits.append)
     _fail_nth_call(monkeypatch, "rename", 0, code)
 
     store.objects.put_bytes(DATA)
@@ -209,18 +209,18 @@ def test_a_temporary_file_that_was_swept_too_soon_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sweeper comes between the making of the file and the taking of its lock."""
-    real, swept = writing.fcntl.flock, list[int]()
+    real, swept = atomicfile.fcntl.flock, list[int]()
 
     def sweep_first(descriptor: int, operation: int) -> None:
         if not swept:
             swept.append(1)
-            monkeypatch.setattr(writing.fcntl, "flock", real)
+            monkeypatch.setattr(atomicfile.fcntl, "flock", real)
             assert sweep_temporary_files(tmp_path).num_removed == 1
         real(descriptor, operation)
 
     (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr(writing.fcntl, "flock", sweep_first)
-    with writing.temporary_file(tmp_path / "tmp") as file:
+    monkeypatch.setattr(atomicfile.fcntl, "flock", sweep_first)
+    with atomicfile.temporary_file(tmp_path / "tmp") as file:
         file.write(b"data")
         assert file.path.read_bytes() == b"data"
     assert swept
@@ -231,7 +231,7 @@ def test_a_store_is_opened_while_another_builder_sweeps(
 ) -> None:
     """The probe for writing is a temporary file like any other: a sweep in between is no refusal."""
     Store.open(tmp_path)
-    real, swept = writing.fcntl.flock, list[int]()
+    real, swept = atomicfile.fcntl.flock, list[int]()
 
     def sweep_after(descriptor: int, operation: int) -> None:
         real(descriptor, operation)
@@ -239,7 +239,7 @@ def test_a_store_is_opened_while_another_builder_sweeps(
             swept.append(1)
             sweep_temporary_files(tmp_path)
 
-    monkeypatch.setattr(writing.fcntl, "flock", sweep_after)
+    monkeypatch.setattr(atomicfile.fcntl, "flock", sweep_after)
 
     assert Store.open(tmp_path).root == tmp_path
     assert swept

@@ -1,0 +1,120 @@
+"""JSON documents: the base of every value that is read from one, and the one canonical form of sealed ones.
+
+Equal values have equal bytes (RFC 8785), so that a document's digest names its meaning. Reading is as strict as
+writing: a document that is not byte for byte what we would write (white space, another order of keys, a key twice,
+an unknown key, another type) is refused, so that no two readers see different things in one file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import pydantic
+from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic_core import core_schema, from_json
+
+from aotgaudi.digest import Digest, canonical_json
+from aotgaudi.errors import ManifestError
+
+MAX_DOCUMENT_BYTES = 256 << 20
+
+
+class Value(BaseModel):
+    """Frozen; refuses unknown keys, values of another type, and numbers that are not finite."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class ForeignValue(Value):
+    """As `Value`, for formats that others define and extend: unknown keys are passed over."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Document(Value):
+    """Base of sealed documents, whose canonical bytes are the only ones that are read."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    def dumps(self) -> bytes:
+        """Returns the canonical bytes."""
+        return canonical_json(self.model_dump(mode="json", by_alias=True))
+
+
+D = TypeVar("D", bound=Document)
+
+
+def load_document(data: bytes, model: type[D], noun: str) -> D:
+    """Parses the canonical bytes of a document of type `model`.
+
+    Where the model has a member ``schema`` (kind and version), it is compared first.
+
+    Raises ManifestError in one line that begins with `noun` and names the place (a dotted path).
+    """
+    schema = model.model_fields.get("schema_")
+    if schema is not None:
+        _check_schema(data, schema.default, noun)
+    try:
+        document = model.model_validate_json(data)
+    except pydantic.ValidationError as error:
+        raise ManifestError(f"{noun}: {first_problem(error)}") from error
+    if document.dumps() != data:
+        raise ManifestError(
+            f"{noun} is not in canonical form (RFC 8785); it was edited, write it with aotgaudi"
+        )
+    return document
+
+
+def first_problem(error: pydantic.ValidationError) -> str:
+    """Returns the first of pydantic's findings as ``dotted.path: what is wrong``, and how many there are.
+
+    One line of printable characters, whatever the document's keys are.
+    """
+    problem = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(map(str, problem["loc"])) or "document"
+    others = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    text = f"{where}: {problem['msg']}"
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[:500]) + others
+
+
+def _check_schema(data: bytes, schema: str, noun: str) -> None:
+    try:
+        raw = from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        raise ManifestError(f"{noun} is not JSON: {error}") from error
+    found = raw.get("schema") if isinstance(raw, dict) else None
+    if found != schema:
+        what = f"has schema {found!r:.100}" if found is not None else "names no schema"
+        raise ManifestError(f"{noun} {what}; this aotgaudi reads {schema!r}")
+
+
+def _parsed_digest(text: str) -> Digest:
+    digest = Digest.parse(text)
+    if str(digest) != text:
+        raise ValueError(f"not a digest in canonical form: {text!r:.100}")
+    return digest
+
+
+class _DigestInJson:
+    """In Python a `Digest`, in JSON the text ``sha256:<64 hex>:<size>``."""
+
+    @staticmethod
+    def __get_pydantic_core_schema__(
+        source: type[Any], handler: Callable[[Any], core_schema.CoreSchema]
+    ) -> core_schema.CoreSchema:
+        text = core_schema.no_info_after_validator_function(
+            _parsed_digest, core_schema.str_schema(strict=True)
+        )
+        return core_schema.json_or_python_schema(
+            json_schema=text,
+            python_schema=core_schema.union_schema([core_schema.is_instance_schema(Digest), text]),
+            serialization=core_schema.to_string_ser_schema(),
+        )
+
+
+DigestField = Annotated[Digest, _DigestInJson]
+"""A member that is a `Digest` here, and ``sha256:<64 hex>:<size>`` in the document."""
+
+DigestText = Annotated[str, AfterValidator(lambda text: str(_parsed_digest(text)))]
+"""As `DigestField`, for a member that stays text here."""
