@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -21,9 +22,12 @@ def model() -> None:
     default="bfloat16",
     show_default=True,
 )
-def import_(source: str, out: Path, dtype: str) -> None:
+@click.option("--force", is_flag=True, help="Replace what is in DIR.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+def import_(source: str, out: Path, dtype: str, force: bool, as_json: bool) -> None:
     """Write SOURCE (a directory, a .gguf file or a hub id) to DIR as config, safetensors and tokenizer."""
     from aotgaudi.build.model_import import import_model
 
-    import_model(source, out, dtype)
-    click.echo(f"model: {out}")
+    import_model(source, out, dtype, overwrite=force)
+    files = sorted(path.name for path in out.iterdir())
+    click.echo(json.dumps({"model": str(out), "files": files}, indent=2) if as_json else f"model: {out}")

@@ -14,6 +14,7 @@ from aotgaudi.bundle.opening import Acceptance
 from aotgaudi.cli.options.acceptance import acceptance_options
 from aotgaudi.cli.options.common import Command, available_cores, store_option
 from aotgaudi.errors import SpecError
+from aotgaudi.remotes.hub import fetch_model, is_hub_id
 
 
 def _address_options(function: Command) -> Command:
@@ -96,22 +97,15 @@ def serve(
 
 
 def find_model(model: str) -> Path:
-    """Returns a model directory: the path itself, or a snapshot of a hub id. Raises SpecError."""
+    """Returns a model directory: the path itself, or a snapshot of a hub id. Raises SpecError and RemoteError."""
     path = Path(model)
     if path.is_dir():
         return path
-    if path.exists() or model.count("/") != 1 or model.startswith((".", "/", "~")):
+    if path.exists() or not is_hub_id(model):
         raise SpecError(
             model, "is not a model directory", "a directory with config.json and safetensors, or a hub id"
         )
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
-    except Exception as error:
-        raise SpecError(
-            model, f"is neither a directory nor a hub model that can be fetched: {str(error).splitlines()[0]}"
-        ) from error
+    return fetch_model(model, ["*.json", "*.safetensors", "*.jinja"])
 
 
 def _served_name(model: str, model_dir: Path) -> str:

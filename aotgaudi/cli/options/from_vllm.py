@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from aotgaudi.cli.options.common import parse_byte_count
-from aotgaudi.errors import SpecError
+from aotgaudi.errors import RemoteError, SpecError
+from aotgaudi.remotes.hub import fetch_model, is_hub_id
 from aotgaudi.spec.bucketing import BucketingSpec, VersionName
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.limits import LARGEST_LIMIT
@@ -188,9 +189,13 @@ def _config(command: VllmCommand, model_config: Path | None) -> dict[str, Any]:
     folder = _folder(command.model)
     if folder is not None:
         return read_config(folder / _CONFIG_FILE)
-    if command.model.startswith(("/", ".", "~")):
+    if not is_hub_id(command.model):
         raise SpecError(command.model, "is no directory", "the model's directory, or --model-config FILE")
-    return read_config(_downloaded_config(command.model, command.values.get("revision")))
+    try:
+        fetched = fetch_model(command.model, [_CONFIG_FILE], command.values.get("revision"))
+    except RemoteError as error:
+        raise RemoteError(f"{error} (--model-config FILE)") from error
+    return read_config(fetched / _CONFIG_FILE)
 
 
 def _folder(model: str) -> Path | None:
@@ -200,17 +205,3 @@ def _folder(model: str) -> Path | None:
         return folder if folder.is_dir() else None
     except (OSError, RuntimeError, ValueError):  # a name too long, no such user, a zero byte
         return None
-
-
-def _downloaded_config(model: str, revision: str | None) -> Path:
-    """Fetches the config.json of a model on the hub, or takes it from the hub's cache. Raises SpecError."""
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    try:
-        return Path(huggingface_hub.hf_hub_download(model, _CONFIG_FILE, revision=revision))
-    except (OSError, HfHubHTTPError, HFValidationError, ValueError) as error:
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise SpecError(
-            model, f"its config.json cannot be had from the hub: {first_line}", "--model-config FILE"
-        ) from error

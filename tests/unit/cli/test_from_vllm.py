@@ -136,25 +136,26 @@ def test_the_hubs_config_is_the_only_file_that_is_fetched(
 
     def download(*arguments: Any, **options: Any) -> str:
         asked.append((arguments, options))
-        return str(folder / "tiny" / "config.json")
+        return str(folder / "tiny")
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
 
     assert run_vllm(f"{FLAGS} --revision v2", model="org/model").exit_code == 0
-    assert asked == [(("org/model", "config.json"), {"revision": "v2"})]
+    ((arguments, options),) = asked
+    assert arguments == ("org/model",)
+    assert options["revision"] == "v2"
+    assert options["allow_patterns"] == ["config.json"]
 
 
 def test_the_hub_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def download(*_: Any, **__: Any) -> str:
         raise OSError("no route\nand more")
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     result = run_vllm(FLAGS, model="org/model")
 
     assert result.exit_code == 2
-    assert result.stderr == (
-        "error: org/model: its config.json cannot be had from the hub: no route (--model-config FILE)\n"
-    )
+    assert result.stderr == ("error: org/model cannot be had from the hub: no route (--model-config FILE)\n")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,38 @@
+"""Models on the Hugging Face hub: what their ids look like, and how their files get here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from aotgaudi.errors import RemoteError
+
+_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_ANSWER_SECONDS = 5.0
+
+
+def is_hub_id(text: str) -> bool:
+    """Whether `text` is the id of a model, ``ORG/NAME``, and no path: ``./a/b``, ``/a``, ``a/b/c`` are paths."""
+    return _ID.fullmatch(text) is not None
+
+
+def fetch_model(model_id: str, patterns: Sequence[str], revision: str | None = None) -> Path:
+    """Returns a directory with the files of a model that match `patterns`, from the hub or from its cache.
+
+    A hub that does not answer within five seconds is not asked again. With ``HF_HUB_OFFLINE`` set only the cache is
+    looked at.
+
+    Raises RemoteError where neither has the model.
+    """
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        folder = huggingface_hub.snapshot_download(
+            model_id, revision=revision, allow_patterns=list(patterns), etag_timeout=_ANSWER_SECONDS
+        )
+    except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise RemoteError(f"{model_id} cannot be had from the hub: {first_line}") from error
+    return Path(folder)
