@@ -26,7 +26,7 @@ import harness
 from harness import Spread, Table, verdict
 
 from aotgaudi.backends.fake.probe import probe
-from aotgaudi.bundle.opening import open_bundle
+from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.receipt import Receipt, SealedUnit
 from aotgaudi.digest import sha256_bytes
@@ -42,12 +42,12 @@ PUSH_IMAGE = """
 import sys
 from pathlib import Path
 from aotgaudi.digest import Digest
-from aotgaudi.oci.client import Credentials, RegistryClient
+from aotgaudi.remotes.registry_client import Credentials, RegistryClient
 from aotgaudi.oci.image import WrittenImage
 from aotgaudi.oci.image_transfer import push_image
 from aotgaudi.oci.layout import Layout
-from aotgaudi.oci.reference import parse_reference
-from aotgaudi.oci.registry import Registry
+from aotgaudi.remotes.reference import parse_reference
+from aotgaudi.remotes.registry import Registry
 from aotgaudi.remotes.transfer import Conduct
 
 layout, reference = Layout(Path(sys.argv[1])), parse_reference(sys.argv[2])

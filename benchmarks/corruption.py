@@ -22,10 +22,11 @@ from pathlib import Path
 from aotgaudi.backends.base import Target, Unit
 from aotgaudi.backends.fake.compiler import FakeCompiler
 from aotgaudi.backends.fake.probe import probe
+from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.format import dump_index
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.receipt import Receipt, SealedUnit
-from aotgaudi.bundle.verify import hold_bundle, open_bundle
+from aotgaudi.bundle.verify import hold_bundle
 from aotgaudi.digest import Digest, Key, sha256_bytes
 from aotgaudi.entries import DecodeEntry, Entry
 from aotgaudi.errors import CorruptError

@@ -11,7 +11,8 @@ import torch
 
 from aotgaudi.backends.online import check_target, make_runtime
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.bundle.verify import hold_bundle, open_bundle
+from aotgaudi.bundle.bundle import open_bundle
+from aotgaudi.bundle.verify import hold_bundle
 from aotgaudi.engine.admission import Admission
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.core import EngineCore

@@ -18,7 +18,7 @@ import torch
 
 from aotgaudi.backends.online import make_runtime
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.bundle.verify import open_bundle
+from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.engine.admission import Admission
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.core import EngineCore

@@ -11,40 +11,19 @@ import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from aotgaudi.build.once import Built, Busy, Job, Row, build_once, find_row, key_of
 from aotgaudi.build.records import ProgramRow, UnitRow
-from aotgaudi.build.share import pull_row, push_rows
+from aotgaudi.build.share import pull_row, push_rows, receive_object
 from aotgaudi.build.worker import CompileJob, TraceJob
 from aotgaudi.digest import Digest, sha256_bytes
-from aotgaudi.errors import SpecError, StoreError
-from aotgaudi.remotes.receiving import receive
+from aotgaudi.errors import StoreError
+from aotgaudi.remotes.locations import open_remote
 from aotgaudi.remotes.remote import Remote
 from aotgaudi.remotes.transfer import Conduct, Sources, send
-from aotgaudi.store.cas import object_path
 from aotgaudi.store.store import Store
 
 _CONDUCT = Conduct(num_threads=4)
-
-
-def open_exchange(url: str) -> Remote:
-    """Returns the remote at `url`: ``/DIR``, ``file:///DIR``, or what fsspec speaks (``s3://BUCKET/PREFIX``).
-
-    Raises SpecError for anything else, RemoteError.
-    """
-    parts = urlsplit(url)
-    if url.startswith("/") or (parts.scheme == "file" and parts.path):
-        from aotgaudi.remotes.directory_remote import DirectoryRemote
-
-        return DirectoryRemote(Path(unquote(parts.path) if parts.scheme else url))
-    if "://" not in url:
-        raise SpecError(
-            "--ray-store", f"{url!r:.100} is no place", "/DIR or a URL such as s3://BUCKET/PREFIX"
-        )
-    from aotgaudi.remotes.object_store_remote import ObjectStoreRemote
-
-    return ObjectStoreRemote(url)
 
 
 def offer(job: Job, store: Store, remote: Remote) -> None:
@@ -80,7 +59,7 @@ def build_shared(job: Job) -> Built | Busy:
 
 def build_through(job: Job, url: str) -> Built | Busy:
     """In a worker on another machine: as `build_once`, in a store of this machine; texts come and rows go by `url`."""
-    remote = open_exchange(url)
+    remote = open_remote(url).remote
     store = Store.open(_scratch_store(url))
     sources = Sources([remote], _CONDUCT)
     here = replace(job, store_root=store.root, log_path=store.root / "logs" / job.log_path.name, lower=())
@@ -90,16 +69,11 @@ def build_through(job: Job, url: str) -> Built | Busy:
             if row is not None:
                 return Built(row, is_new=False)
         if isinstance(job, CompileJob):
-            _fetch(Digest.parse(job.text), store, sources)
+            receive_object(Digest.parse(job.text), store, sources)
         built = build_once(here)
         if isinstance(built, Built):
             push_rows({key_of(job): built.row}, store, remote, _CONDUCT)
         return built
-
-
-def _fetch(digest: Digest, store: Store, sources: Sources) -> None:
-    incoming = store.root / "incoming" / digest.sha256
-    receive(digest, incoming, object_path(store.root, digest), lambda file: sources.fill(digest, file))
 
 
 def _pull(job: Job, store: Store, sources: Sources) -> bool:

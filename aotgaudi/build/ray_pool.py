@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aotgaudi.build.elsewhere import build_shared, build_through, collect, offer, open_exchange
+from aotgaudi.build.elsewhere import build_shared, build_through, collect, offer
 from aotgaudi.build.once import Built, Job
 from aotgaudi.build.pool import UNIT_TIMEOUT_SECONDS, Done, JobTimeoutError, LocalPool, WorkerLostError
 from aotgaudi.errors import AotGaudiError, CompileError, SpecError
+from aotgaudi.remotes.locations import open_remote
 from aotgaudi.store.store import Store
 
 _LOOK_SECONDS = 2.0
@@ -41,6 +42,15 @@ class RayPlace:
     address: str
     backend: str
     exchange: str | None = None
+
+    def __post_init__(self) -> None:
+        """Checks that the place of exchange means the same on every node."""
+        if self.exchange is not None and self.exchange.startswith((".", "~")):
+            raise SpecError(
+                "--ray-store",
+                f"{self.exchange!r:.100} is another directory on every node",
+                "/DIR, or a URL such as s3://BUCKET/PREFIX",
+            )
 
     @property
     def resources(self) -> dict[str, Any]:
@@ -69,7 +79,7 @@ class RayPool:
         self._place, self._store = place, store
         self._most = num_workers
         self._timeout_seconds = timeout_seconds
-        self._exchange = None if place.exchange is None else open_exchange(place.exchange)
+        self._exchange = None if place.exchange is None else open_remote(place.exchange).remote
         self._tasks: dict[Any, tuple[int, Job]] = {}
         self._known = (0, -_LOOK_SECONDS)
 

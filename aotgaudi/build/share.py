@@ -113,6 +113,15 @@ def pull_row(key: str, parse: Callable[[dict[str, object]], R], store: Store, so
     return is_there
 
 
+def receive_object(digest: Digest, store: Store, sources: Sources) -> bool:
+    """Brings one object into `store`; False where it was there already. Raises as `Sources.fill` does, and StoreError."""
+    if store.objects.has(digest):
+        return False
+    incoming = store.root / INCOMING_NAME / digest.sha256
+    path = object_path(store.root, digest)
+    return receive(digest, incoming, path, lambda file: sources.fill(digest, file))
+
+
 class _Puller:
     """Receives records and their objects into a store."""
 
@@ -137,7 +146,8 @@ class _Puller:
             try:
                 row = parse(load_record(key, data))
                 for digest in dict.fromkeys(row.digests()):
-                    self._receive(digest)
+                    if receive_object(digest, self._store, self._sources):
+                        self.received.add(digest)
             except MissingObjectError:
                 continue  # A record whose objects are gone is a miss.
             except (RecordError, ValueError, CorruptError) as error:
@@ -148,16 +158,6 @@ class _Puller:
             record(self._store, key, row)
             return True
         return False
-
-    def _receive(self, digest: Digest) -> None:
-        if self._store.objects.has(digest):
-            return
-        root = self._store.root
-        incoming = root / INCOMING_NAME / digest.sha256
-        if receive(
-            digest, incoming, object_path(root, digest), lambda file: self._sources.fill(digest, file)
-        ):
-            self.received.add(digest)
 
 
 def _is_answered(remote: Remote, key: str, data: bytes) -> bool:

@@ -12,8 +12,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from aotgaudi.atomicfile import write_atomic
-from aotgaudi.bundle.exchange import exchange_directory
+from aotgaudi.atomicfile import fsync_dir, write_atomic
 from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
@@ -22,7 +21,6 @@ from aotgaudi.bundle.format import (
     BundleIndex,
     Counts,
     dump_index,
-    load_index,
     load_program,
     program_objects,
     stray_paths,
@@ -30,10 +28,11 @@ from aotgaudi.bundle.format import (
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.receipt import dumps as dump_receipt
 from aotgaudi.bundle.signing import Signing
+from aotgaudi.bundle.staging import exchange_directory, refuse_foreign
 from aotgaudi.digest import Digest
-from aotgaudi.errors import ManifestError, StoreError, store_error
+from aotgaudi.errors import ManifestError, store_error
 from aotgaudi.store.blobs import find_fault
-from aotgaudi.store.cas import ObjectStore, fsync_dir, object_path
+from aotgaudi.store.cas import ObjectStore, object_path
 
 _DIRECTORY_MODE = 0o755
 _DOCUMENT_MODE = 0o644
@@ -102,26 +101,6 @@ def _index(manifest_bytes: bytes, receipt: Receipt, digests: tuple[Digest, ...])
         ),
         objects=tuple(map(str, digests)),
     )
-
-
-def refuse_foreign(out: Path) -> None:
-    """Raises StoreError when `out` is something that is not ours to replace: neither a bundle nor empty."""
-    refusal = f"cannot seal a bundle at {out}: it is"
-    try:
-        if out.is_symlink() or (out.exists() and not out.is_dir()):
-            raise StoreError(f"{refusal} not a directory (choose another path)")
-        if not out.exists() or not any(out.iterdir()):
-            return
-        load_index((out / INDEX_NAME).read_bytes())
-    except FileNotFoundError as error:
-        raise StoreError(
-            f"{refusal} neither a bundle nor empty (choose another path, or empty it)"
-        ) from error
-    except ManifestError as error:
-        remedy = "remove it, or choose another path"
-        raise StoreError(f"{refusal} not a bundle that this aotgaudi can read: {error} ({remedy})") from error
-    except OSError as error:
-        raise store_error("look at", out, error) from error
 
 
 def _is_sealed(out: Path, documents: Mapping[str, bytes], digests: Iterable[Digest]) -> bool:

@@ -1,7 +1,7 @@
 """Where a bundle is put together, beside its destination, and how it appears there: whole, by a rename.
 
-A staging directory outlives an interrupted transfer, so that the next one continues. One process at a time has it:
-it is locked (flock), and the lock dies with its holder.
+A staging directory outlives an interrupted transfer, so that the next one continues from it. One process at a time
+holds it: it is locked (flock), and the lock dies with its holder.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from aotgaudi.bundle.exchange import exchange_directory
-from aotgaudi.bundle.format import OBJECTS_NAME, stray_paths
-from aotgaudi.bundle.pack import refuse_foreign
+from aotgaudi.atomicfile import fsync_dir
+from aotgaudi.bundle.format import INDEX_NAME, OBJECTS_NAME, load_index, stray_paths
 from aotgaudi.digest import Digest
-from aotgaudi.errors import StoreError, store_error
-from aotgaudi.store.cas import fsync_dir
+from aotgaudi.errors import ManifestError, StoreError, store_error
 
 PARTIAL_NAME = ".partial"
 _DIRECTORY_MODE = 0o755
@@ -57,6 +55,47 @@ def publish(staging: Path, out: Path, names: Iterable[str], objects: Iterable[Di
     _clear_out(staging, set(names), objects)
     _settle(staging)
     exchange_directory(staging, out)
+
+
+def refuse_foreign(out: Path) -> None:
+    """Raises StoreError when `out` is something that is not ours to replace: neither a bundle nor empty."""
+    refusal = f"cannot seal a bundle at {out}: it is"
+    try:
+        if out.is_symlink() or (out.exists() and not out.is_dir()):
+            raise StoreError(f"{refusal} not a directory (choose another path)")
+        if not out.exists() or not any(out.iterdir()):
+            return
+        load_index((out / INDEX_NAME).read_bytes())
+    except FileNotFoundError as error:
+        raise StoreError(
+            f"{refusal} neither a bundle nor empty (choose another path, or empty it)"
+        ) from error
+    except ManifestError as error:
+        remedy = "remove it, or choose another path"
+        raise StoreError(f"{refusal} not a bundle that this aotgaudi can read: {error} ({remedy})") from error
+    except OSError as error:
+        raise store_error("look at", out, error) from error
+
+
+def exchange_directory(building: Path, out: Path) -> None:
+    """Renames the directory `building` to `out`, over a missing or empty one, or in exchange for another.
+
+    Between the two renames of an exchange there is nothing at `out`; a reader that holds the old one open keeps
+    it. When the second rename fails the old one is put back.
+    Raises OSError.
+    """
+    retired = out.with_name(f".{out.name}.old-{os.getpid()}")
+    if out.exists() and any(out.iterdir()):
+        shutil.rmtree(retired, ignore_errors=True)  # Of a dead process that had our number.
+        os.rename(out, retired)
+    try:
+        os.rename(building, out)
+    except OSError:
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(retired, out)
+        raise
+    fsync_dir(out.parent)
+    shutil.rmtree(retired, ignore_errors=True)
 
 
 def _lock(descriptor: int, out: Path) -> None:

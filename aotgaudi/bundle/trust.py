@@ -1,23 +1,90 @@
-"""Whose signatures a bundle must carry, and whether it does.
+"""Whom we trust: public keys, how many of them must have signed a bundle, and whether they have.
 
-Verified before anything else of a bundle is parsed: the envelope is read once, the statement that is parsed is the
-payload that was verified, and it must name the very bytes of the index that were read. A key id is shown to
-people and decides nothing: every signature is tried with every trusted key, and each key counts once.
+A trusted key is an ed25519 public key in a PEM file (SubjectPublicKeyInfo). Signatures are verified before anything
+else of a bundle is parsed: the envelope is read once, the statement that is parsed is the payload that was
+verified, and it must name the very bytes of the index that were read. A key id is shown to people and decides nothing:
+every signature is tried with every trusted key, and each key counts once.
 
-The mathematics is `cryptography`'s. securesystemslib, which signs, goes by key ids when it verifies, and loads what
-else is installed (boto3, say) on import: it stays offline.
+The mathematics is `cryptography`'s. securesystemslib, which signs, goes by key ids when it verifies, and on import loads
+what else is installed (boto3, say): it stays offline.
 """
 
 from __future__ import annotations
 
+import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from aotgaudi.bundle.envelope import Envelope, load_envelope
-from aotgaudi.bundle.keys import TrustedKey
-from aotgaudi.bundle.statement import PAYLOAD_TYPE, Statement, load_statement
-from aotgaudi.digest import sha256_bytes
+from aotgaudi.bundle.signature import PAYLOAD_TYPE, Envelope, Statement, load_envelope, load_statement
+from aotgaudi.digest import canonical_json, sha256_bytes
 from aotgaudi.errors import ManifestError, SpecError, UntrustedError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+KEY_REMEDY = "make a pair with: aotgaudi key generate FILE"
+_MAX_KEY_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class TrustedKey:
+    """An ed25519 public key (32 bytes)."""
+
+    raw: bytes
+
+    @property
+    def key_id(self) -> str:
+        """Securesystemslib's default key id: the sha256 of the key's canonical JSON, 64 hex digits."""
+        keyval = {"public": self.raw.hex()}
+        return sha256_bytes(canonical_json({"keytype": "ed25519", "scheme": "ed25519", "keyval": keyval}))
+
+    def has_signed(self, signature: bytes, data: bytes) -> bool:
+        """Whether `signature` is this key's over `data`."""
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+        try:
+            Ed25519PublicKey.from_public_bytes(self.raw).verify(signature, data)
+        except InvalidSignature:
+            return False
+        return True
+
+
+def load_trusted_key(path: Path) -> TrustedKey:
+    """Reads a public key. Raises SpecError where there is none."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    data, _ = read_key_file(path)
+    if b"PRIVATE KEY" in data:
+        raise SpecError(str(path), "is a private key", "give the public one, and keep this one secret")
+    try:
+        key = load_pem_public_key(data)
+    except Exception as error:
+        raise SpecError(str(path), "is not a public key in PEM", KEY_REMEDY) from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise SpecError(str(path), "is not an ed25519 key", KEY_REMEDY)
+    return trusted(key)
+
+
+def trusted(key: Ed25519PublicKey) -> TrustedKey:
+    """Returns our value of a public key."""
+    return TrustedKey(key.public_bytes_raw())
+
+
+def read_key_file(path: Path) -> tuple[bytes, int]:
+    """Returns a key file's bytes and permissions, of one opening. Raises SpecError."""
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            data = file.read(_MAX_KEY_BYTES + 1)
+    except OSError as error:
+        raise SpecError(str(path), f"cannot be read: {error.strerror}", KEY_REMEDY) from error
+    if len(data) > _MAX_KEY_BYTES:
+        raise SpecError(str(path), "is too large for a key", KEY_REMEDY)
+    return data, mode
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Proving that every byte of an opened bundle is what was sealed, and keeping hold of what was proved.
 
 Every object is opened once and hashed through its descriptor, in threads (hashing releases the interpreter lock).
-Who loads takes programs as they were parsed then, and objects by the descriptors that were hashed: no name is
-looked up twice. Nothing here follows a link, blocks on a FIFO, or loads an artifact.
+Whoever loads the bundle takes programs as they were parsed then, and objects by the descriptors that were hashed: no
+name is looked up twice. Nothing here follows a link, blocks on a FIFO, or loads an artifact.
 """
 
 from __future__ import annotations
@@ -14,30 +14,79 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from aotgaudi.bundle.bundle import Bundle, mending_command
 from aotgaudi.bundle.format import load_program, program_objects, stray_paths
-from aotgaudi.bundle.opening import Bundle, open_bundle
 from aotgaudi.bundle.receipt import Receipt
-from aotgaudi.bundle.report import CorruptObject, MissingEntry, Report, mending_command
 from aotgaudi.digest import Digest
-from aotgaudi.errors import ManifestError, store_error
+from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, store_error
 from aotgaudi.graphs.program import Program
 from aotgaudi.store.blobs import Fault, find_fault, read_blob
 from aotgaudi.store.cas import object_path
 from aotgaudi.store.held import HeldObjects, allow_open_files
 
-__all__ = [
-    "Bundle",
-    "CorruptObject",
-    "MissingEntry",
-    "Report",
-    "VerifiedBundle",
-    "hold_bundle",
-    "mending_command",
-    "open_bundle",
-    "verify_bundle",
-]
-
 _MAX_THREADS = 8
+
+_MAX_ROWS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class MissingEntry:
+    """An entry (its label) that cannot run because something was never built, or has been removed."""
+
+    entry: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CorruptObject:
+    """An object that is not what its digest says, and the labels of the entries that need it."""
+
+    path: str
+    reason: str
+    entries: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What verifying found. `extra` are paths under ``objects/`` that the index does not list."""
+
+    num_entries: int
+    num_objects: int
+    object_bytes: int
+    missing: tuple[MissingEntry, ...]
+    corrupt: tuple[CorruptObject, ...]
+    extra: tuple[str, ...]
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether every entry can run, and nothing else is there."""
+        return not (self.missing or self.corrupt or self.extra)
+
+    def raise_if_bad(self, bundle_path: Path) -> None:
+        """Raises CorruptError when bytes differ or are unaccounted for, else NotWarmError when entries miss.
+
+        The message is a plain table of the first rows (entry, state, reason) and the command that mends it.
+        """
+        if self.is_intact:
+            return
+        counts = (f"{len(self.corrupt)} corrupt", f"{len(self.missing)} missing", f"{len(self.extra)} extra")
+        rows = self._rows()
+        message = "\n".join(
+            [
+                f"bundle {bundle_path} cannot be served: {', '.join(counts)} ({self.num_entries} entries)",
+                *_table([("entry", "state", "reason"), *rows[:_MAX_ROWS]]),
+                *([f"... and {len(rows) - _MAX_ROWS} more"] if len(rows) > _MAX_ROWS else []),
+                mending_command(bundle_path),
+            ]
+        )
+        raise CorruptError(message) if self.corrupt or self.extra else NotWarmError(message)
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        return [
+            *((_abridged(bad.entries), "corrupt", f"{bad.path}: {bad.reason}") for bad in self.corrupt),
+            *(("-", "extra", f"{path}: not in the index") for path in self.extra),
+            *((gone.entry, "missing", gone.reason) for gone in self.missing),
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,3 +247,14 @@ def _extra(bundle: Bundle) -> tuple[str, ...]:
 
 def _relative(bundle: Bundle, text: str) -> str:
     return str(object_path(bundle.path, Digest.parse(text)).relative_to(bundle.path))
+
+
+def _abridged(labels: tuple[str, ...]) -> str:
+    if not labels:
+        return "-"
+    return labels[0] + (f" and {len(labels) - 1} more" if len(labels) > 1 else "")
+
+
+def _table(rows: list[tuple[str, str, str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    return [f"{entry:{widths[0]}}  {state:{widths[1]}}  {reason}" for entry, state, reason in rows]

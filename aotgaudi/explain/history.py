@@ -17,8 +17,8 @@ from pydantic import ValidationError
 from aotgaudi.backends.base import Target
 from aotgaudi.build.keys import ProgramKeys, builder_versions
 from aotgaudi.build.records import ProgramRow, UnitRow
+from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.format import load_program
-from aotgaudi.bundle.opening import open_bundle
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.receipt import loads as load_receipt
 from aotgaudi.digest import Digest

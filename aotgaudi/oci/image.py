@@ -8,27 +8,36 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from aotgaudi.bundle.opening import Bundle
-from aotgaudi.digest import Digest, canonical_json
+from aotgaudi.bundle.bundle import Bundle
+from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import ManifestError, SpecError, TargetError
-from aotgaudi.oci.documents import (
+from aotgaudi.oci.layer import Compression, Layer, write_layer
+from aotgaudi.oci.layout import Image, Layout, LayoutWriter, new_layout
+from aotgaudi.remotes.oci_documents import (
+    BUNDLE_INDEX,
+    BUNDLE_PATH,
+    BUNDLE_ROOT,
     IMAGE_CONFIG_TYPE,
     IMAGE_MANIFEST_TYPE,
+    LABEL_PREFIX,
     LAYER_TYPES,
+    MANIFEST_ID,
     REF_NAME,
     descriptor,
     dump_manifest,
 )
-from aotgaudi.oci.labels import BUNDLE_INDEX, BUNDLE_ROOT, MANIFEST_ID, architecture_of, bundle_labels
-from aotgaudi.oci.layer import Compression, Layer, write_layer
-from aotgaudi.oci.layout import Image, Layout, LayoutWriter, new_layout
 
 _EPOCH = "1970-01-01T00:00:00Z"
 _CREATED_BY = "aotgaudi build image"
+_ARCHITECTURES: Mapping[str, str] = MappingProxyType(
+    {"x86_64": "amd64", "aarch64": "arm64", "arm64": "arm64", "ppc64le": "ppc64le", "s390x": "s390x"}
+)
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,27 @@ def write_image(
         row = descriptor(IMAGE_MANIFEST_TYPE, digest, {**labels, REF_NAME: tag}, platform=platform)
         writer.commit(row)
     return WrittenImage(digest, layer)
+
+
+def bundle_labels(bundle: Bundle) -> dict[str, str]:
+    """Returns the labels of an image that holds `bundle`: what it answers, for what, and how much there is."""
+    counts, target = bundle.index.counts, bundle.receipt.target
+    return {
+        MANIFEST_ID: bundle.index.manifest_id,
+        BUNDLE_INDEX: f"sha256:{sha256_bytes(bundle.index_bytes)}",
+        BUNDLE_PATH: f"/{BUNDLE_ROOT}",
+        f"{LABEL_PREFIX}.target": " ".join((target.backend, target.machine, *target.isa)),
+        f"{LABEL_PREFIX}.entries": str(len(bundle.receipt.programs)),
+        f"{LABEL_PREFIX}.programs": str(counts.programs),
+        f"{LABEL_PREFIX}.units": str(counts.units),
+        f"{LABEL_PREFIX}.objects": str(counts.objects),
+        f"{LABEL_PREFIX}.object-bytes": str(counts.object_bytes),
+    }
+
+
+def architecture_of(bundle: Bundle) -> str:
+    """Returns OCI's name of the machine that the bundle is for; amd64, Gaudi's hosts, where it is for none."""
+    return _ARCHITECTURES.get(bundle.receipt.target.machine, "amd64")
 
 
 def _read_config(layout: Layout, image: Image) -> dict[str, Any]:

@@ -8,19 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from aotgaudi.bundle.bundle import ANY_BUNDLE, Acceptance, Bundle, open_bundle
 from aotgaudi.bundle.format import INDEX_NAME, MANIFEST_NAME, OBJECTS_NAME, RECEIPT_NAME, SIGNATURE_NAME
-from aotgaudi.bundle.opening import ANY_BUNDLE, Acceptance, Bundle, open_bundle
 from aotgaudi.bundle.staging import PARTIAL_NAME, publish, staging_directory
 from aotgaudi.digest import Digest, sha256_bytes
 from aotgaudi.errors import CorruptError, SpecError
-from aotgaudi.oci.artifact import BundleLayer, bundle_layer_of
-from aotgaudi.oci.decompress import open_layer
 from aotgaudi.oci.image import WrittenImage
+from aotgaudi.oci.layer import open_layer
 from aotgaudi.oci.layout import Layout
-from aotgaudi.oci.registry import Registry
-from aotgaudi.oci.registry_remote import RegistryRemote
 from aotgaudi.oci.unpack import DirectorySink, unpack_bundle
 from aotgaudi.remotes.receiving import Partial, receive
+from aotgaudi.remotes.registry import Registry
+from aotgaudi.remotes.registry_remote import BundleLayer, RegistryRemote, bundle_layer_of
 from aotgaudi.remotes.transfer import Conduct, Sources, in_threads
 from aotgaudi.store.reading import verified_chunks
 

@@ -1,29 +1,42 @@
-"""A bundle as one layer: a tar archive, compressed while it is written and hashed on both sides.
+"""A bundle as one layer of an image: writing the compressed archive, and reading a compressed layer.
 
 The same bundle gives the same bytes: names are sorted, times are 0, everything belongs to 0:0, modes are fixed, headers
-are plain ustar, and the compressor's settings are written here. (Another version of zlib or libzstd may compress to
+are plain ustar, and the compressor's settings are fixed here. (Another version of zlib or libzstd may compress to
 other bytes; the uncompressed digest, which is the layer's identity in an image, stays.) Nothing goes in but what the
 bundle's index names, and all of it is hashed on its way: a damaged bundle gives no layer.
+
+Reading is bounded: in memory, in the ratio of what comes out to what went in, and in the size of what comes out.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import hashlib
+import io
 import tarfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Literal, Protocol
+from typing import Any, BinaryIO, Literal, Protocol
 
 from aotgaudi.atomicfile import Temporary
-from aotgaudi.bundle.opening import Bundle
-from aotgaudi.bundle.report import mending_command
-from aotgaudi.bundle.transfer import bundle_files
+from aotgaudi.bundle.bundle import Bundle, mending_command
+from aotgaudi.bundle.push_pull import bundle_files
 from aotgaudi.digest import Digest
-from aotgaudi.errors import SpecError
-from aotgaudi.oci.labels import BUNDLE_ROOT
+from aotgaudi.errors import CorruptError, SpecError
+from aotgaudi.remotes.oci_documents import BUNDLE_ROOT, LAYER_TYPES
 from aotgaudi.store.reading import verified_chunks
+
+MAX_RATIO = 250
+"""Compiled code compresses about 4:1, with stretches of zeros maybe 20:1. Bombs begin at 1000:1."""
+MAX_ARCHIVE_BYTES = 256 << 30
+
+_SLACK_BYTES = 1 << 20
+_MAX_WINDOW_BYTES = 128 << 20
+"""What zstd may take: the largest window of its levels below --ultra, and of --long=27."""
+_READ_BYTES = 128 << 10
 
 Compression = Literal["zstd", "gzip"]
 
@@ -95,6 +108,53 @@ def write_layer(bundle: Bundle, file: Temporary, compression: Compression) -> La
     return writer.finish(compression)
 
 
+MAX_RATIO = 250
+"""Compiled code compresses about 4:1, with stretches of zeros maybe 20:1. Bombs begin at 1000:1."""
+MAX_ARCHIVE_BYTES = 256 << 30
+
+_SLACK_BYTES = 1 << 20
+_MAX_WINDOW_BYTES = 128 << 20
+"""What zstd may take: the largest window of its levels below --ultra, and of --long=27."""
+_READ_BYTES = 128 << 10
+
+
+class LayerReader:
+    """The bytes of an archive. `read` raises CorruptError where the compressed bytes are bad, or a bound is passed."""
+
+    def __init__(self, compressed: BinaryIO, archive: Any, max_bytes: int = MAX_ARCHIVE_BYTES) -> None:
+        self._compressed, self._archive, self._max_bytes = compressed, archive, max_bytes
+        self._num_read = 0
+
+    def read(self, size: int) -> bytes:
+        """Returns at most `size` bytes; none at the end."""
+        data = _decompressed(self._archive, size)
+        self._num_read += len(data)
+        if self._num_read > self._max_bytes:
+            raise CorruptError(f"the layer has more than {self._max_bytes} bytes when it is decompressed")
+        if self._num_read > _SLACK_BYTES + MAX_RATIO * self._compressed.tell():
+            raise CorruptError(f"the layer decompresses to more than {MAX_RATIO} times its size")
+        return data
+
+
+@contextlib.contextmanager
+def open_layer(file: BinaryIO, media_type: str, max_bytes: int = MAX_ARCHIVE_BYTES) -> Iterator[LayerReader]:
+    """Yields what the compressed `file` holds. Raises CorruptError for a media type that is no layer's of ours."""
+    if media_type == LAYER_TYPES["gzip"]:
+        with gzip.GzipFile(fileobj=file, mode="rb") as archive:
+            yield LayerReader(file, archive, max_bytes)
+    elif media_type == LAYER_TYPES["zstd"]:
+        import zstandard
+
+        decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
+        with decompressor.stream_reader(
+            file, read_size=_READ_BYTES, read_across_frames=True, closefd=False
+        ) as stream:
+            yield LayerReader(file, stream, max_bytes)
+    else:
+        known = ", ".join(LAYER_TYPES.values())
+        raise CorruptError(f"a layer of type {media_type!r:.100} cannot be read; should be one of: {known}")
+
+
 def _compressor(compression: Compression) -> _Compressor:
     if compression == "gzip":
         return zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_WINDOW_BITS)
@@ -116,3 +176,14 @@ def _header(name: str, kind: bytes, mode: int, size_bytes: int) -> bytes:
         raise SpecError(
             name, f"cannot be put into an image: {error}", "objects of less than 8 GiB"
         ) from error
+
+
+def _decompressed(archive: Any, size: int) -> bytes:
+    from zstandard import ZstdError
+
+    try:
+        return bytes(archive.read(size))
+    except (EOFError, gzip.BadGzipFile, zlib.error, ZstdError) as error:
+        raise CorruptError(f"the layer cannot be decompressed: {error}") from error
+    except io.UnsupportedOperation as error:
+        raise CorruptError(f"the layer cannot be decompressed: {error}") from error

@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aotgaudi.atomicfile import Temporary, place, temporary_file, write_atomic
-from aotgaudi.bundle.exchange import exchange_directory
+from aotgaudi.atomicfile import Temporary, fsync_dir, place, temporary_file, write_atomic
+from aotgaudi.bundle.staging import exchange_directory
 from aotgaudi.digest import Digest, canonical_json
 from aotgaudi.errors import CorruptError, ManifestError, SpecError, StoreError, store_error
-from aotgaudi.oci.documents import (
+from aotgaudi.remotes.oci_documents import (
     IMAGE_INDEX_TYPE,
     IMAGE_MANIFEST_TYPE,
+    MANIFEST_ID,
     MAX_MANIFEST_BYTES,
     REF_NAME,
     Descriptor,
@@ -32,15 +33,30 @@ from aotgaudi.oci.documents import (
     ImageManifest,
     load_document,
 )
-from aotgaudi.oci.labels import MANIFEST_ID
 from aotgaudi.store.blobs import Fault, read_blob, read_bounded
-from aotgaudi.store.cas import fsync_dir
 from aotgaudi.store.reading import verified_chunks
 
 LAYOUT_NAME = "oci-layout"
 INDEX_NAME = "index.json"
 _LAYOUT = canonical_json({"imageLayoutVersion": "1.0.0"})
 _BLOB_MODE, _DIRECTORY_MODE = 0o644, 0o755
+
+
+@dataclass(frozen=True)
+class LayoutPlace:
+    """Where an image layout is, and the tag of the image in it (None: the only one)."""
+
+    root: Path
+    tag: str | None
+
+
+def parse_layout(text: str) -> LayoutPlace:
+    """Parses ``[oci:]DIR[:TAG]``. An existing directory may have colons in its name."""
+    text = text.removeprefix("oci:")
+    root, separator, tag = text.rpartition(":")
+    if not separator or "/" in tag or Path(text).is_dir():
+        return LayoutPlace(Path(text), None)
+    return LayoutPlace(Path(root), tag)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol
 
-from aotgaudi.bundle.envelope import MAX_ENVELOPE_BYTES
 from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
@@ -26,9 +25,10 @@ from aotgaudi.bundle.format import (
     BundleIndex,
     load_index,
 )
+from aotgaudi.bundle.signature import MAX_ENVELOPE_BYTES
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError
-from aotgaudi.oci.labels import BUNDLE_ROOT
+from aotgaudi.remotes.oci_documents import BUNDLE_ROOT
 from aotgaudi.store.cas import object_path
 
 MAX_INDEX_BYTES = 32 << 20

@@ -1,1 +1,1 @@
-"""Where stores and bundles are shared: directories and object stores, and moving many objects to and from them."""
+"""Where stores and bundles are shared: directories, object stores and registries; moving many objects to and from them."""

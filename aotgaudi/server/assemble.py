@@ -15,7 +15,8 @@ import torch
 from aotgaudi import __version__
 from aotgaudi.backends.online import make_runtime
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.bundle.verify import Bundle, Report, VerifiedBundle
+from aotgaudi.bundle.bundle import Bundle
+from aotgaudi.bundle.verify import Report, VerifiedBundle
 from aotgaudi.engine.admission import Admission
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.core import EngineCore

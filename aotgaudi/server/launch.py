@@ -13,7 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from aotgaudi.backends.online import check_target
-from aotgaudi.bundle.verify import Bundle, VerifiedBundle, hold_bundle, open_bundle
+from aotgaudi.bundle.bundle import Bundle, open_bundle
+from aotgaudi.bundle.verify import VerifiedBundle, hold_bundle
 from aotgaudi.errors import CorruptError
 from aotgaudi.manifest.codec import loads as load_manifest
 from aotgaudi.manifest.manifest import Manifest

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from aotgaudi.bundle.opening import Acceptance
+from aotgaudi.bundle.bundle import Acceptance
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,9 @@ from workload import Workload
 from aotgaudi.build.executor import Executor
 from aotgaudi.build.pool import Done
 from aotgaudi.build.share import pull_entries, push_plan
+from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.pack import pack_bundle
-from aotgaudi.bundle.verify import open_bundle, verify_bundle
+from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.errors import AotGaudiError, CompileError
 from aotgaudi.manifest.codec import dumps
 from aotgaudi.manifest.manifest import Manifest

@@ -23,10 +23,10 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 import aotgaudi
+from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.format import BundleIndex, dump_index, load_index
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.receipt import dumps as dump_receipt
-from aotgaudi.bundle.verify import open_bundle
 from aotgaudi.digest import Digest
 from aotgaudi.entries import Entry
 from aotgaudi.store.cas import object_path

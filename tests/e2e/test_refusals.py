@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aotgaudi.bundle.signing_keys import generate_key
+from aotgaudi.bundle.signing import generate_key
 from aotgaudi.entries import DecodeEntry
 from tests.e2e.harness import Refusal, Workplace, copy_bundle, own_object, reseal
 

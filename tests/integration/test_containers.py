@@ -15,8 +15,7 @@ import pytest
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.receipt import Receipt, SealedUnit
-from aotgaudi.bundle.signing import Signing
-from aotgaudi.bundle.signing_keys import generate_key, load_signing_key
+from aotgaudi.bundle.signing import Signing, generate_key, load_signing_key
 from aotgaudi.graphs.program import Call, Program
 from aotgaudi.manifest.codec import dumps
 from aotgaudi.manifest.manifest import Manifest

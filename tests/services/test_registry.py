@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.bundle.verify import open_bundle, verify_bundle
+from aotgaudi.bundle.bundle import open_bundle
+from aotgaudi.bundle.verify import verify_bundle
 from tests.services.conftest import PASSWORD, USER, RealRegistry, aotgaudi, auth_of, command, files, need, run
 from tests.unit.bundle.conftest import Sealed
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.bundle.signing_keys import generate_key
+from aotgaudi.bundle.signing import generate_key
 from tests.services.conftest import RealRegistry, aotgaudi
 from tests.unit.build.test_share import built
 from tests.unit.test_templates import documents
@@ -94,7 +94,11 @@ def test_the_github_workflow(project: Path, registry: RealRegistry, tmp_path: Pa
 
 def test_the_gitlab_jobs(project: Path, registry: RealRegistry, tmp_path: Path) -> None:
     (pipeline,) = documents("gitlab-ci.yml")
-    variables = {"REGISTRY": f"{registry.host}/team", "CI_PROJECT_DIR": str(project)}
+    variables = {
+        "REGISTRY": f"{registry.host}/team",
+        "CI_PROJECT_DIR": str(project),
+        "CI_SERVER_HOST": "localhost",
+    }
     environment = {
         "BUNDLE_KEY": str(tmp_path / "bundle.key"),
         "CI_PIPELINE_IID": "7",

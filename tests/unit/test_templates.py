@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from aotgaudi.cli.main import cli
-from aotgaudi.oci.labels import BUNDLE_ROOT
+from aotgaudi.remotes.oci_documents import BUNDLE_ROOT
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = ROOT / "ci" / "templates"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from aotgaudi.bundle.pack import refuse_foreign
+from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.signing import Signing
-from aotgaudi.bundle.verify import open_bundle
+from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.cli.commands.build_bundle import describe_bundle
 from aotgaudi.cli.commands.build_cache import compile_missing, describe
 from aotgaudi.cli.options.common import load_manifest_or_spec

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from aotgaudi.bundle.pack import refuse_foreign
+from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.signing import Signing
-from aotgaudi.bundle.verify import Bundle, open_bundle
+from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.cli.options.common import load_manifest_or_spec
 from aotgaudi.cli.options.signing import signing_options
 from aotgaudi.cli.options.store import StorePlace, store_options

@@ -8,20 +8,18 @@ from typing import Any, cast
 
 import click
 
-from aotgaudi.bundle.opening import open_bundle
+from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.cli.commands.cache import size_text
-from aotgaudi.cli.options.remote import insecure_option, read_credentials
+from aotgaudi.cli.options.remote import RemoteAccess, registry_options
 from aotgaudi.cli.show.transfer_progress import transfer_display
 from aotgaudi.errors import SpecError
-from aotgaudi.oci.client import RegistryClient
 from aotgaudi.oci.image import WrittenImage, read_base, write_image
 from aotgaudi.oci.image_transfer import push_image
-from aotgaudi.oci.labels import BUNDLE_ROOT
 from aotgaudi.oci.layer import Compression
-from aotgaudi.oci.layout import Layout, refuse_foreign_layout
-from aotgaudi.oci.locations import parse_layout
-from aotgaudi.oci.reference import Reference, parse_reference
-from aotgaudi.oci.registry import Registry
+from aotgaudi.oci.layout import Layout, parse_layout, refuse_foreign_layout
+from aotgaudi.remotes.oci_documents import BUNDLE_ROOT
+from aotgaudi.remotes.reference import Reference, parse_reference
+from aotgaudi.remotes.registry import Registry
 from aotgaudi.remotes.remote import check_name
 
 _DEFAULT_TAG = "latest"
@@ -49,7 +47,7 @@ _DEFAULT_TAG = "latest"
     help="Of the layer; gzip is for what is older than containerd 1.5 and Docker 23.",
 )
 @click.option("--push", "push_to", metavar="HOST/REPO:TAG", help="Push the image there.")
-@insecure_option
+@registry_options
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def build_image(
     bundle_path: Path,
@@ -58,7 +56,7 @@ def build_image(
     tag: str | None,
     compression: str,
     push_to: str | None,
-    allow_http: bool,
+    access: RemoteAccess,
     as_json: bool,
 ) -> None:
     """Write BUNDLE as an image into DIR, an OCI image layout: one layer, alone or on a base image.
@@ -69,7 +67,7 @@ def build_image(
     tag = check_name(tag or (reference.tag if reference else None) or _DEFAULT_TAG)
     refuse_foreign_layout(output)
     bundle = open_bundle(bundle_path)
-    place = None if base is None else parse_layout(base.removeprefix("oci:"))
+    place = None if base is None else parse_layout(base)
     written = write_image(
         bundle,
         output,
@@ -79,7 +77,14 @@ def build_image(
     )
     document = _document(output, tag, written)
     if reference is not None:
-        document["pushed"] = _push(output, written, reference, reference.tag or tag, allow_http=allow_http)
+        with transfer_display("pushing") as display:
+            document["pushed"], _ = push_image(
+                Layout(output),
+                written,
+                Registry(access.client(reference)),
+                reference.tag or tag,
+                display.conduct,
+            )
     click.echo(json.dumps(document, indent=2) if as_json else _lines(document))
 
 
@@ -88,13 +93,6 @@ def _push_reference(text: str) -> Reference:
     if reference.digest is not None:
         raise SpecError("--push", "names a digest", "HOST/REPOSITORY:TAG")
     return reference
-
-
-def _push(layout: Path, written: WrittenImage, reference: Reference, tag: str, *, allow_http: bool) -> str:
-    registry = Registry(RegistryClient(reference, read_credentials(), allow_http=allow_http))
-    with transfer_display("pushing") as display:
-        pushed, _ = push_image(Layout(layout), written, registry, tag, display.conduct)
-    return pushed
 
 
 def _document(output: Path, tag: str, written: WrittenImage) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from aotgaudi.bundle.opening import Acceptance, Bundle
-from aotgaudi.bundle.pack import refuse_foreign
-from aotgaudi.bundle.transfer import pull_bundle
+from aotgaudi.bundle.bundle import Acceptance, Bundle
+from aotgaudi.bundle.push_pull import pull_bundle
+from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.cli.commands.cache import size_text
 from aotgaudi.cli.commands.cache_push import DEFAULT_NAME
 from aotgaudi.cli.options.acceptance import acceptance_options
@@ -19,10 +19,11 @@ from aotgaudi.cli.options.common import load_manifest_or_spec
 from aotgaudi.cli.options.remote import RemoteAccess, remote_options
 from aotgaudi.cli.options.store import StorePlace, store_options
 from aotgaudi.cli.show.transfer_progress import Display, transfer_display
-from aotgaudi.errors import RemoteError, SpecError
+from aotgaudi.errors import RemoteError
 from aotgaudi.oci.image_transfer import LayoutImage, RegistryImage, find_image, pull_image
-from aotgaudi.oci.locations import LayoutPlace, NamedRemote
-from aotgaudi.oci.registry_remote import RegistryRemote
+from aotgaudi.oci.layout import parse_layout
+from aotgaudi.remotes.locations import NamedRemote, is_layout
+from aotgaudi.remotes.registry_remote import RegistryRemote
 from aotgaudi.remotes.remote import check_name
 from aotgaudi.remotes.transfer import Sources
 
@@ -59,28 +60,35 @@ def pull(
     """
     if (output is None) == (manifest_path is None):
         raise click.UsageError("say what to pull: a bundle (-o DIR), or what a MANIFEST needs")
-    places = [access.open(text) for text in (location, *others)]
+    is_from_layout = is_layout(location) and output is not None and not others
+    remotes = () if is_from_layout else access.open(location, *others)
     with transfer_display("pulling") as display:
-        if output is not None:
-            refuse_foreign(output)
-            document = _bundle_document(_pull_bundle(places, access.name, output, acceptance, display))
-        else:
+        if output is None:
             assert manifest_path is not None
-            document = _pull_manifest(_remotes(places), manifest_path, place, display)
+            document = _pull_manifest(remotes, manifest_path, place, display)
+        elif is_from_layout:
+            document = _bundle_document(_pull_layout(location, access.name, output, acceptance, display))
+        else:
+            document = _bundle_document(_pull_bundle(remotes, access.name, output, acceptance, display))
     click.echo(json.dumps(document, indent=2) if as_json else _line(document))
 
 
+def _pull_layout(
+    location: str, tag: str | None, out: Path, acceptance: Acceptance, display: Display
+) -> Bundle:
+    refuse_foreign(out)
+    layout = parse_layout(location)
+    return pull_image(LayoutImage(layout.root, tag or layout.tag), out, acceptance, display.expect)
+
+
 def _pull_bundle(
-    places: Sequence[NamedRemote | LayoutPlace],
+    remotes: Sequence[NamedRemote],
     name: str | None,
     out: Path,
     acceptance: Acceptance,
     display: Display,
 ) -> Bundle:
-    first = places[0]
-    if isinstance(first, LayoutPlace) and len(places) == 1:
-        return pull_image(LayoutImage(first.root, name or first.tag), out, acceptance, display.expect)
-    remotes = _remotes(places)
+    refuse_foreign(out)
     name = check_name(name or _common_name(remotes))
     image, usable = _first_image(remotes, name, display)
     if image is not None:
@@ -106,15 +114,6 @@ def _first_image(
                 raise
             display.conduct.warn(f"{error}; going on without this remote")
     return None, usable
-
-
-def _remotes(places: Sequence[NamedRemote | LayoutPlace]) -> list[NamedRemote]:
-    remotes = [place for place in places if isinstance(place, NamedRemote)]
-    if len(remotes) < len(places):
-        raise SpecError(
-            "oci:DIR", "is an image layout", "a bundle can be pulled from it (-o DIR), from it alone"
-        )
-    return remotes
 
 
 def _common_name(remotes: Sequence[NamedRemote]) -> str:

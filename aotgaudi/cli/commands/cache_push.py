@@ -8,16 +8,15 @@ from typing import Any
 
 import click
 
+from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.format import INDEX_NAME
-from aotgaudi.bundle.opening import open_bundle
-from aotgaudi.bundle.transfer import push_bundle
+from aotgaudi.bundle.push_pull import push_bundle
 from aotgaudi.cli.commands.cache import size_text
 from aotgaudi.cli.options.common import load_manifest_or_spec
 from aotgaudi.cli.options.remote import RemoteAccess, remote_options
 from aotgaudi.cli.options.store import StorePlace, store_options
 from aotgaudi.cli.show.transfer_progress import Display, transfer_display
-from aotgaudi.errors import SpecError
-from aotgaudi.oci.locations import LayoutPlace, NamedRemote
+from aotgaudi.remotes.locations import NamedRemote
 from aotgaudi.remotes.remote import Remote, check_name
 
 DEFAULT_NAME = "latest"
@@ -31,6 +30,7 @@ DEFAULT_NAME = "latest"
 @store_options
 @click.option("--json", "as_json", is_flag=True, help="Print what was pushed as JSON.")
 def push(
+    *,
     location: str,
     what: Path,
     access: RemoteAccess,
@@ -43,9 +43,7 @@ def push(
     REMOTE is HOST/REPOSITORY[:TAG] of an OCI registry, a URL such as s3://BUCKET/PREFIX, or a directory (./DIR, /DIR).
     Only what is not there is uploaded.
     """
-    target = access.open(location)
-    if isinstance(target, LayoutPlace):
-        raise SpecError(location, "is an image layout, to pull from", "aotgaudi build image writes one")
+    (target,) = access.open(location)
     is_bundle = (what / INDEX_NAME).exists()
     if access.name is not None and not is_bundle:
         raise click.UsageError("--name is of a bundle; what a manifest needs goes by its keys")

@@ -9,10 +9,10 @@ import click
 import pydantic
 
 from aotgaudi.build.plan import Plan
+from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.format import load_program, program_objects
 from aotgaudi.bundle.receipt import RECEIPT_SCHEMA, Receipt
 from aotgaudi.bundle.receipt import loads as load_receipt
-from aotgaudi.bundle.verify import open_bundle
 from aotgaudi.cli.commands.cache import size_text
 from aotgaudi.cli.options.common import load_manifest_or_spec
 from aotgaudi.cli.options.store import StorePlace, store_options

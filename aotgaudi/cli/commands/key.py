@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from aotgaudi.bundle.signing_keys import generate_key
+from aotgaudi.bundle.signing import generate_key
 
 
 @click.group()

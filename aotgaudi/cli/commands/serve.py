@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from aotgaudi.bundle.opening import Acceptance
+from aotgaudi.bundle.bundle import Acceptance
 from aotgaudi.cli.options.acceptance import acceptance_options
 from aotgaudi.cli.options.common import Command, available_cores, store_option
 from aotgaudi.errors import SpecError

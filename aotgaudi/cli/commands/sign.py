@@ -8,11 +8,10 @@ from pathlib import Path
 import click
 
 from aotgaudi.atomicfile import write_atomic
-from aotgaudi.bundle.envelope import load_envelope
+from aotgaudi.bundle.bundle import Bundle, open_bundle, read_signature
 from aotgaudi.bundle.format import SIGNATURE_NAME
-from aotgaudi.bundle.opening import Bundle, open_bundle, read_signature
+from aotgaudi.bundle.signature import Statement, load_envelope
 from aotgaudi.bundle.signing import Signing, add_signatures
-from aotgaudi.bundle.statement import Statement
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.cli.options.signing import epoch_option, load_keys, sign_key_option
 from aotgaudi.manifest.codec import loads

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from aotgaudi.bundle.opening import Acceptance
-from aotgaudi.bundle.verify import Bundle, Report, open_bundle, verify_bundle
+from aotgaudi.bundle.bundle import Acceptance, Bundle, open_bundle
+from aotgaudi.bundle.verify import Report, verify_bundle
 from aotgaudi.cli.options.acceptance import acceptance_options
 from aotgaudi.errors import CorruptError, NotWarmError
 from aotgaudi.manifest.codec import loads

@@ -10,10 +10,9 @@ from typing import Any
 
 import click
 
-from aotgaudi.bundle.keys import load_trusted_key
-from aotgaudi.bundle.opening import Acceptance
+from aotgaudi.bundle.bundle import Acceptance
 from aotgaudi.bundle.permissions import OwnerRule
-from aotgaudi.bundle.trust import TrustPolicy
+from aotgaudi.bundle.trust import TrustPolicy, load_trusted_key
 from aotgaudi.cli.options.common import Command
 
 _OPTIONS = (

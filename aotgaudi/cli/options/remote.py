@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,48 +12,86 @@ from typing import Any
 import click
 
 from aotgaudi.cli.options.common import Command
-from aotgaudi.oci.client import Credentials
-from aotgaudi.oci.locations import LayoutPlace, NamedRemote, open_location
+from aotgaudi.remotes.credentials import Credentials, Login
+from aotgaudi.remotes.locations import NamedRemote, open_remote, registry_host
+from aotgaudi.remotes.reference import Reference
+from aotgaudi.remotes.registry_client import RegistryClient
 
 
 @dataclass(frozen=True)
 class RemoteAccess:
-    """How remotes are spoken to, and the name (None: the reference's tag) of the bundle there."""
+    """How remotes are spoken to: with registries in plain http where that is allowed; `token_hosts` may see passwords.
 
-    name: str | None
+    `name` is the bundle's name there (None: the reference's tag).
+    """
+
     allow_http: bool
+    token_hosts: frozenset[str]
+    name: str | None = None
 
-    def open(self, location: str) -> NamedRemote | LayoutPlace:
-        """Returns what a location means. Raises SpecError, RemoteError."""
-        return open_location(location, read_credentials(), allow_http=self.allow_http)
+    def client(self, reference: Reference) -> RegistryClient:
+        """Returns a client for a repository, to which $ORAS_USER and $ORAS_PASS belong."""
+        credentials = read_credentials(reference.host, self.token_hosts)
+        return RegistryClient(reference, credentials, allow_http=self.allow_http)
+
+    def open(self, location: str, *others: str) -> tuple[NamedRemote, ...]:
+        """Returns what the locations mean. Raises SpecError, RemoteError.
+
+        $ORAS_USER and $ORAS_PASS belong to the registry of the first.
+        """
+        credentials = read_credentials(registry_host(location), self.token_hosts)
+        return tuple(
+            open_remote(text, credentials, allow_http=self.allow_http) for text in (location, *others)
+        )
 
 
-def insecure_option(function: Command) -> Command:
-    """``--insecure``."""
-    return click.option(
+def registry_options(function: Command) -> Command:
+    """``--insecure`` and ``--token-host``; the command gets them as one argument `access`."""
+
+    @functools.wraps(function)
+    def command(
+        *, allow_http: bool, token_hosts: tuple[str, ...], name: str | None = None, **others: Any
+    ) -> Any:
+        return function(access=RemoteAccess(allow_http, frozenset(token_hosts), name), **others)
+
+    insecure = click.option(
         "--insecure",
         "allow_http",
         is_flag=True,
         help="Speak plain http with registries that are not on this machine.",
-    )(function)
+    )
+    token_host = click.option(
+        "--token-host",
+        "token_hosts",
+        multiple=True,
+        envvar="AOTGAUDI_TOKEN_HOST",
+        metavar="HOST",
+        help="Send a registry's password also to HOST, if the registry fetches its tokens there (repeatable).",
+    )
+    return insecure(token_host(command))
 
 
 def remote_options(function: Command) -> Command:
-    """``--name`` and ``--insecure``; the command gets them as one argument `access`."""
-
-    @functools.wraps(function)
-    def command(*, name: str | None, allow_http: bool, **others: Any) -> Any:
-        return function(access=RemoteAccess(name, allow_http), **others)
-
+    """``--name``, and those of registries; the command gets them as one argument `access`."""
     name_option = click.option(
         "--name", metavar="NAME", help="The bundle's name there  [default: the reference's tag, or latest]"
     )
-    return name_option(insecure_option(command))
+    return name_option(registry_options(function))
 
 
-def read_credentials() -> Credentials:
-    """Returns $ORAS_USER and $ORAS_PASS where both are set, and the files that docker and podman keep."""
-    files = [Path(name) for name in (os.environ.get("REGISTRY_AUTH_FILE"),) if name]
+def read_credentials(host: str | None, token_hosts: Iterable[str] = ()) -> Credentials:
+    """Returns where passwords come from: $ORAS_USER and $ORAS_PASS for `host` alone; files of docker and podman."""
+    user, password = os.environ.get("ORAS_USER"), os.environ.get("ORAS_PASS")
+    logins = (Login(host, user, password),) if host and user and password else ()
+    return Credentials(logins, tuple(_config_files()), frozenset(token_hosts))
+
+
+def _config_files() -> Iterator[Path]:
+    if name := os.environ.get("REGISTRY_AUTH_FILE"):
+        yield Path(name)
     if folder := os.environ.get("DOCKER_CONFIG"):
-        files.append(Path(folder, "config.json"))
-    return Credentials(os.environ.get("ORAS_USER"), os.environ.get("ORAS_PASS"), tuple(files))
+        yield Path(folder, "config.json")
+    elif home := os.environ.get("HOME"):
+        yield Path(home, ".docker", "config.json")
+    if folder := os.environ.get("XDG_RUNTIME_DIR"):
+        yield Path(folder, "containers", "auth.json")

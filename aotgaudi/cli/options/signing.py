@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from aotgaudi.bundle.signing import Signing
-from aotgaudi.bundle.signing_keys import SigningKey, load_signing_key
+from aotgaudi.bundle.signing import Signing, SigningKey, load_signing_key
 from aotgaudi.cli.options.common import Command
 
 _EPOCH = click.IntRange(0, (1 << 53) - 1)

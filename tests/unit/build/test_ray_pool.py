@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from aotgaudi.build.elsewhere import open_exchange
 from aotgaudi.build.ray_pool import RayPlace
 from aotgaudi.errors import SpecError
 
@@ -230,8 +229,8 @@ def test_a_job_takes_what_its_target_needs(backend: str, resources: dict[str, An
     assert (place.resources, place.bound_by) == (resources, bound_by)
 
 
-def test_a_place_for_exchange_is_a_directory_or_a_url(tmp_path: Path) -> None:
-    assert open_exchange(str(tmp_path)).label == open_exchange(f"file://{tmp_path}").label
-    assert "memory" in open_exchange("memory://bucket/prefix").label
-    with pytest.raises(SpecError, match="is no place"):
-        open_exchange("nodes")
+def test_a_place_for_exchange_means_the_same_on_every_node() -> None:
+    for url in ("./exchange", "~/exchange"):
+        with pytest.raises(SpecError, match="another directory on every node"):
+            RayPlace("auto", "fake", url)
+    assert RayPlace("auto", "fake", "memory://bucket/prefix").exchange

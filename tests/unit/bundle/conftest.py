@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.backends.base import Target
+from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.receipt import Receipt, UnitRecord
 from aotgaudi.bundle.signing import Signing
-from aotgaudi.bundle.verify import Bundle, Report, open_bundle, verify_bundle
+from aotgaudi.bundle.verify import Report, verify_bundle
 from aotgaudi.digest import Digest
 from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, PromptEntry
 from aotgaudi.graphs.program import Call, Program

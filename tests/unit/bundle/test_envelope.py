@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from securesystemslib.dsse import Envelope as ReferenceEnvelope
 
-from aotgaudi.bundle.envelope import (
+from aotgaudi.bundle.signature import (
     MAX_ENVELOPE_BYTES,
     MAX_SIGNATURES,
     Envelope,

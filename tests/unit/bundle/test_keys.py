@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from securesystemslib.signer import SSlibKey
 
-from aotgaudi.bundle.keys import TrustedKey, load_trusted_key
-from aotgaudi.bundle.signing_keys import generate_key, load_signing_key
+from aotgaudi.bundle.signing import generate_key, load_signing_key
+from aotgaudi.bundle.trust import TrustedKey, load_trusted_key
 from aotgaudi.errors import AotGaudiError, SpecError, UntrustedError
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aotgaudi.bundle.opening import Acceptance, open_bundle
+from aotgaudi.bundle.bundle import Acceptance, open_bundle
 from aotgaudi.bundle.permissions import OwnerRule
 from aotgaudi.bundle.verify import hold_bundle, verify_bundle
 from aotgaudi.errors import UntrustedError
@@ -140,7 +140,7 @@ def test_what_is_missing_is_told_by_verifying(sealed: Sealed) -> None:
 
 
 def test_an_unsafe_signature_is_not_read(sealed: Sealed) -> None:
-    from aotgaudi.bundle.opening import read_signature
+    from aotgaudi.bundle.bundle import read_signature
 
     path = sealed.path / "aotgaudi.signature.json"
     path.write_bytes(b"{}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aotgaudi.bundle.statement import Statement, dump_statement, load_statement
+from aotgaudi.bundle.signature import Statement, load_statement
 from aotgaudi.digest import canonical_json, sha256_bytes
 from aotgaudi.errors import ManifestError
 
@@ -23,7 +23,7 @@ def statement_of(sealed: Sealed, epoch: int = 0) -> Statement:
 def test_the_fields(sealed: Sealed) -> None:
     bundle = sealed.open()
 
-    document = json.loads(dump_statement(statement_of(sealed, epoch=7)))
+    document = json.loads(statement_of(sealed, epoch=7).dumps())
 
     assert document == {
         "_type": "https://in-toto.io/Statement/v1",
@@ -44,12 +44,12 @@ def test_the_fields(sealed: Sealed) -> None:
 def test_round_trip(sealed: Sealed) -> None:
     statement = statement_of(sealed, epoch=3)
 
-    assert load_statement(dump_statement(statement)) == statement
+    assert load_statement(statement.dumps()) == statement
     assert (statement.epoch, statement.index_sha256) == (3, sha256_bytes(sealed.open().index_bytes))
 
 
 def edited(sealed: Sealed, **changes: Any) -> bytes:
-    return canonical_json({**json.loads(dump_statement(statement_of(sealed))), **changes})
+    return canonical_json({**json.loads(statement_of(sealed).dumps()), **changes})
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_another_statement_is_refused_with_the_place(
 
 @pytest.mark.parametrize("epoch", [-1, 1 << 53, "1", 1.5])
 def test_an_epoch_is_a_whole_number_that_json_holds(sealed: Sealed, epoch: object) -> None:
-    document = json.loads(dump_statement(statement_of(sealed)))
+    document = json.loads(statement_of(sealed).dumps())
     document["predicate"]["epoch"] = epoch
 
     with pytest.raises(ManifestError, match=r"signed statement: predicate\.epoch"):
@@ -85,4 +85,4 @@ def test_an_epoch_is_a_whole_number_that_json_holds(sealed: Sealed, epoch: objec
 
 def test_another_form_of_the_same_json_is_refused(sealed: Sealed) -> None:
     with pytest.raises(ManifestError, match="not in canonical form"):
-        load_statement(json.dumps(json.loads(dump_statement(statement_of(sealed)))).encode())
+        load_statement(json.dumps(json.loads(statement_of(sealed).dumps())).encode())

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from securesystemslib.dsse import Envelope as ReferenceEnvelope
 from securesystemslib.signer import SSlibKey
 
-from aotgaudi.bundle.envelope import MAX_ENVELOPE_BYTES, Signature, dump_envelope, load_envelope
+from aotgaudi.bundle.bundle import Acceptance, Bundle, open_bundle
 from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
@@ -25,14 +25,18 @@ from aotgaudi.bundle.format import (
     dump_index,
     load_index,
 )
-from aotgaudi.bundle.keys import TrustedKey
-from aotgaudi.bundle.opening import Acceptance, Bundle, open_bundle
 from aotgaudi.bundle.receipt import dumps as dump_receipt
 from aotgaudi.bundle.receipt import loads as load_receipt
-from aotgaudi.bundle.signing import Signing, add_signatures
-from aotgaudi.bundle.signing_keys import SigningKey, generate_key, load_signing_key
-from aotgaudi.bundle.statement import Statement, dump_statement, load_statement
-from aotgaudi.bundle.trust import TrustPolicy
+from aotgaudi.bundle.signature import (
+    MAX_ENVELOPE_BYTES,
+    Signature,
+    Statement,
+    dump_envelope,
+    load_envelope,
+    load_statement,
+)
+from aotgaudi.bundle.signing import Signing, SigningKey, add_signatures, generate_key, load_signing_key
+from aotgaudi.bundle.trust import TrustedKey, TrustPolicy
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.digest import Digest, canonical_json
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, SpecError, UntrustedError
@@ -283,7 +287,7 @@ def test_a_newer_epoch_by_who_may_not_sign(sealed: Sealed, keys: Keys) -> None:
     sign(sealed.path, keys["one"], epoch=3)
     statement = load_statement(load_envelope((sealed.path / SIGNATURE_NAME).read_bytes()).payload)
     newer = statement.model_copy(update={"predicate": statement.predicate.model_copy(update={"epoch": 9})})
-    edit_envelope(sealed.path, payload=dump_statement(newer))
+    edit_envelope(sealed.path, payload=newer.dumps())
 
     assert "was not made by it" in refused(sealed.path, policy(keys["one"], minimum_epoch=4))
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.format import INDEX_NAME, dump_index, load_index
 from aotgaudi.bundle.receipt import dumps as dump_receipt
-from aotgaudi.bundle.verify import CorruptObject, MissingEntry, open_bundle
+from aotgaudi.bundle.verify import CorruptObject, MissingEntry
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, StoreError
 

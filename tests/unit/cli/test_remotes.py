@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from aotgaudi.bundle.verify import open_bundle
+from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.cli.main import cli
 from aotgaudi.cli.options.remote import read_credentials
 from aotgaudi.cli.show.transfer_progress import transfer_display
+from aotgaudi.remotes.credentials import Credentials, Login
 from tests.unit.bundle.conftest import Sealed, sealed
-from tests.unit.oci.fake_registry import FakeRegistry, fake_registry, on, status
+from tests.unit.remotes.fake_registry import FakeRegistry, ask_for_basic, fake_registry, on, status
 
 __all__ = ["sealed"]
 
@@ -176,17 +177,41 @@ def test_a_damaged_remote_is_exit_code_4(sealed: Sealed, tmp_path: Path) -> None
 
 
 def test_credentials_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ORAS_USER", "ORAS_PASS", "DOCKER_CONFIG", "REGISTRY_AUTH_FILE"):
+    for name in ("ORAS_USER", "ORAS_PASS", "DOCKER_CONFIG", "REGISTRY_AUTH_FILE", "HOME", "XDG_RUNTIME_DIR"):
         monkeypatch.delenv(name, raising=False)
-    assert read_credentials().config_files == ()
+    assert read_credentials("a.b") == Credentials()
     monkeypatch.setenv("ORAS_USER", "me")
     monkeypatch.setenv("ORAS_PASS", "secret")
+    monkeypatch.setenv("HOME", "/h")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/x")
+    at_home = (Path("/h/.docker/config.json"), Path("/x/containers/auth.json"))
+
+    assert read_credentials("a.b") == Credentials((Login("a.b", "me", "secret"),), at_home)
+    assert read_credentials(None) == Credentials((), at_home)
     monkeypatch.setenv("DOCKER_CONFIG", "/d")
     monkeypatch.setenv("REGISTRY_AUTH_FILE", "/r.json")
+    files = (Path("/r.json"), Path("/d/config.json"), at_home[1])
+    assert read_credentials(None, ["c.d"]) == Credentials((), files, frozenset({"c.d"}))
 
-    found = read_credentials()
-    assert (found.user, found.password) == ("me", "secret")
-    assert found.config_files == (Path("/r.json"), Path("/d/config.json"))
+
+def test_the_password_of_the_environment_is_for_the_first_registry_alone(
+    sealed: Sealed, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORAS_USER", "me")
+    monkeypatch.setenv("ORAS_PASS", "secret")
+    done("cache", "push", f"{registry.host}/team/cache", "bundle")
+    with fake_registry() as first:
+        for each in (first, registry):
+            each.authorizations.clear()
+            each.faults.append(lambda handler: ask_for_basic(handler, "me:secret"))
+
+        refused = run(
+            "cache", "pull", f"{first.host}/team/none", "--remote", f"{registry.host}/team/cache", "-o", "out"
+        )
+
+    assert refused.exit_code == 2
+    assert any(first.authorizations)
+    assert not any(registry.authorizations)
 
 
 def test_help_imports_neither_a_registry_nor_a_compressor() -> None:
@@ -197,7 +222,7 @@ def test_help_imports_neither_a_registry_nor_a_compressor() -> None:
         "import sys; from aotgaudi.cli.main import cli\n"
         "try: cli.main(sys.argv[1:])\n"
         "except SystemExit: pass\n"
-        "print([m for m in ('oras', 'requests', 'fsspec', 'zstandard', 'torch', 'rich') if m in sys.modules])"
+        "print([m for m in ('requests', 'fsspec', 'zstandard', 'torch', 'rich') if m in sys.modules])"
     )
     for command in (["cache", "pull"], ["cache", "push"], ["build", "image"]):
         output = subprocess.run(

@@ -7,8 +7,8 @@ import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from aotgaudi.oci.labels import BUNDLE_ROOT
 from aotgaudi.oci.unpack import DirectorySink, unpack_bundle
+from aotgaudi.remotes.oci_documents import BUNDLE_ROOT
 from tests.unit.bundle.conftest import Sealed
 
 Member = tuple[tarfile.TarInfo, bytes]

@@ -16,29 +16,29 @@ from typing import Any
 import pytest
 import zstandard
 
-from aotgaudi.bundle.verify import open_bundle, verify_bundle
+from aotgaudi.bundle.bundle import open_bundle
+from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import CorruptError, ManifestError, SpecError, StoreError, TargetError
-from aotgaudi.oci.artifact import BundleLayer
-from aotgaudi.oci.documents import (
+from aotgaudi.oci.image import read_base, write_image
+from aotgaudi.oci.image_transfer import LayoutImage, RegistryImage, find_image, pull_image, push_image
+from aotgaudi.oci.layer import Compression
+from aotgaudi.oci.layout import Layout, LayoutPlace, parse_layout
+from aotgaudi.remotes.oci_documents import (
+    BUNDLE_ROOT,
     IMAGE_CONFIG_TYPE,
     IMAGE_INDEX_TYPE,
     IMAGE_MANIFEST_TYPE,
     LAYER_TYPES,
     REF_NAME,
 )
-from aotgaudi.oci.image import read_base, write_image
-from aotgaudi.oci.image_transfer import LayoutImage, RegistryImage, find_image, pull_image, push_image
-from aotgaudi.oci.labels import BUNDLE_ROOT
-from aotgaudi.oci.layer import Compression
-from aotgaudi.oci.layout import Layout
-from aotgaudi.oci.registry_remote import RegistryRemote
+from aotgaudi.remotes.registry_remote import BundleLayer, RegistryRemote
 from aotgaudi.remotes.transfer import Conduct
 from tests.unit.bundle.conftest import MANIFEST_ID, Sealed
 from tests.unit.failing import CALLS, fail_each
 from tests.unit.oci.archives import archive, file, honest
-from tests.unit.oci.fake_registry import FakeRegistry, cut_after, on, times
-from tests.unit.oci.test_registry import files
+from tests.unit.remotes.fake_registry import FakeRegistry, cut_after, on, times
+from tests.unit.remotes.test_registry_remote import files
 
 
 def documents(layout: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -412,3 +412,12 @@ def test_an_image_during_which_one_call_fails_is_whole_or_not_there(
         assert documents(tmp_path / "out" / name)[1]["layers"]
     if call not in ("unlink", "rmdir"):  # What cannot be removed stays.
         assert not [path.name for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
+
+
+def test_a_layout_is_named_as_skopeo_does(tmp_path: Path) -> None:
+    (tmp_path / "a:b").mkdir()
+
+    assert parse_layout("oci:image:v1") == LayoutPlace(Path("image"), "v1")
+    assert parse_layout("oci:/some/image") == LayoutPlace(Path("/some/image"), None)
+    assert parse_layout("dir:x/image") == LayoutPlace(Path("dir:x/image"), None)
+    assert parse_layout(str(tmp_path / "a:b")) == LayoutPlace(tmp_path / "a:b", None)

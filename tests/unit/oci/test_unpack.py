@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.bundle.verify import open_bundle, verify_bundle
+from aotgaudi.bundle.bundle import open_bundle
+from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.digest import canonical_json
 from aotgaudi.errors import CorruptError
-from aotgaudi.oci.labels import BUNDLE_ROOT
 from aotgaudi.oci.unpack import MAX_INDEX_BYTES, unpack_bundle
+from aotgaudi.remotes.oci_documents import BUNDLE_ROOT
 from tests.unit.bundle.conftest import Sealed
 from tests.unit.oci.archives import archive, directory, file, honest, unpack
 

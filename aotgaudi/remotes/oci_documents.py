@@ -1,7 +1,7 @@
 """The JSON documents of OCI images that we read and write (opencontainers/image-spec, v1.1: manifest.md, config.md).
 
-Reading follows the specification: what we do not know is let be. Only sha256 is spoken. What we write is canonical
-JSON, so that the same image has the same digest.
+Reading follows the specification: unknown keys are ignored. The only hash is sha256. What we write is canonical JSON,
+so that the same image has the same digest.
 """
 
 from __future__ import annotations
@@ -32,6 +32,12 @@ SIGNATURE_TYPE = "application/vnd.dsse.envelope.v1+json"
 RECORD_TYPE = "application/vnd.aotgaudi.record.v1+json"
 
 REF_NAME = "org.opencontainers.image.ref.name"
+LABEL_PREFIX = "io.github.aotgaudi"
+MANIFEST_ID = f"{LABEL_PREFIX}.manifest-id"
+BUNDLE_INDEX = f"{LABEL_PREFIX}.bundle-index"
+BUNDLE_PATH = f"{LABEL_PREFIX}.bundle-path"
+BUNDLE_ROOT = "opt/aotgaudi/bundle"
+"""Where a bundle lies in an image."""
 
 _DIGEST = r"^sha256:[0-9a-f]{64}\z"
 _Annotations = dict[str, str]

@@ -1,11 +1,10 @@
-"""Where a remote is, as people write it.
+"""Where a remote is, as people write it, and opening it.
 
 ::
 
     HOST/REPOSITORY[:TAG][@sha256:...]    a repository of an OCI registry   (also oci://...)
     ./DIR  ../DIR  /DIR  ~/DIR            a directory                       (also file:///DIR)
-    s3://BUCKET/PREFIX                    an object store: what fsspec speaks
-    oci:DIR[:TAG]                         an OCI image layout, to pull from (as skopeo writes it)
+    s3://BUCKET/PREFIX                    an object store: whatever fsspec speaks
 """
 
 from __future__ import annotations
@@ -16,11 +15,12 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from aotgaudi.errors import SpecError
-from aotgaudi.oci.client import Credentials, RegistryClient
-from aotgaudi.oci.reference import is_host, parse_reference
-from aotgaudi.oci.registry_remote import RegistryRemote
+from aotgaudi.remotes.credentials import NO_CREDENTIALS, Credentials
 from aotgaudi.remotes.directory_remote import DirectoryRemote
 from aotgaudi.remotes.object_store_remote import ObjectStoreRemote
+from aotgaudi.remotes.reference import is_host, parse_reference
+from aotgaudi.remotes.registry_client import RegistryClient
+from aotgaudi.remotes.registry_remote import RegistryRemote
 from aotgaudi.remotes.remote import Remote
 
 _SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://")
@@ -29,47 +29,58 @@ _EXPECTED = "HOST/REPOSITORY[:TAG], a URL such as s3://BUCKET/PREFIX, or a direc
 
 
 @dataclass(frozen=True)
-class LayoutPlace:
-    """An image layout to pull from."""
-
-    root: Path
-    tag: str | None
-
-
-@dataclass(frozen=True)
 class NamedRemote:
-    """A remote, and the bundle's name where the location has one (a registry's tag)."""
+    """A remote, and the bundle's name where the location gives one (a registry's tag)."""
 
     remote: Remote
     name: str | None = None
 
 
-def parse_layout(text: str) -> LayoutPlace:
-    """Parses ``DIR[:TAG]``. A directory that is there may have colons in its name."""
-    root, separator, tag = text.rpartition(":")
-    if not separator or "/" in tag or Path(text).is_dir():
-        return LayoutPlace(Path(text), None)
-    return LayoutPlace(Path(root), tag)
+def open_remote(
+    text: str, credentials: Credentials = NO_CREDENTIALS, *, allow_http: bool = False
+) -> NamedRemote:
+    """Returns the remote at `text`; sends nothing. Raises SpecError where `text` is not a location, and RemoteError.
 
-
-def open_location(
-    text: str, credentials: Credentials, *, allow_http: bool = False
-) -> NamedRemote | LayoutPlace:
-    """Returns what `text` means; sends nothing. Raises SpecError where it means nothing, RemoteError."""
-    if text.startswith("oci:") and not text.startswith("oci://"):
-        return parse_layout(text.removeprefix("oci:"))
-    if text.startswith(("/", "./", "../", "~/")) or text in (".", ".."):
+    `credentials` and `allow_http` (plain http with other machines) are for registries.
+    """
+    if _is_path(text):
         return NamedRemote(DirectoryRemote(Path(text).expanduser()))
+    if is_layout(text):
+        raise SpecError(
+            _shown(text),
+            "is an image layout, to pull from (-o DIR, and from it alone), not a remote",
+            _EXPECTED,
+        )
     found = _SCHEME.match(text)
     if found is None or found["scheme"] == "oci":
         return _registry(text.removeprefix("oci://"), credentials, allow_http=allow_http)
     return NamedRemote(_by_url(text, found["scheme"], allow_http=allow_http))
 
 
+def registry_host(text: str) -> str | None:
+    """Returns ``HOST[:PORT]`` where `text` names a repository of a registry; None where it names anything else."""
+    found = _SCHEME.match(text)
+    if _is_path(text) or is_layout(text) or (found is not None and found["scheme"] != "oci"):
+        return None
+    host = text.removeprefix("oci://").partition("/")[0]
+    return host if is_host(host) else None
+
+
+def is_layout(text: str) -> bool:
+    """Whether `text` names an image layout (``oci:DIR[:TAG]``), which is no remote: see oci/layout.py."""
+    return text.startswith("oci:") and not text.startswith("oci://")
+
+
+def _is_path(text: str) -> bool:
+    return text.startswith(("/", "./", "../", "~/")) or text in (".", "..")
+
+
 def _registry(text: str, credentials: Credentials, *, allow_http: bool) -> NamedRemote:
     if not is_host(text.partition("/")[0]) or "/" not in text:
         hint = f"a directory is ./{text}" if re.fullmatch(r"[\w./-]+", text) else _EXPECTED
-        raise SpecError(_shown(text), "is no remote", f"{_EXPECTED}; {hint}" if hint != _EXPECTED else hint)
+        raise SpecError(
+            _shown(text), "is not a remote", f"{_EXPECTED}; {hint}" if hint != _EXPECTED else hint
+        )
     reference = parse_reference(text)
     client = RegistryClient(reference, credentials, allow_http=allow_http)
     return NamedRemote(RegistryRemote(client), reference.tag)

@@ -11,8 +11,8 @@ import pytest
 import zstandard
 
 from aotgaudi.errors import CorruptError
-from aotgaudi.oci.decompress import MAX_RATIO, open_layer
-from aotgaudi.oci.documents import LAYER_TYPES
+from aotgaudi.oci.layer import MAX_RATIO, open_layer
+from aotgaudi.remotes.oci_documents import LAYER_TYPES
 
 NOISE = random.Random(3).randbytes(3 << 20)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 import threading
@@ -185,3 +186,14 @@ def cut_after(num_bytes: int) -> Callable[[Handler], None]:
         handler.connection.shutdown(2)
 
     return act
+
+
+def ask_for_basic(handler: Handler, user_and_password: str) -> bool:
+    """A fault: refuses whoever does not come with that user and password."""
+    if (
+        handler.headers.get("Authorization")
+        == f"Basic {base64.b64encode(user_and_password.encode()).decode()}"
+    ):
+        return False
+    handler.answer(401, Www_Authenticate='Basic realm="here"')
+    return True

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from aotgaudi.bundle.envelope import MAX_ENVELOPE_BYTES
 from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
@@ -23,8 +22,7 @@ from aotgaudi.bundle.format import (
 from aotgaudi.bundle.permissions import OwnerRule, check_directories
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.receipt import loads as load_receipt
-from aotgaudi.bundle.report import mending_command
-from aotgaudi.bundle.statement import Statement
+from aotgaudi.bundle.signature import MAX_ENVELOPE_BYTES, Statement
 from aotgaudi.bundle.trust import TrustPolicy, require_match
 from aotgaudi.digest import Digest
 from aotgaudi.document import MAX_DOCUMENT_BYTES
@@ -136,6 +134,14 @@ def read_signature(path: Path, examine: Examine = accept_any) -> bytes | None:
     if data.state == "missing":
         return None
     raise UntrustedError(f"bundle {path} is not to be trusted: {SIGNATURE_NAME}: {data.reason}")
+
+
+def mending_command(bundle_path: Path) -> str:
+    """Returns the sentence that says how to make a whole bundle again."""
+    return (
+        "mend it with: aotgaudi build SPEC, or:"
+        f" aotgaudi build cache MANIFEST && aotgaudi build bundle MANIFEST -o {bundle_path}"
+    )
 
 
 def _required(signature: bytes | None, path: Path) -> bytes:

@@ -16,8 +16,13 @@ from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
 from aotgaudi.digest import Digest, sha256_bytes
 from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError
-from aotgaudi.oci.client import FileBody, RegistryClient
-from aotgaudi.oci.documents import IMAGE_INDEX_TYPE, IMAGE_MANIFEST_TYPE, MAX_MANIFEST_BYTES, is_sha256
+from aotgaudi.remotes.oci_documents import (
+    IMAGE_INDEX_TYPE,
+    IMAGE_MANIFEST_TYPE,
+    MAX_MANIFEST_BYTES,
+    is_sha256,
+)
+from aotgaudi.remotes.registry_client import FileBody, RegistryClient
 from aotgaudi.remotes.remote import Download
 
 _CHUNK_BYTES = 1 << 20
@@ -89,7 +94,7 @@ class Registry:
         with self.client.request("GET", _manifest(reference), (200, 404), headers=headers) as response:
             if response.status_code == 404:
                 return None
-            data = response.raw.read(MAX_MANIFEST_BYTES + 1, decode_content=False)
+            data = self.client.read_document(response, MAX_MANIFEST_BYTES)
             if len(data) > MAX_MANIFEST_BYTES:
                 raise RemoteError(
                     f"{self.label}: manifest {reference} has more than {MAX_MANIFEST_BYTES} bytes"

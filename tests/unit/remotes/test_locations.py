@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.errors import RemoteError, SpecError
-from aotgaudi.oci.client import Credentials
-from aotgaudi.oci.locations import LayoutPlace, NamedRemote, open_location, parse_layout
-from aotgaudi.oci.reference import Reference, parse_reference
-from aotgaudi.oci.registry_remote import RegistryRemote
 from aotgaudi.remotes.directory_remote import DirectoryRemote
+from aotgaudi.remotes.locations import open_remote, registry_host
 from aotgaudi.remotes.object_store_remote import ObjectStoreRemote
+from aotgaudi.remotes.reference import Reference, parse_reference
+from aotgaudi.remotes.registry_remote import RegistryRemote
 
 HEX = "a" * 64
 
@@ -85,8 +82,11 @@ def test_loopback_is_this_machine(host: str, is_loopback: bool) -> None:
     assert Reference(host, "x").is_loopback is is_loopback
 
 
-def open_(text: str, **options: bool) -> NamedRemote | LayoutPlace:
-    return open_location(text, Credentials(), **options)
+def test_a_registry_has_a_host_and_nothing_else_has_one() -> None:
+    assert registry_host("registry.example:5000/team/model:v1") == "registry.example:5000"
+    assert registry_host("oci://localhost/x") == "localhost"
+    for text in ("./a.b/c", "/a", "s3://bucket/x", "file:///a", "oci:a.b/c", "cache", "team/cache"):
+        assert registry_host(text) is None
 
 
 @pytest.mark.parametrize(
@@ -104,27 +104,16 @@ def open_(text: str, **options: bool) -> NamedRemote | LayoutPlace:
     ],
 )
 def test_a_location_is_a_remote(text: str, kind: type, name: str | None) -> None:
-    found = open_(text)
+    found = open_remote(text)
 
-    assert isinstance(found, NamedRemote)
     assert isinstance(found.remote, kind)
     assert found.name == name
 
 
 def test_a_file_url_is_decoded() -> None:
-    found = open_("file:///srv/a%20cache")
+    found = open_remote("file:///srv/a%20cache")
 
-    assert isinstance(found, NamedRemote)
     assert found.remote.label == "/srv/a cache"
-
-
-def test_a_layout_is_named_as_skopeo_does(tmp_path: Path) -> None:
-    (tmp_path / "a:b").mkdir()
-
-    assert open_("oci:image:v1") == LayoutPlace(Path("image"), "v1")
-    assert open_("oci:/some/image") == LayoutPlace(Path("/some/image"), None)
-    assert parse_layout("dir:x/image") == LayoutPlace(Path("dir:x/image"), None)
-    assert parse_layout(str(tmp_path / "a:b")) == LayoutPlace(tmp_path / "a:b", None)
 
 
 @pytest.mark.parametrize(
@@ -132,21 +121,21 @@ def test_a_layout_is_named_as_skopeo_does(tmp_path: Path) -> None:
 )
 def test_what_is_no_location_is_refused(text: str) -> None:
     with pytest.raises(SpecError):
-        open_(text)
+        open_remote(text)
 
 
 def test_a_word_is_taken_for_a_directory_s_name() -> None:
     with pytest.raises(SpecError, match=r"a directory is \./cache"):
-        open_("cache")
+        open_remote("cache")
 
 
 @pytest.mark.parametrize("text", ["http://me:secret@cache.example/x", "file://me:secret@host/x"])
 def test_a_password_in_a_location_is_not_repeated(text: str) -> None:
     with pytest.raises(SpecError) as caught:
-        open_(text)
+        open_remote(text)
     assert "secret" not in str(caught.value)
 
 
 def test_a_protocol_that_nobody_speaks_is_refused() -> None:
     with pytest.raises(RemoteError, match="Protocol not known"):
-        open_("nosuch://bucket/x")
+        open_remote("nosuch://bucket/x")

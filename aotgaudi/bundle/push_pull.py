@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from aotgaudi.bundle.envelope import MAX_ENVELOPE_BYTES
+from aotgaudi.bundle.bundle import ANY_BUNDLE, Acceptance, Bundle, open_bundle, read_signature
 from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
@@ -20,7 +20,7 @@ from aotgaudi.bundle.format import (
     BundleIndex,
     load_index,
 )
-from aotgaudi.bundle.opening import ANY_BUNDLE, Acceptance, Bundle, open_bundle, read_signature
+from aotgaudi.bundle.signature import MAX_ENVELOPE_BYTES
 from aotgaudi.bundle.staging import PARTIAL_NAME, publish, staging_directory
 from aotgaudi.digest import Digest
 from aotgaudi.document import MAX_DOCUMENT_BYTES

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.bundle.transfer import pull_bundle, push_bundle
+from aotgaudi.bundle.push_pull import pull_bundle, push_bundle
 from aotgaudi.digest import Digest
 from aotgaudi.errors import (
     CorruptError,
@@ -17,16 +17,15 @@ from aotgaudi.errors import (
     SpecError,
     StoreError,
 )
-from aotgaudi.oci.artifact import record_tag
-from aotgaudi.oci.registry import Registry
-from aotgaudi.oci.registry_remote import RegistryRemote
 from aotgaudi.remotes.receiving import receive
+from aotgaudi.remotes.registry import Registry
+from aotgaudi.remotes.registry_remote import RegistryRemote, record_tag
 from aotgaudi.remotes.remote import Pointer, TransientError
 from aotgaudi.remotes.transfer import Conduct, Sources
 from aotgaudi.store.records import dump_record
 from tests.unit.bundle.conftest import Sealed
-from tests.unit.oci.conftest import remote_of
-from tests.unit.oci.fake_registry import FakeRegistry, Handler, cut_after, on, status, times
+from tests.unit.remotes.conftest import remote_of
+from tests.unit.remotes.fake_registry import FakeRegistry, Handler, cut_after, on, status, times
 
 DATA = bytes(range(256)) * 20_000  # 5 MB: several chunks
 KEY = "c" * 64

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.bundle.opening import Acceptance
-from aotgaudi.bundle.signing import Signing
-from aotgaudi.bundle.signing_keys import generate_key, load_signing_key
-from aotgaudi.bundle.transfer import pull_bundle, push_bundle
+from aotgaudi.bundle.bundle import Acceptance, Bundle
+from aotgaudi.bundle.push_pull import pull_bundle, push_bundle
+from aotgaudi.bundle.signing import Signing, generate_key, load_signing_key
 from aotgaudi.bundle.trust import TrustPolicy
-from aotgaudi.bundle.verify import Bundle, verify_bundle
+from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError, StoreError, UntrustedError
 from aotgaudi.remotes.directory_remote import DirectoryRemote

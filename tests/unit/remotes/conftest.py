@@ -1,0 +1,51 @@
+"""A sealed bundle, and a registry in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from aotgaudi.remotes.credentials import Credentials
+from aotgaudi.remotes.reference import parse_reference
+from aotgaudi.remotes.registry_client import RegistryClient
+from aotgaudi.remotes.registry_remote import RegistryRemote
+from aotgaudi.remotes.retry import Retry
+from aotgaudi.remotes.transfer import Conduct
+from tests.unit.bundle.conftest import Sealed, sealed
+from tests.unit.remotes.fake_registry import FakeRegistry, fake_registry
+
+__all__ = ["Sealed", "sealed"]
+
+
+@pytest.fixture
+def registry() -> Iterator[FakeRegistry]:
+    with fake_registry() as registry:
+        yield registry
+
+
+@pytest.fixture
+def remote(registry: FakeRegistry) -> RegistryRemote:
+    return remote_of(registry)
+
+
+def remote_of(registry: FakeRegistry, reference: str = "team/bundle:v1", **options: object) -> RegistryRemote:
+    credentials = options.pop("credentials", Credentials())
+    assert isinstance(credentials, Credentials)
+    return RegistryRemote(RegistryClient(parse_reference(f"{registry.host}/{reference}"), credentials))
+
+
+@pytest.fixture
+def waits() -> list[float]:
+    """The seconds that were waited between attempts: nothing sleeps."""
+    return []
+
+
+@pytest.fixture
+def warnings() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def conduct(waits: list[float], warnings: list[str]) -> Conduct:
+    return Conduct(retry=Retry(sleep=waits.append), num_threads=2, warn=warnings.append)
