@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aotgaudi.errors import ManifestError, SpecError, StoreError
+from aotgaudi.runtime.cores import available_cores
 
 if TYPE_CHECKING:
     from aotgaudi.manifest.manifest import Manifest
@@ -100,11 +101,6 @@ def default_store_root() -> Path:
     except RuntimeError:
         temporary = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - not probed (it may be read-only); owner checked
         return Path(temporary) / f"aotgaudi-{os.geteuid()}"
-
-
-def available_cores() -> int:
-    """Returns the cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def load_manifest_or_spec(path: Path) -> Manifest:

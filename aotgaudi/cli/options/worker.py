@@ -11,7 +11,7 @@ import click
 
 from aotgaudi.build.executor import Executor, MakePool, Progress
 from aotgaudi.build.pool import UNIT_TIMEOUT_SECONDS
-from aotgaudi.cli.options.common import available_cores
+from aotgaudi.runtime.cores import available_cores
 from aotgaudi.store.store import Store
 
 Command = Callable[..., Any]
