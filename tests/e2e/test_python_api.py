@@ -110,7 +110,7 @@ def test_a_model_that_is_closed_says_so(workplace: Workplace) -> None:
 def test_a_bundle_that_may_not_be_used_is_refused_as_by_serve(
     workplace: Workplace, holed_bundle: Path, tmp_path: Path
 ) -> None:
-    assert workplace.run("key", "generate", "-o", tmp_path / "mine").returncode == 0
+    assert workplace.run("key", "generate", tmp_path / "mine.key").returncode == 0
 
     with pytest.raises(UntrustedError, match="not signed"):
         LLM(workplace.bundle, workplace.model, trusted_keys=[next(tmp_path.glob("*.pub"))])
