@@ -96,6 +96,10 @@ class MissingPackageError(AotGaudiError):
         self.package, self.extra = package, extra
         super().__init__(f"{package} is not installed (pip install 'aotgaudi[{extra}]')")
 
+    def __reduce__(self) -> tuple[type[MissingPackageError], tuple[str, str]]:
+        """Pickles by its parts."""
+        return type(self), (self.package, self.extra)
+
     @classmethod
     def of(cls, error: ImportError, preferred: str) -> MissingPackageError | None:
         """Returns what a failed import means, None where it is no matter of an extra.

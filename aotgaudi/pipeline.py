@@ -1,27 +1,119 @@
-"""Spec -> bundle on one page. The offline half; imports no torch (workers do).
+"""Spec -> bundle on one page: the offline half. Imports no torch; the workers do.
 
 ::
 
-    spec --enumerate--> manifest --make_plan--> plan --Executor--> store --make_receipt, pack--> bundle
+    spec --enumerate--> manifest --plan--> what is missing --run--> store --receipt, seal--> bundle
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from aotgaudi.backends.offline import build_target
-from aotgaudi.build.keys import builder_versions, require_key_parts
-from aotgaudi.build.plan import Plan, is_known_complete, make_plan
+from aotgaudi.build.jobs import BuildJob
+from aotgaudi.build.keys import builder_versions
+from aotgaudi.build.plan import Plan, is_known_complete, make_plan, remember_complete
+from aotgaudi.build.run import BuildOutcome, Progress, Watch, run_plan
+from aotgaudi.build.workers import UNIT_TIMEOUT_SECONDS, LocalPool, Pool
 from aotgaudi.bundle.format import BundleIndex
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.receipt import Receipt
-from aotgaudi.bundle.signing import Signing
+from aotgaudi.bundle.signing import Signing, load_signing_key
+from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.entries import Entry
-from aotgaudi.errors import NotWarmError
+from aotgaudi.errors import BuildInterruptedError, CompileError, NotWarmError
 from aotgaudi.manifest.codec import dumps as dump_manifest
+from aotgaudi.manifest.codec import load_manifest_or_spec
 from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.store.access import default_store_root
 from aotgaudi.store.store import Store
+
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Where jobs run: on this machine, or on the Ray cluster at `ray`.
+
+    `jobs` None: one a core, or all that the cluster has. `timeout_seconds`: how long a unit may take. `ray_store`: the
+    URL by which nodes exchange what they build, if they do not share the store.
+    """
+
+    jobs: int | None = None
+    timeout_seconds: float = UNIT_TIMEOUT_SECONDS
+    ray: str | None = None
+    ray_store: str | None = None
+
+    @property
+    def num_local(self) -> int:
+        """Worker processes on this machine."""
+        return self.jobs or len(os.sched_getaffinity(0))
+
+    def pool(self, store: Store, backend: str) -> Pool[BuildJob]:
+        """Returns what runs jobs of `store` for targets of `backend`. Raises SpecError for an impossible `ray_store`."""
+        if self.ray is None:
+            return LocalPool(self.num_local, store.root / "toolcache", timeout_seconds=self.timeout_seconds)
+        from aotgaudi.build.ray import RayPlace, RayPool
+
+        place = RayPlace(self.ray, backend, self.ray_store)
+        return RayPool(place, store, num_workers=self.jobs, timeout_seconds=self.timeout_seconds)
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """What `build` did. `bundle` and `index` are None where none was asked for."""
+
+    manifest: Manifest
+    outcome: BuildOutcome
+    bundle: Path | None
+    index: BundleIndex | None
+
+
+def build(
+    spec: PathLike | BuildSpec | Manifest,
+    out: PathLike | None = None,
+    *,
+    store: PathLike | Store | None = None,
+    jobs: int | Workers | None = None,
+    sign_key: PathLike | Signing | None = None,
+    on_progress: Callable[[Progress], None] | Watch | None = None,
+) -> BuildResult:
+    """Enumerates what `spec` needs, compiles what the store lacks of it, and seals a bundle. Does nothing twice.
+
+    Args:
+        spec: A spec file (``.toml``), a manifest file, or either as a value.
+        out: The bundle's directory. None: compile into the store, and seal no bundle.
+        store: The store or its directory. None: $AOTGAUDI_STORE, else the user's cache directory.
+        jobs: Worker processes on this machine (None: one a core), or `Workers` for other places.
+        sign_key: The private key that signs the bundle (``aotgaudi key generate``). None: it is not signed.
+        on_progress: Called several times a second while jobs run. A `Watch` may stop the build, too.
+
+    Raises:
+        SpecError, ManifestError: The spec or the manifest is wrong, or its model cannot be built.
+        CompileError: Units failed; the message names each with its log, and the others are in the store.
+        BuildInterruptedError: The `Watch` said to stop; the next build goes on from there.
+        StoreError: The store or `out` cannot be used.
+        TargetError: This machine cannot compile for the spec's target.
+        UntrustedError: The key cannot be used.
+    """
+    manifest = _manifest(spec)
+    place = None if out is None else Path(out)
+    if place is not None:
+        refuse_foreign(place)
+    signing = (
+        sign_key if isinstance(sign_key, Signing | None) else Signing((load_signing_key(Path(sign_key)),))
+    )
+    opened = store if isinstance(store, Store) else Store.open(_store_root(store))
+    workers = jobs if isinstance(jobs, Workers) else Workers(jobs)
+    watch = on_progress if isinstance(on_progress, Watch) else Watch(on_progress or (lambda _: None))
+    with opened.in_use():
+        outcome = compile_missing(manifest, opened, manifest.entries, workers, watch)
+        index = None if place is None else seal(manifest, opened, place, signing=signing)
+    return BuildResult(manifest, outcome, place, index)
 
 
 def plan_manifest(manifest: Manifest, store: Store, entries: Iterable[Entry] | None = None) -> Plan:
@@ -30,10 +122,24 @@ def plan_manifest(manifest: Manifest, store: Store, entries: Iterable[Entry] | N
     return make_plan(manifest.entries if entries is None else entries, manifest.spec, target, store)
 
 
-def is_known_built(manifest: Manifest, store: Store, entries: Iterable[Entry]) -> bool:
-    """Whether the last build of `entries` left nothing to do and all of that is still there; False: make a plan."""
+def compile_missing(
+    manifest: Manifest, store: Store, entries: tuple[Entry, ...], workers: Workers, watch: Watch
+) -> BuildOutcome:
+    """Compiles what `store` lacks for `entries` of `manifest`.
+
+    Raises CompileError when units failed, BuildInterruptedError when `watch` stopped it, and as `run_plan` does.
+    """
     target = build_target(manifest.spec)
-    return is_known_complete(entries, manifest.spec, target, store)
+    if is_known_complete(entries, manifest.spec, target, store):
+        return BuildOutcome()
+    plan = make_plan(entries, manifest.spec, target, store)
+    if plan.is_complete:
+        remember_complete(plan, store)
+        return BuildOutcome()
+    store.require_writable()
+    outcome = run_plan(plan, manifest.spec, store, workers.pool(store, target.backend), watch)
+    _raise_for(outcome)
+    return outcome
 
 
 def make_receipt(manifest: Manifest, plan: Plan) -> Receipt:
@@ -64,10 +170,8 @@ def seal(
 ) -> BundleIndex:
     """Seals what the store has for `manifest` into a bundle at `out`, signed where there is a `signing`.
 
-    Raises NotWarmError when entries are missing, unless `allow_missing`; MissingPackageError where torch or
-    transformers is not installed.
+    Raises NotWarmError when entries are missing, unless `allow_missing`.
     """
-    require_key_parts()
     receipt = make_receipt(manifest, plan_manifest(manifest, store))
     missing = receipt.missing(manifest.entries)
     if missing and not allow_missing:
@@ -76,3 +180,28 @@ def seal(
             "(run: aotgaudi build cache MANIFEST)"
         )
     return pack_bundle(dump_manifest(manifest), manifest.id, receipt, store.objects, out, signing)
+
+
+def _manifest(spec: PathLike | BuildSpec | Manifest) -> Manifest:
+    if isinstance(spec, Manifest):
+        return spec
+    return Manifest.of(spec) if isinstance(spec, BuildSpec) else load_manifest_or_spec(Path(spec))
+
+
+def _store_root(store: PathLike | None) -> Path:
+    return Path(store or os.environ.get("AOTGAUDI_STORE") or default_store_root())
+
+
+def _raise_for(outcome: BuildOutcome) -> None:
+    failures, num_compiled = outcome.failures, len(outcome.compiled)
+    if outcome.interrupted:
+        failed = f" and {len(failures)} jobs failed" if failures else ""
+        raise BuildInterruptedError(
+            f"stopped at a unit boundary with {num_compiled} units done{failed};"
+            " resumable: run the same command again"
+        )
+    if failures:
+        num_jobs = len(failures) + num_compiled + outcome.num_traced
+        rows = [f"  {failure.label}: {failure.message}\n    log: {failure.log_path}" for failure in failures]
+        head = f"{len(failures)} of {num_jobs} jobs failed; the others are in the store"
+        raise CompileError("\n".join([head, *rows]))

@@ -14,17 +14,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent / "reliability"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness import Spread
-from workload import Workload
 
-from aotgaudi.build.executor import Executor, MakePool
-from aotgaudi.build.ray_pool import RayPlace, RayPool
+from aotgaudi.build.jobs import BuildJob
+from aotgaudi.build.ray import RayPlace, RayPool
+from aotgaudi.build.run import Watch, run_plan
+from aotgaudi.build.workers import LocalPool, Pool
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.pipeline import plan_manifest
 from aotgaudi.spec.parse import load_spec
 from aotgaudi.store.store import Store
+from tests.workload import Workload
 
 LIMIT = 1.15
 REAL_SPEC = Path(__file__).parent / "reliability" / "tiny-llama.toml"
@@ -38,9 +40,7 @@ def build_fake(folder: Path, workers: int, units: int, address: str, on_ray: boo
     store = Store.open(folder / "store")
     work.seed(store)
     plan, began = work.plan(store), time.perf_counter()
-    outcome = Executor(store, workers, make_pool=_pool(store, "fake", workers, address, on_ray)).run(
-        plan, work.spec
-    )
+    outcome = run_plan(plan, work.spec, store, _pool(store, "fake", workers, address, on_ray), Watch())
     assert len(outcome.compiled) == units
     return time.perf_counter() - began
 
@@ -50,16 +50,16 @@ def build_real(folder: Path, workers: int, address: str, on_ray: bool) -> float:
     manifest = Manifest.of(load_spec(REAL_SPEC))
     store = Store.open(folder / "store")
     plan, began = plan_manifest(manifest, store), time.perf_counter()
-    outcome = Executor(store, workers, make_pool=_pool(store, "cpu", workers, address, on_ray)).run(
-        plan, manifest.spec
-    )
+    outcome = run_plan(plan, manifest.spec, store, _pool(store, "cpu", workers, address, on_ray), Watch())
     assert outcome.compiled
     assert not outcome.failures
     return time.perf_counter() - began
 
 
-def _pool(store: Store, backend: str, workers: int, address: str, on_ray: bool) -> MakePool | None:
-    return (lambda: RayPool(RayPlace(address, backend), store, num_workers=workers)) if on_ray else None
+def _pool(store: Store, backend: str, workers: int, address: str, on_ray: bool) -> Pool[BuildJob]:
+    if on_ray:
+        return RayPool(RayPlace(address, backend), store, num_workers=workers)
+    return LocalPool(workers, store.root / "toolcache")
 
 
 def measure(build: Build, repeats: int) -> tuple[Spread, Spread]:

@@ -14,11 +14,10 @@ from pathlib import Path
 
 from aotgaudi.bucketing.coverage import uncovered
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.build.executor import Executor
 from aotgaudi.build.plan import Plan
 from aotgaudi.errors import AotGaudiError
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.pipeline import plan_manifest, seal
+from aotgaudi.pipeline import build, plan_manifest
 from aotgaudi.spec.parse import load_spec
 from aotgaudi.store.store import Store
 
@@ -53,10 +52,8 @@ def run(spec_path: Path, store_root: Path, num_jobs: int, out: Path | None) -> N
     if out is None:
         print(f"next:     aotgaudi build {spec_path} --store {store_root} -o BUNDLE")
     else:
-        outcome = Executor(store, num_jobs).run(plan, manifest.spec)
-        print(f"built:    {len(outcome.compiled)} units, {len(outcome.failures)} failures")
-        index = seal(manifest, store, out)
-        print(f"sealed:   {out}, {index.counts.object_bytes} bytes")
+        result = build(manifest, out, store=store, jobs=num_jobs)
+        print(f"built:    {len(result.outcome.compiled)} units, sealed in {result.bundle}")
     print("then:     aotgaudi serve --bundle BUNDLE --model MODEL_DIR --require-warm")
 
 

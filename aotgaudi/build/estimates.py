@@ -1,7 +1,8 @@
-"""How long a unit may take: what the most similar one took, where the store knows one; else the table.
+"""How long units may take, and how long a run will: estimates, which a run corrects by what its own jobs take.
 
-Similar means: the same piece of a step (`layer`, `head`, ...) for the same kind of entry, and sizes that are near in
-proportion. An estimate decides what comes first and what a person is told, and nothing else.
+The estimate of a unit is what the most similar one took, where the store knows one, else the table's. Similar means:
+the same piece of a step (`layer`, `head`, ...) for the same kind of entry, and sizes that are near in proportion. An
+estimate decides which unit comes first and what a person is told, and nothing else.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from aotgaudi.backends.base import Target
+from aotgaudi.entries import Entry
 from aotgaudi.store.store import Store
 
 UNIT_SECONDS: Mapping[str, float] = MappingProxyType(
@@ -32,10 +34,26 @@ UNIT_SECONDS: Mapping[str, float] = MappingProxyType(
 """Compile seconds of a unit whose like was never compiled (measured: docs/benchmarks.md)."""
 
 OTHER_SECONDS = 6.0
+TRACE_SECONDS = 4.0
+SMALL_TRACE_SECONDS = 0.5
+_UNITS_A_STEP = ("embedding", "layer", "head")
+
 _MOST_RECORDS = 1000
 """How many earlier records are read: a hundredth of a second for 300."""
 
 _NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a job's work: what kind it is of (``trace``, ``layer``, ...), and its estimate in seconds."""
+
+    kind: str
+    seconds: float
+
+
+Work = tuple[Part, ...]
+"""Of a job: its own part, then those that it is expected to lead to (a trace leads to units)."""
 
 Shape = tuple[str, tuple[int, ...]]
 """A label less its numbers, and the numbers: ``("layer (decode, #, #)", (4, 128))``."""
@@ -62,7 +80,18 @@ class Estimates:
         samples = self.seen.get(text)
         if samples:
             return min(samples, key=lambda sample: (_distance(sample[0], numbers), sample))[1]
-        return UNIT_SECONDS.get(label.split(" ", 1)[0], OTHER_SECONDS)
+        return UNIT_SECONDS.get(_kind(label), OTHER_SECONDS)
+
+    def of_unit(self, label: str) -> Work:
+        """Returns what compiling this unit takes."""
+        return (Part(_kind(label), self.unit_seconds(label)),)
+
+    def of_entry(self, entry: Entry) -> Work:
+        """Returns what an entry takes that is not traced: the trace, and the units that it may find."""
+        is_step = entry.kind in ("prompt", "decode")
+        kinds = _UNITS_A_STEP if is_step else (entry.kind,)
+        trace = Part("trace", TRACE_SECONDS if is_step else SMALL_TRACE_SECONDS)
+        return (trace, *(Part(kind, self.unit_seconds(f"{kind} {entry}")) for kind in kinds))
 
 
 def read_estimates(store: Store, target: Target) -> Estimates:
@@ -82,6 +111,76 @@ def read_estimates(store: Store, target: Target) -> Estimates:
 
 _DECISIVE = frozenset({"target.backend", "target.machine"})
 """What must be equal for one compile to say something of another; a new version of torch changes little."""
+
+
+class TimeLeft:
+    """How long a run will still take. Learns how this run's jobs compare with their estimates, by kind.
+
+    Between events (a job ends, or another is found) what it says falls as time passes, however late a job is. At an
+    event it follows what was learnt: down at once, up by a quarter or by 10 seconds at most, and by more at the next.
+    """
+
+    def __init__(self) -> None:
+        self._measured: dict[str, float] = defaultdict(float)
+        self._estimated: dict[str, float] = defaultdict(float)
+        self._event: object = None
+        self._work = self._shown = math.inf
+
+    def learn(self, part: Part, seconds: float) -> None:
+        """Takes note of what a job of this run took, in wall-clock seconds."""
+        for kind in (part.kind, _ALL):
+            self._measured[kind] += max(0.0, seconds)
+            self._estimated[kind] += part.seconds
+
+    def seconds(
+        self,
+        *,
+        waiting: Sequence[Work],
+        running: Sequence[tuple[Work, float]],
+        num_workers: int,
+        event: object,
+    ) -> float:
+        """Returns the seconds that are left, 0 or more, and 0 only if nothing is.
+
+        Args:
+            waiting: Jobs that have not begun.
+            running: Jobs under way, each with the seconds since it began.
+            num_workers: How many jobs may be under way at a time.
+            event: Another value than before where something happened, e.g. the number of jobs that are done.
+        """
+        work = sum(self._expected(part) for parts in waiting for part in parts)
+        for (own, *later), elapsed in running:
+            work += _rest(self._expected(own), elapsed) + sum(map(self._expected, later))
+        work /= max(1, min(num_workers, len(waiting) + len(running)))
+        if event == self._event and self._work > 0:
+            self._shown *= min(1.0, work / self._work)
+        else:
+            self._shown = min(work, max(_RISE * self._shown, self._shown + _RISE_SECONDS))
+        self._event, self._work = event, work
+        return self._shown
+
+    def _expected(self, part: Part) -> float:
+        """The estimate, times what jobs of its kind took by their estimates; few of them count little."""
+        overall = _ratio(self._measured[_ALL], self._estimated[_ALL], 1.0)
+        return part.seconds * _ratio(self._measured[part.kind], self._estimated[part.kind], overall)
+
+
+_ALL = "all kinds"
+_RISE, _RISE_SECONDS = 1.25, 10.0
+_PRIOR_SECONDS = 5.0
+
+
+def _ratio(measured: float, estimated: float, prior: float) -> float:
+    return (measured + _PRIOR_SECONDS * prior) / (estimated + _PRIOR_SECONDS)
+
+
+def _rest(seconds: float, elapsed: float) -> float:
+    """What is left of a job that was expected to take `seconds`: always something, and ever less."""
+    return seconds * math.exp(-elapsed / seconds) if seconds > 0 else 0.0
+
+
+def _kind(label: str) -> str:
+    return label.split(" ", 1)[0]
 
 
 def _shape(label: str) -> Shape:

@@ -19,10 +19,6 @@ from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.checklist import is_checked_off, remember
 from aotgaudi.store.store import Store
 
-TRACE_SECONDS = 4.0
-SMALL_TRACE_SECONDS = 0.5
-UNITS_A_STEP = ("embedding", "layer", "head")
-
 
 @dataclass(frozen=True)
 class ProgramState:
@@ -72,15 +68,10 @@ class Plan:
         yield from chain(*programs, *(row.digests() for row in self.units.values()))
 
     def estimate_seconds(self, workers: int) -> float:
-        """Returns a wall-clock estimate: known units by their label, untraced programs by a guess."""
-        seconds = sum(self.estimates.unit_seconds(label) for label in self.missing_units.values())
-        for state in self.untraced:
-            kinds = (
-                UNITS_A_STEP if state.entries[0].kind in ("prompt", "decode") else (state.entries[0].kind,)
-            )
-            seconds += TRACE_SECONDS if len(kinds) > 1 else SMALL_TRACE_SECONDS
-            seconds += sum(self.estimates.unit_seconds(f"{kind} {state.entries[0]}") for kind in kinds)
-        return seconds / max(1, workers)
+        """Returns a wall-clock estimate. What an untraced program needs is guessed from its kind of entry."""
+        known = (self.estimates.of_unit(label) for label in self.missing_units.values())
+        guessed = (self.estimates.of_entry(state.entries[0]) for state in self.untraced)
+        return sum(part.seconds for work in chain(known, guessed) for part in work) / max(1, workers)
 
 
 def make_plan(entries: Iterable[Entry], spec: BuildSpec, target: Target, store: Store) -> Plan:

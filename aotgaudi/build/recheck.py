@@ -1,6 +1,6 @@
 """Compiles units again and compares bytes: does this machine, today, give what is in the store?
 
-Everything is fresh: processes, directories, the compiler's own caches. Nothing is published.
+Processes, directories and the compiler's own caches are all fresh. Nothing is published.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from aotgaudi.build.jobs import CompileJob, compile_again
 from aotgaudi.build.plan import Plan
-from aotgaudi.build.pool import Done, JobTimeoutError, LocalPool, WorkerDiedError
-from aotgaudi.build.worker import CompileJob, compile_again
+from aotgaudi.build.workers import Done, JobTimeoutError, LocalPool, WorkerDiedError
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CompileError, NotWarmError
 from aotgaudi.store.cas import ObjectStore
@@ -24,7 +24,7 @@ _POLL_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Difference:
-    """One file of one unit that came out otherwise. `offset`: the first byte that differs, from 0.
+    """One file of one unit that came out differently. `offset`: the first byte that differs, from 0.
 
     `stored` and `rebuilt` are digests (``sha256:<hex>:<size>``); None where there is no such file.
     """
@@ -39,7 +39,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Recheck:
-    """What was compiled again, by label, and what came out otherwise."""
+    """What was compiled again, by label, and what came out differently."""
 
     labels: tuple[str, ...]
     differences: tuple[Difference, ...]
@@ -65,26 +65,34 @@ def recheck(plan: Plan, store: Store, sample: int, num_workers: int) -> Recheck:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="check-", dir=_scratch_root(store)) as scratch:
         jobs = [_job(key, plan, store, Path(scratch)) for key in keys]
-        artifacts = [plan.units[key].artifact for key in keys]
-        differences = _run(jobs, artifacts, Path(scratch), num_workers)
-    return Recheck(tuple(job.label for job in jobs), differences, time.monotonic() - started)
+        differences = _run(jobs, Path(scratch), num_workers)
+    return Recheck(tuple(each.job.label for each in jobs), differences, time.monotonic() - started)
 
 
-def run_recheck(job: CompileJob, artifact: Mapping[str, str], scratch: Path) -> tuple[Difference, ...]:
-    """In a worker: compiles the unit of `job` in a new directory and compares it with the stored `artifact`."""
-    objects = ObjectStore(job.store_root, job.lower)
-    with tempfile.TemporaryDirectory(prefix="unit-", dir=scratch) as work_dir:
-        files = compile_again(job, Path(work_dir)).files
-        rebuilt = {name: path.read_bytes() for name, path in files.items()}
-    found = []
-    for name in sorted({*artifact, *rebuilt}):
-        stored, data = artifact.get(name), rebuilt.get(name)
-        digest = None if data is None else str(Digest.of(data))
-        if stored != digest:
-            before = objects.read(Digest.parse(stored)) if stored else b""
-            offset = first_difference(before, data or b"")
-            found.append(Difference(job.key, job.label, name, offset, stored, digest))
-    return tuple(found)
+@dataclass(frozen=True)
+class RecheckJob:
+    """Compile the unit of `job` in a new directory below `scratch`, and compare it with the stored `artifact`."""
+
+    job: CompileJob
+    artifact: Mapping[str, str]
+    scratch: Path
+
+    def run(self) -> tuple[Difference, ...]:
+        """Returns the files that came out differently. Raises CompileError, CorruptError."""
+        job = self.job
+        objects = ObjectStore(job.store_root, job.lower)
+        with tempfile.TemporaryDirectory(prefix="unit-", dir=self.scratch) as work_dir:
+            files = compile_again(job, Path(work_dir)).files
+            rebuilt = {name: path.read_bytes() for name, path in files.items()}
+        found = []
+        for name in sorted({*self.artifact, *rebuilt}):
+            stored, data = self.artifact.get(name), rebuilt.get(name)
+            digest = None if data is None else str(Digest.of(data))
+            if stored != digest:
+                before = objects.read(Digest.parse(stored)) if stored else b""
+                offset = first_difference(before, data or b"")
+                found.append(Difference(job.key, job.label, name, offset, stored, digest))
+        return tuple(found)
 
 
 def first_difference(left: bytes, right: bytes) -> int:
@@ -93,19 +101,17 @@ def first_difference(left: bytes, right: bytes) -> int:
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
 
 
-def _run(
-    jobs: list[CompileJob], artifacts: list[dict[str, str]], scratch: Path, num_workers: int
-) -> tuple[Difference, ...]:
+def _run(jobs: list[RecheckJob], scratch: Path, num_workers: int) -> tuple[Difference, ...]:
     """Runs all jobs; their differences come in the order of the jobs."""
     found: dict[int, tuple[Difference, ...]] = {}
     num_started = 0
     with LocalPool(min(num_workers, len(jobs)), scratch / "toolcache") as pool:
         while len(found) < len(jobs):
             while num_started < min(len(jobs), len(found) + pool.num_workers):
-                pool.submit(num_started, run_recheck, jobs[num_started], artifacts[num_started], scratch)
+                pool.submit(num_started, jobs[num_started])
                 num_started += 1
             for done in pool.wait(_POLL_SECONDS):
-                found[done.ticket] = _result(done, jobs[done.ticket].label)
+                found[done.ticket] = _result(done, jobs[done.ticket].job.label)
     return tuple(difference for ticket in sorted(found) for difference in found[ticket])
 
 
@@ -117,10 +123,11 @@ def _result(done: Done, label: str) -> tuple[Difference, ...]:
     return done.result  # type: ignore[no-any-return]
 
 
-def _job(key: str, plan: Plan, store: Store, scratch: Path) -> CompileJob:
+def _job(key: str, plan: Plan, store: Store, scratch: Path) -> RecheckJob:
     source = next(state.row.units[key] for state in plan.programs if state.row and key in state.row.units)
     log_path = scratch / "logs" / f"{key}.log"
-    return CompileJob(key, source.text, source.label, plan.target, store.root, log_path, store.lower)
+    job = CompileJob(key, source.text, source.label, plan.target, store.root, log_path, store.lower)
+    return RecheckJob(job, plan.units[key].artifact, scratch)
 
 
 def _scratch_root(store: Store) -> Path | None:

@@ -1,4 +1,15 @@
-"""The state of one run of a plan: what waits, what runs, what another builder does, and what came of it."""
+"""Runs a plan: traces what is not traced, compiles what has no artifact, and records each as it is done.
+
+Each worker gets one job at a time, so a stop costs no more than waiting for the jobs under way: a build stops at unit
+boundaries, and the next run goes on from there. A worker that dies or hangs is replaced and its job tried again; a job
+that fails twice is reported with its log, and the others go on. A failure is never recorded as a result.
+
+Many builders may work on one store. What another builder is working on is parked, and looked at again while there is
+other work, or at the end: its result is taken when it appears; if that builder leaves without one, the job is queued again.
+
+What no job can mend (a model that cannot be built, a store that cannot be written) ends the build: no more jobs are
+handed out, those under way are waited for and recorded, and then the error itself is raised, once.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +17,34 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
-from aotgaudi.build.once import Built, Busy, Job, Row, find_row, is_busy, key_of
-from aotgaudi.build.plan import SMALL_TRACE_SECONDS, TRACE_SECONDS, Plan
-from aotgaudi.build.pool import Done, WorkerDiedError
+from aotgaudi.backends.base import require_installed
+from aotgaudi.build.estimates import TimeLeft, Work
+from aotgaudi.build.jobs import (
+    BuildJob,
+    Built,
+    Busy,
+    CompileJob,
+    LostTextError,
+    Row,
+    TraceJob,
+    find_row,
+    is_busy,
+    key_of,
+)
+from aotgaudi.build.plan import Plan, ProgramState
 from aotgaudi.build.records import ProgramRow, UnitRow, UnitSource, read_units
-from aotgaudi.build.worker import CompileJob, LostTextError, TraceJob
+from aotgaudi.build.workers import Done, Pool, WorkerDiedError
 from aotgaudi.errors import AotGaudiError, ManifestError, SpecError, StoreError
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
 
 ATTEMPTS = 2
 
+_POLL_SECONDS = 0.2
 _TRACE_COST = 1e9
 """Traces come first: only they tell which units there are, hence the total and a usable estimate."""
 
@@ -48,14 +72,96 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class BuildOutcome:
+    """What a run did. `interrupted`: it was asked to stop and did, at a unit boundary."""
+
+    num_traced: int = 0
+    compiled: tuple[UnitRow, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    seconds: float = 0.0
+    interrupted: bool = False
+
+
+class Watch:
+    """Follows a run and may stop it. A context manager, entered while jobs run and not before or after."""
+
+    def __init__(
+        self,
+        on_progress: Callable[[Progress], None] = lambda _: None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._on_progress, self._should_stop = on_progress, should_stop
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
+
+    def show(self, progress: Progress) -> None:
+        """Called several times a second."""
+        self._on_progress(progress)
+
+    def should_stop(self) -> bool:
+        """Whether to hand out no more jobs. Asked between jobs."""
+        return self._should_stop()
+
+
+def run_plan(plan: Plan, spec: BuildSpec, store: Store, pool: Pool[BuildJob], watch: Watch) -> BuildOutcome:
+    """Runs to the end, or to the next unit boundary after `watch` says to stop. Enters `pool` if there is work for it.
+
+    Raises SpecError for a model that cannot be built, StoreError when the store cannot be written, CompileError when no
+    worker can be started, MissingPackageError where torch or transformers is not installed; what was done until then is
+    in the store.
+    """
+    run = _Run(store, plan, spec)
+    started = time.monotonic()
+    if run.num_queued:
+        require_installed("build", "torch", "transformers", "safetensors")
+        with watch:
+            if not watch.should_stop():
+                with pool:
+                    _work_off(pool, run, watch)
+                    watch.show(run.progress(pool.num_workers))
+    if run.fatal:
+        raise run.fatal
+    return BuildOutcome(
+        num_traced=run.num_traced,
+        compiled=tuple(run.compiled),
+        failures=tuple(run.failures),
+        seconds=time.monotonic() - started,
+        interrupted=bool(run.num_queued or run.is_waiting),
+    )
+
+
+def _work_off(pool: Pool[BuildJob], run: _Run, watch: Watch) -> None:
+    """Returns when nothing is left, or, at a stop, when nothing runs."""
+    is_ending = False
+    while True:
+        is_ending = is_ending or run.fatal is not None or watch.should_stop()
+        if run.is_waiting and not is_ending:
+            run.look_at_others()
+        while run.num_queued and not is_ending and run.num_running < pool.num_workers:
+            run.start_next(pool)
+        if not run.num_running and (is_ending or not run.is_waiting):
+            return
+        watch.show(run.progress(pool.num_workers))
+        for done in pool.wait(_POLL_SECONDS):
+            run.settle(done, is_stopping=watch.should_stop())
+
+
+@dataclass(frozen=True)
 class _Attempt:
-    job: Job
+    job: BuildJob
     number: int
+    work: Work
     started: float = field(default_factory=time.monotonic)
 
 
-class Run:
-    """A queue by cost, what runs, and what came of it. `fatal`: what ends the run."""
+class _Run:
+    """The state of a run: a queue by cost, what runs, what other builders are at, and what came of it.
+
+    `fatal`: what ends the run.
+    """
 
     def __init__(self, store: Store, plan: Plan, spec: BuildSpec) -> None:
         self.compiled: list[UnitRow] = []
@@ -68,11 +174,12 @@ class Run:
         self._num_done = self._num_known = 0
         self._order, self._tickets = itertools.count(), itertools.count()
         self._store, self._plan = store, plan
+        self._time_left = TimeLeft()
         self._unit_keys: set[str] = set(plan.units)
         self._origins: dict[str, TraceJob] = {}
         self._traced_again: set[str] = set()
         for state in plan.programs:
-            trace = self._trace_job(state.key, state.entries[0], spec)
+            trace = self._trace_job(state, spec)
             if state.row is None:
                 self._push(trace)
             else:
@@ -90,16 +197,16 @@ class Run:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there are jobs that other builders are at."""
+        """Whether there are jobs that other builders are working on."""
         return bool(self._parked)
 
-    def start_next(self, submit: Callable[[int, Job], None]) -> None:
-        """Hands the costliest job to `submit`, with its ticket."""
+    def start_next(self, pool: Pool[BuildJob]) -> None:
+        """Hands the costliest job to `pool`."""
         _, _, attempt = heapq.heappop(self._queue)
         ticket = next(self._tickets)
-        self._running[ticket] = _Attempt(attempt.job, attempt.number)
+        self._running[ticket] = replace(attempt, started=time.monotonic())
         try:
-            submit(ticket, attempt.job)
+            pool.submit(ticket, attempt.job)
         except BaseException:
             del self._running[ticket]
             raise
@@ -113,6 +220,8 @@ class Run:
             self._parked.append(attempt)
         else:
             assert isinstance(done.result, Built)
+            if done.result.is_new:
+                self._time_left.learn(attempt.work[0], time.monotonic() - attempt.started)
             self._count(attempt.job, done.result.row, is_new=done.result.is_new)
 
     def look_at_others(self) -> None:
@@ -130,15 +239,17 @@ class Run:
     def progress(self, num_workers: int) -> Progress:
         """Where the run is."""
         now = time.monotonic()
-        left = sum(self._seconds(attempt.job) for _, _, attempt in self._queue)
-        left += sum(
-            max(0.0, self._seconds(attempt.job) - (now - attempt.started))
-            for attempt in self._running.values()
+        begun = (*self._running.values(), *self._parked)
+        eta_seconds = self._time_left.seconds(
+            waiting=[attempt.work for _, _, attempt in self._queue],
+            running=[(attempt.work, now - attempt.started) for attempt in begun],
+            num_workers=num_workers,
+            event=(self._num_done, self._num_known),
         )
-        labels = tuple(attempt.job.label for attempt in (*self._running.values(), *self._parked))
-        return Progress(self._num_done, self._num_known, left / max(1, num_workers), labels)
+        labels = tuple(attempt.job.label for attempt in begun)
+        return Progress(self._num_done, self._num_known, eta_seconds, labels)
 
-    def _count(self, job: Job, row: Row, *, is_new: bool) -> None:
+    def _count(self, job: BuildJob, row: Row, *, is_new: bool) -> None:
         self._num_done += 1
         if isinstance(job, TraceJob) and isinstance(row, ProgramRow):
             self.num_traced += is_new
@@ -161,20 +272,15 @@ class Run:
             self._num_done += 1
             self.failures.append(Failure(job.label, _describe(error, job.label), job.log_path))
 
-    def _push(self, job: Job, number: int = 1, *, known: bool = False) -> None:
-        cost = _TRACE_COST if isinstance(job, TraceJob) else self._seconds(job)
-        self._num_known += not known
-        heapq.heappush(self._queue, (-cost, next(self._order), _Attempt(job, number)))
-
-    def _seconds(self, job: Job) -> float:
-        """What a job may take; of a trace, with the unit that it finds."""
+    def _push(self, job: BuildJob, number: int = 1, *, known: bool = False) -> None:
         estimates = self._plan.estimates
-        if isinstance(job, CompileJob):
-            return estimates.unit_seconds(job.label)
-        is_step = job.entry.kind in ("prompt", "decode")
-        return (TRACE_SECONDS if is_step else SMALL_TRACE_SECONDS) + estimates.unit_seconds(
-            f"{'layer' if is_step else job.entry.kind} {job.entry}"
-        )
+        if isinstance(job, TraceJob):
+            work, cost = estimates.of_entry(job.entry), _TRACE_COST
+        else:
+            work = estimates.of_unit(job.label)
+            cost = work[0].seconds
+        self._num_known += not known
+        heapq.heappush(self._queue, (-cost, next(self._order), _Attempt(job, number, work)))
 
     def _push_units(self, row: ProgramRow, trace: TraceJob) -> None:
         """Queues the units of a program that have no artifact; `trace` is what gives their texts again."""
@@ -194,19 +300,19 @@ class Run:
         self._push(trace, known=True)
 
     def _compile_job(self, key: str, source: UnitSource) -> CompileJob:
-        store, log_path = self._store, self._log_path(source.label, key)
-        return CompileJob(
-            key, source.text, source.label, self._plan.target, store.root, log_path, store.lower
-        )
+        place = self._place(source.label, key)
+        return CompileJob(key, source.text, source.label, self._plan.target, *place)
 
-    def _trace_job(self, key: Any, entry: Any, spec: BuildSpec) -> TraceJob:
-        log_path = self._log_path(f"trace {entry}", key.hex)
-        store, target = self._store, self._plan.target
-        return TraceJob(key, entry, spec.model, spec.limits, target, store.root, log_path, store.lower)
+    def _trace_job(self, state: ProgramState, spec: BuildSpec) -> TraceJob:
+        entry = state.entries[0]
+        place = self._place(f"trace {entry}", state.key.hex)
+        return TraceJob(state.key, entry, spec.model, spec.limits, self._plan.target, *place)
 
-    def _log_path(self, label: str, key: str) -> Path:
+    def _place(self, label: str, key: str) -> tuple[Path, Path, tuple[Path, ...]]:
+        """The store's root, the job's log, and the store's lower layers."""
         slug = "".join(c if c.isalnum() else "-" for c in label).strip("-")
-        return self._store.root / "logs" / f"{slug[:_LONGEST_SLUG]}-{key[:12]}.log"
+        log_path = self._store.root / "logs" / f"{slug[:_LONGEST_SLUG]}-{key[:12]}.log"
+        return self._store.root, log_path, self._store.lower
 
 
 def _is_fatal(error: Exception) -> TypeGuard[AotGaudiError]:

@@ -38,6 +38,7 @@ from aotgaudi.entries import ENTRY_KINDS, Entry
 from aotgaudi.errors import ManifestError, SpecError
 from aotgaudi.manifest.manifest import MANIFEST_SCHEMA, Manifest, batches
 from aotgaudi.spec.mistakes import first_mistake
+from aotgaudi.spec.parse import load_spec
 
 _INDENT = "  "
 _ROW = "\n        "  # No value of a row holds a bracket, so that rows can be told apart in their text.
@@ -84,6 +85,17 @@ def read_manifest(path: Path) -> Manifest:
         raise ManifestError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ManifestError as error:
         raise ManifestError(f"{path}: {error}") from error
+
+
+def load_manifest_or_spec(path: Path) -> Manifest:
+    """Reads a manifest file, or enumerates a spec (``.toml``). Raises SpecError or ManifestError."""
+    if path.is_dir():
+        raise SpecError(str(path), "is a directory", "a spec (.toml) or a manifest (.manifest.json)")
+    if path.suffix == ".toml":
+        return Manifest.of(load_spec(path))
+    if not path.exists():
+        raise ManifestError(f"{path}: there is no such file (a manifest or a spec)")
+    return read_manifest(path)
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:

@@ -39,6 +39,21 @@ _CHECKED = ("", "objects", "objects/sha256", "records", "roots")
 _MOUNTS = Path("/proc/self/mountinfo")
 
 
+def default_store_root() -> Path:
+    """Returns ``$XDG_CACHE_HOME/aotgaudi`` or ``~/.cache/aotgaudi``; without a home, a place of this uid's own.
+
+    A container may run as a uid that has neither $HOME nor an entry in the password file.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME")
+    if cache:
+        return Path(cache) / "aotgaudi"
+    try:
+        return Path.home() / ".cache" / "aotgaudi"
+    except RuntimeError:
+        temporary = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - not probed (it may be read-only); owner checked
+        return Path(temporary) / f"aotgaudi-{os.geteuid()}"
+
+
 def refuse_unsafe(root: Path) -> None:
     """Raises StoreError when others than root, us and our groups could have written to the store at `root`."""
     try:

@@ -10,6 +10,7 @@ import argparse
 import json
 import multiprocessing
 import shutil
+import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
@@ -17,13 +18,13 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
-from workload import Workload
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from aotgaudi.build.executor import Executor
 from aotgaudi.build.records import read_units
 from aotgaudi.errors import AotGaudiError
 from aotgaudi.store.records import RecordError
 from aotgaudi.store.store import Store
+from tests.workload import Workload, execute
 
 FORK = multiprocessing.get_context("fork")
 
@@ -61,7 +62,7 @@ def build(root: Path, work: Workload, workers: int, start: Event, results: Any) 
     plan = work.plan(store)
     start.wait()
     with store.in_use():
-        outcome = Executor(store, workers).run(plan, work.spec)
+        outcome = execute(store, plan, workers)
     is_done = not outcome.failures and not outcome.interrupted and work.plan(store).is_complete
     results.put(("builder", len(outcome.compiled), int(is_done)))
 

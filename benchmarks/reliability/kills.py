@@ -26,9 +26,8 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from workload import Workload
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from aotgaudi.build.executor import Executor
 from aotgaudi.build.plan import Plan
 from aotgaudi.digest import Digest, sha256_bytes
 from aotgaudi.errors import AotGaudiError
@@ -37,6 +36,7 @@ from aotgaudi.pipeline import plan_manifest
 from aotgaudi.spec.parse import load_spec
 from aotgaudi.store.records import RecordError
 from aotgaudi.store.store import Store
+from tests.workload import Workload, execute
 
 FORK = multiprocessing.get_context("fork")
 DEADLINE_SECONDS = 120.0
@@ -157,7 +157,7 @@ def build(root: Path, work: Workload, workers: int) -> None:
     os.setsid()
     store = Store.open(root)
     with store.in_use():
-        outcome = Executor(store, workers).run(work.plan(store), work.spec)
+        outcome = execute(store, work.plan(store), workers)
     raise SystemExit(len(outcome.failures) + outcome.interrupted)
 
 

@@ -23,17 +23,18 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from kills import Tally, check_store
-from workload import Workload
 
-from aotgaudi.build.executor import Executor
-from aotgaudi.build.pool import Done
+from aotgaudi.build.jobs import BuildJob
+from aotgaudi.build.run import Watch, run_plan
 from aotgaudi.build.share import pull_entries, push_plan
+from aotgaudi.build.workers import Done
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.verify import verify_bundle
@@ -45,6 +46,7 @@ from aotgaudi.remotes.directory_remote import DirectoryRemote
 from aotgaudi.remotes.retry import Retry
 from aotgaudi.remotes.transfer import Conduct, Sources
 from aotgaudi.store.store import Store
+from tests.workload import Workload
 
 FORK = multiprocessing.get_context("fork")
 ERRORS = ("EIO", "ENOSPC", "EDQUOT", "EACCES", "EROFS", "EMFILE")
@@ -70,9 +72,9 @@ class InlinePool:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def submit(self, ticket: int, function: Callable[..., Any], *arguments: Any) -> None:
+    def submit(self, ticket: int, job: BuildJob) -> None:
         try:
-            self._done.append(Done(ticket, function(*arguments)))
+            self._done.append(Done(ticket, job.run()))
         except AotGaudiError as error:
             self._done.append(Done(ticket, error=error))
 
@@ -104,7 +106,7 @@ class Place:
     def publish(self) -> None:
         store = Store.open(self.root / "store")
         with store.in_use():
-            outcome = Executor(store, 1, make_pool=InlinePool).run(self.work.plan(store), self.work.spec)
+            outcome = run_plan(self.work.plan(store), self.work.spec, store, InlinePool(), Watch())
         if outcome.failures:
             raise CompileError("; ".join(f"{each.label}: {each.message}" for each in outcome.failures))
 

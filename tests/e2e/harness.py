@@ -194,8 +194,6 @@ class Workplace:
             model or self.model,
             "--port",
             "0",
-            "--drain-delay",
-            "0",
             *options,
         )
         return Server(

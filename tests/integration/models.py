@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 
 from aotgaudi.backends.offline import probe_target
 from aotgaudi.backends.online import make_runtime
-from aotgaudi.build.executor import Executor
 from aotgaudi.build.plan import make_plan
 from aotgaudi.bundle.format import load_program
 from aotgaudi.digest import Digest
@@ -25,6 +24,7 @@ from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.load import Artifacts, Loader, declare_samplers
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
+from tests.workload import execute
 
 _COMMON: dict[str, Any] = {
     "hidden_size": 64,
@@ -123,7 +123,7 @@ def build(spec: BuildSpec, entries: tuple[Entry, ...], store: Store, num_workers
     """Compiles `entries` with the real CPU backend; what the store has already is not compiled again."""
     target = probe_target(spec.target)
     manifest = Manifest(spec, entries)
-    outcome = Executor(store, num_workers).run(make_plan(entries, spec, target, store), spec)
+    outcome = execute(store, make_plan(entries, spec, target, store), num_workers, spec=spec)
     assert not outcome.failures, outcome.failures
     receipt = make_receipt(manifest, make_plan(entries, spec, target, store))
     assert not receipt.missing(entries)

@@ -18,7 +18,7 @@ import pytest
 
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.store.store import Store
-from tests.unit.build.seeding import SPEC_TEXT, key_of, seed, tiny_spec
+from tests.workload import SPEC_TEXT, key_of, seed, tiny_spec
 
 DEADLINE_SECONDS = 120.0
 COMMAND = (sys.executable, "-m", "aotgaudi")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -9,15 +10,16 @@ import click
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
-from aotgaudi.cli.commands.build_bundle import describe_bundle
-from aotgaudi.cli.commands.build_cache import compile_missing, describe
-from aotgaudi.cli.options.common import load_manifest_or_spec
+from aotgaudi.cli.commands.build_bundle import bundle_document, bundle_line
+from aotgaudi.cli.commands.build_cache import outcome_document, outcome_line
 from aotgaudi.cli.options.signing import signing_options
 from aotgaudi.cli.options.spec_source import default_manifest_path
 from aotgaudi.cli.options.store import StorePlace, store_options
-from aotgaudi.cli.options.worker import WorkerPlace, worker_options
-from aotgaudi.manifest.codec import dumps, write_manifest
-from aotgaudi.pipeline import seal
+from aotgaudi.cli.options.worker import worker_options
+from aotgaudi.cli.show.progress import BuildDisplay
+from aotgaudi.manifest.codec import dumps, load_manifest_or_spec, write_manifest
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.pipeline import Workers, build
 
 
 @click.command("all")
@@ -32,25 +34,47 @@ from aotgaudi.pipeline import seal
 @signing_options
 @store_options
 @worker_options
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
 def build_all(
-    spec_path: Path, output: Path | None, signing: Signing | None, place: StorePlace, workers: WorkerPlace
+    spec_path: Path,
+    output: Path | None,
+    signing: Signing | None,
+    place: StorePlace,
+    workers: Workers,
+    as_json: bool,
 ) -> None:
     """Enumerate SPEC (or take a manifest), compile what is missing, and seal a bundle. Does nothing twice."""
     manifest = load_manifest_or_spec(spec_path)
     bundle = output or default_bundle_path(spec_path)
     refuse_foreign(bundle)
     store = place.open()
-    path = default_manifest_path(spec_path) if spec_path.suffix == ".toml" else spec_path
-    if path != spec_path and not (path.is_file() and path.read_bytes() == dumps(manifest)):
-        write_manifest(path, manifest)
-    click.echo(f"manifest: {path}: {len(manifest.entries)} entries, id {manifest.id[:16]}")
-    with store.in_use():
-        click.echo(describe(compile_missing(manifest, store, workers, manifest.entries)))
-        seal(manifest, store, bundle, signing=signing)
-    click.echo(describe_bundle(open_bundle(bundle), len(manifest.entries)))
+    manifest_path = _write_manifest(manifest, spec_path)
+    if not as_json:
+        click.echo(f"manifest: {manifest_path}: {len(manifest.entries)} entries, id {manifest.id[:16]}")
+    outcome = build(
+        manifest, bundle, store=store, jobs=workers, sign_key=signing, on_progress=BuildDisplay()
+    ).outcome
+    sealed = open_bundle(bundle)
+    document = {
+        "manifest": {"path": str(manifest_path), "id": manifest.id, "num_entries": len(manifest.entries)},
+        "cache": outcome_document(outcome),
+        "bundle": bundle_document(sealed, len(manifest.entries)),
+    }
+    lines = [outcome_line(outcome), bundle_line(document["bundle"])]
+    click.echo(json.dumps(document, indent=2) if as_json else "\n".join(lines))
 
 
 def default_bundle_path(spec_path: Path) -> Path:
     """Returns where the bundle of a spec or a manifest goes: in the current folder, ``x.toml`` -> ``x.bundle``."""
     name = spec_path.name.removesuffix(".toml").removesuffix(".json").removesuffix(".manifest")
     return Path(f"{name}.bundle")
+
+
+def _write_manifest(manifest: Manifest, spec_path: Path) -> Path:
+    """Returns where the manifest is: beside its spec, written there unless it is up to date; or what was given."""
+    if spec_path.suffix != ".toml":
+        return spec_path
+    path = default_manifest_path(spec_path)
+    if not (path.is_file() and path.read_bytes() == dumps(manifest)):
+        write_manifest(path, manifest)
+    return path

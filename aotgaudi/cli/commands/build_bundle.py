@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import click
 
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
-from aotgaudi.cli.options.common import load_manifest_or_spec
 from aotgaudi.cli.options.signing import signing_options
 from aotgaudi.cli.options.store import StorePlace, store_options
+from aotgaudi.manifest.codec import load_manifest_or_spec
 from aotgaudi.pipeline import seal
 
 
@@ -23,8 +25,14 @@ from aotgaudi.pipeline import seal
 @click.option("--allow-missing", is_flag=True, help="Seal what there is; the rest compiles on first use.")
 @signing_options
 @store_options
+@click.option("--json", "as_json", is_flag=True, help="Print what was sealed as JSON.")
 def build_bundle(
-    manifest_path: Path, output: Path, allow_missing: bool, signing: Signing | None, place: StorePlace
+    manifest_path: Path,
+    output: Path,
+    allow_missing: bool,
+    signing: Signing | None,
+    place: StorePlace,
+    as_json: bool,
 ) -> None:
     """Seal what the store has for MANIFEST (or a spec) into DIR."""
     manifest = load_manifest_or_spec(manifest_path)
@@ -32,15 +40,29 @@ def build_bundle(
     store = place.open()
     with store.in_use():
         seal(manifest, store, output, allow_missing=allow_missing, signing=signing)
-    click.echo(describe_bundle(open_bundle(output), len(manifest.entries)))
+    document = bundle_document(open_bundle(output), len(manifest.entries))
+    click.echo(json.dumps(document, indent=2) if as_json else bundle_line(document))
 
 
-def describe_bundle(bundle: Bundle, num_entries: int) -> str:
-    """One line for people. Calls are those of all distinct programs, each run once."""
+def bundle_document(bundle: Bundle, num_entries: int) -> dict[str, Any]:
+    """Returns what was sealed as a JSON value. Calls are those of all distinct programs, each run once."""
     counts, programs = bundle.index.counts, bundle.receipt.programs
     distinct = {digest: entry_id for entry_id, digest in programs.items()}
-    num_calls = sum(len(bundle.program(entry_id).calls) for entry_id in distinct.values())
+    return {
+        "path": str(bundle.path),
+        "manifest_id": bundle.index.manifest_id,
+        "num_entries": num_entries,
+        "num_entries_built": len(programs),
+        "num_programs": counts.programs,
+        "num_units": counts.units,
+        "num_calls": sum(len(bundle.program(entry_id).calls) for entry_id in distinct.values()),
+        "object_bytes": counts.object_bytes,
+    }
+
+
+def bundle_line(document: dict[str, Any]) -> str:
+    """Returns the same in one line for people."""
     return (
-        f"bundle: {bundle.path}: {num_entries} entries run on {counts.units} units "
-        f"({counts.programs} programs, {num_calls} calls, {counts.object_bytes / 1e6:.1f} MB)"
+        f"bundle: {document['path']}: {document['num_entries']} entries run on {document['num_units']} units "
+        f"({document['num_programs']} programs, {document['num_calls']} calls, {document['object_bytes'] / 1e6:.1f} MB)"
     )

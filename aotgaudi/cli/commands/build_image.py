@@ -11,7 +11,7 @@ import click
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.cli.commands.cache import size_text
 from aotgaudi.cli.options.remote import RemoteAccess, registry_options
-from aotgaudi.cli.show.transfer_progress import transfer_display
+from aotgaudi.cli.show.progress import transfer_display
 from aotgaudi.errors import SpecError
 from aotgaudi.oci.image import WrittenImage, read_base, write_image
 from aotgaudi.oci.image_transfer import push_image

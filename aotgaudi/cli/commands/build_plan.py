@@ -9,9 +9,10 @@ from typing import Any
 import click
 
 from aotgaudi.build.plan import Plan
-from aotgaudi.cli.options.common import jobs_option, load_manifest_or_spec
+from aotgaudi.cli.options.common import jobs_option
 from aotgaudi.cli.options.store import StorePlace, store_options
 from aotgaudi.cli.options.what_if import ask, what_if_document, what_if_lines, what_if_option
+from aotgaudi.manifest.codec import load_manifest_or_spec
 from aotgaudi.pipeline import plan_manifest
 
 

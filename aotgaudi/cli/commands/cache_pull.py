@@ -15,11 +15,11 @@ from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.cli.commands.cache import size_text
 from aotgaudi.cli.commands.cache_push import DEFAULT_NAME
 from aotgaudi.cli.options.acceptance import acceptance_options
-from aotgaudi.cli.options.common import load_manifest_or_spec
 from aotgaudi.cli.options.remote import RemoteAccess, remote_options
 from aotgaudi.cli.options.store import StorePlace, store_options
-from aotgaudi.cli.show.transfer_progress import Display, transfer_display
+from aotgaudi.cli.show.progress import TransferDisplay, transfer_display
 from aotgaudi.errors import RemoteError
+from aotgaudi.manifest.codec import load_manifest_or_spec
 from aotgaudi.oci.image_transfer import LayoutImage, RegistryImage, find_image, pull_image
 from aotgaudi.oci.layout import parse_layout
 from aotgaudi.remotes.locations import NamedRemote, is_layout
@@ -74,7 +74,7 @@ def pull(
 
 
 def _pull_layout(
-    location: str, tag: str | None, out: Path, acceptance: Acceptance, display: Display
+    location: str, tag: str | None, out: Path, acceptance: Acceptance, display: TransferDisplay
 ) -> Bundle:
     refuse_foreign(out)
     layout = parse_layout(location)
@@ -86,7 +86,7 @@ def _pull_bundle(
     name: str | None,
     out: Path,
     acceptance: Acceptance,
-    display: Display,
+    display: TransferDisplay,
 ) -> Bundle:
     refuse_foreign(out)
     name = check_name(name or _common_name(remotes))
@@ -98,7 +98,7 @@ def _pull_bundle(
 
 
 def _first_image(
-    remotes: Sequence[NamedRemote], name: str, display: Display
+    remotes: Sequence[NamedRemote], name: str, display: TransferDisplay
 ) -> tuple[RegistryImage | None, Sequence[NamedRemote]]:
     """The image that the first remote with a bundle's image means by `name`, and the remotes that can be used."""
     usable = []
@@ -126,7 +126,7 @@ def _common_name(remotes: Sequence[NamedRemote]) -> str:
 
 
 def _pull_manifest(
-    remotes: Sequence[NamedRemote], path: Path, place: StorePlace, display: Display
+    remotes: Sequence[NamedRemote], path: Path, place: StorePlace, display: TransferDisplay
 ) -> dict[str, Any]:
     from aotgaudi.backends.offline import probe_target
     from aotgaudi.build.share import pull_entries

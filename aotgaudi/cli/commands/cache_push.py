@@ -12,10 +12,10 @@ from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.format import INDEX_NAME
 from aotgaudi.bundle.push_pull import push_bundle
 from aotgaudi.cli.commands.cache import size_text
-from aotgaudi.cli.options.common import load_manifest_or_spec
 from aotgaudi.cli.options.remote import RemoteAccess, remote_options
 from aotgaudi.cli.options.store import StorePlace, store_options
-from aotgaudi.cli.show.transfer_progress import Display, transfer_display
+from aotgaudi.cli.show.progress import TransferDisplay, transfer_display
+from aotgaudi.manifest.codec import load_manifest_or_spec
 from aotgaudi.remotes.locations import NamedRemote
 from aotgaudi.remotes.remote import Remote, check_name
 
@@ -56,7 +56,7 @@ def push(
 
 
 def _push_bundle(
-    path: Path, target: NamedRemote, name: str | None, display: Display, *, overwrite: bool
+    path: Path, target: NamedRemote, name: str | None, display: TransferDisplay, *, overwrite: bool
 ) -> dict[str, Any]:
     name = check_name(name or target.name or DEFAULT_NAME)
     bundle = open_bundle(path)
@@ -72,7 +72,7 @@ def _push_bundle(
 
 
 def _push_manifest(
-    path: Path, remote: Remote, place: StorePlace, display: Display, *, overwrite: bool
+    path: Path, remote: Remote, place: StorePlace, display: TransferDisplay, *, overwrite: bool
 ) -> dict[str, Any]:
     from aotgaudi.build.share import push_plan
     from aotgaudi.pipeline import plan_manifest

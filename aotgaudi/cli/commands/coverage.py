@@ -14,8 +14,8 @@ from aotgaudi.bucketing.closure import AddedEntry, closing_entries
 from aotgaudi.bucketing.coverage import Coverage, counted, uncovered
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.padding import Padding, decode_padding, prompt_padding
-from aotgaudi.cli.options.common import load_manifest_or_spec
 from aotgaudi.errors import CoverageError
+from aotgaudi.manifest.codec import load_manifest_or_spec
 from aotgaudi.manifest.coverage import coverage_of
 from aotgaudi.manifest.manifest import Manifest
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from aotgaudi.cli.options.common import load_manifest_or_spec
+from aotgaudi.manifest.codec import load_manifest_or_spec
 from aotgaudi.manifest.difference import Cause, Difference, EntryChange, difference, examples
 from aotgaudi.manifest.manifest import Manifest
 

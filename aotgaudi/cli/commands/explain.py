@@ -12,13 +12,13 @@ import click
 from aotgaudi.backends.offline import probe_target
 from aotgaudi.build.keys import ProgramKeys
 from aotgaudi.build.plan import Plan
-from aotgaudi.cli.options.common import load_manifest_or_spec
-from aotgaudi.cli.options.entry import find_entry
+from aotgaudi.cli.options.entry import find_entries
 from aotgaudi.cli.options.store import StorePlace, store_options
 from aotgaudi.cli.show.explanation import counted, reason_document, reason_lines
 from aotgaudi.entries import Entry
 from aotgaudi.explain.findings import Finding, Reason, explain_against, explain_plan, reasons
 from aotgaudi.explain.history import History, Sealed, read_sealed
+from aotgaudi.manifest.codec import load_manifest_or_spec
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.pipeline import plan_manifest
 from aotgaudi.store.store import Store
@@ -40,15 +40,18 @@ def explain(
 ) -> None:
     """Say why entries of MANIFEST (or a spec) are not warm: which component of their keys differs from what was built.
 
-    ENTRY is an id, its first digits, or as printed: "(prompt, 1, 64, 0)". With --against, what a bundle or a receipt
-    holds is compared with what would be built here and now. Exits with 0, whatever is found.
+    ENTRY is as printed, "(prompt, 1, 64, 0)", a pattern of that, "(prompt, *, 64, *)", or the first digits of an id.
+    With --against, what a bundle or a receipt holds is compared with what would be built here and now. Exits with 0,
+    whatever is found.
     """
     manifest = load_manifest_or_spec(manifest_path)
-    entries = (find_entry(manifest, entry_text),) if entry_text is not None else manifest.entries
+    entries = find_entries(manifest, () if entry_text is None else (entry_text,))
     if against is not None:
         document, lines = _against(manifest, entries, against, place)
     else:
-        document, lines = _with_store(manifest, entries, place.open(), is_one=entry_text is not None)
+        document, lines = _with_store(
+            manifest, entries, place.open(), is_one=entry_text is not None and len(entries) == 1
+        )
     click.echo(json.dumps(document, indent=2) if as_json else "\n".join(lines))
 
 

@@ -8,15 +8,12 @@ from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from aotgaudi.errors import ManifestError, SpecError, StoreError
-from aotgaudi.runtime.cores import available_cores
-
-if TYPE_CHECKING:
-    from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.errors import StoreError
+from aotgaudi.store.access import default_store_root
 
 Command = Callable[..., Any]
 
@@ -88,34 +85,9 @@ def memory_budget_option(function: Command) -> Command:
     )(function)
 
 
-def default_store_root() -> Path:
-    """Returns ``$XDG_CACHE_HOME/aotgaudi`` or ``~/.cache/aotgaudi``; without a home, a place of this uid's own.
-
-    A container may run as a uid that has neither $HOME nor an entry in the password file.
-    """
-    cache = os.environ.get("XDG_CACHE_HOME")
-    if cache:
-        return Path(cache) / "aotgaudi"
-    try:
-        return Path.home() / ".cache" / "aotgaudi"
-    except RuntimeError:
-        temporary = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - not probed (it may be read-only); owner checked
-        return Path(temporary) / f"aotgaudi-{os.geteuid()}"
-
-
-def load_manifest_or_spec(path: Path) -> Manifest:
-    """Reads a manifest file, or enumerates a spec (``.toml``). Raises SpecError or ManifestError."""
-    from aotgaudi.manifest.codec import read_manifest
-    from aotgaudi.manifest.manifest import Manifest
-    from aotgaudi.spec.parse import load_spec
-
-    if path.is_dir():
-        raise SpecError(str(path), "is a directory", "a spec (.toml) or a manifest (.manifest.json)")
-    if path.suffix == ".toml":
-        return Manifest.of(load_spec(path))
-    if not path.exists():
-        raise ManifestError(f"{path}: there is no such file (a manifest or a spec)")
-    return read_manifest(path)
+def available_cores() -> int:
+    """Returns the cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def refuse_unwritable(path: Path) -> None:

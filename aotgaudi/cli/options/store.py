@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from aotgaudi.cli.options.common import default_store_root, store_option
+from aotgaudi.cli.options.common import store_option
 from aotgaudi.digest import sha256_bytes
-from aotgaudi.store.access import is_on_network
+from aotgaudi.store.access import default_store_root, is_on_network
 from aotgaudi.store.store import Store
 
 Command = Callable[..., Any]

@@ -1,104 +1,185 @@
-"""How a build looks: a live bar on a terminal, a line now and then elsewhere; and how it is stopped."""
+"""How long work looks: a bar on a terminal, a line now and then elsewhere, on standard error; and how a build is stopped."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from aotgaudi.build.executor import Progress
+from aotgaudi.build.run import Progress, Watch
+from aotgaudi.cli.commands.cache import size_text
+from aotgaudi.remotes.transfer import Conduct
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
 
 _LINE_SECONDS = 10.0
+_SAME_SECONDS = 60.0
+"""How long a line waits in which nothing is new but the time."""
+
 _STANDARD_ERROR = 2
 _STOPPING = b"stopping after the units under way (again to stop at once)...\n"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class StopRequest:
-    """Set by the first Ctrl-C or SIGTERM: finish the units under way, then stop. A second Ctrl-C stops at once."""
+class Meter:
+    """Shows one piece of work that is `completed` to some part of a `total`. Threads may share it.
+
+    A context manager. `make_bar` is called where standard error is a terminal.
+    """
+
+    def __init__(self, make_bar: Callable[[], Bar], *, is_told_at_once: bool) -> None:
+        """With `is_told_at_once` the first line comes with the first update, else after a while."""
+        self._make_bar = make_bar
+        self._lock = threading.Lock()
+        self._bar: Bar | None = None
+        self._last = 0.0 if is_told_at_once else time.monotonic()
+        self._shown: object = None
+
+    def __enter__(self) -> Meter:
+        if sys.stderr.isatty():
+            self._bar = self._make_bar()
+            self._bar.start()
+            self._task = self._bar.add_task("starting", total=None, eta=0.0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(
+        self, line: str, completed: int, total: int | None, *, is_last: bool = False, **fields: Any
+    ) -> None:
+        """Draws the bar, with the `fields` of its columns, or writes `line` if that is due."""
+        with self._lock:
+            if self._bar is not None:
+                self._bar.update(self._task, completed=completed, total=total, **fields)
+            elif self._is_due((completed, total), is_last=is_last):
+                click.echo(line, err=True)
+
+    def warn(self, text: str) -> None:
+        """Writes a warning, above the bar."""
+        if self._bar is not None:
+            self._bar.console.print(f"warning: {text}", markup=False, highlight=False, soft_wrap=True)
+        else:
+            click.echo(f"warning: {text}", err=True)
+
+    def _is_due(self, state: object, *, is_last: bool) -> bool:
+        now, is_new = time.monotonic(), state != self._shown
+        if (is_last and is_new) or now - self._last >= (_LINE_SECONDS if is_new else _SAME_SECONDS):
+            self._last, self._shown = now, state
+            return True
+        return False
+
+
+class BuildDisplay(Watch):
+    """Shows a build, and stops it at a signal.
+
+    At the first Ctrl-C or SIGTERM the units under way are finished; at the second one it stops at once. Before and
+    after the jobs run, a signal does what it did before.
+    """
 
     def __init__(self) -> None:
-        self.is_set = False
+        super().__init__()
+        self._is_stopping = False
+        self._meter = Meter(_build_bar, is_told_at_once=True)
 
-    def __call__(self) -> bool:
-        """Whether to stop."""
-        return self.is_set
+    def __enter__(self) -> BuildDisplay:
+        self._saved = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        self._meter.__enter__()
+        return self
 
-    @contextmanager
-    def listening(self) -> Iterator[StopRequest]:
-        """Listens for the signals while the block runs."""
-        saved = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield self
-        finally:
-            for number, handler in saved.items():
-                signal.signal(number, handler)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._meter.__exit__()
+        for number, handler in self._saved.items():
+            signal.signal(number, handler)
+
+    def show(self, progress: Progress) -> None:
+        """See `Watch.show`."""
+        done, total, eta = progress.num_done, progress.num_total, progress.eta_seconds
+        first = progress.labels[0] if progress.labels else "done"
+        self._meter.update(
+            f"[{done}/{total}] about {eta:.0f} s left: {first}",
+            done,
+            total,
+            is_last=done == total,
+            eta=eta,
+            description=", ".join(progress.labels) or "done",
+        )
+
+    def should_stop(self) -> bool:
+        """See `Watch.should_stop`."""
+        return self._is_stopping
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        if self.is_set:
+        if self._is_stopping:
             raise KeyboardInterrupt
-        self.is_set = True
+        self._is_stopping = True
         os.write(_STANDARD_ERROR, _STOPPING)  # Not through a buffer, which may be in the midst of a write.
 
 
-@contextmanager
-def progress_display() -> Iterator[Callable[[Progress], None]]:
-    """Yields what to call with each `Progress`. Writes to standard error."""
-    if sys.stderr.isatty():
-        with _bar() as show:
-            yield show
-    else:
-        yield _Lines()
+@dataclass(frozen=True)
+class TransferDisplay:
+    """`conduct` runs transfers and shows them; `expect` is told how many bytes there are, once that is known."""
 
-
-class _Lines:
-    def __init__(self) -> None:
-        self._last = 0.0
-        self._shown: tuple[int, int] | None = None
-
-    def __call__(self, progress: Progress) -> None:
-        state = (progress.num_done, progress.num_total)
-        is_end = progress.num_done == progress.num_total
-        if state == self._shown or (time.monotonic() - self._last < _LINE_SECONDS and not is_end):
-            return
-        self._last, self._shown = time.monotonic(), state
-        what = progress.labels[0] if progress.labels else "done"
-        click.echo(
-            f"[{progress.num_done}/{progress.num_total}] about {progress.eta_seconds:.0f} s left: {what}",
-            err=True,
-        )
+    conduct: Conduct
+    expect: Callable[[int], None]
 
 
 @contextmanager
-def _bar() -> Iterator[Callable[[Progress], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
+def transfer_display(verb: str) -> Iterator[TransferDisplay]:
+    """Yields what shows a transfer, called `verb` ("pulling")."""
+    transfer = _Transfer(verb)
+    with transfer.meter:
+        yield TransferDisplay(Conduct(advance=transfer.advance, warn=transfer.meter.warn), transfer.expect)
 
-    columns = (
-        TextColumn("building"),
-        BarColumn(bar_width=24),
+
+class _Transfer:
+    def __init__(self, verb: str) -> None:
+        self.meter = Meter(lambda: _transfer_bar(verb), is_told_at_once=False)
+        self._verb, self._num_done, self._total = verb, 0, 0
+        self._lock = threading.Lock()
+
+    def expect(self, num_bytes: int) -> None:
+        self._total = num_bytes
+        self.advance(0)
+
+    def advance(self, num_bytes: int) -> None:
+        with self._lock:
+            self._num_done += num_bytes
+            of = f" of {size_text(self._total)}" if self._total else ""
+            line = f"{self._verb}: {size_text(self._num_done)}{of}"
+            self.meter.update(line, self._num_done, self._total or None)
+
+
+def _build_bar() -> Bar:
+    from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
+
+    return _bar(
+        "building",
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("about {task.fields[eta]:.0f} s left"),
         TextColumn("[dim]{task.description}"),
     )
-    with Bar(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("starting", total=None, eta=0.0)
 
-        def show(progress: Progress) -> None:
-            what = ", ".join(progress.labels) or "done"
-            bar.update(
-                task,
-                completed=progress.num_done,
-                total=progress.num_total,
-                eta=progress.eta_seconds,
-                description=what,
-            )
 
-        yield show
+def _transfer_bar(verb: str) -> Bar:
+    from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    return _bar(verb, DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+
+
+def _bar(title: str, *columns: Any) -> Bar:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    return Progress(TextColumn(title), BarColumn(bar_width=24), *columns, console=Console(stderr=True))

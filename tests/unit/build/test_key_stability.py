@@ -15,8 +15,8 @@ import pytest
 import aotgaudi
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.store.store import Store
-from tests.unit.build.seeding import SPEC_TEXT, tiny_spec
 from tests.unit.explain.explaining import built
+from tests.workload import SPEC_TEXT, tiny_spec
 
 _LOOK_UP = """
 import sys

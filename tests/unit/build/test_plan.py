@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 
 from aotgaudi.backends.fake.probe import probe
-from aotgaudi.build.executor import Executor
 from aotgaudi.build.plan import Plan, make_plan
 from aotgaudi.digest import Digest
 from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry, SamplerEntry
 from aotgaudi.pipeline import make_receipt
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
-from tests.unit.build.seeding import SPEC_TEXT, key_of, seed, seeded_plan, text_of, tiny_spec
+from tests.workload import SPEC_TEXT, execute, key_of, seed, seeded_plan, text_of, tiny_spec
 
 ENTRIES = (DefragEntry(1), DefragEntry(2))
 LABELS = (("swap a", "layer b"), ("swap a",))
@@ -29,7 +28,7 @@ Row = dict[str, Any]
 @pytest.fixture(scope="module")
 def built_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = Store.open(tmp_path_factory.mktemp("built") / "store")
-    Executor(store, 1).run(seeded_plan(store, LABELS), tiny_spec())
+    execute(store, seeded_plan(store, LABELS), 1)
     store.close()
     return store.root
 
@@ -126,7 +125,7 @@ def test_a_unit_whose_object_is_gone_is_a_miss_and_is_built_again(built: Store) 
 
     plan = plan_of(built)
     assert plan.missing_units == {key_of("layer b"): "layer b"}
-    (row,) = Executor(built, 1).run(plan, tiny_spec()).compiled
+    (row,) = execute(built, plan, 1).compiled
     assert row.artifact == artifact
 
 
@@ -178,7 +177,7 @@ def test_planning_imports_no_torch(tmp_path: Path) -> None:
         f"manifest = Manifest.of(load_spec(Path({str(spec)!r})))\n"
         f"plan = plan_manifest(manifest, Store.open(Path({str(tmp_path / 'store')!r})))\n"
         "make_receipt(manifest, plan)\n"
-        "import aotgaudi.build.executor\n"
+        "import aotgaudi.build.run\n"
         "sys.exit(' '.join({'torch', 'numpy', 'transformers', 'safetensors'} & sys.modules.keys()))"
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

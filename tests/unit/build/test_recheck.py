@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.backends.fake.probe import probe
-from aotgaudi.build.executor import Executor
+from aotgaudi.build.jobs import CompileJob
 from aotgaudi.build.plan import Plan, make_plan
-from aotgaudi.build.recheck import first_difference, recheck, run_recheck
-from aotgaudi.build.worker import CompileJob
+from aotgaudi.build.recheck import RecheckJob, first_difference, recheck
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.digest import Digest
 from aotgaudi.entries import DefragEntry
@@ -26,14 +25,14 @@ from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.pipeline import make_receipt
 from aotgaudi.store.cas import object_path
 from aotgaudi.store.store import Store
-from tests.unit.build.seeding import key_of, seed, seeded_plan, text_of, tiny_spec
+from tests.workload import execute, key_of, seed, seeded_plan, text_of, tiny_spec
 
 FIVE = tuple(f"layer {number}" for number in range(5))
 
 
 def built(store: Store, *labels: str) -> Plan:
     """A plan over one program that calls units of these labels, all compiled."""
-    outcome = Executor(store, 1).run(seeded_plan(store, [labels]), tiny_spec())
+    outcome = execute(store, seeded_plan(store, [labels]), 1)
     assert outcome.failures == ()
     return make_plan([DefragEntry(1)], tiny_spec(), probe(), store)
 
@@ -137,8 +136,8 @@ def test_a_file_that_is_new_or_gone_is_a_difference(store: Store, tmp_path: Path
     source = str(Digest.of(text_of("layer a").encode()))
     job = CompileJob(key, source, "layer a", probe(), store.root, tmp_path / "log")
 
-    gone = run_recheck(job, {"unit.bin": text, "other.bin": text}, tmp_path)
-    new = run_recheck(job, {}, tmp_path)
+    gone = RecheckJob(job, {"unit.bin": text, "other.bin": text}, tmp_path).run()
+    new = RecheckJob(job, {}, tmp_path).run()
 
     assert [(row.file, row.stored, row.rebuilt, row.offset) for row in gone] == [("other.bin", text, None, 0)]
     assert [(row.file, row.stored, row.rebuilt, row.offset) for row in new] == [("unit.bin", None, text, 0)]
@@ -166,7 +165,7 @@ def test_settings_of_the_users_torch_do_not_reach_a_worker() -> None:
         "TORCH_LOGS": "+inductor",
     }
     code = (
-        "import json, os\nfrom aotgaudi.build.worker import start_worker\n"
+        "import json, os\nfrom aotgaudi.build.workers import start_worker\n"
         "start_worker('ours')\nprint(json.dumps(dict(os.environ)))"
     )
 
@@ -190,7 +189,7 @@ def bundle_of(folder: Path, num_workers: int) -> dict[str, bytes]:
     seed(store, manifest.spec, manifest.entries, [FIVE])
     for _ in range(2):  # To build, and to see what was built.
         plan = make_plan(manifest.entries, manifest.spec, probe(), store)
-        assert Executor(store, num_workers).run(plan, manifest.spec).failures == ()
+        assert execute(store, plan, num_workers, spec=manifest.spec).failures == ()
     out = folder / "bundle"
     pack_bundle(dumps(manifest), manifest.id, make_receipt(manifest, plan), store.objects, out)
     store.close()

@@ -19,7 +19,7 @@ from aotgaudi.remotes.retry import Retry
 from aotgaudi.remotes.transfer import Conduct, Sources
 from aotgaudi.store.cas import object_path
 from aotgaudi.store.store import Store
-from tests.unit.build.seeding import SPEC_TEXT, key_of, seed, tiny_spec
+from tests.workload import SPEC_TEXT, key_of, seed, tiny_spec
 
 LABELS = (("layer a", "head b"), ("layer a", "sampler c"))
 MANIFEST = Manifest.of(tiny_spec())

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from aotgaudi.cli.main import cli
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.store.store import Store
-from tests.unit.build.seeding import SPEC_TEXT, key_of, seed, tiny_spec
+from tests.workload import SPEC_TEXT, key_of, seed, tiny_spec
 
 STEADY = ("layer a", "head b", "sampler c", "swap d")
 

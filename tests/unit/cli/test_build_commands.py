@@ -14,7 +14,7 @@ from aotgaudi.bundle.receipt import loads as load_receipt
 from aotgaudi.cli.main import cli
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.store.store import Store
-from tests.unit.build.seeding import SPEC_TEXT, seed, tiny_spec
+from tests.workload import SPEC_TEXT, seed, tiny_spec
 
 LABELS = (("layer a", "head b"), ("layer a", "sampler c"))
 
@@ -239,7 +239,10 @@ MISUSES: dict[str, tuple[Callable[[Place], list[Any]], str]] = {
     ),
     "backend cuda": (spec_with('backend = "fake"', 'backend = "cuda"'), "(available: cpu, fake)"),
     "unknown backend": (spec_with('backend = "fake"', 'backend = "tpu"'), "target.backend: is 'tpu'"),
-    "unknown entry": (lambda place: ["cache", place.spec, "--entry", "zz"], "the manifest has no entry zz"),
+    "unknown entry": (
+        lambda place: ["cache", place.spec, "--entry", "zz"],
+        "the manifest has no entry 'zz' (it has prompt, ",
+    ),
     "bundle over a foreign folder": (foreign_folder(["bundle"]), "neither a bundle nor empty"),
     "all, over a foreign folder": (foreign_folder([]), "neither a bundle nor empty"),
     "bundle over a file": (

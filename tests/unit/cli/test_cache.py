@@ -13,15 +13,15 @@ from click.testing import CliRunner, Result
 
 from aotgaudi.bundle.receipt import dumps as dump_receipt
 from aotgaudi.cli.main import cli
-from aotgaudi.cli.options.common import default_store_root
 from aotgaudi.cli.options.store import StorePlace
 from aotgaudi.digest import Digest
 from aotgaudi.manifest.codec import write_manifest
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.pipeline import make_receipt, plan_manifest
+from aotgaudi.store.access import default_store_root
 from aotgaudi.store.cas import object_path
 from aotgaudi.store.store import Store
-from tests.unit.build.seeding import SPEC_TEXT, key_of, seed, text_of, tiny_spec
+from tests.workload import SPEC_TEXT, key_of, seed, text_of, tiny_spec
 
 LABELS = (("layer a", "head b"), ("layer a", "sampler c"))
 
@@ -278,7 +278,7 @@ def test_a_shared_store_has_its_index_on_this_machine(place: Place, monkeypatch:
 
 _HOMELESS = """
 import os
-from aotgaudi.cli.options.common import default_store_root
+from aotgaudi.store.access import default_store_root
 os.environ.pop("HOME", None)
 if os.geteuid() == 0:
     os.setgid(54321)

@@ -18,8 +18,8 @@ from aotgaudi.explain.compare import Change
 from aotgaudi.explain.history import Cost
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.store.store import Store
-from tests.unit.build.seeding import FAKE, SPEC_TEXT, tiny_spec
 from tests.unit.explain.explaining import built
+from tests.workload import FAKE, SPEC_TEXT, tiny_spec
 
 LABELS = (("layer a", "head b"), ("layer a", "sampler c"))
 UPGRADED = FAKE.model_copy(update={"toolchain": {**FAKE.toolchain, "torch": "2.14"}})
@@ -360,19 +360,6 @@ def test_a_bundle_that_lacks_objects_can_still_be_compared_with(place: Place) ->
 
     assert [c["component"] for c in document["reasons"][0]["changes"]] == ["model.model.dtype"]
     assert document["reasons"][0]["invalidated"]["num_units"] == 0
-
-
-def test_the_start_of_two_ids_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    from aotgaudi.cli.options.entry import find_entry
-    from aotgaudi.entries import PromptEntry
-    from aotgaudi.errors import ManifestError
-
-    monkeypatch.setattr(PromptEntry, "id", property(lambda self: f"abcdef{self.query_len:026}"))
-    manifest = Manifest(tiny_spec(), (PromptEntry(1, 16, 0), PromptEntry(1, 32, 0)))
-
-    assert find_entry(manifest, f"abcdef{16:026}") == PromptEntry(1, 16, 0)
-    with pytest.raises(ManifestError, match="the start of 2 entries' ids: give more digits"):
-        find_entry(manifest, "ABCDEF")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How a build is shown, and how it is asked to stop."""
+"""How builds and transfers are shown, and how a build is asked to stop."""
 
 from __future__ import annotations
 
@@ -10,20 +10,52 @@ import sys
 
 import pytest
 
-from aotgaudi.build.executor import Progress
-from aotgaudi.cli.show.progress import StopRequest, progress_display
+from aotgaudi.build.run import Progress
+from aotgaudi.cli.show.progress import BuildDisplay, transfer_display
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STEPS = (
+    Progress(0, 2, 14.4, ("layer a", "head b")),
+    Progress(0, 2, 14.2, ("layer a", "head b")),
+    Progress(1, 2, 7.0, ("head b",)),
+    Progress(2, 2, 0.0, ()),
+)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("aotgaudi.cli.show.progress.time.monotonic", lambda: made.now)
+    return made
+
+
+def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """Makes standard error a terminal; a test calls it, since pytest puts its own there between set-up and test."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    made = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr(sys, "stderr", made)
+    return made
 
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_the_first_signal_asks_for_a_stop_and_the_second_interrupts(
     number: signal.Signals, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with StopRequest().listening() as stop:
-        assert not stop()
+    with BuildDisplay() as display:
+        assert not display.should_stop()
         os.kill(os.getpid(), number)
-        assert stop()
+        assert display.should_stop()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
 
@@ -33,31 +65,20 @@ def test_the_first_signal_asks_for_a_stop_and_the_second_interrupts(
 def test_the_handlers_before_are_put_back_also_after_an_error() -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
 
-    with contextlib.suppress(KeyError), StopRequest().listening():
+    with contextlib.suppress(KeyError), BuildDisplay():
         assert signal.getsignal(signal.SIGTERM) != before[1]
         raise KeyError
 
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-STEPS = (
-    Progress(0, 2, 14.4, ("layer a", "head b")),
-    Progress(0, 2, 14.2, ("layer a", "head b")),
-    Progress(1, 2, 7.0, ("head b",)),
-    Progress(2, 2, 0.0, ()),
-)
-
-
 def test_without_a_terminal_it_prints_a_line_now_and_then_and_always_the_last(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    now = [100.0]
-    monkeypatch.setattr("aotgaudi.cli.show.progress.time.monotonic", lambda: now[0])
-
-    with progress_display() as show:
+    with BuildDisplay() as display:
         for step in STEPS:
-            show(step)
-            now[0] += 2.0
+            display.show(step)
+            clock.now += 2.0
 
     assert capsys.readouterr().err.splitlines() == [
         "[0/2] about 14 s left: layer a",
@@ -65,19 +86,60 @@ def test_without_a_terminal_it_prints_a_line_now_and_then_and_always_the_last(
     ]
 
 
+def test_a_long_unit_is_a_line_a_minute(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with BuildDisplay() as display:
+        for second in range(130):
+            display.show(Progress(0, 1, 130.0 - second, ("layer a",)))
+            clock.now += 1.0
+
+    assert capsys.readouterr().err.splitlines() == [
+        "[0/1] about 130 s left: layer a",
+        "[0/1] about 70 s left: layer a",
+        "[0/1] about 10 s left: layer a",
+    ]
+
+
 def test_on_a_terminal_it_draws_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "160")
-    monkeypatch.setattr(sys, "stderr", Terminal())
-
-    with progress_display() as show:
+    written = terminal(monkeypatch)
+    with BuildDisplay() as display:
         for step in STEPS:
-            show(step)
+            display.show(step)
 
-    text = sys.stderr.getvalue()  # type: ignore[attr-defined]
+    text = written.getvalue()
+    assert "building" in text
     assert "2/2" in text
     assert "done" in text
+
+
+def test_a_transfer_is_a_line_now_and_then_and_none_when_it_is_short(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with transfer_display("pulling") as display:
+        display.conduct.advance(1000)
+        clock.now += 11.0
+        display.conduct.advance(1_000_000)
+        display.expect(5_000_000)
+        clock.now += 11.0
+        display.conduct.advance(1000)
+        display.conduct.warn("down")
+
+    assert capsys.readouterr().err.splitlines() == [
+        "pulling: 1.0 MB",
+        "pulling: 1.0 MB of 5.0 MB",
+        "warning: down",
+    ]
+
+
+def test_a_transfer_on_a_terminal_is_a_bar_of_bytes_with_warnings_above(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written = terminal(monkeypatch)
+    with transfer_display("pulling") as display:
+        display.expect(2_000_000)
+        display.conduct.advance(2_000_000)
+        display.conduct.warn("[not markup]")
+
+    text = written.getvalue()
+    assert "pulling" in text
+    assert "2.0/2.0 MB" in text
+    assert "warning: [not markup]" in text

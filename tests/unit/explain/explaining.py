@@ -13,7 +13,7 @@ from aotgaudi.explain.findings import Finding, explain_plan
 from aotgaudi.explain.history import History
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
-from tests.unit.build.seeding import FAKE, seed, text_of
+from tests.workload import FAKE, seed, text_of
 
 SECONDS = 2.5
 

@@ -13,8 +13,8 @@ from aotgaudi.explain.findings import Finding, Reason, explain_against, reasons
 from aotgaudi.explain.history import BuiltProgram, BuiltUnit, Cost, History
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
-from tests.unit.build.seeding import FAKE, key_of, seed, text_of, tiny_spec
 from tests.unit.explain.explaining import SECONDS, built, compiled, findings
+from tests.workload import FAKE, key_of, seed, text_of, tiny_spec
 
 ENTRIES = (DefragEntry(1), DefragEntry(2))
 LABELS = (("swap a", "layer b"), ("swap a", "layer c"))

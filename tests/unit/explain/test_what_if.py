@@ -14,9 +14,9 @@ from aotgaudi.explain.compare import Change
 from aotgaudi.explain.history import Cost
 from aotgaudi.explain.what_if import WhatIf, parse_changes, what_if
 from aotgaudi.store.store import Store
-from tests.unit.build.seeding import FAKE, seed, tiny_spec
 from tests.unit.build.test_keys import TARGET
 from tests.unit.explain.explaining import SECONDS, built
+from tests.workload import FAKE, seed, tiny_spec
 
 ENTRIES = (DefragEntry(1), DefragEntry(2))
 LABELS = (("swap a", "layer b"), ("swap a", "layer c"))

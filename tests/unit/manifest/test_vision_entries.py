@@ -7,7 +7,7 @@ import pytest
 from aotgaudi.entries import VisionEntry
 from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.spec.vision import VisionSpec
-from tests.unit.build.seeding import tiny_spec
+from tests.workload import tiny_spec
 
 
 def vision_entries(model_type: str, vision: VisionSpec) -> list[VisionEntry]:

@@ -1,7 +1,10 @@
-"""What a worker process does: trace one entry, or compile one unit. One job at a time, one torch thread.
+"""What a worker does: trace one entry, or compile one unit, and record the result. Each is done once.
 
-A worker publishes objects and returns a row that names them; who records it, and that it is done once, is for
-once.py. Jobs and results are plain values, so that they can travel to another machine.
+However many builders want a unit, the one that holds its lock looks its record up again, works only where there is
+none, and records the result before it lets go. So one builder of many compiles, and a builder that dies takes its lock
+with it. The lock is the kernel's; on a file system without locks two may compile, and the first record stays.
+
+Jobs and results are plain values, so that they can travel to another process or another machine.
 """
 
 from __future__ import annotations
@@ -11,16 +14,16 @@ import errno
 import logging
 import os
 import resource
-import signal
 import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Union
 
 from aotgaudi.backends.base import CompiledUnit, Target, Unit
 from aotgaudi.build.keys import unit_key
-from aotgaudi.build.records import ProgramRow, UnitRow, UnitSource
+from aotgaudi.build.records import ProgramRow, UnitRow, UnitSource, read_programs, read_units, record
 from aotgaudi.digest import Digest, Key
 from aotgaudi.entries import Entry
 from aotgaudi.errors import AotGaudiError, CompileError, CorruptError, MissingObjectError, store_error
@@ -28,14 +31,27 @@ from aotgaudi.graphs.program import Call, Program
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
 from aotgaudi.store.cas import ObjectStore
+from aotgaudi.store.store import Store
 from aotgaudi.store.sweep import locked_directory
-
-_TORCH_SETTINGS = ("TORCHINDUCTOR_", "AOT_INDUCTOR_", "AOTINDUCTOR_", "INDUCTOR_", "TORCHDYNAMO_")
-"""Prefixes of variables that change what torch traces and generates, which no key knows of."""
 
 _LONGEST_MESSAGE = 500
 _STORE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES})
-"""What a job meets when its store takes no more; it is not the unit's fault."""
+"""What a job meets when its store takes no more; the unit is not at fault."""
+
+Row = Union[ProgramRow, UnitRow]
+
+
+@dataclass(frozen=True)
+class Built:
+    """The row that is recorded now. `is_new`: this job made it, not another builder."""
+
+    row: Row
+    is_new: bool
+
+
+@dataclass(frozen=True)
+class Busy:
+    """Another builder is working on it."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +72,10 @@ class TraceJob:
         """For people: ``trace (prompt, 1, 256, 0)``."""
         return f"trace {self.entry}"
 
+    def run(self) -> Built | Busy:
+        """See `build_once`."""
+        return build_once(self)
+
 
 @dataclass(frozen=True)
 class CompileJob:
@@ -69,28 +89,51 @@ class CompileJob:
     log_path: Path
     lower: tuple[Path, ...] = ()
 
+    def run(self) -> Built | Busy:
+        """See `build_once`."""
+        return build_once(self)
+
+
+BuildJob = Union[TraceJob, CompileJob]
+
 
 class LostTextError(CorruptError):
     """The text of a unit is gone, or is not what its key says: its program must be traced again."""
 
 
-def start_worker(cache_dir: str) -> None:
-    """Prepares a fresh process: single-threaded, signals left to the parent, a build cache of our own.
+def key_of(job: BuildJob) -> str:
+    """Returns the key that the result of `job` is recorded for."""
+    return job.key.hex if isinstance(job, TraceJob) else job.key
 
-    Settings of the user's torch do not reach it: one key is one set of bytes, whatever the environment.
 
-    Runs before torch is imported. Ctrl-C, or a supervisor's SIGTERM, reaches the whole process group; only the
-    parent acts on it, so a unit under way is finished (its compiler inherits the ignored signals).
+def find_row(store: Store, job: BuildJob) -> Row | None:
+    """Returns what is recorded for `job`, if that is intact."""
+    key = key_of(job)
+    rows = read_programs(store, (key,)) if isinstance(job, TraceJob) else read_units(store, (key,))
+    return rows.get(key)
+
+
+def build_once(job: BuildJob) -> Built | Busy:
+    """In a worker: does `job` and records the result, unless another builder did, or is working on it.
+
+    Raises as `run_trace` and `run_compile` do.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(
-        signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM)
-    )  # The parent had them blocked.
-    for name in [name for name in os.environ if name.startswith(_TORCH_SETTINGS)]:
-        del os.environ[name]
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), "1")
-    os.environ.update(threads, TORCHINDUCTOR_CACHE_DIR=cache_dir, TOKENIZERS_PARALLELISM="false")
+    store = Store(job.store_root, job.lower)
+    with store.try_unit_lock(key_of(job)) as is_mine:
+        if not is_mine:
+            return Busy()
+        found = find_row(store, job)
+        if found is not None:
+            return Built(found, is_new=False)
+        row = run_trace(job) if isinstance(job, TraceJob) else run_compile(job)
+        record(store, key_of(job), row)
+        return Built(find_row(store, job) or row, is_new=True)
+
+
+def is_busy(store: Store, job: BuildJob) -> bool:
+    """Whether another builder holds the lock of `job` at this moment."""
+    with store.try_unit_lock(key_of(job)) as is_free:
+        return not is_free
 
 
 def run_trace(job: TraceJob) -> ProgramRow:
@@ -190,7 +233,7 @@ def _cpu_seconds() -> float:
 
 
 @contextlib.contextmanager
-def _errors_of(job: TraceJob | CompileJob) -> Iterator[None]:
+def _errors_of(job: BuildJob) -> Iterator[None]:
     """Turns whatever the job raises into an error of ours: others may not survive the way to the parent."""
     try:
         yield

@@ -1,33 +1,39 @@
-"""Worker processes on this machine, watched over by the one that needs them.
+"""Worker processes on this machine: the builder's side (`LocalPool`), and what each of them runs (`main`).
 
-Each worker has a socket of its own and nothing in common with the others: no queue, no lock. One that is killed, at
-whatever moment, takes its job with it and disturbs no other. Its end is seen at once (its socket closes), and
-the next job starts a new one. There are no threads: `LocalPool.wait` is where everything happens.
+Each worker has a socket of its own and shares nothing with the others: no queue, no lock. One that is killed, at
+whatever moment, takes its job with it and disturbs no other. Its end is seen at once (its socket closes), and the next
+job starts a new one. There are no threads: `LocalPool.wait` is where everything happens.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for_any
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from aotgaudi.errors import CompileError
+from aotgaudi.errors import AotGaudiError, CompileError
 
 UNIT_TIMEOUT_SECONDS = 900.0
 
-_PROGRAM = "import sys; sys.path[:] = {path!r}; from aotgaudi.build.process import main; main()"
+_PROGRAM = "import sys; sys.path[:] = {path!r}; from aotgaudi.build.workers import main; main()"
 _CLOSING_SECONDS = 5.0
+_PR_SET_PDEATHSIG = 1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+_TORCH_SETTINGS = ("TORCHINDUCTOR_", "AOT_INDUCTOR_", "AOTINDUCTOR_", "INDUCTOR_", "TORCHDYNAMO_")
+"""Prefixes of variables that change what torch traces and generates, which no key knows of."""
 
 
 class WorkerDiedError(CompileError):
@@ -43,21 +49,16 @@ class WorkerDiedError(CompileError):
         return type(self), (self.exit_code,)
 
 
-class WorkerLostError(WorkerDiedError):
-    """The process, or the machine, that ran a job elsewhere is gone; `reason` is what its cluster says of it."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(0)
-        self.reason = reason
-        self.args = (reason,)
-
-    def __reduce__(self) -> tuple[type[WorkerDiedError], tuple[Any]]:
-        """Pickles by its part."""
-        return type(self), (self.reason,)
-
-
 class JobTimeoutError(CompileError):
     """A job took longer than it may; its process was killed."""
+
+
+class Job(Protocol):
+    """A value that travels to a worker (it can be pickled)."""
+
+    def run(self) -> Any:
+        """In the worker: does the job. What it returns or raises travels back."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,10 @@ class Done:
     error: Exception | None = None
 
 
-class Pool(Protocol):
+JobT_contra = TypeVar("JobT_contra", bound=Job, contravariant=True)
+
+
+class Pool(Protocol[JobT_contra]):
     """Where jobs run, one a worker. A context manager: left by an exception, it stops what runs at once."""
 
     @property
@@ -77,8 +81,12 @@ class Pool(Protocol):
         """How many jobs may be under way now."""
         ...
 
-    def submit(self, ticket: int, function: Callable[..., Any], *arguments: Any) -> None:
-        """Starts ``function(*arguments)``, both of which travel; at most `num_workers` may be under way."""
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
+
+    def submit(self, ticket: int, job: JobT_contra) -> None:
+        """Starts `job`; at most `num_workers` may be under way."""
         ...
 
     def wait(self, timeout_seconds: float) -> list[Done]:
@@ -107,15 +115,15 @@ class LocalPool:
         else:
             self.stop()
 
-    def submit(self, ticket: int, function: Callable[..., Any], *arguments: Any) -> None:
+    def submit(self, ticket: int, job: Job) -> None:
         """See `Pool.submit`. Raises CompileError when no process can be started."""
         for worker in [worker for worker in self._workers if worker.ticket is None]:
-            if worker.take(ticket, self._timeout_seconds, function, arguments):
+            if worker.take(ticket, self._timeout_seconds, job):
                 return
             self._remove(worker)  # It died while it had nothing to do.
         worker = _start(self._cache_dir)
         self._workers.append(worker)
-        if not worker.take(ticket, self._timeout_seconds, function, arguments):
+        if not worker.take(ticket, self._timeout_seconds, job):
             self._done.append(self._end_of(worker, ticket))
 
     def wait(self, timeout_seconds: float) -> list[Done]:
@@ -131,7 +139,7 @@ class LocalPool:
         return done_now
 
     def close(self) -> None:
-        """Lets the workers end by themselves, which they do when they have no job."""
+        """Lets the workers end by themselves, as they do when they have no job."""
         for worker in self._workers:
             worker.connection.close()
         deadline = time.monotonic() + _CLOSING_SECONDS
@@ -184,16 +192,14 @@ class _Worker:
     ticket: int | None = None
     deadline: float = 0.0
 
-    def take(
-        self, ticket: int, timeout_seconds: float, function: Callable[..., Any], arguments: tuple[Any, ...]
-    ) -> bool:
+    def take(self, ticket: int, timeout_seconds: float, job: Job) -> bool:
         """Hands a job over; False when the process is dead."""
         try:
             if (
                 self.process.poll() is not None or self.connection.poll()
-            ):  # What it could say now is that it ends.
+            ):  # All it could say now is that it ends.
                 return False
-            self.connection.send((function, arguments))
+            self.connection.send(job)
         except OSError:
             return False
         self.ticket, self.deadline = ticket, time.monotonic() + timeout_seconds
@@ -227,7 +233,7 @@ def _launch(descriptor: int, cache_dir: Path) -> subprocess.Popen[bytes]:
 
 @contextlib.contextmanager
 def _blocked_signals() -> Iterator[None]:
-    """Blocks what stops a build, which a new process inherits: it could not answer yet but with a traceback."""
+    """Blocks the signals that stop a build; a new process inherits that: so early, it would answer with a traceback."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
@@ -251,3 +257,57 @@ def _children(pid: int) -> list[int]:
         with contextlib.suppress(OSError):
             found += map(int, path.read_text(encoding="ascii").split())
     return found
+
+
+def main() -> None:
+    """In a worker: runs the jobs that come by the socket ``argv[1]``, one after the other, until it is closed.
+
+    ``argv[2]`` is the directory of the toolchain's cache, ``argv[3]`` the process that started us.
+    """
+    descriptor, cache_dir, parent = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    os.set_inheritable(descriptor, False)  # Else a compiler would keep it open, and our death unseen.
+    start_worker(cache_dir)
+    _die_with(parent)
+    with Connection(descriptor) as connection, contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            connection.send(_outcome(connection.recv()))
+
+
+def start_worker(cache_dir: str) -> None:
+    """Prepares a fresh process, before torch is imported: one thread, signals left to the parent, a cache of our own.
+
+    The user's settings of torch do not reach it: one key is one set of bytes, whatever the environment. Ctrl-C, or a
+    supervisor's SIGTERM, reaches the whole process group; only the parent acts on it, so that a unit under way is
+    finished (its compiler inherits the ignored signals).
+    """
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # The parent had them blocked.
+    for name in [name for name in os.environ if name.startswith(_TORCH_SETTINGS)]:
+        del os.environ[name]
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), "1")
+    os.environ.update(threads, TORCHINDUCTOR_CACHE_DIR=cache_dir, TOKENIZERS_PARALLELISM="false")
+
+
+def _outcome(job: Job) -> tuple[Any, Exception | None]:
+    try:
+        return job.run(), None
+    except AotGaudiError as error:
+        return None, error if _travels(error) else CompileError(str(error))
+    except Exception as error:
+        return None, CompileError(f"{type(error).__name__}: {error}")
+
+
+def _travels(error: AotGaudiError) -> bool:
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+    except Exception:
+        return False
+    return True
+
+
+def _die_with(parent: int) -> None:
+    """Has the kernel kill us when our parent dies: a job that hangs would hold its unit's lock for ever."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)

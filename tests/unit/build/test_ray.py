@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aotgaudi.build.ray_pool import RayPlace
+from aotgaudi.build.ray import RayPlace
 from aotgaudi.errors import SpecError
 
 is_required = os.environ.get("AOTGAUDI_REQUIRE_RAY") == "1"
@@ -26,11 +26,11 @@ import json, os, signal, sys, threading, time
 from pathlib import Path
 import psutil
 from aotgaudi.backends.fake.probe import probe
-from aotgaudi.build.executor import Executor
 from aotgaudi.build.plan import make_plan
-from aotgaudi.build.ray_pool import RayPlace, RayPool
+from aotgaudi.build.ray import RayPlace, RayPool
+from aotgaudi.build.run import Watch, run_plan
 from aotgaudi.store.store import Store
-from tests.unit.build.seeding import seeded_plan, tiny_spec
+from tests.workload import seeded_plan, tiny_spec
 
 folder = Path(sys.argv[1])
 store, target = Store.open(folder / "store"), probe({"journal": str(folder / "journal")})
@@ -42,7 +42,7 @@ def compiles():
 def tasks_processes():
     '''The processes in which jobs run, wherever in the cluster.'''
     lines = {p: " ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])}
-    return [p for p, line in lines.items() if "aotgaudi.build.process" in line and str(folder) in line]
+    return [p for p, line in lines.items() if "aotgaudi.build.workers" in line and str(folder) in line]
 
 def report(outcome):
     done = make_plan([e for s in plan.programs for e in s.entries], tiny_spec(), target, store)
@@ -51,9 +51,8 @@ def report(outcome):
         "complete": done.is_complete, "processes": len(tasks_processes()), **extra}))
 
 def run(place, timeout_seconds=60.0, **options):
-    def make_pool():
-        return RayPool(place, store, num_workers=2, timeout_seconds=timeout_seconds)
-    return Executor(store, 1, make_pool=make_pool, **options).run(plan, tiny_spec())
+    pool = RayPool(place, store, num_workers=2, timeout_seconds=timeout_seconds)
+    return run_plan(plan, tiny_spec(), store, pool, Watch(**options))
 
 extra = {}
 """

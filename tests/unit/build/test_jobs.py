@@ -16,15 +16,15 @@ import pytest
 from aotgaudi import errors
 from aotgaudi.backends.base import CompiledUnit, Unit
 from aotgaudi.backends.fake.probe import probe
-from aotgaudi.build.executor import Executor
-from aotgaudi.build.once import Built, Busy, Job, build_once
+from aotgaudi.build.jobs import BuildJob, CompileJob, LostTextError, run_compile
 from aotgaudi.build.plan import make_plan
-from aotgaudi.build.worker import CompileJob, LostTextError, run_compile
+from aotgaudi.build.run import Watch, run_plan
+from aotgaudi.build.workers import Done
 from aotgaudi.digest import Digest
 from aotgaudi.entries import DefragEntry
 from aotgaudi.errors import AotGaudiError, CompileError, CorruptError, StoreError
 from aotgaudi.store.store import Store
-from tests.unit.build.seeding import key_of, seed, seeded_plan, text_of, tiny_spec
+from tests.workload import execute, key_of, seed, seeded_plan, text_of, tiny_spec
 
 
 def job_of(store: Store, label: str = "head a", key: str | None = None) -> CompileJob:
@@ -139,12 +139,13 @@ ALL_ERRORS: list[Callable[[], AotGaudiError]] = [
     lambda: errors.SpecError("limits.x", "is 1", "2"),
     lambda: errors.SpecError("limits.x", "is 1"),
     lambda: errors.RequestError("m", param="p", http_status=404),
+    lambda: errors.MissingPackageError("torch", "build"),
     *(
         (lambda cls=cls: cls("m"))
         for cls in vars(errors).values()
         if isinstance(cls, type)
         and issubclass(cls, AotGaudiError)
-        and cls not in (errors.SpecError, errors.RequestError)
+        and cls not in (errors.SpecError, errors.RequestError, errors.MissingPackageError)
     ),
 ]
 
@@ -162,11 +163,10 @@ def test_every_error_of_ours_survives_pickling(make: Callable[[], AotGaudiError]
 _BUILD = """
 import sys
 from pathlib import Path
-from aotgaudi.build.executor import Executor
 from aotgaudi.store.store import Store
-from tests.unit.build.seeding import seeded_plan, tiny_spec
+from tests.workload import execute, seeded_plan
 store = Store.open(Path(sys.argv[1]))
-Executor(store, 2).run(seeded_plan(store, [[f"head {n}" for n in range(4)]]), tiny_spec())
+execute(store, seeded_plan(store, [[f"head {n}" for n in range(4)]]), 2)
 """
 
 
@@ -190,7 +190,7 @@ def test_a_disk_that_fills_up_ends_the_build_with_one_error_and_a_sound_store(st
     assert list((store.root / "tmp").iterdir()) == []
     for digest in before:
         store.objects.verify(digest)
-    assert len(Executor(store, 1).run(plan, tiny_spec()).compiled) == 4
+    assert len(execute(store, plan, 1).compiled) == 4
 
 
 def test_a_program_row_for_another_text_is_traced_again_and_the_rest_goes_on(store: Store) -> None:
@@ -202,7 +202,7 @@ def test_a_program_row_for_another_text_is_traced_again_and_the_rest_goes_on(sto
     wrong = {key_of("swap a"): {"text": str(Digest.of(text_of("head b").encode())), "label": "swap a"}}
     store.actions.put(plan.programs[0].key.hex, {**row.model_dump(mode="json"), "units": wrong})
 
-    outcome = Executor(store, 1).run(make_plan(entries, spec, probe(), store), spec)
+    outcome = execute(store, make_plan(entries, spec, probe(), store), 1)
 
     assert outcome.failures == ()
     assert outcome.num_traced == 1
@@ -222,7 +222,7 @@ def test_a_unit_whose_text_is_lost_is_traced_and_built_in_the_same_run(
         path.chmod(0o644)
         path.unlink() if is_removed else path.write_bytes(b"!" * path.stat().st_size)
 
-    outcome = Executor(store, 2).run(plan, spec)
+    outcome = execute(store, plan, 2)
 
     assert outcome.failures == ()
     assert make_plan(entries, spec, probe(), store).is_complete
@@ -230,18 +230,33 @@ def test_a_unit_whose_text_is_lost_is_traced_and_built_in_the_same_run(
     assert len(quarantined) == (0 if is_removed else 2)
 
 
-def test_a_text_that_is_lost_again_is_a_failure_and_no_loop(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = seeded_plan(store, [("swap a",)])
-    monkeypatch.setattr("aotgaudi.build.executor.build_once", _lose_text)
+class LosingPool:
+    """Runs jobs in this process; the text of every unit is lost."""
 
-    outcome = Executor(store, 1).run(plan, tiny_spec())
+    num_workers = 1
+
+    def __init__(self) -> None:
+        self._done: list[Done] = []
+
+    def __enter__(self) -> LosingPool:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def submit(self, ticket: int, job: BuildJob) -> None:
+        if isinstance(job, CompileJob):
+            self._done.append(Done(ticket, error=LostTextError("the text is lost")))
+        else:
+            self._done.append(Done(ticket, job.run()))
+
+    def wait(self, timeout_seconds: float) -> list[Done]:
+        done, self._done = self._done, []
+        return done
+
+
+def test_a_text_that_is_lost_again_is_a_failure_and_no_loop(store: Store) -> None:
+    plan = seeded_plan(store, [("swap a",)])
+
+    outcome = run_plan(plan, tiny_spec(), store, LosingPool(), Watch())
 
     assert {failure.message for failure in outcome.failures} == {"the text is lost"}
-
-
-def _lose_text(job: Job) -> Built | Busy:
-    if isinstance(job, CompileJob):
-        raise LostTextError("the text is lost")
-    return build_once(job)

@@ -1,8 +1,10 @@
-"""Stores whose programs are traced already, so that a build on the fake backend runs without torch."""
+"""Work for the fake backend: programs that are traced already, of units that do what their labels say. Needs no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from aotgaudi.backends.base import Target
@@ -10,6 +12,8 @@ from aotgaudi.backends.fake.probe import probe
 from aotgaudi.build.keys import program_key, unit_key
 from aotgaudi.build.plan import Plan, make_plan
 from aotgaudi.build.records import ProgramRow, UnitSource
+from aotgaudi.build.run import BuildOutcome, Progress, Watch, run_plan
+from aotgaudi.build.workers import UNIT_TIMEOUT_SECONDS, LocalPool
 from aotgaudi.entries import DefragEntry, Entry
 from aotgaudi.graphs.program import Call, Program
 from aotgaudi.spec.build_spec import BuildSpec
@@ -87,3 +91,68 @@ def seeded_plan(store: Store, labels: Sequence[Sequence[str]], target: Target = 
     entries = [DefragEntry(number) for number in range(1, len(labels) + 1)]
     seed(store, spec, entries, labels, target)
     return make_plan(entries, spec, target, store)
+
+
+def execute(
+    store: Store,
+    plan: Plan,
+    workers: int = 2,
+    *,
+    spec: BuildSpec | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+    timeout_seconds: float = UNIT_TIMEOUT_SECONDS,
+) -> BuildOutcome:
+    """Runs a plan of `spec`, by default `tiny_spec`, with processes of this machine."""
+    pool = LocalPool(workers, store.root / "toolcache", timeout_seconds=timeout_seconds)
+    return run_plan(plan, spec or tiny_spec(), store, pool, Watch(on_progress, should_stop))
+
+
+def journaled(path: Path) -> Target:
+    """The fake target whose compiler notes in `path` what it compiles, so that what is done twice is seen."""
+    return probe({"journal": str(path)})
+
+
+def compiles(path: Path) -> Counter[str]:
+    """How often each unit was begun, by key, as the journal says."""
+    return Counter(path.read_text(encoding="ascii").split()) if path.exists() else Counter()
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One program an item of `labels`, which are those of its units; compiles are noted in `journal`."""
+
+    labels: tuple[tuple[str, ...], ...]
+    journal: Path
+
+    @property
+    def spec(self) -> BuildSpec:
+        """What the programs are of."""
+        return tiny_spec()
+
+    @property
+    def target(self) -> Target:
+        """See `journaled`."""
+        return journaled(self.journal)
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """One a program."""
+        return tuple(DefragEntry(number) for number in range(1, len(self.labels) + 1))
+
+    @property
+    def unit_keys(self) -> dict[str, str]:
+        """Key -> label."""
+        return {key_of(label, self.target): label for labels in self.labels for label in labels}
+
+    def seed(self, store: Store) -> None:
+        """Puts texts and programs into `store`, as tracing would."""
+        seed(store, self.spec, self.entries, self.labels, self.target)
+
+    def plan(self, store: Store) -> Plan:
+        """What `store` lacks."""
+        return make_plan(self.entries, self.spec, self.target, store)
+
+    def compiles(self) -> Counter[str]:
+        """See `compiles`."""
+        return compiles(self.journal)

@@ -1,4 +1,4 @@
-"""The executor on the fake backend: what is compiled, how often, and what a fault leaves behind."""
+"""Runs on the fake backend: what is compiled, how often, and what a fault leaves behind."""
 
 from __future__ import annotations
 
@@ -9,52 +9,27 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 
-from aotgaudi.backends.base import Target
 from aotgaudi.backends.fake.probe import probe
-from aotgaudi.build.executor import BuildOutcome, Executor, Progress
 from aotgaudi.build.plan import Plan, make_plan
+from aotgaudi.build.run import Progress
 from aotgaudi.entries import DefragEntry, PromptEntry
 from aotgaudi.errors import CompileError, SpecError, StoreError
 from aotgaudi.store.store import Store
-from tests.unit.build.seeding import key_of, seeded_plan, tiny_spec
+from tests.workload import compiles, execute, journaled, key_of, seeded_plan, tiny_spec
 
 DEADLINE_SECONDS = 60.0
 TIMEOUT_SECONDS = 2.0
 
 
-def journaled(path: Path) -> Target:
-    return probe({"journal": str(path)})
-
-
-def compiles(path: Path) -> Counter[str]:
-    return Counter(path.read_text(encoding="ascii").split()) if path.exists() else Counter()
-
-
 def replan(plan: Plan, store: Store) -> Plan:
     entries = [entry for state in plan.programs for entry in state.entries]
     return make_plan(entries, tiny_spec(), plan.target, store)
-
-
-def execute(
-    store: Store,
-    plan: Plan,
-    *,
-    workers: int = 2,
-    should_stop: Callable[[], bool] = lambda: False,
-    on_progress: Callable[[Progress], None] = lambda _: None,
-    timeout_seconds: float = DEADLINE_SECONDS,
-) -> BuildOutcome:
-    executor = Executor(
-        store, workers, should_stop=should_stop, on_progress=on_progress, timeout_seconds=timeout_seconds
-    )
-    return executor.run(plan, tiny_spec())
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -85,7 +60,7 @@ def test_a_complete_plan_starts_no_process_and_says_nothing(
 ) -> None:
     plan = seeded_plan(store, [("head a",)])
     execute(store, plan)
-    monkeypatch.setattr("aotgaudi.build.pool.subprocess.Popen", None)
+    monkeypatch.setattr("aotgaudi.build.workers.subprocess.Popen", None)
 
     outcome = execute(store, replan(plan, store), on_progress=pytest.fail)
 
@@ -185,7 +160,7 @@ def kill_workers() -> list[int]:
 
 def workers_now() -> list[int]:
     children = psutil.Process().children()
-    return [child.pid for child in children if any("aotgaudi.build.process" in x for x in child.cmdline())]
+    return [child.pid for child in children if any("aotgaudi.build.workers" in x for x in child.cmdline())]
 
 
 def test_a_stop_waits_for_the_units_under_way_and_the_next_run_does_the_rest(
@@ -211,7 +186,7 @@ def test_a_stop_before_the_first_unit_starts_no_process(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = seeded_plan(store, [("head a",)])
-    monkeypatch.setattr("aotgaudi.build.pool.subprocess.Popen", None)
+    monkeypatch.setattr("aotgaudi.build.workers.subprocess.Popen", None)
 
     outcome = execute(store, plan, should_stop=lambda: True)
 
@@ -273,7 +248,7 @@ def test_a_model_that_cannot_be_traced_ends_the_build_once_with_its_own_error(st
     plan = make_plan(entries, unknown, probe(), store)
 
     with pytest.raises(SpecError) as caught:
-        Executor(store, 1).run(plan, unknown)
+        execute(store, plan, 1, spec=unknown)
 
     assert caught.value.where == "model.config.model_type"
     assert "no-such-model" in caught.value.problem
@@ -302,7 +277,7 @@ def test_processes_that_cannot_be_started_are_one_error(
         raise OSError(11, "Resource temporarily unavailable")
 
     plan = seeded_plan(store, [("head a",)])
-    monkeypatch.setattr("aotgaudi.build.pool.subprocess.Popen", refuse)
+    monkeypatch.setattr("aotgaudi.build.workers.subprocess.Popen", refuse)
 
     with pytest.raises(CompileError, match=r"cannot start worker processes: .*unavailable.*-j N"):
         execute(store, plan)
@@ -334,13 +309,12 @@ def test_a_label_of_any_length_has_a_log(store: Store) -> None:
 _TWO_BUILDERS = """
 import json, sys
 from pathlib import Path
-from aotgaudi.build.executor import Executor
-from tests.unit.build.seeding import seeded_plan, tiny_spec
+from tests.workload import execute, seeded_plan
 from aotgaudi.store.store import Store
 if __name__ == "__main__":
     store = Store.open(Path(sys.argv[1]))
     labels = [f"head {n}" for n in range(20)]
-    outcome = Executor(store, 1).run(seeded_plan(store, [labels[:10], labels[10:]]), tiny_spec())
+    outcome = execute(store, seeded_plan(store, [labels[:10], labels[10:]]), 1)
     print(json.dumps([row.model_dump(mode="json", include={"label", "artifact"}) for row in outcome.compiled]))
     sys.exit(len(outcome.failures))
 """
@@ -374,15 +348,16 @@ def test_two_builds_on_one_store_agree_and_harm_nothing(store: Store, tmp_path: 
 _SEMAPHORE_OF_A_WORKER = """
 import multiprocessing, sys
 from pathlib import Path
-from aotgaudi.build.pool import LocalPool
+from aotgaudi.build.workers import LocalPool
 KEPT = []
-def make_one():
-    KEPT.append(multiprocessing.RLock())  # As torch's progress bars do.
+class MakeOne:
+    def run(self):
+        KEPT.append(multiprocessing.RLock())  # As torch's progress bars do.
 if __name__ == "__main__":
     import script
     with LocalPool(2, Path(sys.argv[1])) as pool:
         for ticket in range(4):
-            pool.submit(ticket, script.make_one)
+            pool.submit(ticket, script.MakeOne())
             while not (done := pool.wait(1.0)):
                 pass
             assert done[0].error is None, done

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAMS = Path(__file__).parents[3] / "benchmarks" / "reliability"
+PROGRAMS = Path(__file__).parents[2] / "benchmarks" / "reliability"
 
 
 def run(name: str, *arguments: str) -> str:

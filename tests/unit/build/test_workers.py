@@ -7,16 +7,29 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from aotgaudi.build.pool import Done, JobTimeoutError, LocalPool, WorkerDiedError
+from aotgaudi.build.workers import Done, JobTimeoutError, LocalPool, WorkerDiedError
 from aotgaudi.errors import CompileError, SpecError
 
 DEADLINE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Call:
+    """A job: a call of a function of this module."""
+
+    function: Callable[..., Any]
+    argument: Any = None
+
+    def run(self) -> Any:
+        return self.function() if self.argument is None else self.function(self.argument)
 
 
 def double(number: int) -> int:
@@ -79,9 +92,9 @@ def wait_until_gone(pid: int) -> None:
 def test_results_come_back_with_their_tickets_and_a_process_serves_many_jobs(pool: LocalPool) -> None:
     pids = set()
     for ticket in range(5):
-        pool.submit(ticket, double, ticket)
+        pool.submit(ticket, Call(double, ticket))
         assert next_done(pool) == Done(ticket, 2 * ticket)
-        pool.submit(100, process_id)
+        pool.submit(100, Call(process_id))
         pids.add(next_done(pool).result)
 
     assert len(pids) == 1
@@ -98,12 +111,12 @@ def test_nothing_to_do_is_no_process_and_an_empty_answer_in_time(pool: LocalPool
 
 
 def test_errors_of_ours_come_whole_and_others_as_compile_errors(pool: LocalPool) -> None:
-    pool.submit(1, refuse)
+    pool.submit(1, Call(refuse))
     error = next_done(pool).error
     assert isinstance(error, SpecError)
     assert error.where == "limits.x"
 
-    pool.submit(2, stumble)
+    pool.submit(2, Call(stumble))
     other = next_done(pool).error
     assert type(other) is CompileError
     assert str(other) == "RuntimeError: of a library"
@@ -115,37 +128,37 @@ def test_errors_of_ours_come_whole_and_others_as_compile_errors(pool: LocalPool)
     ids=["SIGSEGV", "exit"],
 )
 def test_a_worker_that_dies_is_noticed_at_once_and_replaced(
-    pool: LocalPool, job: object, exit_code: int, message: str
+    pool: LocalPool, job: Callable[[], None], exit_code: int, message: str
 ) -> None:
-    pool.submit(1, double, 1)
+    pool.submit(1, Call(double, 1))
     next_done(pool)
     started = time.monotonic()
 
-    pool.submit(2, job)  # type: ignore[arg-type]
+    pool.submit(2, Call(job))
     done = next_done(pool)
 
     assert time.monotonic() - started < 1.0
     assert isinstance(done.error, WorkerDiedError)
     assert (done.ticket, done.error.exit_code) == (2, exit_code)
     assert str(done.error) == f"the worker process {message}"
-    pool.submit(3, double, 3)
+    pool.submit(3, Call(double, 3))
     assert next_done(pool) == Done(3, 6)
 
 
 def test_a_worker_that_is_killed_while_it_waits_costs_no_job(pool: LocalPool) -> None:
     """Nothing is shared by workers, so nothing is left in a state that others would meet."""
     for _ in range(5):
-        pool.submit(1, process_id)
+        pool.submit(1, Call(process_id))
         pid = next_done(pool).result
         os.kill(pid, signal.SIGKILL)
         wait_until_gone(pid)
-        pool.submit(2, double, 2)
+        pool.submit(2, Call(double, 2))
         assert next_done(pool) == Done(2, 4)
 
 
 def test_killing_one_of_two_busy_workers_leaves_the_other_alone(pool: LocalPool, tmp_path: Path) -> None:
-    pool.submit(1, hang_in_a_child, tmp_path / "one")
-    pool.submit(2, hang_in_a_child, tmp_path / "two")
+    pool.submit(1, Call(hang_in_a_child, tmp_path / "one"))
+    pool.submit(2, Call(hang_in_a_child, tmp_path / "two"))
     while not (tmp_path / "two").exists() or not (tmp_path / "two").read_text(encoding="ascii"):
         assert pool.wait(0.05) == []
     child = psutil.Process(int((tmp_path / "two").read_text(encoding="ascii")))
@@ -162,13 +175,13 @@ def test_killing_one_of_two_busy_workers_leaves_the_other_alone(pool: LocalPool,
 def test_a_job_that_hangs_is_killed_with_what_it_started_and_its_successor_runs(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     with LocalPool(1, tmp_path, timeout_seconds=1.5) as pool:
-        pool.submit(1, hang_in_a_child, pid_file)
+        pool.submit(1, Call(hang_in_a_child, pid_file))
         done = next_done(pool)
 
         assert isinstance(done.error, JobTimeoutError)
         assert str(done.error) == "timed out"
         wait_until_gone(int(pid_file.read_text(encoding="ascii")))
-        pool.submit(2, double, 2)
+        pool.submit(2, Call(double, 2))
         assert next_done(pool) == Done(2, 4)
 
 
@@ -177,7 +190,7 @@ def test_leaving_by_an_exception_kills_what_runs(tmp_path: Path) -> None:
 
     def interrupted() -> None:
         with LocalPool(1, tmp_path) as pool:
-            pool.submit(1, hang_in_a_child, pid_file)
+            pool.submit(1, Call(hang_in_a_child, pid_file))
             while not pid_file.exists() or not pid_file.read_text(encoding="ascii"):
                 pool.wait(0.02)
             raise KeyboardInterrupt
@@ -192,10 +205,10 @@ def test_leaving_by_an_exception_kills_what_runs(tmp_path: Path) -> None:
 _PARENT = """
 import sys
 from pathlib import Path
-from aotgaudi.build.pool import LocalPool
-from tests.unit.build.test_pool import hang_in_a_child
+from aotgaudi.build.workers import LocalPool
+from tests.unit.build.test_workers import Call, hang_in_a_child
 pool = LocalPool(1, Path(sys.argv[1]))
-pool.submit(1, hang_in_a_child, Path(sys.argv[1]) / "pid")
+pool.submit(1, Call(hang_in_a_child, Path(sys.argv[1]) / "pid"))
 pool.wait(600)
 """
 

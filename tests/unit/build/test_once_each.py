@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.backends.fake.probe import probe
-from aotgaudi.build.executor import Executor, Progress
-from aotgaudi.build.once import Built, Busy, build_once, find_row, is_busy
-from aotgaudi.build.worker import CompileJob
+from aotgaudi.build.jobs import Built, Busy, CompileJob, build_once, find_row, is_busy
+from aotgaudi.build.run import Progress
 from aotgaudi.errors import CompileError
 from aotgaudi.store.store import Store
-from tests.unit.build.seeding import key_of, seeded_plan, text_of, tiny_spec
+from tests.workload import execute, key_of, seeded_plan, text_of
 
 
 def job_of(store: Store, label: str = "head a", journal: Path | None = None) -> CompileJob:
@@ -74,7 +73,7 @@ def test_a_build_works_on_the_rest_while_another_has_a_unit_and_then_takes_its_r
             time.sleep(0.3)
             store.actions.put(key_of("layer a"), row)
 
-    outcome_of_other = Executor(store, 1).run(seeded_plan(store, [("layer a",)]), tiny_spec())
+    outcome_of_other = execute(store, seeded_plan(store, [("layer a",)]), 1)
     row = outcome_of_other.compiled[0].model_dump(mode="json")
     store.actions.discard(key_of("layer a"))
     plan = seeded_plan(store, [("layer a", "head b", "head c")])
@@ -82,7 +81,7 @@ def test_a_build_works_on_the_rest_while_another_has_a_unit_and_then_takes_its_r
     thread = threading.Thread(target=other)
     thread.start()
     taken.wait()
-    outcome = Executor(store, 1, on_progress=seen.append).run(plan, tiny_spec())
+    outcome = execute(store, plan, 1, on_progress=seen.append)
     thread.join()
 
     assert Counter(row.label for row in outcome.compiled) == {"head b": 1, "head c": 1}
@@ -103,7 +102,7 @@ def test_a_builder_that_leaves_without_a_result_is_succeeded(store: Store) -> No
     thread = threading.Thread(target=other)
     thread.start()
     taken.wait()
-    outcome = Executor(store, 1).run(plan, tiny_spec())
+    outcome = execute(store, plan, 1)
     thread.join()
 
     assert [row.label for row in outcome.compiled] == ["layer a"]
@@ -114,8 +113,6 @@ def test_a_stop_while_others_are_at_work_does_not_wait_for_them(store: Store) ->
     seen: list[Progress] = []
 
     with store.unit_lock(key_of("layer a")):
-        outcome = Executor(store, 1, should_stop=lambda: len(seen) > 3, on_progress=seen.append).run(
-            plan, tiny_spec()
-        )
+        outcome = execute(store, plan, 1, should_stop=lambda: len(seen) > 3, on_progress=seen.append)
 
     assert outcome.interrupted

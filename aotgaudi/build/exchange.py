@@ -1,8 +1,8 @@
-"""A job on another machine: in a store that it shares with the builder, or in one of its own, through a remote.
+"""A job on a node that does not share the builder's store: what it needs and what it gives go through a remote.
 
-Through a remote, what a job needs (the text of a unit) is put there before, and what it gives (objects, then
-the record) before it is done. Nothing is believed on either side: objects are hashed as they come, records checked.
-A machine's own store is scratch, kept for what it may be asked again.
+What a job needs (the text of a unit) is put there before it starts, and what it gives (objects, then the record) before
+it is done. Neither side believes the other: objects are hashed as they come, and records checked. A node's own store
+is scratch, kept for what the node may be asked again.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from aotgaudi.build.once import Built, Busy, Job, Row, build_once, find_row, key_of
+from aotgaudi.build.jobs import BuildJob, Built, Busy, CompileJob, Row, TraceJob, build_once, find_row, key_of
 from aotgaudi.build.records import ProgramRow, UnitRow
 from aotgaudi.build.share import pull_row, push_rows, receive_object
-from aotgaudi.build.worker import CompileJob, TraceJob
 from aotgaudi.digest import Digest, sha256_bytes
 from aotgaudi.errors import StoreError
 from aotgaudi.remotes.locations import open_remote
@@ -26,15 +25,15 @@ from aotgaudi.store.store import Store
 _CONDUCT = Conduct(num_threads=4)
 
 
-def offer(job: Job, store: Store, remote: Remote) -> None:
+def offer(job: BuildJob, store: Store, remote: Remote) -> None:
     """Puts what `job` needs from `store` into `remote`. Raises as `transfer.send` does."""
     if isinstance(job, CompileJob):
         digest = Digest.parse(job.text)
         send(remote, {digest: store.objects.path(digest)}, _CONDUCT)
 
 
-def collect(job: Job, store: Store, remote: Remote) -> Row:
-    """Brings what `job` gave, elsewhere, from `remote` into `store`. Raises StoreError where it is not there."""
+def collect(job: BuildJob, store: Store, remote: Remote) -> Row:
+    """Brings what `job` gave on a node from `remote` into `store`. Raises StoreError where it is not there."""
     _pull(job, store, Sources([remote], _CONDUCT))
     row = find_row(store, job)
     if row is None:
@@ -44,21 +43,8 @@ def collect(job: Job, store: Store, remote: Remote) -> Row:
     return row
 
 
-def build_shared(job: Job) -> Built | Busy:
-    """In a worker on another machine: as `build_once`, in the builder's store.
-
-    Raises StoreError where that is not to be seen from here.
-    """
-    if not (job.store_root / "format").is_file():
-        raise StoreError(
-            f"{job.store_root} is no store on the node {os.uname().nodename}"
-            " (let all nodes share that directory, or give --ray-store URL)"
-        )
-    return build_once(job)
-
-
-def build_through(job: Job, url: str) -> Built | Busy:
-    """In a worker on another machine: as `build_once`, in a store of this machine; texts come and rows go by `url`."""
+def build_through(job: BuildJob, url: str) -> Built | Busy:
+    """In a worker on a node: does `build_once` in this node's own store; texts come, and rows go, by way of `url`."""
     remote = open_remote(url).remote
     store = Store.open(_scratch_store(url))
     sources = Sources([remote], _CONDUCT)
@@ -76,7 +62,7 @@ def build_through(job: Job, url: str) -> Built | Busy:
         return built
 
 
-def _pull(job: Job, store: Store, sources: Sources) -> bool:
+def _pull(job: BuildJob, store: Store, sources: Sources) -> bool:
     if isinstance(job, TraceJob):
         return pull_row(key_of(job), ProgramRow.model_validate, store, sources)
     return pull_row(key_of(job), UnitRow.model_validate, store, sources)

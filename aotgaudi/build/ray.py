@@ -1,8 +1,8 @@
 """Workers on a Ray cluster: one task is one job, with the resources that its target needs.
 
-On a node, a job runs as it does here: in a process of its own that the task watches over (pool.py), so that timeouts,
-signals, a worker's death and its settings are one and the same thing on every machine. Ray says where, and notices
-machines that are lost. Trying again is for the executor, so tasks are never retried by Ray.
+On a node, a job runs as it does here: in a process of its own that the task watches over (workers.py), so that
+timeouts, signals, a worker's death and its settings mean the same on every machine. Ray says where, and notices machines
+that are lost. It retries nothing: second attempts are the run's business (run.py).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aotgaudi.build.elsewhere import build_shared, build_through, collect, offer
-from aotgaudi.build.once import Built, Job
-from aotgaudi.build.pool import UNIT_TIMEOUT_SECONDS, Done, JobTimeoutError, LocalPool, WorkerLostError
-from aotgaudi.errors import AotGaudiError, CompileError, SpecError
+from aotgaudi.build.exchange import build_through, collect, offer
+from aotgaudi.build.jobs import BuildJob, Built, Busy, build_once
+from aotgaudi.build.workers import UNIT_TIMEOUT_SECONDS, Done, JobTimeoutError, LocalPool, WorkerDiedError
+from aotgaudi.errors import AotGaudiError, CompileError, SpecError, StoreError
 from aotgaudi.remotes.locations import open_remote
 from aotgaudi.store.store import Store
 
@@ -33,6 +33,38 @@ _GRACE_SECONDS = 60.0
 _ANSWER_SECONDS = 10.0
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _DEVICES = frozenset({"hpu", "cuda"})
+
+
+class WorkerLostError(WorkerDiedError):
+    """The process, or the machine, that ran a job is gone; `reason` is what its cluster says of it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(0)
+        self.reason = reason
+        self.args = (reason,)
+
+    def __reduce__(self) -> tuple[type[WorkerDiedError], tuple[Any]]:
+        """Pickles by its part."""
+        return type(self), (self.reason,)
+
+
+@dataclass(frozen=True)
+class NodeJob:
+    """What a worker on a node runs: `job`, in the builder's store, or through a remote at the URL `exchange`."""
+
+    job: BuildJob
+    exchange: str | None
+
+    def run(self) -> Built | Busy:
+        """Does `job`, once. Raises StoreError where the builder's store is not to be seen from here."""
+        if self.exchange is not None:
+            return build_through(self.job, self.exchange)
+        if not (self.job.store_root / "format").is_file():
+            raise StoreError(
+                f"{self.job.store_root} is no store on the node {os.uname().nodename}"
+                " (let all nodes share that directory, or give --ray-store URL)"
+            )
+        return build_once(self.job)
 
 
 @dataclass(frozen=True)
@@ -80,7 +112,7 @@ class RayPool:
         self._most = num_workers
         self._timeout_seconds = timeout_seconds
         self._exchange = None if place.exchange is None else open_remote(place.exchange).remote
-        self._tasks: dict[Any, tuple[int, Job]] = {}
+        self._tasks: dict[Any, tuple[int, BuildJob]] = {}
         self._known = (0, -_LOOK_SECONDS)
 
     def __enter__(self) -> RayPool:
@@ -103,14 +135,15 @@ class RayPool:
             self._known = (known, time.monotonic())
         return max(1, min(known, self._most or known))
 
-    def submit(self, ticket: int, function: Callable[..., Any], *arguments: Any) -> None:
-        """See `Pool.submit`; `arguments` are one job, and `function` is `build_once`. Raises RemoteError, StoreError."""
-        (job,) = arguments
+    def submit(self, ticket: int, job: BuildJob) -> None:
+        """See `Pool.submit`. Raises RemoteError, StoreError."""
         if self._exchange is not None:
             offer(job, self._store, self._exchange)
         cache_dir = None if self._exchange is not None else self._store.root / "toolcache"
         is_kept = self._place.backend not in _DEVICES
-        task = self._task.remote(job, self._place.exchange, cache_dir, self._timeout_seconds, is_kept)
+        task = self._task.remote(
+            NodeJob(job, self._place.exchange), cache_dir, self._timeout_seconds, is_kept
+        )
         self._tasks[task] = (ticket, job)
 
     def wait(self, timeout_seconds: float) -> list[Done]:
@@ -138,15 +171,14 @@ class RayPool:
 
 
 def run_on_node(
-    job: Job, exchange: str | None, cache_dir: Path | None, timeout_seconds: float, is_kept: bool
+    job: NodeJob, cache_dir: Path | None, timeout_seconds: float, is_kept: bool
 ) -> tuple[Any, Exception | None]:
     """The task: does `job` in a process of its own, and returns its result or its error."""
     here = str(cache_dir or Path(tempfile.gettempdir()) / f"aotgaudi-{os.geteuid()}" / "toolcache")
     if is_kept:
-        pool = _kept_pool(here, timeout_seconds)
-        return _run(pool, job, exchange, timeout_seconds)
+        return _run(_kept_pool(here, timeout_seconds), job, timeout_seconds)
     with LocalPool(1, Path(here), timeout_seconds=timeout_seconds) as pool:
-        return _run(pool, job, exchange, timeout_seconds)  # A device is another task's when we are done.
+        return _run(pool, job, timeout_seconds)  # A device is another task's when we are done.
 
 
 @functools.cache
@@ -155,13 +187,8 @@ def _kept_pool(cache_dir: str, timeout_seconds: float) -> LocalPool:
     return LocalPool(1, Path(cache_dir), timeout_seconds=timeout_seconds)
 
 
-def _run(
-    pool: LocalPool, job: Job, exchange: str | None, timeout_seconds: float
-) -> tuple[Any, Exception | None]:
-    if exchange is None:
-        pool.submit(0, build_shared, job)
-    else:
-        pool.submit(0, build_through, job, exchange)
+def _run(pool: LocalPool, job: NodeJob, timeout_seconds: float) -> tuple[Any, Exception | None]:
+    pool.submit(0, job)
     deadline = time.monotonic() + timeout_seconds + _GRACE_SECONDS
     while time.monotonic() < deadline:
         for done in pool.wait(1.0):
