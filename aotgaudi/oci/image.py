@@ -105,12 +105,17 @@ def bundle_labels(bundle: Bundle) -> dict[str, str]:
         BUNDLE_INDEX: f"sha256:{sha256_bytes(bundle.index_bytes)}",
         BUNDLE_PATH: f"/{BUNDLE_ROOT}",
         f"{LABEL_PREFIX}.target": " ".join((target.backend, target.machine, *target.isa)),
+        **_told(torch=target.toolchain.get("torch", ""), isa=" ".join(target.isa)),
         f"{LABEL_PREFIX}.entries": str(len(bundle.receipt.programs)),
         f"{LABEL_PREFIX}.programs": str(counts.programs),
         f"{LABEL_PREFIX}.units": str(counts.units),
         f"{LABEL_PREFIX}.objects": str(counts.objects),
         f"{LABEL_PREFIX}.object-bytes": str(counts.object_bytes),
     }
+
+
+def _told(**values: str) -> dict[str, str]:
+    return {f"{LABEL_PREFIX}.{name}": value for name, value in values.items() if value}
 
 
 def architecture_of(bundle: Bundle) -> str:

@@ -112,4 +112,4 @@ def test_the_gitlab_jobs(project: Path, registry: RealRegistry, tmp_path: Path) 
     scripts = [(line, {}) for job in ("check", "bundle") for line in pipeline[job]["script"]]
     output = run_steps(scripts, project, environment)
 
-    assert "signed    by 1 or more of 1 trusted keys, epoch 7" in output
+    assert "signed    by 1 or more of 1 trusted keys, epoch 1" in output

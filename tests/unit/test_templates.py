@@ -150,3 +150,13 @@ def test_the_dockerfile_takes_the_bundle_by_link_and_serves_it_as_nobody() -> No
             parse(json.loads(rest)[1:])
     order = [instruction for instruction, _ in lines]
     assert order.index("USER") > order.index("COPY")
+
+
+@pytest.mark.parametrize("name", ["github-actions.yml", "gitlab-ci.yml"])
+def test_a_pipeline_that_runs_again_signs_for_the_same_epoch(name: str) -> None:
+    """Otherwise every run would give an unchanged bundle another signature, layer and image."""
+    (pipeline,) = documents(name)
+    epochs = re.findall(r"--(?:minimum-)?epoch (\S+)", (TEMPLATES / name).read_text(encoding="utf-8"))
+
+    assert epochs == ['"$EPOCH"'] * 2
+    assert int(pipeline.get("env", pipeline.get("variables"))["EPOCH"]) == 1

@@ -72,22 +72,34 @@ def at_level(target: Target, name: str) -> Target:
     return target.model_copy(update={"isa": level.features, "flags": {**target.flags, **_flags_of(level)}})
 
 
-def require_satisfied(target: Target) -> None:
-    """Raises TargetError, naming the factor, unless this machine can run code compiled for `target`."""
-    here = {"machine": platform.machine(), "torch": version_of("torch")}
+def this_machine() -> Target:
+    """Returns what this machine offers to a bundle: its instruction set, with every feature, and its torch."""
+    return Target(
+        backend="cpu",
+        machine=platform.machine(),
+        isa=tuple(sorted(cpu_features())),
+        toolchain={"torch": version_of("torch")},
+    )
+
+
+def require_satisfied(target: Target, machine: Target | None = None) -> None:
+    """Raises TargetError, naming the factor, unless `machine` (None: this one) can run code compiled for `target`."""
+    whose, where = ("this", "here") if machine is None else ("that", "there")
+    machine = machine or this_machine()
+    there = {"machine": machine.machine, "torch": machine.toolchain.get("torch", "")}
     wanted = {"machine": target.machine, "torch": target.toolchain.get("torch", "")}
     for factor, value in wanted.items():
-        if here[factor] != value:
+        if there[factor] != value:
             raise TargetError(
-                f"target: compiled for {factor} {value}, this machine has {here[factor]}; rebuild here: aotgaudi build SPEC"
+                f"target: compiled for {factor} {value}, {whose} machine has {there[factor]};"
+                f" rebuild {where}: aotgaudi build SPEC"
             )
-    features = cpu_features()
-    missing = sorted(set(target.isa) - features)
+    missing = sorted({*target.isa}.difference(machine.isa))
     if missing:
-        levels = [level.name for level in _levels_within(features)]
+        levels = [level.name for level in _levels_within(frozenset(machine.isa))]
         remedy = f'rebuild with target.isa = "{levels[-1]}"' if levels else "no level is low enough for it"
         raise TargetError(
-            f"target: compiled for a CPU with {', '.join(missing)}, which this one lacks; {remedy}"
+            f"target: compiled for a CPU with {', '.join(missing)}, which {whose} one lacks; {remedy}"
         )
 
 

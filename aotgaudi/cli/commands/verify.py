@@ -1,44 +1,130 @@
-"""``aotgaudi verify``: is a bundle what was sealed, and does it answer every entry of its manifest?"""
+"""``aotgaudi verify``: is a bundle what was sealed, does it answer every entry, and can a machine serve it?"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+import pydantic
 
+from aotgaudi.backends.base import Target
+from aotgaudi.backends.online import check_target, this_machine
 from aotgaudi.bundle.bundle import Acceptance, Bundle, open_bundle
 from aotgaudi.bundle.verify import Report, verify_bundle
 from aotgaudi.cli.options.acceptance import acceptance_options
-from aotgaudi.errors import CorruptError, NotWarmError
+from aotgaudi.document import first_problem
+from aotgaudi.errors import (
+    AotGaudiError,
+    CorruptError,
+    MissingPackageError,
+    NotWarmError,
+    SpecError,
+    TargetError,
+)
 from aotgaudi.manifest.codec import loads
+
+_NO_TORCH = "torch is not installed, so this machine cannot serve (pip install 'aotgaudi[serve]')"
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """Whether a machine (`of`: this one, or a file that describes it) can serve the bundle; None: not checked."""
+
+    of: str
+    is_satisfied: bool | None
+    reason: str | None = None
+    error: TargetError | None = None
+
+
+def _print_target(context: click.Context, parameter: click.Parameter, is_asked: bool) -> None:
+    if not is_asked or context.resilient_parsing:
+        return
+    machine = this_machine()
+    if machine is None:
+        raise MissingPackageError("torch", "serve")
+    click.echo(json.dumps(machine.model_dump(mode="json"), indent=2))
+    context.exit()
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("path", metavar="BUNDLE", type=click.Path(path_type=Path))
+@click.option(
+    "--target",
+    "target_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Check against the machine that FILE describes (what --print-target printed there).",
+)
+@click.option("--no-target", is_flag=True, help="Do not check whether this machine can serve the bundle.")
+@click.option(
+    "--print-target",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_target,
+    help="Describe this machine, as --target reads it, and do nothing else.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @acceptance_options
 @click.pass_context
-def verify(context: click.Context, bundle: Path, as_json: bool, acceptance: Acceptance) -> None:
-    """Re-hash every object of BUNDLE and check that every entry of its manifest is answered.
+def verify(
+    context: click.Context,
+    path: Path,
+    target_path: Path | None,
+    no_target: bool,
+    as_json: bool,
+    acceptance: Acceptance,
+) -> None:
+    """Re-hash every object of BUNDLE, and check that its entries are answered and that this machine can serve it.
 
-    Exits with 0 when the bundle is whole, 3 when entries are missing, 4 when something is corrupt, or not trusted.
+    Exits with what `serve` would: 0 when all is well, 3 when entries are missing, 4 when something is corrupt or not
+    trusted, 5 when the machine does not satisfy the bundle's target.
     """
-    opened = open_bundle(bundle, acceptance)
-    report = verify_bundle(opened, _labels(opened))
-    failure = _failure(report, bundle)
+    if no_target and target_path is not None:
+        raise click.UsageError("--no-target and --target exclude each other")
+    described = None if target_path is None else _read_target(target_path)
+    bundle = open_bundle(path, acceptance)
+    labels = _labels(bundle)
+    fit = _Fit("", None, "--no-target") if no_target else _check_machine(bundle, target_path, described)
+    report = verify_bundle(bundle, labels)
+    errors = [error for error in (fit.error, _failure(report, path)) if error is not None]
     if as_json:
-        click.echo(json.dumps(_document(opened, report), indent=2))
-    elif failure is None:
-        click.echo(_summary(opened, report))
+        click.echo(json.dumps(_document(bundle, report, fit), indent=2))
+    elif not errors:
+        click.echo(_summary(bundle, report, fit))
     else:
-        click.echo(f"error: {failure}", err=True)  # A table: it would not survive as one line.
-    context.exit(0 if failure is None else failure.exit_code)
+        for error in errors:
+            click.echo(f"error: {error}", err=True)  # A table: it would not survive as one line.
+    context.exit(errors[0].exit_code if errors else 0)
 
 
-def _failure(report: Report, path: Path) -> CorruptError | NotWarmError | None:
+def _read_target(path: Path) -> Target:
+    remedy = "what `aotgaudi verify --print-target` prints on the machine that serves"
+    try:
+        return Target.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise SpecError(str(path), f"cannot be read: {error.strerror}", remedy) from error
+    except pydantic.ValidationError as error:
+        raise SpecError(str(path), f"does not describe a machine: {first_problem(error)}", remedy) from error
+
+
+def _check_machine(bundle: Bundle, path: Path | None, described: Target | None) -> _Fit:
+    """Asks what `serve` asks before it maps anything."""
+    of = "this machine" if path is None else str(path)
+    if described is None and this_machine() is None:
+        return _Fit(of, None, _NO_TORCH)
+    try:
+        check_target(bundle.receipt.target, described)
+    except TargetError as error:
+        return _Fit(of, False, str(error), error)
+    return _Fit(of, True)
+
+
+def _failure(report: Report, path: Path) -> AotGaudiError | None:
     try:
         report.raise_if_bad(path)
     except (CorruptError, NotWarmError) as error:
@@ -57,12 +143,14 @@ def _labels(bundle: Bundle) -> dict[str, str]:
     return {entry.id: str(entry) for entry in manifest.entries}
 
 
-def _summary(bundle: Bundle, report: Report) -> str:
+def _summary(bundle: Bundle, report: Report, fit: _Fit) -> str:
     target = bundle.receipt.target
+    torch = f", torch {target.toolchain['torch']}" if "torch" in target.toolchain else ""
     rows = (
         ("bundle", f"{bundle.path}: intact"),
         ("manifest", bundle.receipt.manifest_id),
-        ("target", f"{target.backend} {target.machine}"),
+        ("target", f"{target.backend} {target.machine}{torch}"),
+        ("machine", f"not checked: {fit.reason}" if fit.is_satisfied is None else f"{fit.of} can serve it"),
         ("entries", f"{report.num_entries}, all answered"),
         ("objects", f"{report.num_objects}, {report.object_bytes} bytes, all re-hashed"),
         ("signed", _signed(bundle)),
@@ -77,12 +165,14 @@ def _signed(bundle: Bundle) -> str:
     return f"by {trust.threshold} or more of {len(trust.keys)} trusted keys, epoch {bundle.statement.epoch}"
 
 
-def _document(bundle: Bundle, report: Report) -> dict[str, Any]:
+def _document(bundle: Bundle, report: Report, fit: _Fit) -> dict[str, Any]:
     return {
         "bundle": str(bundle.path),
         "intact": report.is_intact,
         "manifest_id": bundle.receipt.manifest_id,
         "backend": bundle.index.backend,
+        "target": bundle.receipt.target.model_dump(mode="json"),
+        "machine": {"of": fit.of or None, "satisfies_target": fit.is_satisfied, "reason": fit.reason},
         "epoch": None if bundle.statement is None else bundle.statement.epoch,
         **dataclasses.asdict(report),
     }

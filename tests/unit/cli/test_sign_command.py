@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from aotgaudi.backends.base import Target
 from aotgaudi.cli.main import cli
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.parse import parse_spec
@@ -37,7 +38,7 @@ def manifest() -> Manifest:
 
 @pytest.fixture
 def bundle(manifest: Manifest, tmp_path: Path) -> Path:
-    return seal(manifest, tmp_path)
+    return seal(manifest, tmp_path, target=Target(backend="fake", machine="none"))
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +71,13 @@ def test_generating_says_what_is_for_whom(tmp_path: Path) -> None:
 
 def test_sign_and_verify(bundle: Path, key: Path) -> None:
     signed = run("sign", bundle, "--sign-key", key, "--epoch", 3)
-    verified = run("verify", bundle, "--trusted-key", public(key), "--minimum-epoch", 3)
+    verified = run("verify", "--no-target", bundle, "--trusted-key", public(key), "--minimum-epoch", 3)
 
     assert signed.exit_code == 0
     assert signed.stdout == f"signature: {bundle / 'aotgaudi.signature.json'} (1 in all)\n"
     assert verified.exit_code == 0, verified.output
     assert "signed    by 1 or more of 1 trusted keys, epoch 3" in verified.stdout
-    document = json.loads(run("verify", bundle, "--trusted-key", public(key), "--json").stdout)
+    document = json.loads(run("verify", "--no-target", bundle, "--trusted-key", public(key), "--json").stdout)
     assert (document["intact"], document["epoch"]) == (True, 3)
 
 
@@ -90,14 +91,14 @@ def test_signing_again_changes_nothing_and_another_key_adds_one(bundle: Path, ke
 
     assert "(2 in all)" in run("sign", bundle, "--sign-key", other).stdout
     trusted = ("--trusted-key", public(key), "--trusted-key", public(other), "--threshold", 2)
-    assert run("verify", bundle, *trusted).exit_code == 0
+    assert run("verify", "--no-target", bundle, *trusted).exit_code == 0
     assert "--epoch: is 4, the bundle is signed for epoch 3" in refused(
         2, "sign", bundle, "--sign-key", key, "--epoch", 4
     )
 
 
 def test_unsigned_where_a_key_is_trusted(bundle: Path, key: Path) -> None:
-    assert run("verify", bundle).exit_code == 0
+    assert run("verify", "--no-target", bundle).exit_code == 0
     assert "is not signed" in refused(4, "verify", bundle, "--trusted-key", public(key))
 
 
@@ -197,7 +198,7 @@ def test_permissions_are_told_in_one_line(bundle: Path) -> None:
     (bundle / "manifest.json").chmod(0o664)
 
     assert "can be written to by its group (mode 0664) (chmod -R go-w" in refused(4, "verify", bundle)
-    assert run("verify", bundle, "--allow-unsafe-permissions").exit_code == 0
+    assert run("verify", "--no-target", bundle, "--allow-unsafe-permissions").exit_code == 0
 
 
 @pytest.fixture
@@ -222,7 +223,7 @@ def test_building_signed_twice_gives_the_same_bytes_and_the_second_does_nothing(
     assert elsewhere.exit_code == 0, elsewhere.output
     assert (place.folder / "again" / path.name).read_bytes() == before[0]
     trusted = ("--trusted-key", public(key), "--trusted-key", public(other), "--threshold", 2)
-    assert run("verify", "again", *trusted, "--minimum-epoch", 7).exit_code == 0
+    assert run("verify", "--no-target", "again", *trusted, "--minimum-epoch", 7).exit_code == 0
 
 
 def test_a_key_that_cannot_sign_is_noticed_before_anything_is_compiled(place: Place, tmp_path: Path) -> None:

@@ -1,14 +1,15 @@
-"""``aotgaudi verify``: 0 whole, 3 missing, 4 corrupt; a table for people, JSON for programs."""
+"""``aotgaudi verify``: 0 whole, 3 missing, 4 corrupt, 5 not for this machine; a table for people, JSON for programs."""
 
 from __future__ import annotations
 
 import json
+import platform
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
-from aotgaudi.backends.base import Target
+from aotgaudi.backends.base import NOT_INSTALLED, Target, version_of
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.receipt import Receipt, SealedUnit
 from aotgaudi.cli.main import cli
@@ -34,8 +35,17 @@ num_blocks = 8
 """
 
 
+TORCH = version_of("torch")
+
+
 def run(*arguments: object) -> Result:
     return CliRunner().invoke(cli, ["verify", *map(str, arguments)])
+
+
+def target_of(**changes: object) -> Target:
+    """A target that this machine satisfies, but for `changes`."""
+    machine = {"backend": "cpu", "machine": platform.machine(), "toolchain": {"torch": TORCH}}
+    return Target.model_validate({**machine, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -43,15 +53,23 @@ def manifest() -> Manifest:
     return Manifest.of(parse_spec(SPEC, Path(".")))
 
 
-def seal(manifest: Manifest, root: Path, *, num_cold: int = 0, manifest_id: str = "") -> Path:
+def seal(
+    manifest: Manifest,
+    root: Path,
+    *,
+    num_cold: int = 0,
+    manifest_id: str = "",
+    target: Target | None = None,
+) -> Path:
     """Seals a bundle in which one program answers every entry but the first `num_cold`."""
     objects = ObjectStore(root / "store")
+    target = target or target_of()
     call = Call(unit=UNIT, inputs=(), outputs=())
     program = Program(inputs=(), weights=(), caches=(), calls=(call,), outputs=())
     digest = str(objects.put_bytes(program.dumps()))
     receipt = Receipt(
         manifest_id=manifest_id or manifest.id,
-        target=Target(backend="fake", machine="none"),
+        target=target,
         programs={entry.id: digest for entry in manifest.entries[num_cold:]},
         units={UNIT: SealedUnit(artifact={"unit.so": str(objects.put_bytes(b"code"))}, tolerance=0.0)},
         builder={},
@@ -125,3 +143,108 @@ def test_no_bundle_exits_with_2(tmp_path: Path) -> None:
 
     assert result.exit_code == 2
     assert "no bundle at" in result.stderr
+
+
+ANOTHER = {
+    "another torch": ({"toolchain": {"torch": "1.0"}}, "compiled for torch 1.0"),
+    "a CPU feature": ({"isa": ("no_such_feature",)}, "no_such_feature, which this one lacks"),
+    "another machine": ({"machine": "sparc"}, "compiled for machine sparc"),
+    "another device": ({"backend": "hpu"}, "compiled for the backend 'hpu'"),
+    "no device": ({"backend": "fake"}, "compiled for the backend 'fake'"),
+}
+
+
+@pytest.mark.parametrize(("changes", "words"), ANOTHER.values(), ids=ANOTHER)
+def test_what_this_machine_cannot_serve_exits_with_5_as_serve_does(
+    manifest: Manifest, tmp_path: Path, changes: dict[str, object], words: str
+) -> None:
+    bundle = seal(manifest, tmp_path, target=target_of(**changes))
+
+    result = run(bundle)
+    document = json.loads(run(bundle, "--json").stdout)
+    served = CliRunner().invoke(
+        cli, ["serve", "--bundle", str(bundle), "--model", str(tmp_path), "--port", "0"]
+    )
+
+    assert (result.exit_code, served.exit_code) == (5, 5), served.output
+    assert words in result.stderr
+    assert result.stderr == served.stderr
+    assert document["intact"] is True
+    assert document["machine"]["satisfies_target"] is False
+    assert words in document["machine"]["reason"]
+
+
+def test_the_target_is_not_looked_at_where_that_is_not_wanted(manifest: Manifest, tmp_path: Path) -> None:
+    bundle = seal(manifest, tmp_path, target=target_of(toolchain={"torch": "1.0"}))
+
+    result = run(bundle, "--no-target")
+
+    assert result.exit_code == 0, result.output
+    assert "target    cpu " in result.stdout
+    assert "torch 1.0" in result.stdout
+    assert "machine   not checked: --no-target" in result.stdout
+
+
+def test_a_machine_that_is_described_takes_the_place_of_this_one(manifest: Manifest, tmp_path: Path) -> None:
+    here = seal(manifest, tmp_path / "here")
+    there = seal(manifest, tmp_path / "there", target=target_of(toolchain={"torch": "1.0"}, isa=("sve",)))
+    described = tmp_path / "server.json"
+    described.write_text(target_of(toolchain={"torch": "1.0"}, isa=("sve", "neon")).model_dump_json())
+
+    passes, fails = run(there, "--target", described), run(here, "--target", described)
+
+    assert passes.exit_code == 0, passes.output
+    assert f"machine   {described} can serve it" in passes.stdout
+    assert fails.exit_code == 5
+    assert f"compiled for torch {TORCH}, that machine has 1.0; rebuild there" in fails.stderr
+
+
+def test_a_description_is_what_verify_prints(manifest: Manifest, tmp_path: Path) -> None:
+    printed = run("--print-target")
+    (tmp_path / "server.json").write_text(printed.stdout)
+
+    assert printed.exit_code == 0
+    assert json.loads(printed.stdout)["toolchain"] == {"torch": TORCH}
+    assert run(seal(manifest, tmp_path), "--target", tmp_path / "server.json").exit_code == 0
+
+
+def test_without_torch_the_rest_is_verified_and_it_is_said(
+    manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = seal(manifest, tmp_path)
+    monkeypatch.setattr("aotgaudi.backends.online.version_of", lambda package: NOT_INSTALLED)
+
+    result, document = run(bundle), json.loads(run(bundle, "--json").stdout)
+
+    assert result.exit_code == 0, result.output
+    assert "machine   not checked: torch is not installed, so this machine cannot serve" in result.stdout
+    assert document["machine"]["satisfies_target"] is None
+    damage(bundle)
+    assert run(bundle).exit_code == 4
+    assert "torch is not installed" in run("--print-target").stderr
+
+
+def test_a_bundle_that_is_damaged_and_for_another_machine_is_both(manifest: Manifest, tmp_path: Path) -> None:
+    bundle = seal(manifest, tmp_path, target=target_of(machine="sparc"))
+    damage(bundle)
+
+    result = run(bundle)
+
+    assert result.exit_code == 5
+    assert "compiled for machine sparc" in result.stderr
+    assert "corrupt" in result.stderr
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"backend": "cpu"}', '{"backend": "cpu", "machine": 1}'])
+def test_a_file_that_describes_no_machine_is_refused_in_a_line(
+    manifest: Manifest, tmp_path: Path, text: str
+) -> None:
+    bundle = seal(manifest, tmp_path)
+    (tmp_path / "bad.json").write_text(text)
+
+    for arguments in (["--target", tmp_path / "bad.json"], ["--target", tmp_path / "none.json"]):
+        result = run(bundle, *arguments)
+        assert result.exit_code == 2
+        (line,) = result.stderr.splitlines()
+        assert "aotgaudi verify --print-target" in line
+    assert run(bundle, "--no-target", "--target", tmp_path / "bad.json").exit_code == 2

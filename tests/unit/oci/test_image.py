@@ -17,6 +17,7 @@ import pytest
 import zstandard
 
 from aotgaudi.bundle.bundle import open_bundle
+from aotgaudi.bundle.signing import Signing, generate_key, load_signing_key
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import CorruptError, ManifestError, SpecError, StoreError, TargetError
@@ -74,6 +75,8 @@ def test_the_image_says_what_is_in_it(sealed: Sealed, tmp_path: Path) -> None:
     assert labels["io.github.aotgaudi.manifest-id"] == MANIFEST_ID
     assert labels["io.github.aotgaudi.bundle-index"] == f"sha256:{sha256_bytes(sealed.open().index_bytes)}"
     assert labels["io.github.aotgaudi.target"] == "fake none avx2"
+    assert labels["io.github.aotgaudi.isa"] == "avx2"
+    assert labels["io.github.aotgaudi.torch"] == "2.13"
     assert labels["io.github.aotgaudi.entries"] == "3"
     assert labels["io.github.aotgaudi.objects"] == "5"
     assert manifest["annotations"] == labels
@@ -140,6 +143,21 @@ def test_the_same_bundle_gives_the_same_image_elsewhere_and_later(
     assert again == first
     assert files(tmp_path / "image") == files(tmp_path / "image 2")
     assert (tmp_path / "image 2").stat().st_mode & 0o777 == 0o755
+
+
+def test_an_unchanged_bundle_keeps_its_layer_whatever_the_epoch_of_the_build(
+    sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate_key(tmp_path / "key")
+    layers = set()
+    for number, seconds in enumerate(("0", "1700000000")):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", seconds)
+        signing = Signing((load_signing_key(tmp_path / "key"),), epoch=7)
+        sealed.pack(tmp_path / str(number) / "bundle", signing=signing)
+        bundle = open_bundle(tmp_path / str(number) / "bundle")
+        layers.add(write_image(bundle, tmp_path / f"image {number}", tag="v1"))
+
+    assert len(layers) == 1
 
 
 def test_what_lies_beside_the_bundle_stays_out(sealed: Sealed, tmp_path: Path) -> None:
