@@ -292,7 +292,16 @@ def serving(bundle: Path, model: Path, threads: int, *, name: str = "model") -> 
     """Starts ``aotgaudi serve --require-warm`` on the loopback address and waits for /ready."""
     port = _free_port()
     arguments = command("serve", "--bundle", bundle.resolve(), "--model", model.resolve(), "--require-warm")
-    arguments += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", name]
+    arguments += [
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--served-model-name",
+        name,
+        "--drain-delay",
+        "0",
+    ]
     arguments += ["--threads", str(threads)]
     with tempfile.TemporaryFile() as log:
         started = time.perf_counter()

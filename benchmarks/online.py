@@ -13,21 +13,17 @@ from aotgaudi.backends.online import check_target, make_runtime
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.verify import hold_bundle
-from aotgaudi.engine.admission import Admission
-from aotgaudi.engine.blocks import BlockPool
-from aotgaudi.engine.core import EngineCore
-from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.runner import ProgramRunner
-from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.engine.steps import DecodeRow, DecodeStep, PromptRow, PromptStep, SamplingRow
 from aotgaudi.entries import DecodeEntry, PromptEntry
+from aotgaudi.llm.assemble import make_engine
+from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.manifest.codec import loads as load_manifest
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.runtime.allocator import keep_freed_memory
 from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.load import Artifacts, Loader, declare_samplers
-from aotgaudi.server.tokenizer import Tokenizer
 
 GREEDY = SamplingRow()
 
@@ -43,14 +39,7 @@ class Online:
 
     def engine(self, on_step: Callable[..., None] | None = None) -> Engine:
         """An engine as the server makes it, not started."""
-        tokenizer, spec = Tokenizer.load(self.model_dir), self.manifest.spec
-        pool = BlockPool(spec.limits.num_blocks)
-        scheduler = Scheduler(spec.limits, self.table, pool, eos_token_ids=tokenizer.eos_token_ids)
-        return Engine(
-            EngineCore(scheduler, self.runner, defrag=spec.defrag, on_step=on_step),
-            Admission(spec.limits, spec.model.vocab_size, spec.sampler),
-            lambda ids: IncrementalDetokenizer(tokenizer.decode, ids),
-        )
+        return make_engine(self.manifest, self.runner, Tokenizer.load(self.model_dir), on_step)
 
     def full_prompt(self, entry: PromptEntry, random: Random) -> PromptStep:
         """A step that fills a prompt bucket, as far as a sequence may be long."""

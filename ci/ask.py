@@ -82,9 +82,10 @@ def post(url: str, body: dict[str, object]) -> dict:
 
 
 def metric(exposition: str, name: str) -> float:
-    """Returns the value of an unlabelled metric."""
-    (line,) = [line for line in exposition.splitlines() if line.startswith(f"{name} ")]
-    return float(line.split()[1])
+    """Returns the sum of a metric's samples over all its labels."""
+    lines = [line for line in exposition.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
+    assert lines, f"no sample of {name}"
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
 if __name__ == "__main__":

@@ -17,22 +17,16 @@ from pathlib import Path
 import torch
 
 from aotgaudi.backends.online import make_runtime
-from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.engine.admission import Admission
-from aotgaudi.engine.blocks import BlockPool
-from aotgaudi.engine.core import EngineCore
-from aotgaudi.engine.detokenizer import IncrementalDetokenizer
-from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.output import ErrorEvent, Event
 from aotgaudi.engine.runner import ProgramRunner
 from aotgaudi.engine.sampling_params import SamplingParams
-from aotgaudi.engine.scheduler import Scheduler
+from aotgaudi.llm.assemble import make_engine
+from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.manifest.codec import loads
 from aotgaudi.runtime.allocator import keep_freed_memory
 from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.load import Artifacts, Loader, declare_samplers
-from aotgaudi.server.tokenizer import Tokenizer
 
 PROMPTS = (
     "The capital of France is",
@@ -96,19 +90,8 @@ def generate(
         Artifacts(bundle.receipt, bundle.program, bundle.read_object, bundle.object_path),
         table,
     )
-    spec = manifest.spec
-    scheduler = Scheduler(
-        spec.limits,
-        BucketTable.from_entries(manifest.entries),
-        BlockPool(spec.limits.num_blocks),
-        eos_token_ids=tokenizer.eos_token_ids,
-    )
-    runner = ProgramRunner(table, spec.limits.block_size)
-    engine = Engine(
-        EngineCore(scheduler, runner, defrag=spec.defrag),
-        Admission(spec.limits, spec.model.vocab_size, spec.sampler),
-        lambda ids: IncrementalDetokenizer(tokenizer.decode, ids),
-    )
+    runner = ProgramRunner(table, manifest.spec.limits.block_size)
+    engine = make_engine(manifest, runner, tokenizer)
     outputs: list[list[int]] = [[] for _ in prompts]
     ended = [threading.Event() for _ in prompts]
 

@@ -106,3 +106,7 @@ class Runtime(Protocol):
     def load(self, files: Mapping[str, Path]) -> Executable:
         """Loads a verified artifact. Raises TargetError or CorruptError."""
         ...
+
+    def num_compiled(self) -> int:
+        """Returns how many graphs the device's compiler has compiled in this process. It never falls."""
+        ...

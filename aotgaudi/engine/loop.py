@@ -68,6 +68,11 @@ class Engine:
         """The error that ended the engine's thread; None while it is well."""
         return self._failure
 
+    @property
+    def thread_ident(self) -> int | None:
+        """The identifier of the engine's thread; None before it is started."""
+        return self._thread.ident
+
     def start(self) -> None:
         """Starts the engine's thread. Raises RuntimeError when called twice."""
         self._thread.start()

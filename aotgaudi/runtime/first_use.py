@@ -1,7 +1,7 @@
 """Without --require-warm: a missing entry is built on first use, by another process, and kept in the store.
 
-This process never compiles. It starts ``aotgaudi build cache --entry ID``, waits, and loads what that
-published. Requests wait meanwhile, which is what a warm bundle is for.
+This process never compiles. It starts ``aotgaudi build cache --entry ID``, waits, and loads what that published. All
+requests wait meanwhile; a warm bundle avoids that.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import logging
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from pathlib import Path
 
 from aotgaudi.bundle.format import load_program
@@ -21,18 +20,19 @@ from aotgaudi.digest import Digest
 from aotgaudi.entries import Entry
 from aotgaudi.errors import CorruptError, NotWarmError
 from aotgaudi.runtime.executables import ExecutableTable
+from aotgaudi.runtime.guard import Guard
 from aotgaudi.runtime.load import Artifacts, Loader
 from aotgaudi.store.cas import ObjectStore
 from aotgaudi.store.held import HeldObjects
 
 logger = logging.getLogger(__name__)
 
-OnBuilt = Callable[[Entry, int], None]
-"""Told the entry and how many units were compiled for it (0 where the store had them all)."""
-
 
 class FirstUseBuilder:
-    """Makes cold entries warm. Runs on the engine's thread, which waits."""
+    """Makes cold entries warm. Runs on the engine's thread, which waits.
+
+    `num_built` counts the entries it has made warm.
+    """
 
     def __init__(
         self,
@@ -40,27 +40,26 @@ class FirstUseBuilder:
         store_root: Path,
         loader: Loader,
         table: ExecutableTable,
-        *,
-        on_built: OnBuilt,
-        excused: Callable[[], AbstractContextManager[None]],
-        environment: Mapping[str, str],
+        guard: Guard,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`excused` lets this thread start a process past the guard; `environment` is the builder's."""
+        """`guard` excuses the builder and counts what it compiles. `environment` is the builder's; None: this process's."""
         self._manifest_bytes, self._store_root = manifest_bytes, store_root
         self._held = HeldObjects()
         self._loader, self._table = loader, table
-        self._on_built, self._excused = on_built, excused
-        self._environment = dict(environment)
+        self._guard, self._environment = guard, environment
+        self.num_built = 0
 
     def __call__(self, entry: Entry) -> None:
-        """Builds and loads `entry`. Raises NotWarmError when the build fails; nothing is remembered of that."""
+        """Builds and loads `entry`. Raises NotWarmError if the build fails; it is tried again the next time."""
         logger.warning("Configuration: %s was not warmed-up!", entry)
         with tempfile.TemporaryDirectory(prefix="aotgaudi-") as scratch:
             manifest_path, receipt_path = Path(scratch, "manifest.json"), Path(scratch, "receipt.json")
             manifest_path.write_bytes(self._manifest_bytes)
             num_compiled = self._build(entry, manifest_path, receipt_path)
             self._loader.load([entry], self._artifacts(receipt_path), self._table)
-        self._on_built(entry, num_compiled)
+        self._guard.count("first_use", num_compiled)
+        self.num_built += 1
         logger.warning("Configuration: %s is warm now (%d units compiled)", entry, num_compiled)
 
     def _build(self, entry: Entry, manifest_path: Path, receipt_path: Path) -> int:
@@ -74,7 +73,7 @@ class FirstUseBuilder:
             "--json",
         )
         command = [sys.executable, "-m", "aotgaudi", "build", "cache", str(manifest_path), *options]
-        with self._excused():
+        with self._guard.excusing():
             done = subprocess.run(command, capture_output=True, text=True, env=self._environment, check=False)
         if done.returncode != 0:
             raise NotWarmError(f"entry {entry} could not be built on first use: {done.stderr.strip()[-500:]}")

@@ -1,6 +1,6 @@
-"""Weights by name, from the safetensors files of a model directory. Mapped, not copied.
+"""Weights by name, from the safetensors files of a model directory. Mapped, and copied only to convert a dtype.
 
-Every name, shape and dtype that the programs ask for must be there; what they do not ask for is not read.
+Every name that the programs ask for must be there, in the shape they ask for; nothing else is read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _REMEDY = "convert it with: aotgaudi model import SOURCE DIR"
 def load_weights(model_dir: Path, specs: Iterable[TensorSpec]) -> dict[str, Tensor]:
     """Returns name -> tensor for every spec. Raises SpecError naming the file or the tensor at fault.
 
-    A tensor of another dtype is converted (and then copied); one of another shape belongs to another model.
+    A tensor of another dtype is converted, which copies it; one of another shape belongs to another model.
     """
     wanted = {spec.name: spec for spec in specs}
     weights: dict[str, Tensor] = {}
@@ -51,7 +51,7 @@ def _files(model_dir: Path, wanted: Iterable[str]) -> list[Path]:
         return [single]
     try:
         where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        names = {where[name] for name in wanted if name in where}
+        names = {str(where[name]) for name in wanted if name in where}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SpecError(str(index), f"is not a safetensors index: {error}") from error
     if any(Path(name).name != name for name in names):

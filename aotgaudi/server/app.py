@@ -1,4 +1,4 @@
-"""The HTTP application: routes, errors, life.
+"""The HTTP application: routes and errors.
 
 =====================================  ==========================================================
 ``GET /v1/models``, ``/v1/models/ID``  what is served
@@ -13,8 +13,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -28,32 +26,34 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aotgaudi.engine.output import TokenEvent
 from aotgaudi.errors import RequestError
-from aotgaudi.server.body import parse_body
-from aotgaudi.server.error_bodies import body_of, error_body, error_status
+from aotgaudi.server.body import body_schema, openapi_schema, parse_body
 from aotgaudi.server.generation import Generation
+from aotgaudi.server.http import (
+    DONE,
+    ClientGoneError,
+    EventStreamResponse,
+    body_of,
+    error_body,
+    error_status,
+    read_json_bytes,
+    sse,
+    unless_disconnected,
+)
 from aotgaudi.server.metrics import Metrics
-from aotgaudi.server.openapi import body_schema, openapi_schema
 from aotgaudi.server.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
-from aotgaudi.server.reading import read_json_bytes
 from aotgaudi.server.responses import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat, TokenTexts
-from aotgaudi.server.service import DEFAULT_DRAIN_TIMEOUT_SECONDS, Service
-from aotgaudi.server.streaming import DONE, ClientGoneError, EventStreamResponse, sse, unless_disconnected
+from aotgaudi.server.service import Service
 
 logger = logging.getLogger(__name__)
 
 _CLIENT_GONE_STATUS = 499  # nginx's; nobody reads it but the metrics
 
 
-def create_app(service: Service, *, drain_timeout_seconds: float = DEFAULT_DRAIN_TIMEOUT_SECONDS) -> FastAPI:
-    """The application that serves `service`, and closes it when it shuts down."""
-
-    @contextlib.asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        await asyncio.to_thread(service.close, drain_timeout_seconds)
-
-    app = FastAPI(title="aotgaudi", version=service.version, docs_url=None, redoc_url=None, lifespan=lifespan)
-    app.openapi = lambda: dict(openapi_schema(app))  # type: ignore[method-assign]
+def create_app(service: Service) -> FastAPI:
+    """Returns the application that serves `service`. It has no life of its own: whoever runs it ends the service."""
+    app = FastAPI(title="aotgaudi", version=service.version, docs_url=None, redoc_url=None)
+    bodies = (CompletionRequest, ChatCompletionRequest)
+    app.openapi = lambda: openapi_schema(app, bodies)  # type: ignore[method-assign]
     _add_routes(app, Api(service))
     app.add_exception_handler(RequestError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
@@ -154,7 +154,7 @@ class Api:
         service = self._service
         generation = Generation(service.engine, answer_format.head.id, service.metrics, service.clock)
         try:
-            generation.submit(prompts, body.sampling_params())
+            generation.submit(prompts, body.sampling_params(service.defaults))
         except RequestError as error:
             raise body.in_own_names(error) from error
         if body.stream:
@@ -240,7 +240,7 @@ class RequestBoundary:
                 raise
             await (await _answer_error(Request(scope), error))(scope, receive, watch)
         finally:
-            self._metrics.count_request(_endpoint(scope), status or _CLIENT_GONE_STATUS)
+            self._metrics.requests.labels(_endpoint(scope), str(status or _CLIENT_GONE_STATUS)).inc()
 
 
 def _endpoint(scope: Scope) -> str:

@@ -1,4 +1,4 @@
-"""What all request bodies have in common: closed, strict, and clear about what is wrong with them."""
+"""What all request bodies have in common: closed, strict, clear about what is wrong, and described in OpenAPI."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, TypeVar
 
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
 from pydantic import BeforeValidator, ValidationError, model_validator
+from pydantic.json_schema import models_json_schema
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from aotgaudi.document import Value
 from aotgaudi.errors import RequestError
 
 _MAX_ECHO_CHARS = 64
+_REF = "#/components/schemas/{model}"
 
 BodyT = TypeVar("BodyT", bound="Body")
 
@@ -66,7 +70,7 @@ class Body(Value):
 
 
 def parse_body(body_class: type[BodyT], raw: bytes) -> BodyT:
-    """`raw` (JSON, UTF-8) as a request.
+    """Returns `raw` (JSON, UTF-8) as a request.
 
     Raises:
         RequestError: 400; malformed JSON, a wrong type, an unknown or an unsupported parameter.
@@ -103,3 +107,19 @@ def _path(location: Sequence[int | str]) -> str:
         elif not step.startswith("<"):
             path += f".{step}" if path else step
     return path
+
+
+def body_schema(body_class: type[Body]) -> dict[str, object]:
+    """Returns what a route adds to its OpenAPI description to say which body it takes."""
+    content = {"application/json": {"schema": {"$ref": _REF.format(model=body_class.__name__)}}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def openapi_schema(app: FastAPI, body_classes: Sequence[type[Body]]) -> dict[str, object]:
+    """Returns ``/openapi.json``: FastAPI's document with the bodies, which we parse ourselves. Made anew at each call."""
+    wanted = [(body_class, "validation") for body_class in body_classes]
+    _, definitions = models_json_schema(wanted, ref_template=_REF)  # type: ignore[arg-type]
+    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    schemas.update(definitions.get("$defs", {}))
+    return document

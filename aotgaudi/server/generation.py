@@ -100,12 +100,12 @@ class Generation:
                 self._engine.add(
                     prompt, params, request_id=self._engine_id(index), on_event=self._on_event_of(index)
                 )
-                self._open[index] = self._metrics.time_output(self._arrival, self._clock)
+                self._open[index] = OutputTimer(self._metrics, self._arrival, self._clock)
         except RequestError:
             self.close()
             raise
         self._num_prompt_tokens = sum(map(len, prompts))
-        self._metrics.count_prompt_tokens(self._num_prompt_tokens)
+        self._metrics.prompt_tokens.inc(self._num_prompt_tokens)
 
     async def events(self) -> AsyncIterator[tuple[int, TokenEvent]]:
         """Yields the new output of all choices as it comes, each with the choice's index, until all have ended.

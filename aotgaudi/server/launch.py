@@ -9,23 +9,29 @@ from __future__ import annotations
 import logging
 import os
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from aotgaudi.backends.online import check_target
-from aotgaudi.bundle.bundle import Bundle, open_bundle
-from aotgaudi.bundle.verify import VerifiedBundle, hold_bundle
-from aotgaudi.errors import CorruptError
-from aotgaudi.manifest.codec import loads as load_manifest
-from aotgaudi.manifest.manifest import Manifest
+from aotgaudi import __version__
+from aotgaudi.llm.running import ModelOptions
+from aotgaudi.llm.start import start
 from aotgaudi.server.app import create_app
-from aotgaudi.server.options import ServeOptions
-from aotgaudi.server.run import bind, serve_forever
+from aotgaudi.server.metrics import Metrics
+from aotgaudi.server.run import HttpServer, StopTimes, bind
 from aotgaudi.server.service import Service
 
 logger = logging.getLogger(__name__)
 
-DRAIN_TIMEOUT_SECONDS = 30.0
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """What ``aotgaudi serve`` was told: the model, where to listen, under which names, and how to stop."""
+
+    model: ModelOptions
+    host: str
+    port: int
+    served_model_names: tuple[str, ...]
+    stop_times: StopTimes = StopTimes()  # noqa: RUF009 - a frozen value
 
 
 def launch(options: ServeOptions) -> None:
@@ -45,48 +51,34 @@ def launch(options: ServeOptions) -> None:
 
     def on_listening(host: str, port: int) -> None:
         seconds = seconds_since_start()
-        service.metrics.set_time_to_ready(seconds)
+        service.metrics.time_to_ready.set(seconds)
         logger.info(
             "ready in %.2f s: http://%s:%d (model %s)", seconds, host, port, options.served_model_names[0]
         )
 
-    serve_forever(
-        create_app(service, drain_timeout_seconds=DRAIN_TIMEOUT_SECONDS),
-        options.host,
-        options.port,
-        on_listening,
-        listener=listener,
-        on_stop=service.begin_drain,
-        drain_timeout_seconds=DRAIN_TIMEOUT_SECONDS,
+    server = HttpServer(
+        create_app(service), listener, service, on_listening=on_listening, stop_times=options.stop_times
     )
+    server.run_until_stopped()
 
 
 def _start(options: ServeOptions) -> Service:
-    """What is parsed on the way (bundle, programs) is let go when this returns."""
-    bundle = open_bundle(options.bundle, options.acceptance)
-    manifest = _manifest(bundle)
-    check_target(bundle.receipt.target)
-    with ThreadPoolExecutor(1) as pool:
-        pending = pool.submit(hold_bundle, bundle, {entry.id: str(entry) for entry in manifest.entries})
-        return _assemble(options, bundle, manifest, pending)
-
-
-def _assemble(
-    options: ServeOptions, bundle: Bundle, manifest: Manifest, pending: Future[VerifiedBundle]
-) -> Service:
-    """Imports torch and the rest only now: what can be refused without them has been, in a fraction of a second."""
-    from aotgaudi.server.assemble import assemble
-
-    return assemble(options, bundle, manifest, pending)
-
-
-def _manifest(bundle: Bundle) -> Manifest:
-    manifest = load_manifest(bundle.manifest_bytes)
-    if manifest.id != bundle.receipt.manifest_id:
-        raise CorruptError(
-            f"bundle {bundle.path}: manifest.json has id {manifest.id}, the receipt answers {bundle.receipt.manifest_id}"
-        )
-    return manifest
+    metrics = Metrics()
+    model = start(replace(options.model, on_step=metrics.observe_step))
+    service = Service(
+        engine=model.engine,
+        tokenizer=model.tokenizer,
+        chat_template=model.chat_template,
+        model_names=options.served_model_names,
+        max_model_len=model.max_model_len,
+        manifest_id=model.manifest_id,
+        warmth=model.warmth,
+        version=__version__,
+        defaults=model.defaults,
+        metrics=metrics,
+    )
+    model.guard.arm()
+    return service
 
 
 def seconds_since_start() -> float:

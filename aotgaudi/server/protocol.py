@@ -3,19 +3,20 @@
 Three kinds of parameters:
 
 - supported: validated and obeyed;
-- known, not supported (`tools`, `n` > 1, ...): accepted while they hold a value that asks for nothing, refused
-  with "not supported by this server" otherwise;
-- unknown: refused, naming the nearest known one, for a misspelt `max_token` must not be dropped silently.
+- known but not supported (`tools`, `n` > 1, ...): accepted while their value asks for nothing, otherwise refused with
+  "not supported by this server";
+- unknown: refused, naming the nearest known one, because a misspelt `max_token` must not be dropped silently.
 
-Extensions beyond OpenAI's protocol carry vLLM's names: `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`,
-`ignore_eos`. Filters, penalties and log-probabilities are also refused, by the engine, where the bundle's sampler
-was built without them.
+Extensions of OpenAI's protocol have vLLM's names: `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`,
+`ignore_eos`. The engine also refuses filters, penalties and log-probabilities that the bundle's sampler was built
+without.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, cast
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
@@ -86,6 +87,20 @@ Prompt = Annotated[
 ]
 
 
+_SAMPLING_FIELDS = {
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "ignore_eos",
+}
+"""Fields that a request and `SamplingParams` have under the same names."""
+
+
 class GenerationRequest(Body):
     """What both endpoints share. Ranges of the sampling parameters are checked by `SamplingParams`."""
 
@@ -154,27 +169,26 @@ class GenerationRequest(Body):
     def _own_names(self) -> Mapping[str, str]:
         return {}
 
-    def sampling_params(self) -> SamplingParams:
-        """The engine's view of this request.
+    def sampling_params(self, defaults: Mapping[str, Any] = MappingProxyType({})) -> SamplingParams:
+        """Returns the engine's view of this request. `defaults` stand in for parameters that it does not state.
+
+        A `max_tokens` in `defaults` is also the most that a request gets, as in vLLM.
 
         Raises:
             RequestError: a value is out of range; names the parameter.
         """
+        limits = [n for n in (self.max_new_tokens, defaults.get("max_tokens")) if n is not None]
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        stated = self.model_dump(include=_SAMPLING_FIELDS, exclude_none=True)
         return SamplingParams(
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            top_k=0 if self.top_k is None else self.top_k,
-            min_p=0.0 if self.min_p is None else self.min_p,
-            presence_penalty=0.0 if self.presence_penalty is None else self.presence_penalty,
-            frequency_penalty=0.0 if self.frequency_penalty is None else self.frequency_penalty,
-            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
-            logprobs=self.num_logprobs,
-            seed=self.seed,
-            max_tokens=self.max_new_tokens,
-            stop=tuple(stop),
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            ignore_eos=bool(self.ignore_eos),
+            **{
+                **defaults,
+                **stated,
+                "logprobs": self.num_logprobs,
+                "max_tokens": min(limits, default=None),
+                "stop": tuple(stop),
+                "stop_token_ids": tuple(self.stop_token_ids or ()),
+            }
         )
 
 
@@ -230,12 +244,12 @@ class Message(Body):
     tool_calls: NoList = None
     annotations: NoList = None
 
-    @property
-    def text(self) -> str:
-        """The content as one string; parts are joined by a line feed, as vLLM joins them."""
-        if isinstance(self.content, str):
-            return self.content
-        return "\n".join(part.text for part in self.content)
+    def as_variables(self) -> dict[str, str]:
+        """Returns what a chat template sees: parts are joined by a line feed, as vLLM joins them."""
+        parts = self.content
+        text = parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
+        variables = {"role": str(self.role), "content": text}
+        return variables if self.name is None else {**variables, "name": self.name}
 
 
 class ChatCompletionRequest(GenerationRequest):

@@ -1,19 +1,35 @@
-"""Runs the application on a socket until a signal says to stop."""
+"""Runs the application on a socket until a signal says to stop, and then brings it to rest.
+
+::
+
+    signal       /ready and new requests get 503, the socket stays open     for `StopTimes.delay`
+    then         the socket closes, running requests go on                  for `StopTimes.drain` at most
+    then         what still runs is aborted: streams end with an error      for `StopTimes.flush` at most
+    then         the process ends
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import math
 import signal
 import socket
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from aotgaudi.errors import SpecError
-from aotgaudi.server.service import DEFAULT_DRAIN_TIMEOUT_SECONDS
+
+logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
+_POLL_SECONDS = 0.05
 _MAX_PORT = 65535
 
 OnListening = Callable[[str, int], None]
@@ -51,56 +67,65 @@ def _refused(where: str, error: OSError) -> SpecError:
     )
 
 
-class _Server(uvicorn.Server):  # type: ignore[misc,unused-ignore]
-    """Tells when it listens and when it is told to stop; a stop by signal is an ordinary end."""
+class Drainable(Protocol):
+    """What a server asks of the service when it is told to stop. None of it blocks."""
+
+    def begin_drain(self) -> None:
+        """Refuses new requests from now on. Any thread, signal handlers included."""
+        ...
+
+    def has_drained(self) -> bool:
+        """Returns whether no request runs any more."""
+        ...
+
+    def has_ended(self) -> bool:
+        """Aborts what still runs, and returns whether that has ended."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopTimes:
+    """How long the stages of a stop may take, in seconds.
+
+    Attributes:
+        delay: After SIGTERM the socket stays open for so long, while new requests get 503. A load balancer that polls
+            ``/ready`` stops sending in this time. SIGINT and a second signal do without.
+        drain: Requests that run get so long to end; those that are left are aborted, and told so.
+        flush: Answers that are complete get so long to reach their clients.
+    """
+
+    delay: float = 5.0
+    drain: float = 30.0
+    flush: float = 5.0
+
+
+class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
+    """An application on a bound socket. `run_until_stopped` blocks; `stop` may be called on any thread.
+
+    `on_listening` is called once requests are answered. Threads are not needed to stop.
+    """
 
     started: bool
-    should_exit: bool
     force_exit: bool
-
-    def __init__(
-        self, config: uvicorn.Config, on_started: Callable[[], None], on_stop: Callable[[], None]
-    ) -> None:
-        super().__init__(config)
-        self._on_started, self._on_stop = on_started, on_stop
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self._on_started()
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Not uvicorn's own, which dies of the signal after a graceful end."""
-        del frame
-        self._on_stop()
-        if self.should_exit and sig == signal.SIGINT:
-            self.force_exit = True
-        self.should_exit = True
-
-
-class HttpServer:
-    """An application on a bound socket. `run` blocks; `stop` may be called on any thread.
-
-    `on_listening` is called once requests are answered; `on_stop` when the server is told to stop
-    (`Service.begin_drain`, say). Requests that run then get `drain_timeout_seconds` to end.
-    """
 
     def __init__(
         self,
         app: ASGIApp,
         listener: socket.socket,
+        service: Drainable,
         *,
         on_listening: OnListening,
-        on_stop: Callable[[], None] = lambda: None,
-        drain_timeout_seconds: float = DEFAULT_DRAIN_TIMEOUT_SECONDS,
+        stop_times: StopTimes = StopTimes(),
     ) -> None:
-        host, port = listener.getsockname()[:2]
-        self._listener = listener
-        config = _config(app, drain_timeout_seconds)
-        self._server = _Server(config, on_started=lambda: on_listening(host, port), on_stop=on_stop)
+        super().__init__(_config(app))
+        self._listener, self._service = listener, service
+        self._on_listening, self._stop_times = on_listening, stop_times
+        self._stop_at = math.inf
 
-    def run(self) -> None:
+    def run_until_stopped(self) -> None:
         """Listens, and serves until told to stop: by `stop`, or, on the main thread, by SIGTERM or SIGINT.
+
+        Call it when everything is verified and loaded. A second SIGINT gives running requests no more time.
 
         Raises:
             SpecError: the address is in use by now.
@@ -111,50 +136,64 @@ class HttpServer:
             host, port = self._listener.getsockname()[:2]
             self._listener.close()
             raise _refused(f"{host}:{port}", error) from error
-        self._server.run(sockets=[self._listener])
+        self.run(sockets=[self._listener])
 
     def stop(self) -> None:
-        """Ends `run` as SIGTERM does. Returns at once."""
-        self._server.handle_exit(signal.SIGTERM, None)
+        """Ends `run_until_stopped` as SIGINT does. Returns at once."""
+        self.handle_exit(signal.SIGINT, None)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begins to drain. Unlike uvicorn's own, it does not die of the signal after a graceful end."""
+        del frame
+        self._service.begin_drain()
+        is_second = self._stop_at < math.inf
+        has_delay = sig == signal.SIGTERM and not is_second
+        self._stop_at = time.monotonic() + (self._stop_times.delay if has_delay else 0)
+        self.force_exit = self.force_exit or (is_second and sig == signal.SIGINT)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Part of uvicorn's life."""
+        await super().startup(sockets)
+        if self.started:
+            self._on_listening(*self._listener.getsockname()[:2])
+
+    async def on_tick(self, counter: int) -> bool:
+        """Part of uvicorn's life: returns whether to stop listening."""
+        return await super().on_tick(counter) or time.monotonic() >= self._stop_at
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Part of uvicorn's life: closes the socket, lets requests end, aborts the others, ends the service."""
+        for server in self.servers:
+            server.close()
+        if not await self._until(self._service.has_drained, self._stop_times.drain):
+            logger.warning("requests still ran after %g s and are aborted", self._stop_times.drain)
+        if not await self._until(self._service.has_ended, self._stop_times.flush):
+            logger.warning("the engine did not end within %g s", self._stop_times.flush)
+        await self._until(lambda: not self.server_state.tasks, self._stop_times.flush)
+        for connection in list(self.server_state.connections):
+            if connection.cycle is not None and not connection.cycle.response_complete:
+                connection.transport.abort()  # Its client does not read, or has not sent its request to the end.
+        await super().shutdown(sockets)
+
+    async def _until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Waits for `condition`, `seconds` at most and not at all once `force_exit` is set. Returns whether it came."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if self.force_exit or time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(_POLL_SECONDS)
+        return True
 
 
-def serve_forever(
-    app: ASGIApp,
-    host: str,
-    port: int,
-    on_listening: OnListening,
-    *,
-    listener: socket.socket | None = None,
-    on_stop: Callable[[], None] = lambda: None,
-    drain_timeout_seconds: float = DEFAULT_DRAIN_TIMEOUT_SECONDS,
-) -> None:
-    """Serves `app` until SIGTERM or SIGINT, then lets running requests end, and returns.
-
-    Call it on the main thread when everything is verified and loaded: it starts to listen. `listener` is a
-    socket from `bind`, made earlier so that a port in use is noticed before minutes of loading; None binds
-    `host` and `port` now. A second SIGINT gives running requests no more time.
-
-    Raises:
-        SpecError: the address cannot be listened on.
-    """
-    HttpServer(
-        app,
-        bind(host, port) if listener is None else listener,
-        on_listening=on_listening,
-        on_stop=on_stop,
-        drain_timeout_seconds=drain_timeout_seconds,
-    ).run()
-
-
-def _config(app: ASGIApp, drain_timeout_seconds: float) -> uvicorn.Config:
+def _config(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        lifespan="on",
+        lifespan="off",
         ws="none",
         access_log=False,
         log_config=None,
         server_header=False,
         proxy_headers=False,
         backlog=_BACKLOG,
-        timeout_graceful_shutdown=max(1, round(drain_timeout_seconds)),
+        timeout_graceful_shutdown=1,
     )

@@ -1,33 +1,30 @@
-"""What a server serves: an engine, a tokenizer and a name, bound together, and whether it is ready."""
+"""What a server serves: an engine, a tokenizer and a name; whether it is ready; how it comes to rest."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from typing import Any
 
 from aotgaudi.errors import RequestError
-from aotgaudi.server.chat import ChatTemplate
+from aotgaudi.llm.chat import ChatTemplate
+from aotgaudi.llm.running import Warmth
+from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.server.generation import EngineLike
-from aotgaudi.server.metrics import Metrics, WarmCounts
+from aotgaudi.server.metrics import Metrics
 from aotgaudi.server.protocol import ChatCompletionRequest, CompletionRequest
-from aotgaudi.server.tokenizer import Tokenizer
 
-logger = logging.getLogger(__name__)
-
-DEFAULT_DRAIN_TIMEOUT_SECONDS = 30.0
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
 _INLINE_ENCODE_CHARS = 16 * 1024  # A few milliseconds; a longer text is encoded on another thread.
-_ABORT_TIMEOUT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readiness:
-    """What ``/ready`` tells; `reason` is empty when ready."""
+    """What ``/ready`` answers; `reason` is empty when ready."""
 
     ready: bool
     reason: str
@@ -41,9 +38,9 @@ class Readiness:
 class Service:
     """One model being served. Thread-safe as far as its parts are.
 
-    `model_names` are the names that requests may use; answers carry the first one, or the one that was asked
-    for. `max_model_len` is in tokens. `warm_counts` is asked whenever readiness is. `clock` counts seconds
-    from anywhere, `now` is the time of day.
+    `model_names` are the names that requests may use; an answer carries the one that was asked for, or else the first.
+    `max_model_len` is in tokens. `defaults` are the sampling parameters of requests that do not state them. `clock`
+    counts seconds from any start, `now` is the time of day.
     """
 
     engine: EngineLike
@@ -52,8 +49,9 @@ class Service:
     model_names: tuple[str, ...]
     max_model_len: int
     manifest_id: str
-    warm_counts: Callable[[], WarmCounts]
+    warmth: Callable[[], Warmth]
     version: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=Metrics)
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     clock: Callable[[], float] = time.monotonic
@@ -65,8 +63,7 @@ class Service:
         if not self.model_names:
             raise ValueError("a service needs at least one model name")
         object.__setattr__(self, "_started_at", self.unix_seconds())
-        self.metrics.watch_engine(self.engine.stats)
-        self.metrics.watch_readiness(lambda: self.readiness().ready, self.warm_counts)
+        self.metrics.watch(self.engine.stats, self.warmth, lambda: self.readiness().ready)
 
     @property
     def started_at(self) -> int:
@@ -79,25 +76,25 @@ class Service:
         return self.engine.failure is None
 
     def unix_seconds(self) -> int:
-        """Now, in whole seconds since 1970."""
+        """Returns the time of day in whole seconds since 1970."""
         return int(self.now().timestamp())
 
     def readiness(self) -> Readiness:
-        """Whether requests are taken now, and if not, why."""
-        warm = self.warm_counts()
+        """Returns whether requests are taken now, and if not, why."""
+        warmth = self.warmth()
         reason = "draining" if self._draining.is_set() else ""
         reason = reason if self.is_alive else "the engine has died"
         return Readiness(
             ready=not reason,
             reason=reason,
-            entries_warm=warm.num_warm,
-            entries_total=warm.num_total,
+            entries_warm=warmth.num_warm,
+            entries_total=warmth.num_total,
             manifest_id=self.manifest_id,
-            compilations=self.metrics.num_compilations,
+            compilations=sum(warmth.compilations.values()),
         )
 
     def resolve_model(self, name: str | None) -> str:
-        """The name that an answer carries.
+        """Returns the name that an answer carries.
 
         Raises:
             RequestError: 404; no such model is served here.
@@ -120,7 +117,7 @@ class Service:
             raise RequestError(f"The server takes no requests: {reason}", http_status=503)
 
     async def encode_prompts(self, request: CompletionRequest) -> list[list[int]]:
-        """Token ids of each prompt; text gets the model's special tokens unless the request says otherwise.
+        """Returns the token ids of each prompt; text gets the model's special tokens unless the request says otherwise.
 
         Raises:
             RequestError: 400; a prompt is longer than any that fits.
@@ -131,7 +128,7 @@ class Service:
         return encoded if texts else [self._bounded(ids) for ids in prompts if not isinstance(ids, str)]
 
     def _bounded(self, token_ids: list[int]) -> list[int]:
-        """Refuses here what is far too long, before the engine looks at each id on the event loop."""
+        """Refuses what is far too long before the engine checks each id, which it does on the event loop."""
         if len(token_ids) > self.max_model_len:
             raise RequestError(
                 f"the prompt has {len(token_ids)} tokens; max_model_len = {self.max_model_len}",
@@ -140,7 +137,7 @@ class Service:
         return token_ids
 
     async def encode_chat(self, request: ChatCompletionRequest) -> list[list[int]]:
-        """Token ids of the conversation, one list; the template writes the special tokens itself.
+        """Returns the token ids of the conversation, as one list; the template writes the special tokens itself.
 
         Raises:
             RequestError: 400; the model has no chat template, or it refuses the messages.
@@ -150,7 +147,7 @@ class Service:
                 f"The model {self.model_names[0]!r} has no chat template; use /v1/completions",
                 param="messages",
             )
-        text = self.chat_template.render(request.messages)
+        text = self.chat_template.render([message.as_variables() for message in request.messages])
         return await self._encode([text], False, "messages")
 
     async def _encode(self, texts: Sequence[str], with_special: bool, param: str) -> list[list[int]]:
@@ -170,10 +167,11 @@ class Service:
         """Refuses new requests from now on; those that run go on. Any thread, signal handlers included."""
         self._draining.set()
 
-    def close(self, drain_timeout_seconds: float) -> None:
-        """Refuses new requests, waits for the others, aborts what is left, and ends the engine. Blocks."""
+    def has_drained(self) -> bool:
+        """Returns whether no request runs any more. Refuses new ones, as `begin_drain` does. Does not block."""
         self.begin_drain()
-        if not self.engine.drain(drain_timeout_seconds):
-            logger.warning("requests still ran after %s seconds and are aborted", drain_timeout_seconds)
-        if not self.engine.shutdown(_ABORT_TIMEOUT_SECONDS):
-            logger.warning("the engine did not end within %s seconds", _ABORT_TIMEOUT_SECONDS)
+        return self.engine.drain(0)
+
+    def has_ended(self) -> bool:
+        """Aborts what still runs, and returns whether the engine has ended. Does not block."""
+        return self.engine.shutdown(0)

@@ -194,6 +194,8 @@ class Workplace:
             model or self.model,
             "--port",
             "0",
+            "--drain-delay",
+            "0",
             *options,
         )
         return Server(

@@ -37,7 +37,7 @@ def test_a_missing_entry_is_compiled_once_answered_right_and_kept_in_the_store(
     workplace: Workplace, server: Server, holed_bundle: Path, store: Path
 ) -> None:
     expected = ask(server)
-    total = server.metric("aotgaudi_entries_total")
+    total = server.metric("aotgaudi_entries")
 
     with workplace.serve("--store", store, bundle=holed_bundle, strict=False) as cold:
         assert COLD_LINE not in cold.log

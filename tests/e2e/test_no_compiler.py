@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.harness import PACKAGE_ROOT, Workplace, environment
+from tests.e2e.harness import PACKAGE_ROOT, Workplace, environment, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -138,6 +139,44 @@ def test_a_strict_server_works_without_a_compiler_and_starts_no_process(
     loaded = {seen.what for seen in witness.seen("loaded")}
     assert "torch" in loaded
     assert [name for name in loaded if name in COMPILERS] == []
+
+
+SABOTEUR = '''\
+"""Imported by every Python process at its start: on SIGUSR1 it tries what a server must not do."""
+
+import signal
+import subprocess
+
+
+def compile_something(signum, frame):
+    for attempt in (lambda: subprocess.run(["g++", "--version"]), lambda: __import__("torch._inductor")):
+        try:
+            attempt()
+        except Exception as error:
+            print(f"saboteur: {error}", flush=True)
+
+
+signal.signal(signal.SIGUSR1, compile_something)
+'''
+
+
+def test_the_count_of_compilations_rises_when_something_tries_to_compile(
+    workplace: Workplace, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SABOTEUR, encoding="utf-8")
+    path = f"{tmp_path}{os.pathsep}{PACKAGE_ROOT}"
+
+    with workplace.serve(PYTHONPATH=path) as server:
+        causes = ("first_use", "process", "import", "dynamo", "backend")
+        assert [server.metric("aotgaudi_compilations_total", cause=cause) for cause in causes] == [0] * 5
+
+        server.process.send_signal(signal.SIGUSR1)
+        assert eventually(lambda: server.log.count("saboteur: refused while serving") == 2), server.log
+
+        assert server.metric("aotgaudi_compilations_total", cause="process") == 1
+        assert server.metric("aotgaudi_compilations_total", cause="import") == 1
+        assert server.client.get("/ready").json()["compilations"] == 2
+        assert server.complete([3] * 4, max_tokens=4)["choices"]
 
 
 def test_a_first_use_that_cannot_be_built_fails_its_request_alone(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -47,6 +48,14 @@ class InductorRuntime:
             raise TargetError(
                 f"{_name_of(files[ARTIFACT_FILE])}: cannot be loaded: {str(error).splitlines()[0]}"
             ) from error
+
+    def num_compiled(self) -> int:
+        """Returns how many graphs inductor has compiled in this process; 0 where it was never imported."""
+        utils = sys.modules.get("torch._dynamo.utils")
+        if utils is None:
+            return 0
+        counts = utils.counters["inductor"]
+        return int(counts["fxgraph_cache_miss"] + counts["fxgraph_cache_bypass"])
 
 
 def _name_of(path: Path) -> str:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from aotgaudi.bundle.bundle import Acceptance
 from aotgaudi.cli.options.acceptance import acceptance_options
-from aotgaudi.cli.options.common import Command, available_cores, store_option
+from aotgaudi.cli.options.common import Command, store_option
 from aotgaudi.errors import SpecError
 from aotgaudi.remotes.hub import fetch_model, is_hub_id
+from aotgaudi.runtime.cores import available_cores
+
+if TYPE_CHECKING:
+    from aotgaudi.llm.model_files import GenerationConfig
 
 
 def _address_options(function: Command) -> Command:
@@ -35,6 +41,51 @@ def _address_options(function: Command) -> Command:
     return host_option(port_option(command))
 
 
+def _generation_options(function: Command) -> Command:
+    """``--generation-config`` and its override; the command gets them as one argument `generation_config`."""
+
+    @functools.wraps(function)
+    def command(*, source: str, override: Mapping[str, Any], **others: Any) -> Any:
+        from aotgaudi.llm.model_files import GenerationConfig
+
+        return function(generation_config=GenerationConfig(source, override), **others)
+
+    source_option = click.option(
+        "--generation-config",
+        "source",
+        default="auto",
+        show_default=True,
+        metavar="SOURCE",
+        help="Sampling defaults: auto (the model's generation_config.json), vllm (none), or a directory.",
+    )
+    override_option = click.option(
+        "--override-generation-config",
+        "override",
+        callback=_parse_override,
+        metavar="JSON",
+        help="Sampling defaults that win over the file's, e.g. '{\"temperature\": 0.6}'.",
+    )
+    return source_option(override_option(command))
+
+
+def _parse_override(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> Mapping[str, Any]:
+    from aotgaudi.llm.model_files import SAMPLING_DEFAULTS
+
+    try:
+        override = json.loads(value or "{}")
+    except ValueError as error:
+        raise click.BadParameter(f"is not JSON: {error}", context, parameter) from error
+    if not isinstance(override, dict):
+        raise click.BadParameter("must be a JSON object", context, parameter)
+    for name in override:
+        if name not in SAMPLING_DEFAULTS:
+            known = ", ".join(SAMPLING_DEFAULTS)
+            raise click.BadParameter(f"has {name!r}; the sampling defaults are {known}", context, parameter)
+    return override
+
+
 @click.command()
 @click.option(
     "--bundle", type=click.Path(path_type=Path), required=True, metavar="DIR", help="What `build` sealed."
@@ -53,45 +104,62 @@ def _address_options(function: Command) -> Command:
     metavar="NAME",
     help="Name in the API (repeatable)  [default: the directory's name]",
 )
+@_generation_options
 @click.option(
     "--threads",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Threads of matrix products  [default: $OMP_NUM_THREADS or one a core]",
+    help="Threads of matrix products  [default: $OMP_NUM_THREADS, or one per core of this process's quota]",
+)
+@click.option(
+    "--drain-delay",
+    type=click.FloatRange(min=0),
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="After SIGTERM, answer 503 for so long before the socket closes.",
 )
 @acceptance_options
 @store_option
-def serve(
+def serve(  # noqa: PLR0913 - one argument per option
+    *,
     bundle: Path,
     model: str,
     require_warm: bool,
     address: tuple[str, int],
     names: tuple[str, ...],
+    generation_config: GenerationConfig,
     threads: int | None,
+    drain_delay: float,
     acceptance: Acceptance,
     store_root: Path,
 ) -> None:
     """Serve a model from a verified BUNDLE. With --require-warm it starts warm or not at all."""
-    from aotgaudi.server.launch import launch
-    from aotgaudi.server.options import ServeOptions
+    from aotgaudi.llm.running import ModelOptions
+    from aotgaudi.server.launch import ServeOptions, launch
+    from aotgaudi.server.run import StopTimes
 
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"
     )
     _bound_spinning()
-    model_dir = find_model(model)
+    model_options = ModelOptions(
+        bundle=bundle,
+        acceptance=acceptance,
+        model_dir=find_model(model),
+        require_warm=require_warm,
+        num_threads=threads or _threads(),
+        store_root=store_root,
+        generation_config=generation_config,
+        environment=os.environ,
+    )
     launch(
         ServeOptions(
-            bundle=bundle,
-            acceptance=acceptance,
-            model_dir=model_dir,
-            require_warm=require_warm,
+            model=model_options,
             host=address[0],
             port=address[1],
-            served_model_names=names or (_served_name(model, model_dir),),
-            num_threads=threads or _threads(),
-            store_root=store_root,
-            environment=os.environ,
+            served_model_names=names or (served_name(model),),
+            stop_times=StopTimes(delay=drain_delay),
         )
     )
 
@@ -108,11 +176,9 @@ def find_model(model: str) -> Path:
     return fetch_model(model, ["*.json", "*.safetensors", "*.jinja"])
 
 
-def _served_name(model: str, model_dir: Path) -> str:
-    """Returns a hub id as it was given, else the directory's name as it was given."""
-    if not Path(model).exists():
-        return model
-    return model_dir.name or model_dir.resolve().name
+def served_name(model: str) -> str:
+    """Returns the name in the API: a hub id as it was given, else the directory's name, of a link the link's own."""
+    return Path(os.path.abspath(model)).name if Path(model).exists() else model
 
 
 def _bound_spinning() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from aotgaudi.errors import StoreError
+from aotgaudi.runtime.cores import available_cores
 from aotgaudi.store.access import default_store_root
 
 Command = Callable[..., Any]
@@ -83,11 +84,6 @@ def memory_budget_option(function: Command) -> Command:
         metavar="SIZE",
         help="Device memory for KV cache and step buffers, weights not counted, e.g. 96GiB; warns if they need more.",
     )(function)
-
-
-def available_cores() -> int:
-    """Returns the cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def refuse_unwritable(path: Path) -> None:

@@ -59,7 +59,7 @@ def test_starting_a_process_is_refused_and_counted(attempt: str) -> None:
         guard = Guard()
         guard.arm()
         print(refused(lambda: {attempt}))
-        print(guard.num_refused)
+        print(sum(guard.compilations().values()))
         """
     )
 
@@ -85,7 +85,7 @@ def test_importing_a_compiler_is_refused(module: str) -> None:
         guard = Guard()
         guard.arm()
         print(refused(lambda: __import__('importlib').import_module({module!r})))
-        print({module!r} in sys.modules, guard.num_refused >= 1)
+        print({module!r} in sys.modules, sum(guard.compilations().values()) >= 1)
         """
     )
 
@@ -110,7 +110,7 @@ def test_what_is_no_compiler_is_imported_and_run_as_before() -> None:
         thread.join()
         with tempfile.TemporaryFile() as file:
             file.write(b"x")
-        print(guard.num_refused)
+        print(sum(guard.compilations().values()))
         """
     )
 
@@ -120,7 +120,10 @@ def test_what_is_no_compiler_is_imported_and_run_as_before() -> None:
 
 
 def test_a_guard_that_is_not_armed_refuses_nothing() -> None:
-    assert in_a_process("guard = Guard(); print(subprocess.call(['true']), guard.num_refused)") == "0 0\n"
+    assert (
+        in_a_process("guard = Guard(); print(subprocess.call(['true']), sum(guard.compilations().values()))")
+        == "0 0\n"
+    )
 
 
 def test_arming_twice_counts_once() -> None:
@@ -130,7 +133,7 @@ def test_arming_twice_counts_once() -> None:
         guard.arm()
         guard.arm()
         refused(lambda: os.system("true"))
-        print(guard.num_refused)
+        print(sum(guard.compilations().values()))
         """
     )
 
@@ -154,9 +157,9 @@ def test_excusing_lets_its_own_thread_start_a_process_and_no_other_and_ends() ->
             assert outside_done.wait(30)
             print(subprocess.run(["true"]).returncode)
         thread.join()
-        print(len(results), guard.num_refused)
+        print(len(results), sum(guard.compilations().values()))
         refused(lambda: subprocess.run(["true"]))
-        print(guard.num_refused)
+        print(sum(guard.compilations().values()))
         """
     )
 
@@ -174,7 +177,7 @@ def test_excusing_ends_after_an_error() -> None:
         except KeyError:
             pass
         refused(lambda: os.system("true"))
-        print(guard.num_refused)
+        print(sum(guard.compilations().values()))
         """
     )
 
@@ -230,3 +233,84 @@ def test_arming_loads_neither_torch_nor_a_compiler() -> None:
     )
 
     assert printed == "set()\n"
+
+
+def test_refusals_are_counted_by_cause() -> None:
+    printed = in_a_process(
+        """
+        guard = Guard()
+        guard.arm()
+        refused(lambda: os.system("true"))
+        refused(lambda: __import__("triton"))
+        refused(lambda: __import__("triton"))
+        guard.count("first_use", 3)
+        print(dict(guard.compilations()))
+        """
+    )
+
+    assert printed == "{'first_use': 3, 'process': 1, 'import': 2, 'dynamo': 0, 'backend': 0}\n"
+
+
+def test_what_is_watched_counts_from_when_the_guard_is_armed() -> None:
+    printed = in_a_process(
+        """
+        compiled = [5]
+        guard = Guard()
+        guard.watch("backend", lambda: compiled[0])
+        compiled[0] = 7
+        guard.arm()
+        print(guard.compilations()["backend"])
+        compiled[0] = 9
+        print(guard.compilations()["backend"])
+        """
+    )
+
+    assert printed == "0\n2\n"
+
+
+def test_graphs_that_dynamo_captures_are_counted() -> None:
+    printed = in_a_process(
+        """
+        import torch, torch._dynamo
+        guard = Guard()
+        guard.arm(only_thread=0)
+        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+        print(guard.compilations()["dynamo"])
+        """
+    )
+
+    assert printed == "1\n"
+
+
+def test_a_guard_of_one_thread_leaves_the_others_alone() -> None:
+    printed = in_a_process(
+        """
+        guard, results = Guard(), []
+        def guarded():
+            guard.arm(only_thread=threading.get_ident())
+            results.append(refused(lambda: subprocess.run(["true"])))
+        thread = threading.Thread(target=guarded)
+        thread.start()
+        thread.join()
+        print(subprocess.run(["true"]).returncode, len(results), guard.compilations()["process"])
+        """
+    )
+
+    assert printed == "0 1 1\n"
+
+
+def test_a_guard_that_is_disarmed_refuses_nothing_and_can_be_armed_again() -> None:
+    printed = in_a_process(
+        """
+        import torch, torch._dynamo
+        guard = Guard()
+        guard.arm()
+        guard.disarm()
+        print(subprocess.run(["true"]).returncode, torch._dynamo.eval_frame._stance.stance)
+        guard.arm()
+        refused(lambda: subprocess.run(["true"]))
+        print(guard.compilations()["process"])
+        """
+    )
+
+    assert printed == "0 default\n1\n"

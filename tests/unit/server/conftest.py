@@ -10,22 +10,22 @@ from dataclasses import dataclass, field
 import pytest
 import tokenizers
 from fastapi.testclient import TestClient
-from tokenizers import decoders, models, pre_tokenizers, processors
 
 from aotgaudi.engine.admission import check_sampling
 from aotgaudi.engine.core import EngineStats
 from aotgaudi.engine.output import ErrorEvent, Event, OnEvent, TokenEvent
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.errors import RequestError
+from aotgaudi.llm.chat import ChatTemplate
+from aotgaudi.llm.running import Warmth
+from aotgaudi.llm.tokenizer import Tokenizer
+from aotgaudi.runtime.guard import CAUSES
 from aotgaudi.server.app import create_app
-from aotgaudi.server.chat import ChatTemplate
-from aotgaudi.server.metrics import WarmCounts
 from aotgaudi.server.service import Service
-from aotgaudi.server.tokenizer import Tokenizer
 from aotgaudi.spec.sampler import SamplerSpec
+from tests.unit.llm.conftest import BOS, make_backend
 
 MAX_MODEL_LEN = 64
-BOS, EOS = "<s>", "</s>"
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message.role }}: {{ message.content }}\n"
     "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
@@ -147,17 +147,7 @@ def scripts() -> dict[str, Script]:
 @pytest.fixture(scope="session")
 def backend() -> tokenizers.Tokenizer:
     """One token a byte; BOS is 256, EOS is 257."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = tokenizers.Tokenizer(
-        models.BPE(vocab={character: index for index, character in enumerate(alphabet)}, merges=[])
-    )
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([BOS, EOS])
-    made.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", special_tokens=[(BOS, made.token_to_id(BOS))]
-    )
-    return made
+    return make_backend()
 
 
 @pytest.fixture
@@ -179,7 +169,7 @@ def make_service(engine: FakeEngine, backend: tokenizers.Tokenizer) -> Callable[
             "model_names": ("tiny", "org/tiny"),
             "max_model_len": MAX_MODEL_LEN,
             "manifest_id": "0123456789abcdef",
-            "warm_counts": lambda: WarmCounts(4, 4),
+            "warmth": lambda: Warmth(4, 4, 0, dict.fromkeys(CAUSES, 0)),
             "version": "9.9.9",
         }
         return Service(**{**fields, **overrides})  # type: ignore[arg-type]

@@ -12,6 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from aotgaudi.entries import DecodeEntry
 from aotgaudi.errors import RequestError
+from aotgaudi.llm.running import Warmth
+from aotgaudi.runtime.guard import CAUSES
 from aotgaudi.server.app import create_app
 from aotgaudi.server.service import Service
 
@@ -145,7 +147,7 @@ def test_unexpected_error_is_500_and_tells_nothing(make_service, caplog) -> None
     def fail() -> object:
         raise RuntimeError("secret detail")
 
-    app = create_app(make_service(warm_counts=fail))
+    app = create_app(make_service(warmth=fail))
     client = TestClient(app, raise_server_exceptions=False)
 
     response = client.get("/ready")
@@ -233,10 +235,11 @@ def _samples(client: TestClient) -> Mapping[tuple[str, tuple[tuple[str, str], ..
 def test_metrics_are_there_from_the_start(client: TestClient) -> None:
     samples = _samples(client)
 
-    assert samples["aotgaudi_compilations_total", ()] == 0
+    for cause in ("first_use", "process", "import", "dynamo", "backend"):
+        assert samples["aotgaudi_compilations_total", (("cause", cause),)] == 0
     assert samples["aotgaudi_not_warmed_total", ()] == 0
     assert samples["aotgaudi_ready", ()] == 1
-    assert samples["aotgaudi_entries_warm", ()] == samples["aotgaudi_entries_total", ()] == 4
+    assert samples["aotgaudi_entries_warm", ()] == samples["aotgaudi_entries", ()] == 4
     assert samples["aotgaudi_requests_running", ()] == 2
     assert samples["aotgaudi_requests_waiting", ()] == 3
     assert samples["aotgaudi_kv_blocks_used", ()] == 5
@@ -245,12 +248,30 @@ def test_metrics_are_there_from_the_start(client: TestClient) -> None:
     assert samples["aotgaudi_defrag_swaps_total", ()] == 13
 
 
+def test_sampling_defaults_stand_in_for_what_a_request_does_not_state(
+    make_service: Callable[..., Service], engine
+) -> None:
+    defaults = {"temperature": 0.6, "top_p": 0.9, "max_tokens": 12}
+    client = TestClient(create_app(make_service(defaults=defaults)))
+
+    client.post("/v1/chat/completions", json=HI)
+    client.post("/v1/chat/completions", json={**HI, "temperature": 0, "max_tokens": 5})
+    client.post("/v1/chat/completions", json={**HI, "max_tokens": 20})
+
+    params = [added.params for added in engine.added]
+    assert [(p.temperature, p.top_p, p.max_tokens) for p in params] == [
+        (0.6, 0.9, 12),
+        (0.0, 0.9, 5),
+        (0.6, 0.9, 12),
+    ]
+
+
 def test_metrics_count_requests_tokens_and_time(client: TestClient, service: Service) -> None:
     client.post("/v1/completions", json={"prompt": "hi"})
     client.post("/v1/completions", json={"prompt": 1})
     client.get("/no/such/path")
     service.metrics.observe_step(DecodeEntry(1, 1, 8), 0.01, 1)
-    service.metrics.set_time_to_ready(1.5)
+    service.metrics.time_to_ready.set(1.5)
 
     samples = _samples(client)
 
@@ -268,10 +289,23 @@ def test_metrics_count_requests_tokens_and_time(client: TestClient, service: Ser
     assert samples["aotgaudi_time_to_ready_seconds", ()] == 1.5
 
 
-def test_compilations_are_counted(client: TestClient, service: Service) -> None:
-    service.metrics.count_compilation()
+def test_compilations_are_counted_by_cause(make_service: Callable[..., Service]) -> None:
+    warmth = Warmth(3, 4, 2, {**dict.fromkeys(CAUSES, 0), "first_use": 5, "process": 1})
+    client = TestClient(create_app(make_service(warmth=lambda: warmth)))
 
-    assert client.get("/ready").json()["compilations"] == 1
+    samples = _samples(client)
+
+    assert client.get("/ready").json()["compilations"] == 6
+    assert samples["aotgaudi_compilations_total", (("cause", "first_use"),)] == 5
+    assert samples["aotgaudi_compilations_total", (("cause", "process"),)] == 1
+    assert samples["aotgaudi_compilations_total", (("cause", "import"),)] == 0
+    assert samples["aotgaudi_not_warmed_total", ()] == 2
+
+
+def test_no_gauge_is_named_as_a_counter(client: TestClient) -> None:
+    families = text_string_to_metric_families(client.get("/metrics").text)
+
+    assert [f.name for f in families if f.type == "gauge" and f.name.endswith("_total")] == []
 
 
 def test_every_metric_is_documented(client: TestClient, pytestconfig: pytest.Config) -> None:
@@ -340,10 +374,3 @@ async def _call_and_go(app, body: bytes | None, *, wait_for_output: bool) -> Non
         "headers": headers,
     }
     await asyncio.wait_for(app(scope, receive, send), WAIT_SECONDS)
-
-
-def test_shutdown_drains_and_ends_the_engine(service: Service, engine) -> None:
-    with TestClient(create_app(service)) as client:
-        assert client.get("/health").status_code == 200
-
-    assert engine.calls == ["drain", "shutdown"]

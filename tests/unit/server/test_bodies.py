@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from aotgaudi.errors import RequestError
 from aotgaudi.server.app import create_app
 from aotgaudi.server.body import parse_body
-from aotgaudi.server.protocol import ChatCompletionRequest, CompletionRequest
+from aotgaudi.server.protocol import ChatCompletionRequest, CompletionRequest, Message
 from aotgaudi.server.service import Service
 
 HI = [{"role": "user", "content": "hi"}]
@@ -236,3 +236,12 @@ def test_any_json_is_read_or_refused_with_a_reason(body: dict[str, object]) -> N
         refusals.append(error)
 
     assert all(refusal.http_status == 400 and str(refusal) for refusal in refusals)
+
+
+def test_the_parts_of_a_message_are_joined_by_a_line_feed() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    message = {"role": "user", "content": parts, "name": "Ann"}
+
+    variables = Message.model_validate(message).as_variables()
+
+    assert variables == {"role": "user", "content": "a\nb", "name": "Ann"}

@@ -14,7 +14,8 @@ from aotgaudi.engine.output import Event, TokenEvent
 from aotgaudi.engine.steps import TokenLogprobs
 from aotgaudi.server.responses import LEAST_LOGPROB
 from aotgaudi.spec.sampler import SamplerSetting, SamplerSpec
-from tests.unit.server.conftest import EOS, FakeEngine
+from tests.unit.llm.conftest import EOS
+from tests.unit.server.conftest import FakeEngine
 
 HI = [{"role": "user", "content": "hi"}]
 H, E, L, BYTE_C3 = 39, 36, 43, 127

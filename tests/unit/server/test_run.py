@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import openai
 import pytest
@@ -24,10 +29,10 @@ from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.engine.steps import DefragStep, Step, StepResult
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import SpecError
+from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.server.app import create_app
-from aotgaudi.server.run import HttpServer, bind, serve_forever
+from aotgaudi.server.run import HttpServer, StopTimes, bind
 from aotgaudi.server.service import Service
-from aotgaudi.server.tokenizer import Tokenizer
 from aotgaudi.spec.limits import ServingLimits
 
 WAIT_SECONDS = 10
@@ -41,13 +46,13 @@ def serve() -> Iterator[Callable[[Service], int]]:
     def start(service: Service) -> int:
         ports: queue.Queue[int] = queue.Queue()
         server = HttpServer(
-            create_app(service, drain_timeout_seconds=1),
+            create_app(service),
             bind("127.0.0.1", 0),
+            service,
             on_listening=lambda _host, port: ports.put(port),
-            on_stop=service.begin_drain,
-            drain_timeout_seconds=1,
+            stop_times=StopTimes(drain=1),
         )
-        thread = threading.Thread(target=server.run, daemon=True)
+        thread = threading.Thread(target=server.run_until_stopped, daemon=True)
         thread.start()
         running.append((server, thread))
         return ports.get(timeout=WAIT_SECONDS)
@@ -174,19 +179,19 @@ def test_port_in_use_is_a_spec_error() -> None:
         port = first.getsockname()[1]
 
         with pytest.raises(SpecError, match=rf"127\.0\.0\.1:{port}: cannot be listened on") as caught:
-            serve_forever(_unused_app, "127.0.0.1", port, lambda _host, _port: None)
+            bind("127.0.0.1", port)
 
     assert caught.value.exit_code == 2
 
 
-def test_port_that_is_taken_after_binding_is_a_spec_error() -> None:
+def test_port_that_is_taken_after_binding_is_a_spec_error(service: Service) -> None:
     with bind("127.0.0.1", 0) as mine:
         host, port = mine.getsockname()
         with bind(host, port) as other:
             other.listen()
 
             with pytest.raises(SpecError, match="cannot be listened on"):
-                serve_forever(_unused_app, host, port, lambda _host, _port: None, listener=mine)
+                HttpServer(_unused_app, mine, service, on_listening=lambda *_: None).run_until_stopped()
 
 
 async def _unused_app(scope: object, receive: object, send: object) -> None:
@@ -199,32 +204,111 @@ def test_bad_address_is_a_spec_error(host: str, port: int) -> None:
         bind(host, port)
 
 
-_CHILD = """
-from aotgaudi.server.run import serve_forever
-
-async def app(scope, receive, send):
-    while scope["type"] == "lifespan":
-        kind = (await receive())["type"]
-        await send({"type": kind + ".complete"})
-        if kind == "lifespan.shutdown":
-            print("closed", flush=True)
-            return
-
-serve_forever(
-    app, "127.0.0.1", 0, lambda host, port: print("listening", flush=True),
-    on_stop=lambda: print("stopping", flush=True),
-)
-"""
-
-
-@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
-def test_signal_ends_the_server_gracefully_with_exit_code_0(sig: signal.Signals) -> None:
-    child = subprocess.Popen([sys.executable, "-c", _CHILD], stdout=subprocess.PIPE, text=True)
-    with child:
+@contextmanager
+def slow_server(delay: float = 0, drain: float = 30) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A server in a process of its own, and its port; see slow_server.py."""
+    root = Path(__file__).parents[3]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "tests.unit.server.slow_server", str(delay), str(drain)],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
         assert child.stdout is not None
-        assert child.stdout.readline() == "listening\n"
+        yield child, int(child.stdout.readline())
+    finally:
+        child.kill()
+        child.communicate()
 
-        child.send_signal(sig)
 
-        assert child.stdout.read() == "stopping\nclosed\n"
-        assert child.wait(WAIT_SECONDS) == 0
+def ended(child: subprocess.Popen[str]) -> str:
+    """Waits for the end, which must be in order. Returns the log."""
+    log = child.communicate(timeout=WAIT_SECONDS)[1]
+    assert child.returncode == 0, log
+    assert "Traceback" not in log
+    assert "CancelledError" not in log
+    return log
+
+
+def begin_stream(port: int, max_tokens: int) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    """Starts a stream, and reads its first event."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_SECONDS)
+    body = json.dumps({"prompt": "a", "max_tokens": max_tokens, "stream": True})
+    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    assert response.readline().startswith(b"data: ")
+    return connection, response
+
+
+def status_of(port: int, method: str, path: str, body: str | None = None) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_SECONDS)
+    connection.request(method, path, body, {"Content-Type": "application/json"})
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+def test_after_sigterm_the_socket_stays_open_and_answers_503_for_the_delay() -> None:
+    with slow_server(delay=1.0) as (child, port):
+        assert status_of(port, "GET", "/ready") == 200
+
+        started = time.monotonic()
+        child.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+
+        assert status_of(port, "GET", "/ready") == 503
+        assert status_of(port, "POST", "/v1/completions", json.dumps({"prompt": "a"})) == 503
+        assert status_of(port, "GET", "/health") == 200
+        ended(child)
+        assert time.monotonic() - started >= 1.0
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM]])
+def test_sigint_and_a_second_sigterm_do_without_the_delay(signals: list[signal.Signals]) -> None:
+    with slow_server(delay=60) as (child, _):
+        for sig in signals:
+            child.send_signal(sig)
+            time.sleep(0.2)
+
+        ended(child)
+
+
+def test_a_running_stream_is_let_to_its_end() -> None:
+    with slow_server() as (child, port):
+        connection, response = begin_stream(port, max_tokens=50)
+        child.send_signal(signal.SIGTERM)
+
+        text = response.read().decode()
+        connection.close()
+
+        assert '"finish_reason":"length"' in text
+        assert text.endswith("data: [DONE]\n\n")
+        assert "aborted" not in ended(child)
+
+
+def test_a_stream_that_is_cut_ends_with_an_error_event() -> None:
+    with slow_server(drain=0.3) as (child, port):
+        connection, response = begin_stream(port, max_tokens=90_000)
+        child.send_signal(signal.SIGTERM)
+
+        *_, last, done, _end = response.read().decode().split("\n\n")
+        connection.close()
+
+        error = json.loads(last.removeprefix("data: "))["error"]
+        assert (error["code"], error["message"]) == ("service_unavailable", "The server is shutting down")
+        assert done == "data: [DONE]"
+        assert "requests still ran after 0.3 s and are aborted" in ended(child)
+
+
+def test_a_request_that_is_never_sent_to_its_end_delays_the_stop_briefly() -> None:
+    with slow_server(drain=30) as (child, port), socket.create_connection(("127.0.0.1", port)) as client:
+        head = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+        client.sendall(f'{head}Content-Length: 100\r\n\r\n{{"prompt"'.encode())
+        time.sleep(0.5)
+
+        child.send_signal(signal.SIGTERM)
+
+        ended(child)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from aotgaudi.errors import CoverageError
+from aotgaudi.llm.assemble import check_coverage
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.server.assemble import check_coverage
 from aotgaudi.spec.parse import spec_from_json
 
 WHAT = (

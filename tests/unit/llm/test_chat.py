@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.errors import RequestError, SpecError
-from aotgaudi.server.chat import ChatTemplate
-from aotgaudi.server.protocol import Message
+from aotgaudi.llm.chat import ChatTemplate
 
-HI = [Message(role="user", content="hi")]
+HI = [{"role": "user", "content": "hi"}]
 
 
 def test_messages_special_tokens_and_generation_prompt_are_variables() -> None:
@@ -24,15 +23,7 @@ def test_messages_special_tokens_and_generation_prompt_are_variables() -> None:
         {"bos_token": "<s>"},
     )
 
-    assert template.render([Message(role="system", content="be kind"), *HI]) == "<s>[system]be kind[user]hi>"
-
-
-def test_parts_are_joined() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-
-    assert ChatTemplate("{{ messages[0].content }}").render(
-        [Message.model_validate({"role": "user", "content": parts})]
-    ) == ("a\nb")
+    assert template.render([{"role": "system", "content": "be kind"}, *HI]) == "<s>[system]be kind[user]hi>"
 
 
 @pytest.mark.parametrize(
@@ -50,11 +41,11 @@ def test_parts_are_joined() -> None:
 def test_environment_is_hugging_faces(source: str, expected: str) -> None:
     template = ChatTemplate(source, now=lambda: datetime(2024, 3, 5))
 
-    assert template.render([Message(role="user", content="<é>")]) == expected
+    assert template.render([{"role": "user", "content": "<é>"}]) == expected
 
 
 def test_developer_is_system_for_templates_that_do_not_know_it() -> None:
-    message = Message(role="developer", content="x")
+    message = {"role": "developer", "content": "x"}
 
     assert ChatTemplate("{{ messages[0].role }}").render([message]) == "system"
     assert ChatTemplate("{{ messages[0].role }}{# developer #}").render([message]) == "developer"
@@ -137,23 +128,15 @@ def test_load_from_the_tokenizers_configuration(tmp_path: Path, value: object) -
     assert template.render(HI) == "B"
 
 
-def test_load_prefers_what_the_caller_names(tmp_path: Path) -> None:
-    _write(tmp_path, "chat_template.jinja", "A")
-    _write(tmp_path, "mine.jinja", "M")
-
-    template = ChatTemplate.load(tmp_path, tmp_path / "mine.jinja")
-
-    assert template is not None
-    assert template.render(HI) == "M"
-
-
 def test_model_without_template(tmp_path: Path) -> None:
     assert ChatTemplate.load(tmp_path) is None
 
 
 def test_broken_files_are_spec_errors(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"no\.jinja"):
-        ChatTemplate.load(tmp_path, tmp_path / "no.jinja")
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(SpecError, match=r"chat_template\.jinja: cannot be read"):
+        ChatTemplate.load(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
     _write(tmp_path, "tokenizer_config.json", {"chat_template": [{"name": "rag", "template": "R"}]})
     with pytest.raises(SpecError, match="no template named 'default'"):
         ChatTemplate.load(tmp_path)

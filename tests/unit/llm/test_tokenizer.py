@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.errors import SpecError
-from aotgaudi.server.tokenizer import Tokenizer, special_tokens
+from aotgaudi.llm.tokenizer import Tokenizer, special_tokens
 
 
 def test_special_tokens_are_added_and_left_out(backend: tokenizers.Tokenizer) -> None:

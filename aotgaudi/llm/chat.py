@@ -1,8 +1,8 @@
 """Messages to a prompt, by the model's own chat template, in a sandbox.
 
-The template is a Jinja program that came with the model. It runs with what Hugging Face's
-``apply_chat_template`` promises it (`raise_exception`, `strftime_now`, `tojson`, loop controls,
-``{% generation %}``), and cannot reach Python: an unsafe access is an error, not an empty string.
+The template is a Jinja program that came with the model. It gets what Hugging Face's ``apply_chat_template`` promises
+(`raise_exception`, `strftime_now`, `tojson`, loop controls, ``{% generation %}``). It cannot reach Python: an unsafe
+access is an error, not an empty string.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from jinja2.runtime import Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from aotgaudi.errors import RequestError, SpecError
-from aotgaudi.server.model_files import read_json_object
-from aotgaudi.server.protocol import Message
-from aotgaudi.server.tokenizer import special_tokens
+from aotgaudi.llm.model_files import read_json_object, special_tokens
+
+Message = Mapping[str, str]
+"""``role`` and ``content``, and ``name`` where the speaker has one."""
 
 
 class _Generation(Extension):
@@ -116,29 +117,27 @@ class ChatTemplate:
         self._knows_developer = "developer" in source
 
     @classmethod
-    def load(cls, model_dir: Path, override: Path | None = None) -> ChatTemplate | None:
-        """The template in `override`, ``chat_template.jinja`` or ``tokenizer_config.json``.
-
-        None if the model has none.
+    def load(cls, model_dir: Path) -> ChatTemplate | None:
+        """Returns the template in ``chat_template.jinja`` or ``tokenizer_config.json``; None if there is none.
 
         Raises:
             SpecError: a file cannot be read, or the template does not compile.
         """
-        found = _find_source(model_dir, override)
+        found = _find_source(model_dir)
         if found is None:
             return None
         where, source = found
         return cls(source, special_tokens(model_dir), where=str(where))
 
     def render(self, messages: Iterable[Message]) -> str:
-        """The prompt that asks for the assistant's next message. Encode it without adding special tokens.
+        """Returns the prompt that asks for the assistant's next message. Encode it without adding special tokens.
 
         Raises:
-            RequestError: 400; the template refuses these messages (its own words are in the message).
+            RequestError: 400; the template refuses these messages. The message quotes its words.
         """
         try:
             return self._template.render(
-                messages=[self._as_variables(message) for message in messages],
+                messages=[self._known_role(message) for message in messages],
                 add_generation_prompt=True,
                 tools=None,
                 documents=None,
@@ -149,17 +148,14 @@ class ChatTemplate:
                 f"The model's chat template refuses these messages: {error}", param="messages"
             ) from error
 
-    def _as_variables(self, message: Message) -> dict[str, str]:
-        role = message.role
-        if role == "developer" and not self._knows_developer:
-            role = "system"
-        variables = {"role": str(role), "content": message.text}
-        return variables if message.name is None else {**variables, "name": message.name}
+    def _known_role(self, message: Message) -> Message:
+        """A template that does not know the role "developer" is given "system" instead."""
+        if message["role"] == "developer" and not self._knows_developer:
+            return {**message, "role": "system"}
+        return message
 
 
-def _find_source(model_dir: Path, override: Path | None) -> tuple[Path, str] | None:
-    if override is not None:
-        return override, _read_text(override)
+def _find_source(model_dir: Path) -> tuple[Path, str] | None:
     path = model_dir / "chat_template.jinja"
     if path.is_file():
         return path, _read_text(path)

@@ -1,0 +1,269 @@
+"""The Python API: generate text from a bundle in this process, without a server.
+
+::
+
+    from aotgaudi import LLM
+    from aotgaudi.llm import SamplingParams
+
+    with LLM("chat.bundle", "my-model") as llm:
+        for output in llm.generate(["The sea is", "The sky is"], SamplingParams(temperature=0, max_tokens=16)):
+            print(output.text)
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Union, cast
+
+from aotgaudi.bundle.bundle import Acceptance
+from aotgaudi.bundle.permissions import OwnerRule
+from aotgaudi.bundle.trust import TrustPolicy, load_trusted_key
+from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
+from aotgaudi.engine.request import FinishReason
+from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.engine.steps import TokenLogprobs
+from aotgaudi.errors import AotGaudiError, RequestError, SpecError
+from aotgaudi.llm.model_files import GenerationConfig
+from aotgaudi.llm.running import ModelOptions, RunningModel, Warmth
+from aotgaudi.llm.start import start
+from aotgaudi.runtime.cores import available_cores
+
+Prompts = Union[str, Sequence[str], Sequence[int], Sequence[Sequence[int]]]
+"""One prompt or several, each as text or as token ids."""
+
+Conversation = Sequence[Mapping[str, str]]
+"""Messages, each with ``role`` and ``content``."""
+
+_CLOSE_TIMEOUT_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What the model answered to one prompt.
+
+    Attributes:
+        prompt_token_ids: The prompt as the model saw it.
+        text: The answer, without special tokens and without the stop string that ended it.
+        token_ids: All generated tokens, the one that ended the answer included.
+        finish_reason: "stop" (a stop string, a stop token or the end of the sequence) or "length".
+        logprobs: One item per generated token where `SamplingParams.logprobs` was set, else None.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] | None
+
+
+class LLM:
+    """A model that runs in this process, from a verified bundle. Safe to use from several threads.
+
+    The bundle is verified exactly as by ``aotgaudi serve``, and the same errors are raised. While it runs, one thread
+    computes; requests of all threads are batched together.
+
+    The process is the caller's, so the guard against compiling covers only the engine's thread, unless
+    ``guard="process"``: then, until `close`, nothing in the whole process may start a process or import a compiler,
+    as in the server. Two settings are the process's: freed memory is kept (glibc's ``mallopt``), and the limit of open
+    files is raised by the number of the bundle's objects, which stay open until the process ends.
+
+    Args:
+        bundle: Directory of the sealed bundle.
+        model: Model directory: config.json, safetensors, tokenizer.json.
+        require_warm: Refuse to start unless every entry is warm. Otherwise a missing entry is built on first use by
+            another process, into `store`.
+        threads: Threads of matrix products; None: as many as this process may use cores.
+        trusted_keys: Public keys (PEM files), one of which must have signed the bundle; none accepts any bundle.
+        generation_config: Where sampling defaults come from, as ``--generation-config``: "auto", "vllm" or a directory.
+        guard: What may not compile: "engine", the engine's thread; "process", anything in this process.
+        store: Where builds on first use go; required without `require_warm`.
+
+    Raises:
+        SpecError: no such model, another model than the bundle's, or an argument that cannot be used.
+        StoreError, ManifestError: there is no bundle, or it cannot be read.
+        NotWarmError, CorruptError, UntrustedError, TargetError: the bundle cannot be used; nothing was mapped.
+        CoverageError: under `require_warm`, a step that the scheduler can form has no entry.
+    """
+
+    def __init__(
+        self,
+        bundle: str | os.PathLike[str],
+        model: str | os.PathLike[str],
+        *,
+        require_warm: bool = True,
+        threads: int | None = None,
+        trusted_keys: Sequence[str | os.PathLike[str]] = (),
+        generation_config: str = "auto",
+        guard: Literal["engine", "process"] = "engine",
+        store: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if store is None and not require_warm:
+            raise SpecError(
+                "store", "is missing", "a directory for what require_warm=False builds on first use"
+            )
+        options = ModelOptions(
+            bundle=Path(bundle),
+            acceptance=_acceptance(trusted_keys),
+            model_dir=Path(model),
+            require_warm=require_warm,
+            num_threads=threads or available_cores(),
+            store_root=Path(store or ""),
+            generation_config=GenerationConfig(generation_config),
+        )
+        with _kept_num_threads():
+            self._model: RunningModel = start(options)
+        self._model.guard.arm(None if guard == "process" else self._model.engine.thread_ident)
+        self._numbers = count()
+
+    @property
+    def manifest_id(self) -> str:
+        """The id of the bundle's manifest."""
+        return self._model.manifest_id
+
+    @property
+    def max_model_len(self) -> int:
+        """The most tokens of a prompt and its answer together."""
+        return self._model.max_model_len
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """The sampling parameters that are used where none are given: those of the model's generation_config.json."""
+        return SamplingParams(**self._model.defaults)
+
+    @property
+    def warmth(self) -> Warmth:
+        """How many entries are warm, and what was compiled since the start, by cause."""
+        return self._model.warmth()
+
+    def generate(
+        self, prompts: Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Output]:
+        """Returns the answers to all prompts, in their order; they run in one batch as far as it has room.
+
+        Args:
+            prompts: One prompt or several. Text gets the model's special tokens; token ids are taken as they are.
+            params: For all prompts, or one each; None: `default_params`.
+
+        Raises:
+            RequestError: A prompt or a parameter cannot be served; names the limit. Nothing is generated then.
+            AotGaudiError: A step failed, or this model was closed.
+        """
+        return self._run(self._encoded(prompts), params)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Output]:
+        """Returns the assistant's next message, of one conversation or of several. Errors as of `generate`.
+
+        Raises:
+            RequestError: The model has no chat template, or the template refuses the messages.
+        """
+        template = self._model.chat_template
+        if template is None:
+            raise RequestError("the model has no chat template; use generate", param="messages")
+        conversations = _conversations(messages)
+        texts = [template.render(conversation) for conversation in conversations]
+        return self._run(self._model.tokenizer.encode_batch(texts, add_special_tokens=False), params)
+
+    def close(self) -> None:
+        """Aborts what runs, ends the engine's thread and disarms the guard. Idempotent."""
+        self._model.engine.shutdown(_CLOSE_TIMEOUT_SECONDS)
+        self._model.guard.disarm()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _encoded(self, prompts: Prompts) -> list[list[int]]:
+        if isinstance(prompts, str):
+            prompts = [prompts]
+        elif prompts and isinstance(prompts[0], int):
+            prompts = [cast("Sequence[int]", prompts)]
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        if texts and len(texts) != len(prompts):
+            raise RequestError("prompts must all be text, or all be token ids", param="prompts")
+        if texts:
+            return self._model.tokenizer.encode_batch(texts, add_special_tokens=True)
+        return [list(prompt) for prompt in cast("Sequence[Sequence[int]]", prompts)]
+
+    def _run(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[Output]:
+        given = [params or self.default_params] * len(prompts) if not isinstance(params, Sequence) else params
+        if len(given) != len(prompts):
+            raise RequestError(f"{len(prompts)} prompts were given, and {len(given)} params", param="params")
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        ids = [f"llm-{next(self._numbers)}" for _ in prompts]
+        try:
+            for request_id, prompt, one in zip(ids, prompts, given, strict=True):
+                self._model.engine.add(prompt, one, request_id=request_id, on_event=events.put)
+            found = _collected(events, ids)
+        except BaseException:  # A refusal, a failed step or Ctrl-C: what was queued must not go on.
+            for request_id in ids:
+                self._model.engine.abort(request_id)
+            raise
+        return [_output(*each) for each in zip(prompts, found, given, strict=True)]
+
+
+def _collected(events: queue.SimpleQueue[Event], ids: Sequence[str]) -> list[TokenEvent]:
+    """Waits for all requests; returns the joined events of each."""
+    found: dict[str, list[TokenEvent]] = {request_id: [] for request_id in ids}
+    num_open = len(ids)
+    while num_open:
+        event = events.get()
+        if isinstance(event, ErrorEvent):
+            raise event.error
+        if event.finish_reason == "abort":
+            raise AotGaudiError("the model was closed while it generated")
+        found[event.request_id].append(event)
+        num_open -= event.finish_reason is not None
+    return [TokenEvent.joined(found[request_id]) for request_id in ids]
+
+
+def _output(prompt: Sequence[int], event: TokenEvent, params: SamplingParams) -> Output:
+    return Output(
+        prompt_token_ids=tuple(prompt),
+        text=event.text,
+        token_ids=event.token_ids,
+        finish_reason=event.finish_reason or "stop",
+        logprobs=None if params.logprobs is None else event.logprobs,
+    )
+
+
+def _conversations(messages: Conversation | Sequence[Conversation]) -> Sequence[Conversation]:
+    is_one = bool(messages) and isinstance(messages[0], Mapping)
+    conversations = cast("Sequence[Conversation]", [messages] if is_one else messages)
+    for message in (message for conversation in conversations for message in conversation):
+        if not all(isinstance(message.get(name), str) for name in ("role", "content")):
+            raise RequestError("a message needs a role and a content, both text", param="messages")
+    return conversations
+
+
+def _acceptance(trusted_keys: Sequence[str | os.PathLike[str]]) -> Acceptance:
+    keys = frozenset(load_trusted_key(Path(path)) for path in trusted_keys)
+    return Acceptance(OwnerRule(os.geteuid()), TrustPolicy(keys) if keys else None)
+
+
+@contextmanager
+def _kept_num_threads() -> Iterator[None]:
+    """Loading sets this thread's number of torch threads; it is the caller's afterwards as it was."""
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,165 @@
+"""Puts a running model together from a bundle that is being verified: programs, engine, tokenizer, templates.
+
+Importing this module imports torch, which takes as long as hashing the bundle; `start` does both at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aotgaudi.backends.online import make_runtime
+from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.bundle.bundle import Bundle
+from aotgaudi.bundle.verify import Report, VerifiedBundle
+from aotgaudi.engine.admission import Admission
+from aotgaudi.engine.blocks import BlockPool
+from aotgaudi.engine.core import EngineCore, OnStep
+from aotgaudi.engine.detokenizer import IncrementalDetokenizer
+from aotgaudi.engine.loop import Engine
+from aotgaudi.engine.runner import ProgramRunner, refuse_cold
+from aotgaudi.engine.scheduler import Scheduler
+from aotgaudi.entries import Entry
+from aotgaudi.errors import CoverageError, SpecError
+from aotgaudi.llm.chat import ChatTemplate
+from aotgaudi.llm.model_files import read_json_object, split_by_sampler
+from aotgaudi.llm.running import ModelOptions, RunningModel, Warmth
+from aotgaudi.llm.tokenizer import Tokenizer
+from aotgaudi.manifest.coverage import coverage_of
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.runtime.allocator import keep_freed_memory
+from aotgaudi.runtime.executables import ExecutableTable
+from aotgaudi.runtime.first_use import FirstUseBuilder
+from aotgaudi.runtime.guard import Guard
+from aotgaudi.runtime.load import Artifacts, Loader, check_model, declare_samplers
+from aotgaudi.spec.model import ModelSpec
+
+logger = logging.getLogger(__name__)
+
+
+def assemble(
+    options: ModelOptions, bundle: Bundle, manifest: Manifest, pending: Future[VerifiedBundle]
+) -> RunningModel:
+    """Returns a model whose engine runs. See `aotgaudi.llm.start.start` for the errors."""
+    keep_freed_memory()
+    torch.set_num_threads(1)  # This thread loads; the engine's computes (see ProgramRunner).
+    spec, model_dir = manifest.spec, options.model_dir
+    check_model(spec, _model_of(model_dir, manifest), model_dir)
+    tokenizer, chat_template = Tokenizer.load(model_dir), ChatTemplate.load(model_dir)
+    defaults = _sampling_defaults(options, manifest)
+    check_coverage(manifest, require_warm=options.require_warm)
+    verified = pending.result()
+    sound = _accept(verified.report, manifest.entries, options)
+
+    executables, guard = ExecutableTable(), Guard()
+    declare_samplers(manifest.entries, executables)
+    runtime = make_runtime(bundle.receipt.target)
+    guard.watch("backend", runtime.num_compiled)
+    loader = Loader(runtime, model_dir)
+    loader.load(sound, Artifacts(bundle.receipt, verified.program, verified.read, verified.path), executables)
+    builder = None
+    if not options.require_warm:
+        builder = FirstUseBuilder(
+            bundle.manifest_bytes,
+            options.store_root,
+            loader,
+            executables,
+            guard=guard,
+            environment=options.environment,
+        )
+    runner = ProgramRunner(executables, spec.limits.block_size, builder or refuse_cold, options.num_threads)
+    engine = make_engine(manifest, runner, tokenizer, options.on_step)
+    engine.start()
+    logger.info(
+        "%d of %d entries warm, manifest %s", len(executables), len(manifest.entries), manifest.id[:16]
+    )
+    return RunningModel(
+        engine=engine,
+        tokenizer=tokenizer,
+        chat_template=chat_template,
+        defaults=defaults,
+        manifest_id=manifest.id,
+        max_model_len=spec.limits.max_model_len,
+        guard=guard,
+        warmth=lambda: Warmth(
+            len(executables),
+            len(manifest.entries),
+            0 if builder is None else builder.num_built,
+            guard.compilations(),
+        ),
+    )
+
+
+def make_engine(
+    manifest: Manifest, runner: ProgramRunner, tokenizer: Tokenizer, on_step: OnStep | None = None
+) -> Engine:
+    """Returns the engine that a manifest describes, not started."""
+    spec = manifest.spec
+    scheduler = Scheduler(
+        spec.limits,
+        BucketTable.from_entries(manifest.entries),
+        BlockPool(spec.limits.num_blocks),
+        eos_token_ids=tokenizer.eos_token_ids,
+    )
+    return Engine(
+        EngineCore(scheduler, runner, defrag=spec.defrag, on_step=on_step),
+        Admission(spec.limits, spec.model.vocab_size, spec.sampler),
+        lambda ids: IncrementalDetokenizer(tokenizer.decode, ids),
+    )
+
+
+def _sampling_defaults(options: ModelOptions, manifest: Manifest) -> Mapping[str, Any]:
+    """Returns the sampling defaults that the bundle's sampler can do; warns of the others in one line."""
+    stated = options.generation_config.defaults(options.model_dir)
+    able, unable = split_by_sampler(stated, manifest.spec.sampler)
+    if able:
+        logger.info("sampling defaults of the model: %s", _listed(able))
+    if unable:
+        logger.warning(
+            "sampling defaults of the model left out, for the bundle's sampler was built without them "
+            "(sampler.settings of its spec): %s",
+            _listed({name: stated[name] for name in unable}),
+        )
+    return able
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in values.items())
+
+
+def _model_of(model_dir: Path, manifest: Manifest) -> ModelSpec:
+    """Returns what the directory's config.json says, in the dtype that the bundle was built for."""
+    path = model_dir / "config.json"
+    if not path.is_file():
+        raise SpecError(str(model_dir), "has no config.json", "a Hugging Face model directory")
+    return ModelSpec(name=model_dir.name, dtype=manifest.spec.model.dtype, config=read_json_object(path))
+
+
+def _accept(report: Report, entries: Sequence[Entry], options: ModelOptions) -> list[Entry]:
+    """Returns the entries that the bundle can run.
+
+    Raises unless the bundle may be served: whole under `require_warm`, else merely not corrupt.
+    """
+    if options.require_warm or report.corrupt or report.extra:
+        report.raise_if_bad(options.bundle)
+    for gone in report.missing:
+        logger.warning("entry %s is not in the bundle: it compiles on first use", gone.entry)
+    missing = {gone.entry for gone in report.missing}
+    return [entry for entry in entries if str(entry) not in missing]
+
+
+def check_coverage(manifest: Manifest, *, require_warm: bool) -> None:
+    """Warns of steps that can be formed and have no entry. Raises CoverageError instead under `require_warm`."""
+    coverage = coverage_of(manifest)
+    if coverage.is_closed:
+        return
+    if require_warm:
+        raise CoverageError(
+            f"manifest: {coverage} (`aotgaudi coverage MANIFEST` lists the holes and says what closes them)"
+        )
+    logger.warning("%s: prompts are cut shorter where that helps; else such requests fail", coverage)

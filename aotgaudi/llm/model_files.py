@@ -1,0 +1,142 @@
+"""Reads the small JSON files of a model directory: configuration, sampling defaults, special tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aotgaudi.engine.admission import check_sampling
+from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.errors import RequestError, SpecError
+from aotgaudi.spec.sampler import SamplerSpec
+
+GENERATION_CONFIG = "generation_config.json"
+
+SAMPLING_DEFAULTS: Mapping[str, str] = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+"""What vLLM, too, takes from generation_config.json -> the field of `SamplingParams`."""
+
+_SPECIAL_TOKEN_NAMES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "pad_token",
+    "sep_token",
+    "cls_token",
+    "mask_token",
+)
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Returns the object in `path`; an empty one if there is no such file.
+
+    Raises:
+        SpecError: the file cannot be read, or does not hold a JSON object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise SpecError(str(path), f"cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise SpecError(str(path), f"holds {type(value).__name__}", "a JSON object is expected")
+    return value
+
+
+def eos_token_ids(model_dir: Path) -> frozenset[int]:
+    """Returns the end-of-sequence ids that generation_config.json declares, or else config.json."""
+    for name in (GENERATION_CONFIG, "config.json"):
+        declared = read_json_object(model_dir / name).get("eos_token_id")
+        if declared is not None:
+            ids = declared if isinstance(declared, list) else [declared]
+            return frozenset(item for item in ids if isinstance(item, int))
+    return frozenset()
+
+
+def special_tokens(model_dir: Path) -> dict[str, str]:
+    """Returns special tokens by name (``bos_token``, ...); tokenizer_config.json wins over special_tokens_map.json.
+
+    Raises:
+        SpecError: one of the files is not JSON.
+    """
+    found: dict[str, str] = {}
+    for file_name in ("special_tokens_map.json", "tokenizer_config.json"):
+        config = read_json_object(model_dir / file_name)
+        for name in _SPECIAL_TOKEN_NAMES:
+            value = config.get(name)
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str):
+                found[name] = text
+    return found
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """Where sampling defaults come from, in vLLM's terms.
+
+    Attributes:
+        source: "auto": the model directory's generation_config.json, if it has one; "vllm": none; else a directory
+            with a generation_config.json.
+        override: Values that replace those of the file, under the same names.
+    """
+
+    source: str = "auto"
+    override: Mapping[str, Any] = field(default_factory=dict)
+
+    def defaults(self, model_dir: Path) -> dict[str, Any]:
+        """Returns the defaults by the name of the field of `SamplingParams`.
+
+        Raises:
+            SpecError: the file cannot be read, or a value is out of range; names it.
+        """
+        path = model_dir / GENERATION_CONFIG
+        if self.source not in ("auto", "vllm"):
+            path = Path(self.source) / GENERATION_CONFIG
+            if not path.is_file():
+                raise SpecError(
+                    str(path), "does not exist", "--generation-config auto, vllm, or a directory with one"
+                )
+        stated = {} if self.source == "vllm" else read_json_object(path)
+        defaults: dict[str, Any] = {}
+        for name, param in SAMPLING_DEFAULTS.items():
+            value = self.override.get(name, stated.get(name))
+            if value is not None:
+                _check(param, value, "--override-generation-config" if name in self.override else str(path))
+                defaults[param] = value
+        return defaults
+
+
+def _check(param: str, value: object, where: str) -> None:
+    try:
+        SamplingParams(**{param: value})  # type: ignore[arg-type]
+    except RequestError as error:
+        raise SpecError(
+            where, str(error), "mend it, or leave it out with --generation-config vllm"
+        ) from error
+
+
+def split_by_sampler(
+    defaults: Mapping[str, Any], sampler: SamplerSpec
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns the defaults that `sampler` was built for, and the others with the reason why it cannot do them."""
+    able: dict[str, Any] = {}
+    unable: dict[str, str] = {}
+    for param, value in defaults.items():
+        try:
+            check_sampling(SamplingParams(**{param: value}), sampler)
+        except RequestError as error:
+            if error.param == param:  # Else it is about what stands beside it, the temperature of 1.
+                unable[param] = str(error)
+                continue
+        able[param] = value
+    return able, unable

@@ -1,0 +1,74 @@
+"""What a running model is told, what it consists of, and how warm it is. Plain values; imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aotgaudi.bundle.bundle import Acceptance
+from aotgaudi.engine.core import OnStep
+from aotgaudi.engine.loop import Engine
+from aotgaudi.llm.chat import ChatTemplate
+from aotgaudi.llm.model_files import GenerationConfig
+from aotgaudi.llm.tokenizer import Tokenizer
+from aotgaudi.runtime.guard import Cause, Guard
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """What to run, and on which conditions.
+
+    Attributes:
+        bundle: The sealed bundle.
+        acceptance: Whose bundles may be used.
+        model_dir: Directory with config.json, weights and tokenizer.
+        require_warm: Refuse to start unless every entry is warm; refuse to compile.
+        num_threads: Threads of matrix products.
+        generation_config: Where sampling defaults come from.
+        store_root: Where a builder started on first use keeps what it builds; used only without `require_warm`.
+        environment: What that builder inherits; None: this process's environment.
+        on_step: Observes the time of each step, on the engine's thread.
+    """
+
+    bundle: Path
+    acceptance: Acceptance
+    model_dir: Path
+    require_warm: bool
+    num_threads: int
+    store_root: Path
+    generation_config: GenerationConfig = GenerationConfig()  # noqa: RUF009 - a frozen value
+    environment: Mapping[str, str] | None = None
+    on_step: OnStep | None = None
+
+
+@dataclass(frozen=True)
+class Warmth:
+    """How warm a running model is.
+
+    `num_not_warmed` counts steps whose entry was not loaded when it was needed; `compilations` counts by cause, see
+    `aotgaudi.runtime.guard.CAUSES`.
+    """
+
+    num_warm: int
+    num_total: int
+    num_not_warmed: int
+    compilations: Mapping[Cause, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningModel:
+    """A model that can be asked, and what is known of it.
+
+    `defaults` are the sampling parameters of requests that do not state them, by the names of `SamplingParams`.
+    """
+
+    engine: Engine
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    defaults: Mapping[str, Any]
+    manifest_id: str
+    max_model_len: int
+    guard: Guard
+    warmth: Callable[[], Warmth]

@@ -1,0 +1,46 @@
+"""From a bundle and a model directory to a running model: what `aotgaudi serve` and `aotgaudi.LLM` share.
+
+The order is the guarantee: nothing is mapped before the bundle is verified and the target checked.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from aotgaudi.backends.online import check_target
+from aotgaudi.bundle.bundle import Bundle, open_bundle
+from aotgaudi.bundle.verify import hold_bundle
+from aotgaudi.errors import CorruptError
+from aotgaudi.llm.running import ModelOptions, RunningModel
+from aotgaudi.manifest.codec import loads as load_manifest
+from aotgaudi.manifest.manifest import Manifest
+
+
+def start(options: ModelOptions) -> RunningModel:
+    """Returns a model whose engine runs. The guard is not armed yet: that is the caller's to decide.
+
+    What is parsed on the way (bundle, programs) is let go when this returns.
+
+    Raises:
+        SpecError: no such model, or another model than the bundle's.
+        NotWarmError, CorruptError, UntrustedError, TargetError: the bundle cannot be used; nothing was mapped.
+        CoverageError: under `require_warm`, a step that the scheduler can form has no entry.
+    """
+    bundle = open_bundle(options.bundle, options.acceptance)
+    manifest = _manifest(bundle)
+    check_target(bundle.receipt.target)
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(hold_bundle, bundle, {entry.id: str(entry) for entry in manifest.entries})
+        # Torch and the rest are imported only now: what can be refused without them has been, in a fraction of a second.
+        from aotgaudi.llm.assemble import assemble
+
+        return assemble(options, bundle, manifest, pending)
+
+
+def _manifest(bundle: Bundle) -> Manifest:
+    manifest = load_manifest(bundle.manifest_bytes)
+    if manifest.id != bundle.receipt.manifest_id:
+        raise CorruptError(
+            f"bundle {bundle.path}: manifest.json has id {manifest.id}, the receipt answers {bundle.receipt.manifest_id}"
+        )
+    return manifest

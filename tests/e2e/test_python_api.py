@@ -1,0 +1,159 @@
+"""`aotgaudi.llm.LLM`: what a server answers, in a process of one's own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aotgaudi.errors import AotGaudiError, NotWarmError, RequestError, SpecError, UntrustedError
+from aotgaudi.llm import LLM, SamplingParams
+from tests.e2e.harness import Server, Workplace, environment
+
+pytestmark = pytest.mark.slow
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def llm(workplace: Workplace) -> Iterator[LLM]:
+    with LLM(workplace.bundle, workplace.model, threads=1) as made:
+        yield made
+
+
+def test_answers_are_the_servers(llm: LLM, server: Server) -> None:
+    prompts = ["the quick brown fox", "seven wizards"]
+
+    outputs = llm.generate(prompts, GREEDY)
+
+    served = [server.complete(prompt, max_tokens=8) for prompt in prompts]
+    assert [output.text for output in outputs] == [answer["choices"][0]["text"] for answer in served]
+    assert [output.finish_reason for output in outputs] == [a["choices"][0]["finish_reason"] for a in served]
+    assert [len(o.prompt_token_ids) for o in outputs] == [a["usage"]["prompt_tokens"] for a in served]
+    assert [len(o.token_ids) for o in outputs] == [a["usage"]["completion_tokens"] for a in served]
+
+
+def test_a_chat_is_the_servers(llm: LLM, server: Server) -> None:
+    messages = [{"role": "user", "content": "the fox"}]
+
+    (output,) = llm.chat(messages, GREEDY)
+    (other, same) = llm.chat([[{"role": "user", "content": "jumps"}], messages], GREEDY)
+
+    body = {"messages": messages, "temperature": 0, "max_tokens": 8}
+    served = server.post("/v1/chat/completions", body).json()
+    assert output.text == same.text == served["choices"][0]["message"]["content"]
+    assert other.prompt_token_ids != same.prompt_token_ids
+
+
+def test_token_ids_are_taken_as_they_are_one_prompt_or_several(llm: LLM) -> None:
+    (one,) = llm.generate([3, 4, 5], GREEDY)
+    several = llm.generate([[3, 4, 5], [6, 7]], [GREEDY, SamplingParams(temperature=0, max_tokens=2)])
+
+    assert one.prompt_token_ids == (3, 4, 5)
+    assert several[0].token_ids == one.token_ids
+    assert len(several[1].token_ids) <= 2
+    assert llm.generate([], GREEDY) == []
+
+
+def test_threads_share_the_batch(llm: LLM) -> None:
+    expected = [llm.generate([[n, n + 1]], GREEDY)[0].token_ids for n in range(3, 9)]
+    found: dict[int, tuple[int, ...]] = {}
+
+    def ask(n: int) -> None:
+        found[n] = llm.generate([[n, n + 1]], GREEDY)[0].token_ids
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(3, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    assert [found[n] for n in range(3, 9)] == expected
+
+
+def test_a_refusal_names_the_limit_and_leaves_nothing_running(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="max_model_len"):
+        llm.generate([[3], [3] * 5000], GREEDY)
+    with pytest.raises(RequestError, match="2 prompts were given, and 1 params"):
+        llm.generate([[3], [4]], [GREEDY])
+    with pytest.raises(RequestError, match="all be text"):
+        llm.generate(["a", [3]], GREEDY)  # type: ignore[list-item]
+    with pytest.raises(RequestError, match="role and a content"):
+        llm.chat([{"role": "user"}], GREEDY)
+
+    assert len(llm.generate([[3]], GREEDY)) == 1
+
+
+def test_nothing_is_compiled_and_this_process_may_still_start_others(llm: LLM) -> None:
+    llm.generate([[3] * n for n in (1, 5, 20)], SamplingParams(temperature=1, top_k=5, max_tokens=5))
+
+    assert subprocess.run(["true"], check=True).returncode == 0
+    assert set(llm.warmth.compilations.values()) == {0}
+    assert llm.warmth.num_warm == llm.warmth.num_total > 0
+    assert llm.warmth.num_not_warmed == 0
+
+
+def test_a_model_that_is_closed_says_so(workplace: Workplace) -> None:
+    llm = LLM(workplace.bundle, workplace.model, threads=1)
+    llm.close()
+    llm.close()
+
+    with pytest.raises(AotGaudiError, match="shutting down"):
+        llm.generate("a", GREEDY)
+
+
+def test_a_bundle_that_may_not_be_used_is_refused_as_by_serve(
+    workplace: Workplace, holed_bundle: Path, tmp_path: Path
+) -> None:
+    assert workplace.run("key", "generate", tmp_path / "mine.key").returncode == 0
+
+    with pytest.raises(UntrustedError, match="not signed"):
+        LLM(workplace.bundle, workplace.model, trusted_keys=[next(tmp_path.glob("*.pub"))])
+    with pytest.raises(NotWarmError):
+        LLM(holed_bundle, workplace.model)
+    with pytest.raises(SpecError, match=r"config\.json"):
+        LLM(workplace.bundle, tmp_path)
+    with pytest.raises(SpecError, match="store"):
+        LLM(workplace.bundle, workplace.model, require_warm=False)
+
+
+SCRIPT = """
+import json, subprocess, sys
+from aotgaudi.errors import CompileForbiddenError
+from aotgaudi.llm import LLM, SamplingParams
+assert "torch" not in sys.modules
+with LLM(*sys.argv[1:], guard="process", threads=1) as llm:
+    output = llm.generate([3, 4], SamplingParams(temperature=0, max_tokens=3, logprobs=None))[0]
+    try:
+        subprocess.run(["true"])
+    except CompileForbiddenError:
+        pass
+    counts = dict(llm.warmth.compilations)
+subprocess.run(["true"], check=True)
+absent = {"fastapi", "uvicorn", "transformers", "prometheus_client", "torch._dynamo"} - sys.modules.keys()
+print(json.dumps({"counts": counts, "num": len(output.token_ids), "absent": sorted(absent)}))
+"""
+
+
+def test_a_process_may_be_guarded_whole_until_the_model_is_closed(
+    workplace: Workplace, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(workplace.bundle), str(workplace.model)],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["counts"] == {"first_use": 0, "process": 1, "import": 0, "dynamo": 0, "backend": 0}
+    assert said["absent"] == ["fastapi", "prometheus_client", "torch._dynamo", "transformers", "uvicorn"]
+    assert 1 <= said["num"] <= 3

@@ -1,0 +1,73 @@
+"""A server of a model that answers "a" every 20 ms: ``python -m tests.unit.server.slow_server DELAY DRAIN``.
+
+It prints its port once it listens.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+
+from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.engine.admission import Admission
+from aotgaudi.engine.blocks import BlockPool
+from aotgaudi.engine.core import EngineCore
+from aotgaudi.engine.detokenizer import IncrementalDetokenizer
+from aotgaudi.engine.loop import Engine
+from aotgaudi.engine.scheduler import Scheduler
+from aotgaudi.engine.steps import DefragStep, Step, StepResult
+from aotgaudi.entries import DecodeEntry, PromptEntry
+from aotgaudi.llm.running import Warmth
+from aotgaudi.llm.tokenizer import Tokenizer
+from aotgaudi.server.app import create_app
+from aotgaudi.server.run import HttpServer, StopTimes, bind
+from aotgaudi.server.service import Service
+from aotgaudi.spec.limits import ServingLimits
+from tests.unit.llm.conftest import make_backend
+
+LIMITS = ServingLimits(
+    max_num_seqs=2, max_num_batched_tokens=64, max_model_len=100_000, block_size=100, num_blocks=2000
+)
+
+
+class _Runner:
+    def run(self, step: Step) -> StepResult:
+        time.sleep(0.02)
+        return StepResult([None if row.sampling is None else 64 for row in step.rows])
+
+    def exchange(self, step: DefragStep) -> None:
+        raise NotImplementedError
+
+
+def main(delay: float, drain: float) -> None:
+    logging.basicConfig(level=logging.INFO)
+    table = BucketTable((PromptEntry(1, 64, 1000),), (DecodeEntry(2, 1, 2000),))
+    tokenizer = Tokenizer(make_backend())
+    engine = Engine(
+        EngineCore(Scheduler(LIMITS, table, BlockPool(LIMITS.num_blocks)), _Runner()),
+        Admission(LIMITS, vocab_size=258),
+        lambda ids: IncrementalDetokenizer(tokenizer.decode, ids),
+    )
+    engine.start()
+    service = Service(
+        engine=engine,
+        tokenizer=tokenizer,
+        chat_template=None,
+        model_names=("slow",),
+        max_model_len=LIMITS.max_model_len,
+        manifest_id="0",
+        warmth=lambda: Warmth(1, 1, 0, {}),
+        version="0",
+    )
+    HttpServer(
+        create_app(service),
+        bind("127.0.0.1", 0),
+        service,
+        on_listening=lambda _host, port: print(port, flush=True),
+        stop_times=StopTimes(delay=delay, drain=drain, flush=1),
+    ).run_until_stopped()
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), float(sys.argv[2]))
