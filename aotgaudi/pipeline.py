@@ -23,6 +23,7 @@ from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.signing import Signing, load_signing_key
 from aotgaudi.bundle.staging import refuse_foreign
+from aotgaudi.cores import available_cores
 from aotgaudi.entries import Entry
 from aotgaudi.errors import BuildInterruptedError, CompileError, NotWarmError
 from aotgaudi.manifest.codec import dumps as dump_manifest
@@ -51,7 +52,7 @@ class Workers:
     @property
     def num_local(self) -> int:
         """Worker processes on this machine."""
-        return self.jobs or len(os.sched_getaffinity(0))
+        return self.jobs or available_cores()
 
     def pool(self, store: Store, backend: str) -> Pool[BuildJob]:
         """Returns what runs jobs of `store` for targets of `backend`. Raises SpecError for an impossible `ray_store`."""

@@ -25,6 +25,7 @@ from typing import Literal, Union, cast
 from aotgaudi.bundle.bundle import Acceptance
 from aotgaudi.bundle.permissions import OwnerRule
 from aotgaudi.bundle.trust import TrustPolicy, load_trusted_key
+from aotgaudi.cores import available_cores
 from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
 from aotgaudi.engine.request import FinishReason
 from aotgaudi.engine.sampling_params import SamplingParams
@@ -33,7 +34,6 @@ from aotgaudi.errors import AotGaudiError, RequestError, SpecError
 from aotgaudi.llm.model_files import GenerationConfig
 from aotgaudi.llm.running import ModelOptions, RunningModel, Warmth
 from aotgaudi.llm.start import start
-from aotgaudi.runtime.cores import available_cores
 
 Prompts = Union[str, Sequence[str], Sequence[int], Sequence[Sequence[int]]]
 """One prompt or several, each as text or as token ids."""

@@ -15,9 +15,9 @@ import click
 from aotgaudi.bundle.bundle import Acceptance
 from aotgaudi.cli.options.acceptance import acceptance_options
 from aotgaudi.cli.options.common import Command, store_option
+from aotgaudi.cores import available_cores
 from aotgaudi.errors import SpecError
 from aotgaudi.remotes.hub import fetch_model, is_hub_id
-from aotgaudi.runtime.cores import available_cores
 
 if TYPE_CHECKING:
     from aotgaudi.llm.model_files import GenerationConfig

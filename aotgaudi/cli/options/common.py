@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
+from aotgaudi.cores import available_cores
 from aotgaudi.errors import StoreError
-from aotgaudi.runtime.cores import available_cores
 from aotgaudi.store.access import default_store_root
 
 Command = Callable[..., Any]
