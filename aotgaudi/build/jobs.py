@@ -31,8 +31,8 @@ from aotgaudi.graphs.program import Call, Program
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
 from aotgaudi.store.cas import ObjectStore
+from aotgaudi.store.scratch import locked_directory
 from aotgaudi.store.store import Store
-from aotgaudi.store.sweep import locked_directory
 
 _LONGEST_MESSAGE = 500
 _STORE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES})

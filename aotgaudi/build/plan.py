@@ -16,7 +16,6 @@ from aotgaudi.build.records import ProgramRow, UnitRow, read_programs, read_unit
 from aotgaudi.digest import Digest, Key
 from aotgaudi.entries import Entry
 from aotgaudi.spec.build_spec import BuildSpec
-from aotgaudi.store.checklist import is_checked_off, remember
 from aotgaudi.store.store import Store
 
 
@@ -92,7 +91,7 @@ def is_known_complete(entries: Iterable[Entry], spec: BuildSpec, target: Target,
 
     It answers for thousands of entries without reading a record. False says nothing: make a plan.
     """
-    return is_checked_off(store, tuple(_by_program(entries, ProgramKeys(spec, target))))
+    return store.remembers(tuple(_by_program(entries, ProgramKeys(spec, target))))
 
 
 def remember_complete(plan: Plan, store: Store) -> None:
@@ -100,7 +99,7 @@ def remember_complete(plan: Plan, store: Store) -> None:
     if not plan.is_complete:
         return
     keys = [state.key.hex for state in plan.programs]
-    remember(store, keys, plan.units, plan.digests())
+    store.remember(keys, plan.units, plan.digests())
 
 
 def _by_program(entries: Iterable[Entry], keys: ProgramKeys) -> dict[str, list[Entry]]:

@@ -23,12 +23,9 @@ from aotgaudi.remotes.remote import Remote
 from aotgaudi.remotes.transfer import Conduct, Sources, in_threads, send
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.cas import object_path
-from aotgaudi.store.records import RecordError, dump_record, load_record
-from aotgaudi.store.references import digests_in
+from aotgaudi.store.records import RecordError, digests_in, dump_record, load_record
+from aotgaudi.store.scratch import INCOMING_NAME
 from aotgaudi.store.store import Store
-
-INCOMING_NAME = "incoming"
-"""Scratch of the store: partial files, which the next pull continues."""
 
 Row = Union[ProgramRow, UnitRow]
 R = TypeVar("R", ProgramRow, UnitRow)

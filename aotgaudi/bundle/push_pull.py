@@ -28,8 +28,8 @@ from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError
 from aotgaudi.remotes.receiving import Partial, receive
 from aotgaudi.remotes.remote import Pointer, Remote
 from aotgaudi.remotes.transfer import Conduct, Sources, send
+from aotgaudi.store.blobs import verified_chunks
 from aotgaudi.store.cas import object_path
-from aotgaudi.store.reading import verified_chunks
 
 _DOCUMENT_MODE = 0o644
 

@@ -20,9 +20,8 @@ from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, store_error
 from aotgaudi.graphs.program import Program
-from aotgaudi.store.blobs import Fault, find_fault, read_blob
+from aotgaudi.store.blobs import Fault, HeldObjects, allow_open_files, find_fault, read_blob
 from aotgaudi.store.cas import object_path
-from aotgaudi.store.held import HeldObjects, allow_open_files
 
 _MAX_THREADS = 8
 
@@ -93,7 +92,7 @@ class Report:
 class VerifiedBundle:
     """What can be loaded from a bundle: programs, parsed from the bytes that were hashed, and held objects.
 
-    `objects` are all that were found intact, but for programs. They stay open until closed: see store/held.py.
+    `objects` are all that were found intact, but for programs. They stay open until closed: see store/blobs.py.
     """
 
     bundle: Bundle

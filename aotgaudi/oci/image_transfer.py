@@ -21,7 +21,7 @@ from aotgaudi.remotes.receiving import Partial, receive
 from aotgaudi.remotes.registry import Registry
 from aotgaudi.remotes.registry_remote import BundleLayer, RegistryRemote, bundle_layer_of
 from aotgaudi.remotes.transfer import Conduct, Sources, in_threads
-from aotgaudi.store.reading import verified_chunks
+from aotgaudi.store.blobs import verified_chunks
 
 _DOCUMENTS = (INDEX_NAME, MANIFEST_NAME, RECEIPT_NAME, SIGNATURE_NAME)
 

@@ -27,7 +27,7 @@ from aotgaudi.bundle.push_pull import bundle_files
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, SpecError
 from aotgaudi.remotes.oci_documents import BUNDLE_ROOT, LAYER_TYPES
-from aotgaudi.store.reading import verified_chunks
+from aotgaudi.store.blobs import verified_chunks
 
 MAX_RATIO = 250
 """Compiled code compresses about 4:1, with stretches of zeros maybe 20:1. Bombs begin at 1000:1."""

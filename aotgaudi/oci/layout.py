@@ -33,8 +33,7 @@ from aotgaudi.remotes.oci_documents import (
     ImageManifest,
     load_document,
 )
-from aotgaudi.store.blobs import Fault, read_blob, read_bounded
-from aotgaudi.store.reading import verified_chunks
+from aotgaudi.store.blobs import Fault, read_blob, read_bounded, verified_chunks
 
 LAYOUT_NAME = "oci-layout"
 INDEX_NAME = "index.json"

@@ -22,8 +22,8 @@ from aotgaudi.errors import CorruptError, NotWarmError
 from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.guard import Guard
 from aotgaudi.runtime.load import Artifacts, Loader
+from aotgaudi.store.blobs import HeldObjects
 from aotgaudi.store.cas import ObjectStore
-from aotgaudi.store.held import HeldObjects
 
 logger = logging.getLogger(__name__)
 

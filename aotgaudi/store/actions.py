@@ -65,15 +65,29 @@ class Actions:
                 return stamp
         return None
 
-    def is_use_due(self, stamp: Stamp) -> bool:
-        """Whether the last use that was noted is old enough for another to be."""
-        return not self._read_only and abs(self._clock() - stamp.used) > USE_GRANULARITY_SECONDS
+    def identities(self, keys: Iterable[str]) -> dict[str, list[int]] | None:
+        """Returns inode and size of the file that answers each key; None where one has no record."""
+        stamps = {key: self.stamp(key) for key in keys}
+        found = {key: [stamp.inode, stamp.size_bytes] for key, stamp in stamps.items() if stamp is not None}
+        return found if len(found) == len(stamps) else None
+
+    def are_unchanged(self, identities: Mapping[str, object]) -> bool:
+        """Whether the same files answer as when `identities` was asked; notes their use where that is due."""
+        stale = []
+        for key, identity in identities.items():
+            stamp = self.stamp(key)
+            if stamp is None or [stamp.inode, stamp.size_bytes] != identity:
+                return False
+            if self._is_use_due(stamp):
+                stale.append(key)
+        self.note_use(stale)
+        return True
 
     def note_use(self, keys: Iterable[str]) -> None:
-        """Notes that the store's own records of `keys` are used now, where that is due; who may not, lets it be."""
+        """Notes that the store's own records of `keys` are used now, where that is due and allowed."""
         for key in keys:
             stamp = self.records.stamp(key)
-            if stamp is not None and self.is_use_due(stamp):
+            if stamp is not None and self._is_use_due(stamp):
                 self.records.touch(key, self._clock())
 
     def __iter__(self) -> Iterator[str]:
@@ -86,6 +100,9 @@ class Actions:
             if value is not None:
                 return value
         return None
+
+    def _is_use_due(self, stamp: Stamp) -> bool:
+        return not self._read_only and abs(self._clock() - stamp.used) > USE_GRANULARITY_SECONDS
 
     def _require_writable(self) -> None:
         if self._read_only:

@@ -1,8 +1,14 @@
-"""Reading a file that is named by its digest, and saying what is wrong with it.
+"""Reading a file that is named by its digest: is it intact, what is in it, and keeping it open as it was hashed.
 
 Nothing but a regular file is ever opened for reading: a symbolic link, a FIFO, a device or a directory at
 an object's path is a fault, and cannot make the reader follow, block or act. The size is compared first, so
 that a truncated file costs one ``fstat``; never more than ``size + 1`` bytes are read.
+
+`HeldObjects` stay what was verified: each is opened once, and what is read or mapped later is reached through the
+descriptor through which it was hashed (``/proc/self/fd/<n>``), so that a file put in its place by name meanwhile
+changes nothing. A descriptor stays open for as long as anything may be mapped from it: ``dlopen`` takes a path that
+it has seen for the library that it has, and a number that was closed and came back would be another file under the
+old path.
 """
 
 from __future__ import annotations
@@ -11,17 +17,23 @@ import errno
 import hashlib
 import io
 import os
+import resource
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from aotgaudi.atomicfile import again
 from aotgaudi.digest import Digest
-from aotgaudi.errors import store_error
+from aotgaudi.errors import CorruptError, StoreError, store_error
 
-_CHUNK_BYTES = 1 << 18
+_HASHED_BYTES = 1 << 18
+_CHUNK_BYTES = 1 << 20
+_DESCRIPTORS = Path("/proc/self/fd")
+_SPARE_FILES = 64
+"""What a process needs besides for sockets, libraries and weights, at the least."""
+
 OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """How whatever lies in a store is opened: no link is followed, and a FIFO does not block."""
 
@@ -109,6 +121,94 @@ def hash_descriptor(descriptor: int, digest: Digest) -> Fault | None:
         return _compare(_hash(file, digest.size_bytes), digest)
 
 
+def verified_chunks(path: Path, digest: Digest, remedy: str = "") -> Iterator[bytes]:
+    """Yields exactly the bytes that `digest` names. Raises CorruptError, with the `remedy`, and StoreError.
+
+    The file is verified before the first piece is given, and again with the last, for it may change meanwhile.
+    """
+    found = hold_blob(path, digest)
+    if isinstance(found, Fault):
+        raise CorruptError(f"{path}: {found.reason}" + (f" ({remedy})" if remedy else ""))
+    state = hashlib.sha256()
+    try:
+        for start in range(0, digest.size_bytes, _CHUNK_BYTES):
+            chunk = os.pread(found, min(_CHUNK_BYTES, digest.size_bytes - start), start)
+            state.update(chunk)
+            yield chunk
+    except OSError as error:
+        raise store_error("read", path, error) from error
+    finally:
+        os.close(found)
+    if state.hexdigest() != digest.sha256:
+        raise CorruptError(f"{path}: was changed while it was read")
+
+
+class HeldObjects:
+    """Objects by digest, each open. Safe in threads."""
+
+    def __init__(self) -> None:
+        self._descriptors: dict[Digest, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._descriptors)
+
+    def hold(self, path: Path, digest: Digest, examine: Examine = accept_any) -> Fault | None:
+        """Opens, hashes and keeps the object at `path`, unless one of that digest is held. Returns what is wrong.
+
+        Raises as `find_fault` does.
+        """
+        if digest in self._descriptors:
+            return None
+        found = hold_blob(path, digest, examine)
+        if isinstance(found, Fault):
+            return found
+        if self._descriptors.setdefault(digest, found) != found:
+            os.close(found)  # Another thread was first.
+        return None
+
+    def path(self, digest: Digest) -> Path:
+        """Returns a path that opens the very file that was verified, in this process. Raises KeyError."""
+        return _DESCRIPTORS / str(self._descriptors[digest])
+
+    def read(self, digest: Digest) -> bytes:
+        """Returns an object's bytes, hashed again as read. Raises KeyError; CorruptError where they were changed."""
+        descriptor = self._descriptors[digest]
+        try:
+            data = os.pread(descriptor, digest.size_bytes + 1, 0)
+        except OSError as error:
+            raise store_error("read", self.path(digest), error) from error
+        if Digest.of(data) != digest:
+            raise CorruptError(f"object {digest} was changed after it was verified")
+        return data
+
+    def close(self) -> None:
+        """Closes every descriptor. Only where nothing was mapped from them, or nothing is loaded any more."""
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
+
+
+def allow_open_files(num_files: int) -> None:
+    """Raises this process's soft limit of open files by `num_files`, to the hard limit at most.
+
+    Raises StoreError where even that is too few, or ``/proc`` is not mounted.
+    """
+    try:
+        num_open = len(os.listdir(_DESCRIPTORS))
+    except OSError as error:
+        raise StoreError(f"cannot list {_DESCRIPTORS}: {error.strerror} (mount /proc)") from error
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return
+    limit = soft + num_files if hard == resource.RLIM_INFINITY else min(hard, soft + num_files)
+    if num_open + num_files + _SPARE_FILES > limit:
+        raise StoreError(
+            f"{num_files} objects are held open while they are loaded, and this process may open {limit} files"
+            f" (raise the hard limit to {num_open + num_files + _SPARE_FILES} or more: `ulimit -Hn`,"
+            " LimitNOFILE=, or --ulimit nofile=)"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
 def _hold(path: Path, digest: Digest, examine: Examine) -> int | Fault:
     descriptor = os.open(path, OPEN_FLAGS)
     try:
@@ -149,7 +249,7 @@ def _check_kind(path: Path, descriptor: int, examine: Examine, digest: Digest | 
 
 def _hash(file: io.FileIO, size_bytes: int) -> Digest:
     state, done = hashlib.sha256(), 0
-    buffer = bytearray(max(1, min(_CHUNK_BYTES, size_bytes + 1)))
+    buffer = bytearray(max(1, min(_HASHED_BYTES, size_bytes + 1)))
     view = memoryview(buffer)
     while done <= size_bytes and (count := file.readinto(buffer)):
         state.update(view[:count])

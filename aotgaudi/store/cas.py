@@ -15,8 +15,9 @@ import hashlib
 import io
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from aotgaudi.atomicfile import Temporary, fsync_dir, place, temporary_file
 from aotgaudi.digest import Digest
@@ -88,6 +89,10 @@ class ObjectStore:
     def has(self, digest: Digest) -> bool:
         """Whether a layer has a regular file of the right size. One ``lstat`` a layer; does not read it."""
         return self._layer_with(digest) is not None
+
+    def has_all(self, sizes: Mapping[str, Any]) -> bool:
+        """Whether every object is there; `sizes` maps sha256 to size in bytes. As `has`."""
+        return all(self._layer_with(Digest(sha256, size)) for sha256, size in sizes.items())
 
     def path(self, digest: Digest) -> Path:
         """Returns the path of an object that `has` finds; its bytes are not verified.

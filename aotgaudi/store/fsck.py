@@ -20,8 +20,7 @@ from aotgaudi.errors import CorruptError
 from aotgaudi.store.blobs import find_fault
 from aotgaudi.store.cas import object_path
 from aotgaudi.store.quarantine import quarantine, release
-from aotgaudi.store.records import RecordError, read_record
-from aotgaudi.store.references import digests_in
+from aotgaudi.store.records import RecordError, digests_in, read_record
 from aotgaudi.store.store import Store
 
 _HEX = re.compile(r"[0-9a-f]{64}")

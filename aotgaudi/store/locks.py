@@ -2,12 +2,12 @@
 
 ::
 
-    locks/<key>.lock    one builder a unit
+    locks/<key>.lock    held by the builder that works on a unit
     locks/store         shared by whoever builds or seals, exclusive for whoever collects garbage
 
-On a network file system the kernel passes them on to the server (Linux does, over NFS). Where there are none,
-a unit may be compiled twice, which is waste and no error: objects have equal bytes and the first record stays.
-Collecting needs the lock, and is refused.
+On a network file system the kernel passes them on to the server (Linux does, over NFS). Without locks, a unit may
+be compiled twice, which is waste and no error: objects have equal bytes and the first record stays. Collecting
+needs the lock, and is refused.
 """
 
 from __future__ import annotations
@@ -21,15 +21,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from aotgaudi.atomicfile import make_directories
 from aotgaudi.errors import StoreError, store_error
 
 _LOG = logging.getLogger(__name__)
 _LOCK_NAME = re.compile(r"[0-9A-Za-z_-]{1,128}")
 _NO_LOCKS_ERRORS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-_POLL_SECONDS = 0.05
 
 
 class Locks:
@@ -39,30 +36,17 @@ class Locks:
         self._directory = root / "locks"
 
     @contextlib.contextmanager
-    def unit(self, key: str) -> Iterator[None]:
-        """Holds the lock of one unit, waiting for it. See `Store.unit_lock`."""
-        lock = self._unit_lock(key)
-        with contextlib.ExitStack() as stack:
-            if not _acquire(lock, 0):
-                _LOG.info("waiting for another builder to finish unit %s", key)
-                _acquire(lock, -1)
-            stack.callback(lock.release)
-            yield
-
-    @contextlib.contextmanager
     def try_unit(self, key: str) -> Iterator[bool]:
         """Holds the lock of one unit, or yields False at once when another has it. See `Store.try_unit_lock`."""
-        lock = self._unit_lock(key)
-        is_held = _acquire(lock, 0)
-        try:
-            yield is_held
-        finally:
-            lock.release()
+        if not _LOCK_NAME.fullmatch(key):
+            raise ValueError(f"not a unit key: {key!r}")
+        with self._lock(f"{key}.lock", fcntl.LOCK_EX | fcntl.LOCK_NB) as state:
+            yield state is not False
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
         """Keeps collectors out, waiting for one that is at work; without locks, keeps nobody out."""
-        with self._store_lock(fcntl.LOCK_SH) as _:
+        with self._lock("store", fcntl.LOCK_SH) as _:
             yield
 
     @contextlib.contextmanager
@@ -71,35 +55,23 @@ class Locks:
 
         Raises StoreError where the file system has no locks.
         """
-        with self._store_lock(fcntl.LOCK_EX | fcntl.LOCK_NB) as state:
+        with self._lock("store", fcntl.LOCK_EX | fcntl.LOCK_NB) as state:
             if state is None:
                 raise StoreError(
                     f"{self._directory}: the file system has no locks (collect on the host that has)"
                 )
             yield state
 
-    def forget_units(self) -> int:
-        """Removes the files of unit locks, held or not; returns how many. Call it under `exclusive` alone."""
-        count = 0
+    def forget_units(self) -> None:
+        """Removes the files of unit locks, held or not. Call it under `exclusive` alone."""
         for path in self._directory.glob("*.lock"):
             with contextlib.suppress(OSError):
                 path.unlink()
-                count += 1
-        return count
-
-    def _unit_lock(self, key: str) -> FileLock:
-        if not _LOCK_NAME.fullmatch(key):
-            raise ValueError(f"not a unit key: {key!r}")
-        try:
-            make_directories(self._directory)
-        except OSError as error:
-            raise store_error("lock", self._directory / f"{key}.lock", error) from error
-        return FileLock(self._directory / f"{key}.lock", fallback_to_soft=False)
 
     @contextlib.contextmanager
-    def _store_lock(self, operation: int) -> Iterator[bool | None]:
-        """Yields whether the lock is held; None where there are no locks."""
-        path = self._directory / "store"
+    def _lock(self, name: str, operation: int) -> Iterator[bool | None]:
+        """Yields whether the lock is held; None where there are no locks. Raises StoreError."""
+        path = self._directory / name
         try:
             make_directories(path.parent)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o664)
@@ -119,24 +91,6 @@ def _flock(descriptor: int, operation: int, path: Path) -> bool | None:
     except OSError as error:
         if error.errno not in _NO_LOCKS_ERRORS:
             raise store_error("lock", path, error) from error
-        _warn_lockless(path)
+        _LOG.warning("%s: the file system has no locks; units may be compiled twice, and nothing worse", path)
         return None
     return True
-
-
-def _acquire(lock: FileLock, timeout_seconds: float) -> bool:
-    """Whether the lock is held now; a file system without locks gives it to everybody."""
-    try:
-        lock.acquire(timeout=timeout_seconds, poll_interval=_POLL_SECONDS)
-    except Timeout:
-        return False
-    except (OSError, NotImplementedError) as error:
-        code = error.errno if isinstance(error, OSError) else errno.ENOSYS
-        if code not in _NO_LOCKS_ERRORS:
-            raise store_error("lock", Path(lock.lock_file), OSError(code, os.strerror(code or 0))) from error
-        _warn_lockless(Path(lock.lock_file))
-    return True
-
-
-def _warn_lockless(path: Path) -> None:
-    _LOG.warning("%s: the file system has no locks; units may be compiled twice, and nothing worse", path)

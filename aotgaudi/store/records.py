@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from aotgaudi.atomicfile import Temporary, again, place, place_first, temporary_file
-from aotgaudi.digest import canonical_json, sha256_bytes
+from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import StoreError, store_error
 from aotgaudi.store.blobs import ABSENT_ERRORS, MOVED_ERRORS, NOT_READABLE, OPEN_FLAGS
 from aotgaudi.store.quarantine import quarantine
@@ -105,6 +105,25 @@ def read_record(key: str, path: Path | str) -> dict[str, Any] | None:
             raise RecordError(f"is {NOT_READABLE[error.errno]}") from error
         raise store_error("read", Path(path), error) from error
     return load_record(key, data)
+
+
+def digests_in(value: Any) -> Iterator[Digest]:
+    """Yields every digest (``sha256:<hex>:<size>``) among the strings of a JSON value, also in keys of objects.
+
+    The store knows nothing of what the results of its callers mean: what reads like a digest is one.
+    """
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, dict):
+            pending.extend(item)
+            pending.extend(item.values())
+        elif isinstance(item, list):
+            pending.extend(item)
+        elif isinstance(item, str) and item.startswith("sha256:"):
+            digest = _parsed_digest(item)
+            if digest is not None:
+                yield digest
 
 
 class RecordStore:
@@ -244,3 +263,10 @@ def _note_difference(key: str, earlier: Mapping[str, Any], new: Mapping[str, Any
     if earlier != new:
         names = sorted(name for name in {*earlier, *new} if earlier.get(name) != new.get(name))
         _LOG.info("record %s: the first result stays; a later one differs in %s", key, ", ".join(names))
+
+
+def _parsed_digest(text: str) -> Digest | None:
+    try:
+        return Digest.parse(text)
+    except ValueError:
+        return None

@@ -6,7 +6,7 @@ Layout ``aotgaudi.store/1`` (grammar and version history in docs/formats/store.m
     objects/     content-addressed, immutable                       (cas.py)
     records/     key -> result, one immutable file each: the truth  (records.py)
     roots/       what is kept whatever the size                     (roots.py)
-    index/       a cache of look-ups, owner only, SQLite            (action_index.py)
+    index/       a cache of look-ups, owner only, SQLite            (index.py)
     locks/       kernel locks; a file that is left means nothing    (locks.py)
     tmp/         what is being written; harmless when its writer is dead
     quarantine/  damage, and why it is that                         (quarantine.py)
@@ -18,18 +18,22 @@ while no builder runs.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aotgaudi.atomicfile import make_directories, temporary_file, write_atomic
+from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import StoreError, store_error
 from aotgaudi.store.access import is_on_network, refuse_unsafe
-from aotgaudi.store.action_index import ActionIndex
 from aotgaudi.store.actions import Actions
 from aotgaudi.store.cas import ObjectStore
 from aotgaudi.store.locks import Locks
 from aotgaudi.store.roots import Roots
-from aotgaudi.store.sweep import sweep_temporary_files
+from aotgaudi.store.scratch import sweep_temporary_files
+
+if TYPE_CHECKING:
+    from aotgaudi.store.index import Index
 
 STORE_FORMAT = "aotgaudi.store/1"
 
@@ -70,7 +74,7 @@ class Store:
         self.actions = Actions(self.root, self.lower, read_only=read_only)
         self.roots = Roots(self.root)
         self.locks = Locks(self.root)
-        self.index = None if index_root is None else ActionIndex(index_root)
+        self.index = None if index_root is None else _index_at(index_root)
 
     @classmethod
     def open(
@@ -110,21 +114,16 @@ class Store:
         return cls(root, layers, index_root=index_root)
 
     @contextlib.contextmanager
-    def unit_lock(self, key: str) -> Iterator[None]:
-        """Holds the lock of one unit: one builder compiles it, the others wait here.
-
-        It is the kernel's lock (``flock``) on ``locks/<key>.lock``: it dies with its holder, and a file left
-        behind means nothing. Threads exclude each other too; it is not re-entrant. After waiting, look the unit
-        up again. A file system without locks gives it to everybody, with a warning: a unit is then compiled
-        twice, and the first record stays. Raises StoreError where the lock's file cannot be made; ValueError for a
-        key that is not a plain name.
-        """
-        with self.locks.unit(key):
-            yield
-
-    @contextlib.contextmanager
     def try_unit_lock(self, key: str) -> Iterator[bool]:
-        """As `unit_lock`, but yields False at once when another builder holds it. Raises as `unit_lock` does."""
+        """Holds the lock of one unit, so that one builder compiles it; yields False at once when another holds it.
+
+        Nobody waits: a builder whose unit is taken works on another one and looks this one up later. It is the
+        kernel's lock (``flock``) on ``locks/<key>.lock``: it dies with its holder, and a file left behind means
+        nothing. Threads exclude each other too; it is not re-entrant. A file system without locks gives it to
+        everybody, with a warning: a unit is then compiled twice, and the first record stays.
+
+        Raises StoreError where the lock's file cannot be made; ValueError for a key that is not a plain name.
+        """
         with self.locks.try_unit(key) as is_held:
             yield is_held
 
@@ -149,6 +148,32 @@ class Store:
                 " (use another one, with this one below it: --store DIR --lower DIR)"
             )
 
+    def remembers(self, keys: Sequence[str]) -> bool:
+        """Whether a look-up of `keys` found everything before, and the files that answered it are still there.
+
+        No record is read: inode and size are compared, which is as much as a look-up knows of objects, whose bytes
+        are verified when they are used. Notes the use of the records. Raises CorruptError where the index holds a
+        pickle.
+        """
+        row = None if self.index is None else self.index.get(self._look_up_name(keys))
+        match row:
+            case {"records": dict(records), "objects": dict(objects)} if records.keys() >= set(keys):
+                return self.objects.has_all(objects) and self.actions.are_unchanged(records)
+        return False
+
+    def remember(self, keys: Sequence[str], more: Iterable[str], objects: Iterable[Digest]) -> None:
+        """Lets `remembers` know that records of `keys`, `more` records (by key) and `objects` are all there.
+
+        Notes the use of the records. Raises CorruptError where the index holds a pickle.
+        """
+        found = self.actions.identities((*keys, *more))
+        if found is None:
+            return  # Collected meanwhile.
+        self.actions.note_use(found)
+        if self.index is not None:
+            row = {"records": found, "objects": {digest.sha256: digest.size_bytes for digest in objects}}
+            self.index.put(self._look_up_name(keys), row)
+
     def rescan(self) -> int:
         """Forgets what the index remembers, so that every look-up reads records again; returns how many there are.
 
@@ -164,12 +189,16 @@ class Store:
             return "none: records are read directly"
         if not self.index.root.exists():
             return f"{self.index.root}: not begun"
-        return f"{self.index.root}: {sum(1 for _ in self.index)} look-ups"
+        return f"{self.index.root}: {len(self.index)} look-ups"
 
     def close(self) -> None:
         """Closes the index."""
         if self.index is not None:
             self.index.close()
+
+    def _look_up_name(self, keys: Sequence[str]) -> str:
+        layers = [str(path) for path in (self.root, *self.lower)]
+        return sha256_bytes(canonical_json(["aotgaudi.checklist/1", layers]) + "\n".join(keys).encode())
 
     def _sweep_when_alone(self) -> None:
         try:
@@ -178,6 +207,12 @@ class Store:
                     sweep_temporary_files(self.root)
         except StoreError:
             return  # No locks here: nothing is swept, and `shared` says what is wrong, if anything is.
+
+
+def _index_at(root: Path) -> Index:
+    from aotgaudi.store.index import Index
+
+    return Index(root)
 
 
 def _create(root: Path) -> None:

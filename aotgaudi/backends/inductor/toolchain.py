@@ -82,6 +82,10 @@ class Toolchain:
         if not self._compiler.exists():
             self._folder.mkdir(parents=True, exist_ok=True)
             write_atomic(self._compiler, script, mode=0o755)
+        with contextlib.suppress(
+            OSError
+        ):  # The store's collector goes by it; in a shared store it may be another's.
+            os.utime(self._folder)
 
     @contextlib.contextmanager
     def applied(self, work_dir: Path) -> Iterator[dict[str, Any]]:

@@ -13,8 +13,7 @@ from aotgaudi.cli.lazy import LazyGroup
 from aotgaudi.cli.options.common import parse_byte_count
 from aotgaudi.cli.options.store import StorePlace, store_options
 from aotgaudi.cli.verbs import CACHE_COMMANDS
-from aotgaudi.store.collect import Collection, collect
-from aotgaudi.store.usage import StoreUsage, measure_store
+from aotgaudi.store.collect import Collection, StoreUsage, collect, measure_store
 
 
 def _byte_count(context: click.Context, parameter: click.Parameter, value: str) -> int:

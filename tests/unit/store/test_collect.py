@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, StoreError
-from aotgaudi.store.collect import collect, plan_collection, read_contents
-from aotgaudi.store.references import digests_in
+from aotgaudi.store.collect import (
+    Usage,
+    collect,
+    collect_unless_used,
+    measure_store,
+    plan_collection,
+    read_contents,
+)
+from aotgaudi.store.records import digests_in
 from aotgaudi.store.roots import Root
+from aotgaudi.store.scratch import UNFINISHED_SECONDS, sweep_temporary_files
 from aotgaudi.store.store import Store
-from aotgaudi.store.sweep import sweep_temporary_files
 
 EVERYTHING = 1 << 60
 
@@ -189,7 +197,7 @@ def test_a_damaged_record_is_counted_and_left_to_fsck(store: Store) -> None:
 
 
 def test_files_of_unit_locks_go_and_the_store_lock_stays(store: Store) -> None:
-    with store.unit_lock(key(1)):
+    with store.try_unit_lock(key(1)):
         pass
 
     collect(store, EVERYTHING)
@@ -239,7 +247,7 @@ def test_a_sweep_without_locks_goes_by_the_age_that_the_file_system_gives(
     def refuse(*_: object) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr("aotgaudi.store.sweep.fcntl.flock", refuse)
+    monkeypatch.setattr("aotgaudi.store.scratch.fcntl.flock", refuse)
     for name, used in (("put-1-old", 0), ("put-1-young", None)):
         path = store.root / "tmp" / name
         path.write_bytes(b"")
@@ -258,3 +266,138 @@ def test_a_build_first_clears_what_the_dead_left_but_not_beside_another_build(st
 
     with store.in_use():
         assert not dead.exists()
+
+
+# Scratch
+
+
+def scratch(store: Store, name: str, num_bytes: int, used: float) -> Path:
+    """A log, tool cache or partial object, last used at `used`."""
+    path = store.root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if name.startswith("toolcache"):
+        (path / "headers").mkdir(parents=True)
+        (path / "headers" / "all.gch").write_bytes(bytes(num_bytes))
+    else:
+        path.write_bytes(bytes(num_bytes))
+    os.utime(path, (used, used))
+    return path
+
+
+def test_the_limit_counts_logs_tool_caches_and_partial_objects(store: Store) -> None:
+    (digest,) = add(store, 1, b"x" * 1000, used=5.0)
+    scratch(store, "toolcache/toolchains/avx2-1", 2000, time.time())
+    scratch(store, "logs/unit.log", 300, time.time())
+    scratch(store, "incoming/" + "a" * 64, 40, time.time())
+
+    plan = collect(store, EVERYTHING).plan
+
+    record_bytes = store.actions.records.path(key(1)).stat().st_size
+    assert plan.bytes_before == plan.bytes_after == digest.size_bytes + record_bytes + 2000 + 300 + 40
+
+
+def test_what_was_used_longest_ago_goes_first_whatever_it_is(store: Store) -> None:
+    now = time.time()
+    logs = [scratch(store, f"logs/{age}.log", 1000, now - age) for age in (500, 100)]
+    tools = [scratch(store, f"toolcache/toolchains/{age}", 1000, now - age) for age in (400, 10)]
+    incoming = scratch(store, f"incoming/{'a' * 64}", 1000, now - 300)
+    add(store, 1, b"x" * 1000, used=now - 200)
+    everything = [*logs, *tools, incoming, store.actions.records.path(key(1))]
+
+    lost = []
+    for limit in (5900, 4900, 3900, 2900, 1900, 900):
+        collect(store, limit)
+        lost.append([path for path in everything if not path.exists()])
+        everything = [path for path in everything if path.exists()]
+
+    record = store.actions.records.path(key(1))
+    assert lost == [[logs[0]], [tools[0]], [incoming], [record], [logs[1]], [tools[1]]]
+
+
+def test_a_pull_that_nobody_went_on_with_for_a_day_is_given_up_whatever_the_size(store: Store) -> None:
+    now = time.time()
+    old = scratch(store, f"incoming/{'a' * 64}", 10, now - UNFINISHED_SECONDS - 60)
+    young = scratch(store, f"incoming/{'b' * 64}", 10, now - UNFINISHED_SECONDS + 60)
+    log = scratch(store, "logs/old.log", 10, 0.0)
+
+    collect(store, EVERYTHING)
+
+    assert [path.exists() for path in (old, young, log)] == [False, True, True]
+
+
+def test_nothing_of_a_running_build_goes(store: Store) -> None:
+    paths = [
+        scratch(store, name, 10, 0.0) for name in ("logs/unit.log", "toolcache/toolchains/x", "incoming/y")
+    ]
+
+    with store.in_use():
+        with pytest.raises(StoreError, match="in use"):
+            collect(store, 0)
+        assert collect_unless_used(store, 0) is None
+
+    assert all(path.exists() for path in paths)
+
+
+def test_what_the_caller_keeps_stays_as_under_a_root(store: Store) -> None:
+    add(store, 1, b"of this build", used=1.0)
+    add(store, 2, b"of another", used=2.0)
+
+    outcome = collect_unless_used(store, 0, [Root(name="build", keys=frozenset({key(1)}))])
+
+    assert numbers(store) == [1]
+    assert outcome is not None
+    assert outcome.plan.bytes_after == outcome.kept_bytes > 0
+    assert store.roots.names() == ()
+
+
+def test_a_link_in_the_scratch_is_removed_and_not_followed(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").write_bytes(b"precious")
+    (store.root / "toolcache" / "toolchains").mkdir(parents=True)
+    link = store.root / "toolcache" / "toolchains" / "link"
+    link.symlink_to(tmp_path / "elsewhere")
+
+    collect(store, 0)
+
+    assert not link.is_symlink()
+    assert (tmp_path / "elsewhere" / "file").read_bytes() == b"precious"
+
+
+# Figures
+
+
+def test_an_empty_store_has_no_uses(tmp_path: Path) -> None:
+    usage = measure_store(Store.open(tmp_path))
+
+    assert usage.kinds["objects"] == usage.kinds["records"] == Usage()
+    assert (usage.oldest_use, usage.newest_use, usage.root_names) == (None, None, ())
+    assert usage.index.endswith("not begun")
+
+
+def test_everything_is_counted_once_by_kind(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+    digests = [store.objects.put_bytes(b"x" * 10), store.objects.put_bytes(b"y" * 20)]
+    for number, used in ((1, 5.0), (2, 9.0)):
+        store.actions.put(f"{number:064x}", {"objects": list(map(str, digests))})
+        store.actions.records.touch(f"{number:064x}", used)
+    store.roots.put(Root(name="prod", keys=frozenset({key(9)})))
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "unit.log").write_bytes(b"12345")
+    (tmp_path / "tmp" / "put-1-dead").write_bytes(b"123")
+
+    usage = measure_store(store)
+
+    assert usage.kinds["objects"] == Usage(2, 30)
+    assert usage.kinds["records"].num_files == 2
+    assert usage.kinds["tmp"] == Usage(1, 3)
+    assert usage.kinds["logs"] == Usage(1, 5)
+    assert usage.kinds["scratch"] == Usage(1, len("aotgaudi.store/1\n"))
+    assert usage.total == sum(usage.kinds.values(), Usage())
+    assert usage.root_names == ("prod",)
+    assert (usage.oldest_use, usage.newest_use) == (5.0, 9.0)
+
+
+def test_a_store_without_an_index_says_so(tmp_path: Path) -> None:
+    Store.open(tmp_path)
+
+    assert measure_store(Store.open(tmp_path, read_only=True)).index == "none: records are read directly"

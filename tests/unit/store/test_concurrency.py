@@ -54,8 +54,8 @@ sys.stdin.readline()
 with store.in_use():
     for number in range(count):
         key = f"{number:064x}"
-        with store.unit_lock(key):
-            if store.actions.get(key) is None:
+        with store.try_unit_lock(key) as is_mine:
+            if is_mine and store.actions.get(key) is None:
                 with (root / "journal").open("a") as journal:
                     journal.write(key + "\\n")
                 store.actions.put(key, {"object": str(store.objects.put_bytes(key.encode()))})

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from aotgaudi.store.scratch import SweepReport, locked_directory, sweep_temporary_files
 from aotgaudi.store.store import Store
-from aotgaudi.store.sweep import SweepReport, locked_directory, sweep_temporary_files
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.errors import StoreError
-from aotgaudi.store.checklist import remember
 from aotgaudi.store.fsck import check_store
 from aotgaudi.store.roots import Root
 from aotgaudi.store.store import STORE_FORMAT, Store
@@ -99,38 +98,34 @@ def test_a_relative_root_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.
     assert (tmp_path / "store" / "records" / KEY[:2] / f"{KEY}.json").exists()
 
 
-def test_threads_take_turns_on_one_unit(tmp_path: Path) -> None:
+def test_a_second_thread_is_told_at_once_that_a_unit_is_taken(tmp_path: Path) -> None:
     store = Store.open(tmp_path)
-    inside, most = [0], [0]
+    found = list[bool]()
 
-    def build() -> None:
-        for _ in range(20):
-            with store.unit_lock(KEY):
-                inside[0] += 1
-                most[0] = max(most[0], inside[0])
-                inside[0] -= 1
+    def look() -> None:
+        with store.try_unit_lock(KEY) as is_held:
+            found.append(is_held)
 
-    threads = [threading.Thread(target=build) for _ in range(3)]
-    for thread in threads:
+    with store.try_unit_lock(KEY) as is_mine:
+        thread = threading.Thread(target=look)
         thread.start()
-    for thread in threads:
-        thread.join()
+        thread.join(10)
 
-    assert most == [1]
+    assert (is_mine, found) == (True, [False])
 
 
 def test_other_units_are_not_held_up(tmp_path: Path) -> None:
     store = Store.open(tmp_path)
 
-    with store.unit_lock(KEY), store.unit_lock("cd" * 32):
-        pass
+    with store.try_unit_lock(KEY) as one, store.try_unit_lock("cd" * 32) as other:
+        assert (one, other) == (True, True)
 
 
 _HOLD = """
 import sys
 from pathlib import Path
 from aotgaudi.store.store import Store
-with Store.open(Path(sys.argv[1])).unit_lock(sys.argv[2]):
+with Store.open(Path(sys.argv[1])).try_unit_lock(sys.argv[2]):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -143,19 +138,13 @@ def test_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
-        acquired = threading.Event()
-
-        def wait() -> None:
-            with store.unit_lock(KEY):
-                acquired.set()
-
-        waiter = threading.Thread(target=wait)
-        waiter.start()
-        assert not acquired.wait(0.2), "the holder lives"
+        with store.try_unit_lock(KEY) as is_free:
+            assert not is_free, "the holder lives"
 
         holder.kill()
-        assert acquired.wait(10)
-        waiter.join()
+        holder.wait(10)
+        with store.try_unit_lock(KEY) as is_free:
+            assert is_free
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
@@ -169,7 +158,7 @@ def test_a_file_system_without_locks_lets_everybody_in_with_a_warning(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with store.unit_lock(KEY), store.try_unit_lock(KEY) as is_held, store.in_use():
+    with store.try_unit_lock(KEY), store.try_unit_lock(KEY) as is_held, store.in_use():
         assert is_held
 
     assert "the file system has no locks" in caplog.text
@@ -184,14 +173,18 @@ def test_a_lock_that_cannot_be_had_for_another_reason_is_one_error(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(StoreError, match=r"cannot lock .*Input/output error"), store.unit_lock(KEY):
+    with pytest.raises(StoreError, match=r"cannot lock .*Input/output error"), store.try_unit_lock(KEY):
         pass
 
 
 def test_trying_does_not_wait(tmp_path: Path) -> None:
     store = Store.open(tmp_path)
 
-    with store.unit_lock(KEY), store.try_unit_lock(KEY) as second, store.try_unit_lock("cd" * 32) as other:
+    with (
+        store.try_unit_lock(KEY),
+        store.try_unit_lock(KEY) as second,
+        store.try_unit_lock("cd" * 32) as other,
+    ):
         assert (second, other) == (False, True)
     with store.try_unit_lock(KEY) as later:
         assert later
@@ -199,7 +192,7 @@ def test_trying_does_not_wait(tmp_path: Path) -> None:
 
 def test_a_lock_file_that_is_removed_under_its_holder_keeps_nobody_out_for_ever(tmp_path: Path) -> None:
     store = Store.open(tmp_path)
-    with store.unit_lock(KEY):
+    with store.try_unit_lock(KEY):
         (tmp_path / "locks" / f"{KEY}.lock").unlink()
 
     with store.try_unit_lock(KEY) as is_held:
@@ -208,18 +201,18 @@ def test_a_lock_file_that_is_removed_under_its_holder_keeps_nobody_out_for_ever(
 
 def test_the_lock_is_freed_by_an_exception(tmp_path: Path) -> None:
     store = Store.open(tmp_path)
-    with pytest.raises(KeyError), store.unit_lock(KEY):
+    with pytest.raises(KeyError), store.try_unit_lock(KEY):
         raise KeyError
 
-    with store.unit_lock(KEY):
-        pass
+    with store.try_unit_lock(KEY) as is_free:
+        assert is_free
 
 
 @pytest.mark.parametrize("key", ["", "../evil", "a/b", "x" * 200, "a.b"])
 def test_a_key_that_is_no_plain_name_is_refused(tmp_path: Path, key: str) -> None:
     store = Store.open(tmp_path)
 
-    with pytest.raises(ValueError, match="not a unit key"), store.unit_lock(key):
+    with pytest.raises(ValueError, match="not a unit key"), store.try_unit_lock(key):
         pass
 
 
@@ -265,8 +258,8 @@ def test_the_layout_is_the_documented_one(tmp_path: Path) -> None:
     bad = store.objects.put_bytes(b"bad")
     store.actions.put(KEY, {"object": str(digest)})
     store.roots.put(Root(name="prod-1.2", keys=frozenset({KEY}), objects=frozenset({digest})))
-    with store.in_use(), store.unit_lock(KEY):
-        remember(store, [KEY], [], [digest])
+    with store.in_use(), store.try_unit_lock(KEY):
+        store.remember([KEY], [], [digest])
     store.objects.path(bad).chmod(0o644)
     store.objects.path(bad).write_bytes(b"BAD")
     check_store(store)

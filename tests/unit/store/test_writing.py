@@ -15,8 +15,8 @@ import pytest
 from aotgaudi import atomicfile
 from aotgaudi.digest import Digest
 from aotgaudi.errors import StoreError
+from aotgaudi.store.scratch import sweep_temporary_files
 from aotgaudi.store.store import Store
-from aotgaudi.store.sweep import sweep_temporary_files
 
 KEY = "ab" * 32
 DATA = bytes(range(256)) * 40

@@ -1,9 +1,16 @@
-"""Clearing ``tmp/`` of what dead writers left.
+"""Scratch: what builders and pulls put beside the objects and records, and clearing it away.
 
-A writer holds a kernel lock on its file, so a file whose lock can be had has no writer: that works for writers on
-other hosts too, and needs neither a process number nor a clock. So it is with a compiler's scratch directory
-(``unit-*``). Other directories, and all on file systems without locks, go by age, measured against the clock of the
-file system itself.
+::
+
+    tmp/            files being written, and directories (``unit-*``) that a compiler works in
+    incoming/       objects that a pull has received in part; the next pull goes on from there
+    logs/           what compilers printed, a file a unit
+    toolcache/      what a compiler may use again, a directory a toolchain: toolcache/toolchains/<name>
+
+A writer holds a kernel lock on its file in ``tmp/``, so a file whose lock can be had has no writer: that works for
+writers on other hosts too, and needs neither a process number nor a clock. So it is with a compiler's directory. Other
+directories, and all on file systems without locks, go by age, measured against the clock of the file system itself.
+The rest is nobody's while no builder runs, and goes when space is short (collect.py).
 """
 
 from __future__ import annotations
@@ -19,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aotgaudi.atomicfile import temporary_file
+from aotgaudi.errors import store_error
 from aotgaudi.store.blobs import OPEN_FLAGS
 
 SCRATCH_PREFIX = "unit-"
@@ -27,6 +35,12 @@ SCRATCH_PREFIX = "unit-"
 GRACE_SECONDS = 3600.0
 """Longer than any unit compiles: what is older and unlocked is nobody's."""
 
+INCOMING_NAME = "incoming"
+_ITEMS = (f"{INCOMING_NAME}/*", "logs/*", "toolcache/*/*")
+
+UNFINISHED_SECONDS = 24 * 3600.0
+"""A pull that was not gone on with for so long is given up."""
+
 
 @dataclass(frozen=True)
 class SweepReport:
@@ -34,6 +48,41 @@ class SweepReport:
 
     num_removed: int = 0
     num_in_use: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchItem:
+    """A log, a partial object or a tool cache; `used` is when it was last written to or used (seconds)."""
+
+    path: Path
+    size_bytes: int
+    used: float
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether it is what a pull has received in part."""
+        return self.path.parent.name == INCOMING_NAME
+
+
+def list_scratch(root: Path) -> tuple[ScratchItem, ...]:
+    """Returns what may go when space is short, in no order. What goes away meanwhile is left out."""
+    items = []
+    for pattern in _ITEMS:
+        for path in root.glob(pattern):
+            with contextlib.suppress(FileNotFoundError):
+                items.append(ScratchItem(path, _tree_bytes(path), path.lstat().st_mtime))
+    return tuple(items)
+
+
+def remove_scratch(item: ScratchItem) -> None:
+    """Removes a log, a partial object or a tool cache. Raises StoreError."""
+    try:
+        is_directory = stat.S_ISDIR(item.path.lstat().st_mode)
+        shutil.rmtree(item.path) if is_directory else item.path.unlink()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise store_error("remove", item.path, error) from error
 
 
 def sweep_temporary_files(root: Path, grace_seconds: float = GRACE_SECONDS) -> SweepReport:
@@ -52,7 +101,7 @@ def sweep_temporary_files(root: Path, grace_seconds: float = GRACE_SECONDS) -> S
 
 @contextlib.contextmanager
 def locked_directory(root: Path) -> Iterator[Path]:
-    """A private directory in ``tmp/``, removed at the end, or by a sweep after our death. Raises OSError."""
+    """Yields a private directory in ``tmp/``, removed at the end, or by a sweep after our death. Raises OSError."""
     path = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=root / "tmp"))
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -62,6 +111,17 @@ def locked_directory(root: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(path, ignore_errors=True)
         os.close(descriptor)
+
+
+def _tree_bytes(path: Path) -> int:
+    if path.is_symlink() or not path.is_dir():
+        return path.lstat().st_size
+    total = 0
+    for parent, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += Path(parent, name).lstat().st_size
+    return total
 
 
 def _file_system_time(directory: Path) -> float:

@@ -19,8 +19,15 @@ import pytest
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, StoreError, UntrustedError
-from aotgaudi.store.blobs import Fault, find_fault, hold_blob, read_blob, read_bounded
-from aotgaudi.store.held import HeldObjects, allow_open_files
+from aotgaudi.store.blobs import (
+    Fault,
+    HeldObjects,
+    allow_open_files,
+    find_fault,
+    hold_blob,
+    read_blob,
+    read_bounded,
+)
 
 DATA = b"verified" * 1000
 
@@ -219,7 +226,7 @@ def test_the_soft_limit_of_open_files_is_raised_by_what_is_held(limits: tuple[in
 def test_a_hard_limit_that_is_too_low_is_named_with_what_would_do() -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 300));"
-        "from aotgaudi.store.held import allow_open_files;"
+        "from aotgaudi.store.blobs import allow_open_files;"
         "allow_open_files(100); print(resource.getrlimit(resource.RLIMIT_NOFILE)); allow_open_files(400)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
