@@ -52,6 +52,7 @@ class EnvironmentRules:
         has_dummy_block: whether one KV block is set aside when blocks are counted.
         mamba: how the chunk size of mamba layers is found (v1/worker/hpu_model_runner.py): ``none``; ``model``,
             the model's or vLLM's 2048; ``explicit``, the model's or 128.
+        lora_extra_vocab_size: how many tokens adapters may add to the vocabulary by default; 0 where none.
         is_extension: whether this is the out-of-tree extension, with vllm-fork's engine.
     """
 
@@ -70,6 +71,7 @@ class EnvironmentRules:
     sampler: Literal[0, 1] | None = 1
     has_dummy_block: bool = True
     mamba: Literal["none", "model", "explicit"] = "explicit"
+    lora_extra_vocab_size: int = 0
     is_extension: bool = False
 
 

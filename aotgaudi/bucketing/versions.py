@@ -159,7 +159,7 @@ _V0_11_2 = replace(
         points=RangeRule(special_minima=frozenset({0}), clips_last=False, knows_long_context=True),
         heeds_query_min=False,
     ),
-    environment=replace(_V0_13_0.environment, has_query_min_one=False),
+    environment=replace(_V0_13_0.environment, has_query_min_one=False, lora_extra_vocab_size=256),
     lookup=replace(_V0_13_0.lookup, has_seeds=False),
 )
 
@@ -183,6 +183,7 @@ _V0_10_1 = ExtensionVersion(
         defrag=None,
         sampler=None,
         mamba="none",
+        lora_extra_vocab_size=256,
     ),
     lookup=replace(_V0_11_2.lookup, slices=False),
 )

@@ -8,12 +8,13 @@ import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from aotgaudi.digest import canonical_json, sha256_bytes
 from aotgaudi.errors import SpecError
+from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.mistakes import first_mistake
 
@@ -21,6 +22,9 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+
+_V = TypeVar("_V", bound=SpecValue)
 
 
 def load_spec(path: Path) -> BuildSpec:
@@ -84,14 +88,19 @@ def _model_of(model: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def spec_from_json(value: dict[str, Any]) -> BuildSpec:
-    """Returns the spec that a JSON value stands for (see ``BuildSpec.to_json``). Raises SpecError.
+    """Returns the spec that a JSON value stands for (see ``BuildSpec.to_json``). Raises SpecError."""
+    return value_from_json(BuildSpec, value)
+
+
+def value_from_json(kind: type[_V], value: dict[str, Any]) -> _V:
+    """Returns a spec, or one of its tables, that a JSON value stands for. Raises SpecError.
 
     The value is validated as JSON text, where a list may stand for a tuple under strict types.
     """
     try:
-        return BuildSpec.model_validate_json(json.dumps(value))
+        return kind.model_validate_json(json.dumps(value))
     except ValidationError as error:
-        mistake = first_mistake(error, BuildSpec)
+        mistake = first_mistake(error, kind)
         raise SpecError(mistake.where or "spec", mistake.problem, mistake.remedy) from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import product
 
 from aotgaudi.bucketing.rules import EnvironmentRules
 from aotgaudi.errors import SpecError
@@ -21,6 +22,14 @@ LOWEST = {"MIN": 0, "STEP": 1, "MAX": 0, "LIMIT": 1, "PAD_MAX": 0, "PAD_PERCENT"
 """The least value of each parameter, as ``spec.bucketing.AxisBounds`` has it."""
 
 HIGHEST_PAD_PERCENT = 50
+
+BOUND_VARIABLES = tuple(
+    f"VLLM_{phase}_{dimension}_BUCKET_{parameter}"
+    for phase, dimension, parameter in product(
+        ("PROMPT", "DECODE"), ("BS", "QUERY", "SEQ", "CTX", "BLOCK"), LOWEST
+    )
+)
+"""Every such variable, those of no axis among them."""
 
 ReadInteger = Callable[[str, int, "int | None"], "int | None"]
 """``(variable, least, most) -> its value``; None where it is unset."""
@@ -140,3 +149,62 @@ def check_bounds(prompt: PromptBounds, decode: DecodeBounds, environment: Mappin
             spelling = name if f"VLLM_{name}_BUCKET_MIN" in environment else name.replace("QUERY", "SEQ")
             where, most = f"VLLM_{spelling}_BUCKET_MIN", f"VLLM_{name}_BUCKET_MAX {axis.max}"
             raise SpecError(where, f"is {axis.min}, more than {most}", "at most that")
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What decides which variables count."""
+
+    version: str
+    rules: EnvironmentRules
+    strategy: StrategyName
+    merged_prefill: bool
+
+
+def why_bound_ignored(bound: BoundVariable, situation: Situation) -> str:
+    """Returns why a bound that was not heeded does nothing: the first reason that applies."""
+    rules, strategy, version = situation.rules, situation.strategy, situation.version
+    known = variable(bound.phase, rules.query_names[0], bound.parameter)
+    reasons = (
+        (not bound.is_of_an_axis, f"the {bound.phase.lower()} phase has no such dimension"),
+        (_is_unknown_alias(bound, rules), f"{version} reads {known}"),
+        (
+            bound.parameter == "LIMIT" and not rules.has_limits,
+            f"{version} no longer reads limits (the extension up to ad55828 does)",
+        ),
+        (bound.dimension == "CTX" and not rules.has_context, f"{version} has no bounds of the context"),
+        (strategy == "file", "the bucket file says it all"),
+        (_is_heeded(bound, situation), _why_alias(bound, known, situation)),
+        (
+            situation.merged_prefill
+            and strategy != "exponential"
+            and bound.parameter in ("MIN", "STEP", "MAX"),
+            "merged prefill sets it",
+        ),
+    )
+    return next(
+        (reason for applies, reason in reasons if applies), f"the {strategy} strategy does not read it"
+    )
+
+
+def _is_unknown_alias(bound: BoundVariable, rules: EnvironmentRules) -> bool:
+    return bound.dimension == "QUERY" and bound.spelling not in rules.query_names
+
+
+def _is_heeded(bound: BoundVariable, situation: Situation) -> bool:
+    return bound.parameter in heeded_parameters(
+        situation.rules,
+        situation.strategy,
+        bound.phase,
+        bound.dimension,
+        merged_prefill=situation.merged_prefill,
+    )
+
+
+def _why_alias(bound: BoundVariable, known: str, situation: Situation) -> str:
+    """Returns why a variable whose parameter counts was not the one: its alias is set, or its value is none."""
+    if situation.strategy != "exponential":
+        return f"{known} is set, which comes before it"
+    if bound.spelling != situation.rules.query_names[0]:
+        return f"the exponential strategy reads {known} only"
+    return "of the exponential strategy only the value 1 counts"

@@ -14,20 +14,39 @@ from aotgaudi.bucketing.rules import EnvironmentRules
 from aotgaudi.bucketing.versions import find_version
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.bucketing import DecodeBounds, PromptBounds, SlidingSpec, StrategyName
-from aotgaudi.vllm.bounds import BoundVariable, read_bounds
-from aotgaudi.vllm.ignored import (
-    PREFIXES,
-    SLIDING_SWITCH,
-    SLIDING_VARIABLES,
-    IgnoredVariable,
-    Situation,
-    why_ignored,
-)
-from aotgaudi.vllm.reader import VariableReader
-from aotgaudi.vllm.values import parse_integer
+from aotgaudi.vllm.bounds import BoundVariable, Situation, read_bounds, why_bound_ignored
+from aotgaudi.vllm.values import VariableReader, parse_integer
+from aotgaudi.vllm.variables import is_looked_at
 
 _PREFILL_VARIABLE = "VLLM_PROMPT_BS_BUCKET_MAX"
+STRATEGY_VARIABLES = ("VLLM_BUCKETING_STRATEGY", "VLLM_EXPONENTIAL_BUCKETING", "VLLM_BUCKETING_FROM_FILE")
+SLIDING_SWITCH = "PT_HPU_SDPA_QKV_SLICE_MODE_FWD"
+SLIDING_VARIABLES = ("PT_HPU_SDPA_BC_FACTOR", "VLLM_FUSEDSDPA_SLIDE_THLD")
+DEFRAG_VARIABLES = ("VLLM_DEFRAG", "VLLM_DEFRAG_THRESHOLD", "VLLM_DEFRAG_WITH_GRAPHS")
+
+_FORK_ONLY: Mapping[str, str] = dict.fromkeys(
+    (
+        "VLLM_HPU_LOG_STEP_GRAPH_COMPILATION",
+        "VLLM_HPU_LOG_STEP_GRAPH_COMPILATION_ALL",
+        "VLLM_HPU_LOG_STEP_CPU_FALLBACKS",
+        "VLLM_HPU_LOG_STEP_CPU_FALLBACKS_ALL",
+        "VLLM_GRAPH_PROMPT_RATIO",
+        "VLLM_GRAPH_PROMPT_STRATEGY",
+        "VLLM_GRAPH_DECODE_STRATEGY",
+    ),
+    "only vllm-fork's V0 engine reads it",
+)
+
 _STRATEGY_NAMES: Mapping[str, StrategyName] = {"exp": "exponential", "lin": "linear", "pad": "padding_aware"}
+
+
+@dataclass(frozen=True, slots=True)
+class IgnoredVariable:
+    """A variable that is set and that the public code, at this version and with this strategy, does not heed."""
+
+    name: str
+    value: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,9 +193,9 @@ def _ignored(
     """Lists what was set and not heeded; a bound must be an integer even then."""
     found = []
     for name in sorted(environment):
-        if not name.startswith(PREFIXES) or _is_heeded(name, environment, reader, situation):
+        if not is_looked_at(name) or _is_heeded(name, environment, reader, situation):
             continue
-        reason = why_ignored(name, situation)
+        reason = _why_ignored(name, situation)
         if reason is not None:
             found.append(IgnoredVariable(name, environment[name], reason))
             if BoundVariable.of(name) is not None or name in SLIDING_VARIABLES:
@@ -193,3 +212,44 @@ def _is_heeded(
     if is_query_min and situation.strategy == "exponential" and environment[name].strip() != "1":
         return False
     return name in reader.heeded
+
+
+def _why_ignored(name: str, situation: Situation) -> str | None:
+    """Returns why a variable that was not heeded does nothing; None where the public code does heed it."""
+    bound = BoundVariable.of(name)
+    if bound is not None:
+        return why_bound_ignored(bound, situation)
+    if name in STRATEGY_VARIABLES:
+        return _why_strategy(name, situation)
+    if name == SLIDING_SWITCH or name in SLIDING_VARIABLES:
+        return _why_sliding(name, situation)
+    return _why_mode(name, situation)
+
+
+def _why_mode(name: str, situation: Situation) -> str | None:
+    if name == "VLLM_UNIFIED_ATTN":
+        return f"{situation.version} has no unified attention (v0.11.2 to v0.17.1 have)"
+    if name == "VLLM_PREFIX_CACHING":
+        return "VLLM_CONTIGUOUS_PA decides, set or by its default"
+    if name in DEFRAG_VARIABLES:
+        return f"{situation.version} has no defragmenter" if situation.rules.defrag is None else None
+    return _FORK_ONLY.get(name) if not situation.rules.is_extension else None
+
+
+def _why_strategy(name: str, situation: Situation) -> str:
+    rules = situation.rules
+    if name == "VLLM_BUCKETING_FROM_FILE" and not rules.has_file:
+        return f"{situation.version} reads no bucket file (vllm-gaudi from v0.11.2 on does)"
+    if name == "VLLM_BUCKETING_STRATEGY" and rules.strategy != "named":
+        return f"{situation.version} chooses by VLLM_EXPONENTIAL_BUCKETING alone"
+    if situation.strategy == "unified":
+        return "unified attention has its own strategy"
+    if situation.strategy == "file":
+        return "VLLM_BUCKETING_FROM_FILE is set, which comes before it"
+    return "VLLM_EXPONENTIAL_BUCKETING is set, which comes before it"
+
+
+def _why_sliding(name: str, situation: Situation) -> str:
+    if not situation.rules.has_sliding:
+        return f"the buckets of {situation.version} do not depend on it"
+    return f"{SLIDING_SWITCH} is not on"

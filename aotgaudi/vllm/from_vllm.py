@@ -4,38 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from aotgaudi.bucketing.rules import EnvironmentRules
 from aotgaudi.bucketing.versions import find_version
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.base import SpecValue
+from aotgaudi.spec.bucketing import BucketingSpec
 from aotgaudi.spec.build_spec import SPEC_SCHEMA, BuildSpec
-from aotgaudi.spec.parse import spec_from_json
+from aotgaudi.spec.parallel import ParallelSpec
+from aotgaudi.spec.parse import spec_from_json, value_from_json
+from aotgaudi.spec.quantization import QuantizationSpec
 from aotgaudi.spec.target import ExecutionMode
 from aotgaudi.spec.vision import VisionSpec
-from aotgaudi.vllm.blocks import Pin
 from aotgaudi.vllm.bounds import check_bounds
 from aotgaudi.vllm.command import VllmCommand
-from aotgaudi.vllm.environment import BucketingEnvironment
-from aotgaudi.vllm.ignored import PREFIXES
-from aotgaudi.vllm.limits import Limits, read_limits
-from aotgaudi.vllm.model_facts import DTYPES, DtypeName, ModelFacts
-from aotgaudi.vllm.other_variables import OtherVariables
-from aotgaudi.vllm.report import Report
-from aotgaudi.vllm.serving import LAZY_VARIABLE, MODE_NOTES, MODES, ServingEnvironment
-from aotgaudi.vllm.speculation import num_speculative_tokens
-from aotgaudi.vllm.values import shown
-from aotgaudi.vllm.vision_flags import takes_images
+from aotgaudi.vllm.environment import BucketingEnvironment, IgnoredVariable
+from aotgaudi.vllm.limits import Device, Limits, Pin, is_prefill_chunked, read_limits
+from aotgaudi.vllm.model import DTYPE_BYTES, DtypeName, ModelFacts, served_dtype
+from aotgaudi.vllm.serving import (
+    LAZY_VARIABLE,
+    MODE_NOTES,
+    MODES,
+    QUANTIZATION_VARIABLE,
+    ServingEnvironment,
+    lora_table,
+    num_speculative_tokens,
+    parallel_table,
+    quantization_table,
+    takes_images,
+)
+from aotgaudi.vllm.values import Remark
+from aotgaudi.vllm.variables import OtherVariables, is_looked_at
 
-_FLAGS_OF_LIMITS: Mapping[str, str] = MappingProxyType(
+_FLAGS: Mapping[str, str] = MappingProxyType(
     {
         "limits.max_num_seqs": "--max-num-seqs",
         "limits.max_num_batched_tokens": "--max-num-batched-tokens",
         "limits.max_model_len": "--max-model-len",
         "limits.block_size": "--block-size",
         "limits.num_blocks": "the number of KV blocks",
+        "parallel.tensor_parallel_size": "--tensor-parallel-size",
+        "parallel.pipeline_parallel_size": "--pipeline-parallel-size",
+        "lora.max_loras": "--max-loras",
+        "lora.max_lora_rank": "--max-lora-rank",
+        "lora.dtype": "--lora-dtype",
+        "lora.extra_vocab_size": "--lora-extra-vocab-size",
+        "model.quantization.method": "--quantization",
+        "model.quantization.kv_cache_dtype": "--kv-cache-dtype",
         "model.name": "--served-model-name",
         "model.config": "the model's config.json",
         "model.config.model_type": "the model's config.json: model_type",
@@ -49,20 +68,51 @@ class VllmSetup:
     """All that a person has.
 
     Attributes:
-        environment: ``VLLM_*`` and ``PT_HPU*`` variables; others may be there and are not looked at. What the
+        environment: the variables of vLLM and the bridge; others may be there and are not looked at. What the
             command assigns in front of itself comes before it.
         config: the content of the model's config.json.
-        version: whose rules, one of ``spec.bucketing.VersionName``.
+        version: whose rules, one of ``spec.bucketing.VersionName``; None for the newest, which is then assumed.
         pin: where the number of KV blocks is from, unless --num-gpu-blocks-override says it.
         read_file: returns the text of the bucket file at a path; raises SpecError.
+        digest_file: returns the sha256 of the content of the JSON file at a path, which QUANT_CONFIG names; raises
+            SpecError.
     """
 
     command: VllmCommand
     environment: Mapping[str, str]
     config: Mapping[str, Any]
-    version: str
+    version: str | None
     pin: Pin
     read_file: Callable[[str], str]
+    digest_file: Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What became of a command and an environment, as far as the spec itself does not say it.
+
+    Attributes:
+        notes: what the person should know.
+        assumed: defaults that were filled in.
+        ignored: variables that upstream does not heed, each with the reason.
+        unknown: flags and variables that may change what is warm, and for which a spec has no place.
+        harmless: flags and variables that change nothing that is warm, with the reason.
+    """
+
+    notes: tuple[str, ...]
+    assumed: tuple[str, ...]
+    ignored: tuple[IgnoredVariable, ...]
+    unknown: tuple[Remark, ...]
+    harmless: tuple[Remark, ...]
+
+    def lines(self) -> Iterator[str]:
+        """Yields the report as text, one line a statement."""
+        yield from (f"note: {note}" for note in self.notes)
+        yield from (f"assumed: {default}" for default in self.assumed)
+        yield from (f"ignored: {one.name}={one.value}: {one.reason}" for one in self.ignored)
+        yield from (f"may change what is warm: {one.name}: {one.text}" for one in self.unknown)
+        for reason, remarks in groupby(sorted(self.harmless, key=attrgetter("text")), attrgetter("text")):
+            yield f"no effect on what is warm: {', '.join(one.name for one in remarks)}: {reason}"
 
 
 def spec_from_vllm(setup: VllmSetup) -> tuple[BuildSpec, Report]:
@@ -73,13 +123,10 @@ def spec_from_vllm(setup: VllmSetup) -> tuple[BuildSpec, Report]:
             expressed, with the reason.
     """
     environment = {**setup.environment, **setup.command.assignments}
-    rules = find_version(setup.version).environment
-    bucketing = BucketingEnvironment.parse(
-        environment,
-        setup.version,
-        enable_prefix_caching=setup.command.switches.get("enable-prefix-caching"),
-    )
-    serving = ServingEnvironment.parse(environment, setup.version)
+    version = setup.version or BucketingSpec().version
+    caching = setup.command.switches.get("enable-prefix-caching")
+    bucketing = BucketingEnvironment.parse(environment, version, enable_prefix_caching=caching)
+    serving = ServingEnvironment.parse(environment, version)
     if not bucketing.is_enabled:
         raise SpecError(
             "VLLM_ENABLE_BUCKETING",
@@ -87,12 +134,15 @@ def spec_from_vllm(setup: VllmSetup) -> tuple[BuildSpec, Report]:
             "leave it unset",
         )
     check_bounds(bucketing.prompt, bucketing.decode, environment)
-    parts = _Parts.of(setup, rules, bucketing, serving)
+    parts = _Parts.of(setup, bucketing, serving)
+    named = {one.name for one in bucketing.ignored} | serving.heeded | bucketing.heeded
+    others = OtherVariables.of(name for name in environment if is_looked_at(name) and name not in named)
     return parts.spec(setup), Report(
-        notes=(*setup.command.notes, *bucketing.notes, *serving.notes, *parts.notes(setup.command)),
-        assumed=tuple(parts.assumed()),
+        notes=(*setup.command.notes, *bucketing.notes, *serving.notes, *parts.notes(setup)),
+        assumed=tuple(parts.assumed(setup)),
         ignored=bucketing.ignored,
-        **_others(setup.command, environment, bucketing, serving),
+        unknown=(*setup.command.unknown, *others.unknown),
+        harmless=(*setup.command.harmless, *others.harmless),
     )
 
 
@@ -108,32 +158,31 @@ class _Parts:
     dtype: DtypeName
     dtype_notes: tuple[str, ...]
     num_speculative_tokens: int
+    parallel: ParallelSpec
+    quantization: QuantizationSpec | None
 
     @classmethod
-    def of(
-        cls,
-        setup: VllmSetup,
-        rules: EnvironmentRules,
-        bucketing: BucketingEnvironment,
-        serving: ServingEnvironment,
-    ) -> _Parts:
+    def of(cls, setup: VllmSetup, bucketing: BucketingEnvironment, serving: ServingEnvironment) -> _Parts:
+        rules = find_version(bucketing.version).environment
         facts = ModelFacts.of(setup.config, rules)
-        dtype, dtype_notes = _dtype(setup.command, facts, rules)
+        dtype, dtype_notes = served_dtype(setup.command.values.get("dtype", "auto"), facts, rules)
+        parallel = _value(ParallelSpec, parallel_table(setup.command), "parallel")
+        table = quantization_table(setup.command, serving, setup.digest_file)
+        quantization = None if table is None else _value(QuantizationSpec, table, "model.quantization")
+        value_bytes = None if quantization is None else quantization.kv_value_bytes
+        device = Device(value_bytes=value_bytes or DTYPE_BYTES[dtype], parallel=parallel)
         return cls(
             rules=rules,
             bucketing=bucketing,
             serving=serving,
             facts=facts,
-            limits=read_limits(setup.command, bucketing, serving, facts, dtype, setup.pin),
+            limits=read_limits(setup.command, bucketing, serving, facts, device, setup.pin),
             dtype=dtype,
             dtype_notes=dtype_notes,
             num_speculative_tokens=num_speculative_tokens(setup.command.values),
+            parallel=parallel,
+            quantization=quantization,
         )
-
-    @property
-    def is_lazy(self) -> bool:
-        """PT_HPU_LAZY_MODE: where it is unset, 1 up to Gaudi 1.22, whose releases the extension is of; then 0."""
-        return self.rules.is_extension if self.serving.is_lazy is None else self.serving.is_lazy
 
     def spec(self, setup: VllmSetup) -> BuildSpec:
         """Returns the spec; what it refuses is reported by the flag that it is from."""
@@ -149,23 +198,26 @@ class _Parts:
                 "name": setup.command.values.get("served-model-name", setup.command.model),
                 "dtype": self.dtype,
                 "config": dict(setup.config),
+                "quantization": None if self.quantization is None else _json(self.quantization),
             },
             "limits": dict(self.limits.table),
+            "scheduler": {"engine": "vllm", "chunked_prefill": is_prefill_chunked(setup.command, self.rules)},
+            "parallel": _json(self.parallel),
+            "lora": lora_table(setup.command, self.rules),
             "bucketing": self._bucketing(setup),
             "sampler": {"smallest_batch_size": smallest},
-            "defrag": _json(self.serving.defrag_spec(self.bucketing, is_lazy=self.is_lazy)),
+            "defrag": _json(self.serving.defrag_spec(self.bucketing)),
             "vision": _json(vision),
             "target": {"backend": "hpu", "execution_mode": self.mode(setup.command)},
         }
         try:
             return spec_from_json(tables)
         except SpecError as error:
-            where = _FLAGS_OF_LIMITS.get(error.where, error.where)
-            raise SpecError(where, error.problem, error.remedy) from error
+            raise SpecError(_FLAGS.get(error.where, error.where), error.problem, error.remedy) from error
 
     def mode(self, command: VllmCommand) -> ExecutionMode:
         """Returns how graphs are run."""
-        return MODES[self.is_lazy, command.switches.get("enforce-eager", False)]
+        return MODES[bool(self.serving.is_lazy), command.switches.get("enforce-eager", False)]
 
     def _bucketing(self, setup: VllmSetup) -> dict[str, Any]:
         environment = self.bucketing
@@ -186,10 +238,13 @@ class _Parts:
             "file_text": file_text,
         }
 
-    def notes(self, command: VllmCommand) -> Iterator[str]:
-        yield MODE_NOTES[self.mode(command)]
+    def notes(self, setup: VllmSetup) -> Iterator[str]:
+        yield MODE_NOTES[self.mode(setup.command)]
         yield from self.dtype_notes
         yield from self.limits.notes
+        yield from self._quantization_notes(setup.command)
+        if self.parallel.world_size > 1:
+            yield f"{self.parallel.world_size} devices: each runs the same entries, on its share of the model"
         if self.serving.skips_warmup:
             yield (
                 "VLLM_SKIP_WARMUP: upstream would warm up nothing and compile on first use; the manifest lists"
@@ -199,51 +254,40 @@ class _Parts:
             yield f"{self.bucketing.version} warms up no sampler; the spec does, as its first use would compile"
         if self.num_speculative_tokens:
             yield "the graphs of the draft model are not enumerated, only the longer decode steps"
-        if self.facts.is_quantized:
-            yield "the checkpoint is quantized: the shapes are the same, the compiled code is not"
         if self.facts.has_mamba:
             yield "a model with recurrent layers: upstream may raise --block-size; give the one that its log shows"
 
-    def assumed(self) -> Iterator[str]:
+    def _quantization_notes(self, command: VllmCommand) -> Iterator[str]:
+        if self.facts.is_quantized:
+            yield "the checkpoint is quantized: the shapes are the same, the compiled code is not"
+        if self.quantization is None or self.quantization.config_sha256 is None:
+            return
+        if "quantization" not in command.values:
+            yield f"{QUANTIZATION_VARIABLE} alone turns on quantization by Intel Neural Compressor (inc)"
+        yield (
+            f"{QUANTIZATION_VARIABLE}: the spec has the digest of the file; the measurements that it names are not"
+            " read, and decide the code where scales are constants"
+        )
+
+    def assumed(self, setup: VllmSetup) -> Iterator[str]:
+        if setup.version is None:
+            yield f"--bucketing-version {self.bucketing.version} (of the newest release; give your server's)"
         yield from self.limits.assumed
         if self.serving.is_lazy is None:
-            yield f"{LAZY_VARIABLE}={int(self.is_lazy)} (its default changed between releases: always set it)"
+            yield f"{LAZY_VARIABLE}=0 (its default changed between releases: always set it)"
+
+
+_V = TypeVar("_V", bound=SpecValue)
 
 
 def _json(value: SpecValue) -> dict[str, Any]:
     return value.model_dump(mode="json")
 
 
-def _dtype(
-    command: VllmCommand, facts: ModelFacts, rules: EnvironmentRules
-) -> tuple[DtypeName, tuple[str, ...]]:
-    """Returns the dtype, and a note where Gaudi replaces what was asked for (vllm_gaudi/platform.py 234)."""
-    text = command.values.get("dtype", "auto")
-    if text != "auto" and text not in DTYPES:
-        raise SpecError("--dtype", f"is {shown(text)}", f"auto, or one of {', '.join(sorted(DTYPES))}")
-    asked = (facts.dtype or "float32") if text == "auto" else DTYPES[text]
-    if asked == "bfloat16" or (asked == "float32" and rules.is_extension):
-        return asked, ()
-    origin = (
-        "--dtype"
-        if text != "auto"
-        else "config.json"
-        if facts.dtype
-        else "vLLM, where config.json says none,"
-    )
-    return "bfloat16", (f"{origin} asks for {asked}; Gaudi serves bfloat16 in its place",)
-
-
-def _others(
-    command: VllmCommand,
-    environment: Mapping[str, str],
-    bucketing: BucketingEnvironment,
-    serving: ServingEnvironment,
-) -> dict[str, tuple[str, ...]]:
-    named = {one.name for one in bucketing.ignored} | serving.heeded | bucketing.heeded
-    rest = (name for name in environment if name.startswith(PREFIXES) and name not in named)
-    others = OtherVariables.of(rest)
-    return {
-        "changing_code": others.changing_code,
-        "without_effect": (*command.without_effect, *others.without_effect),
-    }
+def _value(kind: type[_V], table: Mapping[str, Any], where: str) -> _V:
+    """Returns a table as a value of a spec. Raises SpecError, with the flag that is at fault named."""
+    try:
+        return value_from_json(kind, dict(table))
+    except SpecError as error:
+        place = f"{where}.{error.where}"
+        raise SpecError(_FLAGS.get(place, place), error.problem, error.remedy) from error

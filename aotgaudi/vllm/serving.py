@@ -1,24 +1,32 @@
-"""The rest of an environment that decides what is warm: execution mode, defragmenter, memory, vision."""
+"""What is served besides buckets and limits: mode, defragmenter, vision, speculation, devices, quantization, adapters."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from aotgaudi.bucketing.rules import EnvironmentRules
 from aotgaudi.bucketing.versions import find_version
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.target import ExecutionMode
-from aotgaudi.vllm.environment import BucketingEnvironment
-from aotgaudi.vllm.ignored import DEFRAG_VARIABLES
-from aotgaudi.vllm.reader import VariableReader
-from aotgaudi.vllm.values import parse_fraction, parse_integer, shown
+from aotgaudi.vllm.command import VllmCommand
+from aotgaudi.vllm.environment import DEFRAG_VARIABLES, BucketingEnvironment
+from aotgaudi.vllm.model import DTYPES
+from aotgaudi.vllm.values import VariableReader, parse_fraction, parse_integer, parse_table, shown
 
 LAZY_VARIABLE = "PT_HPU_LAZY_MODE"
+LONG_VARIABLE = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+QUANTIZATION_VARIABLE = "QUANT_CONFIG"
 RESERVED_VARIABLE = "VLLM_GRAPH_RESERVED_MEM"
 DEFAULT_RESERVED = 0.1
 """Share of usable memory that is kept for graphs (vllm_gaudi/v1/worker/hpu_worker.py 407)."""
+
+_MOST_SPECULATIVE_TOKENS = 1024
+_IMAGES_FLAG = "limit-mm-per-prompt"
+_PAIRS = re.compile(r"\w+=\d+(,\w+=\d+)*")
 
 MODES: Mapping[tuple[bool, bool], ExecutionMode] = {
     (True, False): "hpu_graphs",
@@ -44,11 +52,14 @@ class ServingEnvironment:
     """What an environment says besides buckets.
 
     Attributes:
-        is_lazy: PT_HPU_LAZY_MODE; None where it is unset.
+        is_lazy: PT_HPU_LAZY_MODE; None where it is unset, which is 0 (README_GAUDI.md of vllm-fork's releases for
+            Gaudi 1.21 and 1.22; docs/configuration/env_variables.md of vllm-gaudi).
         skips_warmup: VLLM_SKIP_WARMUP.
         reserved: VLLM_GRAPH_RESERVED_MEM; None where it is unset.
         vision_buckets, vision_resolutions: as ``spec.vision.VisionSpec`` has them; buckets ``None`` in the
             variable stands for an empty tuple, unset for None.
+        allows_long: VLLM_ALLOW_LONG_MAX_MODEL_LEN.
+        quant_config: the path in QUANT_CONFIG; None where it is unset.
         heeded: the variables that were read.
         notes: as of ``BucketingEnvironment``.
     """
@@ -61,6 +72,8 @@ class ServingEnvironment:
     reserved: float | None
     vision_buckets: tuple[int, ...] | None
     vision_resolutions: tuple[str, ...]
+    allows_long: bool
+    quant_config: str | None
     heeded: frozenset[str]
     notes: tuple[str, ...]
 
@@ -81,11 +94,13 @@ class ServingEnvironment:
             else parse_fraction(RESERVED_VARIABLE, reserved, includes_zero=True, includes_one=False),
             vision_buckets=_vision_buckets(reader),
             vision_resolutions=_resolutions(reader),
+            allows_long=(reader.text(LONG_VARIABLE) or "").strip().lower() in ("1", "true"),
+            quant_config=reader.text(QUANTIZATION_VARIABLE),
             heeded=reader.heeded,
             notes=reader.notes,
         )
 
-    def defrag_spec(self, bucketing: BucketingEnvironment, *, is_lazy: bool) -> DefragSpec:
+    def defrag_spec(self, bucketing: BucketingEnvironment) -> DefragSpec:
         """Returns the defragmenter of this environment.
 
         Where VLLM_DEFRAG is unset it is on with unified attention (v0.11.2 to v0.17.1) or with contiguous paged
@@ -95,7 +110,7 @@ class ServingEnvironment:
         by_default = {"contiguous_pa": bucketing.contiguous_pa, "unified": bucketing.unified}
         rule = find_version(bucketing.version).environment.defrag
         enabled = by_default.get(rule or "", False) if self.defrag is None else self.defrag
-        with_graphs = not is_lazy if self.defrag_with_graphs is None else self.defrag_with_graphs
+        with_graphs = not self.is_lazy if self.defrag_with_graphs is None else self.defrag_with_graphs
         spec = DefragSpec(enabled=enabled, with_graphs=with_graphs)
         threshold = {} if self.defrag_threshold is None else {"threshold": self.defrag_threshold}
         return spec.model_copy(update=threshold)
@@ -139,3 +154,101 @@ def _vision_buckets(reader: VariableReader) -> tuple[int, ...] | None:
 def _resolutions(reader: VariableReader) -> tuple[str, ...]:
     text = reader.text("VLLM_MULTIMODAL_RESOLUTIONS") or ""
     return tuple(item.strip() for item in text.split(",") if item.strip())
+
+
+def parallel_table(command: VllmCommand) -> dict[str, Any]:
+    """Returns the keys of ``spec.parallel.ParallelSpec`` that a command says. Raises SpecError."""
+    sizes = {
+        name.replace("-", "_"): parse_integer(f"--{name}", command.values[name], minimum=1)
+        for name in ("tensor-parallel-size", "pipeline-parallel-size")
+        if name in command.values
+    }
+    return {**sizes, "expert_parallel": command.switches.get("enable-expert-parallel", False)}
+
+
+def lora_table(command: VllmCommand, rules: EnvironmentRules) -> dict[str, Any] | None:
+    """Returns the keys of ``spec.lora.LoraSpec``; None for a server that takes no adapters. Raises SpecError."""
+    if not command.switches.get("enable-lora", False):
+        return None
+    flags = {"max-loras": "max_loras", "max-lora-rank": "max_lora_rank"}
+    if rules.lora_extra_vocab_size:
+        flags["lora-extra-vocab-size"] = "extra_vocab_size"
+    given = {
+        key: parse_integer(f"--{flag}", command.values[flag])
+        for flag, key in flags.items()
+        if flag in command.values
+    }
+    return {
+        "extra_vocab_size": rules.lora_extra_vocab_size,
+        "dtype": DTYPES.get(
+            command.values.get("lora-dtype", "auto"), command.values.get("lora-dtype", "auto")
+        ),
+        "fully_sharded": command.switches.get("fully-sharded-loras", False),
+        **given,
+    }
+
+
+def quantization_table(
+    command: VllmCommand, serving: ServingEnvironment, digest_file: Callable[[str], str]
+) -> dict[str, Any] | None:
+    """Returns the keys of ``spec.quantization.QuantizationSpec``; None where nothing is quantized by the command.
+
+    QUANT_CONFIG alone turns Intel Neural Compressor on (vllm_gaudi/utils.py ``is_inc_quantization``, and vllm-fork's
+    vllm/worker/hpu_model_runner.py ``_is_quant_with_inc``). Raises what `digest_file` raises.
+    """
+    method = command.values.get("quantization")
+    method = None if method in ("None", "none", "") else method
+    kv_cache_dtype = command.values.get("kv-cache-dtype", "auto")
+    kv_cache_dtype = "auto" if kv_cache_dtype == "bfloat16" else kv_cache_dtype
+    if serving.quant_config is None and method is None and kv_cache_dtype == "auto":
+        return None
+    digest = None if serving.quant_config is None else digest_file(serving.quant_config)
+    return {
+        "method": method or ("inc" if digest else None),
+        "kv_cache_dtype": kv_cache_dtype,
+        "config_sha256": digest,
+    }
+
+
+def num_speculative_tokens(values: Mapping[str, str]) -> int:
+    """Returns the tokens that are guessed a step: of --speculative-config, else --num-speculative-tokens, else 0."""
+    text = values.get("speculative-config")
+    if text is None:
+        older = values.get("num-speculative-tokens")
+        return (
+            0
+            if older is None
+            else parse_integer("--num-speculative-tokens", older, maximum=_MOST_SPECULATIVE_TOKENS)
+        )
+    count = parse_table("speculative-config", text).get("num_speculative_tokens")
+    where = "--speculative-config num_speculative_tokens"
+    if count is None:
+        raise SpecError(where, "is missing", "give it: otherwise the draft model's own config decides")
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise SpecError(where, f"is {count!r}", f"an integer from 1 to {_MOST_SPECULATIVE_TOKENS}")
+    return parse_integer(where, str(count), minimum=1, maximum=_MOST_SPECULATIVE_TOKENS)
+
+
+def takes_images(command: VllmCommand) -> bool:
+    """Returns whether any image or video may be in a prompt: none may with limits of 0, or for language only.
+
+    --limit-mm-per-prompt is JSON, or ``image=4,video=0`` in older releases. Raises SpecError.
+    """
+    if command.switches.get("language-model-only", False):
+        return False
+    text = command.values.get(_IMAGES_FLAG)
+    if text is None:
+        return True
+    if _PAIRS.fullmatch(text):
+        pairs = (pair.split("=") for pair in text.split(","))
+        limits: dict[str, Any] = {name: parse_integer(f"--{_IMAGES_FLAG}", count) for name, count in pairs}
+    else:
+        limits = parse_table(_IMAGES_FLAG, text)
+    return any(_limit(limits.get(kind, 1)) > 0 for kind in ("image", "video"))
+
+
+def _limit(value: Any) -> int:
+    count = value.get("count", 1) if isinstance(value, dict) else value
+    if type(count) is not int or count < 0:
+        raise SpecError(f"--{_IMAGES_FLAG}", f"has {shown(str(count))}", "a number of items a prompt")
+    return count

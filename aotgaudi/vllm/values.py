@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
-from typing import NoReturn
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.limits import LARGEST_LIMIT
@@ -19,6 +22,14 @@ _SHOWN_CHARACTERS = 60
 _SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 _DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Something that was given, a flag or a variable, and what a person should know of it."""
+
+    name: str
+    text: str
 
 
 def is_true(text: str) -> bool:
@@ -72,6 +83,69 @@ def parse_fraction(where: str, text: str, *, includes_zero: bool, includes_one: 
         )
         raise SpecError(where, f"is {shown(text)}", f"a number {low} and {high}")
     return value
+
+
+def parse_table(name: str, text: str) -> dict[str, Any]:
+    """Returns the object that a flag's JSON text is. Raises SpecError."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"--{name}", f"is {shown(text)}", "an object in JSON") from error
+    if not isinstance(value, dict):
+        raise SpecError(f"--{name}", f"is {shown(text)}", "an object in JSON")
+    return value
+
+
+class VariableReader:
+    """A view of one environment while it is being read; it remembers which variables counted."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self._heeded: set[str] = set()
+        self._notes: list[str] = []
+
+    @property
+    def heeded(self) -> frozenset[str]:
+        """The variables that were set, read, and not disregarded."""
+        return frozenset(self._heeded)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was read otherwise than a person may have meant, one sentence each."""
+        return tuple(self._notes)
+
+    def disregard(self, name: str) -> None:
+        """Takes back that a variable counts: another one came before it."""
+        self._heeded.discard(name)
+
+    def text(self, name: str) -> str | None:
+        """Returns a variable's text; None where it is unset."""
+        value = self._environment.get(name)
+        if value is not None:
+            self._heeded.add(name)
+        return value
+
+    def boolean(self, name: str, *, is_word_only: bool = False) -> bool | None:
+        """Returns what upstream reads from a variable; None where it is unset.
+
+        `is_word_only`: the old extension's reading, where nothing but the word true is true.
+        """
+        text = self.text(name)
+        if text is None:
+            return None
+        value = text.lower() == "true" if is_word_only else is_true(text)
+        if not value and (text.lower() not in FALSE_WORDS):
+            words = "true" if is_word_only else "/".join(sorted(TRUE_WORDS))
+            self._notes.append(f"{name} is {shown(text)}, which upstream reads as false (true is: {words})")
+        return value
+
+    def integer(self, name: str, minimum: int, maximum: int | None) -> int | None:
+        """Returns a variable's integer; None where it is unset. Raises SpecError that names it."""
+        text = self.text(name)
+        if text is None:
+            return None
+        most = LARGEST_LIMIT if maximum is None else maximum
+        return parse_integer(name, text, minimum=minimum, maximum=most)
 
 
 def shown(text: str) -> str:

@@ -45,16 +45,6 @@ def warm_up_log(manifest: Manifest) -> tuple[LogLine, ...]:
     return tuple(lines)
 
 
-def warm_up_swaps(padded_swaps: Sequence[int]) -> tuple[int, ...]:
-    """Returns the sizes that blocks 1 and 0 are exchanged in, in order.
-
-    Each size once; an odd number of exchanges takes one more in the first size, so that the cache is at the end
-    what it was (vllm_gaudi/extension/defragmentation.py, warmup).
-    """
-    extra = padded_swaps[:1] if len(padded_swaps) % 2 else ()
-    return (*padded_swaps, *extra)
-
-
 def _sampler_lines(entries: Sequence[SamplerEntry]) -> Iterator[LogLine]:
     sizes = list(dict.fromkeys(entry.batch_size for entry in entries))
     yield LogLine("INFO", f"Warming up sampler with batch sizes: {sizes} and following configs:")

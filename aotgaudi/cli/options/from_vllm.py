@@ -19,7 +19,7 @@ from aotgaudi.remotes.hub import fetch_model, is_hub_id
 from aotgaudi.spec.bucketing import BucketingSpec, VersionName
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.limits import LARGEST_LIMIT
-from aotgaudi.spec.parse import read_bucket_file, read_config
+from aotgaudi.spec.parse import json_sha256, read_bucket_file, read_config
 
 if TYPE_CHECKING:
     from aotgaudi.vllm.command import VllmCommand
@@ -121,9 +121,9 @@ def spec_of_options(options: VllmOptions) -> BuildSpec:
         StoreError: the spec cannot be written.
     """
     from aotgaudi.spec.write import write_spec
-    from aotgaudi.vllm.blocks import Pin  # Only now: the other commands do not wait for it.
-    from aotgaudi.vllm.command import VllmCommand
+    from aotgaudi.vllm.command import VllmCommand  # Only now: the other commands do not wait for it.
     from aotgaudi.vllm.from_vllm import VllmSetup, spec_from_vllm
+    from aotgaudi.vllm.limits import Pin
 
     command = VllmCommand.parse(options.command)
     spec, report = spec_from_vllm(
@@ -131,9 +131,10 @@ def spec_of_options(options: VllmOptions) -> BuildSpec:
             command=command,
             environment=_environment(options.env_file),
             config=_config(command, options.model_config),
-            version=options.bucketing_version or BucketingSpec().version,
+            version=options.bucketing_version,
             pin=Pin(options.num_blocks, options.free_memory),
             read_file=lambda path: read_bucket_file(Path(path)),
+            digest_file=lambda path: json_sha256(Path(path), "QUANT_CONFIG"),
         )
     )
     for line in report.lines():
@@ -170,7 +171,7 @@ def _bytes(text: str | None) -> int | None:
 
 
 def _environment(env_file: Path | None) -> Mapping[str, str]:
-    from aotgaudi.vllm.env_file import parse_env_file
+    from aotgaudi.vllm.variables import parse_env_file
 
     if env_file is None:
         return os.environ

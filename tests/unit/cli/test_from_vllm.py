@@ -29,7 +29,7 @@ FLAGS = "--max-num-seqs 2 --max-num-batched-tokens 128 --max-model-len 512"
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with the model in it, and an environment without variables of ours."""
-    for name in ("VLLM_CONTIGUOUS_PA", "VLLM_BUCKETING_STRATEGY", "PT_HPU_LAZY_MODE"):
+    for name in ("VLLM_CONTIGUOUS_PA", "VLLM_BUCKETING_STRATEGY", "PT_HPU_LAZY_MODE", "QUANT_CONFIG"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny").mkdir()
@@ -54,6 +54,7 @@ def test_a_command_becomes_a_manifest_named_after_the_model(folder: Path) -> Non
     assert (spec.limits.num_blocks, spec.limits.max_num_batched_tokens, spec.model.name) == (16, 128, "tiny")
     assert "note: 16 KV blocks, from --num-blocks" in result.stderr
     assert "assumed: --block-size 128" in result.stderr
+    assert "assumed: --bucketing-version vllm-gaudi@091bbad (of the newest release" in result.stderr
     assert "note:" not in result.stdout
 
 
@@ -158,10 +159,39 @@ def test_the_hub_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> No
     assert result.stderr == ("error: org/model cannot be had from the hub: no route (--model-config FILE)\n")
 
 
+def test_a_quantized_server_on_eight_devices_is_enumerated_and_not_built(folder: Path) -> None:
+    (folder / "tiny" / "config.json").write_text(
+        json.dumps({**CONFIG, "num_attention_heads": 8, "intermediate_size": 128}), encoding="utf-8"
+    )
+    (folder / "quant.json").write_text('{"mode": "QUANTIZE"}', encoding="utf-8")
+    (folder / "e").write_text('QUANT_CONFIG="quant.json"\nVLLM_CONTIGOUS_PA=1\n', encoding="utf-8")
+
+    result = run_vllm(
+        f"{FLAGS} -tp 8 --kv-cache-dtype fp8_inc", "--env-file", "e", "--spec-out", "server.toml"
+    )
+
+    spec = read_manifest(folder / "server.manifest.json").spec
+    assert result.exit_code == 0
+    assert (spec.parallel.tensor_parallel_size, spec.parallel.kv_heads_of_rank(2)) == (8, 1)
+    assert spec.model.quantization is not None
+    assert (spec.model.quantization.method, spec.model.quantization.kv_cache_dtype) == ("inc", "fp8_inc")
+    assert "note: QUANT_CONFIG alone turns on quantization" in result.stderr
+    assert "VLLM_CONTIGOUS_PA: not known: did you mean VLLM_CONTIGUOUS_PA?" in result.stderr
+    assert "(weights not counted, on each of 8 devices)" in result.stdout
+    assert load_spec(folder / "server.toml") == spec
+
+    build = CliRunner().invoke(cli, ["build", "plan", "server.manifest.json", "--store", "store"])
+    assert (build.exit_code, build.stderr.count("\n")) == (2, 1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ((), "SPEC: is missing"),
+        (
+            ("--from-vllm", "QUANT_CONFIG=none.json vllm serve tiny", "--num-blocks", "4"),
+            "QUANT_CONFIG: none.json cannot be read: No such file",
+        ),
         (("x.toml", "--from-vllm", "vllm serve tiny"), "SPEC and --from-vllm both name a spec"),
         (("x.toml", "--num-blocks", "4"), "--num-blocks goes with --from-vllm"),
         (("x.toml", "--spec-out", "y.toml"), "--spec-out goes with --from-vllm"),

@@ -6,14 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aotgaudi.digest import sha256_bytes
 from aotgaudi.errors import SpecError
+from aotgaudi.manifest.codec import dumps, loads
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.memory import estimate_memory, kv_cache_bytes
 from aotgaudi.spec.bucketing import AxisBounds, SlidingSpec, VersionName
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.defrag import DefragSpec
-from aotgaudi.vllm.blocks import Pin
+from aotgaudi.spec.lora import LoraSpec
+from aotgaudi.spec.quantization import QuantizationSpec
+from aotgaudi.spec.scheduler import SchedulerSpec
 from aotgaudi.vllm.command import VllmCommand
-from aotgaudi.vllm.from_vllm import VllmSetup, spec_from_vllm
-from aotgaudi.vllm.report import Report
+from aotgaudi.vllm.from_vllm import Report, VllmSetup, spec_from_vllm
+from aotgaudi.vllm.limits import Pin
 from aotgaudi.vllm.serving import MODE_NOTES
 
 NEWEST = "vllm-gaudi@091bbad"
@@ -34,7 +40,7 @@ LLAMA: dict[str, Any] = {
 def read(
     flags: str = "",
     *,
-    version: str = NEWEST,
+    version: str | None = NEWEST,
     config: dict[str, Any] | None = None,
     pin: Pin = PINNED,
     **environment: str,
@@ -46,6 +52,7 @@ def read(
         version=version,
         pin=pin,
         read_file=lambda path: f"# {path}",
+        digest_file=lambda path: sha256_bytes(path.encode()),
     )
     return spec_from_vllm(setup)
 
@@ -183,8 +190,20 @@ def test_the_four_execution_modes_and_what_each_needs_warm(lazy: str, flags: str
     assert report.notes[0] == MODE_NOTES[mode]
 
 
-def test_the_extension_is_lazy_by_default() -> None:
-    assert spec(version=GAUDI_1_22).target.execution_mode == "hpu_graphs"
+@pytest.mark.parametrize("version", get_args(VersionName))
+def test_no_known_release_is_lazy_by_default(version: str) -> None:
+    found, report = read(version=version)
+
+    assert found.target.execution_mode == "torch_compile"
+    assert any(line.startswith("PT_HPU_LAZY_MODE=0 ") for line in report.assumed)
+
+
+def test_the_version_is_among_the_assumptions_unless_it_is_given() -> None:
+    assumed = read(version=None)[1].assumed
+
+    assert assumed[0].startswith("--bucketing-version vllm-gaudi@091bbad ")
+    assert spec(version=None) == spec(version=NEWEST)
+    assert not any("--bucketing-version" in line for line in read()[1].assumed)
 
 
 def test_blocks_are_pinned_by_the_option_then_by_the_command() -> None:
@@ -320,6 +339,7 @@ def test_assignments_in_the_command_come_before_the_environment() -> None:
         version=NEWEST,
         pin=Pin(num_blocks=64),
         read_file=str,
+        digest_file=str,
     )
 
     assert spec_from_vllm(setup)[0].bucketing.strategy == "linear"
@@ -396,8 +416,8 @@ def test_other_variables_are_sorted_by_whether_they_change_code() -> None:
         "--port 1", VLLM_PROMPT_USE_FUSEDSDPA="1", PT_HPU_WEIGHT_SHARING="0", VLLM_API_KEY="secret", HOME="/x"
     )
 
-    assert report.changing_code == ("PT_HPU_WEIGHT_SHARING", "VLLM_PROMPT_USE_FUSEDSDPA")
-    assert report.without_effect == ("--port", "VLLM_API_KEY")
+    assert [one.name for one in report.unknown] == ["PT_HPU_WEIGHT_SHARING", "VLLM_PROMPT_USE_FUSEDSDPA"]
+    assert [one.name for one in report.harmless] == ["--port", "VLLM_API_KEY"]
     assert not any("secret" in line for line in report.lines())
 
 
@@ -408,12 +428,150 @@ def test_further_notes() -> None:
 
 
 def test_the_report_in_lines() -> None:
-    _, report = read(VLLM_DECODE_BS_BUCKET_STEP="4", PT_HPU_LAZY_MODE="0")
+    _, report = read(
+        "--port 1 --api-key k --seed 2 --model-impl vllm",
+        VLLM_DECODE_BS_BUCKET_STEP="4",
+        PT_HPU_LAZY_MODE="0",
+        VLLM_HOST_IP="::1",
+        VLLM_CONTIGOUS_PA="true",
+    )
     lines = list(report.lines())
 
     assert lines[0].startswith("note: torch_compile: ")
     assert "ignored: VLLM_DECODE_BS_BUCKET_STEP=4: the exponential strategy does not read it" in lines
     assert "assumed: --block-size 128" in lines
+    assert lines[-4:] == [
+        "may change what is warm: --model-impl: chooses the model's code",
+        "may change what is warm: VLLM_CONTIGOUS_PA: not known: did you mean VLLM_CONTIGUOUS_PA?",
+        "no effect on what is warm: --seed: values, not shapes",
+        "no effect on what is warm: --port, --api-key, VLLM_HOST_IP: where and how the server listens",
+    ]
+
+
+def test_the_server_is_vllms_and_computes_prompts_in_chunks_or_whole() -> None:
+    assert spec().scheduler == SchedulerSpec(engine="vllm")
+    assert not spec("--no-enable-chunked-prefill").scheduler.chunked_prefill
+    assert not spec(version=GAUDI_1_22).scheduler.chunked_prefill
+    assert spec("--enable-chunked-prefill", version=GAUDI_1_22).scheduler.chunked_prefill
+    error = mistake("--no-enable-chunked-prefill --max-num-batched-tokens 4096")
+    assert (error.where, "at least max_model_len" in error.remedy) == ("--max-num-batched-tokens", True)
+
+
+@pytest.mark.parametrize("variable", ["1", "true", "True "])
+def test_a_length_beyond_the_models_positions_is_allowed_with_a_note(variable: str) -> None:
+    found = spec("--max-model-len 10000", VLLM_ALLOW_LONG_MAX_MODEL_LEN=variable)
+
+    assert (found.limits.max_model_len, found.limits.allow_long_max_model_len) == (10000, True)
+    assert "more than the model's 8192 positions" in notes(
+        "--max-model-len 10000", VLLM_ALLOW_LONG_MAX_MODEL_LEN=variable
+    )
+
+
+def test_a_length_within_them_needs_no_permission() -> None:
+    found, report = read("--max-model-len 8192", VLLM_ALLOW_LONG_MAX_MODEL_LEN="1")
+
+    assert not found.limits.allow_long_max_model_len
+    assert not any("VLLM_ALLOW_LONG_MAX_MODEL_LEN" in line for line in report.lines())
+    for value in ("0", "yes"):
+        error = mistake("--max-model-len 10000", VLLM_ALLOW_LONG_MAX_MODEL_LEN=value)
+        assert (error.where, "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1" in error.remedy) == ("--max-model-len", True)
+
+
+def test_the_quantization_that_a_command_asks_for() -> None:
+    found = spec("--quantization inc --kv-cache-dtype fp8_inc", QUANT_CONFIG="/q/maxabs_quant_g3.json")
+
+    assert found.model.quantization == QuantizationSpec(
+        method="inc", kv_cache_dtype="fp8_inc", config_sha256=sha256_bytes(b"/q/maxabs_quant_g3.json")
+    )
+    assert spec("-q awq_hpu").model.quantization == QuantizationSpec(method="awq_hpu")
+    for flags in ("", "-q None", "--kv-cache-dtype auto", "--kv-cache-dtype bfloat16"):
+        assert spec(flags).model.quantization is None
+
+
+def test_quant_config_alone_turns_quantization_on() -> None:
+    found, report = read(QUANT_CONFIG="q.json")
+
+    assert found.model.quantization == QuantizationSpec(method="inc", config_sha256=sha256_bytes(b"q.json"))
+    assert any("QUANT_CONFIG alone turns on quantization" in note for note in report.notes)
+    assert found.model.signature() != spec().model.signature()
+
+
+def test_an_fp8_cache_has_twice_the_blocks() -> None:
+    free = Pin(free_bytes=int(79.22 * 2**30))
+
+    assert spec("--kv-cache-dtype fp8_inc", pin=free).limits.num_blocks == 8212
+    assert spec("-tp 8", pin=free).limits.num_blocks == 32853
+    assert spec("-tp 16", pin=free, config=LLAMA).limits.num_blocks == 32853
+    assert spec("-pp 2", pin=free).limits.num_blocks == 8212
+    assert spec("-pp 2", pin=free, version=GAUDI_1_22).limits.num_blocks == 4106
+
+
+def test_adapter_slots() -> None:
+    assert spec().lora is None
+    assert spec("--max-loras 4").lora is None
+    assert spec("--enable-lora").lora == LoraSpec()
+    assert spec("--enable-lora --max-loras 4 --max-lora-rank 64 --lora-dtype half").lora == LoraSpec(
+        max_loras=4, max_lora_rank=64, dtype="float16"
+    )
+    assert spec("--enable-lora", version=GAUDI_1_22).lora == LoraSpec(extra_vocab_size=256)
+    assert spec("--enable-lora --lora-modules a=b c=d").lora == LoraSpec()
+
+
+VALIDATED: tuple[tuple[str, int, int, int, str], ...] = (
+    ("meta-llama/Meta-Llama-3-8B", 32, 32, 8, "-tp 8"),
+    ("meta-llama/Meta-Llama-3-70B-Instruct", 80, 64, 8, "-tp 8"),
+    ("meta-llama/Meta-Llama-3.1-70B", 80, 64, 8, "--tensor-parallel-size 4 --quantization inc"),
+    ("meta-llama/Meta-Llama-3.1-405B", 126, 128, 8, "-tp 8 --quantization inc --kv-cache-dtype fp8_inc"),
+    ("mistralai/Mixtral-8x7B-Instruct-v0.1", 32, 32, 8, "-tp 2"),
+    ("Qwen/Qwen2.5-72B-Instruct", 80, 64, 8, "--tensor_parallel_size=8 -q inc"),
+    ("Qwen/Qwen3-30B-A3B", 48, 32, 4, "-tp 8 --enable-expert-parallel"),
+    ("Qwen/Qwen3-32B", 64, 64, 8, "-tp 8 --enable-lora --max-loras 2"),
+    ("meta-llama/Llama-3.3-70B", 80, 64, 8, "-tp 4 -pp 2"),
+)
+"""Of the configurations that README_GAUDI.md of Gaudi 1.22 lists as validated: 28 of the 36 have several devices."""
+
+
+@pytest.mark.parametrize(("model", "layers", "heads", "kv_heads", "flags"), VALIDATED)
+@pytest.mark.parametrize("version", [NEWEST, GAUDI_1_22])
+def test_validated_configurations_are_enumerated(
+    model: str, layers: int, heads: int, kv_heads: int, flags: str, version: str
+) -> None:
+    config = {
+        **LLAMA,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": 14336,
+    }
+    found = spec(f"{flags} --max-num-seqs 8 --max-model-len 4096", version=version, config=config)
+    manifest = Manifest.of(found)
+
+    size = found.parallel.tensor_parallel_size
+    assert size > 1
+    assert found.parallel.kv_heads_of_rank(kv_heads) == max(1, kv_heads // size)
+    assert manifest.of_kind("prompt")
+    assert manifest.of_kind("decode")
+    assert loads(dumps(manifest)) == manifest
+    one = Manifest.of(spec("--max-num-seqs 8 --max-model-len 4096", version=version, config=config))
+    assert (manifest.entries, manifest.id != one.id) == (one.entries, True)
+    assert estimate_memory(found, manifest.entries).kv_cache_bytes < kv_cache_bytes(one.spec)
+
+
+@pytest.mark.parametrize(
+    ("flags", "where"),
+    [
+        ("-tp 3", "--tensor-parallel-size"),
+        ("-tp 0", "--tensor-parallel-size"),
+        ("-pp 33", "--pipeline-parallel-size"),
+        ("-pp x", "--pipeline-parallel-size"),
+        ("--enable-lora --max-lora-rank 24", "--max-lora-rank"),
+        ("--enable-lora --max-loras 0", "--max-loras"),
+        ("--enable-lora --lora-dtype int8", "--lora-dtype"),
+        ("--kv-cache-dtype int4", "--kv-cache-dtype"),
+    ],
+)
+def test_mistakes_in_devices_adapters_and_quantization_name_the_flag(flags: str, where: str) -> None:
+    assert mistake(flags).where == where
 
 
 @given(
@@ -429,7 +587,8 @@ def test_legal_numbers_make_a_spec_that_says_them(
 ) -> None:
     environment = {} if lazy is None else {"PT_HPU_LAZY_MODE": lazy}
     flags = f"--max-num-seqs {seqs} --max-num-batched-tokens {tokens} --max-model-len {length}"
-    found = spec(flags + (" --enforce-eager" if eager else ""), version=version, **environment)
+    flags += " --enable-chunked-prefill" + (" --enforce-eager" if eager else "")
+    found = spec(flags, version=version, **environment)
 
     limits = found.limits
     assert (limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_model_len) == (

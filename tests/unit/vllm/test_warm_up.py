@@ -9,7 +9,7 @@ import pytest
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.sampling import sampler_entries
 from aotgaudi.spec.parse import spec_from_json
-from aotgaudi.vllm.warm_up import LogLine, warm_up_log, warm_up_swaps
+from aotgaudi.vllm.warm_up import LogLine, warm_up_log
 
 SETTINGS = [
     "temp=0.0, top_p=1.0, top_k=0",
@@ -100,19 +100,3 @@ def test_columns_of_our_own_follow_where_they_are_on() -> None:
     log = log_of(sampler={"settings": [setting]})
 
     assert log[1] == "temp=0.5, top_p=1.0, top_k=0, batch_changed=True, min_p=0.1, num_logprobs=5"
-
-
-@pytest.mark.parametrize(
-    ("sizes", "swaps"),
-    [
-        ((8, 16, 32, 64, 128, 256, 512), (8, 16, 32, 64, 128, 256, 512, 8)),
-        ((4, 9), (4, 9)),
-        ((4,), (4, 4)),
-        ((), ()),
-    ],
-)
-def test_exchanges_are_even_in_number_so_that_the_cache_is_as_before(
-    sizes: tuple[int, ...], swaps: tuple[int, ...]
-) -> None:
-    assert warm_up_swaps(sizes) == swaps
-    assert len(warm_up_swaps(sizes)) % 2 == 0

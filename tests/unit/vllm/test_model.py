@@ -6,7 +6,17 @@ import pytest
 
 from aotgaudi.bucketing.versions import VERSIONS
 from aotgaudi.errors import SpecError
-from aotgaudi.vllm.model_facts import ModelFacts
+from aotgaudi.spec.parallel import ParallelSpec
+from aotgaudi.vllm.model import ModelFacts, kv_block_bytes
+
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+ONE_DEVICE = ParallelSpec()
 
 
 def facts(version: str = "vllm-gaudi@091bbad", **config: Any) -> ModelFacts:
@@ -98,3 +108,56 @@ def test_the_dtype(config: dict[str, Any], dtype: str | None) -> None:
 def test_another_dtype_is_refused() -> None:
     with pytest.raises(SpecError, match="has the dtype 'float8'"):
         _ = facts(dtype="float8").dtype
+
+
+def test_bytes_of_a_block_of_llama_8b() -> None:
+    assert kv_block_bytes(facts(**LLAMA), 128, 2, ONE_DEVICE) == 128 * 2 * 8 * 128 * 2 * 32 == 16 * 2**20
+
+
+def test_a_head_dim_of_its_own_and_as_many_kv_heads_as_heads() -> None:
+    config = {**LLAMA, "head_dim": 64, "num_key_value_heads": None}
+
+    assert kv_block_bytes(facts(**config), 16, 4, ONE_DEVICE) == 16 * 2 * 32 * 64 * 4 * 32
+
+
+def test_one_latent_vector_a_token_with_mla() -> None:
+    config = {**LLAMA, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+
+    assert kv_block_bytes(facts(**config), 128, 2, ONE_DEVICE) == 128 * 576 * 2 * 32
+
+
+def test_keys_of_a_multimodal_config_are_the_language_models() -> None:
+    config = {"model_type": "x_vl", "vision_config": {}, "text_config": LLAMA}
+
+    assert kv_block_bytes(facts(**config), 128, 2, ONE_DEVICE) == 16 * 2**20
+
+
+@pytest.mark.parametrize("name", ["num_hidden_layers", "num_attention_heads", "hidden_size"])
+def test_a_missing_key_is_named_with_the_way_round(name: str) -> None:
+    config = {key: value for key, value in LLAMA.items() if key != name}
+
+    with pytest.raises(SpecError, match=rf"has no {name} \(a positive integer, or --num-blocks N\)"):
+        kv_block_bytes(facts(**config), 128, 2, ONE_DEVICE)
+
+
+def test_unlike_layers_are_not_counted() -> None:
+    with pytest.raises(SpecError, match=r"unlike caches \(--num-blocks N\)"):
+        kv_block_bytes(facts(**LLAMA, layer_types=["mamba", "attention"]), 128, 2, ONE_DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("size", "stages", "value_bytes", "divisor"),
+    [(2, 1, 2, 2), (8, 1, 2, 8), (16, 1, 2, 8), (1, 2, 2, 2), (8, 1, 1, 16), (4, 4, 1, 32)],
+)
+def test_a_device_keeps_its_share_of_a_block_and_one_head_at_least(
+    size: int, stages: int, value_bytes: int, divisor: int
+) -> None:
+    parallel = ParallelSpec(tensor_parallel_size=size, pipeline_parallel_size=stages)
+
+    assert kv_block_bytes(facts(**LLAMA), 128, value_bytes, parallel) * divisor == 16 * 2**20
+
+
+def test_a_latent_vector_is_on_every_rank_of_a_layer() -> None:
+    found = facts(**LLAMA, kv_lora_rank=512, qk_rope_head_dim=64)
+
+    assert kv_block_bytes(found, 128, 2, ParallelSpec(tensor_parallel_size=8)) == 128 * 576 * 2 * 32

@@ -1,4 +1,4 @@
-"""What a model's config.json decides for a server on Gaudi."""
+"""What a model's config.json decides for a server on Gaudi: layers, dtype, and the bytes of a KV block."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from aotgaudi.bucketing.rules import EnvironmentRules
 from aotgaudi.errors import SpecError
+from aotgaudi.spec.parallel import ParallelSpec
 from aotgaudi.vllm.values import shown
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
@@ -23,6 +24,9 @@ DTYPES: Mapping[str, DtypeName] = {
     "fp32": "float32",
 }
 
+DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+_CONFIG = "the model's config.json"
 _MAMBA_LAYERS = frozenset({"mamba", "mamba2", "gdn_attention", "linear_attention"})
 _INTERLEAVED_TYPES = frozenset(
     {"gemma2", "gemma3", "gemma3_text", "cohere2", "gpt_oss", "gemma4", "gemma4_text"}
@@ -78,7 +82,7 @@ class ModelFacts:
         name = str(value).removeprefix("torch.")
         if name not in DTYPES:
             raise SpecError(
-                "the model's config.json",
+                _CONFIG,
                 f"has the dtype {shown(name)}",
                 f"one of {', '.join(sorted(DTYPES))}",
             )
@@ -104,9 +108,7 @@ def _mamba_chunk(text: Mapping[str, Any], rules: EnvironmentRules) -> tuple[int,
         value = text.get(name)
         if value is not None:
             if type(value) is not int or value < 1:
-                raise SpecError(
-                    "the model's config.json", f"has {name} {shown(str(value))}", "a positive integer"
-                )
+                raise SpecError(_CONFIG, f"has {name} {shown(str(value))}", "a positive integer")
             return value, True
     return (_VLLM_CHUNK if rules.mamba == "model" else _GAUDI_CHUNK), False
 
@@ -119,3 +121,65 @@ def _has_interleaved_windows(text: Mapping[str, Any]) -> bool:
     if isinstance(layers, list):
         return len({str(layer) for layer in layers}) > 1
     return "sliding_window_pattern" in text or text.get("model_type") in _INTERLEAVED_TYPES
+
+
+def served_dtype(text: str, facts: ModelFacts, rules: EnvironmentRules) -> tuple[DtypeName, tuple[str, ...]]:
+    """Returns the dtype for the text of --dtype, and a note where Gaudi replaces it (vllm_gaudi/platform.py 234).
+
+    Raises:
+        SpecError: a dtype that vLLM does not have.
+    """
+    if text != "auto" and text not in DTYPES:
+        raise SpecError("--dtype", f"is {shown(text)}", f"auto, or one of {', '.join(sorted(DTYPES))}")
+    asked = (facts.dtype or "float32") if text == "auto" else DTYPES[text]
+    if asked == "bfloat16" or (asked == "float32" and rules.is_extension):
+        return asked, ()
+    origin = (
+        "--dtype"
+        if text != "auto"
+        else "config.json"
+        if facts.dtype
+        else "vLLM, where config.json says none,"
+    )
+    return "bfloat16", (f"{origin} asks for {asked}; Gaudi serves bfloat16 in its place",)
+
+
+def kv_block_bytes(facts: ModelFacts, block_size: int, value_bytes: int, parallel: ParallelSpec) -> int:
+    """Returns the bytes of one KV block on one device: keys and values, or one latent vector (MLA), of its layers.
+
+    `value_bytes`: of one number of the cache. The stage with most layers counts, since it has room for fewest blocks;
+    a latent vector is not split among the ranks of a layer (vllm/config/model.py ``get_num_kv_heads``).
+
+    Raises:
+        SpecError: a key that the config lacks; or a model whose layers keep unlike caches, where upstream's count
+            follows from how it groups them.
+    """
+    if facts.has_mamba or facts.has_interleaved_windows:
+        raise SpecError(
+            "--free-memory",
+            "does not tell the blocks of a model whose layers keep unlike caches",
+            "--num-blocks N",
+        )
+    text = facts.text
+    layers = _count(text, "num_hidden_layers")
+    if "kv_lora_rank" in text and text["kv_lora_rank"] is not None:
+        values = _count(text, "kv_lora_rank") + _count(text, "qk_rope_head_dim")
+    else:
+        heads = _count(text, "num_attention_heads")
+        kv_heads = heads if text.get("num_key_value_heads") is None else _count(text, "num_key_value_heads")
+        values = 2 * parallel.kv_heads_of_rank(kv_heads) * _head_dim(text, heads)
+    return block_size * values * value_bytes * parallel.layers_of_rank(layers)
+
+
+def _head_dim(text: Mapping[str, Any], heads: int) -> int:
+    if text.get("head_dim") is not None:
+        return _count(text, "head_dim")
+    return _count(text, "hidden_size") // heads
+
+
+def _count(text: Mapping[str, Any], name: str) -> int:
+    value = text.get(name)
+    if type(value) is not int or value < 1:
+        problem = f"has no {name}" if value is None else f"has {name} {value!r}"
+        raise SpecError(_CONFIG, problem, "a positive integer, or --num-blocks N")
+    return value
