@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
+from typing import Any
 
 import click
 
 from aotgaudi.atomicfile import write_atomic
 from aotgaudi.bundle.bundle import Bundle, open_bundle, read_signature
 from aotgaudi.bundle.format import SIGNATURE_NAME
-from aotgaudi.bundle.signature import Statement, load_envelope
+from aotgaudi.bundle.signature import Statement, load_envelope, load_statement
 from aotgaudi.bundle.signing import Signing, add_signatures
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.cli.options.signing import epoch_option, load_keys, sign_key_option
@@ -23,7 +25,8 @@ _MODE = 0o644
 @click.argument("bundle_path", metavar="BUNDLE", type=click.Path(path_type=Path))
 @functools.partial(sign_key_option, required=True)
 @epoch_option
-def sign(bundle_path: Path, sign_keys: tuple[Path, ...], epoch: int | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print what was signed, and by whom, as JSON.")
+def sign(bundle_path: Path, sign_keys: tuple[Path, ...], epoch: int | None, as_json: bool) -> None:
     """Verify BUNDLE and add a signature by each key to those that it has.
 
     The epoch is that of the signatures that are there; of the first one it is N, or 0.
@@ -39,8 +42,23 @@ def sign(bundle_path: Path, sign_keys: tuple[Path, ...], epoch: int | None) -> N
         signed = add_signatures(existing, keys, Statement.of(*documents, epoch=0), epoch)
     if signed != existing:
         write_atomic(bundle_path / SIGNATURE_NAME, signed, _MODE)
-    num_signatures = len(load_envelope(signed).signatures)
-    click.echo(f"signature: {bundle_path / SIGNATURE_NAME} ({num_signatures} in all)")
+    document = _document(bundle, signed, is_new=signed != existing)
+    if as_json:
+        click.echo(json.dumps(document, indent=2))
+    else:
+        click.echo(f"signature: {document['signature']} ({len(document['key_ids'])} in all)")
+
+
+def _document(bundle: Bundle, signed: bytes, *, is_new: bool) -> dict[str, Any]:
+    """`key_ids` are what the signatures say of themselves: a hint, not a proof."""
+    envelope = load_envelope(signed)
+    return {
+        "bundle": str(bundle.path),
+        "signature": str(bundle.path / SIGNATURE_NAME),
+        "is_new": is_new,
+        "epoch": load_statement(envelope.payload).epoch,
+        "key_ids": [row.key_id for row in envelope.signatures],
+    }
 
 
 def _refuse_damaged(bundle: Bundle) -> None:

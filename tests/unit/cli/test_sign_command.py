@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from aotgaudi.backends.base import Target
+from aotgaudi.bundle.trust import load_trusted_key
 from aotgaudi.cli.main import cli
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.parse import parse_spec
@@ -95,6 +96,26 @@ def test_signing_again_changes_nothing_and_another_key_adds_one(bundle: Path, ke
     assert "--epoch: is 4, the bundle is signed for epoch 3" in refused(
         2, "sign", bundle, "--sign-key", key, "--epoch", 4
     )
+
+
+def test_json_says_which_files_were_made_and_who_has_signed(bundle: Path, tmp_path: Path) -> None:
+    made = json.loads(run("key", "generate", tmp_path / "k", "--json").stdout)
+    first = json.loads(run("sign", bundle, "--sign-key", tmp_path / "k", "--epoch", 3, "--json").stdout)
+    second = json.loads(run("sign", bundle, "--sign-key", tmp_path / "k", "--json").stdout)
+
+    assert made == {
+        "private_key": str(tmp_path / "k"),
+        "public_key": str(tmp_path / "k.pub"),
+        "key_id": load_trusted_key(tmp_path / "k.pub").key_id,
+    }
+    assert first == {
+        "bundle": str(bundle),
+        "signature": str(bundle / "aotgaudi.signature.json"),
+        "is_new": True,
+        "epoch": 3,
+        "key_ids": [made["key_id"]],
+    }
+    assert second == {**first, "is_new": False}
 
 
 def test_unsigned_where_a_key_is_trusted(bundle: Path, key: Path) -> None:
