@@ -12,8 +12,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from aotgaudi.bucketing.coverage import uncovered
 from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.bucketing.proof import ReachableSteps, uncovered
 from aotgaudi.build.plan import Plan
 from aotgaudi.errors import AotGaudiError
 from aotgaudi.manifest.manifest import Manifest
@@ -60,7 +60,9 @@ def run(spec_path: Path, store_root: Path, num_jobs: int, out: Path | None) -> N
 def show_manifest(manifest: Manifest) -> None:
     """Prints how many entries there are of each kind, and whether they cover what can be reached."""
     counts = Counter(entry.kind for entry in manifest.entries)
-    holes = list(uncovered(manifest.spec.limits, BucketTable.from_entries(manifest.entries)))
+    holes = list(
+        uncovered(ReachableSteps.of(manifest.spec.limits), BucketTable.from_entries(manifest.entries))
+    )
     print(f"manifest: {manifest.id[:16]}, {', '.join(f'{n} {kind}' for kind, n in counts.items())}")
     print(f"coverage: {holes[0] if holes else 'every step that the scheduler can form has an entry'}")
 

@@ -13,7 +13,8 @@ them, since each is more than `max_padding` times as long as the next. So there 
 and no solution has fewer.
 
 Decodes need at most one entry, of the largest batch and the largest total that are uncovered; a single uncovered
-decode is its witness.
+decode is its witness. Steps of speculative decoding need the very graphs that they run, which are all added; each is
+its own witness.
 
 The rows with holes after one `PromptHole`'s contexts are an interval, so the search is over holes, not over rows.
 """
@@ -26,12 +27,10 @@ from fractions import Fraction
 from math import ceil
 from typing import Union
 
-from aotgaudi.bucketing.coverage import DecodeHole, PromptHole, decode_holes, prompt_holes
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts
+from aotgaudi.bucketing.proof import DecodeHole, PromptHole, ReachableSteps, decode_holes, prompt_holes
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.spec.bucketing import BucketingSpec
-from aotgaudi.spec.limits import ServingLimits
 
 AddedEntry = Union[PromptEntry, DecodeEntry]
 
@@ -48,24 +47,25 @@ class Addition:
 
 
 def closing_entries(
-    limits: ServingLimits, bucketing: BucketingSpec, table: BucketTable
+    steps: ReachableSteps, bucketing: BucketingSpec, table: BucketTable
 ) -> tuple[AddedEntry, ...]:
-    """Returns the entries that `bucketing` asks to add to `table`: ascending prompts, then at most one decode.
+    """Returns the entries that `bucketing` asks to add to `table`: ascending prompts, then decodes.
 
     None with ``coverage = "upstream"``, and none to a unified table, of which nothing is proved.
     """
     if bucketing.coverage == "upstream" or bucketing.strategy == "unified":
         return ()
-    return tuple(addition.entry for addition in close(limits, bucketing, table))
+    added = tuple(addition.entry for addition in close(steps, bucketing.max_padding, table))
+    decodes = (*table.decode, *(entry for entry in added if isinstance(entry, DecodeEntry)))
+    return (*added, *steps.speculative.closing_entries(decodes))
 
 
-def close(limits: ServingLimits, bucketing: BucketingSpec, table: BucketTable) -> tuple[Addition, ...]:
-    """Returns the fewest additions to `table` that leave no hole. None of them is in it."""
-    prompts = tuple(prompt_holes(ReachablePrompts(limits), table))
-    decodes = tuple(decode_holes(ReachableDecodes(limits, bucketing.contiguous_pa), table))
-    max_padding = Fraction(str(bucketing.max_padding))  # As it was written: five times 1.2 is 6.
-    longest_first = list(_prompt_additions(prompts, max_padding))
-    return (*reversed(longest_first), *_decode_additions(decodes))
+def close(steps: ReachableSteps, max_padding: float, table: BucketTable) -> tuple[Addition, ...]:
+    """Returns the fewest additions to `table` that leave no hole in prompts and decodes. None of them is in it."""
+    prompts = tuple(prompt_holes(steps.prompts, table))
+    decodes = tuple(decode_holes(steps.decodes, table))
+    ratio = Fraction(str(max_padding))  # As it was written: five times 1.2 is 6.
+    return (*reversed(list(_prompt_additions(prompts, ratio))), *_decode_additions(decodes))
 
 
 def _prompt_additions(holes: Sequence[PromptHole], max_padding: Fraction) -> Iterator[Addition]:

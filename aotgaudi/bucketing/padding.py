@@ -11,216 +11,185 @@ The factor of a step is the second by the first; the entry is the one that the e
 cost, ``bucketing/lookup.py``). Every cell, or (batch size, total of blocks), counts once. A cell counts with its
 longest query: shorter ones are padded to whole blocks besides.
 
-Method: in one row (one query length; one batch size) the entry changes only at the sizes that entries have, and
-between two of them the factors are ``constant / (x + i)`` for consecutive i, whose sum is a difference of two
-digamma values. So a row costs as much as it has entries, however many steps there are. Where rows times entries
-exceed `MAX_SEGMENTS`, only every k-th row is measured, from the first; the result says so.
+Up to `MAX_STEPS` steps are all measured. Of more, as many are, spread evenly over all of them by a low-discrepancy
+sequence: the same ones each time. The mean's error is then given as two standard errors of a random sample of that
+size, which a spread one stays below in practice. The worst factor is at the smallest of the steps that one entry
+serves, so those corners are measured besides, up to `MAX_STEPS` of them.
 """
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from math import log
-from typing import Optional
+from itertools import islice, product
+from math import sqrt
 
 from aotgaudi.bucketing.lookup import BucketTable, prompt_cost
 from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts
-from aotgaudi.entries import DecodeEntry, PromptEntry
-from aotgaudi.spec.limits import ServingLimits
+from aotgaudi.entries import PromptEntry
 
-MAX_SEGMENTS = 2**17
-"""Rows times distinct sizes up to which every row is measured: some tenths of a second."""
+MAX_STEPS = 2048
+"""Up to so many steps are measured of each phase: some hundredths of a second."""
+
+_STRIDES = (0.7548776662466927, 0.5698402909980532)
+"""Of the two-dimensional sequence of least discrepancy that multiples give: powers of the root of x**3 = x + 1."""
 
 Shape = tuple[int, int, int]
-Segment = tuple[int, int]
-"""(largest size, what is computed and read) of consecutive sizes that one entry serves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """Padding factors of one phase, 1 or more, over `num_steps` steps in every `row_stride`-th row.
+    """Padding factors of one phase, 1 or more, over `num_steps` steps.
 
-    `worst_step` is the first step of the worst factor: (1, query length, context blocks), or (batch size, 1,
-    blocks).
+    The mean of all steps is within `error` of `mean`, which is 0 where all were measured. `worst_step` is a step of
+    the worst factor: (1, query length, context blocks), or (batch size, 1, blocks).
     """
 
     mean: float
+    error: float
     worst: float
     worst_step: Shape
     num_steps: int
-    row_stride: int = 1
 
     @property
     def is_sampled(self) -> bool:
-        """Whether rows were left out."""
-        return self.row_stride > 1
+        """Whether steps were left out."""
+        return self.error > 0
 
 
 def prompt_padding(
-    limits: ServingLimits, table: BucketTable, *, max_segments: int = MAX_SEGMENTS
+    prompts: ReachablePrompts, table: BucketTable, *, max_steps: int = MAX_STEPS
 ) -> Padding | None:
     """Returns the padding of the covered prompt cells; None where there are none."""
-    reachable, lookup = ReachablePrompts(limits), _PromptLookup(table.prompt, limits.block_size)
-    stride = _stride(reachable.num_rows * lookup.num_contexts, max_segments)
-    return _measured(_prompt_rows(reachable, lookup, stride), stride)
+    lookup, size = _PromptLookup(table.prompt), prompts.limits.block_size
+
+    def measured(cell: tuple[int, int]) -> tuple[float, Shape] | None:
+        context, row = cell
+        query_len = min(prompts.row_query(row), prompts.longest_query(context))
+        entry = lookup.find(query_len, context)
+        if entry is None:
+            return None
+        padded = entry.batch_size * (entry.query_len + entry.num_ctx_blocks * size)
+        return padded / (query_len + context * size), (1, query_len, context)
+
+    def num_rows(context: int) -> int:
+        return prompts.row_of(prompts.longest_query(context))
+
+    is_sampled = prompts.num_cells > max_steps
+    columns = range(prompts.max_ctx_blocks + 1)
+    cells = _spread(num_rows, columns, prompts.num_rows, max_steps) if is_sampled else _all(num_rows, columns)
+    sample = ((context, place + 1) for context, place in cells)
+    rows = {1, *(prompts.row_of(entry.query_len + 1) for entry in table.prompt)}
+    contexts = {0, *(entry.num_ctx_blocks + 1 for entry in table.prompt)}
+    corners = (
+        (context, row)
+        for context, row in _thinned(contexts, rows, max_steps)
+        if context <= prompts.max_ctx_blocks and row <= num_rows(context)
+    )
+    return _summary(map(measured, sample), map(measured, corners), is_sampled)
 
 
 def decode_padding(
-    limits: ServingLimits,
-    table: BucketTable,
-    *,
-    contiguous_pa: bool = False,
-    max_segments: int = MAX_SEGMENTS,
+    decodes: ReachableDecodes, table: BucketTable, *, max_steps: int = MAX_STEPS
 ) -> Padding | None:
     """Returns the padding of the covered decode steps; None where there are none."""
-    reachable, widest = ReachableDecodes(limits, contiguous_pa), _widest(table.decode)
-    stride = _stride(reachable.max_batch_size * len(widest), max_segments)
-    return _measured(_decode_rows(reachable, widest, stride), stride)
+    widest: dict[int, int] = {}
+    for entry in table.decode:
+        widest[entry.num_blocks] = max(entry.batch_size, widest.get(entry.num_blocks, 0))
+    sizes = sorted(widest)
+
+    def measured(step: tuple[int, int]) -> tuple[float, Shape] | None:
+        batch_size, blocks = step
+        larger = (sizes[index] for index in range(bisect_left(sizes, blocks), len(sizes)))
+        padded = next((size for size in larger if widest[size] >= batch_size), None)
+        return None if padded is None else (padded / blocks, (batch_size, 1, blocks))
+
+    def num_totals(batch_size: int) -> int:
+        return decodes.most_blocks(batch_size) - batch_size + 1
+
+    most, is_sampled = decodes.max_batch_size, decodes.num_steps > max_steps
+    columns = range(1, most + 1)
+    fullest = num_totals(min(most, decodes.smallest_batch(decodes.limits.num_blocks)))
+    steps = _spread(num_totals, columns, fullest, max_steps) if is_sampled else _all(num_totals, columns)
+    sample = ((batch, batch + place) for batch, place in steps)
+    batches = {1, *(entry.batch_size + 1 for entry in table.decode)}
+    corners = (
+        (batch, max(batch, blocks))
+        for batch, blocks in _thinned(batches, {1, *(size + 1 for size in sizes)}, max_steps)
+        if batch <= most and blocks <= decodes.most_blocks(batch)
+    )
+    return _summary(map(measured, sample), map(measured, corners), is_sampled)
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """Steps of the sizes ``unit * (base + i)`` for i in ``first .. last``, and what serves them, by ascending i."""
-
-    unit: int
-    base: float
-    first: int
-    last: int
-    segments: Sequence[Segment]
-    shape: Shape
-    """Of the step, but for its last number, which is i."""
-
-    def runs(self) -> Iterator[tuple[int, int, int]]:
-        """Yields (first, last, padded) of the covered runs of i that one entry serves."""
-        start = self.first
-        for index in range(bisect_left(self.segments, (start,)), len(self.segments)):
-            upper, padded = self.segments[index]
-            yield start, min(upper, self.last), padded
-            start = upper + 1
-            if start > self.last:
-                return
+def _all(count: Callable[[int], int], columns: range) -> Iterator[tuple[int, int]]:
+    """Yields (x, place): ``0 <= place < count(x)`` for every column x."""
+    return ((x, place) for x in columns for place in range(count(x)))
 
 
-def _measured(rows: Iterable[_Row], stride: int) -> Padding | None:
-    total, num_steps, worst = 0.0, 0, 0.0
-    worst_step: Optional[Shape] = None
-    for row in rows:
-        for first, last, padded in row.runs():
-            count = last - first + 1
-            total += padded / row.unit * _sum_of_reciprocals(row.base + first, count)
-            num_steps += count
-            factor = padded / (row.unit * (row.base + first))
-            if factor > worst:
-                worst, worst_step = factor, (*row.shape[:2], first)
-    return None if worst_step is None else Padding(total / num_steps, worst, worst_step, num_steps, stride)
+def _spread(
+    count: Callable[[int], int], columns: range, most_count: int, most: int
+) -> Iterator[tuple[int, int]]:
+    """Yields `most` of the pairs of `_all`, spread evenly; `count` is concave and nowhere above `most_count`.
+
+    So at least about half of a rectangle's points are among them.
+    """
+    points = ((number * _STRIDES[0] % 1, number * _STRIDES[1] % 1) for number in itertools.count(1))
+    places = ((columns[int(x * len(columns))], int(y * most_count)) for x, y in points)
+    return islice((place for place in places if place[1] < count(place[0])), most)
 
 
-def _stride(num_segments: int, max_segments: int) -> int:
-    return max(1, -(-num_segments // max_segments))
+def _thinned(xs: Iterable[int], ys: Iterable[int], most: int) -> Iterator[tuple[int, int]]:
+    """Yields the pairs of some numbers, or about `most` of them, the smallest among them."""
+    columns = [sorted(xs), sorted(ys)]
+    while len(columns[0]) * len(columns[1]) > most:
+        longer = max(columns, key=len)
+        del longer[1::2]
+    yield from product(*columns)
 
 
-# Prompts: a row is a query length, its sizes are contexts.
-
-
-def _prompt_rows(reachable: ReachablePrompts, lookup: _PromptLookup, stride: int) -> Iterator[_Row]:
-    """Yields every `stride`-th row, by ascending query; the cell that only its shorter queries reach first."""
-    size = reachable.limits.block_size
-    for number in range(1, reachable.num_rows + 1, stride):
-        query_len = reachable.row_query(number)
-        full, most = (
-            reachable.longest_context(query_len),
-            reachable.longest_context(reachable.row_start(number)),
-        )
-        if most > full:
-            shorter = reachable.longest_query(most)
-            segments = lookup.segments(shorter, most)
-            yield _Row(size, shorter / size, most, most, segments, (1, shorter, most))
-        yield _Row(size, query_len / size, 0, full, lookup.segments(query_len, most), (1, query_len, 0))
+def _summary(
+    sample: Iterable[tuple[float, Shape] | None],
+    corners: Iterable[tuple[float, Shape] | None],
+    is_sampled: bool,
+) -> Padding | None:
+    covered = [step for step in sample if step is not None]
+    if not covered:
+        return None
+    factors = [factor for factor, _ in covered]
+    mean = sum(factors) / len(factors)
+    variance = sum((factor - mean) ** 2 for factor in factors) / len(factors)
+    error = 2 * sqrt(variance / len(factors)) if is_sampled else 0.0
+    worst, worst_step = max(
+        (*covered, *(step for step in corners if step is not None)), key=lambda step: step[0]
+    )
+    return Padding(mean, error, worst, worst_step, len(covered))
 
 
 class _PromptLookup:
-    """What `BucketTable.find_prompt` finds for one row, for all contexts at once. Ask by ascending query."""
+    """What `BucketTable.find_prompt` finds for one sequence, without an index over a million entries."""
 
-    def __init__(self, entries: Iterable[PromptEntry], block_size: int) -> None:
-        self._block_size = block_size
-        self._by_tokens: dict[int, list[PromptEntry]] = defaultdict(list)
+    def __init__(self, entries: Iterable[PromptEntry]) -> None:
+        groups: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         for entry in entries:
-            self._by_tokens[entry.batch_size * entry.query_len].append(entry)
-        self._tokens = sorted(self._by_tokens)  # What the look-up compares first.
-        self._query_lens = sorted({entry.query_len for group in self._by_tokens.values() for entry in group})
-        self._last: tuple[int, list[Segment]] = (-1, [])
+            groups[entry.batch_size * entry.query_len][entry.batch_size].append(entry.num_ctx_blocks)
+        self._tokens = sorted(groups)  # What the look-up compares first.
+        self._groups = [
+            [(batch_size, sorted(contexts)) for batch_size, contexts in groups[tokens].items()]
+            for tokens in self._tokens
+        ]
 
-    @property
-    def num_contexts(self) -> int:
-        """How many different contexts the entries have."""
-        return len({entry.num_ctx_blocks for group in self._by_tokens.values() for entry in group})
-
-    def segments(self, query_len: int, max_ctx_blocks: int) -> list[Segment]:
-        """Returns the segments of a query, at least up to `max_ctx_blocks` as far as there are entries."""
-        place = bisect_left(self._query_lens, query_len)
-        if self._last[0] != place:  # Else the same entries cover it, and its contexts are no longer.
-            self._last = (place, list(self._segments(query_len, max_ctx_blocks)))
-        return self._last[1]
-
-    def _segments(self, query_len: int, max_ctx_blocks: int) -> Iterator[Segment]:
-        reached = -1
-        for tokens in self._tokens[bisect_left(self._tokens, query_len) :]:
-            entries = [
-                e for e in self._by_tokens[tokens] if e.query_len >= query_len and e.num_ctx_blocks > reached
+    def find(self, query_len: int, num_ctx_blocks: int) -> PromptEntry | None:
+        """Returns the covering entry of least cost, or None."""
+        for index in range(bisect_left(self._tokens, query_len), len(self._tokens)):
+            tokens = self._tokens[index]
+            covering = [
+                PromptEntry(batch_size, tokens // batch_size, contexts[bisect_left(contexts, num_ctx_blocks)])
+                for batch_size, contexts in self._groups[index]
+                if tokens // batch_size >= query_len and contexts[-1] >= num_ctx_blocks
             ]
-            for entry, upper in _stairs(entries):
-                reached = upper
-                yield upper, entry.batch_size * (entry.query_len + entry.num_ctx_blocks * self._block_size)
-            if reached >= max_ctx_blocks:
-                return
-
-
-def _stairs(entries: list[PromptEntry]) -> list[tuple[PromptEntry, int]]:
-    """Returns the cheapest entry of each context up to the largest: (entry, last context), by ascending context."""
-    stairs: list[tuple[PromptEntry, int]] = []
-    for entry in sorted(entries, key=lambda entry: (-entry.num_ctx_blocks, *prompt_cost(entry))):
-        if not stairs or prompt_cost(entry) < prompt_cost(stairs[-1][0]):
-            stairs.append((entry, entry.num_ctx_blocks))
-    return stairs[::-1]
-
-
-# Decodes: a row is a batch size, its sizes are totals of blocks.
-
-
-def _widest(entries: Iterable[DecodeEntry]) -> list[tuple[int, int]]:
-    """Returns (blocks, largest batch size that has an entry of as many), ascending."""
-    widest: dict[int, int] = {}
-    for entry in entries:
-        widest[entry.num_blocks] = max(entry.batch_size, widest.get(entry.num_blocks, 0))
-    return sorted(widest.items())
-
-
-def _decode_rows(reachable: ReachableDecodes, widest: list[tuple[int, int]], stride: int) -> Iterator[_Row]:
-    batch_sizes = sorted({batch_size for _, batch_size in widest})
-    place, segments = -1, list[Segment]()
-    for batch_size in range(1, reachable.max_batch_size + 1, stride):
-        if place != bisect_left(batch_sizes, batch_size):
-            place = bisect_left(batch_sizes, batch_size)
-            segments = [(blocks, blocks) for blocks, largest in widest if largest >= batch_size]
-        yield _Row(1, 0.0, batch_size, reachable.most_blocks(batch_size), segments, (batch_size, 1, 0))
-
-
-def _sum_of_reciprocals(first: float, count: int) -> float:
-    """Returns the sum of ``1 / (first + i)`` for i in ``0 .. count - 1``; `first` is positive."""
-    if count <= 4:
-        return sum(1 / (first + index) for index in range(count))
-    return _digamma(first + count) - _digamma(first)
-
-
-def _digamma(x: float) -> float:
-    """Returns the logarithmic derivative of the gamma function; x > 0 (Abramowitz and Stegun 6.3.5 and 6.3.18)."""
-    below = 0.0
-    while x < 10:
-        below += 1 / x
-        x += 1
-    square = 1 / (x * x)
-    series = square * (1 / 12 - square * (1 / 120 - square * (1 / 252 - square / 240)))
-    return log(x) - 1 / (2 * x) - series - below
+            if covering:
+                return min(covering, key=prompt_cost)
+        return None

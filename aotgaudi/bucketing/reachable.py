@@ -1,7 +1,8 @@
-"""The steps that can be formed under the limits, as arithmetic: sizes and counts without a walk over them.
+"""The steps that a scheduler can form under the limits, as arithmetic: sizes and counts without a walk over them.
 
-`aotgaudi.bucketing.coverage` defines the set. Here B is `block_size`, T `max_num_batched_tokens`, M `max_model_len`,
-N `num_blocks`, S `max_num_seqs`; queries and contexts are of one sequence, a context counts in whole blocks.
+Here B is `block_size`, T `max_num_batched_tokens`, M `max_model_len`, N `num_blocks`, S `max_num_seqs`; queries and
+contexts are of one sequence, and a context counts in whole blocks. ``bucketing.speculation`` has the decode steps of
+several tokens a sequence.
 """
 
 from __future__ import annotations
@@ -9,24 +10,60 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
+from aotgaudi.spec.bucketing import BucketingSpec
 from aotgaudi.spec.limits import ServingLimits
+from aotgaudi.spec.scheduler import SchedulerSpec
+
+Contexts = Literal["any", "blocks", "none"]
+"""After how much a prompt's chunk may start: any number of tokens, cached whole blocks, or nothing."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Counterexample:
+    """One step that can be formed and has no entry. The smallest is that of fewest tokens.
+
+    `num_tokens` are those that the step computes and reads. `shape` is (1, query length, context blocks) or (batch
+    size, 1, blocks), as an entry has it that would just cover the step; of a sampler (rows,), of a defrag (swaps,).
+    """
+
+    num_tokens: int
+    kind: str
+    shape: tuple[int, ...]
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True, slots=True)
 class ReachablePrompts:
     """One chunk of ``1 <= query <= T`` tokens after ``context >= 0`` tokens, ``query + context <= M``.
 
+    Prompts in chunks start after `contexts` of any length. Whole prompts start after whole cached blocks, or, without
+    prefix caching, after nothing.
+
     A **cell** is a pair (row, context blocks). Row k, from 1, is the queries of ``(k - 1) * B + 1 .. k * B``
     tokens. A cell is there when some query of its row is possible after some context of so many blocks.
     """
 
     limits: ServingLimits
+    contexts: Contexts = "any"
+
+    @classmethod
+    def of(
+        cls, limits: ServingLimits, bucketing: BucketingSpec, scheduler: SchedulerSpec
+    ) -> ReachablePrompts:
+        """Returns what `scheduler` can form. Our own cuts prompts into chunks, whatever else is said."""
+        if scheduler.engine == "aotgaudi" or scheduler.chunked_prefill:
+            return cls(limits)
+        return cls(limits, "blocks" if bucketing.prefix_caching else "none")
 
     @property
     def max_ctx_blocks(self) -> int:
         """The most blocks that a context, with one more token to follow, has."""
-        return _ceil(self.limits.max_model_len - 1, self.limits.block_size)
+        return self.longest_context(1)
 
     @property
     def num_rows(self) -> int:
@@ -51,8 +88,10 @@ class ReachablePrompts:
         return (row - 1) * self.limits.block_size + 1
 
     def shortest_context(self, num_ctx_blocks: int) -> int:
-        """Returns the fewest tokens that fill as many blocks, the last one in part."""
-        return (num_ctx_blocks - 1) * self.limits.block_size + 1 if num_ctx_blocks else 0
+        """Returns the fewest tokens of a context of so many blocks: the last block may be filled in part, or not."""
+        if self.contexts == "any" and num_ctx_blocks:
+            return (num_ctx_blocks - 1) * self.limits.block_size + 1
+        return num_ctx_blocks * self.limits.block_size
 
     def longest_query(self, num_ctx_blocks: int) -> int:
         """Returns the longest query after a context of so many blocks, in tokens."""
@@ -61,11 +100,17 @@ class ReachablePrompts:
 
     def longest_context(self, query_len: int) -> int:
         """Returns the most blocks of context that a query of 1 .. `longest_query(0)` tokens can have."""
-        return _ceil(self.limits.max_model_len - query_len, self.limits.block_size)
+        if self.contexts == "none":
+            return 0
+        room = self.limits.max_model_len - query_len
+        return (
+            _ceil(room, self.limits.block_size) if self.contexts == "any" else room // self.limits.block_size
+        )
 
     def cells_after(self, first: int, last: int) -> int:
         """Returns the number of cells after `first` to `last` context blocks."""
-        falls = self.max_ctx_blocks + 2 - self.num_rows  # From here on there is one row less for each block.
+        longest = self.row_start(self.num_rows)
+        falls = self.longest_context(longest) + 1  # From here on there is one row less for each block.
         return sum_linear(lambda ctx: self.row_of(self.longest_query(ctx)), first, last, (1, falls))
 
 
@@ -100,7 +145,10 @@ class ReachableDecodes:
         return 1 if self.contiguous_pa else _ceil(num_blocks, self.limits.max_blocks_per_seq)
 
     def steps_above(self, num_blocks: int, first: int, last: int) -> int:
-        """Returns the number of steps of more than `num_blocks`, of batches `first` to `last`, which all have some."""
+        """Returns the number of steps of more than `num_blocks`, in batches of `first` to `last` sequences."""
+        if num_blocks >= self.most_blocks(last):
+            return 0
+        first = max(first, self.smallest_batch(num_blocks + 1))
         full = self.smallest_batch(self.limits.num_blocks)
         return sum_linear(
             lambda batch: self.most_blocks(batch) - max(num_blocks, batch - 1),
@@ -114,6 +162,16 @@ def sum_linear(value: Callable[[int], int], first: int, last: int, cuts: Iterabl
     """Returns the sum of `value` over `first` to `last`, where it is linear from each cut up to the next."""
     edges = sorted({first, last + 1, *(cut for cut in cuts if first < cut <= last)})
     return sum((b - a) * (value(a) + value(b - 1)) // 2 for a, b in pairwise(edges))
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns a number and its noun, e.g. ``1 block`` or ``2,048 blocks``."""
+    return f"{number:,} {noun}" + ("s" if number != 1 else "")
+
+
+def span(first: int, last: int) -> str:
+    """Returns a range of numbers, or the only one, e.g. ``3`` or ``3 to 2,048``."""
+    return f"{first:,}" if first == last else f"{first:,} to {last:,}"
 
 
 def _ceil(dividend: int, divisor: int) -> int:

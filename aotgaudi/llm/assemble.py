@@ -38,6 +38,7 @@ from aotgaudi.runtime.first_use import FirstUseBuilder
 from aotgaudi.runtime.guard import Guard
 from aotgaudi.runtime.load import Artifacts, Loader, check_model, declare_samplers
 from aotgaudi.spec.model import ModelSpec
+from aotgaudi.spec.scheduler import SchedulerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +156,7 @@ def _accept(report: Report, entries: Sequence[Entry], options: ModelOptions) -> 
 
 def check_coverage(manifest: Manifest, *, require_warm: bool) -> None:
     """Warns of steps that can be formed and have no entry. Raises CoverageError instead under `require_warm`."""
-    coverage = coverage_of(manifest)
+    coverage = coverage_of(manifest, SchedulerSpec())  # Our own serves, whichever the spec describes.
     if coverage.is_closed:
         return
     if require_warm:

@@ -1,6 +1,6 @@
 """Whether a manifest has an entry for every step that its server can form: prompts, decodes, sampling, exchanges.
 
-Prompts and decodes are the subject of `aotgaudi.bucketing.coverage`. Besides them:
+Prompts and decodes are the subject of `aotgaudi.bucketing.proof`. Besides them:
 
 * **Sampler.** A step samples 1 .. ``min(max_num_seqs, num_blocks)`` rows, under the signature that its mix of
   requests needs: one of the settings', or a join of them. The engine takes the sampler of the step's own batch
@@ -12,22 +12,45 @@ Prompts and decodes are the subject of `aotgaudi.bucketing.coverage`. Besides th
   block.
 
 A target that runs without graphs (execution mode ``eager``) needs nothing warm. Unified, vision and hyper-connection
-entries are not proved: the scheduler forms no unified steps (a unified table covers none of its prompts and
+entries are not proved: our scheduler forms no unified steps (a unified table covers none of its prompts and
 decodes), and the other two follow from rules of their own.
+
+What is proved is about the scheduler that the spec describes. Where that is vLLM's there are two statements:
+`coverage_of`, of the entries of the manifest, and `coverage_of_server`, of the table that the server itself makes and
+keeps, under its own look-up; `left_out` names what neither says anything about.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from aotgaudi.bucketing.coverage import Counterexample, Coverage, PhaseCoverage, counted, prove_steps
+from aotgaudi.bucketing.inputs import Bucket, BucketingInputs
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.bucketing.reachable import ReachableDecodes
-from aotgaudi.entries import DefragEntry, SamplerEntry
+from aotgaudi.bucketing.proof import Coverage, Hole, PhaseCoverage, ReachableSteps, prove_steps, uncovered
+from aotgaudi.bucketing.reachable import Counterexample, ReachableDecodes, counted
+from aotgaudi.bucketing.upstream_lookup import UpstreamAnswer
+from aotgaudi.bucketing.versions import VERSIONS, find_strategy, open_upstream_lookup
+from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry, SamplerEntry
 from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.sampler_signature import SamplerSignature, missing_joins
+from aotgaudi.spec.scheduler import SchedulerSpec
 
 UNPROVED_KINDS = ("unified", "vision", "mhc")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCoverage:
+    """What the table that a vLLM server makes for itself covers, and what becomes of the smallest step that it misses.
+
+    `fallback`: the bucket that upstream adds for that step, and compiles while a request waits; None where there is no
+    such step, and where the version's fallback is not known.
+    """
+
+    coverage: Coverage
+    holes: tuple[Hole, ...]
+    fallback: Bucket | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +59,93 @@ class _Part:
     holes: tuple[Counterexample, ...]
 
 
-def coverage_of(manifest: Manifest) -> Coverage:
-    """Returns what the entries of `manifest` cover of the steps that can be formed under its limits."""
+def reachable_of(spec: BuildSpec) -> ReachableSteps:
+    """Returns the steps that the scheduler which `spec` describes can form."""
+    return ReachableSteps.of(spec.limits, spec.bucketing, spec.scheduler)
+
+
+def coverage_of(manifest: Manifest, scheduler: SchedulerSpec | None = None) -> Coverage:
+    """Returns what the entries of `manifest` cover of the steps that can be formed under its limits.
+
+    `scheduler` takes the place of the one that the manifest's spec describes: who serves asks about its own.
+    """
     unproved = tuple(kind for kind in UNPROVED_KINDS if manifest.of_kind(kind))
     spec = manifest.spec
     if spec.target.execution_mode == "eager":
         return Coverage((), None, unproved)
-    table = BucketTable.from_entries(manifest.entries)
-    steps = prove_steps(spec.limits, table, contiguous_pa=spec.bucketing.contiguous_pa)
+    scheduler = scheduler or spec.scheduler
     parts = (_sampler(manifest), _defrag(manifest))
+    if scheduler.engine == "vllm" and spec.bucketing.strategy == "unified":
+        steps = Coverage((), None)  # The server forms unified steps only.
+    else:
+        reachable = ReachableSteps.of(spec.limits, spec.bucketing, scheduler)
+        steps = prove_steps(reachable, BucketTable.from_entries(manifest.entries))
     holes = [*([steps.smallest] if steps.smallest else []), *(hole for part in parts for hole in part.holes)]
     phases = (*steps.phases, *(part.phase for part in parts))
     return Coverage(phases, min(holes, default=None), unproved)
+
+
+def coverage_of_server(spec: BuildSpec) -> ServerCoverage | None:
+    """Returns what the public table covers of the steps of the vLLM server that `spec` describes.
+
+    None where our own scheduler serves (it has the manifest's entries), where nothing has to be warm, and with
+    unified attention, of which nothing is proved.
+    """
+    bucketing = spec.bucketing
+    if (
+        spec.scheduler.engine != "vllm"
+        or spec.target.execution_mode == "eager"
+        or bucketing.strategy == "unified"
+    ):
+        return None
+    strategy = find_strategy(bucketing.version, bucketing.strategy)
+    inputs = BucketingInputs.from_spec(spec.limits, bucketing)
+    table = BucketTable(
+        tuple(PromptEntry(*bucket) for bucket in strategy.prompt_table(inputs)),
+        tuple(DecodeEntry(*bucket) for bucket in strategy.decode_table(inputs)),
+    )
+    steps = reachable_of(spec)
+    coverage = prove_steps(steps, table)
+    return ServerCoverage(
+        coverage, tuple(uncovered(steps, table)), _fallback(spec, inputs, coverage.smallest)
+    )
+
+
+def _fallback(spec: BuildSpec, inputs: BucketingInputs, step: Counterexample | None) -> Bucket | None:
+    """The bucket that upstream runs a step with for which it has none."""
+    bucketing = spec.bucketing
+    if step is None or VERSIONS[bucketing.version].lookup is None:
+        return None
+    lookup = open_upstream_lookup(bucketing.version, bucketing.strategy, inputs)
+    batch_size, query_len, blocks = step.shape
+    if step.kind == "prompt":
+        return lookup.find_prompt(batch_size, query_len, blocks).bucket
+    if step.kind == "decode":
+        return _at_least(blocks, lookup.find_decode(batch_size, blocks))
+    return batch_size, query_len, blocks  # A speculative step's shape is that of its graph.
+
+
+def _at_least(num_blocks: int, answer: UpstreamAnswer) -> Bucket:
+    """A bucket of fewer blocks than the step has does not cut it short: it then runs unpadded."""
+    batch_size, query_len, padded = answer.bucket
+    return batch_size, query_len, max(num_blocks, padded)
+
+
+def left_out(spec: BuildSpec) -> tuple[str, ...]:
+    """Returns what a vLLM server runs besides the steps that are proved, in words; none for our own scheduler."""
+    return tuple(_left_out(spec)) if spec.scheduler.engine == "vllm" else ()
+
+
+def _left_out(spec: BuildSpec) -> Iterator[str]:
+    bucketing, num_prompts = spec.bucketing, spec.limits.max_num_prefill_seqs
+    if num_prompts > 1:
+        yield f"steps of several prompts, up to {num_prompts}"
+    if bucketing.prefix_caching and not bucketing.contiguous_pa:
+        yield "decodes that count a shared block for each of its sequences, and so have more blocks than the cache"
+    if bucketing.num_speculative_tokens:
+        yield "the graphs of the draft model, and of accepting its tokens"
+    if bucketing.skip_decode_block_clamp:
+        yield "what layers with recurrent states or sliding windows need besides"
 
 
 def _sampler(manifest: Manifest) -> _Part:

@@ -16,6 +16,7 @@ from typing import TypeVar
 from aotgaudi.bucketing.closure import closing_entries
 from aotgaudi.bucketing.inputs import BucketingInputs
 from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.bucketing.proof import ReachableSteps
 from aotgaudi.bucketing.versions import find_strategy, find_unified
 from aotgaudi.bucketing.vision import vision_sizes
 from aotgaudi.entries import (
@@ -120,7 +121,8 @@ def _sampler_entries(decode: Iterable[DecodeEntry], sampler: SamplerSpec) -> tup
 
 def _closed(spec: BuildSpec, steps: _Steps) -> _Steps:
     """The steps with the entries that close them, where the spec asks for that."""
-    added = closing_entries(spec.limits, spec.bucketing, BucketTable(steps.prompt, steps.decode))
+    reachable = ReachableSteps.of(spec.limits, spec.bucketing, spec.scheduler)
+    added = closing_entries(reachable, spec.bucketing, BucketTable(steps.prompt, steps.decode))
     return replace(
         steps,
         prompt=_inserted(steps.prompt, (entry for entry in added if isinstance(entry, PromptEntry))),

@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 
 from aotgaudi.bucketing.closure import close
-from aotgaudi.bucketing.coverage import prove_steps
 from aotgaudi.bucketing.inputs import BucketingInputs
 from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.bucketing.proof import ReachableSteps, prove_steps
 from aotgaudi.bucketing.versions import find_strategy
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.spec.bucketing import BucketingSpec
@@ -55,10 +55,10 @@ def test_cells_holes_and_what_closes_them(
     limits = limits_of(max_model_len, max_tokens)
     table = public_table(limits)
 
-    prompt, decode = prove_steps(limits, table).phases
-    additions = close(limits, BucketingSpec(), table)
+    prompt, decode = prove_steps(ReachableSteps.of(limits), table).phases
+    additions = close(ReachableSteps.of(limits), 2.0, table)
     added = tuple(addition.entry for addition in additions if isinstance(addition.entry, PromptEntry))
-    closed = prove_steps(limits, BucketTable((*table.prompt, *added), table.decode))
+    closed = prove_steps(ReachableSteps.of(limits), BucketTable((*table.prompt, *added), table.decode))
 
     assert len(set(table.prompt)) == num_buckets
     assert (prompt.num_reachable, prompt.num_uncovered) == (num_cells, num_holes)
@@ -74,7 +74,7 @@ def test_the_example_of_the_public_table_is_a_hole() -> None:
     table = public_table(limits)
 
     assert table.find_prompt(1, 6500, 13) is None
-    assert str(prove_steps(limits, table)) == (
+    assert str(prove_steps(ReachableSteps.of(limits), table)) == (
         "no entry for 379 of 2,144 prompt cells; the smallest:"
         " a prompt chunk of 5,889 tokens after 1 token (1 block), 5,890 in all"
     )

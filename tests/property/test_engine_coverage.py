@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from aotgaudi.bucketing.closure import closing_entries
 from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.bucketing.proof import ReachableSteps
 from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts
 from aotgaudi.engine.admission import resolve_max_tokens
 from aotgaudi.engine.blocks import BlockPool
@@ -46,7 +47,7 @@ def closed_tables(draw: st.DrawFn, limits: ServingLimits) -> BucketTable:
     decodes = st.builds(DecodeEntry, st.integers(1, 5), st.just(1), st.integers(1, 14))
     table = BucketTable.from_entries(draw(st.lists(st.one_of(prompts, decodes), max_size=5)))
     bucketing = BucketingSpec(max_padding=draw(st.sampled_from([1.0, 2.0, 10.0])))
-    added = closing_entries(limits, bucketing, table)
+    added = closing_entries(ReachableSteps.of(limits), bucketing, table)
     return BucketTable.from_entries((*table.prompt, *table.decode, *added))
 
 

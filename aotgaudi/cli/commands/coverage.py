@@ -11,12 +11,14 @@ from typing import Any
 import click
 
 from aotgaudi.bucketing.closure import AddedEntry, closing_entries
-from aotgaudi.bucketing.coverage import Coverage, counted, uncovered
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.padding import Padding, decode_padding, prompt_padding
+from aotgaudi.bucketing.proof import Coverage, PhaseCoverage, ReachableSteps, uncovered
+from aotgaudi.bucketing.reachable import counted
+from aotgaudi.cli.show.manifest_report import described_scheduler, server_document, server_lines
 from aotgaudi.errors import CoverageError
 from aotgaudi.manifest.codec import load_manifest_or_spec
-from aotgaudi.manifest.coverage import coverage_of
+from aotgaudi.manifest.coverage import coverage_of, left_out, reachable_of
 from aotgaudi.manifest.manifest import Manifest
 
 _SHOWN = 12
@@ -28,7 +30,11 @@ _SHOWN = 12
 def coverage(manifest_path: Path, as_json: bool) -> None:
     """Prove that every step that can be formed under the limits of MANIFEST (or a spec) has an entry.
 
-    Exits with 0 when it has, and with 7, the holes and a smallest counterexample when it has not.
+    The steps are those of the scheduler that the spec describes. Where that is vLLM's, the table that the server makes
+    for itself is judged as well, and what is left out of the proof is named.
+
+    Exits with 0 when every step has an entry of the manifest, and with 7, the holes and a smallest counterexample when
+    some have none. What the server's own table lacks does not change the exit code.
     """
     manifest = load_manifest_or_spec(manifest_path)
     result = coverage_of(manifest)
@@ -39,41 +45,54 @@ def coverage(manifest_path: Path, as_json: bool) -> None:
 
 
 def _document(manifest: Manifest, result: Coverage) -> dict[str, Any]:
-    spec, table = manifest.spec, BucketTable.from_entries(manifest.entries)
-    contiguous_pa = spec.bucketing.contiguous_pa
-    padding = {
-        "prompt": prompt_padding(spec.limits, table),
-        "decode": decode_padding(spec.limits, table, contiguous_pa=contiguous_pa),
-    }
-    holes = uncovered(spec.limits, table, contiguous_pa=contiguous_pa) if result.phases else ()
+    spec, table, steps = (
+        manifest.spec,
+        BucketTable.from_entries(manifest.entries),
+        reachable_of(manifest.spec),
+    )
+    holes = uncovered(steps, table) if any(phase.kind == "prompt" for phase in result.phases) else ()
     closed = spec.bucketing.model_copy(update={"coverage": "closed"})
-    adds = () if result.is_closed else closing_entries(spec.limits, closed, table)
+    adds = () if result.is_closed else closing_entries(steps, closed, table)
     return {
         "id": manifest.id,
         "model": spec.model.name,
         "mode": spec.bucketing.coverage,
+        "scheduler": described_scheduler(spec),
         "closed": result.is_closed,
-        "phases": [
-            {**dataclasses.asdict(phase), "padding": _padding(padding.get(phase.kind))}
-            for phase in result.phases
-        ],
+        "phases": _phases(result.phases, steps, table),
         "holes": [str(hole) for hole in holes],
         "smallest": dataclasses.asdict(result.smallest) if result.smallest else None,
         "mend": None if result.is_closed else _mend(manifest, adds),
         "closing_entries": [str(entry) for entry in adds],
         "not_proved": list(result.unproved),
+        "left_out": list(left_out(spec)),
+        "server_table": server_document(spec),
     }
+
+
+def _phases(
+    phases: tuple[PhaseCoverage, ...], steps: ReachableSteps, table: BucketTable
+) -> list[dict[str, Any]]:
+    padding = {
+        "prompt": prompt_padding(steps.prompts, table),
+        "decode": decode_padding(steps.decodes, table),
+    }
+    return [{**dataclasses.asdict(phase), "padding": _padding(padding.get(phase.kind))} for phase in phases]
 
 
 def _padding(padding: Padding | None) -> dict[str, Any] | None:
     if padding is None:
         return None
-    return {**dataclasses.asdict(padding), "mean": round(padding.mean, 4), "worst": round(padding.worst, 4)}
+    rounded = {name: round(getattr(padding, name), 4) for name in ("mean", "error", "worst")}
+    return {**dataclasses.asdict(padding), **rounded}
 
 
 def _mend(manifest: Manifest, adds: tuple[AddedEntry, ...]) -> str:
     if manifest.spec.bucketing.strategy == "unified":
-        return "another bucketing.strategy: the engine forms prompt and decode steps, no unified ones"
+        return (
+            "another bucketing.strategy: our engine forms prompt and decode steps, no unified ones, and of vLLM's"
+            " nothing is proved"
+        )
     if manifest.spec.bucketing.coverage == "closed":
         return "enumerate it anew: aotgaudi build manifest SPEC"
     entries = f"{len(adds):,} {'entry' if len(adds) == 1 else 'entries'}"
@@ -81,31 +100,36 @@ def _mend(manifest: Manifest, adds: tuple[AddedEntry, ...]) -> str:
 
 
 def _lines(path: Path, document: Mapping[str, Any]) -> Iterator[str]:
-    yield f'{path}: {"closed" if document["closed"] else "has holes"} (coverage = "{document["mode"]}")'
+    state = "closed" if document["closed"] else "has holes" if document["smallest"] else "not proved"
+    yield f'{path}: {state} (coverage = "{document["mode"]}")'
+    if document["scheduler"] != "aotgaudi":
+        yield f"  the steps are those of {document['scheduler']}"
     if document["phases"]:
-        yield f"  {'':<8}{'can be formed':>21}{'no entry':>18}{'padding: mean':>16}{'worst':>10}"
+        yield f"  {'':<11}{'can be formed':>18}{'no entry':>18}{'padding: mean':>16}{'worst':>10}"
     else:
         yield "  nothing has to be warm: the target runs without graphs"
     yield from map(_phase_line, document["phases"])
     yield from _listed("no entry for", document["holes"])
     if document["smallest"]:
         yield f"the smallest of them: {document['smallest']['text']}"
+    if document["mend"]:
         yield f"what mends it: {document['mend']}"
     yield from _listed("which then has", document["closing_entries"])
+    yield from server_lines(document["server_table"])
     if document["not_proved"]:
         yield f"of {', '.join(document['not_proved'])} entries nothing is proved"
+    yield from (f"left out of the proof: {text}" for text in document["left_out"])
 
 
 def _phase_line(phase: Mapping[str, Any]) -> str:
     reachable, holes = phase["num_reachable"], phase["num_uncovered"]
     missing = f"{holes:,}" + (f" ({100 * holes / reachable:.1f} %)" if holes else "")
-    line = f"  {phase['kind']:<8}{reachable:>15,} {phase['unit']:<5}{missing:>18}"
+    line = f"  {phase['kind']:<11}{reachable:>12,} {phase['unit']:<5}{missing:>18}"
     if phase["padding"] is None:
         return line
     mean, worst = phase["padding"]["mean"], phase["padding"]["worst"]
-    sampled = (
-        f", of every {phase['padding']['row_stride']}th row" if phase["padding"]["row_stride"] > 1 else ""
-    )
+    error = phase["padding"]["error"]
+    sampled = f", mean within {error:.2f}" if error else ""
     return f"{line}{mean:>16.2f}{worst:>10.2f}  {_step(phase)}{sampled}"
 
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from aotgaudi.bucketing.coverage import uncovered
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.padding import Padding, decode_padding, prompt_padding
+from aotgaudi.bucketing.proof import uncovered
 from aotgaudi.bucketing.versions import skipped_lines
 from aotgaudi.entries import ENTRY_KINDS, DecodeEntry, Entry, PromptEntry
 from aotgaudi.errors import SpecError
-from aotgaudi.manifest.coverage import coverage_of
+from aotgaudi.manifest.coverage import coverage_of, coverage_of_server, left_out, reachable_of
 from aotgaudi.manifest.explosion import find_explosion
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.memory import estimate_memory
+from aotgaudi.spec.build_spec import BuildSpec
 
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
@@ -51,22 +53,78 @@ def show(summary: dict[str, Any]) -> None:
     click.echo("\n".join(_facts(summary)))
 
 
+def described_scheduler(spec: BuildSpec) -> str:
+    """Returns whose scheduler a spec describes, and how it is set."""
+    if spec.scheduler.engine == "aotgaudi":
+        return "aotgaudi"
+    drafted = spec.bucketing.num_speculative_tokens
+    parts = (
+        "chunked prefill" if spec.scheduler.chunked_prefill else "whole prompts",
+        "prefix caching" if spec.bucketing.prefix_caching else "no prefix caching",
+        *([f"{drafted} speculative {'token' if drafted == 1 else 'tokens'}"] if drafted else []),
+    )
+    return f"vLLM ({', '.join(parts)})"
+
+
+def server_document(spec: BuildSpec) -> dict[str, Any] | None:
+    """Returns what the server's own table covers as a JSON value; None where the server has the manifest's entries."""
+    found = coverage_of_server(spec)
+    if found is None:
+        return None
+    smallest = found.coverage.smallest
+    return {
+        "version": spec.bucketing.version,
+        "strategy": spec.bucketing.strategy,
+        "closed": found.coverage.is_closed,
+        "phases": [dataclasses.asdict(phase) for phase in found.coverage.phases],
+        "holes": [str(hole) for hole in found.holes],
+        "smallest": dataclasses.asdict(smallest) if smallest else None,
+        "fallback": list(found.fallback) if found.fallback else None,
+    }
+
+
+def server_lines(document: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yields what `server_document` says, in words."""
+    if document is None:
+        return
+    table = f"the server's own table ({document['version']}, {document['strategy']})"
+    if document["closed"]:
+        yield f"{table} has a bucket for each of these steps"
+        return
+    lacking = (phase for phase in document["phases"] if phase["num_uncovered"])
+    yield f"{table} has no bucket for " + ", ".join(
+        f"{phase['num_uncovered']:,} of {phase['num_reachable']:,} {phase['kind']} {phase['unit']}"
+        for phase in lacking
+    )
+    yield f"  the smallest: {document['smallest']['text']}"
+    if document["fallback"]:
+        fallback = ", ".join(map(str, document["fallback"]))
+        yield f"  it then compiles ({fallback}) while the request waits, unless that is warm"
+
+
 def _coverage(manifest: Manifest) -> dict[str, Any]:
-    spec, table = manifest.spec, BucketTable.from_entries(manifest.entries)
-    contiguous_pa = spec.bucketing.contiguous_pa
+    spec, table, steps = (
+        manifest.spec,
+        BucketTable.from_entries(manifest.entries),
+        reachable_of(manifest.spec),
+    )
     result = coverage_of(manifest)
-    holes = uncovered(spec.limits, table, contiguous_pa=contiguous_pa) if result.phases else ()
+    holes = uncovered(steps, table) if any(phase.kind == "prompt" for phase in result.phases) else ()
     return {
         "coverage": {
             "mode": spec.bucketing.coverage,
+            "scheduler": described_scheduler(spec),
             "closed": result.is_closed,
+            "result": str(result),
             "smallest": str(result.smallest) if result.smallest else None,
             "not_proved": list(result.unproved),
+            "left_out": list(left_out(spec)),
+            "server_table": server_document(spec),
         },
         "uncovered": [str(hole) for hole in holes],
         "padding": {
-            "prompt": _padding(prompt_padding(spec.limits, table)),
-            "decode": _padding(decode_padding(spec.limits, table, contiguous_pa=contiguous_pa)),
+            "prompt": _padding(prompt_padding(steps.prompts, table)),
+            "decode": _padding(decode_padding(steps.decodes, table)),
         },
     }
 
@@ -76,6 +134,7 @@ def _padding(padding: Padding | None) -> dict[str, Any] | None:
         return None
     return {
         "mean": round(padding.mean, 4),
+        "error": round(padding.error, 4),
         "worst": round(padding.worst, 4),
         "worst_step": list(padding.worst_step),
         "sampled": padding.is_sampled,
@@ -162,17 +221,24 @@ def _factors(padding: dict[str, Any]) -> str:
 
 
 def _facts(summary: dict[str, Any]) -> Iterator[str]:
-    yield f"coverage: {_coverage_line(summary['coverage'], len(summary['uncovered']))}"
+    coverage = summary["coverage"]
+    yield f"coverage: {_coverage_line(coverage, len(summary['uncovered']))}"
+    yield from server_lines(coverage["server_table"])
+    if coverage["left_out"]:
+        yield f"left out of the proof: {'; '.join(coverage['left_out'])}"
     yield f"memory: {_memory_line(summary['memory'])}"
     yield f"id: {summary['id']}"
 
 
 def _coverage_line(coverage: dict[str, Any], num_holes: int) -> str:
-    if not coverage["closed"]:
+    if coverage["smallest"]:
         return f"{num_holes} kinds of steps have no entry, the smallest: {coverage['smallest']}"
+    if not coverage["closed"]:
+        return str(coverage["result"])
     unproved = ", ".join(coverage["not_proved"])
     but = f" (of {unproved} entries nothing is proved)" if unproved else ""
-    return f"every step that the scheduler can form has an entry{but}"
+    scheduler = "the scheduler" if coverage["scheduler"] == "aotgaudi" else coverage["scheduler"]
+    return f"every step that {scheduler} can form has an entry{but}"
 
 
 def _memory_line(memory: dict[str, Any]) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from fractions import Fraction
 from itertools import combinations, pairwise
 
@@ -8,12 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aotgaudi.bucketing.closure import Addition, close, closing_entries
-from aotgaudi.bucketing.coverage import prove_steps
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.padding import decode_padding, prompt_padding
+from aotgaudi.bucketing.proof import ReachableSteps, prove_steps
+from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.spec.bucketing import BucketingSpec
 from aotgaudi.spec.limits import LARGEST_LIMIT, ServingLimits
+from aotgaudi.spec.scheduler import SchedulerSpec
+from tests.unit.bucketing.walks import all_prompts, schedulers
 
 any_limits = st.builds(
     ServingLimits,
@@ -45,14 +49,15 @@ def with_added(table: BucketTable, additions: tuple[Addition, ...]) -> BucketTab
     )
 
 
-def rows_with_holes(limits: ServingLimits, table: BucketTable) -> set[int]:
+def rows_with_holes(
+    limits: ServingLimits, table: BucketTable, prompts: Iterable[tuple[int, int]]
+) -> set[int]:
     """The longest queries of the rows that have an uncovered step, by a walk over all steps."""
     rows = set()
-    for query in range(1, limits.max_num_batched_tokens + 1):
-        for context in range(limits.max_model_len - query + 1):
-            if table.find_prompt(1, query, -(-context // limits.block_size)) is None:
-                longest = -(-query // limits.block_size) * limits.block_size
-                rows.add(min(longest, limits.max_num_batched_tokens, limits.max_model_len))
+    for query, context in prompts:
+        if table.find_prompt(1, query, -(-context // limits.block_size)) is None:
+            longest = -(-query // limits.block_size) * limits.block_size
+            rows.add(min(longest, limits.max_num_batched_tokens, limits.max_model_len))
     return rows
 
 
@@ -66,32 +71,38 @@ def fewest(limits: ServingLimits, rows: set[int], max_padding: Fraction) -> int:
     raise AssertionError("each row's own length is admissible")
 
 
-@given(any_limits, tables, bucketings)
+@given(any_limits, tables, bucketings, schedulers)
 def test_the_additions_close_every_table(
-    limits: ServingLimits, table: BucketTable, bucketing: BucketingSpec
+    limits: ServingLimits, table: BucketTable, bucketing: BucketingSpec, scheduler: SchedulerSpec
 ) -> None:
-    additions = close(limits, bucketing, table)
+    additions = close(ReachableSteps.of(limits, bucketing, scheduler), bucketing.max_padding, table)
 
     closed = with_added(table, additions)
-    assert prove_steps(limits, closed, contiguous_pa=bucketing.contiguous_pa).is_closed
-    assert close(limits, bucketing, closed) == ()
+    assert prove_steps(ReachableSteps.of(limits, bucketing, scheduler), closed).is_closed
+    assert close(ReachableSteps.of(limits, bucketing, scheduler), bucketing.max_padding, closed) == ()
 
 
 @settings(max_examples=60, deadline=None)
-@given(any_limits, tables, bucketings)
+@given(any_limits, tables, bucketings, schedulers)
 def test_no_set_of_admissible_prompt_entries_is_smaller(
-    limits: ServingLimits, table: BucketTable, bucketing: BucketingSpec
+    limits: ServingLimits, table: BucketTable, bucketing: BucketingSpec, scheduler: SchedulerSpec
 ) -> None:
-    prompts = [a for a in close(limits, bucketing, table) if isinstance(a.entry, PromptEntry)]
+    prompts = [
+        a
+        for a in close(ReachableSteps.of(limits, bucketing, scheduler), bucketing.max_padding, table)
+        if isinstance(a.entry, PromptEntry)
+    ]
 
-    assert len(prompts) == fewest(limits, rows_with_holes(limits, table), ratio_of(bucketing))
+    assert len(prompts) == fewest(
+        limits, rows_with_holes(limits, table, all_prompts(limits, bucketing, scheduler)), ratio_of(bucketing)
+    )
 
 
-@given(any_limits, tables, bucketings)
+@given(any_limits, tables, bucketings, schedulers)
 def test_witnesses_are_uncovered_and_no_admissible_entry_covers_two(
-    limits: ServingLimits, table: BucketTable, bucketing: BucketingSpec
+    limits: ServingLimits, table: BucketTable, bucketing: BucketingSpec, scheduler: SchedulerSpec
 ) -> None:
-    additions = close(limits, bucketing, table)
+    additions = close(ReachableSteps.of(limits, bucketing, scheduler), bucketing.max_padding, table)
 
     prompts = [a for a in additions if isinstance(a.entry, PromptEntry)]
     for addition in prompts:
@@ -108,29 +119,32 @@ def test_witnesses_are_uncovered_and_no_admissible_entry_covers_two(
             assert table.find_decode(addition.witness[0], addition.witness[2]) is None
 
 
-@given(any_limits, tables, bucketings)
+@given(any_limits, tables, bucketings, schedulers)
 def test_every_uncovered_step_gets_an_entry_that_is_not_too_long_for_it(
-    limits: ServingLimits, table: BucketTable, bucketing: BucketingSpec
+    limits: ServingLimits, table: BucketTable, bucketing: BucketingSpec, scheduler: SchedulerSpec
 ) -> None:
-    added = [a.entry for a in close(limits, bucketing, table) if isinstance(a.entry, PromptEntry)]
+    added = [
+        a.entry
+        for a in close(ReachableSteps.of(limits, bucketing, scheduler), bucketing.max_padding, table)
+        if isinstance(a.entry, PromptEntry)
+    ]
 
-    for query in range(1, limits.max_num_batched_tokens + 1):
+    for query, context in all_prompts(limits, bucketing, scheduler):
         row = -(-query // limits.block_size) * limits.block_size
         row = min(row, limits.max_num_batched_tokens, limits.max_model_len)
-        for context in range(limits.max_model_len - query + 1):
-            blocks = -(-context // limits.block_size)
-            if table.find_prompt(1, query, blocks) is None:
-                assert any(
-                    row <= entry.query_len <= ratio_of(bucketing) * row and entry.num_ctx_blocks >= blocks
-                    for entry in added
-                )
+        blocks = -(-context // limits.block_size)
+        if table.find_prompt(1, query, blocks) is None:
+            assert any(
+                row <= entry.query_len <= ratio_of(bucketing) * row and entry.num_ctx_blocks >= blocks
+                for entry in added
+            )
 
 
-@given(any_limits, tables, bucketings)
+@given(any_limits, tables, bucketings, schedulers)
 def test_additions_are_new_ascending_within_the_limits_and_at_most_one_decode(
-    limits: ServingLimits, table: BucketTable, bucketing: BucketingSpec
+    limits: ServingLimits, table: BucketTable, bucketing: BucketingSpec, scheduler: SchedulerSpec
 ) -> None:
-    added = closing_entries(limits, bucketing, table)
+    added = closing_entries(ReachableSteps.of(limits, bucketing, scheduler), bucketing, table)
 
     prompts = [entry for entry in added if isinstance(entry, PromptEntry)]
     decodes = [entry for entry in added if isinstance(entry, DecodeEntry)]
@@ -156,10 +170,10 @@ LIMITS = ServingLimits(
 def test_a_table_that_lacks_long_contexts_gets_one_entry_an_octave() -> None:
     table = BucketTable((PromptEntry(1, 64, 0), PromptEntry(1, 16, 8)), (DecodeEntry(2, 1, 16),))
 
-    additions = close(LIMITS, BucketingSpec(), table)
+    additions = close(ReachableSteps.of(LIMITS), 2.0, table)
 
     assert additions == (Addition(PromptEntry(1, 64, 7), (1, 63, 5)),)
-    assert close(LIMITS, BucketingSpec(max_padding=1.0), table) == (
+    assert close(ReachableSteps.of(LIMITS), 1.0, table) == (
         Addition(PromptEntry(1, 32, 7), (1, 31, 7)),
         Addition(PromptEntry(1, 48, 6), (1, 47, 6)),
         Addition(PromptEntry(1, 64, 5), (1, 63, 5)),
@@ -169,8 +183,8 @@ def test_a_table_that_lacks_long_contexts_gets_one_entry_an_octave() -> None:
 def test_a_missing_decode_is_closed_by_one_entry_for_the_largest_step() -> None:
     table = BucketTable((PromptEntry(1, 64, 8),), (DecodeEntry(1, 1, 2), DecodeEntry(2, 1, 9)))
 
-    assert close(LIMITS, BucketingSpec(), table) == (Addition(DecodeEntry(2, 1, 16), (2, 1, 10)),)
-    assert close(LIMITS, BucketingSpec(contiguous_pa=True), table) == (
+    assert close(ReachableSteps.of(LIMITS), 2.0, table) == (Addition(DecodeEntry(2, 1, 16), (2, 1, 10)),)
+    assert close(ReachableSteps.of(LIMITS, BucketingSpec(contiguous_pa=True)), 2.0, table) == (
         Addition(DecodeEntry(2, 1, 24), (1, 1, 10)),
     )
 
@@ -185,12 +199,15 @@ def test_the_largest_limits_are_proved_closed_and_measured_without_a_walk() -> N
     )
     table = BucketTable((PromptEntry(1, 1, 0),), (DecodeEntry(1, 1, 1),))
 
-    additions = close(limits, BucketingSpec(), table)
+    additions = close(ReachableSteps.of(limits), 2.0, table)
 
     closed = with_added(table, additions)
     assert len(additions) == 31 + 1
-    assert prove_steps(limits, closed).is_closed
-    prompt, decode = prompt_padding(limits, closed), decode_padding(limits, closed)
+    assert prove_steps(ReachableSteps.of(limits), closed).is_closed
+    prompt, decode = (
+        prompt_padding(ReachablePrompts(limits), closed),
+        decode_padding(ReachableDecodes(limits), closed),
+    )
     assert prompt is not None
     assert prompt.is_sampled
     assert decode is not None
@@ -202,4 +219,4 @@ def test_the_largest_limits_are_proved_closed_and_measured_without_a_walk() -> N
     [BucketingSpec(coverage="upstream"), BucketingSpec(strategy="unified", version="vllm-gaudi@v0.14.1")],
 )
 def test_upstream_tables_and_unified_ones_are_left_alone(bucketing: BucketingSpec) -> None:
-    assert closing_entries(LIMITS, bucketing, BucketTable((), ())) == ()
+    assert closing_entries(ReachableSteps.of(LIMITS, bucketing), bucketing, BucketTable((), ())) == ()

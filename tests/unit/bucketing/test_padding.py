@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.bucketing.padding import decode_padding, prompt_padding
+from aotgaudi.bucketing.padding import MAX_STEPS, decode_padding, prompt_padding
+from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.spec.limits import ServingLimits
 
@@ -59,7 +60,7 @@ def decode_factors(
 def test_prompt_padding_is_that_of_a_walk_over_all_cells(limits: ServingLimits, table: BucketTable) -> None:
     factors = prompt_factors(limits, table)
 
-    padding = prompt_padding(limits, table)
+    padding = prompt_padding(ReachablePrompts(limits), table)
 
     assert (padding is None) == (not factors)
     if padding is not None:
@@ -67,6 +68,7 @@ def test_prompt_padding_is_that_of_a_walk_over_all_cells(limits: ServingLimits, 
         assert padding.mean == pytest.approx(sum(factors.values()) / len(factors))
         assert padding.worst == pytest.approx(max(factors.values()))
         assert factors[padding.worst_step] == pytest.approx(padding.worst)
+        assert padding.error == 0
         assert not padding.is_sampled
 
 
@@ -76,7 +78,7 @@ def test_decode_padding_is_that_of_a_walk_over_all_steps(
 ) -> None:
     factors = decode_factors(limits, table, contiguous_pa=contiguous_pa)
 
-    padding = decode_padding(limits, table, contiguous_pa=contiguous_pa)
+    padding = decode_padding(ReachableDecodes(limits, contiguous_pa), table)
 
     assert (padding is None) == (not factors)
     if padding is not None:
@@ -94,14 +96,14 @@ LIMITS = ServingLimits(
 def test_a_table_that_fits_every_step_pads_nothing() -> None:
     exact = BucketTable((), tuple(DecodeEntry(4, 1, total) for total in range(1, 9)))
 
-    padding = decode_padding(LIMITS, exact)
+    padding = decode_padding(ReachableDecodes(LIMITS), exact)
 
     assert padding is not None
     assert (padding.mean, padding.worst) == (pytest.approx(1.0), 1.0)
 
 
 def test_one_entry_for_all_is_worst_for_the_smallest_step() -> None:
-    padding = prompt_padding(LIMITS, BucketTable((PromptEntry(1, 64, 4),), ()))
+    padding = prompt_padding(ReachablePrompts(LIMITS), BucketTable((PromptEntry(1, 64, 4),), ()))
 
     assert padding is not None
     assert (padding.worst, padding.worst_step) == (128 / 16, (1, 16, 0))
@@ -109,36 +111,50 @@ def test_one_entry_for_all_is_worst_for_the_smallest_step() -> None:
 
 
 def test_no_entry_no_padding() -> None:
-    assert prompt_padding(LIMITS, BucketTable((), ())) is None
-    assert decode_padding(LIMITS, BucketTable((), ())) is None
+    assert prompt_padding(ReachablePrompts(LIMITS), BucketTable((), ())) is None
+    assert decode_padding(ReachableDecodes(LIMITS), BucketTable((), ())) is None
 
 
-def test_where_there_are_too_many_rows_every_kth_is_measured_and_the_result_says_so() -> None:
+@settings(deadline=None)
+@given(any_limits, tables, st.booleans(), st.integers(1, 40))
+def test_of_too_many_steps_a_sample_is_measured_and_no_factor_is_invented(
+    limits: ServingLimits, table: BucketTable, contiguous_pa: bool, max_steps: int
+) -> None:
+    prompt = (
+        prompt_factors(limits, table),
+        prompt_padding(ReachablePrompts(limits), table, max_steps=max_steps),
+    )
+    decode = (
+        decode_factors(limits, table, contiguous_pa=contiguous_pa),
+        decode_padding(ReachableDecodes(limits, contiguous_pa), table, max_steps=max_steps),
+    )
+
+    for factors, padding in (prompt, decode):
+        if padding is not None:
+            assert padding.num_steps <= max_steps
+            assert min(factors.values()) <= padding.mean <= padding.worst <= max(factors.values())
+            assert factors[padding.worst_step] == pytest.approx(padding.worst)
+
+
+LONG = ServingLimits(
+    max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=32768, block_size=128, num_blocks=5746
+)
+
+
+def test_a_sample_is_within_its_error_and_finds_the_worst() -> None:
     table = BucketTable(
-        (PromptEntry(1, 64, 4), PromptEntry(1, 64, 1)), (DecodeEntry(4, 1, 8), DecodeEntry(4, 1, 4))
+        tuple(PromptEntry(1, 128 * query, 2**context) for query in (1, 3, 9, 40, 64) for context in range(9)),
+        tuple(DecodeEntry(batch, 1, 2**size) for batch in (1, 16, 256) for size in range(14)),
     )
-    prompt, decode = prompt_factors(LIMITS, table), decode_factors(LIMITS, table, contiguous_pa=False)
+    prompts, decodes = ReachablePrompts(LONG), ReachableDecodes(LONG)
 
-    sampled = prompt_padding(LIMITS, table, max_segments=4)
-    kept = [factor for (_, query, _), factor in prompt.items() if -(-query // 16) in (1, 3)]
-    assert sampled is not None
-    assert (sampled.row_stride, sampled.is_sampled, sampled.num_steps) == (2, True, len(kept))
-    assert sampled.mean == pytest.approx(sum(kept) / len(kept))
-
-    sampled = decode_padding(LIMITS, table, max_segments=4)
-    kept = [factor for (batch, _, _), factor in decode.items() if batch in (1, 3)]
-    assert sampled is not None
-    assert (sampled.row_stride, sampled.num_steps) == (2, len(kept))
-    assert sampled.mean == pytest.approx(sum(kept) / len(kept))
-
-
-def test_long_rows_are_summed_as_precisely_as_short_ones() -> None:
-    limits = ServingLimits(
-        max_num_seqs=1, max_num_batched_tokens=16, max_model_len=16 * 5000, block_size=16, num_blocks=5000
-    )
-    table = BucketTable((PromptEntry(1, 16, 5000),), (DecodeEntry(1, 1, 5000),))
-
-    padding = decode_padding(limits, table)
-
-    assert padding is not None
-    assert padding.mean == pytest.approx(sum(5000 / n for n in range(1, 5001)) / 5000, rel=1e-12)
+    for sampled, whole in (
+        (prompt_padding(prompts, table), prompt_padding(prompts, table, max_steps=10**6)),
+        (decode_padding(decodes, table), decode_padding(decodes, table, max_steps=2 * 10**6)),
+    ):
+        assert sampled is not None
+        assert whole is not None
+        assert (sampled.is_sampled, sampled.num_steps, whole.is_sampled) == (True, MAX_STEPS, False)
+        assert sampled.mean == pytest.approx(whole.mean, abs=sampled.error)
+        assert sampled.error < 0.06 * sampled.mean
+        assert (sampled.worst, sampled.worst_step) == (whole.worst, whole.worst_step)

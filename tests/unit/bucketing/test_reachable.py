@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts, sum_linear
+from aotgaudi.bucketing.reachable import Contexts, ReachableDecodes, ReachablePrompts, sum_linear
+from aotgaudi.spec.bucketing import BucketingSpec
 from aotgaudi.spec.limits import LARGEST_LIMIT, ServingLimits
+from aotgaudi.spec.scheduler import Engine, SchedulerSpec
+from tests.unit.bucketing.walks import all_prompts, schedulers
 
 any_limits = st.builds(
     ServingLimits,
@@ -16,15 +20,17 @@ any_limits = st.builds(
 )
 
 
-@given(any_limits)
-def test_cells_are_those_of_a_walk_over_all_queries_and_contexts(limits: ServingLimits) -> None:
+@given(any_limits, schedulers, st.booleans())
+def test_cells_are_those_of_a_walk_over_all_queries_and_contexts(
+    limits: ServingLimits, scheduler: SchedulerSpec, prefix_caching: bool
+) -> None:
+    bucketing = BucketingSpec(prefix_caching=prefix_caching)
     longest: dict[tuple[int, int], int] = {}
-    for query in range(1, limits.max_num_batched_tokens + 1):
-        for context in range(limits.max_model_len - query + 1):
-            cell = -(-query // limits.block_size), -(-context // limits.block_size)
-            longest[cell] = max(query, longest.get(cell, 0))
+    for query, context in all_prompts(limits, bucketing, scheduler):
+        cell = -(-query // limits.block_size), -(-context // limits.block_size)
+        longest[cell] = max(query, longest.get(cell, 0))
 
-    reachable = ReachablePrompts(limits)
+    reachable = ReachablePrompts.of(limits, bucketing, scheduler)
 
     assert reachable.num_cells == len(longest)
     assert reachable.num_rows == max(row for row, _ in longest)
@@ -34,6 +40,30 @@ def test_cells_are_those_of_a_walk_over_all_queries_and_contexts(limits: Serving
         assert reachable.row_of(query) == row
         assert reachable.longest_context(query) >= context
         assert reachable.longest_query(context) + reachable.shortest_context(context) <= limits.max_model_len
+
+
+@pytest.mark.parametrize(
+    ("engine", "chunked_prefill", "prefix_caching", "contexts"),
+    [
+        ("aotgaudi", True, False, "any"),
+        ("aotgaudi", True, True, "any"),
+        ("vllm", True, False, "any"),
+        ("vllm", True, True, "any"),
+        ("vllm", False, True, "blocks"),
+        ("vllm", False, False, "none"),
+    ],
+)
+def test_what_a_chunk_may_start_after_follows_from_the_scheduler(
+    engine: Engine, chunked_prefill: bool, prefix_caching: bool, contexts: Contexts
+) -> None:
+    limits = ServingLimits(
+        max_num_seqs=1, max_num_batched_tokens=64, max_model_len=64, block_size=16, num_blocks=4
+    )
+    scheduler = SchedulerSpec(engine=engine, chunked_prefill=chunked_prefill)
+
+    reachable = ReachablePrompts.of(limits, BucketingSpec(prefix_caching=prefix_caching), scheduler)
+
+    assert reachable.contexts == contexts
 
 
 @given(any_limits, st.booleans(), st.integers(0, 12))
@@ -48,9 +78,10 @@ def test_decode_steps_are_those_of_a_walk(limits: ServingLimits, contiguous_pa: 
     above = [batch for batch, totals in walk.items() if totals[-1] > floor]
 
     assert reachable.num_steps == sum(map(len, walk.values()))
+    expected = sum(total > floor for batch in above for total in walk[batch])
+    assert reachable.steps_above(floor, 1, reachable.max_batch_size) == expected
     if above:
         assert above == list(range(max(1, reachable.smallest_batch(floor + 1)), reachable.max_batch_size + 1))
-        expected = sum(total > floor for batch in above for total in walk[batch])
         assert reachable.steps_above(floor, above[0], above[-1]) == expected
 
 

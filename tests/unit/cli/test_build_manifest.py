@@ -91,6 +91,7 @@ def test_output_and_json(spec: Path, tmp_path: Path) -> None:
     assert len(summary["uncovered"]) == 1
     assert summary["padding"]["decode"] == {
         "mean": 1.0,
+        "error": 0.0,
         "worst": 1.0,
         "worst_step": [1, 1, 1],
         "sampled": False,

@@ -137,6 +137,42 @@ def test_a_target_without_graphs_has_nothing_to_cover(closed: Path) -> None:
     assert "nothing has to be warm: the target runs without graphs" in result.stdout
 
 
+def test_of_a_vllm_server_both_tables_are_judged_and_what_is_left_out_is_named(closed: Path) -> None:
+    text = SPEC + 'num_speculative_tokens = 1\n[scheduler]\nengine = "vllm"\n'
+    closed.write_text(text, encoding="utf-8")
+
+    result, document = run(closed), json.loads(run(closed, "--json").stdout)
+
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[:2] == [
+        f'{closed}: closed (coverage = "closed")',
+        "  the steps are those of vLLM (chunked prefill, prefix caching, 1 speculative token)",
+    ]
+    assert ["speculative", "23", "steps", "0"] in [line.split()[:4] for line in lines]
+    own = lines.index(
+        "the server's own table (vllm-gaudi@091bbad, exponential) has no bucket for 1 of 17 prompt cells"
+    )
+    assert lines[own + 1 : own + 3] == [
+        f"  the smallest: {EXAMPLE}",
+        "  it then compiles (1, 1, 8) while the request waits, unless that is warm",
+    ]
+    assert [line for line in lines if line.startswith("left out of the proof:")] == [
+        "left out of the proof: decodes that count a shared block for each of its sequences, and so have more blocks"
+        " than the cache",
+        "left out of the proof: the graphs of the draft model, and of accepting its tokens",
+    ]
+    assert (document["closed"], document["server_table"]["closed"]) == (True, False)
+    assert document["server_table"]["fallback"] == [1, 1, 8]
+    assert len(document["left_out"]) == 2
+
+
+def test_our_own_engine_has_the_table_of_the_manifest_and_nothing_is_left_out(closed: Path) -> None:
+    document = json.loads(run(closed, "--json").stdout)
+
+    assert (document["scheduler"], document["server_table"], document["left_out"]) == ("aotgaudi", None, [])
+
+
 def test_long_lists_are_cut_and_the_json_has_all(closed: Path) -> None:
     text = (SPEC + 'coverage = "upstream"\n').replace(
         "max_position_embeddings = 512", "max_position_embeddings = 200000"

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aotgaudi.entries import DefragEntry, Entry, PromptEntry, SamplerEntry
-from aotgaudi.manifest.coverage import coverage_of
+from aotgaudi.manifest.coverage import ServerCoverage, coverage_of, coverage_of_server, left_out
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.parse import spec_from_json
+from aotgaudi.spec.scheduler import SchedulerSpec
 
 LIMITS = {
     "max_num_seqs": 2,
@@ -129,3 +130,117 @@ def test_of_unified_tables_nothing_is_proved_and_they_cover_no_prompts_and_decod
     assert coverage.unproved == ("unified",)
     assert not coverage.is_closed
     assert [phase.num_reachable == phase.num_uncovered for phase in coverage.phases[:2]] == [True, True]
+
+
+FIRST_SERVER = {
+    "max_num_seqs": 4,
+    "max_num_prefill_seqs": 4,
+    "max_num_batched_tokens": 8192,
+    "max_model_len": 4096,
+    "block_size": 128,
+    "num_blocks": 5746,
+}
+"""Of the tables in vLLM-Gaudi's README: neither prefix caching nor chunked prefill."""
+
+WHOLE_PROMPTS = {
+    "scheduler": {"engine": "vllm", "chunked_prefill": False},
+    "bucketing": {
+        "version": "vllm-hpu-extension@ad55828",
+        "prefix_caching": False,
+        "contiguous_pa": True,
+    },
+}
+
+CHUNKS = {
+    "max_num_seqs": 128,
+    "max_num_batched_tokens": 2048,
+    "max_model_len": 8192,
+    "block_size": 128,
+    "num_blocks": 4105,
+}
+"""Of the example in docs/how-to/from-vllm.md, without contiguous paged attention."""
+
+
+def server_coverage(manifest: Manifest) -> ServerCoverage:
+    found = coverage_of_server(manifest.spec)
+    assert found is not None
+    return found
+
+
+def test_a_server_of_whole_prompts_gets_no_entry_that_it_cannot_form_and_is_told_of_no_hole() -> None:
+    manifest = manifest_of(FIRST_SERVER, **WHOLE_PROMPTS)
+
+    coverage = coverage_of(manifest)
+
+    assert coverage.is_closed
+    assert (coverage.phases[0].num_reachable, coverage.phases[0].num_uncovered) == (32, 0)
+    assert len(manifest.of_kind("prompt")) == 36  # The README's own number.
+    assert all(entry.row()[2] == 0 for entry in manifest.of_kind("prompt"))
+    assert server_coverage(manifest).coverage.is_closed
+    assert left_out(manifest.spec) == ("steps of several prompts, up to 4",)
+
+
+def test_cached_blocks_come_before_whole_prompts_where_there_is_prefix_caching() -> None:
+    bucketing = {**WHOLE_PROMPTS["bucketing"], "prefix_caching": True}
+    manifest = manifest_of(FIRST_SERVER, **{**WHOLE_PROMPTS, "bucketing": bucketing})
+
+    prompt, *_ = coverage_of(manifest).phases
+
+    assert (prompt.num_reachable, prompt.num_uncovered) == (32 * 33 // 2, 0)
+
+
+def test_the_closed_manifest_of_a_server_and_the_holes_of_the_table_that_it_keeps() -> None:
+    manifest = manifest_of(CHUNKS, scheduler={"engine": "vllm"})
+
+    own = server_coverage(manifest)
+
+    assert coverage_of(manifest).is_closed
+    assert [str(phase) for phase in own.coverage.phases] == [
+        "26 of 920 prompt cells",
+        "0 of 387,712 decode steps",
+    ]
+    assert str(own.coverage.smallest) == (
+        "a prompt chunk of 897 tokens after 6,913 tokens (55 blocks), 7,810 in all"
+    )
+    assert own.fallback == (1, 960, 64)
+    assert sum(1 for _ in own.holes) > 0
+
+
+def test_steps_of_several_tokens_a_sequence_are_counted_and_closed() -> None:
+    bucketing = {"num_speculative_tokens": 2}
+    manifest = manifest_of(CHUNKS, scheduler={"engine": "vllm"}, bucketing=bucketing)
+    public = manifest_of(
+        CHUNKS, scheduler={"engine": "vllm"}, bucketing={**bucketing, "coverage": "upstream"}
+    )
+
+    own = server_coverage(manifest)
+
+    assert [str(phase) for phase in coverage_of(manifest).phases[:3]] == [
+        "0 of 920 prompt cells",
+        "0 of 387,712 decode steps",
+        "0 of 775,424 speculative steps",
+    ]
+    assert str(own.coverage.phases[2]) == "384,428 of 775,424 speculative steps"
+    assert own.fallback == (16, 1, 128)
+    assert coverage_of(public).phases[:3] == own.coverage.phases
+    assert "the graphs of the draft model, and of accepting its tokens" in left_out(manifest.spec)
+
+
+def test_of_unified_steps_nothing_is_claimed_and_no_other_steps_are_counted() -> None:
+    bucketing = {"strategy": "unified", "version": "vllm-gaudi@v0.14.1", "contiguous_pa": True}
+    manifest = manifest_of(scheduler={"engine": "vllm"}, bucketing=bucketing)
+
+    coverage = coverage_of(manifest)
+
+    assert not coverage.is_closed
+    assert [phase.kind for phase in coverage.phases] == ["sampler", "defrag"]
+    assert str(coverage) == "nothing is proved of unified steps, which are all that this server forms"
+    assert coverage_of_server(manifest.spec) is None
+
+
+def test_our_own_engine_asks_about_its_own_steps_whatever_the_spec_describes() -> None:
+    manifest = manifest_of(FIRST_SERVER, **WHOLE_PROMPTS)
+
+    assert coverage_of(manifest, SchedulerSpec()).phases[0].num_uncovered == 528
+    assert coverage_of_server(manifest_of().spec) is None
+    assert left_out(manifest_of().spec) == ()

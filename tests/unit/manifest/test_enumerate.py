@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.bucketing.coverage import uncovered
 from aotgaudi.bucketing.inputs import BucketingInputs
 from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.bucketing.proof import ReachableSteps, uncovered
 from aotgaudi.bucketing.versions import VERSIONS, find_strategy, find_unified
 from aotgaudi.entries import DefragEntry, PromptEntry, SamplerEntry
 from aotgaudi.errors import SpecError
@@ -88,7 +88,10 @@ def test_entries_are_deterministic_and_their_ids_distinct(limits: dict[str, int]
 def test_entries_of_the_tiny_model_leave_no_step_uncovered() -> None:
     spec = spec_of()
 
-    assert list(uncovered(spec.limits, BucketTable.from_entries(enumerate_entries(spec)))) == []
+    assert (
+        list(uncovered(ReachableSteps.of(spec.limits), BucketTable.from_entries(enumerate_entries(spec))))
+        == []
+    )
 
 
 @pytest.mark.parametrize("version", VERSIONS)

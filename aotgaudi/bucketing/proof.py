@@ -1,20 +1,22 @@
-"""Whether every step that can be formed has an entry: the exact answer, without walking the steps.
+"""Whether every step that a scheduler can form has an entry: the exact answer, without walking the steps.
 
 The steps, under the limits (B `block_size`, T `max_num_batched_tokens`, M `max_model_len`, N `num_blocks`,
 S `max_num_seqs`):
 
 * **Prompt.** One chunk of ``1 <= query <= T`` tokens after *any* context of ``ctx >= 0`` tokens with
-  ``query + ctx <= M``, also one that ends inside a block; it is read as ``ceil(ctx / B)`` blocks. Counted in
+  ``query + ctx <= M``, also one that ends inside a block; it is read as ``ceil(ctx / B)`` blocks. vLLM without chunked
+  prefill computes whole prompts: after whole cached blocks, or, without prefix caching, after nothing. Counted in
   **cells**: (query rounded up to whole blocks, context blocks). A cell is covered when its longest query has an
   entry whose `query_len` and `num_ctx_blocks` are at least as large. N plays no part: a spec is refused where it
   does not hold a sequence of M tokens.
-* Several chunks share a step only where an entry covers them together, else they take turns (as upstream's
-  test for merging prefills does), so nothing has to be covered there.
+* Our own scheduler lets several chunks share a step only where an entry covers them together, else they take turns,
+  so nothing has to be covered there. vLLM's may run them in a bucket that it adds: nothing is claimed of those.
 * **Decode.** Every batch of ``1 .. min(S, N)`` sequences over every total of blocks from one a sequence to
   ``min(N, batch * ceil(M / B))``; under contiguous paged attention over any highest block id up to N. A block
-  that several sequences of a step share counts once for each, so with sharing the total may exceed N: the
+  that several sequences of a step share counts once for each, so with sharing the total may exceed N: our own
   scheduler then takes fewer sequences into the step until an entry covers it, which one sequence alone
-  always is.
+  always is. Of vLLM's such steps nothing is claimed.
+* **Speculative decode**, of vLLM: `bucketing.speculation`.
 
 An entry that covers a step covers every smaller one. So the longest covered query after c context blocks falls as
 c grows, and changes only at the contexts that entries have. Between two of these, what is uncovered is a
@@ -22,8 +24,10 @@ c grows, and changes only at the contexts that entries have. Between two of thes
 series. Decodes are the same, with batch sizes for contexts. The proof is thus linear in the entries and does not
 depend on how many steps there are.
 
-The scheduler (engine/scheduler.py) forms fewer steps than these: it starts chunks at whole blocks and cuts them to
-the longest covered query. So without coverage it may still serve, in other and more steps than the limits say.
+Upstream's look-up finds an entry for a step of one token a sequence exactly where one covers it, so the proof holds for
+both look-ups. Our own scheduler (engine/scheduler.py) forms fewer steps than these: it starts chunks at whole blocks
+and cuts them to the longest covered query. So without coverage it may still serve, in other and more steps than the
+limits say.
 """
 
 from __future__ import annotations
@@ -33,25 +37,40 @@ from dataclasses import dataclass
 from typing import Union
 
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts
+from aotgaudi.bucketing.reachable import Counterexample, ReachableDecodes, ReachablePrompts, counted, span
+from aotgaudi.bucketing.speculation import SpeculativeDecodes, SpeculativeRun
+from aotgaudi.spec.bucketing import BucketingSpec
 from aotgaudi.spec.limits import ServingLimits
+from aotgaudi.spec.scheduler import SchedulerSpec
+
+_OWN_BUCKETING, _OWN_SCHEDULER = BucketingSpec(), SchedulerSpec()
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Counterexample:
-    """One step that can be formed and has no entry. The smallest is that of fewest tokens.
+@dataclass(frozen=True, slots=True)
+class ReachableSteps:
+    """All steps of which something is proved."""
 
-    `num_tokens` are those that the step computes and reads. `shape` is (1, query length, context blocks) or (batch
-    size, 1, blocks), as an entry has it that would just cover the step; of a sampler (rows,), of a defrag (swaps,).
-    """
+    prompts: ReachablePrompts
+    decodes: ReachableDecodes
+    speculative: SpeculativeDecodes
 
-    num_tokens: int
-    kind: str
-    shape: tuple[int, ...]
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
+    @classmethod
+    def of(
+        cls,
+        limits: ServingLimits,
+        bucketing: BucketingSpec = _OWN_BUCKETING,
+        scheduler: SchedulerSpec = _OWN_SCHEDULER,
+    ) -> ReachableSteps:
+        """Returns what `scheduler` can form. Our own does not speculate."""
+        decodes = ReachableDecodes(limits, bucketing.contiguous_pa)
+        speculates = scheduler.engine == "vllm"
+        return cls(
+            prompts=ReachablePrompts.of(limits, bucketing, scheduler),
+            decodes=decodes,
+            speculative=SpeculativeDecodes.of(limits, bucketing)
+            if speculates
+            else SpeculativeDecodes(decodes, 1),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +107,7 @@ class PromptHole:
 
     def __str__(self) -> str:
         queries = f"more than {counted(self.covered_len, 'token')}" if self.covered_len else "any length"
-        return f"prompt chunks of {queries} after {_span(self.first_ctx_blocks, self.last_ctx_blocks)} context blocks"
+        return f"prompt chunks of {queries} after {span(self.first_ctx_blocks, self.last_ctx_blocks)} context blocks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +142,7 @@ class DecodeHole:
         return Counterexample(tokens, "decode", (batch_size, 1, blocks), text)
 
     def __str__(self) -> str:
-        batches = _span(self.first_batch_size, self.last_batch_size)
+        batches = span(self.first_batch_size, self.last_batch_size)
         totals = (
             f"more than {counted(self.covered_blocks, 'block')}"
             if self.covered_blocks
@@ -132,7 +151,7 @@ class DecodeHole:
         return f"decodes of {batches} sequences over {totals}"
 
 
-Hole = Union[PromptHole, DecodeHole]
+Hole = Union[PromptHole, DecodeHole, SpeculativeRun]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,33 +180,44 @@ class Coverage:
 
     @property
     def is_closed(self) -> bool:
-        """Whether every step of the phases has an entry."""
-        return self.smallest is None
+        """Whether every step of the phases has an entry; False where the server's own steps are not proved."""
+        return self.smallest is None and not self.lacks_steps
+
+    @property
+    def lacks_steps(self) -> bool:
+        """Whether nothing is said of the steps themselves: those of a vLLM server with unified attention."""
+        return "unified" in self.unproved and not any(phase.kind == "prompt" for phase in self.phases)
 
     def __str__(self) -> str:
         """The result in one line."""
+        if self.lacks_steps:
+            return "nothing is proved of unified steps, which are all that this server forms"
         if self.smallest is None:
             return "every step that can be formed has an entry"
         holes = ", ".join(str(phase) for phase in self.phases if phase.num_uncovered)
         return f"no entry for {holes}; the smallest: {self.smallest}"
 
 
-def prove_steps(limits: ServingLimits, table: BucketTable, *, contiguous_pa: bool = False) -> Coverage:
-    """Returns what `table` covers of the prompt and decode steps that can be formed under `limits`."""
-    prompts, decodes = ReachablePrompts(limits), ReachableDecodes(limits, contiguous_pa)
-    prompt, decode = tuple(prompt_holes(prompts, table)), tuple(decode_holes(decodes, table))
-    phases = (
-        PhaseCoverage("prompt", "cells", prompts.num_cells, sum(hole.num_cells for hole in prompt)),
-        PhaseCoverage("decode", "steps", decodes.num_steps, sum(hole.num_steps for hole in decode)),
-    )
-    holes: tuple[Hole, ...] = (*prompt, *decode)
-    return Coverage(phases, min((hole.smallest for hole in holes), default=None))
+def prove_steps(steps: ReachableSteps, table: BucketTable) -> Coverage:
+    """Returns what `table` covers of `steps`."""
+    prompt, decode = tuple(prompt_holes(steps.prompts, table)), tuple(decode_holes(steps.decodes, table))
+    speculative = tuple(steps.speculative.holes(table.decode))
+    phases = [
+        PhaseCoverage("prompt", "cells", steps.prompts.num_cells, sum(hole.num_cells for hole in prompt)),
+        PhaseCoverage("decode", "steps", steps.decodes.num_steps, sum(hole.num_steps for hole in decode)),
+    ]
+    if steps.speculative.num_steps:
+        num_uncovered = sum(run.num_steps for run in speculative)
+        phases.append(PhaseCoverage("speculative", "steps", steps.speculative.num_steps, num_uncovered))
+    holes: tuple[Hole, ...] = (*prompt, *decode, *speculative)
+    return Coverage(tuple(phases), min((hole.smallest for hole in holes), default=None))
 
 
-def uncovered(limits: ServingLimits, table: BucketTable, *, contiguous_pa: bool = False) -> Iterator[Hole]:
-    """Yields the steps that can be formed and `table` does not cover, in disjoint intervals; none: it is closed."""
-    yield from prompt_holes(ReachablePrompts(limits), table)
-    yield from decode_holes(ReachableDecodes(limits, contiguous_pa), table)
+def uncovered(steps: ReachableSteps, table: BucketTable) -> Iterator[Hole]:
+    """Yields what `table` does not cover of `steps`, in disjoint intervals; none: it is closed."""
+    yield from prompt_holes(steps.prompts, table)
+    yield from decode_holes(steps.decodes, table)
+    yield from steps.speculative.holes(table.decode)
 
 
 def prompt_holes(reachable: ReachablePrompts, table: BucketTable) -> Iterator[PromptHole]:
@@ -229,12 +259,3 @@ def _bands(sizes: Iterable[tuple[int, int]], first: int, last: int) -> Iterator[
             first = x + 1
     if first <= last:
         yield first, last, 0
-
-
-def counted(number: int, noun: str) -> str:
-    """Returns a number and its noun, e.g. ``1 block`` or ``2,048 blocks``."""
-    return f"{number:,} {noun}" + ("s" if number != 1 else "")
-
-
-def _span(first: int, last: int) -> str:
-    return f"{first:,}" if first == last else f"{first:,} to {last:,}"

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.bucketing.coverage import DecodeHole, PromptHole, prove_steps, uncovered
 from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.bucketing.proof import DecodeHole, PromptHole, ReachableSteps, prove_steps, uncovered
 from aotgaudi.entries import DecodeEntry, PromptEntry
+from aotgaudi.spec.bucketing import BucketingSpec
 from aotgaudi.spec.limits import ServingLimits
-
-PromptStep = tuple[int, int]
-"""Query and context, in tokens."""
+from aotgaudi.spec.scheduler import SchedulerSpec
+from tests.unit.bucketing.walks import all_prompts, schedulers
 
 any_limits = st.builds(
     ServingLimits,
@@ -34,12 +34,6 @@ def blocks_of(limits: ServingLimits, num_tokens: int) -> int:
     return -(-num_tokens // limits.block_size)
 
 
-def all_prompts(limits: ServingLimits) -> Iterator[PromptStep]:
-    for query in range(1, limits.max_num_batched_tokens + 1):
-        for context in range(limits.max_model_len - query + 1):
-            yield query, context
-
-
 def all_decodes(limits: ServingLimits, *, contiguous_pa: bool) -> Iterator[tuple[int, int]]:
     for batch in range(1, min(limits.max_num_seqs, limits.num_blocks) + 1):
         own = limits.num_blocks if contiguous_pa else batch * blocks_of(limits, limits.max_model_len)
@@ -56,16 +50,22 @@ def is_decode_covered(table: BucketTable, batch: int, total: int) -> bool:
     return any(entry.batch_size >= batch and entry.num_blocks >= total for entry in table.decode)
 
 
-@given(any_limits, tables)
+@given(any_limits, tables, schedulers, st.booleans())
 def test_uncovered_prompts_are_exactly_those_of_a_walk_over_all_queries_and_contexts(
-    limits: ServingLimits, table: BucketTable
+    limits: ServingLimits, table: BucketTable, scheduler: SchedulerSpec, prefix_caching: bool
 ) -> None:
-    walked = [step for step in all_prompts(limits) if not is_prompt_covered(limits, table, *step)]
+    bucketing = BucketingSpec(prefix_caching=prefix_caching)
+    prompts = list(all_prompts(limits, bucketing, scheduler))
+    walked = [step for step in prompts if not is_prompt_covered(limits, table, *step)]
 
-    holes = [hole for hole in uncovered(limits, table) if isinstance(hole, PromptHole)]
+    holes = [
+        hole
+        for hole in uncovered(ReachableSteps.of(limits, bucketing, scheduler), table)
+        if isinstance(hole, PromptHole)
+    ]
     found = [
         (query, context)
-        for query, context in all_prompts(limits)
+        for query, context in prompts
         for hole in holes
         if hole.first_ctx_blocks <= blocks_of(limits, context) <= hole.last_ctx_blocks
         if query > hole.covered_len
@@ -84,7 +84,11 @@ def test_uncovered_decodes_are_exactly_those_of_a_walk_over_all_batches_and_tota
     steps = list(all_decodes(limits, contiguous_pa=contiguous_pa))
     walked = [step for step in steps if not is_decode_covered(table, *step)]
 
-    holes = [h for h in uncovered(limits, table, contiguous_pa=contiguous_pa) if isinstance(h, DecodeHole)]
+    holes = [
+        h
+        for h in uncovered(ReachableSteps.of(limits, BucketingSpec(contiguous_pa=contiguous_pa)), table)
+        if isinstance(h, DecodeHole)
+    ]
     found = [
         (batch, total)
         for batch, total in steps
@@ -111,7 +115,7 @@ def test_the_counterexample_is_the_smallest_step_of_a_walk(
         if not is_decode_covered(table, batch, total)
     ]
 
-    coverage = prove_steps(limits, table, contiguous_pa=contiguous_pa)
+    coverage = prove_steps(ReachableSteps.of(limits, BucketingSpec(contiguous_pa=contiguous_pa)), table)
 
     smallest = coverage.smallest
     found = None if smallest is None else (smallest.num_tokens, smallest.kind, smallest.shape)
@@ -121,7 +125,7 @@ def test_the_counterexample_is_the_smallest_step_of_a_walk(
 
 @given(any_limits, tables)
 def test_phases_count_what_a_walk_counts(limits: ServingLimits, table: BucketTable) -> None:
-    prompt, decode = prove_steps(limits, table).phases
+    prompt, decode = prove_steps(ReachableSteps.of(limits), table).phases
 
     cells = {tuple(blocks_of(limits, tokens) for tokens in step) for step in all_prompts(limits)}
     assert prompt.num_reachable == len(cells)
@@ -135,7 +139,7 @@ def test_a_table_without_prompt_holes_lets_every_prompt_end(
     """Plays the scheduler: chunks of whole blocks, or to the end, as long as covered, from every start."""
     if (
         limits.max_num_batched_tokens < limits.block_size
-        or prove_steps(limits, table).phases[0].num_uncovered
+        or prove_steps(ReachableSteps.of(limits), table).phases[0].num_uncovered
     ):
         return
     for length in range(1, limits.max_model_len + 1):
@@ -160,21 +164,21 @@ def test_holes_and_the_result_say_which_steps_they_are() -> None:
         (PromptEntry(1, 12, 2), PromptEntry(1, 16, 0)), (DecodeEntry(1, 1, 3), DecodeEntry(2, 1, 3))
     )
 
-    assert [str(hole) for hole in uncovered(LIMITS, table)] == [
+    assert [str(hole) for hole in uncovered(ReachableSteps.of(LIMITS), table)] == [
         "prompt chunks of more than 12 tokens after 1 to 2 context blocks",
         "prompt chunks of any length after 3 context blocks",
         "decodes of 2 sequences over more than 3 blocks",
     ]
-    assert str(prove_steps(LIMITS, table)) == (
+    assert str(prove_steps(ReachableSteps.of(LIMITS), table)) == (
         "no entry for 3 of 4 prompt cells, 1 of 6 decode steps;"
         " the smallest: a prompt chunk of 13 tokens after 1 token (1 block), 14 in all"
     )
 
 
 def test_an_empty_table_covers_nothing() -> None:
-    coverage = prove_steps(LIMITS, BucketTable((), ()))
+    coverage = prove_steps(ReachableSteps.of(LIMITS), BucketTable((), ()))
 
-    assert [str(hole) for hole in uncovered(LIMITS, BucketTable((), ()))] == [
+    assert [str(hole) for hole in uncovered(ReachableSteps.of(LIMITS), BucketTable((), ()))] == [
         "prompt chunks of any length after 0 to 3 context blocks",
         "decodes of 1 to 2 sequences over any number of blocks",
     ]
@@ -185,8 +189,8 @@ def test_an_empty_table_covers_nothing() -> None:
 def test_one_entry_of_the_largest_sizes_covers_all() -> None:
     table = BucketTable((PromptEntry(1, 16, 3),), (DecodeEntry(2, 1, 4),))
 
-    assert str(prove_steps(LIMITS, table)) == "every step that can be formed has an entry"
-    assert list(uncovered(LIMITS, table)) == []
+    assert str(prove_steps(ReachableSteps.of(LIMITS), table)) == "every step that can be formed has an entry"
+    assert list(uncovered(ReachableSteps.of(LIMITS), table)) == []
 
 
 def test_a_context_that_ends_inside_a_block_is_a_step_of_its_own() -> None:
@@ -194,7 +198,7 @@ def test_a_context_that_ends_inside_a_block_is_a_step_of_its_own() -> None:
     table = BucketTable((PromptEntry(1, 16, 2),), (DecodeEntry(2, 1, 4),))
 
     assert (
-        str(prove_steps(LIMITS, table).smallest)
+        str(prove_steps(ReachableSteps.of(LIMITS), table).smallest)
         == "a prompt chunk of 1 token after 33 tokens (3 blocks), 34 in all"
     )
 
@@ -202,8 +206,9 @@ def test_a_context_that_ends_inside_a_block_is_a_step_of_its_own() -> None:
 def test_contiguous_blocks_reach_the_last_block_with_one_sequence() -> None:
     table = BucketTable((PromptEntry(1, 16, 3),), (DecodeEntry(1, 1, 3), DecodeEntry(2, 1, 4)))
 
-    assert prove_steps(LIMITS, table).is_closed
+    assert prove_steps(ReachableSteps.of(LIMITS), table).is_closed
     two_of_two = LIMITS.model_copy(update={"num_blocks": 5})
-    assert [str(hole) for hole in uncovered(two_of_two, table, contiguous_pa=True)] == [
-        "decodes of 1 to 2 sequences over more than 4 blocks"
-    ]
+    assert [
+        str(hole)
+        for hole in uncovered(ReachableSteps.of(two_of_two, BucketingSpec(contiguous_pa=True)), table)
+    ] == ["decodes of 1 to 2 sequences over more than 4 blocks"]
