@@ -16,6 +16,7 @@ from aotgaudi.build.records import ProgramRow, UnitRow, read_programs, read_unit
 from aotgaudi.digest import Digest, Key
 from aotgaudi.entries import Entry
 from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.store.roots import Root
 from aotgaudi.store.store import Store
 
 
@@ -65,6 +66,14 @@ class Plan:
         """Yields every object that was found: programs, texts, constants and artifacts, some of them twice."""
         programs = (state.row.digests() for state in self.programs if state.row)
         yield from chain(*programs, *(row.digests() for row in self.units.values()))
+
+    def as_root(self, name: str) -> Root:
+        """Returns the root that keeps all that was found, also the texts, so that nothing is traced again.
+
+        Raises ValueError for what is no name of a root.
+        """
+        programs = (state.key.hex for state in self.programs if state.row is not None)
+        return Root(name=name, keys=frozenset((*programs, *self.units)), objects=frozenset(self.digests()))
 
     def estimate_seconds(self, workers: int) -> float:
         """Returns a wall-clock estimate. What an untraced program needs is guessed from its kind of entry."""

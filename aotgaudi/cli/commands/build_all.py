@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,14 +13,15 @@ from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.cli.commands.build_bundle import bundle_document, bundle_line
 from aotgaudi.cli.commands.build_cache import outcome_document, outcome_line
+from aotgaudi.cli.commands.cache import collect_after_build, collection_line
 from aotgaudi.cli.options.signing import signing_options
 from aotgaudi.cli.options.spec_source import default_manifest_path
-from aotgaudi.cli.options.store import StorePlace, store_options
+from aotgaudi.cli.options.store import StorePlace, store_limit_option, store_options
 from aotgaudi.cli.options.worker import worker_options
 from aotgaudi.cli.show.progress import BuildDisplay
 from aotgaudi.manifest.codec import dumps, load_manifest_or_spec, write_manifest
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.pipeline import Workers, build
+from aotgaudi.pipeline import Workers, build, plan_manifest
 
 
 @click.command("all")
@@ -34,6 +36,7 @@ from aotgaudi.pipeline import Workers, build
 @signing_options
 @store_options
 @worker_options
+@store_limit_option
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
 def build_all(
     spec_path: Path,
@@ -41,6 +44,7 @@ def build_all(
     signing: Signing | None,
     place: StorePlace,
     workers: Workers,
+    store_limit: int | None,
     as_json: bool,
 ) -> None:
     """Enumerate SPEC (or take a manifest), compile what is missing, and seal a bundle. Does nothing twice."""
@@ -55,12 +59,15 @@ def build_all(
         manifest, bundle, store=store, jobs=workers, sign_key=signing, on_progress=BuildDisplay()
     ).outcome
     sealed = open_bundle(bundle)
-    document = {
+    document: dict[str, Any] = {
         "manifest": {"path": str(manifest_path), "id": manifest.id, "num_entries": len(manifest.entries)},
         "cache": outcome_document(outcome),
         "bundle": bundle_document(sealed, len(manifest.entries)),
     }
     lines = [outcome_line(outcome), bundle_line(document["bundle"])]
+    if store_limit is not None:
+        document["gc"] = collect_after_build(store, store_limit, plan_manifest(manifest, store))
+        lines.append(collection_line(document["gc"]))
     click.echo(json.dumps(document, indent=2) if as_json else "\n".join(lines))
 
 

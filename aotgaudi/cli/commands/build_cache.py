@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,10 +12,11 @@ from aotgaudi.atomicfile import write_atomic
 from aotgaudi.build.recheck import recheck
 from aotgaudi.build.run import BuildOutcome
 from aotgaudi.bundle.receipt import dumps as dump_receipt
+from aotgaudi.cli.commands.cache import collect_after_build, collection_line
 from aotgaudi.cli.options.common import refuse_unwritable
 from aotgaudi.cli.options.entry import entry_option, find_entries
 from aotgaudi.cli.options.sample import check_document, check_options, describe_check, failure_of
-from aotgaudi.cli.options.store import StorePlace, store_options
+from aotgaudi.cli.options.store import StorePlace, store_limit_option, store_options
 from aotgaudi.cli.options.worker import worker_options
 from aotgaudi.cli.show.progress import BuildDisplay
 from aotgaudi.entries import Entry
@@ -29,6 +31,7 @@ from aotgaudi.store.store import Store
 @store_options
 @worker_options
 @entry_option
+@store_limit_option
 @click.option("--receipt", type=click.Path(path_type=Path), metavar="FILE", help="Write the receipt there.")
 @check_options
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
@@ -39,6 +42,7 @@ def build_cache(
     entry_texts: tuple[str, ...],
     receipt: Path | None,
     sample: int | None,
+    store_limit: int | None,
     as_json: bool,
 ) -> None:
     """Compile what MANIFEST (or a spec) lacks into the store. Stops cleanly, and goes on where it stopped.
@@ -60,7 +64,11 @@ def build_cache(
         if receipt:
             plan = plan_manifest(manifest, store, entries)
             write_atomic(receipt, dump_receipt(make_receipt(manifest, plan)))
-    click.echo(json.dumps(outcome_document(outcome), indent=2) if as_json else outcome_line(outcome))
+    document, lines = outcome_document(outcome), [outcome_line(outcome)]
+    if store_limit is not None:
+        document["gc"] = collect_after_build(store, store_limit, plan_manifest(manifest, store, entries))
+        lines.append(collection_line(document["gc"]))
+    click.echo(json.dumps(document, indent=2) if as_json else "\n".join(lines))
 
 
 def _check(
@@ -88,7 +96,7 @@ def outcome_line(outcome: BuildOutcome) -> str:
     )
 
 
-def outcome_document(outcome: BuildOutcome) -> dict[str, object]:
+def outcome_document(outcome: BuildOutcome) -> dict[str, Any]:
     """The outcome as a JSON value; seconds are wall-clock."""
     return {
         "num_traced": outcome.num_traced,

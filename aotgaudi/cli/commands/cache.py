@@ -9,20 +9,12 @@ from typing import Any
 
 import click
 
+from aotgaudi.build.plan import Plan
 from aotgaudi.cli.lazy import LazyGroup
-from aotgaudi.cli.options.common import parse_byte_count
-from aotgaudi.cli.options.store import StorePlace, store_options
+from aotgaudi.cli.options.store import StorePlace, store_options, to_store_size
 from aotgaudi.cli.verbs import CACHE_COMMANDS
-from aotgaudi.store.collect import Collection, StoreUsage, collect, measure_store
-
-
-def _byte_count(context: click.Context, parameter: click.Parameter, value: str) -> int:
-    if value.strip() == "0":
-        return 0
-    try:
-        return parse_byte_count(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error), context, parameter) from error
+from aotgaudi.store.collect import Collection, StoreUsage, collect, collect_unless_used, measure_store
+from aotgaudi.store.store import Store
 
 
 @click.group(cls=LazyGroup, lazy=CACHE_COMMANDS)
@@ -51,13 +43,13 @@ def stats(place: StorePlace, as_json: bool) -> None:
     "--max-size",
     required=True,
     metavar="SIZE",
-    callback=_byte_count,
-    help="How much objects and records may take, e.g. 20GiB.",
+    callback=to_store_size,
+    help="How much results, logs, tool caches and unfinished pulls may take, e.g. 20GiB.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would go, and remove nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
 def gc(place: StorePlace, max_size: int, dry_run: bool, as_json: bool) -> None:
-    """Shrink the store to SIZE: what was not used for longest goes first, what a root keeps never goes.
+    """Shrink the store to SIZE: what was used longest ago goes first, what a root keeps never goes.
 
     Refuses while a build or a seal uses the store.
     """
@@ -66,7 +58,38 @@ def gc(place: StorePlace, max_size: int, dry_run: bool, as_json: bool) -> None:
         store.require_writable()
     outcome = collect(store, max_size, dry_run=dry_run)
     document = _collection_document(outcome, max_size, dry_run=dry_run)
-    click.echo(json.dumps(document, indent=2) if as_json else _collection_line(document))
+    click.echo(json.dumps(document, indent=2) if as_json else collection_line(document))
+
+
+def collect_after_build(store: Store, max_bytes: int, plan: Plan) -> dict[str, Any] | None:
+    """Shrinks the store when a build is done, but keeps what `plan` found; returns what went, as a JSON value.
+
+    None where the store is read-only, or others still use it: the last of them collects.
+    """
+    if store.read_only:
+        return None
+    outcome = collect_unless_used(store, max_bytes, [plan.as_root("build")])
+    return None if outcome is None else _collection_document(outcome, max_bytes, dry_run=False)
+
+
+def collection_line(document: dict[str, Any] | None) -> str:
+    """What a collection did, for people."""
+    if document is None:
+        return "gc: left to the others that use the store"
+    verb = "would remove" if document["dry_run"] else "removed"
+    after = document["bytes_after"]
+    line = (
+        f"gc: {verb} {document['num_records']} records, {document['num_objects']} objects"
+        f" ({document['num_orphans']} that nothing names) and {document['num_scratch']} logs, tool caches and"
+        f" unfinished pulls; {size_text(document['bytes_before'])} -> {size_text(after)}"
+    )
+    if after > document["max_bytes"]:
+        line += (
+            f", more than {size_text(document['max_bytes'])}: {size_text(document['kept_bytes'])} are kept"
+        )
+    if document["num_bad_records"]:
+        line += f"; {document['num_bad_records']} records are damaged (aotgaudi cache fsck)"
+    return line
 
 
 def size_text(size_bytes: int) -> str:
@@ -121,22 +144,7 @@ def _collection_document(outcome: Collection, max_bytes: int, *, dry_run: bool) 
         "num_orphans": len(plan.orphans),
         "num_records": len(plan.evicted),
         "num_objects": len(plan.objects),
+        "num_scratch": len(plan.scratch),
         "num_bad_records": len(outcome.bad_records),
         "num_swept": outcome.swept.num_removed,
     }
-
-
-def _collection_line(document: dict[str, Any]) -> str:
-    verb = "would remove" if document["dry_run"] else "removed"
-    after = document["bytes_after"]
-    line = (
-        f"gc: {verb} {document['num_records']} records and {document['num_objects']} objects"
-        f" ({document['num_orphans']} that nothing names); {size_text(document['bytes_before'])} -> {size_text(after)}"
-    )
-    if after > document["max_bytes"]:
-        line += (
-            f", more than {size_text(document['max_bytes'])}: roots keep {size_text(document['kept_bytes'])}"
-        )
-    if document["num_bad_records"]:
-        line += f"; {document['num_bad_records']} records are damaged (aotgaudi cache fsck)"
-    return line

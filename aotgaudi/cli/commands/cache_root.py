@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 import pydantic
 
-from aotgaudi.build.plan import Plan
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.format import load_program, program_objects
 from aotgaudi.bundle.receipt import RECEIPT_SCHEMA, Receipt
@@ -33,7 +33,8 @@ def root() -> None:
 @click.argument("name")
 @click.argument("path", type=click.Path(exists=True, path_type=Path))
 @store_options
-def add(name: str, path: Path, place: StorePlace) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print what is kept as JSON.")
+def add(name: str, path: Path, place: StorePlace, as_json: bool) -> None:
     """Keep, as NAME, what PATH needs: a bundle, a receipt, or a manifest or spec (what is built of it now)."""
     store = place.open(create=False)
     store.require_writable()
@@ -43,21 +44,22 @@ def add(name: str, path: Path, place: StorePlace) -> None:
             store.roots.put(kept)
     except pydantic.ValidationError as error:
         raise StoreError(f"cannot keep {path}: {first_problem(error)}") from error
-    size_bytes = sum(digest.size_bytes for digest in kept.objects)
-    click.echo(
-        f"root: {name} keeps {len(kept.keys)} records and {len(kept.objects)} objects ({size_text(size_bytes)})"
-    )
+    row = _document(kept)
+    size = size_text(row["object_bytes"])
+    line = f"root: {name} keeps {row['num_records']} records and {row['num_objects']} objects ({size})"
+    click.echo(json.dumps(row, indent=2) if as_json else line)
 
 
 @root.command("remove")
 @click.argument("name")
 @store_options
-def remove(name: str, place: StorePlace) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print the name as JSON.")
+def remove(name: str, place: StorePlace, as_json: bool) -> None:
     """Keep NAME no longer; `cache gc` may then remove what it alone kept."""
     store = place.open(create=False)
     store.require_writable()
     store.roots.remove(name)
-    click.echo(f"root: {name} is kept no longer")
+    click.echo(json.dumps({"name": name}, indent=2) if as_json else f"root: {name} is kept no longer")
 
 
 @root.command("list")
@@ -65,20 +67,21 @@ def remove(name: str, place: StorePlace) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the roots as JSON.")
 def list_(place: StorePlace, as_json: bool) -> None:
     """List what is kept."""
-    rows = [
-        {
-            "name": item.name,
-            "num_records": len(item.keys),
-            "num_objects": len(item.objects),
-            "object_bytes": sum(digest.size_bytes for digest in item.objects),
-        }
-        for item in place.open(create=False).roots
-    ]
+    rows = [_document(item) for item in place.open(create=False).roots]
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
     for row in rows:
         click.echo(f"{row['name']}: {row['num_records']} records, {row['num_objects']} objects")
+
+
+def _document(item: Root) -> dict[str, Any]:
+    return {
+        "name": item.name,
+        "num_records": len(item.keys),
+        "num_objects": len(item.objects),
+        "object_bytes": sum(digest.size_bytes for digest in item.objects),
+    }
 
 
 def _kept_by(name: str, path: Path, store: Store) -> Root:
@@ -91,7 +94,7 @@ def _kept_by(name: str, path: Path, store: Store) -> Root:
         )
     if path.suffix != ".toml" and _is_receipt(path):
         return _kept_by_receipt(name, load_receipt(path.read_bytes()), store)
-    return _kept_by_plan(name, plan_manifest(load_manifest_or_spec(path), store))
+    return plan_manifest(load_manifest_or_spec(path), store).as_root(name)
 
 
 def _is_receipt(path: Path) -> bool:
@@ -109,9 +112,3 @@ def _kept_by_receipt(name: str, receipt: Receipt, store: Store) -> Root:
         program = load_program(store.objects.read(digest), digest)
         objects |= {digest, *program_objects(program, receipt)}
     return Root(name=name, keys=frozenset(receipt.units), objects=frozenset(objects))
-
-
-def _kept_by_plan(name: str, plan: Plan) -> Root:
-    """All that was found: also the texts, so that nothing is traced again."""
-    programs = (state.key.hex for state in plan.programs if state.row is not None)
-    return Root(name=name, keys=frozenset((*programs, *plan.units)), objects=frozenset(plan.digests()))

@@ -1,4 +1,4 @@
-"""Where the store is, for every command that uses one: ``--store``, ``--lower``, ``--allow-unsafe-store``."""
+"""Where the store is (``--store``, ``--lower``, ``--allow-unsafe-store``), and how large it may become."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from aotgaudi.cli.options.common import store_option
+from aotgaudi.cli.options.common import parse_byte_count, store_option
 from aotgaudi.digest import sha256_bytes
 from aotgaudi.store.access import default_store_root, is_on_network
 from aotgaudi.store.store import Store
@@ -60,6 +60,27 @@ def store_options(function: Command) -> Command:
         return function(*args, place=StorePlace(store_root, lower, trust_others), **options)
 
     return store_option(_lower_option(_unsafe_option(with_place)))
+
+
+def store_limit_option(function: Command) -> Command:
+    """``--store-limit SIZE``: gives a command ``store_limit``, in bytes; None where the store may grow."""
+    return click.option(
+        "--store-limit",
+        callback=to_store_size,
+        envvar="AOTGAUDI_STORE_LIMIT",
+        metavar="SIZE",
+        help="Collect when the build is done, as `cache gc --max-size SIZE`; what it needs itself is kept.",
+    )(function)
+
+
+def to_store_size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """Returns the bytes that an option's value stands for, ``0`` included. Raises BadParameter."""
+    if value is None or value.strip() == "0":
+        return None if value is None else 0
+    try:
+        return parse_byte_count(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
 
 
 def _lower_option(function: Command) -> Command:

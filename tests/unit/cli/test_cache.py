@@ -94,8 +94,8 @@ def test_gc_shrinks_and_a_root_keeps(place: Place) -> None:
 
     kept = run("cache", "gc", "--max-size", "0", "--store", place.root)
     assert kept.exit_code == 0
-    assert "removed 0 records and 0 objects" in kept.stdout
-    assert "roots keep" in kept.stdout
+    assert "removed 0 records, 0 objects" in kept.stdout
+    assert "are kept" in kept.stdout
     assert "nothing to do" in place.build().stdout
 
     assert run("cache", "root", "remove", "prod", "--store", place.root).exit_code == 0
@@ -110,6 +110,71 @@ def test_gc_shrinks_and_a_root_keeps(place: Place) -> None:
         "num_swept": 0,
     }
     assert list(place.open().objects.digests()) == []
+
+
+def test_gc_counts_and_collects_logs_and_tool_caches(place: Place) -> None:
+    (place.root / "logs").mkdir(exist_ok=True)
+    (place.root / "logs" / "unit.log").write_bytes(bytes(1000))
+    headers = place.root / "toolcache" / "toolchains" / "avx2-1" / "headers"
+    headers.mkdir(parents=True)
+    (headers / "all.gch").write_bytes(bytes(5000))
+    os.utime(headers.parent, (0, 0))
+    run("cache", "root", "add", "prod", place.manifest_path, "--store", place.root)
+
+    dry = json.loads(
+        run("cache", "gc", "--max-size", "1TB", "--dry-run", "--json", "--store", place.root).stdout
+    )
+    limit = dry["bytes_before"] - 1
+    gone = json.loads(run("cache", "gc", "--max-size", limit, "--json", "--store", place.root).stdout)
+
+    assert dry["bytes_before"] - dry["kept_bytes"] >= 6000
+    assert (gone["num_scratch"], gone["bytes_after"]) == (1, dry["bytes_before"] - 5000)
+    assert (place.root / "logs" / "unit.log").exists()
+    assert not headers.exists()
+    assert "nothing to do" in place.build().stdout
+
+
+def test_a_build_collects_when_it_is_done_and_keeps_what_it_needs(place: Place) -> None:
+    store = place.open()
+    store.actions.put("ef" * 32, {"of": "an older spec"})
+    store.actions.records.touch("ef" * 32, 1.0)
+
+    text = place.build("--store-limit", "0")
+    again = json.loads(place.build("--store-limit", "0", "--json").stdout)
+
+    assert text.exit_code == 0
+    assert "gc: removed 1 records" in text.stdout
+    assert store.actions.get("ef" * 32) is None
+    assert again["gc"]["num_records"] == 0
+    assert again["gc"]["bytes_after"] == again["gc"]["kept_bytes"] > 0
+    assert "nothing to do" in place.build().stdout
+    assert "gc" not in json.loads(place.build("--json").stdout)
+
+
+def test_a_build_leaves_collecting_to_others_that_still_build(place: Place) -> None:
+    with place.open().in_use():
+        done = place.build("--store-limit", "0")
+
+    assert done.exit_code == 0
+    assert "gc: left to the others" in done.stdout
+
+
+def test_a_limit_that_is_no_size_is_one_line(place: Place) -> None:
+    done = place.build("--store-limit", "much")
+
+    assert done.exit_code == 2
+    assert "'much' is no size" in done.stderr
+
+
+def test_every_cache_verb_prints_json(place: Place) -> None:
+    added = run("cache", "root", "add", "prod", place.manifest_path, "--json", "--store", place.root)
+    listed = run("cache", "root", "list", "--json", "--store", place.root)
+    removed = run("cache", "root", "remove", "prod", "--json", "--store", place.root)
+
+    assert json.loads(added.stdout) == json.loads(listed.stdout)[0]
+    assert json.loads(removed.stdout) == {"name": "prod"}
+    for verb in (("stats",), ("gc", "--max-size", "1TB"), ("fsck",)):
+        assert json.loads(run("cache", *verb, "--json", "--store", place.root).stdout)
 
 
 def test_a_kept_receipt_can_still_be_sealed_after_gc(place: Place) -> None:
