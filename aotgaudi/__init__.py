@@ -1,3 +1,41 @@
-"""The build system for the graphs that a static-shape LLM server must compile."""
+"""The build system for the graphs that a static-shape LLM server must compile.
+
+The public Python API is what `__all__` names; each name is imported when it is first asked for::
+
+    bundle = aotgaudi.open_bundle("chat.bundle", aotgaudi.Acceptance.demanding(["release.pub"]))
+    bundle.manifest.entries, bundle.receipt.target, bundle.verify().is_intact
+
+    with aotgaudi.LLM("chat.bundle", "my-model") as llm:
+        print(llm.generate("The sea is")[0].text)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aotgaudi.bundle.bundle import Acceptance, Bundle, open_bundle
+    from aotgaudi.llm import LLM, Output, SamplingParams
 
 __version__ = "0.1.0"
+__all__ = ["LLM", "Acceptance", "Bundle", "Output", "SamplingParams", "__version__", "open_bundle"]
+
+_HOMES = {
+    "Acceptance": "aotgaudi.bundle.bundle",
+    "Bundle": "aotgaudi.bundle.bundle",
+    "LLM": "aotgaudi.llm",
+    "Output": "aotgaudi.llm",
+    "SamplingParams": "aotgaudi.llm",
+    "open_bundle": "aotgaudi.bundle.bundle",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except ImportError as error:
+        from aotgaudi.errors import MissingPackageError
+
+        missing = MissingPackageError.of(error, preferred="serve")
+        raise missing or error from error

@@ -7,8 +7,12 @@ here follows a link or blocks on a FIFO, and no object is read.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aotgaudi.bundle.format import (
     INDEX_NAME,
@@ -23,13 +27,18 @@ from aotgaudi.bundle.permissions import OwnerRule, check_directories
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.receipt import loads as load_receipt
 from aotgaudi.bundle.signature import MAX_ENVELOPE_BYTES, Statement
-from aotgaudi.bundle.trust import TrustPolicy, require_match
+from aotgaudi.bundle.trust import TrustPolicy, load_trusted_key, require_match
 from aotgaudi.digest import Digest
 from aotgaudi.document import MAX_DOCUMENT_BYTES
-from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, StoreError, UntrustedError
+from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, SpecError, StoreError, UntrustedError
 from aotgaudi.graphs.program import Program
+from aotgaudi.manifest.codec import loads as load_manifest
+from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.store.blobs import Examine, Fault, accept_any, read_blob, read_bounded
 from aotgaudi.store.cas import object_path
+
+if TYPE_CHECKING:
+    from aotgaudi.bundle.verify import Report
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,36 @@ class Acceptance:
 
     owners: OwnerRule | None = None
     trust: TrustPolicy | None = None
+
+    @classmethod
+    def demanding(
+        cls,
+        trusted_keys: Iterable[str | os.PathLike[str]] = (),
+        threshold: int | None = None,
+        minimum_epoch: int | None = None,
+        *,
+        allow_unsafe_permissions: bool = False,
+    ) -> Acceptance:
+        """Returns what ``aotgaudi verify`` and ``aotgaudi serve`` demand.
+
+        Args:
+            trusted_keys: Public keys (PEM files) whose signatures count; none takes unsigned bundles.
+            threshold: How many of them must have signed; None: 1.
+            minimum_epoch: The oldest epoch that is accepted; None: any.
+            allow_unsafe_permissions: Accept files that others than this user and root own or may write to.
+
+        Raises:
+            SpecError: a file holds no public key; or `threshold` or `minimum_epoch` is given without keys, or the keys
+                cannot meet it.
+        """
+        owners = None if allow_unsafe_permissions else OwnerRule(os.geteuid())
+        keys = frozenset(load_trusted_key(Path(path)) for path in trusted_keys)
+        if keys:
+            return cls(owners, TrustPolicy(keys, 1 if threshold is None else threshold, minimum_epoch or 0))
+        for name, value in (("--threshold", threshold), ("--minimum-epoch", minimum_epoch)):
+            if value is not None:
+                raise SpecError(name, "is about signatures", "it needs --trusted-key PEM")
+        return cls(owners)
 
     @property
     def examine(self) -> Examine:
@@ -48,12 +87,12 @@ class Acceptance:
 ANY_BUNDLE = Acceptance()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Bundle:
     """An opened bundle. `index_bytes` and `manifest_bytes` are the very bytes that were hashed.
 
-    `statement` is what trusted keys have signed, None where none was asked for. Objects are not verified by opening:
-    see verify.py.
+    `receipt` says which artifacts answer which entries. `statement` is what trusted keys have signed; None if no key was
+    demanded. Opening does not verify objects: `verify` does.
     """
 
     path: Path
@@ -63,6 +102,32 @@ class Bundle:
     receipt: Receipt
     statement: Statement | None = None
     acceptance: Acceptance = ANY_BUNDLE
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The manifest. Raises ManifestError if it is malformed, CorruptError if the receipt answers another one."""
+        manifest = load_manifest(self.manifest_bytes)
+        if manifest.id != self.receipt.manifest_id:
+            raise CorruptError(
+                f"bundle {self.path}: manifest.json has id {manifest.id},"
+                f" the receipt answers {self.receipt.manifest_id}"
+            )
+        return manifest
+
+    @property
+    def entry_labels(self) -> dict[str, str]:
+        """The manifest's entries: id -> what a person calls it. Raises as `manifest` does."""
+        return {entry.id: str(entry) for entry in self.manifest.entries}
+
+    def verify(self) -> Report:
+        """Re-hashes every object and says which entries can run, and why the others cannot.
+
+        Raises ManifestError and CorruptError (as `manifest`), StoreError (a file cannot be read), UntrustedError (a file
+        that `acceptance` does not allow).
+        """
+        from aotgaudi.bundle.verify import verify_bundle  # It is built on this module.
+
+        return verify_bundle(self, self.entry_labels)
 
     def object_path(self, digest: Digest | str) -> Path:
         """Returns where an object lies; its bytes are not verified. Raises ValueError for no digest."""
@@ -93,7 +158,7 @@ class Bundle:
         return Digest.parse(text)
 
 
-def open_bundle(path: Path, acceptance: Acceptance = ANY_BUNDLE) -> Bundle:
+def open_bundle(path: str | os.PathLike[str], acceptance: Acceptance = ANY_BUNDLE) -> Bundle:
     """Reads a bundle's documents and checks the manifest and the receipt against the index.
 
     Raises:
@@ -102,6 +167,7 @@ def open_bundle(path: Path, acceptance: Acceptance = ANY_BUNDLE) -> Bundle:
         CorruptError: the manifest or the receipt is missing, or is not the one that the index names.
         UntrustedError: `acceptance` does not allow it.
     """
+    path = Path(path)
     examine = acceptance.examine
     index_bytes = _read_index(path, examine)
     statement = None

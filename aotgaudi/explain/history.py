@@ -24,7 +24,6 @@ from aotgaudi.bundle.receipt import loads as load_receipt
 from aotgaudi.digest import Digest
 from aotgaudi.errors import AotGaudiError, ManifestError
 from aotgaudi.graphs.program import Program
-from aotgaudi.manifest.codec import loads as load_manifest
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.store.records import RecordStore
 from aotgaudi.store.store import Store
@@ -121,8 +120,7 @@ def read_sealed(path: Path, manifest: Manifest, store: Store | None, history: Hi
     """
     if path.is_dir():
         bundle = open_bundle(path)
-        spec_of = load_manifest(bundle.manifest_bytes)
-        return _sealed(path, bundle.receipt, spec_of, partial(_read, bundle.read_object), ())
+        return _sealed(path, bundle.receipt, bundle.manifest, partial(_read, bundle.read_object), ())
     receipt = _read_receipt(path)
     program_of = partial(_read, store.objects.read) if store else _unknown
     if receipt.manifest_id == manifest.id:

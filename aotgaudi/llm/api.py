@@ -23,8 +23,6 @@ from types import TracebackType
 from typing import Literal, Union, cast
 
 from aotgaudi.bundle.bundle import Acceptance
-from aotgaudi.bundle.permissions import OwnerRule
-from aotgaudi.bundle.trust import TrustPolicy, load_trusted_key
 from aotgaudi.cores import available_cores
 from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
 from aotgaudi.engine.request import FinishReason
@@ -110,7 +108,7 @@ class LLM:
             )
         options = ModelOptions(
             bundle=Path(bundle),
-            acceptance=_acceptance(trusted_keys),
+            acceptance=Acceptance.demanding(trusted_keys),
             model_dir=Path(model),
             require_warm=require_warm,
             num_threads=threads or available_cores(),
@@ -250,11 +248,6 @@ def _conversations(messages: Conversation | Sequence[Conversation]) -> Sequence[
         if not all(isinstance(message.get(name), str) for name in ("role", "content")):
             raise RequestError("a message needs a role and a content, both text", param="messages")
     return conversations
-
-
-def _acceptance(trusted_keys: Sequence[str | os.PathLike[str]]) -> Acceptance:
-    keys = frozenset(load_trusted_key(Path(path)) for path in trusted_keys)
-    return Acceptance(OwnerRule(os.geteuid()), TrustPolicy(keys) if keys else None)
 
 
 @contextmanager

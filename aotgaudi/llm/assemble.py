@@ -43,13 +43,11 @@ from aotgaudi.spec.scheduler import SchedulerSpec
 logger = logging.getLogger(__name__)
 
 
-def assemble(
-    options: ModelOptions, bundle: Bundle, manifest: Manifest, pending: Future[VerifiedBundle]
-) -> RunningModel:
+def assemble(options: ModelOptions, bundle: Bundle, pending: Future[VerifiedBundle]) -> RunningModel:
     """Returns a model whose engine runs. See `aotgaudi.llm.start.start` for the errors."""
     keep_freed_memory()
     torch.set_num_threads(1)  # This thread loads; the engine's computes (see ProgramRunner).
-    spec, model_dir = manifest.spec, options.model_dir
+    manifest, spec, model_dir = bundle.manifest, bundle.manifest.spec, options.model_dir
     check_model(spec, _model_of(model_dir, manifest), model_dir)
     tokenizer, chat_template = Tokenizer.load(model_dir), ChatTemplate.load(model_dir)
     defaults = _sampling_defaults(options, manifest)

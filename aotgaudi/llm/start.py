@@ -8,12 +8,9 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from aotgaudi.backends.online import check_target
-from aotgaudi.bundle.bundle import Bundle, open_bundle
+from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.verify import hold_bundle
-from aotgaudi.errors import CorruptError
 from aotgaudi.llm.running import ModelOptions, RunningModel
-from aotgaudi.manifest.codec import loads as load_manifest
-from aotgaudi.manifest.manifest import Manifest
 
 
 def start(options: ModelOptions) -> RunningModel:
@@ -27,20 +24,11 @@ def start(options: ModelOptions) -> RunningModel:
         CoverageError: under `require_warm`, a step that the scheduler can form has no entry.
     """
     bundle = open_bundle(options.bundle, options.acceptance)
-    manifest = _manifest(bundle)
+    entry_labels = bundle.entry_labels
     check_target(bundle.receipt.target)
     with ThreadPoolExecutor(1) as pool:
-        pending = pool.submit(hold_bundle, bundle, {entry.id: str(entry) for entry in manifest.entries})
+        pending = pool.submit(hold_bundle, bundle, entry_labels)
         # Torch and the rest are imported only now: what can be refused without them has been, in a fraction of a second.
         from aotgaudi.llm.assemble import assemble
 
-        return assemble(options, bundle, manifest, pending)
-
-
-def _manifest(bundle: Bundle) -> Manifest:
-    manifest = load_manifest(bundle.manifest_bytes)
-    if manifest.id != bundle.receipt.manifest_id:
-        raise CorruptError(
-            f"bundle {bundle.path}: manifest.json has id {manifest.id}, the receipt answers {bundle.receipt.manifest_id}"
-        )
-    return manifest
+        return assemble(options, bundle, pending)

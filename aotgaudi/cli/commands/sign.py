@@ -14,9 +14,7 @@ from aotgaudi.bundle.bundle import Bundle, open_bundle, read_signature
 from aotgaudi.bundle.format import SIGNATURE_NAME
 from aotgaudi.bundle.signature import Statement, load_envelope, load_statement
 from aotgaudi.bundle.signing import Signing, add_signatures
-from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.cli.options.signing import epoch_option, load_keys, sign_key_option
-from aotgaudi.manifest.codec import loads
 
 _MODE = 0o644
 
@@ -63,6 +61,6 @@ def _document(bundle: Bundle, signed: bytes, *, is_new: bool) -> dict[str, Any]:
 
 def _refuse_damaged(bundle: Bundle) -> None:
     """Raises CorruptError: nobody should vouch for what is not what was sealed. Cold entries are no damage."""
-    report = verify_bundle(bundle, {entry.id: str(entry) for entry in loads(bundle.manifest_bytes).entries})
+    report = bundle.verify()
     if report.corrupt or report.extra:
         report.raise_if_bad(bundle.path)

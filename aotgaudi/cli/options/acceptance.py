@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import functools
-import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from aotgaudi.bundle.bundle import Acceptance
-from aotgaudi.bundle.permissions import OwnerRule
-from aotgaudi.bundle.trust import TrustPolicy, load_trusted_key
 from aotgaudi.cli.options.common import Command
 
 _OPTIONS = (
@@ -56,20 +52,14 @@ def acceptance_options(function: Command) -> Command:
         allow_unsafe_permissions: bool,
         **others: Any,
     ) -> Any:
-        owners = None if allow_unsafe_permissions else OwnerRule(os.geteuid())
-        trust = _policy(trusted_keys, threshold, minimum_epoch)
-        return function(acceptance=Acceptance(owners, trust), **others)
+        for name, value in (("--threshold", threshold), ("--minimum-epoch", minimum_epoch)):
+            if value is not None and not trusted_keys:
+                raise click.UsageError(f"{name} is about signatures: it needs --trusted-key PEM")
+        acceptance = Acceptance.demanding(
+            trusted_keys, threshold, minimum_epoch, allow_unsafe_permissions=allow_unsafe_permissions
+        )
+        return function(acceptance=acceptance, **others)
 
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
-
-
-def _policy(paths: Iterable[Path], threshold: int | None, minimum_epoch: int | None) -> TrustPolicy | None:
-    keys = frozenset(load_trusted_key(path) for path in paths)
-    if keys:
-        return TrustPolicy(keys, 1 if threshold is None else threshold, minimum_epoch or 0)
-    for name, value in (("--threshold", threshold), ("--minimum-epoch", minimum_epoch)):
-        if value is not None:
-            raise click.UsageError(f"{name} is about signatures: it needs --trusted-key PEM")
-    return None

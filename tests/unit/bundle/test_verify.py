@@ -13,14 +13,17 @@ import pytest
 
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.format import INDEX_NAME, dump_index, load_index
+from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.receipt import dumps as dump_receipt
 from aotgaudi.bundle.verify import CorruptObject, MissingEntry
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, StoreError
+from aotgaudi.manifest.codec import read_manifest
 
 if TYPE_CHECKING:
     from tests.unit.bundle.conftest import Sealed
 
+TINY = Path(__file__).parents[3] / "manifests" / "tiny-llama.cpu.manifest.json"
 OBJECTS = ("shared.so", "layer.so", "constants", "model", "swap")
 PROMPT, DECODE, DEFRAG = "(prompt, 1, 128, 0)", "(decode, 4, 1, 16)", "(defrag, 8)"
 USERS = {
@@ -60,6 +63,30 @@ def test_programs_and_objects_are_reached_by_digest(sealed: Sealed) -> None:
     assert bundle.read_object(str(digest)) == b"layer.so" * 9
     with pytest.raises(NotWarmError, match=f"entry {'0' * 32} has no program"):
         bundle.program("0" * 32)
+
+
+def test_an_opened_bundle_has_its_manifest_and_verifies_itself(sealed: Sealed, tmp_path: Path) -> None:
+    manifest = read_manifest(TINY)
+    data = TINY.read_bytes()
+    receipt = sealed.receipt.model_copy(update={"manifest_id": manifest.id})
+    pack_bundle(data, manifest.id, receipt, sealed.objects, tmp_path / "real")
+
+    bundle = open_bundle(tmp_path / "real")
+
+    assert bundle.manifest == manifest
+    assert bundle.manifest is bundle.manifest
+    report = bundle.verify()
+    assert (report.num_entries, report.corrupt, report.extra) == (len(manifest.entries), (), ())
+    assert len(report.missing) == len(manifest.entries) - 1  # DefragEntry(8) is in both.
+
+
+def test_a_receipt_that_answers_another_manifest_than_the_one_beside_it_is_corrupt(
+    sealed: Sealed, tmp_path: Path
+) -> None:
+    pack_bundle(TINY.read_bytes(), sealed.manifest_id, sealed.receipt, sealed.objects, tmp_path / "mixed")
+
+    with pytest.raises(CorruptError, match=f"the receipt answers {sealed.manifest_id}"):
+        open_bundle(tmp_path / "mixed").verify()
 
 
 @pytest.mark.parametrize("name", OBJECTS)
