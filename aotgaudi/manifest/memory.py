@@ -16,8 +16,9 @@ step has T tokens in r rows, and sees K keys in all::
     masks         M * e                                               as a fused attention adds them
     logits        r * V * 4                                           in float32, of the whole vocabulary
 
-Layers run one after the other and share their buffers. Weights, adapters, the allocator's slack and the runtime's
-own memory are not in it.
+With latent attention (MLA) vLLM caches one vector of ``kv_lora_rank + qk_rope_head_dim`` numbers a token, whole on every
+rank, in the place of 2 * k * d. Layers run one after the other and share their buffers. Weights, adapters, the
+allocator's slack and the runtime's own memory are not in it.
 """
 
 from __future__ import annotations
@@ -91,8 +92,14 @@ def kv_cache_bytes(spec: BuildSpec) -> int:
 def _kv_bytes_per_token(spec: BuildSpec) -> int:
     quantization = spec.model.quantization
     value_bytes = None if quantization is None else quantization.kv_value_bytes
-    heads = spec.parallel.kv_heads_of_rank(spec.model.num_kv_heads)
-    return 2 * heads * spec.model.head_dim * (value_bytes or _DTYPE_BYTES[spec.model.dtype])
+    return _kv_values_per_token(spec) * (value_bytes or _DTYPE_BYTES[spec.model.dtype])
+
+
+def _kv_values_per_token(spec: BuildSpec) -> int:
+    latent = spec.model.latent_dim
+    if latent is not None and spec.scheduler.engine == "vllm":
+        return latent
+    return 2 * spec.parallel.kv_heads_of_rank(spec.model.num_kv_heads) * spec.model.head_dim
 
 
 @dataclass(frozen=True, slots=True)

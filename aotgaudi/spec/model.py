@@ -39,6 +39,19 @@ here is in the key, so that a key which a later transformers adds makes another 
 not.
 """
 
+POSITION_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+    "max_target_positions",
+)
+"""What models call the longest sequence that they are made for; of several the least counts (vllm/config/model.py)."""
+
 _NESTED = "text_config"
 """Where multimodal configs keep the language model's keys."""
 
@@ -91,8 +104,10 @@ class ModelSpec(SpecValue):
 
     @property
     def max_position_embeddings(self) -> int:
-        """Longest sequence that the model is made for, in tokens."""
-        return self._count("max_position_embeddings")
+        """Longest sequence that the model is made for, in tokens, under any name that models have for it."""
+        return min(map(self._count, filter(self.states, POSITION_KEYS)), default=0) or self._count(
+            POSITION_KEYS[0]
+        )
 
     @property
     def intermediate_size(self) -> int:
@@ -115,6 +130,13 @@ class ModelSpec(SpecValue):
         if self._value("head_dim") is None:
             return self.hidden_size // self.num_attention_heads
         return self._count("head_dim")
+
+    @property
+    def latent_dim(self) -> int | None:
+        """Width of the one latent vector a token that multi-head latent attention caches; None for other models."""
+        if not self.states("kv_lora_rank"):
+            return None
+        return self._count("kv_lora_rank") + self._count("qk_rope_head_dim")
 
     def signature(self) -> Key:
         """Returns the key of all that a graph can depend on in the model: one component a config key."""

@@ -104,15 +104,15 @@ def read_limits(
 
 
 def _is_long(max_model_len: int, facts: ModelFacts, serving: ServingEnvironment) -> bool:
-    positions = facts.text.get("max_position_embeddings")
-    return serving.allows_long and type(positions) is int and max_model_len > positions
+    positions = facts.positions
+    return serving.allows_long and positions is not None and max_model_len > positions
 
 
 def _long_notes(max_model_len: int, facts: ModelFacts, serving: ServingEnvironment) -> Iterator[str]:
     if _is_long(max_model_len, facts, serving):
         yield (
             f"{LONG_VARIABLE}: --max-model-len {max_model_len} is more than the model's"
-            f" {facts.text['max_position_embeddings']} positions; whether it bears that, nothing here checks"
+            f" {facts.positions} positions; whether it bears that, nothing here checks"
         )
 
 
@@ -135,9 +135,7 @@ def _integer(command: VllmCommand, flag: str) -> int | None:
 def _max_model_len(
     command: VllmCommand, facts: ModelFacts, serving: ServingEnvironment, assumed: _Assumed
 ) -> int:
-    positions = facts.text.get("max_position_embeddings")
-    positions = positions if type(positions) is int and positions > 0 else None
-    text = command.values.get("max-model-len")
+    positions, text = facts.positions, command.values.get("max-model-len")
     if text is None:
         if positions is None:
             problem = "is missing, and config.json has no max_position_embeddings"

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from aotgaudi.bucketing.rules import EnvironmentRules
 from aotgaudi.errors import SpecError
+from aotgaudi.spec.model import POSITION_KEYS
 from aotgaudi.spec.parallel import ParallelSpec
 from aotgaudi.vllm.values import shown
 
@@ -72,6 +73,12 @@ class ModelFacts:
             has_vision=isinstance(config.get("vision_config"), dict),
             is_quantized="quantization_config" in config or "quantization_config" in text,
         )
+
+    @property
+    def positions(self) -> int | None:
+        """Longest sequence that the model is made for, in tokens; None where the config says none."""
+        known = (self.text.get(name) for name in POSITION_KEYS)
+        return min((value for value in known if type(value) is int and value > 0), default=None)
 
     @property
     def dtype(self) -> DtypeName | None:

@@ -70,6 +70,13 @@ def test_a_kv_cache_of_fp8_has_half_the_bytes() -> None:
     assert kv_cache_bytes(with_tables(model={"quantization": {"method": "inc"}})) == kv_cache_bytes(spec_of())
 
 
+def test_latent_attention_is_cached_whole_on_every_rank_by_vllm() -> None:
+    config = {**CONFIG, "kv_lora_rank": 32, "qk_rope_head_dim": 8}
+    tables: dict[str, Any] = {"scheduler": {"engine": "vllm"}, "parallel": {"tensor_parallel_size": 2}}
+
+    assert kv_cache_bytes(with_tables(model={"config": config}, **tables)) == 25 * 16 * 40 * 2 * 3
+
+
 def test_the_buffers_of_a_rank_hold_its_share_of_each_layer_and_the_whole_residual() -> None:
     entry = PromptEntry(2, 32, 3)
     estimate = estimate_memory(with_tables(parallel={"tensor_parallel_size": 2}), [entry])

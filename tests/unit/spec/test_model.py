@@ -77,3 +77,20 @@ def test_a_difference_inside_the_text_config_is_named() -> None:
     first, second = model(text_config={"a": 1}).signature(), model(text_config={"a": 2}).signature()
 
     assert first.differences(second) == (("model.config.text_config.a", "1", "2"),)
+
+
+@pytest.mark.parametrize(
+    ("config", "positions"),
+    [({"n_positions": 8192}, 8192), ({"max_position_embeddings": 4096, "seq_length": 2048}, 2048)],
+)
+def test_positions_go_by_several_names(config: dict[str, Any], positions: int) -> None:
+    model = ModelSpec(name="m", dtype="bfloat16", config={"model_type": "gpt_bigcode", **config})
+
+    assert model.max_position_embeddings == positions
+
+
+def test_a_model_without_positions_is_told_the_usual_name() -> None:
+    model = ModelSpec(name="m", dtype="bfloat16", config={"model_type": "x"})
+
+    with pytest.raises(SpecError, match=r"model\.config\.max_position_embeddings: is missing"):
+        _ = model.max_position_embeddings

@@ -161,3 +161,19 @@ def test_a_latent_vector_is_on_every_rank_of_a_layer() -> None:
     found = facts(**LLAMA, kv_lora_rank=512, qk_rope_head_dim=64)
 
     assert kv_block_bytes(found, 128, 2, ParallelSpec(tensor_parallel_size=8)) == 128 * 576 * 2 * 32
+
+
+@pytest.mark.parametrize(
+    ("config", "positions"),
+    [
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"n_positions": 8192}, 8192),
+        ({"max_position_embeddings": 4096, "seq_length": 2048}, 2048),
+        ({"max_position_embeddings": None}, None),
+        ({}, None),
+    ],
+)
+def test_the_longest_sequence_under_whatever_name_the_config_has_for_it(
+    config: dict[str, Any], positions: int | None
+) -> None:
+    assert facts(**config).positions == positions
