@@ -7,7 +7,7 @@ A device is one folder with three files: ``probe.py`` (what am I), ``compiler.py
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -80,7 +80,6 @@ class CompiledUnit:
     compile_seconds: float
     max_abs_error: float
     tolerance: float
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Compiler(Protocol):

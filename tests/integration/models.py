@@ -59,11 +59,14 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 BLOCK_SIZE = 16
 
 
-def reference(architecture: str, seed: int = 0) -> Any:
-    """Returns transformers' own model in float32 with eager attention and random weights of lively scale."""
+def reference(architecture: str, seed: int = 0, **others: Any) -> Any:
+    """Returns transformers' own model in float32 with eager attention and random weights of lively scale.
+
+    `others` are keys of its configuration.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(architecture, **{**_COMMON, **ARCHITECTURES[architecture]})
+    config = AutoConfig.for_model(architecture, **{**_COMMON, **ARCHITECTURES[architecture], **others})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(seed)
     around = 0.0 if architecture.startswith("gemma") else 1.0
@@ -74,7 +77,7 @@ def reference(architecture: str, seed: int = 0) -> Any:
     return model
 
 
-def spec_of(model: Any, num_blocks: int = 40) -> BuildSpec:
+def spec_of(model: Any, num_blocks: int = 40, dtype: str = "float32") -> BuildSpec:
     """Returns a spec for the reference model: 4 rows, 64 tokens a step, blocks of 16 tokens."""
     config = json.loads(model.config.to_json_string(use_diff=False))
     limits = {
@@ -86,7 +89,7 @@ def spec_of(model: Any, num_blocks: int = 40) -> BuildSpec:
     }
     document = {
         "schema": "aotgaudi.spec/1",
-        "model": {"name": model.config.model_type, "dtype": "float32", "config": config},
+        "model": {"name": model.config.model_type, "dtype": dtype, "config": config},
         "limits": limits,
     }
     return BuildSpec.model_validate_json(json.dumps(document))

@@ -1,9 +1,9 @@
 """Sample inputs for checking a compiled graph against eager, made from the graph's input shapes alone.
 
-Floats keep activations of order one: matrices are scaled by their fan-in, vectors lie around one. Masks
-see at least the first position. Integers are indices into something of unknown size, so they start at 0,
-which always fits, and each is replaced by a permutation as large as eager accepts: distinct slots, so that
-no write depends on an order.
+Floats keep activations of order one, so that rounding stays small against what it is compared with: weights, also
+those of experts, are scaled by their fan-in, vectors lie around one. Masks see at least the first position. Integers
+are indices into something of unknown size, so they start at 0, which always fits, and each is replaced by a
+permutation as large as eager accepts: the slots are distinct, so that no write depends on an order.
 """
 
 from __future__ import annotations
@@ -15,18 +15,45 @@ InputSpec = tuple[str, list[int], list[int]]
 
 _INDEX_BOUNDS = (1 << 16, 256, 16, 4, 2)
 
+_aten = torch.ops.aten
+_PRODUCTS = frozenset(
+    {_aten.linear.default, _aten.mm.default, _aten.bmm.default, _aten.addmm.default, _aten.matmul.default}
+)
+_REARRANGED = frozenset(
+    {_aten.t.default, _aten.transpose.int, _aten.permute.default, _aten.index.Tensor, _aten.to.dtype}
+)
+"""What may lie between a weight and its product; experts are picked by an index."""
+
 
 def sample_inputs(graph: fx.GraphModule, specs: list[InputSpec], seed: int) -> list[Tensor]:
     """Returns one tensor an input, with its dtype, sizes and strides."""
     generator = torch.Generator().manual_seed(seed)
-    inputs = [_strided(_sample(spec, generator), spec) for spec in specs]
+    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    inputs = [
+        _strided(_sample(spec, _is_weight(node, spec), generator), spec)
+        for node, spec in zip(placeholders, specs, strict=True)
+    ]
     for position, spec in enumerate(specs):
         if spec[0] in ("int64", "int32"):
             _spread(graph, inputs, position, generator)
     return inputs
 
 
-def _sample(spec: InputSpec, generator: torch.Generator) -> Tensor:
+def _is_weight(node: fx.Node, spec: InputSpec) -> bool:
+    """Whether an input is multiplied as it is, and is no cache (which has more dimensions)."""
+    if len(spec[1]) not in (2, 3):
+        return False
+    return _reaches_product(node)
+
+
+def _reaches_product(node: fx.Node) -> bool:
+    return any(
+        user.target in _PRODUCTS or (user.target in _REARRANGED and _reaches_product(user))
+        for user in node.users
+    )
+
+
+def _sample(spec: InputSpec, is_weight: bool, generator: torch.Generator) -> Tensor:
     name, sizes, _ = spec
     dtype = getattr(torch, name)
     if dtype is torch.bool:
@@ -40,7 +67,8 @@ def _sample(spec: InputSpec, generator: torch.Generator) -> Tensor:
     noise = torch.randn(sizes, generator=generator)
     if len(sizes) == 1:
         return (1 + 0.1 * noise).to(dtype)
-    return (noise * (sizes[-1] ** -0.5 if len(sizes) == 2 and min(sizes) > 32 else 0.5)).to(dtype)
+    fan_in = sizes[-1] if len(sizes) == 2 else max(sizes[-2:])
+    return (noise * (fan_in**-0.5 if is_weight else 0.5)).to(dtype)
 
 
 def _strided(value: Tensor, spec: InputSpec) -> Tensor:

@@ -1,0 +1,211 @@
+"""Compares a compiled graph with the same graph in eager, on sample inputs. Offline only.
+
+Both compute the same sums, rounded at other places, so their results differ in the last bits. Where a graph
+*chooses* (the experts of a token, the likeliest token, where a sum passes a limit), last bits may decide: two experts
+whose scores tie as far as the dtype can tell are two right answers that have nothing in common.
+
+So results are compared row by row. A row that differs from eager is right only if it is what eager computes when
+every choice that the dtype leaves undecided goes another way; a choice is undecided where the scores on its two
+sides differ by less than rounding may change them. Nothing is left out: a graph that is wrong in one row, or in one
+expert, agrees with no way of choosing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from aotgaudi.backends.base import Executable
+from aotgaudi.backends.inductor.samples import InputSpec, sample_inputs
+from aotgaudi.errors import CompileError
+
+TOLERANCES = {torch.float32: 2e-4, torch.float64: 1e-6, torch.bfloat16: 4e-2, torch.float16: 1e-2}
+"""Largest error allowed in a row, relative to the row's largest value (at least 1)."""
+
+_NUM_DRAWS = 3
+"""Draws of sample inputs for a graph that chooses: what is chosen is what is checked."""
+
+_WINDOW = 2
+"""How many ranks on each side of the last chosen one may change sides."""
+
+_SHIFTS = (0.0, 1e-7, -1e-7, 1e-6, -1e-6, 1e-5, -1e-5)
+"""What may be added to one side of a comparison, relative to it: sums of float32 in another order."""
+
+_TOP_K, _ARGMAX = torch.ops.aten.topk.default, torch.ops.aten.argmax.default
+_COMPARISONS = frozenset(
+    overload
+    for operator in (torch.ops.aten.ge, torch.ops.aten.gt, torch.ops.aten.le, torch.ops.aten.lt)
+    for overload in (operator.Tensor, operator.Scalar)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A way of deciding what is undecided; all zeros: as eager does.
+
+    `swap` numbers the ways in which ranks beside the last one of a top-k change sides (`_sides`); `shift` is
+    added to one side of every comparison, relative to it.
+    """
+
+    swap: int = 0
+    shift: float = 0.0
+
+
+def check(
+    graph: fx.GraphModule, specs: list[InputSpec], executable: Executable, label: str
+) -> tuple[float, float]:
+    """Returns the largest absolute error over outputs and written inputs, and the largest that was allowed.
+
+    Raises CompileError, naming `label`, unless every row of every draw agrees.
+    """
+    ways = _ways(graph)
+    error = allowed = 0.0
+    for seed in range(_NUM_DRAWS if len(ways) > 1 else 1):
+        inputs = sample_inputs(graph, specs, seed)
+        compiled_inputs = [value.clone() for value in inputs]
+        rows = _Rows([*executable.run(compiled_inputs), *compiled_inputs])
+        for way in ways:
+            rows.compare(_eager(graph, inputs, way))
+            if rows.all_agree:
+                break
+        else:
+            raise CompileError(f"{label}: the compiled graph differs from eager by {rows.difference()}")
+        error, allowed = max(error, rows.error), max(allowed, rows.allowed)
+    return error, allowed
+
+
+class _Rows:
+    """The rows of one run of the compiled graph, and which of them agree with eager so far.
+
+    A row is all but the last dimension's index; tensors with as many rows agree in a row together or not at all.
+    """
+
+    def __init__(self, actual: Sequence[Tensor]) -> None:
+        self._actual = actual
+        self._agree: dict[int, Tensor] = {}
+        self._first: tuple[float, float] | None = None
+        self.error = self.allowed = 0.0
+
+    @property
+    def all_agree(self) -> bool:
+        return all(bool(agree.all()) for agree in self._agree.values())
+
+    def difference(self) -> str:
+        """Says by how much the worst row differs from eager, and how many rows agree with no way of choosing."""
+        error, allowed = self._first or (0.0, 0.0)
+        lacking = [(int((~agree).sum()), agree.numel()) for agree in self._agree.values() if not agree.all()]
+        counts = ", ".join(f"{wrong} of {number}" for wrong, number in lacking)
+        return f"{error:.3g}, allowed {allowed:.3g}, in {counts} rows"
+
+    def compare(self, expected: Sequence[Tensor]) -> None:
+        """Takes in what eager gives for one way of choosing."""
+        now: dict[int, Tensor] = {}
+        errors: list[tuple[Tensor, Tensor]] = []
+        for got, want in zip(self._actual, expected, strict=True):
+            error, allowed = _row_errors(got, want)
+            number = error.numel()
+            now[number] = now.get(number, torch.ones(number, dtype=torch.bool)) & (error <= allowed)
+            errors.append((error, allowed))
+        if self._first is None:
+            self._first = max((_worst_row(*rows) for rows in errors), key=lambda row: row[0] - row[1])
+        for number, agree in now.items():
+            agreed = self._agree.get(number, torch.zeros_like(agree))
+            self._agree[number] = agreed | agree
+        for error, allowed in errors:
+            agree = now[error.numel()]
+            self.error = max(self.error, _worst(error[agree]))
+            self.allowed = max(self.allowed, _worst(allowed[agree]))
+
+
+def _row_errors(got: Tensor, want: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the error of each row, and what is allowed. Infinite where shapes, dtypes or NaNs differ."""
+    rows = want.reshape(-1, want.shape[-1] if want.dim() > 1 else 1)
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return torch.full((len(rows),), torch.inf), torch.zeros(len(rows))
+    if not want.numel() or torch.equal(got, want):
+        return torch.zeros(len(rows)), torch.zeros(len(rows))
+    rows = rows.double()
+    error = (got.reshape(rows.shape).double() - rows).abs().amax(-1).nan_to_num(nan=torch.inf)
+    return error, TOLERANCES.get(want.dtype, 0.0) * rows.abs().amax(-1).clamp_min(1.0)
+
+
+def _worst_row(error: Tensor, allowed: Tensor) -> tuple[float, float]:
+    """Returns what the row that exceeds most has, and what it is allowed."""
+    if not error.numel():
+        return 0.0, 0.0
+    row = int((error - allowed).argmax())
+    return error[row].item(), allowed[row].item()
+
+
+def _worst(values: Tensor) -> float:
+    return values.max().item() if values.numel() else 0.0
+
+
+def _ways(graph: fx.GraphModule) -> list[_Way]:
+    """Returns the ways of deciding what may be undecided in `graph`, that of eager first."""
+    targets = {node.target for node in graph.graph.nodes}
+    swaps = range(len(_sides(_WINDOW, 2 * _WINDOW))) if targets & {_TOP_K, _ARGMAX} else range(1)
+    shifts = _SHIFTS if targets & _COMPARISONS else _SHIFTS[:1]
+    return [_Way(swap, shift) for swap, shift in itertools.product(swaps, shifts)]
+
+
+def _sides(k: int, n: int) -> list[tuple[int, ...]]:
+    """Returns the choices of `k` of `n` ranks that differ in ranks near the last one chosen, the first `k` first."""
+    certain = max(0, k - _WINDOW)
+    near = range(certain, min(n, k + _WINDOW))
+    return [(*range(certain), *chosen) for chosen in itertools.combinations(near, k - certain)]
+
+
+def _eager(graph: fx.GraphModule, inputs: Sequence[Tensor], way: _Way) -> list[Tensor]:
+    """Returns outputs and inputs after one run of `graph` in eager."""
+    own = [value.clone() for value in inputs]
+    return [*_Eager(graph, way).run(*own), *own]
+
+
+class _Eager(fx.Interpreter):
+    """Runs a graph in eager, and decides what is undecided as `way` says."""
+
+    def __init__(self, graph: fx.GraphModule, way: _Way) -> None:
+        super().__init__(graph)
+        self._way = way
+        self._rounding = 0.0
+
+    def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Takes an input; scores are as coarse as the coarsest of them."""
+        value = super().placeholder(target, args, kwargs)
+        self._rounding = max(self._rounding, TOLERANCES.get(value.dtype, 0.0))
+        return value
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Calls an operator; what chooses may choose otherwise."""
+        if target in _COMPARISONS and self._way.shift:
+            one, other = args
+            args = (one, other + abs(other) * self._way.shift)
+        result = super().call_function(target, args, kwargs)
+        if target is _TOP_K and args[2:] in ((), (-1,)):
+            indices = self._otherwise(args[0], args[1], result[1])
+            return args[0].gather(-1, indices), indices
+        if target is _ARGMAX and args[1:] == (-1,):
+            return self._otherwise(args[0], 1, result[..., None])[..., 0]
+        return result
+
+    def _otherwise(self, scores: Tensor, k: int, indices: Tensor) -> Tensor:
+        """Returns `indices` of the `k` largest scores of each row, or others where that is undecided."""
+        sides = _sides(k, scores.shape[-1])
+        if not 0 < self._way.swap < len(sides):
+            return indices
+        chosen = sides[self._way.swap]
+        left_out = min(set(range(k)) - set(chosen))
+        scores = scores.float()
+        others = scores.scatter(-1, indices, torch.inf).argsort(dim=-1, descending=True)[..., k:]
+        order = torch.cat([indices, others], dim=-1)
+        ranked = scores.gather(-1, order)
+        lost = ranked[..., left_out] - ranked[..., chosen[-1]]
+        largest = scores.abs().nan_to_num(posinf=0.0).amax(-1)
+        is_undecided = lost <= self._rounding * largest
+        return torch.where(is_undecided[..., None], order[..., list(chosen)], indices)

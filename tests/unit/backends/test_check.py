@@ -1,0 +1,203 @@
+"""The comparison with eager: a tie cannot fail it, and a graph that is wrong in one row cannot pass it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+from aotgaudi.backends.inductor.check import check
+from aotgaudi.backends.inductor.samples import sample_inputs
+from aotgaudi.errors import CompileError
+from aotgaudi.graphs.canonical import from_text, to_text
+
+ROWS, WIDTH, EXPERTS, CHOSEN = 64, 32, 4, 2
+
+
+class Experts(nn.Module):
+    """A router in the dtype of its input, and the experts that it chooses."""
+
+    def forward(self, x: Tensor, router: Tensor, experts: Tensor) -> tuple[Tensor]:
+        scores = torch.softmax(nn.functional.linear(x, router).float(), -1)
+        weights, chosen = torch.topk(scores, CHOSEN)
+        y = torch.matmul(experts[chosen], x[:, None, :, None])[..., 0]
+        return ((y * weights[..., None].to(x.dtype)).sum(1),)
+
+
+class Sampler(nn.Module):
+    """The likeliest token, and the first one at which a sum passes a limit."""
+
+    def forward(self, logits: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        sums = torch.softmax(logits.float(), -1).double().cumsum(-1)
+        return logits.argmax(-1), (sums <= noise[:, None] * sums[:, -1:]).sum(-1)
+
+
+SCALED = """\
+"aotgaudi.graph/1"
+["input","float32",[2,4],[4,1]]
+["call","aten.mul.Tensor",[{"%":0},1000.0],{}]
+["output",[{"%":1}]]
+"""
+
+
+def text_of(module: nn.Module, *inputs: Tensor) -> str:
+    graph = torch.export.export(module, inputs, strict=False).graph_module.graph
+    graph.eliminate_dead_code()
+    return to_text(graph)
+
+
+def experts(dtype: torch.dtype) -> str:
+    shapes = ((ROWS, WIDTH), (EXPERTS, WIDTH), (EXPERTS, WIDTH, WIDTH))
+    return text_of(Experts(), *(torch.zeros(shape, dtype=dtype) for shape in shapes))
+
+
+EXACT, COARSE = experts(torch.float32), experts(torch.bfloat16)
+SAMPLER = text_of(Sampler(), torch.zeros(8, 300), torch.zeros(8, dtype=torch.float64))
+
+
+@dataclass
+class Rounded:
+    """Stands for a compiled graph: the same graph with other roundings, and what a test does to it besides."""
+
+    graph: fx.GraphModule
+    spoil_inputs: Callable[[list[Tensor]], None] = lambda inputs: None
+    spoil_outputs: Callable[[list[Tensor]], None] = lambda outputs: None
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        mine = [value.float() if value.dtype is torch.bfloat16 else value.clone() for value in inputs]
+        self.spoil_inputs(mine)
+        outputs = [value.to(torch.bfloat16) for value in self.graph(*mine)]
+        self.spoil_outputs(outputs)
+        return outputs
+
+
+def checked(
+    spoil_inputs: Callable[[list[Tensor]], None] = lambda inputs: None,
+    spoil_outputs: Callable[[list[Tensor]], None] = lambda outputs: None,
+) -> tuple[float, float]:
+    graph, specs = from_text(COARSE)
+    exact, _ = from_text(EXACT)
+    return check(graph, specs, Rounded(exact, spoil_inputs, spoil_outputs), "layer x")
+
+
+@pytest.fixture
+def ties(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Every draw has experts that nearly tie in some rows; counts the rows that eager decides otherwise."""
+    flipped: list[int] = []
+
+    def draw(graph: fx.GraphModule, specs: list[tuple[str, list[int], list[int]]], seed: int) -> list[Tensor]:
+        x, router, weights = sample_inputs(graph, specs, seed)
+        router[1:] = router[:1] + 2**-9 * torch.randn(EXPERTS - 1, WIDTH)
+        exact, _ = from_text(EXACT)
+        both = [graph(x, router, weights)[0].float(), exact(x.float(), router.float(), weights.float())[0]]
+        flipped.append(int(((both[0] - both[1]).abs().amax(-1) > 0.1).sum()))
+        return [x, router, weights]
+
+    monkeypatch.setattr("aotgaudi.backends.inductor.check.sample_inputs", draw)
+    torch.manual_seed(0)
+    return flipped
+
+
+def test_experts_that_tie_may_be_chosen_either_way(ties: list[int]) -> None:
+    error, allowed = checked()
+
+    assert len(ties) == 3
+    assert min(ties) >= 3
+    assert error <= allowed < 0.2
+
+
+def test_one_wrong_expert_is_refused() -> None:
+    def spoil(inputs: list[Tensor]) -> None:
+        inputs[2][1] = -inputs[2][1]
+
+    with pytest.raises(
+        CompileError, match=r"layer x: the compiled graph differs from eager by .* of 64 rows"
+    ):
+        checked(spoil_inputs=spoil)
+
+
+def test_one_wrong_expert_is_refused_among_ties(ties: list[int]) -> None:
+    def spoil(inputs: list[Tensor]) -> None:
+        inputs[2][3] = inputs[2][3].roll(1, 0)
+
+    with pytest.raises(CompileError, match="differs from eager"):
+        checked(spoil_inputs=spoil)
+
+
+@pytest.mark.parametrize("row", [0, 17, 63])
+def test_one_wrong_row_is_refused_among_ties(ties: list[int], row: int) -> None:
+    def spoil(outputs: list[Tensor]) -> None:
+        outputs[0][row] += 0.3
+
+    with pytest.raises(CompileError, match="in 1 of 64 rows"):
+        checked(spoil_outputs=spoil)
+
+
+def test_a_wrong_choice_that_is_no_tie_is_refused() -> None:
+    def spoil(inputs: list[Tensor]) -> None:
+        inputs[1] += 0.2 * torch.randn(inputs[1].shape)
+
+    with pytest.raises(CompileError, match="differs from eager"):
+        checked(spoil_inputs=spoil)
+
+
+def test_rows_that_are_small_are_held_to_their_own_size() -> None:
+    graph, specs = from_text(SCALED)
+
+    class Wrong:
+        def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+            (result,) = graph(*inputs)
+            result[0] = 0.001 * inputs[0][0]
+            return [result]
+
+    with pytest.raises(CompileError, match="in 1 of 2 rows"):
+        check(graph, specs, Wrong(), "x")
+
+
+def test_another_shape_dtype_or_nan_is_refused() -> None:
+    for spoil in (
+        lambda outputs: outputs.__setitem__(0, outputs[0][:1]),
+        lambda outputs: outputs.__setitem__(0, outputs[0].float()),
+        lambda outputs: outputs[0].__setitem__((3, 4), torch.nan),
+    ):
+        with pytest.raises(CompileError, match="differs from eager"):
+            checked(spoil_outputs=spoil)
+
+
+class Summed:
+    """The sampler with its sums in another order, and one row's token moved by `wrong`."""
+
+    def __init__(self, wrong: int) -> None:
+        self._graph = from_text(SAMPLER)[0]
+        self._wrong = wrong
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        logits, noise = inputs
+        likeliest, token = self._graph(logits, noise * (1 + 3e-7))
+        token[5] += self._wrong
+        return [likeliest, token]
+
+
+def test_a_sum_that_passes_its_limit_within_rounding_may_do_so_either_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, specs = from_text(SAMPLER)
+
+    def draw(*_: object, **__: object) -> list[Tensor]:
+        logits, noise = sample_inputs(graph, specs, 0)
+        sums = torch.softmax(logits.float(), -1).double().cumsum(-1)
+        noise[2] = sums[2, 100] / sums[2, -1] * (1 - 1e-7)
+        return [logits, noise]
+
+    monkeypatch.setattr("aotgaudi.backends.inductor.check.sample_inputs", draw)
+    logits, noise = draw()
+    assert not torch.equal(graph(logits, noise)[1], Summed(0).run([logits, noise])[1])
+
+    check(graph, specs, Summed(0), "sampler x")
+
+    for wrong in (1, -1):
+        with pytest.raises(CompileError, match="in 1 of 8 rows"):
+            check(graph, specs, Summed(wrong), "sampler x")
