@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -120,6 +121,20 @@ def test_a_bundle_that_may_not_be_used_is_refused_as_by_serve(
         LLM(workplace.bundle, tmp_path)
     with pytest.raises(SpecError, match="store"):
         LLM(workplace.bundle, workplace.model, require_warm=False)
+
+
+def test_the_how_tos_example_runs_as_printed(
+    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "how-to" / "python.md").read_text(encoding="utf-8")
+    generate, *_ = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "chat.bundle").symlink_to(workplace.bundle)
+    (tmp_path / "my-model").symlink_to(workplace.model)
+    monkeypatch.chdir(tmp_path)
+
+    exec(compile(generate, "python.md", "exec"), {})
+
+    assert len(capsys.readouterr().out.splitlines()) >= 2
 
 
 SCRIPT = """
