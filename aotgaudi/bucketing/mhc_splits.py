@@ -75,16 +75,6 @@ class MhcInputs:
         return self.hc_mult * self.hidden_size
 
 
-def count_splits(num_tokens: int, hc_hidden_size: int, num_sms: int) -> int:
-    """Returns n_splits of SGLang's formula. 0 tokens count as one tile. Raises SpecError for negative numbers."""
-    if num_tokens < 0:
-        raise SpecError("num_tokens", f"is {num_tokens}", "0 or more")
-    _require_positive("hc_hidden_size", hc_hidden_size)
-    _require_num_sms(num_sms)
-    tiles = max(1, -(-num_tokens // _TILE))
-    return max(1, min(num_sms // tiles, _most_splits(hc_hidden_size)))
-
-
 def split_buckets(max_num_tokens: int, hc_hidden_size: int, num_sms: int) -> tuple[MhcBucket, ...]:
     """Returns the formula's buckets over 1 to `max_num_tokens`, ascending in tokens; () for 0 or less."""
     _require_positive("hc_hidden_size", hc_hidden_size)

@@ -2,21 +2,31 @@
 
 A tower is sized by images (`is_batch`) or by patches. A model's list is the first one whose key is part of the
 model's name, hyphens and dots left out: ``ovis`` therefore answers for ``ovis2.5`` as well.
+
+A tower that is sized by patches is also warmed for images: for every size one of each of five aspect ratios, and the
+resolutions that a person names (v1/worker/hpu_model_runner.py 6010-6080). An image is as many patches as its processor
+cuts it into. Qwen2.5-VL pads each image to the next size (models/qwen2_5_vl.py 380-400); the other towers take all images
+of a call at once, unpadded, so that each number of them is a shape of its own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from aotgaudi.errors import SpecError
+from aotgaudi.spec.model import ModelSpec
 from aotgaudi.spec.vision import Resolution, VisionSpec, parse_resolution
 
 _PATCH_LADDER = (1600, 3136, 4096, 6400, 7744, 9216, 12544)
 _PIXTRAL_LADDER = (512, *range(1024, 12289, 1024), 131076)
 _MERGE_SIZE = 2
 """Patches are merged two by two (Qwen2.5-VL and Qwen3-VL), so that a grid is an even number of them wide."""
+
+_PADS_EACH_IMAGE = "qwen2_5_vl"
+_RESIZES_TO_MERGED_PATCHES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
+"""The models whose processor rounds each side of an image to whole merged patches (transformers' ``smart_resize``)."""
 
 _ASPECT_RATIOS = ((1, 1), (4, 3), (3, 4), (16, 9), (9, 16))
 
@@ -87,20 +97,76 @@ def vision_sizes(model_type: str, vision: VisionSpec) -> VisionBuckets:
     return VisionBuckets(sizes, model.is_batch, tuple(map(parse_resolution, vision.resolutions)))
 
 
-def greedy_plan(num_images: int, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Returns the batches that `num_images` are run in: the largest that fit, the last one padded.
+def warm_sizes(model: ModelSpec, vision: VisionSpec) -> tuple[int, ...]:
+    """Returns the sizes of everything that a model's tower is warmed for: each once, the listed ones first.
+
+    Images are taken to be within the pixel bounds of their processor, which a config.json does not hold.
 
     Raises:
-        SpecError: there are no sizes, or one is below 1.
+        SpecError: there are resolutions, and how many patches they are cannot be told, or changes nothing.
     """
-    if not sizes or min(sizes) < 1:
-        raise SpecError("vision.buckets", "has no size that images could be run in", "sizes of at least 1")
-    plan: list[int] = []
-    left = num_images
-    for size in sorted(sizes, reverse=True):
-        times, left = divmod(left, size)
-        plan.extend([size] * times)
-    return (*plan, min(sizes)) if left > 0 else tuple(plan)
+    found = vision_sizes(model.model_type, vision)
+    cut = _Cut.of(model)
+    if vision.resolutions:
+        _check_resolutions(model, found, cut)
+    images = _image_sizes(found, cut, vision.max_images) if cut and not found.is_batch else ()
+    return tuple(dict.fromkeys((*(found.sizes or ()), *images)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """How a processor cuts an image into square patches of `patch_size` pixels, of which `merge` a side are merged."""
+
+    patch_size: int
+    merge: int
+    pads_each: bool
+
+    @classmethod
+    def of(cls, model: ModelSpec) -> _Cut | None:
+        """Returns the cut of a model; None where it is not known."""
+        tower = model.config.get("vision_config")
+        patch_size = tower.get("patch_size") if isinstance(tower, dict) else None
+        if not isinstance(tower, dict) or type(patch_size) is not int or patch_size < 1:
+            return None
+        if not any(_bare(key) in _bare(model.model_type.lower()) for key in _RESIZES_TO_MERGED_PATCHES):
+            return None
+        merge = tower.get("spatial_merge_size", _MERGE_SIZE)
+        merge = merge if type(merge) is int and merge > 0 else _MERGE_SIZE
+        return cls(patch_size, merge, _bare(_PADS_EACH_IMAGE) in _bare(model.model_type.lower()))
+
+    def num_patches(self, width: int, height: int) -> int:
+        """Returns the patches of an image of so many pixels."""
+        return self._side(width) * self._side(height)
+
+    def _side(self, pixels: int) -> int:
+        return max(1, round(pixels / (self.patch_size * self.merge))) * self.merge
+
+
+def _check_resolutions(model: ModelSpec, found: VisionBuckets, cut: _Cut | None) -> None:
+    if found.is_batch:
+        raise SpecError(
+            "vision.resolutions",
+            f"change nothing: upstream sizes the tower of {model.model_type!r} by the number of images",
+            "leave them out",
+        )
+    if cut is None:
+        raise SpecError(
+            "vision.resolutions",
+            f"cannot be counted in patches: of {model.model_type!r} the config has no vision_config.patch_size, or how"
+            " its processor cuts images is not known",
+            "vision.buckets, the sizes in patches",
+        )
+
+
+def _image_sizes(found: VisionBuckets, cut: _Cut, max_images: int) -> Iterator[int]:
+    """Yields the size of each call that is warmed: of the guessed images, one at a time, then of the named ones."""
+    guessed = (Resolution(width, height, 1) for width, height in found.image_resolutions(cut.patch_size))
+    for image in (*guessed, *found.resolutions):
+        patches = cut.num_patches(image.width, image.height)
+        if cut.pads_each:
+            yield max(patches, found.find(patches))
+        else:
+            yield from (patches * count for count in image.counts(max_images))
 
 
 def _sizes_of_model(model_type: str) -> ModelSizes:

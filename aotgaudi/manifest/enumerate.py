@@ -18,7 +18,7 @@ from aotgaudi.bucketing.inputs import BucketingInputs
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.proof import ReachableSteps
 from aotgaudi.bucketing.versions import find_strategy, find_unified
-from aotgaudi.bucketing.vision import vision_sizes
+from aotgaudi.bucketing.vision import vision_sizes, warm_sizes
 from aotgaudi.entries import (
     DecodeEntry,
     Entry,
@@ -142,5 +142,5 @@ def _vision_entries(spec: BuildSpec) -> tuple[VisionEntry, ...]:
     """The sizes of the vision tower, which upstream looks up by the config's model type."""
     if not spec.vision.enabled:
         return ()
-    found = vision_sizes(spec.model.model_type, spec.vision)
-    return tuple(VisionEntry(size, found.is_batch) for size in dict.fromkeys(found.sizes or ()))
+    is_batch = vision_sizes(spec.model.model_type, spec.vision).is_batch
+    return tuple(VisionEntry(size, is_batch) for size in warm_sizes(spec.model, spec.vision))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, NamedTuple, Union
+from typing import Annotated, ClassVar, NamedTuple, Union
 
 from pydantic import Field, field_validator
 
@@ -26,18 +26,30 @@ class Resolution(NamedTuple):
     height: int
     num_images: Union[int, tuple[int, int], None] = None
 
+    def counts(self, max_images: int) -> range:
+        """Returns the numbers of images in a call, none above `max_images` (hpu_model_runner.py 6055-6063)."""
+        if isinstance(self.num_images, tuple):
+            fewest, most = self.num_images
+            return range(fewest, min(most, max_images) + 1)
+        count = max_images if self.num_images is None else min(self.num_images, max_images)
+        return range(count, count + 1)
+
 
 class VisionSpec(SpecValue):
     """Off unless `enabled`.
 
     `buckets` (VLLM_MULTIMODAL_BUCKETS): sizes in place of the model's list; None: the model's; none at all:
     inputs are not padded. `resolutions` (VLLM_MULTIMODAL_RESOLUTIONS): ``WxH``, ``WxHxN`` or ``WxHxN-M``, pixels
-    and images.
+    and images; they count for towers that are sized by patches, and whose patches can be told from the config.
+    `max_images` (--limit-mm-per-prompt): images that a prompt may have, which bounds those of a call.
     """
+
+    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"max_images"})
 
     enabled: bool = False
     buckets: tuple[Annotated[int, Field(ge=1, le=LARGEST_LIMIT)], ...] | None = None
     resolutions: tuple[str, ...] = ()
+    max_images: int = Field(default=1, ge=1, le=1024)
 
     @field_validator("resolutions")
     @classmethod

@@ -16,7 +16,6 @@ from aotgaudi.bucketing.mhc_splits import (
     MHC_RULES,
     MhcBucket,
     MhcInputs,
-    count_splits,
     representatives,
     split_buckets,
     warm_up_buckets,
@@ -55,11 +54,6 @@ def test_the_buckets_are_those_of_looking_at_every_token(most: int, width: int, 
     assert representatives(most, width, num_sms) == tuple(b.last_token for b in expected[::-1])
 
 
-@given(st.integers(0, 10**6), sizes, devices)
-def test_a_split_count_is_the_formulas(tokens: int, width: int, num_sms: int) -> None:
-    assert count_splits(tokens, width, num_sms) == by_formula(tokens, width, num_sms)
-
-
 @given(st.integers(1, 10**9), sizes, st.integers(1, 4096))
 def test_buckets_tile_the_range_and_are_few(most: int, width: int, num_sms: int) -> None:
     buckets = split_buckets(most, width, num_sms)
@@ -69,7 +63,7 @@ def test_buckets_tile_the_range_and_are_few(most: int, width: int, num_sms: int)
     assert all(a.n_splits > b.n_splits for a, b in pairwise(buckets))
     assert len(buckets) <= 2 * math.isqrt(num_sms) + 1
     for bucket in buckets:
-        ends = (count_splits(t, width, num_sms) for t in (bucket.first_token, bucket.last_token))
+        ends = (by_formula(t, width, num_sms) for t in (bucket.first_token, bucket.last_token))
         assert set(ends) == {bucket.n_splits}
 
 
@@ -113,9 +107,8 @@ def test_nothing_is_warm_for_no_tokens(rule: str, most: int) -> None:
 
 @pytest.mark.parametrize("width", [0, -1])
 def test_a_width_that_is_not_positive_is_refused(width: int) -> None:
-    for make in (lambda: count_splits(1, width, H200), lambda: split_buckets(1, width, H200)):
-        with pytest.raises(SpecError, match="hc_hidden_size"):
-            make()
+    with pytest.raises(SpecError, match="hc_hidden_size"):
+        split_buckets(1, width, H200)
     with pytest.raises(SpecError, match="hidden_size"):
         inputs(1, (4, width))
     with pytest.raises(SpecError, match="hc_mult"):
@@ -124,16 +117,10 @@ def test_a_width_that_is_not_positive_is_refused(width: int) -> None:
 
 @pytest.mark.parametrize("num_sms", [0, -1, 4097, 10**18])
 def test_a_device_that_cannot_be_is_refused(num_sms: int) -> None:
-    for make in (lambda: count_splits(1, 64, num_sms), lambda: split_buckets(1, 64, num_sms)):
-        with pytest.raises(SpecError, match="num_sms"):
-            make()
+    with pytest.raises(SpecError, match="num_sms"):
+        split_buckets(1, 64, num_sms)
     with pytest.raises(SpecError, match="num_sms"):
         inputs(1, FLASH, num_sms)
-
-
-def test_a_negative_number_of_tokens_has_no_split_count() -> None:
-    with pytest.raises(SpecError, match="num_tokens"):
-        count_splits(-1, 64, H200)
 
 
 def test_a_rule_that_does_not_exist_is_refused_with_those_that_do() -> None:

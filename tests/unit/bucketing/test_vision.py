@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.bucketing.vision import DEFAULT_SIZES, VisionBuckets, greedy_plan, vision_sizes
-from aotgaudi.errors import SpecError
+from aotgaudi.bucketing.vision import DEFAULT_SIZES, VisionBuckets, vision_sizes
 from aotgaudi.spec.vision import Resolution, VisionSpec
 
 ON = VisionSpec(enabled=True)
@@ -61,21 +60,6 @@ def test_a_size_is_padded_to_the_next_or_stays(values: list[int], size: int) -> 
 def test_without_sizes_nothing_is_padded() -> None:
     assert VisionBuckets(None, is_batch=False).find(17) == 0
     assert VisionBuckets((), is_batch=False).find(17) == 17
-
-
-@given(st.integers(0, 500), st.sets(st.integers(1, 64), min_size=1))
-def test_a_plan_runs_all_images_and_pads_only_its_last_batch(num_images: int, sizes: set[int]) -> None:
-    plan = greedy_plan(num_images, tuple(sizes))
-
-    assert set(plan) <= sizes
-    assert list(plan) == sorted(plan, reverse=True)
-    assert sum(plan[:-1]) <= num_images <= sum(plan)
-
-
-@pytest.mark.parametrize("sizes", [(), (4, 0)])
-def test_a_plan_without_usable_sizes_is_refused(sizes: tuple[int, ...]) -> None:
-    with pytest.raises(SpecError, match=r"vision\.buckets"):
-        greedy_plan(3, sizes)
 
 
 def test_every_size_has_five_resolutions() -> None:
