@@ -21,7 +21,6 @@ import aotgaudi
 
 UID = 1000650000
 _READ_ONLY = "mount --make-rprivate / && mount -o remount,bind,ro / && umask 077 && cd / && exec "
-_SETPRIV = ("setpriv", f"--reuid={UID}", "--regid=0", "--clear-groups")
 _READ_ANYTHING = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
 """For an interpreter that lies in root's home, as pyenv's may."""
 
@@ -34,18 +33,20 @@ def contained(command: Sequence[str], environment: Mapping[str, str]) -> list[st
         **environment,
     }
     settings = [f"{name}={value}" for name, value in variables.items()]
-    inner = shlex.join([*_drop_privileges(), "env", "-i", *settings, *command])
+    inner = shlex.join([*drop_privileges(), "env", "-i", *settings, *command])
     return ["unshare", "-m", "bash", "-c", _READ_ONLY + inner]
 
 
 @cache
-def _drop_privileges() -> tuple[str, ...]:
+def drop_privileges(uid: int = UID, gid: int = 0) -> tuple[str, ...]:
+    """Returns what goes before a command that is to run as that user. Skips the test where that cannot be."""
+    setpriv = ("setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups")
     if os.geteuid() != 0 or not all(map(shutil.which, ("unshare", "setpriv", "mount"))):
         pytest.skip("needs root, unshare and setpriv")
-    code = f"import os; assert os.geteuid() == {UID}; assert not os.access('/', os.W_OK)"
+    code = f"import os; assert os.geteuid() == {uid}; assert not os.access('/', os.W_OK)"
     for extra in ((), _READ_ANYTHING):
-        inner = shlex.join([*_SETPRIV, *extra, "env", sys.executable, "-c", code])
+        inner = shlex.join([*setpriv, *extra, "env", sys.executable, "-c", code])
         probe = ["unshare", "-m", "bash", "-c", _READ_ONLY + inner]
         if subprocess.run(probe, capture_output=True, check=False).returncode == 0:
-            return (*_SETPRIV, *extra)
+            return (*setpriv, *extra)
     pytest.skip("needs mount namespaces")

@@ -37,17 +37,36 @@ def requirements(extra: str | None) -> list[str]:
 
 
 def make_environment(folder: Path, extra: str | None = None) -> Path:
-    """Returns the interpreter of an environment at `folder` for the light package, or for one `extra`."""
+    """Returns the interpreter of an environment at `folder` with the light package, or with one `extra`."""
+    python = make_bare_environment(folder, extra)
+    (_packages(folder) / "aotgaudi.pth").write_text(f"{ROOT}\n")
+    _write_command(folder, "aotgaudi", _STUB)
+    return python
+
+
+def make_bare_environment(folder: Path, extra: str | None = None, *tools: str) -> Path:
+    """Returns the interpreter of an environment at `folder` with what aotgaudi and `extra` require, but without aotgaudi.
+
+    `tools` are further packages, such as pip.
+    """
     venv.create(folder, with_pip=False, symlinks=True)
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    packages = folder / "lib" / version / "site-packages"
-    for name in _closure(requirements(extra)):
-        _link(metadata.distribution(name), packages)
-    (packages / "aotgaudi.pth").write_text(f"{ROOT}\n")
-    command = folder / "bin" / "aotgaudi"
-    command.write_text(f"#!{folder / 'bin' / 'python'}\n{_STUB}\n")
-    command.chmod(0o755)
+    for name in _closure([*requirements(extra), *tools]):
+        _link(metadata.distribution(name), _packages(folder))
+    for tool in tools:
+        _write_command(
+            folder, tool, f"from runpy import run_module; run_module({tool!r}, run_name='__main__')"
+        )
     return folder / "bin" / "python"
+
+
+def _write_command(folder: Path, name: str, code: str) -> None:
+    command = folder / "bin" / name
+    command.write_text(f"#!{folder / 'bin' / 'python'}\n{code}\n")
+    command.chmod(0o755)
+
+
+def _packages(folder: Path) -> Path:
+    return folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
 
 
 def _closure(lines: Iterable[str]) -> set[str]:

@@ -7,7 +7,7 @@ of experts), models on the hub.
 
 from __future__ import annotations
 
-import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,7 @@ def _make_writable(out: Path) -> None:
     """Creates `out`. What can be known to fail is to fail before minutes of loading."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if not os.access(out, os.W_OK | os.X_OK):
-            raise PermissionError(13, "Permission denied")
+        tempfile.TemporaryFile(dir=out).close()
     except OSError as error:
         raise StoreError(f"cannot write {out}: {error.strerror}") from error
 

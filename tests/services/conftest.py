@@ -27,7 +27,7 @@ from tests.unit.bundle.conftest import Sealed, sealed
 
 __all__ = ["Sealed", "sealed"]
 
-_REQUIRED = os.environ.get("AOTGAUDI_REQUIRE_SERVICES") == "1"
+REQUIRED = os.environ.get("AOTGAUDI_REQUIRE_SERVICES") == "1"
 _START_SECONDS = 20.0
 
 USER, PASSWORD = "builder", "open sesame"
@@ -47,7 +47,7 @@ def need(binary: str) -> str:
     found = shutil.which(binary)
     if found is None:
         reason = f"{binary} is not installed: apt-get install {binary}"
-        if _REQUIRED:
+        if REQUIRED:
             pytest.fail(reason)
         pytest.skip(reason)
     return found

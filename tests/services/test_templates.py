@@ -5,17 +5,24 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Optional
 
 import pytest
 
 from aotgaudi.bundle.signing import generate_key
-from tests.services.conftest import RealRegistry, aotgaudi
+from tests.environment import ROOT, make_bare_environment
+from tests.services.conftest import REQUIRED, RealRegistry, aotgaudi
 from tests.unit.build.test_share import built
 from tests.unit.test_templates import documents
 
 __all__ = ["built"]
+
+AOTGAUDI = {"AOTGAUDI": str(ROOT)}
+"""This checkout, in place of the repository that the recipes name."""
 
 
 @pytest.fixture
@@ -38,26 +45,64 @@ def project(built: object, registry: RealRegistry, tmp_path: Path) -> Path:
     return folder
 
 
-def run_steps(steps: list[tuple[str, dict[str, str]]], folder: Path, environment: dict[str, str]) -> str:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    everything = ""
-    for script, extra in steps:
-        if script.startswith("pip install"):
-            continue
+@dataclass(frozen=True)
+class Runner:
+    """A machine of a CI service: an interpreter with pip, which finds what it installs without a network."""
+
+    python: Path
+    folder: Path
+    environment: Mapping[str, str]
+
+    def run(self, script: str, extra: Mapping[str, str]) -> str:
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", script],
             check=False,
-            cwd=folder,
-            env={**os.environ, **environment, **extra, "PATH": path},
+            cwd=self.folder,
+            env={**self._own(), **self.environment, **extra},
             capture_output=True,
             text=True,
         )
         assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
-        everything += done.stdout
-    return everything
+        return done.stdout
+
+    def _own(self) -> dict[str, str]:
+        return {
+            "PATH": f"{self.python.parent}{os.pathsep}{os.environ['PATH']}",
+            "HOME": str(self.folder.parent),
+            "OMP_NUM_THREADS": "1",
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+            "PIP_NO_COMPILE": "1",
+            "PIP_NO_INDEX": "1",
+            "PIP_NO_BUILD_ISOLATION": "off",  # pip reads this as "no isolation".
+        }
 
 
-def test_the_github_workflow(project: Path, registry: RealRegistry, tmp_path: Path) -> None:
+MakeRunner = Callable[[Optional[str], Mapping[str, str]], Runner]
+
+
+@pytest.fixture
+def make_runner(project: Path, tmp_path: Path) -> MakeRunner:
+    """Makes a fresh runner whose packages are those that an extra brings, and where no aotgaudi is installed."""
+    _require_hatchling()
+
+    def make(extra: str | None, environment: Mapping[str, str]) -> Runner:
+        folder = tmp_path / f"runner-{extra}"
+        python = make_bare_environment(folder, extra, "pip", "hatchling")
+        return Runner(python, project, environment)
+
+    return make
+
+
+def _require_hatchling() -> None:
+    """A wheel is built without a network where what builds it is installed: `ci/setup dev` does."""
+    if find_spec("hatchling") is None:
+        (pytest.fail if REQUIRED else pytest.skip)("hatchling is not installed: pip install hatchling")
+
+
+def test_the_github_workflow(
+    make_runner: MakeRunner, project: Path, registry: RealRegistry, tmp_path: Path
+) -> None:
     (workflow,) = documents("github-actions.yml")
     (tmp_path / "output").touch()
     known = {
@@ -80,19 +125,22 @@ def test_the_github_workflow(project: Path, registry: RealRegistry, tmp_path: Pa
         "GITHUB_RUN_NUMBER": "41",
         "GITHUB_SHA": "a" * 40,
     }
-    environment = runner | {name: filled(text) for name, text in workflow["env"].items()}
-    for job in ("check", "bundle"):
+    environment = runner | {name: filled(text) for name, text in workflow["env"].items()} | AOTGAUDI
+    for job, extra in (("check", None), ("bundle", "build")):
         rows = workflow["jobs"][job]
         environment |= {name: filled(text) for name, text in rows.get("env", {}).items() if filled(text)}
+        machine = make_runner(extra, environment)
         for step in rows["steps"]:
             if "run" in step:
-                extra = {name: filled(text) for name, text in step.get("env", {}).items()}
-                run_steps([(filled(step["run"]), extra)], project, environment)
+                own = {name: filled(text) for name, text in step.get("env", {}).items()}
+                machine.run(filled(step["run"]), own)
 
     assert "/team/model-bundle@sha256:" in (tmp_path / "summary").read_text()
 
 
-def test_the_gitlab_jobs(project: Path, registry: RealRegistry, tmp_path: Path) -> None:
+def test_the_gitlab_jobs(
+    make_runner: MakeRunner, project: Path, registry: RealRegistry, tmp_path: Path
+) -> None:
     (pipeline,) = documents("gitlab-ci.yml")
     variables = {
         "REGISTRY": f"{registry.host}/team",
@@ -107,9 +155,14 @@ def test_the_gitlab_jobs(project: Path, registry: RealRegistry, tmp_path: Path) 
             name: re.sub(r"\$(\w+)", lambda match: variables[match[1]], text)
             for name, text in pipeline["variables"].items()
         },
+        **AOTGAUDI,
     }
 
-    scripts = [(line, {}) for job in ("check", "bundle") for line in pipeline[job]["script"]]
-    output = run_steps(scripts, project, environment)
+    output = ""
+    for job, extra in (("check", None), ("bundle", "build")):
+        own = pipeline[job].get("variables", {})
+        machine = make_runner(extra, environment | own)
+        for line in [*pipeline["default"]["before_script"], *pipeline[job]["script"]]:
+            output += machine.run(line, {})
 
     assert "signed    by 1 or more of 1 trusted keys, epoch 1" in output

@@ -6,15 +6,19 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from aotgaudi.cli.main import cli
 from aotgaudi.remotes.oci_documents import BUNDLE_ROOT
+from tests.environment import requirements
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = ROOT / "ci" / "templates"
@@ -70,7 +74,8 @@ def steps(name: str) -> list[str]:
     (document,) = documents(name)
     if name == "github-actions.yml":
         return [step["run"] for job in document["jobs"].values() for step in job["steps"] if "run" in step]
-    return [line for job in ("check", "bundle") for line in document[job]["script"]]
+    before = document["default"]["before_script"]
+    return [line for job in ("check", "bundle") for line in [*before, *document[job]["script"]]]
 
 
 @pytest.mark.parametrize("name", ["github-actions.yml", "gitlab-ci.yml"])
@@ -130,26 +135,62 @@ def test_the_deployment_cannot_write_and_starts_warm_or_not_at_all() -> None:
     assert pod["metadata"]["labels"] == labels == by_kind["Service"]["spec"]["selector"]
 
 
-def test_the_dockerfile_takes_the_bundle_by_link_and_serves_it_as_nobody() -> None:
-    lines = [
-        line.split(maxsplit=1)
-        for line in (TEMPLATES / "Dockerfile").read_text(encoding="utf-8").splitlines()
-        if line and not line.startswith("#")
-    ]
-    known = {"ARG", "FROM", "RUN", "COPY", "USER", "ENV", "EXPOSE", "ENTRYPOINT", "CMD"}
-    last = dict(lines)
+@dataclass(frozen=True)
+class Stage:
+    """One stage of the Dockerfile: its name, what it starts from, and its instructions in order."""
 
-    assert {instruction for instruction, _ in lines} == known
-    assert last["COPY"] == f"--link --from=bundle ${{BUNDLE_PATH}} /{BUNDLE_ROOT}"
-    assert ["ARG", f"BUNDLE_PATH=/{BUNDLE_ROOT}"] in lines
-    assert ["FROM", "${BUNDLE_IMAGE} AS bundle"] in lines
-    assert int(last["USER"].partition(":")[0]) > 0
-    parse([*json.loads(last["ENTRYPOINT"])[1:], *json.loads(last["CMD"])])
-    for instruction, rest in lines:
-        if instruction == "RUN" and rest.startswith("["):
-            parse(json.loads(rest)[1:])
-    order = [instruction for instruction, _ in lines]
-    assert order.index("USER") > order.index("COPY")
+    name: str
+    base: str
+    lines: tuple[tuple[str, str], ...]
+
+    def last(self, instruction: str) -> str:
+        return [rest for name, rest in self.lines if name == instruction][-1]
+
+
+def dockerfile() -> list[Stage]:
+    """The stages of the Dockerfile. What stands before the first is of no stage."""
+    text = (TEMPLATES / "Dockerfile").read_text(encoding="utf-8")
+    text = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)
+    rows = [line.split(maxsplit=1) for line in re.sub(r"\s*\\\n\s*", " ", text).splitlines() if line]
+    stages: list[Stage] = []
+    for instruction, rest in rows:
+        if instruction == "FROM":
+            base, name = rest.split(" AS ")
+            stages.append(Stage(name, base, ()))
+        elif stages:
+            stages[-1] = replace(stages[-1], lines=(*stages[-1].lines, (instruction, rest)))
+    return stages
+
+
+def test_the_dockerfile_gives_a_server_alone_and_one_with_a_bundle_that_serves_as_nobody() -> None:
+    bundle, server, model = dockerfile()
+
+    assert (bundle.name, bundle.base) == ("bundle", "${BUNDLE_IMAGE}")
+    assert (server.name, model.name, model.base) == ("server", "model", "server")
+    assert model.last("COPY") == f"--link --from=bundle ${{BUNDLE_PATH}} /{BUNDLE_ROOT}"
+    assert model.last("ARG") == f"BUNDLE_PATH=/{BUNDLE_ROOT}"
+    assert int(server.last("USER").partition(":")[0]) > 0
+    assert "USER" not in dict(model.lines)
+    for stage in (server, model):
+        parse([*json.loads(stage.last("ENTRYPOINT"))[1:], *json.loads(stage.last("CMD"))])
+    parse(json.loads(model.last("RUN"))[1:])
+    deployed = next(d for d in documents("kubernetes.yaml") if d["kind"] == "Deployment")
+    (container,) = deployed["spec"]["template"]["spec"]["containers"]
+    assert container["image"] in (TEMPLATES / "Dockerfile").read_text(encoding="utf-8")
+
+
+def test_every_recipe_installs_a_wheel_with_the_versions_that_it_carries() -> None:
+    for name in ("github-actions.yml", "gitlab-ci.yml", "Dockerfile"):
+        text = (TEMPLATES / name).read_text(encoding="utf-8")
+        installs = re.findall(r"pip install [^&]*?(?:whl\S*)", re.sub(r"\\\n\s*", " ", text))
+        assert installs, name
+        assert all("--constraint" in line and "aotgaudi/constraints.txt" in line for line in installs)
+    constraints = (ROOT / "aotgaudi" / "constraints.txt").read_text(encoding="utf-8")
+    pinned = {canonicalize_name(line.partition("==")[0]) for line in constraints.splitlines()}
+    for extra in (None, "build", "serve"):
+        assert {canonicalize_name(Requirement(line).name) for line in requirements(extra)} - pinned - {
+            "tomli"
+        } == set()
 
 
 @pytest.mark.parametrize("name", ["github-actions.yml", "gitlab-ci.yml"])
