@@ -14,7 +14,7 @@ from pathlib import Path
 
 from aotgaudi.backends.offline import build_target
 from aotgaudi.build.jobs import BuildJob
-from aotgaudi.build.keys import builder_versions
+from aotgaudi.build.keys import builder_versions, require_key_parts
 from aotgaudi.build.plan import Plan, is_known_complete, make_plan, remember_complete
 from aotgaudi.build.run import BuildOutcome, Progress, Watch, run_plan
 from aotgaudi.build.workers import UNIT_TIMEOUT_SECONDS, LocalPool, Pool
@@ -171,8 +171,10 @@ def seal(
 ) -> BundleIndex:
     """Seals what the store has for `manifest` into a bundle at `out`, signed where there is a `signing`.
 
-    Raises NotWarmError when entries are missing, unless `allow_missing`.
+    Raises NotWarmError when entries are missing, unless `allow_missing`; MissingPackageError where torch or
+    transformers is not installed.
     """
+    require_key_parts()
     receipt = make_receipt(manifest, plan_manifest(manifest, store))
     missing = receipt.missing(manifest.entries)
     if missing and not allow_missing:
