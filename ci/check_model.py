@@ -10,23 +10,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from aotgaudi.backends.online import make_runtime
-from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.engine.output import ErrorEvent, Event
-from aotgaudi.engine.runner import ProgramRunner
-from aotgaudi.engine.sampling_params import SamplingParams
-from aotgaudi.llm.assemble import make_engine
-from aotgaudi.llm.tokenizer import Tokenizer
-from aotgaudi.manifest.codec import loads
-from aotgaudi.runtime.allocator import keep_freed_memory
-from aotgaudi.runtime.executables import ExecutableTable
-from aotgaudi.runtime.load import Artifacts, Loader, declare_samplers
+from aotgaudi import LLM, SamplingParams, open_bundle
 
 PROMPTS = (
     "The capital of France is",
@@ -62,9 +51,14 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=len(PROMPTS))
     parser.add_argument("--tokens", type=int, default=64)
     args = parser.parse_args()
-    tokenizer = Tokenizer.load(args.model)
-    prompts = [tokenizer.encode(text, True) for text in PROMPTS[: args.prompts]]
-    dtype, ours = generate(args.bundle, args.model, tokenizer, prompts, args.tokens)
+    dtype = open_bundle(args.bundle).manifest.spec.model.dtype
+    with LLM(args.bundle, args.model) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=args.tokens)
+        outputs = llm.generate(PROMPTS[: args.prompts], params)
+        if llm.warmth.compilations:
+            sys.exit("something was compiled while it ran")
+    prompts = [output.prompt_token_ids for output in outputs]
+    ours = [output.token_ids for output in outputs]
     theirs = transformers_generate(args.model, dtype, prompts, args.tokens)
     same = sum(a == b for a, b in zip(ours, theirs, strict=True))
     agreeing = [common_prefix(a, b) for a, b in zip(ours, theirs, strict=True)]
@@ -73,47 +67,6 @@ def main() -> int:
         f"{dtype}: {same} of {len(prompts)} texts identical; {sum(agreeing)} of {total} tokens before the first difference"
     )
     return 0 if same == len(prompts) or dtype != "float32" else 1
-
-
-def generate(
-    bundle_dir: Path, model_dir: Path, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], num_tokens: int
-) -> tuple[str, list[list[int]]]:
-    """Returns the bundle's dtype and greedy tokens of every prompt, all batched together by the engine."""
-    keep_freed_memory()
-    bundle = open_bundle(bundle_dir)
-    manifest = loads(bundle.manifest_bytes)
-    table = ExecutableTable()
-    declare_samplers(manifest.entries, table)
-    loader = Loader(make_runtime(bundle.receipt.target), model_dir)
-    loader.load(
-        manifest.entries,
-        Artifacts(bundle.receipt, bundle.program, bundle.read_object, bundle.object_path),
-        table,
-    )
-    runner = ProgramRunner(table, manifest.spec.limits.block_size)
-    engine = make_engine(manifest, runner, tokenizer)
-    outputs: list[list[int]] = [[] for _ in prompts]
-    ended = [threading.Event() for _ in prompts]
-
-    def listen(i: int) -> object:
-        def on_event(event: Event) -> None:
-            if isinstance(event, ErrorEvent):
-                ended[i].set()
-                raise event.error
-            outputs[i].extend(event.token_ids)
-            if event.finish_reason:
-                ended[i].set()
-
-        return on_event
-
-    engine.start()
-    for i, ids in enumerate(prompts):
-        params = SamplingParams(temperature=0.0, max_tokens=num_tokens)
-        engine.add(ids, params, request_id=str(i), on_event=listen(i))  # type: ignore[arg-type]
-    for event in ended:
-        event.wait()
-    engine.shutdown(30)
-    return manifest.spec.model.dtype, outputs
 
 
 def transformers_generate(
