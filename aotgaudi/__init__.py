@@ -2,29 +2,52 @@
 
 The public Python API is what `__all__` names; each name is imported when it is first asked for::
 
+    result = aotgaudi.build("chat.toml", "chat.bundle")
+    result.manifest.id, result.outcome.compiled, result.bundle
+
     bundle = aotgaudi.open_bundle("chat.bundle", aotgaudi.Acceptance.demanding(["release.pub"]))
     bundle.manifest.entries, bundle.receipt.target, bundle.verify().is_intact
 
     with aotgaudi.LLM("chat.bundle", "my-model") as llm:
         print(llm.generate("The sea is")[0].text)
+
+`build` needs the extra [build], `LLM` the extra [serve]; without it MissingPackageError says so. Errors are those of
+`aotgaudi.errors`.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aotgaudi.bundle.bundle import Acceptance, Bundle, open_bundle
     from aotgaudi.llm import LLM, Output, SamplingParams
+    from aotgaudi.pipeline import BuildResult, Workers, build
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Acceptance", "Bundle", "Output", "SamplingParams", "__version__", "open_bundle"]
+__all__ = [
+    "LLM",
+    "Acceptance",
+    "BuildResult",
+    "Bundle",
+    "Output",
+    "SamplingParams",
+    "Workers",
+    "__version__",
+    "build",
+    "open_bundle",
+]
 
 _HOMES = {
     "Acceptance": "aotgaudi.bundle.bundle",
+    "BuildResult": "aotgaudi.pipeline",
     "Bundle": "aotgaudi.bundle.bundle",
     "LLM": "aotgaudi.llm",
     "Output": "aotgaudi.llm",
     "SamplingParams": "aotgaudi.llm",
+    "Workers": "aotgaudi.pipeline",
+    "build": "aotgaudi.pipeline",
     "open_bundle": "aotgaudi.bundle.bundle",
 }
 
@@ -39,3 +62,17 @@ def __getattr__(name: str) -> object:
 
         missing = MissingPackageError.of(error, preferred="serve")
         raise missing or error from error
+
+
+class _Api(ModuleType):
+    """This package, whose `build` is the function also when the package ``aotgaudi.build`` is imported.
+
+    Importing a package sets it as an attribute of its parent, which would hide the function of the same name.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name == "build" and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Api

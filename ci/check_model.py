@@ -55,7 +55,7 @@ def main() -> int:
     with LLM(args.bundle, args.model) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=args.tokens)
         outputs = llm.generate(PROMPTS[: args.prompts], params)
-        if llm.warmth.compilations:
+        if sum(llm.warmth.compilations.values()):
             sys.exit("something was compiled while it ran")
     prompts = [output.prompt_token_ids for output in outputs]
     ours = [output.token_ids for output in outputs]

@@ -17,6 +17,13 @@ def test_every_public_name_is_there(name: str) -> None:
     assert getattr(aotgaudi, name) is not None
 
 
+def test_build_is_the_function_whatever_was_imported_before() -> None:
+    code = "import aotgaudi.build.plan, aotgaudi; from aotgaudi.build import plan; print(aotgaudi.build.__module__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "aotgaudi.pipeline\n"
+
+
 def test_another_name_is_not() -> None:
     with pytest.raises(AttributeError, match="'aotgaudi' has no attribute 'serve_me'"):
         aotgaudi.serve_me  # noqa: B018
