@@ -114,6 +114,8 @@ def build(
     with opened.in_use():
         outcome = compile_missing(manifest, opened, manifest.entries, workers, watch)
         index = None if place is None else seal(manifest, opened, place, signing=signing)
+    if opened is not store:
+        opened.close()
     return BuildResult(manifest, outcome, place, index)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +59,12 @@ class LazyGroup(click.Group):
         """Writes the table's help lines."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.help) for name, command in self.lazy.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Returns what the shell may complete: commands, from the table alone, and our options."""
+        names = [
+            CompletionItem(name, help=command.help)
+            for name, command in self.lazy.items()
+            if name.startswith(incomplete)
+        ]
+        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]

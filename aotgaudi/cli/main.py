@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import click
@@ -47,5 +48,10 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Runs the command line of this process and exits."""
+    """Runs the command line of this process and exits.
+
+    SIGINT interrupts it also where the process was started with that signal ignored, as a script's background jobs are.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     cli.main(prog_name="aotgaudi")

@@ -62,7 +62,10 @@ def start(registry: FakeRegistry, out: Path) -> subprocess.Popen[str]:
         "-o",
         str(out),
     ]
-    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    ignoring = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]  # Interrupts, as in a script's background jobs.
+    return subprocess.Popen(
+        [*ignoring, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def wait_for_half(out: Path) -> None:

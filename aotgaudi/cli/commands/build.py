@@ -6,6 +6,7 @@ import difflib
 from pathlib import Path
 
 import click
+from click.shell_completion import CompletionItem
 
 from aotgaudi.cli.lazy import LazyGroup
 from aotgaudi.cli.verbs import BUILD_COMMANDS
@@ -22,6 +23,11 @@ class BuildGroup(LazyGroup):
         if args and args[0] not in known and not self._is_misspelt(args[0]):
             args = [_DEFAULT, *args]
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Returns commands and options, and files: the default command takes a spec."""
+        files = [] if incomplete.startswith("-") else [CompletionItem(incomplete, type="file")]
+        return [*super().shell_complete(ctx, incomplete), *files]
 
     def _is_misspelt(self, name: str) -> bool:
         """Whether `name` is meant as a command: a bare word, near to one, and no file."""

@@ -316,3 +316,63 @@ def test_bad_usage_exits_2(place: Place, arguments: list[str], message: str) -> 
 
     assert result.exit_code == 2
     assert message in result.output
+
+
+def test_entries_are_chosen_as_they_are_printed_and_by_pattern(place: Place) -> None:
+    entry = place.manifest.entries[0]
+    printed = run("cache", place.spec, "--store", place.store, "-j", "1", "--entry", str(entry), "--json")
+    kinds = {kind: len(place.manifest.of_kind(kind)) for kind in ("prompt", "sampler")}
+    pattern = run(
+        *("cache", place.spec, "--store", place.store, "--entry", f"({entry.kind}, *, *, *)"),
+        *("--entry", str(entry), "--receipt", place.folder / "receipt.json", "--json"),
+    )
+
+    assert json.loads(printed.stdout)["num_compiled"] == 2
+    assert pattern.exit_code == 0, pattern.output
+    programs = load_receipt((place.folder / "receipt.json").read_bytes()).programs
+    assert len(programs) == kinds["prompt"]
+
+
+def test_what_names_no_entry_is_one_line_with_what_is_near(place: Place) -> None:
+    result = run("cache", place.spec, "--store", place.store, "--entry", "(prompt, 1, 17, 0)")
+
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "error: the manifest has no entry '(prompt, 1, 17, 0)'"
+        f" (near: {'; '.join(map(str, place.manifest.of_kind('prompt')))})\n"
+    )
+
+
+VERBS: dict[str, tuple[list[str], set[str]]] = {
+    "build all": (["build", "tiny.toml"], {"manifest", "cache", "bundle"}),
+    "build manifest": (["build", "manifest", "tiny.toml"], {"id"}),
+    "build plan": (["build", "plan", "tiny.toml"], {"trace", "compile", "estimate_seconds"}),
+    "build cache": (["build", "cache", "tiny.toml"], {"num_compiled", "units"}),
+    "build bundle": (["build", "bundle", "tiny.toml", "-o", "b"], {"path", "num_units", "object_bytes"}),
+    "build image": (["build", "image", "done", "-o", "oci"], {"manifest", "layer"}),
+    "explain": (["explain", "tiny.toml"], {"num_entries", "reasons"}),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_json_is_one_document_on_standard_output_and_progress_is_beside_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setenv("AOTGAUDI_STORE", str(place.store))
+    arguments, keys = VERBS[verb]
+    if verb in ("build bundle", "build image"):
+        run(place.spec, "-o", "done", "-j", "1")
+
+    result = CliRunner().invoke(cli, [*arguments, "--json"])
+
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert keys <= document.keys()
+    assert all(line.startswith("[") for line in result.stderr.splitlines())
+    if verb == "build all":
+        assert (document["manifest"]["path"], document["bundle"]["path"]) == (
+            "tiny.manifest.json",
+            "tiny.bundle",
+        )
+        assert document["manifest"]["id"] == document["bundle"]["manifest_id"] == place.manifest.id
+        assert document["bundle"]["num_units"] == document["cache"]["num_compiled"] == 3

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 
 import click
 import pytest
+from click.shell_completion import BashComplete
 from click.testing import CliRunner
 
 from aotgaudi import __version__, errors
@@ -140,3 +142,64 @@ def test_build_without_a_command_is_build_all(
 @pytest.mark.parametrize("command", [*COMMANDS.values(), *BUILD_COMMANDS.values()])
 def test_every_registered_command_has_a_module(command: LazyCommand) -> None:
     assert importlib.util.find_spec(command.target.partition(":")[0]) is not None
+
+
+@pytest.mark.parametrize(
+    ("words", "incomplete", "expected"),
+    [
+        ([], "", list(COMMANDS)),
+        ([], "co", ["coverage"]),
+        (["build"], "pl", ["plan", "pl"]),
+        (["build"], "", [*BUILD_COMMANDS, ""]),
+        (["build"], "nothing", ["nothing"]),
+        (["build", "cache"], "--en", ["--entry"]),
+        (["build", "tiny.toml"], "--sto", ["--store"]),
+        (["cache"], "f", ["fsck"]),
+    ],
+)
+def test_the_shell_completes_commands_and_options_and_files_where_a_spec_may_be(
+    words: list[str], incomplete: str, expected: list[str]
+) -> None:
+    completer = BashComplete(cli, {}, "aotgaudi", "_AOTGAUDI_COMPLETE")
+
+    items = completer.get_completions(words, incomplete)
+
+    assert [item.value for item in items] == expected
+    assert [item.type for item in items].count("file") == (words == ["build"])
+
+
+def test_completion_works_as_the_shell_calls_it_and_imports_no_command() -> None:
+    code = (
+        "import atexit, sys\n"
+        "atexit.register(lambda: print(*[m for m in sys.modules if 'cli.commands' in m], file=sys.stderr))\n"
+        "from aotgaudi.cli.main import main\nmain()"
+    )
+    asked = {"_AOTGAUDI_COMPLETE": "bash_complete", "COMP_WORDS": "aotgaudi ex", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **asked},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.stdout == "plain,explain\n"
+    assert done.stderr == "\n"
+
+
+def test_a_process_that_was_started_with_interrupts_ignored_can_be_interrupted() -> None:
+    """As a script's background jobs are."""
+    code = (
+        "import signal, sys\nfrom aotgaudi.cli import main as module\n"
+        "module.cli.main = lambda **_: signal.raise_signal(signal.SIGINT)\n"
+        "module.main()"
+    )
+    done = subprocess.run(
+        ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode != 0
+    assert "KeyboardInterrupt" in done.stderr
