@@ -4,8 +4,8 @@ Upstream takes the number of blocks from the memory that is free when a server s
 differently; and the tables of buckets, and every recipe that holds the cache, depend on it. Here it is pinned: given,
 or a function of figures that are written down, by the formula of vllm_gaudi/v1/worker/hpu_worker.py 395-450
 (``determine_available_memory``) and vllm/v1/core/kv_cache_utils.py (``get_num_blocks``), in double precision and in
-that order. vllm-fork's V0 engine (vllm/worker/hpu_worker.py 342-390) sets no dummy block aside, and divides the blocks
-by the stages of a pipeline.
+that order. vllm-fork's V0 engine (vllm/worker/hpu_worker.py 342-390) sets no dummy block aside, and gives
+each stage of a pipeline a scheduler with its share of the blocks.
 """
 
 from __future__ import annotations
@@ -209,8 +209,13 @@ class _Count:
     block_size: int
     device: Device
 
-    def of(self, free_bytes: int) -> tuple[int, tuple[str, ...]]:
-        """Returns the blocks, and the figures. Raises SpecError where not one fits."""
+    @property
+    def num_schedulers(self) -> int:
+        """How many schedulers share the blocks: one for each stage of a pipeline in vllm-fork's V0 engine."""
+        return self.device.parallel.pipeline_parallel_size if self.rules.is_extension else 1
+
+    def of(self, free_bytes: int) -> tuple[int, str]:
+        """Returns the blocks, and the figures as text. Raises SpecError where not one fits."""
         share = _utilization(self.command)
         share = DEFAULT_UTILIZATION if share is None else share
         reserved = DEFAULT_RESERVED if self.serving.reserved is None else self.serving.reserved
@@ -219,8 +224,6 @@ class _Count:
         block_bytes = kv_block_bytes(self.facts, self.block_size, self.device.value_bytes, parallel)
         num_dummies = int(self.rules.has_dummy_block)
         blocks = num_kv_blocks(free_bytes, share, reserved, block_bytes, num_dummy_blocks=num_dummies)
-        if self.rules.is_extension:
-            blocks //= parallel.pipeline_parallel_size
         rank = f" on each of {parallel.world_size} devices" if parallel.world_size > 1 else ""
         figures = (
             f"{free_bytes} bytes free{rank} * {share} usable * {1 - reserved:g} not for graphs"
@@ -229,7 +232,7 @@ class _Count:
         if blocks < 1:
             remedy = "more, or --num-blocks N"
             raise SpecError("--free-memory", f"leaves room for no KV block: {figures}", remedy)
-        return blocks, (f"{blocks} KV blocks: {figures}", *_serve_with(blocks, None))
+        return blocks, f": {figures}"
 
 
 def num_kv_blocks(
@@ -258,21 +261,28 @@ def _pinned_blocks(pin: Pin, command: VllmCommand, count: _Count) -> tuple[int, 
     """
     text = command.values.get(_OVERRIDE)
     override = None if text is None else parse_integer(f"--{_OVERRIDE}", text, minimum=1)
+    shares = count.num_schedulers
     if pin.num_blocks is not None:
-        notes = (f"{pin.num_blocks} KV blocks, from --num-blocks", *_serve_with(pin.num_blocks, override))
-        return pin.num_blocks, (*notes, *_without_effect(command, count.serving))
-    if override is not None:
-        return override, (
-            f"{override} KV blocks, from --{_OVERRIDE}",
-            *_without_effect(command, count.serving),
-        )
-    if pin.free_bytes is None:
+        total, source = pin.num_blocks * shares, ", from --num-blocks"
+    elif override is not None:
+        total, source = override, f", from --{_OVERRIDE}"
+    elif pin.free_bytes is not None:
+        total, source = count.of(pin.free_bytes)
+    else:
         raise SpecError(
             "the number of KV blocks",
             "is not pinned: upstream takes it from the memory that is free, so that two starts may differ",
             f"--{_OVERRIDE} N in the vLLM command, --num-blocks N, or --free-memory 92GiB as upstream's log shows",
         )
-    return count.of(pin.free_bytes)
+    divided = f"{shares} schedulers, one for each stage, have {total // shares} of them each"
+    unused = () if source.startswith(":") else _without_effect(command, count.serving)
+    notes = (
+        f"{total} KV blocks{source}",
+        *([divided] if shares > 1 else []),
+        *_serve_with(total, override),
+        *unused,
+    )
+    return total // shares, notes
 
 
 def _utilization(command: VllmCommand) -> float | None:

@@ -506,6 +506,19 @@ def test_an_fp8_cache_has_twice_the_blocks() -> None:
     assert spec("-pp 2", pin=free, version=GAUDI_1_22).limits.num_blocks == 4106
 
 
+def test_the_extension_divides_the_blocks_among_the_stages_of_a_pipeline() -> None:
+    override = "-pp 2 --num-gpu-blocks-override 5000"
+
+    assert spec(override, pin=Pin(), version=GAUDI_1_22).limits.num_blocks == 2500
+    assert spec(override, pin=Pin()).limits.num_blocks == 5000
+    assert spec("-pp 2", version=GAUDI_1_22).limits.num_blocks == 4096
+    told = notes("-pp 2", version=GAUDI_1_22)
+    assert (
+        "8192 KV blocks, from --num-blocks\n2 schedulers, one for each stage, have 4096 of them each" in told
+    )
+    assert "add --num-gpu-blocks-override 8192" in told
+
+
 def test_adapter_slots() -> None:
     assert spec().lora is None
     assert spec("--max-loras 4").lora is None
