@@ -60,7 +60,7 @@ def test_a_complete_plan_starts_no_process_and_says_nothing(
 ) -> None:
     plan = seeded_plan(store, [("head a",)])
     execute(store, plan)
-    monkeypatch.setattr("aotgaudi.build.workers.subprocess.Popen", None)
+    monkeypatch.setattr(subprocess, "Popen", None)
 
     outcome = execute(store, replan(plan, store), on_progress=pytest.fail)
 
@@ -186,7 +186,7 @@ def test_a_stop_before_the_first_unit_starts_no_process(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = seeded_plan(store, [("head a",)])
-    monkeypatch.setattr("aotgaudi.build.workers.subprocess.Popen", None)
+    monkeypatch.setattr(subprocess, "Popen", None)
 
     outcome = execute(store, plan, should_stop=lambda: True)
 
@@ -277,7 +277,7 @@ def test_processes_that_cannot_be_started_are_one_error(
         raise OSError(11, "Resource temporarily unavailable")
 
     plan = seeded_plan(store, [("head a",)])
-    monkeypatch.setattr("aotgaudi.build.workers.subprocess.Popen", refuse)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
 
     with pytest.raises(CompileError, match=r"cannot start worker processes: .*unavailable.*-j N"):
         execute(store, plan)
