@@ -10,9 +10,9 @@ from aotgaudi.errors import SpecError
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.bucketing import BucketingSpec
 from aotgaudi.spec.defrag import DefragSpec
+from aotgaudi.spec.hyper_connections import MhcSpec
 from aotgaudi.spec.limits import ServingLimits, check_limits
 from aotgaudi.spec.lora import LoraSpec
-from aotgaudi.spec.mhc import MhcSpec
 from aotgaudi.spec.model import ModelSpec
 from aotgaudi.spec.parallel import ParallelSpec, check_parallel
 from aotgaudi.spec.sampler import SamplerSpec

@@ -1,14 +1,20 @@
-"""What a model's config says of its hyper-connections (mHC, with a Sinkhorn projection)."""
+"""Hyper-connections (mHC): which token counts are warm, and what a model's config says about its own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field
 
 from aotgaudi.errors import SpecError
+from aotgaudi.spec.base import SpecValue
+from aotgaudi.spec.limits import LARGEST_LIMIT
 from aotgaudi.spec.model import ModelSpec
+
+MhcRule = Literal["sglang-pr25810", "sglang-deepgemm-off", "sglang-fma", "vllm-collapsed"]
 
 _MOST_STREAMS = 64
 _MOST_ITERATIONS = 1000
@@ -23,6 +29,19 @@ _DEFAULTS: Mapping[str, Mapping[str, float]] = MappingProxyType(
     }
 )
 """What transformers 5.23 fills in where a config leaves the key out, by model type."""
+
+
+class MhcSpec(SpecValue):
+    """Which rule chooses the token counts, and up to where.
+
+    `enabled`: None is as upstream gates it: a model with hyper-connections on a CUDA target. True asks for
+    them on any target; it needs the target's `num_sms`. `max_num_tokens`: None is
+    ``limits.max_num_batched_tokens``.
+    """
+
+    enabled: bool | None = None
+    rule: MhcRule = "sglang-pr25810"
+    max_num_tokens: int | None = Field(default=None, ge=1, le=LARGEST_LIMIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +61,7 @@ class HyperConnections:
 
     @classmethod
     def of(cls, model: ModelSpec) -> HyperConnections | None:
-        """Returns those of `model`; None where it has none with a Sinkhorn projection.
+        """Returns the hyper-connections of `model`; None where it has none, or none with a Sinkhorn projection.
 
         A config has them where it, or its ``text_config``, has ``hc_sinkhorn_iters``, or is of a type whose
         default is to have them. Raises SpecError for values that are missing or cannot be.

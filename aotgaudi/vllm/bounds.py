@@ -135,7 +135,7 @@ def all_parameters(strategy: StrategyName) -> tuple[str, ...]:
 
 
 def check_bounds(prompt: PromptBounds, decode: DecodeBounds, environment: Mapping[str, str]) -> None:
-    """Raises SpecError, with the variable named, where a least value is above the most.
+    """Raises SpecError, which names the variable, where a minimum is above its maximum.
 
     Of decode blocks upstream lowers the least value itself (extension/bucketing/linear.py 76-82).
     """

@@ -90,7 +90,7 @@ class BucketingEnvironment:
     def parse(
         cls, environment: Mapping[str, str], version: str, *, enable_prefix_caching: bool | None = None
     ) -> BucketingEnvironment:
-        """Reads the environment as `version` does; only variables of ``VLLM_*`` and ``PT_HPU*`` are looked at.
+        """Reads the environment as `version` does; it looks only at the variables of vLLM and the bridge.
 
         Args:
             environment: names and texts.

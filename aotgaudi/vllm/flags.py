@@ -1,4 +1,4 @@
-"""The flags of ``vllm serve``, and what each does to what is warm: a spec takes it, refuses it, or a reason is told.
+"""The flags of ``vllm serve``: which of them a spec takes, which it refuses, and what the others do to what is warm.
 
 Names and arities are those of vllm/engine/arg_utils.py, vllm/entrypoints/openai/cli_args.py, and of vllm-fork's
 additions to the former. A flag is `harmless` only with a reason why it changes nothing that is warm; every other flag

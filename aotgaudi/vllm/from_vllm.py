@@ -65,7 +65,7 @@ _FLAGS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmSetup:
-    """All that a person has.
+    """Everything that a spec is made from.
 
     Attributes:
         environment: the variables of vLLM and the bridge; others may be there and are not looked at. What the
@@ -89,7 +89,7 @@ class VllmSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What became of a command and an environment, as far as the spec itself does not say it.
+    """What a person should know of a command and an environment that the spec itself does not say.
 
     Attributes:
         notes: what the person should know.

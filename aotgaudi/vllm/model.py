@@ -38,7 +38,7 @@ _GAUDI_CHUNK = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """Derived from a config, at one version of the rules.
+    """What a server reads from a config, by one version's rules.
 
     Attributes:
         text: the language model's keys: the config itself, or its ``text_config``.

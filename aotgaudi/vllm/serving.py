@@ -101,7 +101,7 @@ class ServingEnvironment:
         )
 
     def defrag_spec(self, bucketing: BucketingEnvironment) -> DefragSpec:
-        """Returns the defragmenter of this environment.
+        """Returns the defragmenter that this environment asks for.
 
         Where VLLM_DEFRAG is unset it is on with unified attention (v0.11.2 to v0.17.1) or with contiguous paged
         attention (from v0.19.0 on; extension/features.py), and its swaps are graphs under torch.compile
@@ -230,7 +230,7 @@ def num_speculative_tokens(values: Mapping[str, str]) -> int:
 
 
 def takes_images(command: VllmCommand) -> bool:
-    """Returns whether any image or video may be in a prompt: none may with limits of 0, or for language only.
+    """Returns whether prompts may hold images or videos: not where both are limited to 0, nor with language only.
 
     --limit-mm-per-prompt is JSON, or ``image=4,video=0`` in older releases. Raises SpecError.
     """

@@ -1,4 +1,4 @@
-"""What each variable of the public code does to what is warm, besides those that a spec takes; and environment files.
+"""What the variables that no spec takes do to what is warm; and how environment files are read.
 
 From the lists of vllm_gaudi/extension/features.py and envs.py, vllm/envs.py and the bridge's env_flags.yaml. A variable
 is harmless only with a reason; what is not known here may change what is warm.

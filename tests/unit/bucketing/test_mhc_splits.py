@@ -21,7 +21,7 @@ from aotgaudi.bucketing.mhc_splits import (
     warm_up_buckets,
 )
 from aotgaudi.errors import SpecError
-from aotgaudi.spec.mhc import MhcRule
+from aotgaudi.spec.hyper_connections import MhcRule
 
 H200 = 132
 FLASH, PRO = (4, 4096), (4, 7168)
