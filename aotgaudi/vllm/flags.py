@@ -94,6 +94,7 @@ _REFUSED: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "give the changed config.json with --model-config instead",
         (),
     ),
+    "device": ("a spec of a vLLM command is for Gaudi", ("hpu", "auto")),
     "cpu-offload-gb": ("offloaded weights change the graphs", ("0", "0.0")),
 }
 
@@ -121,6 +122,7 @@ _MAY_CHANGE: Mapping[str, str] = {
         "generation-config override-generation-config max-logprobs logprobs-mode"
     ),
     "a step has other outputs": "enable-return-routed-experts",
+    "graphs may have to be captured again after a sleep": "enable-sleep-mode",
     "the draft model's graphs are not enumerated": "speculative-model",
     "graphs for some adapters only": "specialize-active-lora",
     "prompts are batched in another way": "use-padding-aware-scheduling",
@@ -151,19 +153,18 @@ _HARMLESS: Mapping[str, str] = {
         profiler-config kv-events-config ray-workers-use-nsight use-tqdm-on-load""",
     "how weights come to the device": """
         download-dir safetensors-load-strategy model-loader-extra-config ignore-patterns pt-load-map-location
-        weights-load-device weight-transfer-config max-parallel-loading-workers hf-token code-revision
-        enable-sleep-mode""",
+        weights-load-device weight-transfer-config max-parallel-loading-workers hf-token code-revision""",
     "where ranks run, and how they find each other": """
         distributed-executor-backend master-addr master-port nnodes node-rank data-parallel-rank
         data-parallel-start-rank data-parallel-size-local data-parallel-address data-parallel-rpc-port
         data-parallel-backend data-parallel-hybrid-lb data-parallel-external-lb
-        disable-nccl-for-dp-synchronization device enable-fault-tolerance""",
+        disable-nccl-for-dp-synchronization enable-fault-tolerance""",
     "of another parallelism, which is refused": "all2all-backend eplb-config expert-placement-strategy",
     "of other devices": """
         disable-custom-all-reduce cudagraph-capture-sizes cuda-graph-sizes max-cudagraph-capture-size
         max-seq-len-to-capture""",
     "which adapters fill the slots": "lora-modules max-cpu-loras",
-    "forms fewer of the same steps": """
+    "chooses among the same steps": """
         max-num-partial-prefills max-long-partial-prefills long-prefill-token-threshold scheduler-delay-factor
         disable-chunked-mm-input""",
     "orders requests": "scheduling-policy",

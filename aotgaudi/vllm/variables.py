@@ -67,6 +67,8 @@ _MAY_CHANGE: Mapping[str, str] = {
     "the model runner prepares its inputs in another way": """
         VLLM_DELAYED_SAMPLING VLLM_HPU_USE_DELAYED_SAMPLING""",
     "decides which layers and experts a rank has": "VLLM_PP_LAYER_PARTITION VLLM_ENABLE_EXPERT_PARALLEL",
+    "takes the model from elsewhere: give its config.json with --model-config": """
+        VLLM_USE_MODELSCOPE VLLM_MODEL_REDIRECT_PATH""",
     "warms up the vision tower in another way": "VLLM_MM_WARMUP_OUTSIDE_COMPILE_ONLY",
     "transfers between servers add steps of theirs": """
         VLLM_KV_TRANSFER_CONFIG VLLM_KV_CONNECTOR VLLM_HPU_HETERO_KV_LAYOUT VLLM_HPU_NIXL_JOINT_KV
@@ -116,7 +118,7 @@ _HARMLESS: Mapping[str, str] = {
         VLLM_HPU_LOG_STEP_CPU_FALLBACKS_ALL""",
     "where files are kept": """
         VLLM_CACHE_ROOT VLLM_CONFIG_ROOT VLLM_ASSETS_CACHE VLLM_XGRAMMAR_CACHE_MB PT_HPU_RECIPE_CACHE_CONFIG
-        VLLM_LORA_RESOLVER_CACHE_DIR VLLM_USE_MODELSCOPE VLLM_MODEL_REDIRECT_PATH""",
+        VLLM_LORA_RESOLVER_CACHE_DIR""",
     "how requests are read and answered": """
         VLLM_IMAGE_FETCH_TIMEOUT VLLM_VIDEO_FETCH_TIMEOUT VLLM_AUDIO_FETCH_TIMEOUT VLLM_VIDEO_LOADER_BACKEND
         VLLM_MM_INPUT_CACHE_GIB VLLM_MM_INPUT_CACHE_SIZE VLLM_TOOL_PARSE_REGEX_TIMEOUT_SECONDS

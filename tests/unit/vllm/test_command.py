@@ -126,7 +126,15 @@ def test_assignments_before_the_command_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["-dp 1", "--data_parallel_size=1", "--task generate", "--cpu-offload-gb 0", "--nnodes 2"]
+    "words",
+    [
+        "-dp 1",
+        "--data_parallel_size=1",
+        "--task generate",
+        "--cpu-offload-gb 0",
+        "--nnodes 2",
+        "--device hpu",
+    ],
 )
 def test_values_that_ask_for_nothing_pass(words: str) -> None:
     assert parse(words).values == {}
@@ -167,6 +175,7 @@ def test_every_flag_that_is_not_taken_has_a_reason() -> None:
         ("-dp 2", "--data-parallel-size", "describe one replica"),
         ("-dcp 2", "--decode-context-parallel-size", "not enumerated"),
         ("--enable-dbo", "--enable-dbo", "not enumerated"),
+        ("--device cuda", "--device", "Gaudi"),
         ("--task embed", "--task", "pooling"),
         ("--runner pooling", "--runner", "pooling"),
         ("--config serve.yaml", "--config", "not read"),
