@@ -14,7 +14,7 @@ from typing import Any
 import harness
 from harness import ROOT, Spread, Table, verdict
 
-from aotgaudi.bucketing.inputs import BucketingInputs
+from aotgaudi.bucketing.strategy import BucketingInputs
 from aotgaudi.bucketing.versions import find_strategy
 from aotgaudi.vllm.environment import BucketingEnvironment
 

@@ -28,7 +28,7 @@ from aotgaudi.bucketing.bucket_line import (
 )
 from aotgaudi.bucketing.combine import check_mamba, filter_decode, filter_prompt, with_speculation
 from aotgaudi.bucketing.filters import ProductRules
-from aotgaudi.bucketing.inputs import Bucket, BucketingInputs
+from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.limits import LARGEST_LIMIT
 

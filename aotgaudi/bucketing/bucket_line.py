@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
-from aotgaudi.bucketing.size import MAX_RANGE_VALUES
+from aotgaudi.bucketing.strategy import MAX_RANGE_VALUES
 
 MAX_LINE_CHARS = 16_384
 """Longest line; it bounds how deep a syntax tree can be."""

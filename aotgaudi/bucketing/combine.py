@@ -25,8 +25,7 @@ from aotgaudi.bucketing.filters import (
     most_prompt_context,
     rounded_query,
 )
-from aotgaudi.bucketing.inputs import Bucket, BucketingInputs, Ranges
-from aotgaudi.bucketing.size import check_num_buckets, collector_paused
+from aotgaudi.bucketing.strategy import Bucket, BucketingInputs, Ranges, check_num_buckets, collector_paused
 from aotgaudi.errors import SpecError
 
 

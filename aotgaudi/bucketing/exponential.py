@@ -18,7 +18,7 @@ from aotgaudi.bucketing.exponential_range import (
     ceil_log2,
     exponential_range,
 )
-from aotgaudi.bucketing.inputs import BucketingInputs, Ranges
+from aotgaudi.bucketing.strategy import BucketingInputs, Ranges
 
 _LONG_MODEL_LEN = 8192
 """From this model length on, the full query length is taken off the largest prompt context."""

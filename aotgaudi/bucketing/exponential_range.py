@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from aotgaudi.bucketing.size import check_num_values
+from aotgaudi.bucketing.strategy import check_num_values
 from aotgaudi.errors import SpecError
 
 

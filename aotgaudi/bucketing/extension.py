@@ -13,8 +13,7 @@ from itertools import product
 from typing import NamedTuple, Protocol
 
 from aotgaudi.bucketing.filters import is_off_slice_query
-from aotgaudi.bucketing.inputs import Bucket, BucketingInputs
-from aotgaudi.bucketing.size import check_num_buckets, collector_paused
+from aotgaudi.bucketing.strategy import Bucket, BucketingInputs, check_num_buckets, collector_paused
 from aotgaudi.errors import SpecError
 
 

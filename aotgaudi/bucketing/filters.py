@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from aotgaudi.bucketing.inputs import Bucket, BucketingInputs
+from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
 
 EDGE_MODEL_LEN = 8192
 """From this model length on the edge rule applies."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 
-from aotgaudi.bucketing.inputs import BucketingInputs, Ranges
-from aotgaudi.bucketing.size import check_num_values
+from aotgaudi.bucketing.strategy import BucketingInputs, Ranges, check_num_values
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.bucketing import AxisBounds
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from aotgaudi.bucketing.inputs import BucketingInputs, Ranges
 from aotgaudi.bucketing.linear import DIMENSIONS, check_axis
+from aotgaudi.bucketing.strategy import BucketingInputs, Ranges
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.bucketing import AxisBounds
 

@@ -15,9 +15,12 @@ from aotgaudi.bucketing.bucket_file import FileStrategy
 from aotgaudi.bucketing.bucket_line import Dialect
 from aotgaudi.bucketing.combine import ProductStrategy
 from aotgaudi.bucketing.exponential import ExponentialRanges, ExponentialRules
-from aotgaudi.bucketing.exponential_extension import ExtensionExponential, ExtensionExponentialRules
 from aotgaudi.bucketing.extension import ExtensionRules, ExtensionStrategy
-from aotgaudi.bucketing.extension_linear import ExtensionLinear
+from aotgaudi.bucketing.extension_ranges import (
+    ExtensionExponential,
+    ExtensionExponentialRules,
+    ExtensionLinear,
+)
 from aotgaudi.bucketing.filters import ProductRules
 from aotgaudi.bucketing.linear import LinearRanges
 from aotgaudi.bucketing.padding_aware import PaddingAwareRanges

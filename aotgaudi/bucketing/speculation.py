@@ -26,8 +26,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from aotgaudi.bucketing.inputs import Bucket, BucketingInputs
 from aotgaudi.bucketing.reachable import Counterexample, ReachableDecodes, counted, span
+from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
 from aotgaudi.bucketing.versions import find_strategy
 from aotgaudi.entries import DecodeEntry
 from aotgaudi.spec.bucketing import BucketingSpec

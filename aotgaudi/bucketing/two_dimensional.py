@@ -12,16 +12,15 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from aotgaudi.bucketing.exponential_range import ExponentialAxis, RangeRule, ceil_log2, exponential_range
-from aotgaudi.bucketing.extension_linear import (
+from aotgaudi.bucketing.extension_ranges import (
     cut_contexts,
     decode_axes,
     decode_contexts,
     extension_range,
     prompt_axes,
 )
-from aotgaudi.bucketing.inputs import Bucket, BucketingInputs
 from aotgaudi.bucketing.linear import LinearAxis
-from aotgaudi.bucketing.size import check_num_buckets
+from aotgaudi.bucketing.strategy import Bucket, BucketingInputs, check_num_buckets
 
 _FILLED = RangeRule(special_minima=frozenset(), clips_last=False, fills=True)
 

@@ -10,11 +10,8 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from aotgaudi.bucketing.inputs import BucketingInputs
+from aotgaudi.bucketing.strategy import BucketingInputs, UnifiedBucket
 from aotgaudi.errors import SpecError
-
-UnifiedBucket = tuple[int, int, int, int]
-"""``(query length, shared context blocks, unique context blocks, is causal)``, as upstream writes it."""
 
 _NUM_POINTS = 10
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from aotgaudi.bucketing.inputs import Bucket, BucketingInputs
+from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
 
 _BATCH_STEP = 2
 _QUERY_STEP = 32

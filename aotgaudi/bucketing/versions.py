@@ -24,12 +24,10 @@ from aotgaudi.bucketing.exponential import (
     sequences_within_quarter,
     shared_cache,
 )
-from aotgaudi.bucketing.exponential_extension import ExtensionExponentialRules
 from aotgaudi.bucketing.exponential_range import RangeRule
 from aotgaudi.bucketing.extension import ExtensionRules
-from aotgaudi.bucketing.extension_linear import ExtensionLinear
+from aotgaudi.bucketing.extension_ranges import ExtensionExponentialRules, ExtensionLinear
 from aotgaudi.bucketing.filters import ProductRules
-from aotgaudi.bucketing.inputs import BucketingInputs
 from aotgaudi.bucketing.linear import LinearRanges
 from aotgaudi.bucketing.rules import (
     BucketingVersion,
@@ -38,7 +36,7 @@ from aotgaudi.bucketing.rules import (
     GaudiVersion,
     TwoDimensionalVersion,
 )
-from aotgaudi.bucketing.strategy import Strategy, UnifiedStrategy
+from aotgaudi.bucketing.strategy import BucketingInputs, Strategy, UnifiedStrategy
 from aotgaudi.bucketing.upstream_lookup import LookupRules, UpstreamLookup
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.bucketing import BucketingSpec

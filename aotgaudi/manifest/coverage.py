@@ -25,10 +25,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from aotgaudi.bucketing.inputs import Bucket, BucketingInputs
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.proof import Coverage, Hole, PhaseCoverage, ReachableSteps, prove_steps, uncovered
 from aotgaudi.bucketing.reachable import Counterexample, ReachableDecodes, counted
+from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
 from aotgaudi.bucketing.upstream_lookup import UpstreamAnswer
 from aotgaudi.bucketing.versions import VERSIONS, find_strategy, open_upstream_lookup
 from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry, SamplerEntry

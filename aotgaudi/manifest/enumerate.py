@@ -14,22 +14,19 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from aotgaudi.bucketing.closure import closing_entries
-from aotgaudi.bucketing.inputs import BucketingInputs
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.proof import ReachableSteps
+from aotgaudi.bucketing.strategy import BucketingInputs
 from aotgaudi.bucketing.versions import find_strategy, find_unified
-from aotgaudi.bucketing.vision import vision_sizes, warm_sizes
 from aotgaudi.entries import (
     DecodeEntry,
     Entry,
     PromptEntry,
     SamplerEntry,
     UnifiedEntry,
-    VisionEntry,
 )
 from aotgaudi.errors import SpecError
-from aotgaudi.manifest.hyper_connections import mhc_entries
-from aotgaudi.manifest.sampling import defrag_entries, sampler_entries
+from aotgaudi.manifest.side_entries import defrag_entries, mhc_entries, sampler_entries, vision_entries
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.limits import LARGEST_LIMIT
 from aotgaudi.spec.sampler import SamplerSpec
@@ -70,7 +67,7 @@ def enumerate_entries(spec: BuildSpec) -> tuple[Entry, ...]:
         *steps.prompt,
         *steps.decode,
         *steps.unified,
-        *_vision_entries(spec),
+        *vision_entries(spec),
         *_sampler_entries(steps.decode, spec.sampler),
         *defrag_entries(spec.limits, spec.defrag),
         *mhc_entries(spec),
@@ -136,11 +133,3 @@ def _inserted(entries: tuple[_E, ...], added: Iterable[_E]) -> tuple[_E, ...]:
     for entry in added:
         insort(merged, entry)
     return tuple(merged)
-
-
-def _vision_entries(spec: BuildSpec) -> tuple[VisionEntry, ...]:
-    """The sizes of the vision tower, which upstream looks up by the config's model type."""
-    if not spec.vision.enabled:
-        return ()
-    is_batch = vision_sizes(spec.model.model_type, spec.vision).is_batch
-    return tuple(VisionEntry(size, is_batch) for size in warm_sizes(spec.model, spec.vision))

@@ -15,7 +15,7 @@ from typing import Literal
 from aotgaudi.bucketing.versions import find_version
 from aotgaudi.entries import SamplerEntry
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.sampling import FEWEST_BLOCKS_TO_EXCHANGE
+from aotgaudi.manifest.side_entries import FEWEST_BLOCKS_TO_EXCHANGE
 
 _MODES_WITHOUT_WARM_UP = ("lazy", "eager")
 _OWN_COLUMNS = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "num_logprobs")

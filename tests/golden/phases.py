@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from aotgaudi.bucketing.inputs import BucketingInputs
-from aotgaudi.bucketing.strategy import Strategy
+from aotgaudi.bucketing.strategy import BucketingInputs, Strategy
 from tests.golden.rows import Row, check_table, inputs_of
 
 PHASES = ("prompt", "decode")

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from aotgaudi.bucketing.inputs import BucketingInputs
+from aotgaudi.bucketing.strategy import BucketingInputs
 from aotgaudi.errors import SpecError
 from aotgaudi.vllm.environment import BucketingEnvironment
 

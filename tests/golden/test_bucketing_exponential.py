@@ -8,14 +8,14 @@ import pytest
 
 from aotgaudi.bucketing.combine import ProductStrategy
 from aotgaudi.bucketing.exponential import ExponentialRanges
-from aotgaudi.bucketing.exponential_extension import EXTENSION_POINTS
 from aotgaudi.bucketing.exponential_range import (
     ExponentialAxes,
     ExponentialAxis,
     RangeRule,
     exponential_range,
 )
-from aotgaudi.bucketing.inputs import Ranges
+from aotgaudi.bucketing.extension_ranges import EXTENSION_POINTS
+from aotgaudi.bucketing.strategy import Ranges
 from aotgaudi.bucketing.versions import find_strategy
 from aotgaudi.errors import SpecError
 from tests.golden.rows import Row, check_table, inputs_of, parameters, read_rows

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aotgaudi.bucketing.exponential_range import ExponentialAxis
-from aotgaudi.bucketing.extension_linear import prompt_axes
+from aotgaudi.bucketing.extension_ranges import prompt_axes
 from aotgaudi.bucketing.linear import LinearAxis
 from aotgaudi.bucketing.two_dimensional import (
     exponential_decode_axes,

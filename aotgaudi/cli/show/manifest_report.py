@@ -16,10 +16,9 @@ from aotgaudi.bucketing.proof import uncovered
 from aotgaudi.bucketing.versions import skipped_lines
 from aotgaudi.entries import ENTRY_KINDS, DecodeEntry, Entry, PromptEntry
 from aotgaudi.errors import SpecError
+from aotgaudi.manifest.cost import estimate_memory, find_explosion
 from aotgaudi.manifest.coverage import coverage_of, coverage_of_server, left_out, reachable_of
-from aotgaudi.manifest.explosion import find_explosion
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.memory import estimate_memory
 from aotgaudi.spec.build_spec import BuildSpec
 
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from aotgaudi.bucketing.bucket_file import FileStrategy, SkippedLine, read_bucket_file
 from aotgaudi.bucketing.bucket_line import EVALUATED, LITERAL, Dialect
 from aotgaudi.bucketing.filters import ProductRules
-from aotgaudi.bucketing.inputs import BucketingInputs
+from aotgaudi.bucketing.strategy import BucketingInputs
 from aotgaudi.bucketing.versions import find_strategy
 from aotgaudi.errors import SpecError
 

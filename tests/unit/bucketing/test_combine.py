@@ -19,8 +19,15 @@ from aotgaudi.bucketing.combine import (
     with_speculation,
 )
 from aotgaudi.bucketing.filters import ProductRules, edge_context
-from aotgaudi.bucketing.inputs import Bucket, BucketingInputs, Ranges
-from aotgaudi.bucketing.size import MAX_BUCKETS, check_num_buckets, check_num_values, collector_paused
+from aotgaudi.bucketing.strategy import (
+    MAX_BUCKETS,
+    Bucket,
+    BucketingInputs,
+    Ranges,
+    check_num_buckets,
+    check_num_values,
+    collector_paused,
+)
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.bucketing import AxisBounds, PromptBounds, SlidingSpec
 

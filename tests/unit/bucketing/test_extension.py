@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.bucketing.exponential_extension import ExtensionExponential, ExtensionExponentialRules
 from aotgaudi.bucketing.extension import ExtensionRules, ExtensionStrategy
-from aotgaudi.bucketing.inputs import Bucket, BucketingInputs
+from aotgaudi.bucketing.extension_ranges import ExtensionExponential, ExtensionExponentialRules
+from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
 from aotgaudi.bucketing.versions import find_strategy
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.bucketing import AxisBounds, PromptBounds, SlidingSpec

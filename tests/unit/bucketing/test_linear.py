@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.bucketing.inputs import BucketingInputs
 from aotgaudi.bucketing.linear import LinearAxis, LinearRanges, linear_range
+from aotgaudi.bucketing.strategy import BucketingInputs
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.bucketing import AxisBounds, DecodeBounds, PromptBounds
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.bucketing.inputs import BucketingInputs
 from aotgaudi.bucketing.padding_aware import PaddedAxis, decode_axes, padded_range, prompt_axes
+from aotgaudi.bucketing.strategy import BucketingInputs
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.bucketing import AxisBounds, DecodeBounds, PromptBounds
 

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aotgaudi.bucketing.closure import closing_entries
-from aotgaudi.bucketing.inputs import Bucket
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.proof import ReachableSteps, prove_steps
 from aotgaudi.bucketing.reachable import ReachableDecodes
 from aotgaudi.bucketing.speculation import SpeculativeDecodes
+from aotgaudi.bucketing.strategy import Bucket
 from aotgaudi.bucketing.upstream_lookup import first_covering
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.spec.bucketing import BucketingSpec

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.bucketing.inputs import BucketingInputs
-from aotgaudi.bucketing.size import MAX_BUCKETS
-from aotgaudi.bucketing.strategy import Strategy
+from aotgaudi.bucketing.strategy import MAX_BUCKETS, BucketingInputs, Strategy
 from aotgaudi.bucketing.versions import VERSIONS, find_strategy
 from aotgaudi.errors import SpecError
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.bucketing.inputs import BucketingInputs
+from aotgaudi.bucketing.strategy import BucketingInputs
 from aotgaudi.bucketing.two_dimensional import TwoDimensionalExponential, TwoDimensionalLinear
 from aotgaudi.bucketing.versions import VERSIONS
 from aotgaudi.errors import SpecError

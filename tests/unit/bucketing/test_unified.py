@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.bucketing.inputs import BucketingInputs
+from aotgaudi.bucketing.strategy import BucketingInputs
 from aotgaudi.bucketing.unified import UnifiedAxis, UnifiedRanges, unified_axes, unified_range
 from aotgaudi.bucketing.versions import find_unified
 from aotgaudi.errors import SpecError

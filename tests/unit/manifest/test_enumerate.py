@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.bucketing.inputs import BucketingInputs
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.proof import ReachableSteps, uncovered
+from aotgaudi.bucketing.strategy import BucketingInputs
 from aotgaudi.bucketing.versions import VERSIONS, find_strategy, find_unified
 from aotgaudi.entries import DefragEntry, PromptEntry, SamplerEntry
 from aotgaudi.errors import SpecError

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.sampling import sampler_entries
+from aotgaudi.manifest.side_entries import sampler_entries
 from aotgaudi.spec.parse import spec_from_json
 from aotgaudi.vllm.warm_up import LogLine, warm_up_log
 

@@ -1,5 +1,10 @@
-"""How much device memory a manifest needs besides the weights: the KV cache, and the largest steps' buffers.
+"""What the entries of a manifest cost: hours of compiling where there are too many, and bytes while serving.
 
+**Too many.** Users of the public tables met 14,368 prompt and 4,042 decode buckets (vllm-gaudi#762), and about 14 s of
+compiling for each of 126 decode buckets (vllm-gaudi#1160). `find_explosion` says so, and what would make them fewer.
+
+**Bytes.** `estimate_memory` says how much device memory a manifest needs besides the weights: the KV cache, and the largest
+steps' buffers.
 An estimate from shapes alone, to be compared with a budget before anything is compiled. Sizes are in bytes, of one
 device: of each rank, where the spec spreads the model over several. Let e be the bytes of the spec's dtype, c those
 of a number of the KV cache, H the hidden size, V the vocabulary, d the width of a head, B the block size; and of one
@@ -23,12 +28,90 @@ allocator's slack and the runtime's own memory are not in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Union
 
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry, UnifiedEntry
+from aotgaudi.errors import SpecError
+from aotgaudi.manifest.enumerate import enumerate_entries
+from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.spec.change import ValueChange, with_change
+
+MANY_STEPS = 2000
+"""More prompt, decode and unified entries than this are worth a warning."""
+
+SECONDS_A_STEP = 14.0
+"""Compile time of one bucket on Gaudi, as reported in vllm-gaudi#1160."""
+
+_STEP_KINDS = ("prompt", "decode", "unified")
+_USUAL_BATCHED_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class Explosion:
+    """`num_steps`: entries of each kind of step. `remedies`: single changes of the spec, fewest steps first."""
+
+    num_steps: dict[str, int]
+    remedies: tuple[tuple[ValueChange, int], ...]
+
+    @property
+    def total(self) -> int:
+        """Steps of all kinds."""
+        return sum(self.num_steps.values())
+
+    @property
+    def compile_seconds(self) -> float:
+        """What compiling them would take, one after the other."""
+        return self.total * SECONDS_A_STEP
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.num_steps.items() if count)
+        remedies = ", or ".join(
+            f"{change.where} = {change.new!r} ({count:,})" for change, count in self.remedies
+        )
+        return (
+            f"{self.total:,} step programs ({kinds}): {self.compile_seconds / 3600:,.1f} hours of compiling at"
+            f" {SECONDS_A_STEP:g} s each, as in vllm-gaudi#1160; fewer with"
+            f" {remedies or 'lower limits, or bounds under bucketing.prompt and bucketing.decode'}"
+        )
+
+
+def find_explosion(manifest: Manifest) -> Explosion | None:
+    """Returns what to warn of, or None where the steps are no more than `MANY_STEPS`."""
+    num_steps = {kind: len(manifest.of_kind(kind)) for kind in _STEP_KINDS}
+    total = sum(num_steps.values())
+    if total <= MANY_STEPS:
+        return None
+    counted = ((change, _steps_with(manifest.spec, change)) for change in _candidates(manifest.spec))
+    fewer = [(change, count) for change, count in counted if count is not None and count < total]
+    return Explosion(num_steps, tuple(sorted(fewer, key=lambda remedy: remedy[1])))
+
+
+def _candidates(spec: BuildSpec) -> Iterator[ValueChange]:
+    limits, strategy = spec.limits, spec.bucketing.strategy
+    if strategy not in ("exponential", "file"):
+        yield ValueChange(("bucketing", "strategy"), strategy, "exponential")
+    if limits.max_num_batched_tokens > _USUAL_BATCHED_TOKENS:
+        where = ("limits", "max_num_batched_tokens")
+        yield ValueChange(where, limits.max_num_batched_tokens, _USUAL_BATCHED_TOKENS)
+    if limits.max_num_prefill_seqs > 1:
+        yield ValueChange(("limits", "max_num_prefill_seqs"), limits.max_num_prefill_seqs, 1)
+
+
+def _steps_with(spec: BuildSpec, change: ValueChange) -> int | None:
+    """How many steps there are after a change; None where the spec cannot have it."""
+    try:
+        entries = enumerate_entries(with_change(spec, change))
+    except SpecError:
+        return None
+    return sum(_is_step(entry) for entry in entries)
+
+
+def _is_step(entry: Entry) -> bool:
+    return entry.kind in _STEP_KINDS
+
 
 _LOGIT_BYTES = 4
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aotgaudi.entries import DefragEntry, SamplerEntry
-from aotgaudi.manifest.sampling import defrag_entries, sampler_entries
+from aotgaudi.manifest.side_entries import defrag_entries, sampler_entries
 from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.sampler import SamplerSetting, SamplerSpec

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, PromptEntry, UnifiedEntry
 from aotgaudi.errors import SpecError
-from aotgaudi.manifest.memory import estimate_memory, kv_cache_bytes
+from aotgaudi.manifest.cost import estimate_memory, kv_cache_bytes
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import load_spec, spec_from_json
 

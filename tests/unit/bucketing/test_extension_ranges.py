@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.bucketing.extension_linear import cut_contexts, extension_range
-from aotgaudi.bucketing.inputs import BucketingInputs
+from aotgaudi.bucketing.extension_ranges import cut_contexts, extension_range
 from aotgaudi.bucketing.linear import LinearAxis
+from aotgaudi.bucketing.strategy import BucketingInputs
 from aotgaudi.bucketing.versions import find_strategy
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.bucketing import AxisBounds, DecodeBounds, PromptBounds

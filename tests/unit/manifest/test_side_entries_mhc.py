@@ -8,8 +8,8 @@ import pytest
 
 from aotgaudi.entries import MhcEntry
 from aotgaudi.errors import SpecError
-from aotgaudi.manifest.hyper_connections import mhc_entries
 from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.side_entries import mhc_entries
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import spec_from_json
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from aotgaudi.entries import DecodeEntry, PromptEntry
-from aotgaudi.manifest.explosion import MANY_STEPS, find_explosion
+from aotgaudi.manifest.cost import MANY_STEPS, find_explosion
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import spec_from_json
