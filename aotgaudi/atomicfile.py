@@ -7,8 +7,8 @@
       rename or link            the name appears, with all the bytes behind it
       fsync of the directory    the name is on the device
 
-`write_atomic` does all of it. Who must look at the bytes in between, or has another place for what is unfinished,
-takes the steps: `temporary_file`, `Temporary`, `place` and `place_first`.
+`write_atomic` does all of it. Callers that must read the bytes back before they get their name, or that keep unfinished
+files elsewhere, take the steps one by one: `temporary_file`, `Temporary`, `place` and `place_first`.
 
 Every step is a plain system call on `os`, so that tests can make each of them fail, or kill the writer there.
 On network file systems a rename may report ENOENT, EBUSY or ESTALE although it was done, or will be a moment

@@ -124,7 +124,7 @@ class MissingObjectError(StoreError):
 
 
 class RemoteError(StoreError):
-    """A remote that cannot be reached, refuses, or answers with what is none of its business."""
+    """A remote that cannot be reached, refuses, or answers with something else than was asked for."""
 
 
 class CorruptError(AotGaudiError):

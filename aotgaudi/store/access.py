@@ -1,7 +1,8 @@
 """Who may have written to a directory, and what kind of file system it is on.
 
-Who can write to a store decides what code the bundles made from it run. So a store's directory belongs to us
-or to root, and not everybody may write to it or replace it. A group may: who shares a store, trusts that group.
+Anybody who can write to a store decides what code runs from the bundles made with it. So a store's directory must
+belong to us or to root, and must not be writable or replaceable by everybody. A group may write to it: users who share
+a store trust that group.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Looking results up: the store's own records first, then those of the layers below, and noting their use."""
+"""Looking up results, in the store's own records first and then in the layers below, and noting their use."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class Actions:
     def put(self, key: str, value: Mapping[str, Any], keep: Keep = lambda _: False) -> dict[str, Any]:
         """Records `value` for `key` unless `keep` accepts an earlier result; returns what is recorded then.
 
-        Durable when it returns. Raises StoreError where it cannot be written, and ValueError when `key` is no
-        key or `value` no JSON object.
+        Durable when it returns. Raises StoreError if it cannot be written, and ValueError if `key` is malformed or
+        `value` is not a JSON object.
         """
         self._require_writable()
         return self.records.publish(key, value, keep)
 
     def discard(self, key: str) -> None:
-        """Forgets `key`, if it is there; the layers below keep theirs. Raises StoreError."""
+        """Forgets `key`, if it is there. The layers below keep theirs. Raises StoreError."""
         self._require_writable()
         self.records.discard(key)
 

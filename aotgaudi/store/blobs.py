@@ -1,8 +1,8 @@
 """Reading a file that is named by its digest: is it intact, what is in it, and keeping it open as it was hashed.
 
-Nothing but a regular file is ever opened for reading: a symbolic link, a FIFO, a device or a directory at
-an object's path is a fault, and cannot make the reader follow, block or act. The size is compared first, so
-that a truncated file costs one ``fstat``; never more than ``size + 1`` bytes are read.
+Only regular files are ever opened for reading: a symbolic link, a FIFO, a device or a directory at an object's path
+is a fault, and cannot make the reader follow, block or act. The size is compared first, so that a truncated file costs
+one ``fstat``; never more than ``size + 1`` bytes are read.
 
 `HeldObjects` stay what was verified: each is opened once, and what is read or mapped later is reached through the
 descriptor through which it was hashed (``/proc/self/fd/<n>``), so that a file put in its place by name meanwhile

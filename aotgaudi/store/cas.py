@@ -4,8 +4,8 @@ Layout (version history in docs/formats/store.md)::
 
     objects/sha256/<first 2 hex digits>/<64 hex digits>    mode 0444
 
-How a file comes there is in atomicfile.py: an object is whole or absent, whenever the power fails. Writers need
-no lock: two writers of one digest write equal bytes, and the last rename wins.
+An object is whole or absent, even after a power cut (atomicfile.py). Writers need no lock: two writers of one digest
+write the same bytes, and the last rename wins.
 """
 
 from __future__ import annotations
@@ -39,12 +39,11 @@ def object_path(root: Path, digest: Digest) -> Path:
 class ObjectStore:
     """The objects under `root`, and behind them those of the read-only layers `lower`, in order.
 
-    Safe in threads and between processes. A look-up takes the first layer that has the object; a write goes
-    to `root`, unless a layer has the same bytes, intact. A `put` of bytes that are already stored re-hashes
-    the stored object: an intact one is kept, a damaged one is replaced. A put is the one moment when the
-    right bytes are at hand, so it is where damage mends.
+    Safe in threads and between processes. A look-up uses the first layer that has the object. A write goes to
+    `root`, unless a layer already has the same bytes intact. Putting bytes that are already stored re-hashes the
+    stored object, keeps it if it is intact and replaces it if it is damaged: only then are the right bytes at hand.
 
-    With `heals`, what `read` and `verify` find corrupt in `root` is moved to quarantine, so that the next
+    With `heals`, an object in `root` that `read` or `verify` finds corrupt is moved to quarantine, so that the next
     look-up is a plain miss.
     """
 
@@ -97,7 +96,7 @@ class ObjectStore:
     def path(self, digest: Digest) -> Path:
         """Returns the path of an object that `has` finds; its bytes are not verified.
 
-        Raises StoreError when it is absent and CorruptError when it has another size or is no file.
+        Raises StoreError when it is absent and CorruptError when it has another size or is not a file.
         """
         layer = self._layer_with(digest)
         if layer is None:
@@ -123,7 +122,7 @@ class ObjectStore:
             raise self._error(digest, [self._noted(layer, digest, fault)])
 
     def discard(self, digest: Digest) -> None:
-        """Removes an object from `root` if it is there, so that the next build makes it anew. Raises StoreError."""
+        """Removes an object from `root` if it is there, so that the next build makes it again. Raises StoreError."""
         path = object_path(self.root, digest)
         try:
             path.unlink(missing_ok=True)
@@ -133,7 +132,7 @@ class ObjectStore:
     def digests(self) -> Iterator[Digest]:
         """Yields the digest that each object in `root` claims by name and size, unverified and unordered.
 
-        Files of other names are passed over: a store tolerates what it did not write.
+        Other files are skipped: a store tolerates files that it did not write.
         """
         for path in (self.root / "objects" / "sha256").glob("[0-9a-f][0-9a-f]/*"):
             with contextlib.suppress(ValueError, FileNotFoundError):

@@ -2,15 +2,15 @@
 
 What is removed, in this order:
 
-1. always: objects that no record and no root names, left by writers that died, and what pulls received in part and
-   nobody went on with for a day;
+1. always: objects that no record and no root names (left by writers that died), and partly received objects of pulls
+   that nobody has continued for a day;
 2. until the store is small enough, whatever was used longest ago: records, each with the objects that nothing else
-   names any more; logs; tool caches; what younger pulls received in part.
+   names any more; logs; tool caches; partly received objects of younger pulls.
 
-The order decides only what goes first, so that a clock that is wrong costs a rebuild at worst. A record is removed
+Times of use only decide the order, so a wrong clock costs a rebuild at worst. A record is removed
 before its objects, so that a collector that dies leaves objects without a record, and no record without objects.
-Builders and pulls hold the store's lock shared and a collector holds it alone: nothing goes away under them. Who reads
-without a lock (on another host whose locks do not reach here) finds an object absent, which is a miss.
+Builders and pulls share the store's lock and a collector holds it alone, so nothing is removed while they run. A reader
+without a lock (on another host, say, whose locks do not reach here) finds an object absent, which is a miss.
 """
 
 from __future__ import annotations

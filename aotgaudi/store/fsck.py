@@ -1,7 +1,7 @@
-"""Checking a whole store: every object and record is read and re-hashed, and the bad is put in quarantine.
+"""Checking a whole store: every object and record is read and re-hashed, and damaged ones are moved to quarantine.
 
-It needs no lock: builders may be at work. What it would quarantine is moved first and looked at once more, so that
-an object that was mended in between goes back to its place.
+It needs no lock, so builders may be at work. A file is moved before it is checked a second time; if a builder has
+mended it in between, it is moved back.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from aotgaudi.store.store import Store
 
 _HEX = re.compile(r"[0-9a-f]{64}")
 _FAN_OUT = re.compile(r"[0-9a-f]{2}")
-_SILLY = ".nfs"
-"""How NFS names a file that was removed while open; it goes away by itself."""
+_NFS_REMOVED = ".nfs"
+"""How NFS renames a file that was removed while open; it disappears by itself."""
 
 Problem = Callable[[Path, Path], "str | None"]
 """Says what is wrong with the bytes at one path, which were found at another, or None."""
@@ -34,9 +34,9 @@ Problem = Callable[[Path, Path], "str | None"]
 
 @dataclass(frozen=True)
 class Damage:
-    """One thing that is not what its name says: where (relative to the store), why, and where it is now.
+    """A file whose content does not match its name: its path (relative to the store), why, and where it is now.
 
-    `moved_to` is None where it stayed: a root, or anything when nothing was to be moved.
+    `moved_to` is None for a file that was left in place: a root, or any file when nothing was to be moved.
     """
 
     path: str
@@ -46,7 +46,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class Loss:
-    """A result that no longer counts, since objects that it names are not there. A rebuild gives it again."""
+    """A result that no longer counts because objects that it names are missing. The next build makes it again."""
 
     key: str
     value: dict[str, Any]
@@ -55,7 +55,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class FsckReport:
-    """What was read, what was bad, and what a rebuild will mend."""
+    """What was read, what was damaged, and what the next build will mend."""
 
     num_objects: int
     num_records: int
@@ -65,14 +65,14 @@ class FsckReport:
 
     @property
     def is_clean(self) -> bool:
-        """True when everything is what its name says. Objects that are absent are no damage."""
+        """True when every file matches its name. Missing objects do not count as damage."""
         return not self.damage
 
 
 def check_store(store: Store, num_threads: int = 1, *, move: bool = True) -> FsckReport:
     """Re-hashes everything in `store` (not its lower layers) with `num_threads` threads.
 
-    The bad goes to quarantine unless `move` is False or the store is read-only.
+    Damaged files are moved to quarantine unless `move` is False or the store is read-only.
 
     Raises StoreError where the system refuses to let us look, or something cannot be moved.
     """
@@ -92,8 +92,8 @@ def check_store(store: Store, num_threads: int = 1, *, move: bool = True) -> Fsc
 
 
 def _files(directory: Path) -> tuple[Path, ...]:
-    """Whatever lies where objects or records lie, sorted: a fan-out directory's contents, and what is none."""
-    return tuple(sorted(path for path in _leaves(directory) if not path.name.startswith(_SILLY)))
+    """Every file in the fan-out directories, and everything beside them that does not belong there; sorted."""
+    return tuple(sorted(path for path in _leaves(directory) if not path.name.startswith(_NFS_REMOVED)))
 
 
 def _leaves(directory: Path) -> Iterator[Path]:
@@ -136,7 +136,7 @@ def _record_problem(place: Path, path: Path) -> str | None:
 
 
 def _settled(root: Path, path: Path, reason: str, problem: Problem, move: bool) -> Damage | None:
-    """Moves what is bad to quarantine; None where it is sound by now, or gone."""
+    """Moves a damaged file to quarantine. Returns None if it is intact by now, or gone."""
     where = os.path.relpath(path, root)
     if not move:
         return Damage(where, reason)

@@ -3,11 +3,11 @@
 A row says which files answered a look-up, so that the next equal one looks whether they are still there and reads
 no record (`Store.remembers`). It is for this machine and user alone: never in a bundle, never read when serving.
 
-It is a cache: rows come from records, and losing them costs reading the records again. So whatever is wrong with the
-index is a warning and a miss; a damaged database is moved aside to ``<directory>.corrupt-<n>`` and a new one begun.
-A wrong answer could leave something unbuilt, so every row repeats its key beside its value (``[key, value]``, with
-zlib's checksum around both). And a row that holds a pickle, which would run code, is an attack: it is never decoded,
-and raises CorruptError.
+It is a cache: rows are made from records, and losing them only costs reading the records again. So a problem with the
+index is a warning and a miss; a damaged database is moved aside to ``<directory>.corrupt-<n>`` and a new one is started.
+A wrong answer, however, could leave something unbuilt, so every row repeats its key beside its value
+(``[key, value]``, with zlib's checksum around both). A row that holds a pickle, which could run code, is treated as an
+attack: it is never decoded, and raises CorruptError.
 
 `Store` imports this module where it has an index: it is the only one that imports diskcache.
 """
@@ -77,7 +77,7 @@ class StrictJSONDisk(diskcache.JSONDisk):  # type: ignore[misc]
 class Index:
     """The rows in the directory `root`, by name. Opened at first use; safe in threads and between processes.
 
-    Every method raises CorruptError where a row that it meets holds a pickle, and nothing else.
+    Every method raises CorruptError if a row that it reads holds a pickle, and nothing else.
     """
 
     def __init__(self, root: Path) -> None:
@@ -107,10 +107,6 @@ class Index:
                 cache.delete(old)
 
         self._run(write, None)
-
-    def clear(self) -> None:
-        """Forgets everything."""
-        self._run(lambda cache: cache.clear(), None)
 
     def names(self) -> tuple[str, ...]:
         """The names of all rows, the one written last at the end."""

@@ -3,7 +3,7 @@
 ::
 
     locks/<key>.lock    held by the builder that works on a unit
-    locks/store         shared by whoever builds or seals, exclusive for whoever collects garbage
+    locks/store         shared by builds, seals and pulls; held alone by a garbage collector
 
 On a network file system the kernel passes them on to the server (Linux does, over NFS). Without locks, a unit may
 be compiled twice, which is waste and no error: objects have equal bytes and the first record stays. Collecting
@@ -45,13 +45,13 @@ class Locks:
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
-        """Keeps collectors out, waiting for one that is at work; without locks, keeps nobody out."""
+        """Keeps collectors out, after waiting for one that is running. Has no effect where there are no locks."""
         with self._lock("store", fcntl.LOCK_SH) as _:
             yield
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[bool]:
-        """Keeps everybody out, or yields False at once when somebody is in.
+        """Keeps everybody else out, or yields False at once if somebody holds the lock.
 
         Raises StoreError where the file system has no locks.
         """

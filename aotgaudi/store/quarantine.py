@@ -1,4 +1,4 @@
-"""Where damage is put: out of the way of every look-up, but not lost, so that someone can find its cause.
+"""Quarantine: damaged files are moved out of the way of look-ups but kept, so that somebody can find the cause.
 
 ::
 
@@ -24,9 +24,9 @@ _LONGEST_NAME = 200
 
 
 def quarantine(root: Path, path: Path, reason: str) -> Path | None:
-    """Moves `path`, which lies under `root`, aside with the reason; None when it is gone already.
+    """Moves `path`, which is under `root`, aside and notes the reason. Returns None if it is already gone.
 
-    Raises StoreError where it cannot be moved.
+    Raises StoreError if it cannot be moved.
     """
     target = root / "quarantine" / f"{path.name[:_LONGEST_NAME]}.{secrets.token_hex(4)}"
     try:
@@ -44,7 +44,7 @@ def quarantine(root: Path, path: Path, reason: str) -> Path | None:
 
 
 def release(root: Path, path: Path, target: Path) -> None:
-    """Puts what `quarantine` moved back, for it is sound after all, unless something has taken its place."""
+    """Moves an intact file back from quarantine, unless another one has taken its place."""
     try:
         with contextlib.suppress(FileExistsError, FileNotFoundError):
             os.link(target, path, follow_symlinks=False)
@@ -55,12 +55,12 @@ def release(root: Path, path: Path, target: Path) -> None:
 
 
 def reason_path(target: Path) -> Path:
-    """Returns where the reason lies for something in quarantine."""
+    """Returns the path of the note that belongs to a file in quarantine."""
     return target.with_name(f"{target.name}.reason")
 
 
 def try_quarantine(root: Path, path: Path, reason: str) -> None:
-    """As `quarantine`, but what cannot be moved (a read-only store) stays, and is only logged."""
+    """As `quarantine`, but only logs if the file cannot be moved (in a read-only store, say)."""
     try:
         quarantine(root, path, reason)
     except StoreError as error:

@@ -1,22 +1,21 @@
-"""Records: which action (a key) gave which result (a JSON object). One small immutable file a result.
+"""Records: which action (a key) gave which result (a JSON object). One small immutable file per result.
 
-Records are the truth of a store: what it knows is the records whose objects are there, on this host or on any
-other that shares the directory. A record is the canonical JSON (RFC 8785) of::
+Records are the source of truth: a store knows a result if its record and the objects that the record names are there,
+on this host and on any other that shares the directory. A record is the canonical JSON (RFC 8785) of::
 
     {"key":    64 hex digits,
      "schema": "aotgaudi.record/1",
      "sha256": of the canonical JSON of the three other members,
      "value":  the result, a JSON object}
 
-in ``records/<first 2 hex digits>/<key>.json``, mode 0444. Since canonical JSON sorts its members, what is hashed
-is the file less one run of bytes at a fixed place: reading a record never makes JSON anew.
+in ``records/<first 2 hex digits>/<key>.json``, mode 0444. Canonical JSON sorts its members, so the bytes that are hashed
+are the file without one run of bytes at a fixed position: checking a record never serialises JSON.
 
 Versions: 1 (first).
 
 The first publisher of a key wins: a later result with other bytes is dropped, so that all readers agree.
-What is wrong in any way (foreign, torn, of another key, with another checksum) is a miss, never a wrong hit.
-The time of a file's last modification is the time of its last use: it decides what goes first when space is
-short, and nothing else.
+A file that is wrong in any way (foreign, torn, of another key, with a wrong checksum) is a miss, never a wrong hit.
+A file's modification time is the time of its last use. It only decides what is collected first when space is short.
 """
 
 from __future__ import annotations
@@ -46,18 +45,18 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 _MODE = 0o444
 _LARGEST_INTEGER = 2**53 - 1
 _TURNS = 5
-"""How often a publisher looks again when another one is quicker, before it gives up."""
+"""How often a publisher tries again when another one is quicker, before it gives up."""
 
 Keep = Callable[[dict[str, Any]], bool]
 
 
 class RecordError(ValueError):
-    """Bytes that are no record of the key asked for; says why."""
+    """Bytes that are not a record of the requested key; says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What tells one file from another of the same name, cheaply, and when it was last used (seconds)."""
+    """What distinguishes a file from another of the same name, cheaply, and when it was last used (seconds)."""
 
     inode: int
     size_bytes: int
@@ -65,7 +64,7 @@ class Stamp:
 
 
 def dump_record(key: str, value: Mapping[str, Any]) -> bytes:
-    """Returns the bytes of a record. Raises ValueError for what is no key or has no canonical JSON."""
+    """Returns the bytes of a record. Raises ValueError for a malformed key, or a value without canonical JSON."""
     if not _KEY.fullmatch(key):
         raise ValueError(f"not a key (64 lower-case hex digits): {key!r:.80}")
     head, body = _head(key), b'"value":' + canonical_json(dict(value)) + b"}"
@@ -91,10 +90,10 @@ def load_record(key: str, data: bytes) -> dict[str, Any]:
 
 
 def read_record(key: str, path: Path | str) -> dict[str, Any] | None:
-    """Returns the value in the record of `key` that lies at `path`; None when there is no file.
+    """Returns the value of the record of `key` in the file at `path`; None if there is no file.
 
-    Raises RecordError for what is no record of `key`, and StoreError where the system refuses to let us look,
-    which says nothing about the record.
+    Raises RecordError if the file is not a record of `key`, and StoreError if the system refuses access, which says
+    nothing about the record.
     """
     try:
         data = again(lambda: _read(str(path)), retry_on=MOVED_ERRORS)
@@ -110,7 +109,7 @@ def read_record(key: str, path: Path | str) -> dict[str, Any] | None:
 def digests_in(value: Any) -> Iterator[Digest]:
     """Yields every digest (``sha256:<hex>:<size>``) among the strings of a JSON value, also in keys of objects.
 
-    The store knows nothing of what the results of its callers mean: what reads like a digest is one.
+    The store does not know what its callers' results mean: any string that reads like a digest is taken for one.
     """
     pending = [value]
     while pending:
@@ -134,7 +133,7 @@ class RecordStore:
         self._name = f"{root}/records"
 
     def path(self, key: str) -> Path:
-        """Returns where the record of `key` lies. Raises ValueError when that is no key."""
+        """Returns the path of the record of `key`. Raises ValueError for a malformed key."""
         if not _KEY.fullmatch(key):
             raise ValueError(f"not a key (64 lower-case hex digits): {key!r:.80}")
         return Path(self._file_name(key))
@@ -150,7 +149,7 @@ class RecordStore:
         return Stamp(status.st_ino, status.st_size, status.st_mtime)
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """Returns the result recorded for `key`; None where there is none, or what is there is no record of it."""
+        """Returns the result recorded for `key`; None if there is no record, or the file is not a valid one."""
         try:
             return self.load(key)
         except RecordError as error:
@@ -158,14 +157,14 @@ class RecordStore:
         return None
 
     def load(self, key: str) -> dict[str, Any] | None:
-        """As `get`, but raises RecordError for what is no record of `key`; see `read_record`."""
+        """As `get`, but raises RecordError if the file is not a record of `key`; see `read_record`."""
         return read_record(key, self._file_name(key))
 
     def publish(self, key: str, value: Mapping[str, Any], keep: Keep = lambda _: True) -> dict[str, Any]:
         """Records `value` for `key`, unless there is an earlier result that `keep` accepts; returns what is recorded.
 
-        Durable when it returns. Raises StoreError where it cannot be written (then nothing is left behind),
-        and ValueError for a value that is no JSON.
+        Durable when it returns. Raises StoreError if it cannot be written (then nothing is left behind), and
+        ValueError for a value that is not JSON.
         """
         data = dump_record(key, value)
         new = load_record(key, data)
@@ -182,7 +181,7 @@ class RecordStore:
         raise StoreError(f"cannot write {self.path(key)}: others keep replacing it by what is no record")
 
     def touch(self, key: str, now: float) -> None:
-        """Notes that `key` is used at `now` (seconds); whoever may not write that lets it be."""
+        """Notes that `key` is used at `now` (seconds). Does nothing without permission to write."""
         with contextlib.suppress(OSError):
             os.utime(self._file_name(key), (now, now), follow_symlinks=False)
 
@@ -200,7 +199,7 @@ class RecordStore:
                 yield path.stem
 
     def _write(self, key: str, data: bytes) -> bool:
-        """Writes the file; False when another writer's is there first, and is to be looked at."""
+        """Writes the file; False if another writer was first, whose file must be read then."""
         path, is_taken = self.path(key), os.path.lexists(self._file_name(key))
         with temporary_file(self.root / "tmp") as file:
             _write_verified(file, data)

@@ -1,4 +1,4 @@
-"""Roots: what is kept whatever the size of the store.
+"""Roots: what a collector must keep, however large the store is.
 
 ``roots/<name>.json`` is the canonical JSON (RFC 8785) of::
 
@@ -7,9 +7,8 @@
      "objects": [digests of objects that are kept],
      "schema":  "aotgaudi.root/1"}
 
-Both lists ascend, each item once. Versions: 1 (first). A root says all that a collector must know, so that
-what it protects does not depend on any other file. A root that cannot be read stops the collector: nothing is
-removed on a guess.
+Both lists ascend, each item once. Versions: 1 (first). A root lists everything that it protects, so that this does
+not depend on any other file. A root that cannot be read stops the collector: nothing is removed on a guess.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def _checked_name(name: str) -> str:
 
 
 class Root(Document):
-    """What is kept under `name`: records by key, and objects. Raises ValueError for what is no name or key."""
+    """What is kept under `name`: records by key, and objects. Raises ValueError for a malformed name or key."""
 
     schema_: Literal["aotgaudi.root/1"] = Field(default=ROOT_SCHEMA, alias="schema")
     name: Annotated[str, AfterValidator(_checked_name)]
@@ -64,7 +63,7 @@ class Roots:
         self._directory = root / "roots"
 
     def put(self, root: Root) -> None:
-        """Keeps `root`, in place of an earlier one of its name. Writes nothing where it is the same.
+        """Keeps `root`, in place of an earlier one of the same name. Writes nothing if it has not changed.
 
         Raises StoreError.
         """
@@ -78,7 +77,7 @@ class Roots:
         write_atomic(path, data)
 
     def get(self, name: str) -> Root:
-        """Returns a root. Raises StoreError when there is none of that name, CorruptError when it is no root."""
+        """Returns a root. Raises StoreError if there is none of that name, CorruptError if it cannot be read."""
         path = self._path(name)
         try:
             return load_root(name, path.read_bytes())

@@ -1,16 +1,16 @@
-"""Scratch: what builders and pulls put beside the objects and records, and clearing it away.
+"""Scratch: files that builders and pulls leave beside the objects and records, and how they are cleared away.
 
 ::
 
     tmp/            files being written, and directories (``unit-*``) that a compiler works in
-    incoming/       objects that a pull has received in part; the next pull goes on from there
-    logs/           what compilers printed, a file a unit
-    toolcache/      what a compiler may use again, a directory a toolchain: toolcache/toolchains/<name>
+    incoming/       objects that a pull has received in part; the next pull continues from there
+    logs/           the output of compilers, a file per unit
+    toolcache/      files that a compiler can use again, a directory per toolchain: toolcache/toolchains/<name>
 
-A writer holds a kernel lock on its file in ``tmp/``, so a file whose lock can be had has no writer: that works for
-writers on other hosts too, and needs neither a process number nor a clock. So it is with a compiler's directory. Other
-directories, and all on file systems without locks, go by age, measured against the clock of the file system itself.
-The rest is nobody's while no builder runs, and goes when space is short (collect.py).
+A writer holds a kernel lock on its file in ``tmp/``, so a file whose lock is free has no writer. This also works for
+writers on other hosts, and needs neither process ids nor a clock. A compiler's directory is locked in the same way.
+Other directories, and everything on file systems without locks, are removed by age, measured by the clock of the file
+system itself. Nobody needs the rest while no builder runs; it is removed when space is short (collect.py).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ SCRATCH_PREFIX = "unit-"
 """Directories of this name are locked by their users (`locked_directory`)."""
 
 GRACE_SECONDS = 3600.0
-"""Longer than any unit compiles: what is older and unlocked is nobody's."""
+"""Longer than any unit takes to compile: whatever is older and unlocked has been abandoned."""
 
 INCOMING_NAME = "incoming"
 _ITEMS = (f"{INCOMING_NAME}/*", "logs/*", "toolcache/*/*")
 
 UNFINISHED_SECONDS = 24 * 3600.0
-"""A pull that was not gone on with for so long is given up."""
+"""A pull that has not been continued for this long has been abandoned."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class ScratchItem:
 
 
 def list_scratch(root: Path) -> tuple[ScratchItem, ...]:
-    """Returns what may go when space is short, in no order. What goes away meanwhile is left out."""
+    """Returns what may be removed when space is short, in no order. Skips files that disappear meanwhile."""
     items = []
     for pattern in _ITEMS:
         for path in root.glob(pattern):
@@ -86,7 +86,7 @@ def remove_scratch(item: ScratchItem) -> None:
 
 
 def sweep_temporary_files(root: Path, grace_seconds: float = GRACE_SECONDS) -> SweepReport:
-    """Removes what dead writers left under ``tmp/``; never fails, for what stays is swept another time."""
+    """Removes what dead writers left under ``tmp/``. Never fails: what cannot be removed is left for the next sweep."""
     removed = in_use = 0
     with contextlib.suppress(OSError):
         before = _file_system_time(root / "tmp") - grace_seconds
@@ -141,7 +141,7 @@ def _remove_abandoned(path: Path, before: float) -> bool:
 
 
 def _remove_unlocked(path: Path, *, is_old: bool) -> bool:
-    """Removes a file while holding its lock: a writer that comes too late sees that its file has no name."""
+    """Removes a file while holding its lock: a writer that locks it too late sees that its file has no name."""
     descriptor = os.open(path, OPEN_FLAGS)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

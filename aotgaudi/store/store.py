@@ -7,12 +7,12 @@ Layout ``aotgaudi.store/1`` (grammar and version history in docs/formats/store.m
     records/     key -> result, one immutable file each: the truth  (records.py)
     roots/       what is kept whatever the size                     (roots.py)
     index/       a cache of look-ups, owner only, SQLite            (index.py)
-    locks/       kernel locks; a file that is left means nothing    (locks.py)
-    tmp/         what is being written; harmless when its writer is dead
-    quarantine/  damage, and why it is that                         (quarantine.py)
+    locks/       kernel locks; a file left behind means nothing     (locks.py)
+    tmp/         files being written, and incoming/, logs/,
+                 toolcache/: the builder's scratch                  (scratch.py)
+    quarantine/  damaged files, and what is wrong with them         (quarantine.py)
 
-Other names are the builder's scratch. All but ``format``, ``objects/``, ``records/`` and ``roots/`` may be removed
-while no builder runs.
+Everything but ``format``, ``objects/``, ``records/`` and ``roots/`` may be removed while no builder runs.
 """
 
 from __future__ import annotations
@@ -91,11 +91,11 @@ class Store:
 
         Look-ups go to `root` and then to `lower`, in order: other stores, or sealed bundles (for their objects).
         Writes go to `root`. With `read_only`, nothing at all is written there: no probe, no lock, no time of use.
-        The index is at `index_root`; by default in the store, and none where that is opened read-only or lies on
-        a network file system, where SQLite must not be. Several processes may make one store at once.
+        The index is at `index_root`, by default in the store. There is none if the store is opened read-only or is
+        on a network file system, where SQLite does not work. Several processes may create one store at once.
 
-        Raises StoreError when it is missing, is not a store, is of another format, is not writable, or others
-        could have written to it or to a layer (see access.py), unless `trust_others`.
+        Raises StoreError if the store is missing, is not a store, has another format, is not writable, or, unless
+        `trust_others`, if others could have written to it or to a layer (see access.py).
         """
         if create and not read_only:
             _create(root.absolute())
@@ -131,7 +131,7 @@ class Store:
     def in_use(self) -> Iterator[None]:
         """Keeps collectors out while a build or a seal needs what the store has.
 
-        Who comes into a store that nobody uses first clears ``tmp/`` of what dead writers left. Raises StoreError.
+        The first user of a store that nobody else uses clears ``tmp/`` of what dead writers left. Raises StoreError.
         """
         if self.read_only:
             yield
@@ -174,17 +174,8 @@ class Store:
             row = {"records": found, "objects": {digest.sha256: digest.size_bytes for digest in objects}}
             self.index.put(self._look_up_name(keys), row)
 
-    def rescan(self) -> int:
-        """Forgets what the index remembers, so that every look-up reads records again; returns how many there are.
-
-        Losing the index is the same, and needs no call: it is filled from records as they are looked up.
-        """
-        if self.index is not None:
-            self.index.clear()
-        return sum(1 for _ in self.actions)
-
     def describe_index(self) -> str:
-        """Returns in words where the index is and what it holds."""
+        """Returns, for people, where the index is and how much it holds."""
         if self.index is None:
             return "none: records are read directly"
         if not self.index.root.exists():

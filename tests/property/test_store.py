@@ -142,11 +142,6 @@ class IndexMachine(RuleBasedStateMachine):
         self.model[key] = value
 
     @rule(which=st.integers(0, 1))
-    def clear(self, which: int) -> None:
-        self.indexes[which].clear()
-        self.model.clear()
-
-    @rule(which=st.integers(0, 1))
     def close(self, which: int) -> None:
         self.indexes[which].close()
 
