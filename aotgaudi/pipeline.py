@@ -24,6 +24,7 @@ from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.signing import Signing, load_signing_key
 from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.cores import available_cores
+from aotgaudi.digest import Digest
 from aotgaudi.entries import Entry
 from aotgaudi.errors import BuildInterruptedError, CompileError, NotWarmError
 from aotgaudi.manifest.codec import dumps as dump_manifest
@@ -147,12 +148,12 @@ def compile_missing(
 
 def make_receipt(manifest: Manifest, plan: Plan) -> Receipt:
     """Returns the receipt of every program of `plan` that is whole; the others are left out."""
-    programs: dict[str, str] = {}
+    programs: dict[str, Digest] = {}
     units = {}
     for state in plan.programs:
         if state.row is None or any(key not in plan.units for key in state.row.units):
             continue
-        programs.update({entry.id: state.row.program for entry in state.entries})
+        programs.update(dict.fromkeys((entry.id for entry in state.entries), Digest.parse(state.row.program)))
         units.update({key: plan.units[key] for key in state.row.units})
     return Receipt(
         manifest_id=manifest.id,

@@ -71,7 +71,7 @@ class Workshop:
 
     def digests(self) -> tuple[Digest, ...]:
         """The objects of the bundle."""
-        return tuple(map(Digest.parse, open_bundle(self.bundle).index.objects))
+        return open_bundle(self.bundle).index.objects
 
 
 def _receipt(entries: tuple[Entry, ...], objects: ObjectStore, folder: Path) -> Receipt:

@@ -179,7 +179,7 @@ def run_compile(job: CompileJob) -> UnitRow:
         objects = ObjectStore(job.store_root, job.lower, heals=True)
         before = _cpu_seconds()
         key, compiled = _compile(job, objects, work_dir)
-        artifact = {name: str(objects.put_file(path)) for name, path in sorted(compiled.files.items())}
+        artifact = {name: objects.put_file(path) for name, path in sorted(compiled.files.items())}
         return UnitRow(
             artifact=artifact,
             label=job.label,

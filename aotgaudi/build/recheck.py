@@ -74,7 +74,7 @@ class RecheckJob:
     """Compile the unit of `job` in a new directory below `scratch`, and compare it with the stored `artifact`."""
 
     job: CompileJob
-    artifact: Mapping[str, str]
+    artifact: Mapping[str, Digest]
     scratch: Path
 
     def run(self) -> tuple[Difference, ...]:
@@ -87,12 +87,16 @@ class RecheckJob:
         found = []
         for name in sorted({*self.artifact, *rebuilt}):
             stored, data = self.artifact.get(name), rebuilt.get(name)
-            digest = None if data is None else str(Digest.of(data))
+            digest = None if data is None else Digest.of(data)
             if stored != digest:
-                before = objects.read(Digest.parse(stored)) if stored else b""
+                before = objects.read(stored) if stored else b""
                 offset = first_difference(before, data or b"")
-                found.append(Difference(job.key, job.label, name, offset, stored, digest))
+                found.append(Difference(job.key, job.label, name, offset, _text(stored), _text(digest)))
         return tuple(found)
+
+
+def _text(digest: Digest | None) -> str | None:
+    return None if digest is None else str(digest)
 
 
 def first_difference(left: bytes, right: bytes) -> int:

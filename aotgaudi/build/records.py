@@ -57,7 +57,7 @@ class UnitRow(UnitRecord):
 
     def digests(self) -> Iterator[Digest]:
         """Yields the files of the artifact."""
-        yield from map(Digest.parse, self.artifact.values())
+        yield from self.artifact.values()
 
     def is_intact(self, objects: ObjectStore) -> bool:
         """True when every file of the artifact is in the store."""

@@ -150,12 +150,12 @@ class Bundle:
 
     def program_digest(self, entry_id: str) -> Digest:
         """Returns the digest of the program that runs the entry. Raises NotWarmError where there is none."""
-        text = self.receipt.programs.get(entry_id)
-        if text is None:
+        digest = self.receipt.programs.get(entry_id)
+        if digest is None:
             raise NotWarmError(
                 f"entry {entry_id} has no program in {self.path} ({mending_command(self.path)})"
             )
-        return Digest.parse(text)
+        return digest
 
 
 def open_bundle(path: str | os.PathLike[str], acceptance: Acceptance = ANY_BUNDLE) -> Bundle:
@@ -177,8 +177,8 @@ def open_bundle(path: str | os.PathLike[str], acceptance: Acceptance = ANY_BUNDL
     index = load_index(index_bytes)
     if acceptance.owners is not None:
         check_directories(path, _directories(path, index), acceptance.owners)
-    manifest_bytes = _read_document(path / MANIFEST_NAME, Digest.parse(index.manifest), examine)
-    receipt = load_receipt(_read_document(path / RECEIPT_NAME, Digest.parse(index.receipt), examine))
+    manifest_bytes = _read_document(path / MANIFEST_NAME, index.manifest, examine)
+    receipt = load_receipt(_read_document(path / RECEIPT_NAME, index.receipt, examine))
     if receipt.manifest_id != index.manifest_id:
         raise CorruptError(
             f"bundle {path}: the receipt answers manifest {receipt.manifest_id},"
@@ -220,7 +220,7 @@ def _required(signature: bytes | None, path: Path) -> bytes:
 
 
 def _directories(path: Path, index: BundleIndex) -> list[Path]:
-    leaves = {object_path(path, Digest.parse(text)).parent for text in index.objects}
+    leaves = {object_path(path, digest).parent for digest in index.objects}
     return sorted({path / "objects", path / "objects" / "sha256", *leaves} if leaves else leaves)
 
 

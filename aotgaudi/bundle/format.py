@@ -35,7 +35,7 @@ from pydantic import Field
 
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import Digest
-from aotgaudi.document import DigestText, Document, Value, first_problem, load_document
+from aotgaudi.document import DigestField, Document, Value, first_problem, load_document
 from aotgaudi.errors import ManifestError
 from aotgaudi.graphs.program import Program
 from aotgaudi.store.cas import object_path
@@ -64,15 +64,16 @@ class BundleIndex(Document):
 
     schema_: Literal["aotgaudi.bundle/1"] = Field(default=BUNDLE_SCHEMA, alias="schema")
     manifest_id: str
-    manifest: DigestText
-    receipt: DigestText
+    manifest: DigestField
+    receipt: DigestField
     backend: str
     counts: Counts
-    objects: tuple[DigestText, ...]
+    objects: tuple[DigestField, ...]
 
     @pydantic.model_validator(mode="after")
     def _check_objects(self) -> BundleIndex:
-        if list(self.objects) != sorted(set(self.objects)):
+        texts = list(map(str, self.objects))
+        if texts != sorted(set(texts)):
             raise ValueError("objects must be sorted, each once")
         return self
 
@@ -100,16 +101,16 @@ def program_objects(program: Program, receipt: Receipt) -> tuple[Digest, ...]:
 
     Raises ManifestError when the receipt lacks one of its units, or a digest cannot be read.
     """
-    texts = [] if program.constants is None else [program.constants]
+    try:
+        digests = [] if program.constants is None else [Digest.parse(program.constants)]
+    except ValueError as error:
+        raise ManifestError(f"the program's constants: {error}") from error
     for key in program.unit_keys():
         unit = receipt.units.get(key)
         if unit is None:
             raise ManifestError(f"unit {key:.12}... of the program is not in the receipt")
-        texts.extend(unit.artifact.values())
-    try:
-        return tuple(Digest.parse(text) for text in dict.fromkeys(texts))
-    except ValueError as error:
-        raise ManifestError(f"the program's constants: {error}") from error
+        digests.extend(unit.artifact.values())
+    return tuple(dict.fromkeys(digests))
 
 
 def stray_paths(bundle: Path, objects: Iterable[Digest]) -> tuple[str, ...]:

@@ -79,19 +79,18 @@ def pack_bundle(
 
 def _needed_objects(receipt: Receipt, objects: ObjectStore) -> tuple[Digest, ...]:
     """All objects of the bundle, sorted as the index lists them."""
-    texts = {text for unit in receipt.units.values() for text in unit.artifact.values()}
-    for text in set(receipt.programs.values()):
-        digest = Digest.parse(text)
+    digests = {digest for unit in receipt.units.values() for digest in unit.artifact.values()}
+    for digest in set(receipt.programs.values()):
         program = load_program(objects.read(digest), digest)
-        texts |= {text, *map(str, program_objects(program, receipt))}
-    return tuple(map(Digest.parse, sorted(texts)))
+        digests |= {digest, *program_objects(program, receipt)}
+    return tuple(sorted(digests, key=str))
 
 
 def _index(manifest_bytes: bytes, receipt: Receipt, digests: tuple[Digest, ...]) -> BundleIndex:
     return BundleIndex(
         manifest_id=receipt.manifest_id,
-        manifest=str(Digest.of(manifest_bytes)),
-        receipt=str(Digest.of(dump_receipt(receipt))),
+        manifest=Digest.of(manifest_bytes),
+        receipt=Digest.of(dump_receipt(receipt)),
         backend=receipt.target.backend,
         counts=Counts(
             programs=len(set(receipt.programs.values())),
@@ -99,7 +98,7 @@ def _index(manifest_bytes: bytes, receipt: Receipt, digests: tuple[Digest, ...])
             objects=len(digests),
             object_bytes=sum(digest.size_bytes for digest in digests),
         ),
-        objects=tuple(map(str, digests)),
+        objects=digests,
     )
 
 

@@ -61,7 +61,7 @@ def bundle_files(bundle: Bundle) -> tuple[Mapping[Digest, Path], Pointer]:
         index=Digest.of(bundle.index_bytes), signature=None if signature is None else Digest.of(signature)
     )
     files = {digest: bundle.path / name for name, digest in _documents(pointer, bundle.index).items()}
-    files |= {digest: object_path(bundle.path, digest) for digest in map(Digest.parse, bundle.index.objects)}
+    files |= {digest: object_path(bundle.path, digest) for digest in bundle.index.objects}
     return files, pointer
 
 
@@ -86,7 +86,7 @@ def pull_bundle(
     with staging_directory(out) as staging:
         pointer = _receive_documents(sources, pointers, staging)
         bundle = open_bundle(staging, acceptance)
-        digests = sorted(map(Digest.parse, bundle.index.objects), key=lambda digest: -digest.size_bytes)
+        digests = sorted(bundle.index.objects, key=lambda digest: -digest.size_bytes)
         expect(bundle.index.counts.object_bytes)
         sources.each(lambda digest: _receive_object(sources, digest, staging, out), digests)
         publish(staging, out, _documents(pointer, bundle.index), digests)
@@ -130,8 +130,8 @@ def _receive_documents(sources: Sources, pointers: list[Pointer], staging: Path)
 def _documents(pointer: Pointer, index: BundleIndex) -> dict[str, Digest]:
     documents = {
         INDEX_NAME: pointer.index,
-        MANIFEST_NAME: Digest.parse(index.manifest),
-        RECEIPT_NAME: Digest.parse(index.receipt),
+        MANIFEST_NAME: index.manifest,
+        RECEIPT_NAME: index.receipt,
     }
     return documents if pointer.signature is None else documents | {SIGNATURE_NAME: pointer.signature}
 

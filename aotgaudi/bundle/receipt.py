@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, StringConstraints, field_validator
 
 from aotgaudi.backends.base import Target
-from aotgaudi.document import DigestText, Document, Value, load_document
+from aotgaudi.document import DigestField, Document, Value, load_document
 from aotgaudi.entries import Entry
 
 RECEIPT_SCHEMA: Literal["aotgaudi.receipt/1"] = "aotgaudi.receipt/1"
@@ -53,7 +53,7 @@ class SealedUnit(Value):
     it is never recorded, so that its presence here is the check's outcome.
     """
 
-    artifact: Annotated[dict[FileName, DigestText], Field(min_length=1)]
+    artifact: Annotated[dict[FileName, DigestField], Field(min_length=1)]
     tolerance: Measure
 
 
@@ -82,7 +82,7 @@ class Receipt(Document):
     schema_: Literal["aotgaudi.receipt/1"] = Field(default=RECEIPT_SCHEMA, alias="schema")
     manifest_id: Annotated[str, Field(min_length=1)]
     target: Target
-    programs: dict[EntryId, DigestText]
+    programs: dict[EntryId, DigestField]
     units: Mapping[UnitKey, SealedUnit]
     builder: dict[str, str]
 

@@ -42,7 +42,7 @@ from aotgaudi.backends.base import Target
 from aotgaudi.bundle.format import INDEX_NAME, BundleIndex, Counts
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import canonical_json, sha256_bytes
-from aotgaudi.document import DigestText, Document, ForeignValue, Value, first_problem, load_document
+from aotgaudi.document import DigestField, Document, ForeignValue, Value, first_problem, load_document
 from aotgaudi.errors import ManifestError
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -141,8 +141,8 @@ class Predicate(Value):
     """What the signed bundle is; see the module."""
 
     manifest_id: str
-    manifest: DigestText
-    receipt: DigestText
+    manifest: DigestField
+    receipt: DigestField
     target: Target
     builder: dict[str, str]
     counts: Counts

@@ -97,21 +97,21 @@ class VerifiedBundle:
 
     bundle: Bundle
     report: Report
-    programs: Mapping[str, Program]
+    programs: Mapping[Digest, Program]
     """Digest -> program, of the sound ones."""
     objects: HeldObjects
 
     def program(self, entry_id: str) -> Program:
         """Returns how a sound entry runs. Raises NotWarmError where it has no program, KeyError where it is unsound."""
-        return self.programs[str(self.bundle.program_digest(entry_id))]
+        return self.programs[self.bundle.program_digest(entry_id)]
 
-    def read(self, digest: str) -> bytes:
+    def read(self, digest: Digest) -> bytes:
         """Returns the bytes of a sound object. Raises KeyError, CorruptError."""
-        return self.objects.read(Digest.parse(digest))
+        return self.objects.read(digest)
 
-    def path(self, digest: str) -> Path:
+    def path(self, digest: Digest) -> Path:
         """Returns a path that opens the very file of a sound object that was hashed. Raises KeyError."""
-        return self.objects.path(Digest.parse(digest))
+        return self.objects.path(digest)
 
 
 def verify_bundle(bundle: Bundle, entries: Mapping[str, str]) -> Report:
@@ -140,21 +140,21 @@ def hold_bundle(bundle: Bundle, entries: Mapping[str, str]) -> VerifiedBundle:
 
 def _verify(
     bundle: Bundle, entries: Mapping[str, str], held: HeldObjects | None
-) -> tuple[Report, Mapping[str, Program]]:
-    faults: dict[str, Fault] = {}
-    needs: dict[str, tuple[str, ...]] = {}
-    programs: dict[str, Program] = {}
-    for text in sorted(set(bundle.receipt.programs.values())):
-        found = _read_program(bundle, text)
+) -> tuple[Report, Mapping[Digest, Program]]:
+    faults: dict[Digest, Fault] = {}
+    needs: dict[Digest, tuple[Digest, ...]] = {}
+    programs: dict[Digest, Program] = {}
+    for digest in sorted(set(bundle.receipt.programs.values()), key=str):
+        found = _read_program(bundle, digest)
         if isinstance(found, Fault):
-            faults[text] = found
+            faults[digest] = found
             continue
         if held is not None:
-            programs[text] = found[0]
-        needs[text] = found[1]
+            programs[digest] = found[0]
+        needs[digest] = found[1]
     read = faults.keys() | needs.keys()
-    others = {*bundle.index.objects, *(text for texts in needs.values() for text in texts)} - read
-    faults |= _find_faults(bundle, sorted(others), held)
+    others = {*bundle.index.objects, *(digest for digests in needs.values() for digest in digests)} - read
+    faults |= _find_faults(bundle, sorted(others, key=str), held)
     users = _users(bundle.receipt, entries, needs)
     report = Report(
         num_entries=len(entries),
@@ -167,9 +167,8 @@ def _verify(
     return report, programs
 
 
-def _read_program(bundle: Bundle, text: str) -> tuple[Program, tuple[str, ...]] | Fault:
+def _read_program(bundle: Bundle, digest: Digest) -> tuple[Program, tuple[Digest, ...]] | Fault:
     """One program and the objects that it needs, or what is wrong with it."""
-    digest = Digest.parse(text)
     data = read_blob(object_path(bundle.path, digest), digest, bundle.acceptance.examine)
     if isinstance(data, Fault):
         return data
@@ -178,48 +177,47 @@ def _read_program(bundle: Bundle, text: str) -> tuple[Program, tuple[str, ...]] 
     except ManifestError as error:
         return Fault("corrupt", str(error))
     try:
-        return program, tuple(map(str, program_objects(program, bundle.receipt)))
+        return program, program_objects(program, bundle.receipt)
     except ManifestError as error:
         return Fault("missing", str(error))
 
 
-def _find_faults(bundle: Bundle, texts: Iterable[str], held: HeldObjects | None) -> dict[str, Fault]:
+def _find_faults(bundle: Bundle, digests: Iterable[Digest], held: HeldObjects | None) -> dict[Digest, Fault]:
     examine = bundle.acceptance.examine
 
-    def look(text: str) -> tuple[str, Fault | None]:
-        digest = Digest.parse(text)
+    def look(digest: Digest) -> tuple[Digest, Fault | None]:
         path = object_path(bundle.path, digest)
-        return text, find_fault(path, digest, examine) if held is None else held.hold(path, digest, examine)
+        return digest, find_fault(path, digest, examine) if held is None else held.hold(path, digest, examine)
 
     with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as pool:
-        return {text: fault for text, fault in pool.map(look, texts) if fault is not None}
+        return {digest: fault for digest, fault in pool.map(look, digests) if fault is not None}
 
 
 def _users(
-    receipt: Receipt, entries: Mapping[str, str], needs: Mapping[str, Iterable[str]]
-) -> Mapping[str, tuple[str, ...]]:
+    receipt: Receipt, entries: Mapping[str, str], needs: Mapping[Digest, Iterable[Digest]]
+) -> Mapping[Digest, tuple[str, ...]]:
     """The labels of the entries that need each object, in the order of `entries`."""
-    users: defaultdict[str, list[str]] = defaultdict(list)
+    users: defaultdict[Digest, list[str]] = defaultdict(list)
     for entry_id, label in entries.items():
         program = receipt.programs.get(entry_id)
         if program is not None:
-            for text in dict.fromkeys((program, *needs.get(program, ()))):
-                users[text].append(label)
-    return {text: tuple(labels) for text, labels in users.items()}
+            for digest in dict.fromkeys((program, *needs.get(program, ()))):
+                users[digest].append(label)
+    return {digest: tuple(labels) for digest, labels in users.items()}
 
 
 def _missing(
     bundle: Bundle,
     entries: Mapping[str, str],
-    faults: Mapping[str, Fault],
-    users: Mapping[str, tuple[str, ...]],
+    faults: Mapping[Digest, Fault],
+    users: Mapping[Digest, tuple[str, ...]],
 ) -> tuple[MissingEntry, ...]:
     """One row an entry, in the order of `entries`; then a row for each absent object that no entry needs."""
-    absent = {text: fault for text, fault in faults.items() if fault.state == "missing"}
+    absent = {digest: fault for digest, fault in faults.items() if fault.state == "missing"}
     reasons: dict[str, str] = {}
-    for text, fault in absent.items():
-        for label in users.get(text, ("-",)):
-            reasons.setdefault(label, f"{_relative(bundle, text)}: {fault.reason}")
+    for digest, fault in absent.items():
+        for label in users.get(digest, ("-",)):
+            reasons.setdefault(label, f"{_relative(bundle, digest)}: {fault.reason}")
     for entry_id, label in entries.items():
         if entry_id not in bundle.receipt.programs:
             reasons[label] = "no program in the receipt"
@@ -228,24 +226,24 @@ def _missing(
 
 
 def _corrupt(
-    bundle: Bundle, faults: Mapping[str, Fault], users: Mapping[str, tuple[str, ...]]
+    bundle: Bundle, faults: Mapping[Digest, Fault], users: Mapping[Digest, tuple[str, ...]]
 ) -> tuple[CorruptObject, ...]:
     return tuple(
-        CorruptObject(_relative(bundle, text), fault.reason, users.get(text, ()))
-        for text, fault in sorted(faults.items())
+        CorruptObject(_relative(bundle, digest), fault.reason, users.get(digest, ()))
+        for digest, fault in sorted(faults.items(), key=lambda row: str(row[0]))
         if fault.state == "corrupt"
     )
 
 
 def _extra(bundle: Bundle) -> tuple[str, ...]:
     try:
-        return stray_paths(bundle.path, map(Digest.parse, bundle.index.objects))
+        return stray_paths(bundle.path, bundle.index.objects)
     except OSError as error:
         raise store_error("list", bundle.path, error) from error
 
 
-def _relative(bundle: Bundle, text: str) -> str:
-    return str(object_path(bundle.path, Digest.parse(text)).relative_to(bundle.path))
+def _relative(bundle: Bundle, digest: Digest) -> str:
+    return str(object_path(bundle.path, digest).relative_to(bundle.path))
 
 
 def _abridged(labels: tuple[str, ...]) -> str:

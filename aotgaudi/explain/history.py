@@ -126,7 +126,7 @@ def read_sealed(path: Path, manifest: Manifest, store: Store | None, history: Hi
     if receipt.manifest_id == manifest.id:
         return _sealed(path, receipt, manifest, program_of, ())
     recorded = tuple(_recorded(receipt, history))
-    if {program.digest for program in recorded} == set(receipt.programs.values()):
+    if {program.digest for program in recorded} == set(map(str, receipt.programs.values())):
         return _of_programs(path, receipt, recorded, ())
     return _sealed(path, receipt, manifest, program_of, (_ASSUMED_SPEC,))
 
@@ -139,7 +139,7 @@ _ASSUMED_SPEC = (
 
 def _recorded(receipt: Receipt, history: History) -> Iterator[BuiltProgram]:
     """Programs of the receipt that were recorded when they were built, under its target and its builder."""
-    digests = set(receipt.programs.values())
+    digests = set(map(str, receipt.programs.values()))
     known = {*receipt.target.components(), *((f"toolchain.{n}", v) for n, v in receipt.builder.items())}
     for program in history.programs.values():
         if program.digest in digests and known <= set(program.components.items()):
@@ -150,7 +150,7 @@ def _sealed(
     path: Path,
     receipt: Receipt,
     manifest: Manifest,
-    program_of: Callable[[str], Program | None],
+    program_of: Callable[[Digest], Program | None],
     assumed: tuple[str, ...],
 ) -> Sealed:
     """The keys that the entries of `manifest` had when they were sealed."""
@@ -187,13 +187,12 @@ def _units_of(program: Program | None) -> tuple[str, ...]:
     return () if program is None else tuple(dict.fromkeys(call.unit for call in program.calls))
 
 
-def _unknown(_: str) -> None:
+def _unknown(_: Digest) -> None:
     return None
 
 
-def _read(read: Callable[[Digest], bytes], text: str) -> Program | None:
+def _read(read: Callable[[Digest], bytes], digest: Digest) -> Program | None:
     """The program, or None where its object is gone or damaged: what is not there cannot be counted."""
-    digest = Digest.parse(text)
     try:
         return load_program(read(digest), digest)
     except AotGaudiError:

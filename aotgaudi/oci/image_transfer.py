@@ -93,7 +93,7 @@ def pull_image(
         if sha256_bytes(index_bytes) != source.layer.index_sha256:
             raise CorruptError(f"{source.label}: the bundle in the layer is another than the image says")
         bundle = open_bundle(staging, acceptance)
-        publish(staging, out, _DOCUMENTS, map(Digest.parse, bundle.index.objects))
+        publish(staging, out, _DOCUMENTS, bundle.index.objects)
     return open_bundle(out, acceptance)
 
 

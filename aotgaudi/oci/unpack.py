@@ -112,9 +112,9 @@ def _read_files(reader: _Reader, index: BundleIndex, sink: Sink) -> None:
 def _files(index: BundleIndex) -> dict[str, Digest]:
     """What must follow the index, by its name in the archive."""
     root = Path(BUNDLE_ROOT)
-    files = {str(object_path(root, digest)): digest for digest in map(Digest.parse, index.objects)}
-    files[f"{BUNDLE_ROOT}/{MANIFEST_NAME}"] = Digest.parse(index.manifest)
-    files[f"{BUNDLE_ROOT}/{RECEIPT_NAME}"] = Digest.parse(index.receipt)
+    files = {str(object_path(root, digest)): digest for digest in index.objects}
+    files[f"{BUNDLE_ROOT}/{MANIFEST_NAME}"] = index.manifest
+    files[f"{BUNDLE_ROOT}/{RECEIPT_NAME}"] = index.receipt
     return files
 
 

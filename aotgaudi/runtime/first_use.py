@@ -82,8 +82,7 @@ class FirstUseBuilder:
     def _artifacts(self, receipt_path: Path) -> Artifacts:
         receipt, objects = load_receipt(receipt_path.read_bytes()), ObjectStore(self._store_root)
 
-        def verified(text: str) -> Path:
-            digest = Digest.parse(text)
+        def verified(digest: Digest) -> Path:
             fault = self._held.hold(objects.path(digest), digest)
             if fault is not None:
                 raise CorruptError(f"object {digest} in {self._store_root}: {fault.reason} (build it again)")
@@ -92,9 +91,8 @@ class FirstUseBuilder:
         return Artifacts(
             receipt=receipt,
             program=lambda entry_id: load_program(
-                objects.read(Digest.parse(receipt.programs[entry_id])),
-                Digest.parse(receipt.programs[entry_id]),
+                objects.read(receipt.programs[entry_id]), receipt.programs[entry_id]
             ),
-            read=lambda text: objects.read(Digest.parse(text)),
+            read=objects.read,
             path=verified,
         )

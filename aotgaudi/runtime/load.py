@@ -15,6 +15,7 @@ from torch import Tensor
 
 from aotgaudi.backends.base import Executable, Runtime
 from aotgaudi.bundle.receipt import Receipt
+from aotgaudi.digest import Digest
 from aotgaudi.entries import Entry, SamplerEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.graphs.program import Program
@@ -31,9 +32,9 @@ class Artifacts:
     receipt: Receipt
     program: Callable[[str], Program]
     """Entry id -> program."""
-    read: Callable[[str], bytes]
+    read: Callable[[Digest], bytes]
     """Digest -> verified bytes."""
-    path: Callable[[str], Path]
+    path: Callable[[Digest], Path]
     """Digest -> path that opens the very file that was verified. It must stay so while anything is loaded."""
 
 
@@ -45,8 +46,8 @@ class Loader:
         self._model_dir = model_dir
         self._units: dict[str, Executable] = {}
         self._tensors: dict[str, Tensor] = {}
-        self._constants: dict[str, Mapping[str, Tensor]] = {}
-        self._bound: dict[str, BoundProgram] = {}
+        self._constants: dict[Digest, Mapping[str, Tensor]] = {}
+        self._bound: dict[Digest, BoundProgram] = {}
 
     def load(self, entries: Iterable[Entry], artifacts: Artifacts, table: ExecutableTable) -> None:
         """Adds every entry that the receipt answers to `table`; the others stay cold."""
@@ -74,9 +75,9 @@ class Loader:
         return BoundProgram(program, self._units, {**self._tensors, **self._constants_of(program, artifacts)})
 
     def _constants_of(self, program: Program, artifacts: Artifacts) -> Mapping[str, Tensor]:
-        digest = program.constants
-        if digest is None:
+        if program.constants is None:
             return {}
+        digest = Digest.parse(program.constants)
         if digest not in self._constants:
             tensors = load_tensors(artifacts.read(digest))
             self._constants[digest] = {f"const:{name}": value for name, value in tensors.items()}

@@ -133,7 +133,7 @@ class Builds:
         for key, row in plan.units.items():
             text = f"graph of {self.work.unit_keys[key]}".encode()
             right = b"aotgaudi.fake/1\n" + sha256_bytes(text).encode() * 64
-            self.tally.wrong_but_warm += row.artifact != {"unit.bin": str(Digest.of(right))}
+            self.tally.wrong_but_warm += row.artifact != {"unit.bin": Digest.of(right)}
 
     def _renew(self, number: int) -> None:
         shutil.rmtree(self.folder / "store", ignore_errors=True)

@@ -409,14 +409,14 @@ def own_object(bundle: Path, entry: Entry) -> Path:
     opened = open_bundle(bundle)
     receipt = opened.receipt
 
-    def artifacts(program_of: str) -> set[str]:
+    def artifacts(program_of: str) -> set[Digest]:
         units = opened.program(program_of).unit_keys()
-        return {text for key in units for text in receipt.units[key].artifact.values()}
+        return {digest for key in units for digest in receipt.units[key].artifact.values()}
 
     program = receipt.programs[entry.id]
     others = [other for other, text in receipt.programs.items() if text != program]
     own = artifacts(entry.id).difference(*map(artifacts, others))
-    return object_path(bundle, Digest.parse(min(own)))
+    return object_path(bundle, min(own, key=str))
 
 
 def reseal(bundle: Path, change: Callable[[Receipt], Receipt]) -> None:

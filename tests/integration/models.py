@@ -14,7 +14,6 @@ from aotgaudi.backends.offline import probe_target
 from aotgaudi.backends.online import make_runtime
 from aotgaudi.build.plan import make_plan
 from aotgaudi.bundle.format import load_program
-from aotgaudi.digest import Digest
 from aotgaudi.engine.runner import ProgramRunner
 from aotgaudi.entries import Entry
 from aotgaudi.graphs.trace import stored_names
@@ -137,10 +136,9 @@ def build(spec: BuildSpec, entries: tuple[Entry, ...], store: Store, num_workers
         Artifacts(
             receipt=receipt,
             program=lambda entry_id: load_program(
-                objects.read(Digest.parse(receipt.programs[entry_id])),
-                Digest.parse(receipt.programs[entry_id]),
+                objects.read(receipt.programs[entry_id]), receipt.programs[entry_id]
             ),
-            read=lambda text: objects.read(Digest.parse(text)),
-            path=lambda text: objects.path(Digest.parse(text)),
+            read=objects.read,
+            path=objects.path,
         ),
     )

@@ -54,7 +54,7 @@ for isa, text in jobs:
     target = probe(isa)
     digest, key = str(store.objects.put_bytes(text.encode())), unit_key(text, target).hex
     row = run_compile(CompileJob(key, digest, "unit", target, store.root, root / "logs" / "unit.log"))
-    print(json.dumps({"isa": isa, "key": key, **row.artifact}), flush=True)
+    print(json.dumps({"isa": isa, "key": key, **row.model_dump(mode="json")["artifact"]}), flush=True)
 """
 
 

@@ -272,7 +272,7 @@ def check_archive(data: bytes) -> None:
         assert_one_line(error)
         return
     names = set(sink.files) - {"aotgaudi.signature.json"}
-    objects = {f"objects/sha256/{d.sha256[:2]}/{d.sha256}" for d in map(Digest.parse, index.objects)}
+    objects = {f"objects/sha256/{d.sha256[:2]}/{d.sha256}" for d in index.objects}
     assert names == objects | {"aotgaudi.bundle.json", "manifest.json", "receipt.json"}
 
 

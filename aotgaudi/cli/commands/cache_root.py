@@ -15,7 +15,6 @@ from aotgaudi.bundle.receipt import RECEIPT_SCHEMA, Receipt
 from aotgaudi.bundle.receipt import loads as load_receipt
 from aotgaudi.cli.commands.cache import size_text
 from aotgaudi.cli.options.store import StorePlace, store_options
-from aotgaudi.digest import Digest
 from aotgaudi.document import first_problem
 from aotgaudi.errors import StoreError
 from aotgaudi.manifest.codec import load_manifest_or_spec
@@ -90,7 +89,7 @@ def _kept_by(name: str, path: Path, store: Store) -> Root:
         return Root(
             name=name,
             keys=frozenset(bundle.receipt.units),
-            objects=frozenset(map(Digest.parse, bundle.index.objects)),
+            objects=frozenset(bundle.index.objects),
         )
     if path.suffix != ".toml" and _is_receipt(path):
         return _kept_by_receipt(name, load_receipt(path.read_bytes()), store)
@@ -107,8 +106,8 @@ def _is_receipt(path: Path) -> bool:
 
 def _kept_by_receipt(name: str, receipt: Receipt, store: Store) -> Root:
     """The artifacts and programs that sealing the receipt needs. Raises StoreError when one is not there."""
-    objects = {Digest.parse(text) for unit in receipt.units.values() for text in unit.artifact.values()}
-    for digest in map(Digest.parse, receipt.programs.values()):
+    objects = {digest for unit in receipt.units.values() for digest in unit.artifact.values()}
+    for digest in receipt.programs.values():
         program = load_program(store.objects.read(digest), digest)
         objects |= {digest, *program_objects(program, receipt)}
     return Root(name=name, keys=frozenset(receipt.units), objects=frozenset(objects))

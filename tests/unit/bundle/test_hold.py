@@ -39,8 +39,8 @@ def test_programs_were_parsed_and_the_other_objects_are_open(
     assert verified.program(sealed.entries[0].id).unit_keys() == (sealed.shared, sealed.layer)
     assert len(verified.programs) == 2
     assert len(verified.objects) == 3
-    assert verified.read(str(sealed.digests["constants"])) == b"constants" * 9
-    assert verified.path(str(sealed.digests["layer.so"])).read_bytes() == b"layer.so" * 9
+    assert verified.read(sealed.digests["constants"]) == b"constants" * 9
+    assert verified.path(sealed.digests["layer.so"]).read_bytes() == b"layer.so" * 9
     with pytest.raises(NotWarmError, match=f"entry {'0' * 32} has no program"):
         verified.program("0" * 32)
 
@@ -59,8 +59,8 @@ def test_what_is_loaded_is_what_was_verified_whatever_happens_to_the_names(
 
     assert verified.program(sealed.entries[2].id).unit_keys() == (sealed.shared,)
     for name in ("shared.so", "layer.so", "constants"):
-        assert verified.read(str(sealed.digests[name])) == name.encode() * 9
-        assert verified.path(str(sealed.digests[name])).read_bytes() == name.encode() * 9
+        assert verified.read(sealed.digests[name]) == name.encode() * 9
+        assert verified.path(sealed.digests[name]).read_bytes() == name.encode() * 9
 
 
 def test_no_object_is_opened_twice(sealed: Sealed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_no_object_is_opened_twice(sealed: Sealed, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(os, "open", counting)
     held = hold_bundle(bundle, sealed.labels)
     held.program(sealed.entries[0].id)
-    held.read(str(sealed.digests["constants"]))
+    held.read(sealed.digests["constants"])
     monkeypatch.undo()
     held.objects.close()
 
@@ -95,7 +95,7 @@ def test_what_is_unsound_cannot_be_loaded(sealed: Sealed) -> None:
 
     assert [bad.entries for bad in held.report.corrupt] == [("(prompt, 1, 128, 0)", "(decode, 4, 1, 16)")]
     with pytest.raises(KeyError):
-        held.path(str(sealed.digests["layer.so"]))
+        held.path(sealed.digests["layer.so"])
     held.objects.close()
 
 

@@ -31,8 +31,8 @@ def test_the_fields(sealed: Sealed) -> None:
         "predicateType": "https://github.com/aotgaudi/aotgaudi/bundle/v1",
         "predicate": {
             "manifest_id": sealed.manifest_id,
-            "manifest": bundle.index.manifest,
-            "receipt": bundle.index.receipt,
+            "manifest": str(bundle.index.manifest),
+            "receipt": str(bundle.index.receipt),
             "target": json.loads(sealed.receipt.target.model_dump_json()),
             "builder": {"aotgaudi": "1"},
             "counts": bundle.index.counts.model_dump(),
