@@ -37,6 +37,8 @@ def _enumerated_only(spec: BuildSpec) -> Iterator[tuple[str, str]]:
     if quantization is not None:
         given = quantization.model_dump(mode="json", exclude_defaults=True)
         yield "model.quantization", "has " + ", ".join(f"{name} {value!r}" for name, value in given.items())
+    if spec.model.states("quantization_config"):
+        yield "model.config.quantization_config", "says that the checkpoint is quantized"
     if spec.lora is not None:
         yield "lora", f"asks for {spec.lora.max_loras} adapter slots"
 

@@ -237,6 +237,12 @@ MISUSES: dict[str, tuple[Callable[[Place], list[Any]], str]] = {
         spec_with("[limits]", '[model.quantization]\nmethod = "inc"\n[limits]'),
         "model.quantization: has method 'inc', which the fake backend cannot build",
     ),
+    "a quantized checkpoint": (
+        spec_with(
+            'model_type = "llama",', 'model_type = "llama", quantization_config = { quant_method = "awq" },'
+        ),
+        "model.config.quantization_config: says that the checkpoint is quantized, which the fake backend cannot build",
+    ),
     "backend cuda": (spec_with('backend = "fake"', 'backend = "cuda"'), "(available: cpu, fake)"),
     "unknown backend": (spec_with('backend = "fake"', 'backend = "tpu"'), "target.backend: is 'tpu'"),
     "unknown entry": (
