@@ -97,7 +97,7 @@ UNIT = (Part("layer", 7.0),)
 
 @dataclass
 class Simulation:
-    """Equal jobs on some workers, which take other seconds than was estimated; looked at every 0.2 s."""
+    """Equal jobs on some workers, which take other seconds than was estimated; looked at 20 times a job."""
 
     num_jobs: int
     num_workers: int
@@ -106,7 +106,8 @@ class Simulation:
     said: list[tuple[int, float, float]] = field(default_factory=list)
     """Jobs done, what was said, what was true."""
 
-    def run(self, step_seconds: float = 0.2) -> Simulation:
+    def run(self) -> Simulation:
+        step_seconds = self.true_seconds / 20
         waiting, running, done, now = self.num_jobs, [], 0, 0.0
         while done < self.num_jobs:
             while waiting and len(running) < self.num_workers:
