@@ -31,7 +31,7 @@ UNIT_SECONDS: Mapping[str, float] = MappingProxyType(
         "mhc": 12.5,
     }
 )
-"""Compile seconds of a unit whose like was never compiled (measured: docs/benchmarks.md)."""
+"""Compile seconds of a unit when nothing like it was compiled before (measured: docs/benchmarks.md)."""
 
 OTHER_SECONDS = 6.0
 TRACE_SECONDS = 4.0
@@ -67,7 +67,7 @@ class Estimates:
 
     @classmethod
     def of(cls, rows: Iterable[tuple[str, float]]) -> Estimates:
-        """From the labels and seconds of earlier compiles."""
+        """Makes them of the labels and seconds of earlier compiles."""
         seen: dict[str, list[tuple[tuple[int, ...], float]]] = defaultdict(list)
         for label, seconds in rows:
             text, numbers = _shape(label)
@@ -87,7 +87,7 @@ class Estimates:
         return (Part(_kind(label), self.unit_seconds(label)),)
 
     def of_entry(self, entry: Entry) -> Work:
-        """Returns what an entry takes that is not traced: the trace, and the units that it may find."""
+        """Returns what an untraced entry takes: the trace, and the units that it may find."""
         is_step = entry.kind in ("prompt", "decode")
         kinds = _UNITS_A_STEP if is_step else (entry.kind,)
         trace = Part("trace", TRACE_SECONDS if is_step else SMALL_TRACE_SECONDS)
@@ -95,7 +95,7 @@ class Estimates:
 
 
 def read_estimates(store: Store, target: Target) -> Estimates:
-    """Returns what the store's records of `target`'s backend and machine say: of `_MOST_RECORDS`, evenly chosen."""
+    """Returns estimates from the store's records of `target`'s backend and machine, a sample of at most `_MOST_RECORDS`."""
     keys = tuple(store.actions)
     chosen = keys[:: max(1, math.ceil(len(keys) / _MOST_RECORDS))]
     wanted = {name: value for name, value in target.components() if name in _DECISIVE}
@@ -110,7 +110,7 @@ def read_estimates(store: Store, target: Target) -> Estimates:
 
 
 _DECISIVE = frozenset({"target.backend", "target.machine"})
-"""What must be equal for one compile to say something of another; a new version of torch changes little."""
+"""What must be equal for one compile to say something about another. A new torch changes little."""
 
 
 class TimeLeft:
@@ -160,7 +160,7 @@ class TimeLeft:
         return self._shown
 
     def _expected(self, part: Part) -> float:
-        """The estimate, times what jobs of its kind took by their estimates; few of them count little."""
+        """The estimate, multiplied by how much longer jobs of its kind took than estimated; few jobs weigh little."""
         overall = _ratio(self._measured[_ALL], self._estimated[_ALL], 1.0)
         return part.seconds * _ratio(self._measured[part.kind], self._estimated[part.kind], overall)
 
@@ -175,7 +175,7 @@ def _ratio(measured: float, estimated: float, prior: float) -> float:
 
 
 def _rest(seconds: float, elapsed: float) -> float:
-    """What is left of a job that was expected to take `seconds`: always something, and ever less."""
+    """The seconds left of a job that was expected to take `seconds`: always more than 0, and falling."""
     return seconds * math.exp(-elapsed / seconds) if seconds > 0 else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Manifest minus hits. A plan says what would be traced and compiled, why, and how long it may take.
+"""A manifest minus its hits: a plan says what would be traced and compiled, and how long that may take.
 
 Imports no torch: a build with nothing to do answers from the store's records alone.
 """
@@ -39,7 +39,7 @@ class Plan:
     """Units that have an artifact, by key."""
 
     estimates: Estimates = field(default_factory=Estimates)
-    """What units may take; without a look at earlier ones where nothing is missing."""
+    """How long units may take. If nothing is missing, earlier records were not read."""
 
     @property
     def untraced(self) -> tuple[ProgramState, ...]:
@@ -83,7 +83,7 @@ class Plan:
 
 
 def make_plan(entries: Iterable[Entry], spec: BuildSpec, target: Target, store: Store) -> Plan:
-    """Looks every entry up. Entries with one program key share a program."""
+    """Looks every entry up. Entries with the same program key share a program."""
     keys = ProgramKeys(spec, target)
     groups = _by_program(entries, keys)
     rows = read_programs(store, groups)
@@ -104,7 +104,7 @@ def is_known_complete(entries: Iterable[Entry], spec: BuildSpec, target: Target,
 
 
 def remember_complete(plan: Plan, store: Store) -> None:
-    """Lets `is_known_complete` know that `plan` is complete, and notes the use of what it found."""
+    """Has `is_known_complete` remember `plan` if it is complete, and notes that what it found was used."""
     if not plan.is_complete:
         return
     keys = [state.key.hex for state in plan.programs]

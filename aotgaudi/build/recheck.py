@@ -49,7 +49,7 @@ class Recheck:
 def recheck(plan: Plan, store: Store, sample: int, num_workers: int) -> Recheck:
     """Compiles up to `sample` units of `plan` that are in the store again, and compares them.
 
-    Which ones follows from their keys: the same ones every time, of all kinds, since keys are hashes.
+    The choice follows from their keys. It is the same every time, and of all kinds of units, since keys are hashes.
 
     Raises:
         NotWarmError: no unit of the plan is in the store.
@@ -100,7 +100,7 @@ def _text(digest: Digest | None) -> str | None:
 
 
 def first_difference(left: bytes, right: bytes) -> int:
-    """Returns where two byte strings first differ; the length of the shorter one where that is a prefix."""
+    """Returns where two byte strings first differ; if one is a prefix of the other, its length."""
     pairs = zip(left, right, strict=False)
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
 
@@ -135,5 +135,5 @@ def _job(key: str, plan: Plan, store: Store, scratch: Path) -> RecheckJob:
 
 
 def _scratch_root(store: Store) -> Path | None:
-    """In the store, where code may be mapped, and a later builder clears what we leave; else a temporary place."""
+    """In the store, where code may be mapped and a later builder clears up after us; else the system's choice."""
     return None if store.read_only else store.root / "tmp"

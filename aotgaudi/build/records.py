@@ -1,15 +1,16 @@
-"""What the store's records say. JSON values; a row is only ever a claim, checked against the objects.
+"""What the store's records say, as JSON values. A row is a claim, which is checked against the objects.
 
 * program key -> `ProgramRow`: the program's digest and its units.
 * unit key -> `UnitRow`: the artifact's files, and what compiling cost and its check found.
 
-A row whose objects are gone is no hit. A failure is never a row.
+A row whose objects are gone is a miss. A failure is never recorded.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from typing import TypeVar, Union
 
 from pydantic import Field
 
@@ -44,10 +45,6 @@ class ProgramRow(Value):
         if self.constants:
             yield Digest.parse(self.constants)
 
-    def is_intact(self, objects: ObjectStore) -> bool:
-        """True when everything the row names is in the store."""
-        return all(map(objects.has, self.digests()))
-
 
 class UnitRow(UnitRecord):
     """What is recorded of a compiled unit; `cpu_seconds` includes the compiler's own processes."""
@@ -59,52 +56,43 @@ class UnitRow(UnitRecord):
         """Yields the files of the artifact."""
         yield from self.artifact.values()
 
-    def is_intact(self, objects: ObjectStore) -> bool:
-        """True when every file of the artifact is in the store."""
-        return all(map(objects.has, self.digests()))
 
-
-def parse_program_row(value: dict[str, object] | None, objects: ObjectStore) -> ProgramRow | None:
-    """Returns the row if it is well-formed and intact, else None (a miss)."""
-    try:
-        row = ProgramRow.model_validate(value) if value else None
-        return row if row and row.is_intact(objects) else None
-    except ValueError:  # Another shape, or a digest that is none.
-        return None
-
-
-def parse_unit_row(value: dict[str, object] | None, objects: ObjectStore) -> UnitRow | None:
-    """Returns the row if it is well-formed and intact, else None (a miss)."""
-    try:
-        row = UnitRow.model_validate(value) if value else None
-        return row if row and row.is_intact(objects) else None
-    except ValueError:  # Another shape, or a digest that is none.
-        return None
+RowT = TypeVar("RowT", bound=Union[ProgramRow, UnitRow])
 
 
 def record(store: Store, key: str, row: ProgramRow | UnitRow) -> None:
-    """Records what a job gave. Of two results the first stays, as long as all that it names is there.
+    """Records the result of a job. Of two results the first one stays, as long as everything that it names is there.
 
     Raises StoreError when it cannot be written.
     """
-    parse = parse_program_row if isinstance(row, ProgramRow) else parse_unit_row
     recorded = store.actions.put(
-        key, row.model_dump(mode="json"), lambda value: parse(value, store.objects) is not None
+        key, row.model_dump(mode="json"), lambda value: _intact(type(row), value, store.objects) is not None
     )
-    first = parse(recorded, store.objects)
+    first = _intact(type(row), recorded, store.objects)
     if first is not None and set(first.digests()) != set(row.digests()):
         _LOG.warning("%s: built twice, with different results; the first stays", key)
 
 
 def read_programs(store: Store, keys: Iterable[str]) -> dict[str, ProgramRow]:
-    """Returns the intact rows of those program `keys` that have one, in the order of `keys`."""
-    rows = {
-        key: parse_program_row(value, store.objects) for key, value in store.actions.get_many(keys).items()
-    }
-    return {key: row for key, row in rows.items() if row is not None}
+    """Returns the intact rows of `keys`, program keys, in their order; a key without one is left out."""
+    return _read(ProgramRow, store, keys)
 
 
 def read_units(store: Store, keys: Iterable[str]) -> dict[str, UnitRow]:
-    """Returns the intact rows of those unit `keys` that have one, in the order of `keys`."""
-    rows = {key: parse_unit_row(value, store.objects) for key, value in store.actions.get_many(keys).items()}
-    return {key: row for key, row in rows.items() if row is not None}
+    """Returns the intact rows of `keys`, unit keys, in their order; a key without one is left out."""
+    return _read(UnitRow, store, keys)
+
+
+def _read(kind: type[RowT], store: Store, keys: Iterable[str]) -> dict[str, RowT]:
+    values = store.actions.get_many(keys).items()
+    rows = ((key, _intact(kind, value, store.objects)) for key, value in values)
+    return {key: row for key, row in rows if row is not None}
+
+
+def _intact(kind: type[RowT], value: dict[str, object] | None, objects: ObjectStore) -> RowT | None:
+    """Returns the row if it is well-formed and everything that it names is in the store, else None (a miss)."""
+    try:
+        row = kind.model_validate(value) if value else None
+        return row if row and all(map(objects.has, row.digests())) else None
+    except ValueError:  # Another shape, or a malformed digest.
+        return None

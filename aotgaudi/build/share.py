@@ -44,9 +44,9 @@ class Share:
 def push_plan(
     plan: Plan, store: Store, remote: Remote, conduct: Conduct, *, overwrite: bool = False
 ) -> Share:
-    """Uploads what `store` has of `plan`, and `remote` lacks: objects, then records.
+    """Uploads what `store` has of `plan` and `remote` lacks: objects first, then records.
 
-    A record of the remote whose objects are there stays. Raises CorruptError for a damaged object of the store,
+    A record that the remote has stays if its objects are there. Raises CorruptError for a damaged object of the store,
     RemoteError, StoreError, and MissingPackageError where nothing here can have been built.
     """
     require_key_parts()
@@ -57,7 +57,7 @@ def push_plan(
 def push_rows(
     rows: Mapping[str, Row], store: Store, remote: Remote, conduct: Conduct, *, overwrite: bool = False
 ) -> Share:
-    """Uploads `rows` of `store`, by key, as `push_plan` does. Raises as it does."""
+    """Uploads `rows` of `store`, given by key. Works and raises as `push_plan` does."""
     digests = {digest for row in rows.values() for digest in row.digests()}
     files = {digest: store.objects.path(digest) for digest in digests}
     num_objects, size_bytes = send(remote, files, conduct, overwrite=overwrite)
@@ -77,7 +77,7 @@ def push_rows(
 def pull_entries(
     entries: Iterable[Entry], spec: BuildSpec, target: Target, store: Store, sources: Sources
 ) -> Share:
-    """Brings into `store` what it lacks for `entries` and `sources` have: programs first, then their units.
+    """Brings into `store` what it lacks for `entries` and `sources` can give: programs first, then their units.
 
     Raises RemoteError where no remote can be used, StoreError, and MissingPackageError where nothing can have the
     keys that are made here.
@@ -101,7 +101,7 @@ def pull_entries(
 
 
 def pull_row(key: str, parse: Callable[[dict[str, object]], R], store: Store, sources: Sources) -> bool:
-    """Brings the record of `key`, and its objects, into `store`; False where no remote has it.
+    """Brings the record of `key` and its objects into `store`. Returns False if no remote has it.
 
     Raises as `pull_entries` does.
     """
@@ -111,7 +111,7 @@ def pull_row(key: str, parse: Callable[[dict[str, object]], R], store: Store, so
 
 
 def receive_object(digest: Digest, store: Store, sources: Sources) -> bool:
-    """Brings one object into `store`; False where it was there already. Raises as `Sources.fill` does, and StoreError."""
+    """Brings one object into `store`. Returns False if it was there. Raises StoreError, and as `Sources.fill` does."""
     if store.objects.has(digest):
         return False
     incoming = store.root / INCOMING_NAME / digest.sha256
@@ -132,7 +132,7 @@ class _Puller:
         return sum(digest.size_bytes for digest in self.received)
 
     def pull(self, keys: Iterable[str], parse: Callable[[dict[str, object]], R]) -> int:
-        """Returns how many of `keys` could be had."""
+        """Returns how many of `keys` a remote had."""
         return sum(self._sources.each(lambda key: self._pull_one(key, parse), keys))
 
     def _pull_one(self, key: str, parse: Callable[[dict[str, object]], R]) -> bool:
@@ -158,7 +158,7 @@ class _Puller:
 
 
 def _is_answered(remote: Remote, key: str, data: bytes) -> bool:
-    """Whether the remote's own record of `key` will do: it is this one, or a sound one with all its objects."""
+    """Whether the record that the remote has will do: it is the same, or it is sound and all its objects are there."""
     found = remote.get_record(key)
     if found is None or found == data:
         return found is not None

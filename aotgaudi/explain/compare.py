@@ -1,4 +1,4 @@
-"""What was built that is nearest to what is asked for: two lists of key components, compared by name.
+"""Finds what was built that is nearest to what is wanted, by comparing lists of key components by name.
 
 Programs: the same entry of the same model comes first, whatever else differs; then what has the fewest differing
 components, the same entry before others. Units: the same graph first, then the same label. Ties go to the smaller
@@ -27,7 +27,7 @@ _MODEL = ("model.", "limits.")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One key component that differs. None: the side has no such component."""
+    """One key component that differs. None: that side does not have the component."""
 
     name: str
     old: str | None
@@ -35,13 +35,13 @@ class Change:
 
 
 def changes(old: Components, new: Components) -> tuple[Change, ...]:
-    """Returns what differs, in the order of `new`; what only `old` has comes last."""
+    """Returns the components that differ, in the order of `new`; those that only `old` has come last."""
     names = dict.fromkeys([*new, *sorted(old)])
     return tuple([Change(n, old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n)])
 
 
 class NearestProgram:
-    """Finds the nearest of `built`; made for many keys that differ in their entries alone."""
+    """Finds the nearest of the programs in `built`. Fast for many keys that differ only in their entries."""
 
     def __init__(self, built: Iterable[BuiltProgram]) -> None:
         self._of_entry: dict[Rows, list[BuiltProgram]] = defaultdict(list)
@@ -54,7 +54,7 @@ class NearestProgram:
         self._ranks: dict[Rows, list[tuple[int, Rows]]] = {}
 
     def find(self, components: Components) -> BuiltProgram | None:
-        """Returns the nearest program of an entry of the same kind; None where there is none."""
+        """Returns the nearest program of an entry of the same kind, or None if there is none."""
         own, rest = _parts(components)
         same = self._of_entry.get(own, [])
         of_model = [program for program in same if _model(program.components) == _model(components)]
@@ -77,7 +77,7 @@ class NearestProgram:
         return best
 
     def _ranked(self, rest: Rows) -> list[tuple[int, Rows]]:
-        """What keys on record have besides their entries, and in how many components it differs, ascending."""
+        """The parts of recorded keys that do not concern entries, with how many components differ, the fewest first."""
         if rest not in self._ranks:
             wanted = dict(rest)
             self._ranks[rest] = sorted((len(changes(dict(other), wanted)), other) for other in self._of_rest)
@@ -85,7 +85,7 @@ class NearestProgram:
 
 
 class NearestUnit:
-    """Finds the nearest of `built`."""
+    """Finds the nearest of the units in `built`."""
 
     def __init__(self, built: Iterable[BuiltUnit]) -> None:
         units = sorted(built, key=lambda unit: unit.key)
@@ -93,7 +93,7 @@ class NearestUnit:
         self._of_label = _grouped(units, lambda unit: unit.label)
 
     def find(self, components: Components, label: str) -> BuiltUnit | None:
-        """Returns the nearest unit of the same graph, else of the same label; None where there is neither."""
+        """Returns the nearest unit of the same graph, else of the same label, or None if there is neither."""
         same = self._of_graph.get(components["graph"]) or self._of_label.get(label, [])
         return _least(same, components)
 
@@ -112,7 +112,7 @@ def _parts(components: Components) -> tuple[Rows, Rows]:
 
 
 def _shared_parts(own: Rows) -> Iterator[Rows]:
-    """Yields what two entries of one kind may have in common, the most first: they have four fields at most."""
+    """Yields what two entries of one kind may have in common, the longest first. Entries have at most four fields."""
     kind = tuple(row for row in own if row[0] == _KIND)
     fields = [row for row in own if row[0] != _KIND]
     for size in range(len(fields), -1, -1):

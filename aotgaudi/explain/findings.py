@@ -1,6 +1,6 @@
-"""Why programs and units are not warm: which component of which key differs from what was built before.
+"""Says why programs and units are not warm: which component of which key differs from what was built before.
 
-Nothing here decides whether something is warm: a plan does, or a receipt. This says why, and what it will cost.
+Whether something is warm is decided by a plan or a receipt. This module says why not, and what it will cost.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ _GRAPH = "graph"
 
 @dataclass(frozen=True)
 class Finding:
-    """What there is to say of one program (of `entries`) or one unit (no entries).
+    """The state of one program (which runs `entries`) or one unit (which has no entries), and the reason for it.
 
-    `label`: the first entry, or the unit's label. `changes` and `nearest`: of what was built that is nearest.
-    `lines`: the first line of a unit's text that differs, old and new, where both texts are there.
+    `label` is the first entry, or the unit's label. `nearest` is the nearest thing that was built, and `changes` are the
+    components that differ from it. `lines` is the first line in which the unit's text differs, old and new, if the store
+    has both texts.
     """
 
     key: Key
@@ -44,12 +45,12 @@ class Finding:
 
     @property
     def is_program(self) -> bool:
-        """Whether it is of a program."""
+        """Whether this is about a program."""
         return bool(self.entries)
 
     @property
     def unit_keys(self) -> tuple[str, ...]:
-        """The units whose cost this one is likely to have."""
+        """The units that are likely to cost as much as this one will."""
         if isinstance(self.nearest, BuiltProgram):
             return self.nearest.units
         return (self.nearest.key,) if self.nearest else ()
@@ -57,29 +58,29 @@ class Finding:
 
 @dataclass(frozen=True)
 class Reason:
-    """Programs, or units, that are not warm for one reason. `findings` are in the manifest's order, at least one."""
+    """Programs or units that are not warm for the same reason. `findings`: at least one, in the manifest's order."""
 
     findings: tuple[Finding, ...]
 
     @property
     def state(self) -> State:
-        """The state that all of them are in."""
+        """The state that they all share."""
         return self.findings[0].state
 
     @property
     def num_entries(self) -> int:
-        """Entries that wait for them, of programs."""
+        """How many entries wait for these programs; 0 for units."""
         return sum(len(finding.entries) for finding in self.findings)
 
     @property
     def is_certain(self) -> bool:
-        """Whether units are compiled anew whatever tracing gives: a target's component is in every unit's key."""
+        """Whether units are compiled again whatever tracing gives: every unit's key holds the target's components."""
         return any(change.name.startswith(_TARGET) for change in self.findings[0].changes)
 
     def cost(self, history: History) -> Cost:
         """Returns what the units of the nearest programs (or the nearest units) took when they were compiled.
 
-        A new program costs as much as the one that is nearest to it, each one.
+        Each new program is taken to cost as much as the program nearest to it.
         """
         if self.state != "new":
             return Cost.of((key for finding in self.findings for key in finding.unit_keys), history.units)
@@ -92,9 +93,9 @@ class Reason:
 
 
 def reasons(findings: Iterable[Finding]) -> tuple[Reason, ...]:
-    """Groups what is not warm by its reason, in order of appearance.
+    """Groups the findings that are not warm by reason, in order of appearance.
 
-    Which entry the nearest one is, and which graph, makes no difference: to be new is one reason.
+    Being new is one reason, whichever entry or graph is the nearest.
     """
     groups: dict[object, list[Finding]] = defaultdict(list)
     for finding in findings:
@@ -104,7 +105,7 @@ def reasons(findings: Iterable[Finding]) -> tuple[Reason, ...]:
 
 
 def explain_plan(plan: Plan, store: Store, history: History) -> tuple[Finding, ...]:
-    """Returns what there is to say of every program of `plan`, and then of every unit without an artifact."""
+    """Returns a finding for every program of `plan`, then for every unit that has no artifact."""
     programs, units = NearestProgram(history.programs.values()), NearestUnit(history.units.values())
     found = [_of_program(state, programs, history) for state in plan.programs]
     return (*found, *_of_units(plan, units, store, history))
@@ -113,7 +114,7 @@ def explain_plan(plan: Plan, store: Store, history: History) -> tuple[Finding, .
 def explain_against(
     entries: Iterable[Entry], keys: ProgramKeys, built: Iterable[BuiltProgram]
 ) -> tuple[Finding, ...]:
-    """Returns what there is to say of the program of every entry, where what was built is `built` and nothing else."""
+    """Returns a finding for the program of every entry, taking `built` for all that was ever built."""
     programs = {program.key: program for program in built}
     nearest = NearestProgram(programs.values())
     groups: dict[str, list[Entry]] = defaultdict(list)
@@ -168,7 +169,7 @@ def _of_units(plan: Plan, nearest: NearestUnit, store: Store, history: History) 
 
 
 def _differing_lines(store: Store, old: str | None, new: str) -> tuple[str, str] | None:
-    """Returns the first line in which two texts differ, of each; "" past its end. None where there is nothing to show."""
+    """Returns the first line that differs, of each text ("" past its end), or None if there is nothing to show."""
     if old is None or old == new:
         return None
     try:

@@ -61,7 +61,7 @@ class History:
     def of_store(cls, store: Store) -> History:
         """Reads every record of `store` and of the layers below it. Raises StoreError.
 
-        What is no record of a program or a unit is passed over, as a look-up would.
+        Anything that is not a record of a program or a unit is skipped, as a look-up would skip it.
         """
         programs: dict[str, BuiltProgram] = {}
         units: dict[str, BuiltUnit] = {}
@@ -77,9 +77,9 @@ class History:
 
 @dataclass(frozen=True)
 class Cost:
-    """What compiling some units took when it was last done.
+    """What compiling some units took the last time, on one worker, each unit counted once.
 
-    `seconds` is the sum of those that are on record; `num_untimed` units are not. One worker, each unit once.
+    `seconds` is the sum over the units on record; `num_untimed` units are not on record.
     """
 
     num_units: int
@@ -98,7 +98,7 @@ class Cost:
 class Sealed:
     """What was sealed at `path`: `programs` of `num_entries` entries, on `unit_keys`.
 
-    `assumed`: what the place does not say, and what was taken for it.
+    `assumed`: what the bundle or receipt does not say, and what was assumed instead.
     """
 
     path: Path
@@ -113,8 +113,9 @@ class Sealed:
 def read_sealed(path: Path, manifest: Manifest, store: Store | None, history: History) -> Sealed:
     """Reads the bundle or the receipt at `path`, to be compared with `manifest`.
 
-    A receipt alone says nothing of units a program, which are looked up in `store`; nor, where it answers another
-    manifest, of that one's spec: then `history` may know its programs, or the spec is taken to be that of `manifest`.
+    A receipt alone does not say which units a program calls: they are looked up in `store`. If it answers another
+    manifest, it does not hold that manifest's spec either: `history` may know its programs; if not, the spec is assumed
+    to be that of `manifest`.
 
     Raises StoreError, ManifestError and CorruptError, as opening a bundle does.
     """
@@ -138,7 +139,7 @@ _ASSUMED_SPEC = (
 
 
 def _recorded(receipt: Receipt, history: History) -> Iterator[BuiltProgram]:
-    """Programs of the receipt that were recorded when they were built, under its target and its builder."""
+    """The programs of the receipt that `history` has on record, built for its target by its builder."""
     digests = set(map(str, receipt.programs.values()))
     known = {*receipt.target.components(), *((f"toolchain.{n}", v) for n, v in receipt.builder.items())}
     for program in history.programs.values():
@@ -192,7 +193,7 @@ def _unknown(_: Digest) -> None:
 
 
 def _read(read: Callable[[Digest], bytes], digest: Digest) -> Program | None:
-    """The program, or None where its object is gone or damaged: what is not there cannot be counted."""
+    """The program, or None if its object is gone or damaged; its units then go uncounted."""
     try:
         return load_program(read(digest), digest)
     except AotGaudiError:

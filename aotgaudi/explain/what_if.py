@@ -1,8 +1,8 @@
-"""What an upgrade would invalidate, before it is done: a plan's keys with other values of some components.
+"""Says what an upgrade would invalidate before it is made, by changing some components of a plan's keys.
 
-What is certain: a program's key holds every component, so a program is traced again. A unit's key holds the target
-and the text of its graph: another torch, compiler or instruction set is in the target, so the unit is compiled again;
-another transformers, or graph code of ours, is not, and the unit is compiled again only where its text comes out
+A program's key holds every component, so its program is certain to be traced again. A unit's key holds the target and
+the text of its graph. Another torch, compiler or instruction set changes the target, so the unit is compiled again.
+Another transformers, or a change of our graph code, does not: the unit is compiled again only if its text comes out
 differently, which only tracing can tell.
 """
 
@@ -29,7 +29,7 @@ SHORT_NAMES: Mapping[str, str] = MappingProxyType(
         "transformers": "toolchain.transformers",
     }
 )
-"""Besides these, what is in a target's toolchain goes by its own name: torch, compiler, ..."""
+"""Components of the target's toolchain go by their own names besides: torch, compiler, ..."""
 
 _ISA = "isa"
 _WHERE = "--what-if"
@@ -54,7 +54,7 @@ class WhatIf:
 
 
 def parse_changes(settings: Iterable[str], keys: ProgramKeys, target: Target) -> tuple[Change, ...]:
-    """Returns what ``NAME=VALUE`` settings change in the keys of all entries; a value that is there already, nothing.
+    """Returns what ``NAME=VALUE`` settings change in the keys of all entries. A value that is set already changes nothing.
 
     Raises SpecError for an unknown name, and lists the known ones.
     """
@@ -95,7 +95,7 @@ def what_if(changes: tuple[Change, ...], plan: Plan, spec: BuildSpec, store: Sto
 def _rows_after(
     changes: tuple[Change, ...], states: list[ProgramState], keys: ProgramKeys, store: Store
 ) -> list[ProgramRow | None]:
-    """What the store has for the same entries under the new keys."""
+    """The records that the store has for the same entries under the new keys."""
     new = keys.replacing({change.name: change.new or "" for change in changes})
     names = [new.hex_of(state.entries[0]) for state in states]
     rows = read_programs(store, names)
@@ -107,7 +107,7 @@ def _is_whole(row: ProgramRow | None, plan: Plan) -> bool:
 
 
 def _components(name: str, value: str, now: Mapping[str, str], target: Target) -> dict[str, str]:
-    """The full names that a short one stands for, with their new values."""
+    """The full names that a short name stands for, with their new values."""
     if name == _ISA:
         return {n: text for n, text in _isa_components(target, value) if now.get(n) not in (None, text)}
     for full in (name, SHORT_NAMES.get(name, ""), f"target.toolchain.{name}"):

@@ -1,4 +1,4 @@
-"""``--check`` and ``--sample``: how ``build cache`` compiles again what is there, and what it says of it."""
+"""``--check`` and ``--sample``: what ``build cache`` compiles again, and how the comparison is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command enumerates: a spec file, or a vLLM server's command; one place reads either."""
+"""What a command enumerates: a spec file, or the command of a vLLM server. Both are read here."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def what_if_option(function: Command) -> Command:
 
 
 def ask(settings: tuple[str, ...], plan: Plan, spec: BuildSpec, store: Store) -> WhatIf:
-    """Returns what `settings` would invalidate. Raises SpecError for a name that is in no key, and StoreError."""
+    """Returns what `settings` would invalidate. Raises SpecError for a name that no key has, and StoreError."""
     changes = parse_changes(settings, ProgramKeys(spec, plan.target), plan.target)
     return what_if(changes, plan, spec, store)
 

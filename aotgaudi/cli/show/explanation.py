@@ -13,13 +13,13 @@ _SHOWN_CHARACTERS = 72
 _EXAMPLES = 3
 _INDENT = "    "
 _LISTS = frozenset({"target.isa"})
-"""Components that are lists of words: what differs is which words."""
+"""Components that are lists of words, of which the words that differ are shown."""
 
 NOT_COMPILED = "traced, and not compiled yet"
 
 
 def reason_lines(reason: Reason, history: History) -> Iterator[str]:
-    """Yields a headline and, indented, what differs and what that costs."""
+    """Yields a headline, then, indented, what differs and what that costs."""
     first = reason.findings[0]
     yield f"{_counted(reason)}, e.g. {first.label}: {_state(first)}"
     for change in first.changes:
@@ -33,7 +33,7 @@ def reason_lines(reason: Reason, history: History) -> Iterator[str]:
 
 
 def reason_document(reason: Reason, history: History) -> dict[str, Any]:
-    """Returns the same as a JSON value, nothing shortened."""
+    """Returns the same as a JSON value, with nothing shortened."""
     first = reason.findings[0]
     return {
         "of": "program" if first.is_program else "unit",
@@ -66,7 +66,7 @@ def changes_document(changes: Iterable[Change]) -> list[dict[str, Any]]:
 
 
 def change_text(change: Change) -> str:
-    """Returns ``name: old -> new``; of lists of words, those that are gone and those that came."""
+    """Returns ``name: old -> new``; for a list of words, the words that went and those that came."""
     if change.name in _LISTS and change.old is not None and change.new is not None:
         old, new = change.old.split(), change.new.split()
         words = [*(f"-{w}" for w in old if w not in new), *(f"+{w}" for w in new if w not in old)]
