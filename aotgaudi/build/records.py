@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from typing import TypeVar, Union
+from typing import TypeVar, Union, cast
 
 from pydantic import Field
 
@@ -92,7 +92,7 @@ def _read(kind: type[RowT], store: Store, keys: Iterable[str]) -> dict[str, RowT
 def _intact(kind: type[RowT], value: dict[str, object] | None, objects: ObjectStore) -> RowT | None:
     """Returns the row if it is well-formed and everything that it names is in the store, else None (a miss)."""
     try:
-        row = kind.model_validate(value) if value else None
+        row = cast("RowT", kind.model_validate(value)) if value else None
         return row if row and all(map(objects.has, row.digests())) else None
     except ValueError:  # Another shape, or a malformed digest.
         return None
