@@ -82,12 +82,6 @@ def split_buckets(max_num_tokens: int, hc_hidden_size: int, num_sms: int) -> tup
     return tuple(_steps(max_num_tokens, _most_splits(hc_hidden_size), num_sms))
 
 
-def representatives(max_num_tokens: int, hc_hidden_size: int, num_sms: int) -> tuple[int, ...]:
-    """Returns the largest token count of each of the formula's buckets, as PR #25810 does: descending."""
-    buckets = split_buckets(max_num_tokens, hc_hidden_size, num_sms)
-    return tuple(bucket.last_token for bucket in reversed(buckets))
-
-
 def warm_up_buckets(rule: str, inputs: MhcInputs) -> tuple[MhcBucket, ...]:
     """Returns the buckets of a rule in the order in which its server warms them up; () where nothing is warm.
 

@@ -11,6 +11,9 @@ from aotgaudi.errors import SpecError
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.limits import LARGEST_LIMIT
 
+MOST_IMAGES = 10_000
+"""Images of a prompt; each number of them may be an entry."""
+
 _SHOWN_CHARACTERS = 60
 _DIGITS = re.compile(r"[0-9]{1,10}")
 _RESOLUTION = re.compile(r"([^x]*)x([^x]*)(?:x([^x-]*)(?:-([^x]*))?)?")
@@ -49,7 +52,7 @@ class VisionSpec(SpecValue):
     enabled: bool = False
     buckets: tuple[Annotated[int, Field(ge=1, le=LARGEST_LIMIT)], ...] | None = None
     resolutions: tuple[str, ...] = ()
-    max_images: int = Field(default=1, ge=1, le=1024)
+    max_images: int = Field(default=1, ge=1, le=MOST_IMAGES)
 
     @field_validator("resolutions")
     @classmethod

@@ -32,10 +32,10 @@ from aotgaudi.vllm.serving import (
     QUANTIZATION_VARIABLE,
     ServingEnvironment,
     lora_table,
+    most_images,
     num_speculative_tokens,
     parallel_table,
     quantization_table,
-    takes_images,
 )
 from aotgaudi.vllm.values import Remark
 from aotgaudi.vllm.variables import OtherVariables, is_looked_at
@@ -187,8 +187,10 @@ class _Parts:
     def spec(self, setup: VllmSetup) -> BuildSpec:
         """Returns the spec; what it refuses is reported by the flag that it is from."""
         smallest = 1 if self.rules.sampler is None else self.rules.sampler
+        num_images = most_images(setup.command)
         vision = VisionSpec(
-            enabled=takes_images(setup.command) and self.facts.has_vision,
+            enabled=num_images > 0 and self.facts.has_vision,
+            max_images=max(1, num_images),
             buckets=self.serving.vision_buckets,
             resolutions=self.serving.vision_resolutions,
         )

@@ -12,6 +12,7 @@ from aotgaudi.bucketing.versions import find_version
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.target import ExecutionMode
+from aotgaudi.spec.vision import MOST_IMAGES
 from aotgaudi.vllm.command import VllmCommand
 from aotgaudi.vllm.environment import DEFRAG_VARIABLES, BucketingEnvironment
 from aotgaudi.vllm.model import DTYPES
@@ -229,26 +230,30 @@ def num_speculative_tokens(values: Mapping[str, str]) -> int:
     return parse_integer(where, str(count), minimum=1, maximum=_MOST_SPECULATIVE_TOKENS)
 
 
-def takes_images(command: VllmCommand) -> bool:
-    """Returns whether prompts may hold images or videos: not where both are limited to 0, nor with language only.
+def most_images(command: VllmCommand) -> int:
+    """Returns how many images or videos a prompt may hold, as upstream warms them up: 1 where nothing says more.
 
-    --limit-mm-per-prompt is JSON, or ``image=4,video=0`` in older releases. Raises SpecError.
+    0 where both are limited to 0, and with language only. --limit-mm-per-prompt is JSON, or ``image=4,video=0`` in older
+    releases. A limit of images comes before one of videos (hpu_model_runner.py 5963-5995). Raises SpecError.
     """
     if command.switches.get("language-model-only", False):
-        return False
+        return 0
     text = command.values.get(_IMAGES_FLAG)
     if text is None:
-        return True
+        return 1
     if _PAIRS.fullmatch(text):
         pairs = (pair.split("=") for pair in text.split(","))
         limits: dict[str, Any] = {name: parse_integer(f"--{_IMAGES_FLAG}", count) for name, count in pairs}
     else:
         limits = parse_table(_IMAGES_FLAG, text)
-    return any(_limit(limits.get(kind, 1)) > 0 for kind in ("image", "video"))
+    image, video = (_limit(limits.get(kind, 1)) for kind in ("image", "video"))
+    return image or video
 
 
 def _limit(value: Any) -> int:
     count = value.get("count", 1) if isinstance(value, dict) else value
-    if type(count) is not int or count < 0:
-        raise SpecError(f"--{_IMAGES_FLAG}", f"has {shown(str(count))}", "a number of items a prompt")
+    if type(count) is not int or not 0 <= count <= MOST_IMAGES:
+        raise SpecError(
+            f"--{_IMAGES_FLAG}", f"has {shown(str(count))}", f"0 to {MOST_IMAGES:,} items a prompt"
+        )
     return count

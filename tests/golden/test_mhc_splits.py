@@ -9,7 +9,6 @@ import pytest
 
 from aotgaudi.bucketing.mhc_splits import (
     MhcInputs,
-    representatives,
     split_buckets,
     warm_up_buckets,
 )
@@ -21,6 +20,11 @@ ROWS = [pytest.param(row, id=row["id"]) for row in read_rows("mhc/token_count_re
 def count_splits(num_tokens: int, width: int, num_sms: int) -> int:
     """The splits of a token count: those of the last bucket up to it. No tokens count as one."""
     return split_buckets(max(1, num_tokens), width, num_sms)[-1].n_splits
+
+
+def representatives(most: int, width: int, num_sms: int) -> tuple[int, ...]:
+    """The largest token count of each bucket, descending, as PR #25810 lists them."""
+    return tuple(bucket.last_token for bucket in reversed(split_buckets(most, width, num_sms)))
 
 
 @pytest.mark.parametrize("row", ROWS)

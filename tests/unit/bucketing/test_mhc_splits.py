@@ -16,7 +16,6 @@ from aotgaudi.bucketing.mhc_splits import (
     MHC_RULES,
     MhcBucket,
     MhcInputs,
-    representatives,
     split_buckets,
     warm_up_buckets,
 )
@@ -44,6 +43,11 @@ def by_brute_force(most: int, split: Any) -> list[MhcBucket]:
 
 def inputs(most: int, size: tuple[int, int] = FLASH, num_sms: int | None = H200) -> MhcInputs:
     return MhcInputs(most, *size, num_sms)
+
+
+def representatives(most: int, width: int, num_sms: int) -> tuple[int, ...]:
+    """The largest token count of each bucket, descending, as PR #25810 lists them."""
+    return tuple(bucket.last_token for bucket in reversed(split_buckets(most, width, num_sms)))
 
 
 @given(budgets, sizes, devices)

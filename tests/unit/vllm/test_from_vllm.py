@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.digest import sha256_bytes
+from aotgaudi.entries import VisionEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.manifest.codec import dumps, loads
 from aotgaudi.manifest.cost import estimate_memory, kv_cache_bytes
+from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.bucketing import AxisBounds, SlidingSpec, VersionName
 from aotgaudi.spec.build_spec import BuildSpec
@@ -401,6 +403,27 @@ def test_vision_is_on_for_models_that_take_images(flags: str, enabled: bool) -> 
 
     assert spec(flags, config=config).vision.enabled is enabled
     assert not spec(flags).vision.enabled
+
+
+@pytest.mark.parametrize(
+    ("flags", "max_images"),
+    [
+        ("", 1),
+        ("--limit-mm-per-prompt image=20", 20),
+        ("""--limit-mm-per-prompt '{"image": 0, "video": {"count": 3}}'""", 3),
+    ],
+)
+def test_a_resolution_of_the_environment_becomes_entries_up_to_the_images_of_a_prompt(
+    flags: str, max_images: int
+) -> None:
+    tower = {"patch_size": 16, "spatial_merge_size": 2}
+    config = {"model_type": "qwen3_5", "vision_config": tower, "text_config": LLAMA}
+
+    found = spec(flags, config=config, VLLM_MULTIMODAL_RESOLUTIONS="864x480x1-50")
+
+    assert found.vision.max_images == max_images
+    entries = [entry for entry in enumerate_entries(found) if isinstance(entry, VisionEntry)]
+    assert [entry.size for entry in entries] == [1620 * count for count in range(1, max_images + 1)]
 
 
 def test_buckets_and_resolutions_of_vision() -> None:
