@@ -18,15 +18,15 @@ _MAX_HELD_TOKENS = 2 * _MAX_CHARACTER_TOKENS
 class IncrementalDetokenizer:
     """Turns one sequence's tokens into text as they come. One sequence, one thread.
 
-    `decode` must be stable under extension where its text does not end with U+FFFD, as byte-level and
-    sentencepiece decoders are on valid UTF-8. Then all that `push` and `flush` return, joined, is what
+    Text from `decode` that does not end with U+FFFD must not change when tokens are appended, as is true of byte-level
+    and sentencepiece decoders on valid UTF-8. Then everything that `push` and `flush` return, joined, is what
     ``decode(context + tokens)`` has after ``decode(context)``.
 
-    `context` are the tokens before the output, of which a few are kept: some decoders drop a leading space at
+    `context` holds the tokens before the output. A few of them are kept, because some decoders drop a leading space at
     the start of a text. A context that ends inside a character is not used.
 
-    Only a window of the newest tokens is ever decoded, as in vLLM and TGI: from the last but one place where
-    the text ended with a whole character. So the cost of a token does not grow with the length of the output.
+    As in vLLM and TGI, only a window of the newest tokens is ever decoded: from the second to last place where the text
+    ended with a whole character. So the cost of a token does not grow with the length of the output.
     """
 
     def __init__(self, decode: Decode, context: Sequence[int] = (), *, max_context_tokens: int = 6) -> None:
@@ -63,7 +63,7 @@ class IncrementalDetokenizer:
         self._num_sent_chars, self._num_read_tokens = len(self._text), len(self._window)
 
     def _cut_garbage(self) -> str:
-        """Lets go of a long run of bytes that never become characters, where the text falls in two."""
+        """Releases the start of a long run of bytes that never become characters, where the text splits in two."""
         num_tokens = len(self._window)
         if num_tokens - self._num_read_tokens <= _MAX_HELD_TOKENS:
             return ""

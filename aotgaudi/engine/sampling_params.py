@@ -11,12 +11,12 @@ MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
 _MIN_SEED, _MAX_SEED = -(2**63), 2**63 - 1
 _MIN_TEMPERATURE = 1e-5
-"""Below it logits divided by the temperature overflow 32-bit floats; the result is greedy long before."""
+"""Smaller ones would make logits overflow 32-bit floats; sampling is greedy long before that."""
 _MIN_TOP_P = 1e-30
-"""Keeps the likeliest token alone, as anything less would; in 32-bit floats less may be 0, which keeps none."""
+"""Keeps only the likeliest token, as any smaller value would; but that may be 0 in 32-bit floats, and keep none."""
 _MAX_TOP_K = 2**31 - 1
 _MIN_REPETITION, _MAX_REPETITION = 0.01, 100.0
-"""Beyond, logits overflow 16-bit floats; text is noise long before."""
+"""Larger ones would make logits overflow 16-bit floats; text is noise long before that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class SamplingParams:
         self._require("repetition_penalty", is_repetition, "a number from 0.01 to 100")
 
     def _bring_into_range(self) -> None:
-        """Replaces extreme values by ones that mean the same and that the sampler's tensors can hold."""
+        """Replaces extreme values by ones with the same effect that the sampler's tensors can hold."""
         if self.temperature < _MIN_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)
         object.__setattr__(self, "top_p", max(self.top_p, _MIN_TOP_P))

@@ -7,12 +7,12 @@ Policy, in one place:
 * A step is a prefill step or a decode step. Prefill goes first, so that new requests get their first token
   soon; while there is work of both kinds they take turns, so that neither a stream of prompts nor a long
   generation starves the other.
-* Prefill is chunked. A chunk starts at a multiple of `block_size` and has as many tokens as are known, as
-  `max_num_batched_tokens` leaves, and as an entry covers; unless it ends the known tokens it is whole blocks.
-  Partly prefilled requests go before the queue. Up to `max_num_prefill_seqs` chunks share a step where an
-  entry covers them together, fewer where none does.
-* Decode takes all requests that are prefilled. Where no entry covers them all, it takes as many as one
-  covers; those that were left out go first the next time.
+* Prefill is chunked. A chunk starts at a multiple of `block_size`. It has as many tokens as are known, as
+  `max_num_batched_tokens` leaves, and as an entry covers; unless it reaches the last known token it consists of whole
+  blocks. Partly prefilled requests go before the queue. Up to `max_num_prefill_seqs` chunks share a step if an entry
+  covers them together, fewer if none does.
+* Decode takes all requests that are prefilled. If no entry covers them all, it takes as many as one covers; those
+  that were left out go first the next time.
 * When a sequence needs a block and none is free, the most recently admitted request is preempted: it gives up
   its blocks, keeps its tokens, returns to the front of the queue, and is prefilled again later. Blocks are
   given to the oldest request first, so the oldest always advances, and everybody ends.
@@ -201,7 +201,7 @@ class Scheduler:
         return Scheduled(step, tuple(chunk.request for chunk in chunks))
 
     def _prefill_candidates(self) -> Iterator[Request]:
-        """Partly prefilled requests, then the queue; to ask for the next, admit the last."""
+        """Yields partly prefilled requests, then heads of the queue: admit one before you ask for the next."""
         yield from [request for request in self._running if not request.is_prefilled]
         while self._waiting and self._can_admit(self._waiting[0]):
             yield self._waiting[0]
@@ -258,7 +258,7 @@ class Scheduler:
         return Scheduled(DecodeStep(entry, tuple(map(_decode_row, requests))), tuple(requests))
 
     def _grow(self, request: Request) -> None:
-        """Gives the request the block that its newest token needs; preempts, itself last, if none is free."""
+        """Gives the request the block that its newest token needs; preempts the newest requests until one is free."""
         while request.state is RequestState.RUNNING:
             if len(request.block_table) * self.limits.block_size >= request.num_tokens:
                 return

@@ -27,7 +27,7 @@ from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.entries import Entry
 from aotgaudi.errors import CoverageError, SpecError
 from aotgaudi.llm.chat import ChatTemplate
-from aotgaudi.llm.model_files import read_json_object, split_by_sampler
+from aotgaudi.llm.model_files import GenerationConfig, read_json_object, split_by_sampler
 from aotgaudi.llm.running import ModelOptions, RunningModel, Warmth
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.manifest.coverage import coverage_of
@@ -38,6 +38,7 @@ from aotgaudi.runtime.first_use import FirstUseBuilder
 from aotgaudi.runtime.guard import Guard
 from aotgaudi.runtime.load import Artifacts, Loader, check_model, declare_samplers
 from aotgaudi.spec.model import ModelSpec
+from aotgaudi.spec.sampler import SamplerSpec
 from aotgaudi.spec.scheduler import SchedulerSpec
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ def assemble(options: ModelOptions, bundle: Bundle, pending: Future[VerifiedBund
     manifest, spec, model_dir = bundle.manifest, bundle.manifest.spec, options.model_dir
     check_model(spec, _model_of(model_dir, manifest), model_dir)
     tokenizer, chat_template = Tokenizer.load(model_dir), ChatTemplate.load(model_dir)
-    defaults = _sampling_defaults(options, manifest)
+    defaults = sampling_defaults(options.generation_config, model_dir, spec.sampler)
     check_coverage(manifest, require_warm=options.require_warm)
     verified = pending.result()
     sound = _accept(verified.report, manifest.entries, options)
@@ -112,15 +113,19 @@ def make_engine(
     )
 
 
-def _sampling_defaults(options: ModelOptions, manifest: Manifest) -> Mapping[str, Any]:
-    """Returns the sampling defaults that the bundle's sampler can do; warns of the others in one line."""
-    stated = options.generation_config.defaults(options.model_dir)
-    able, unable = split_by_sampler(stated, manifest.spec.sampler)
+def sampling_defaults(config: GenerationConfig, model_dir: Path, sampler: SamplerSpec) -> Mapping[str, Any]:
+    """Returns the sampling defaults that the bundle's sampler can do; warns of the others in one line.
+
+    Raises:
+        SpecError: a default is out of range, or its file cannot be read.
+    """
+    stated = config.defaults(model_dir)
+    able, unable = split_by_sampler(stated, sampler)
     if able:
         logger.info("sampling defaults of the model: %s", _listed(able))
     if unable:
         logger.warning(
-            "sampling defaults of the model left out, for the bundle's sampler was built without them "
+            "sampling defaults of the model left out, because the bundle's sampler was built without them "
             "(sampler.settings of its spec): %s",
             _listed({name: stated[name] for name in unable}),
         )

@@ -1,9 +1,9 @@
 """Keeps freed memory in the process, so that a step does not page-fault its buffers in anew.
 
-Units allocate their intermediate tensors on every call. With glibc's defaults, buffers of some hundred
-kilobytes are handed back to the kernel when freed and faulted in again on the next call: a decode step that
-takes 29 ms then takes 51 ms (docs/benchmarks.md). A serving process has one size of working set; it keeps it,
-and in one arena: only the engine's thread allocates much, so a second one would merely be kept besides.
+Units allocate their intermediate tensors on every call. By default, glibc returns buffers of some hundred kilobytes to
+the kernel when they are freed, and the next call faults them in again: a decode step that takes 29 ms then takes
+51 ms (docs/benchmarks.md). The working set of a serving process does not change, so it is kept; and in one arena,
+because only the engine's thread allocates much.
 """
 
 from __future__ import annotations

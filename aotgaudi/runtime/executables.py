@@ -1,8 +1,8 @@
 """Programs bound to what they run on: entry -> executable.
 
-A bound program is a flat list of calls over numbered slots: weights, constants and caches sit in theirs for
-good, step inputs and intermediate results pass through theirs. A call costs a list of references and the
-unit itself. One thread only.
+A bound program is a flat list of calls over numbered slots. Weights, constants and caches stay in their slots; step
+inputs and intermediate results are put into theirs and cleared after each run. Besides the unit itself, a call costs
+building one list of references. One thread only.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class BoundProgram:
     def _resolve(self, numbers: dict[str, int], binding: str, tensors: Mapping[str, Tensor]) -> int:
         if binding not in numbers:
             if binding not in tensors:
-                raise ManifestError(f"a program binds {binding!r}, which is nothing that it is given")
+                raise ManifestError(f"a program binds {binding!r}, which it is not given")
             self._slots[self._number(numbers, binding)] = tensors[binding]
         return numbers[binding]
 
@@ -88,7 +88,7 @@ class ExecutableTable:
         self._programs[entry] = program
 
     def declare_sampler(self, entry: SamplerEntry) -> None:
-        """Says that `entry` serves its batch size and signature; the first one declared is used."""
+        """Declares that `entry` serves its batch size and signature; of several, the first declared is used."""
         self._samplers.setdefault((entry.batch_size, entry.signature), entry)
         self._serving.clear()
 
@@ -97,13 +97,13 @@ class ExecutableTable:
         return self._programs.get(entry)
 
     def sampler_sizes(self) -> tuple[int, ...]:
-        """Returns the batch sizes that have a sampler, ascending; an empty batch is none."""
+        """Returns the batch sizes that have a sampler, ascending, without 0."""
         return tuple(sorted({size for size, _ in self._samplers if size}))
 
     def sampler(self, batch_size: int, signature: SamplerSignature) -> SamplerEntry:
-        """Returns the entry that serves a batch: of its signature, or the cheapest that does more.
+        """Returns the entry that serves a batch: one of its signature, or else the cheapest that does more.
 
-        Raises ManifestError where the manifest has none. Admission refuses what would come to that.
+        Raises ManifestError if no entry does; admission refuses the requests that would lead there.
         """
         key = (batch_size, signature)
         if key not in self._serving:

@@ -35,7 +35,7 @@ class Artifacts:
     read: Callable[[Digest], bytes]
     """Digest -> verified bytes."""
     path: Callable[[Digest], Path]
-    """Digest -> path that opens the very file that was verified. It must stay so while anything is loaded."""
+    """Digest -> path that opens the very file that was verified. It does so for as long as anything is loaded."""
 
 
 class Loader:
@@ -50,7 +50,7 @@ class Loader:
         self._bound: dict[Digest, BoundProgram] = {}
 
     def load(self, entries: Iterable[Entry], artifacts: Artifacts, table: ExecutableTable) -> None:
-        """Adds every entry that the receipt answers to `table`; the others stay cold."""
+        """Adds the entries that the receipt has programs for to `table`; the others stay cold."""
         found = [
             (entry, artifacts.receipt.programs[entry.id])
             for entry in entries
@@ -91,21 +91,21 @@ class Loader:
             self._tensors.update({f"weight:{name}": value for name, value in weights.items()})
 
     def _add_caches(self, programs: Iterable[Program]) -> None:
-        """One cache a layer, zeroed: padding reads from block 0, which must hold numbers."""
+        """Makes one cache per layer, zeroed: padding reads from block 0, which must not hold NaNs."""
         for spec in {spec.name: spec for program in programs for spec in program.caches}.values():
             if f"kv:{spec.name}" not in self._tensors:
                 self._tensors[f"kv:{spec.name}"] = torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype))
 
 
 def declare_samplers(entries: Iterable[Entry], table: ExecutableTable) -> None:
-    """Tells the table which sampler entries there are, warm or not."""
+    """Declares all sampler entries to the table, warm or not."""
     for entry in entries:
         if isinstance(entry, SamplerEntry):
             table.declare_sampler(entry)
 
 
 def check_model(spec: BuildSpec, found: ModelSpec, model_dir: Path) -> None:
-    """Raises SpecError unless the directory's configuration draws the same graphs as the manifest's."""
+    """Raises SpecError unless the directory's configuration gives the same graphs as the manifest's."""
     differences = spec.model.signature().differences(found.signature())
     if differences:
         name, wanted, got = differences[0]

@@ -204,7 +204,7 @@ async def _answer_error(_: Request, error: Exception) -> Response:
 
 
 async def _answer_http_exception(_: Request, error: Exception) -> Response:
-    """Routing's own errors: no such path, no such method."""
+    """Answers routing's own errors: no such path, no such method."""
     status, message = (error.status_code, error.detail) if isinstance(error, HTTPException) else (500, "")
     headers = error.headers if isinstance(error, HTTPException) else None
     return JSONResponse(error_body(status, message), status, headers)
@@ -215,7 +215,7 @@ async def _answer_nobody(_request: Request, _error: Exception) -> Response:
 
 
 class RequestBoundary:
-    """The outermost layer: counts answers by endpoint and status, and turns what nobody caught into a 500."""
+    """The outermost layer: counts answers by endpoint and status, and answers uncaught errors with 500."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app, self._metrics = app, metrics
@@ -244,5 +244,5 @@ class RequestBoundary:
 
 
 def _endpoint(scope: Scope) -> str:
-    """The path of the route that answered, so that clients cannot make labels up."""
+    """Returns the path of the route that answered, not of the request: clients must not make labels up."""
     return getattr(scope.get("route"), "path", "other")

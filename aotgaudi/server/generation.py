@@ -37,23 +37,23 @@ class EngineLike(Protocol):
     def add(
         self, prompt_token_ids: Sequence[int], params: SamplingParams, *, request_id: str, on_event: OnEvent
     ) -> object:
-        """Queues a request, or raises RequestError. `on_event` is called on the engine's thread."""
+        """Queues a request. `on_event` is called on the engine's thread. Raises RequestError."""
         ...
 
     def abort(self, request_id: str) -> None:
-        """Ends a request early; unknown and ended ones are ignored."""
+        """Ends a request early. Ignores ids that are unknown or have ended."""
         ...
 
     def drain(self, timeout_seconds: float | None = None) -> bool:
-        """Refuses new requests and waits for the others. Returns whether they have ended."""
+        """Refuses new requests and waits for the others to end. Returns whether they have."""
         ...
 
     def shutdown(self, timeout_seconds: float | None = None) -> bool:
-        """Aborts what still runs and ends the engine."""
+        """Aborts what still runs and ends the engine. Returns whether it has ended."""
         ...
 
     def stats(self) -> EngineStats:
-        """A snapshot of counters and gauges."""
+        """Returns a snapshot of counters and gauges."""
         ...
 
 
@@ -66,7 +66,7 @@ class TokenCounts:
 
 
 class Generation:
-    """The outputs of one HTTP request, one a prompt. Made and used on the event loop."""
+    """The outputs of one HTTP request, one per prompt. Made and used on the event loop."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class Generation:
         def on_event(event: Event) -> None:
             try:
                 loop.call_soon_threadsafe(put, (index, event))
-            except RuntimeError:  # The loop is closed: nobody listens any more.
-                logger.debug("an event of request %s came after the server's end", event.request_id)
+            except RuntimeError:  # The loop is closed; nobody is waiting for this event.
+                logger.debug("an event of request %s came after the server had ended", event.request_id)
 
         return on_event

@@ -59,7 +59,7 @@ def body_of(error: Exception) -> ErrorBody:
 
 
 class ClientGoneError(ConnectionError):
-    """The client closed its connection before it had its answer. Never leaves `server`."""
+    """The client closed its connection before it had its answer. Never leaves this package."""
 
 
 async def read_json_bytes(request: Request, max_bytes: int) -> bytes:

@@ -37,10 +37,10 @@ OnListening = Callable[[str, int], None]
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to `host` (name or address) and `port` (0: any free one) that does not listen yet.
+    """Returns a socket bound to `host` (name or address) and `port` (0: any free one) that does not listen yet.
 
     Raises:
-        SpecError: the address cannot be had: in use, not of this machine, not allowed.
+        SpecError: the address cannot be bound: it is in use, not of this machine, or not allowed.
     """
     where = f"{host}:{port}"
     if not 0 <= port <= _MAX_PORT:

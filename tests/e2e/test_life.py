@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import signal
 import stat
 from pathlib import Path
@@ -96,3 +98,19 @@ def test_a_server_tells_its_name_and_how_warm_it_is(workplace: Workplace) -> Non
         assert server.client.get("/health").status_code == 200
         assert 0 < server.metric("aotgaudi_time_to_ready_seconds") < 60
         assert server.metric("aotgaudi_ready") == 1
+
+
+def test_sampling_defaults_are_the_models(workplace: Workplace, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(workplace.model, model)
+    stated = {"temperature": 0, "max_new_tokens": 6}
+    (model / "generation_config.json").write_text(json.dumps(stated), encoding="utf-8")
+    chat = {"messages": [{"role": "user", "content": "the fox"}]}
+
+    with workplace.serve(model=model) as server:
+        answers = [server.post("/v1/chat/completions", chat).json() for _ in range(2)]
+        greedy = server.post("/v1/chat/completions", {**chat, "temperature": 0, "max_tokens": 6}).json()
+
+        assert answers[0]["choices"] == answers[1]["choices"] == greedy["choices"]
+        assert answers[0]["usage"]["completion_tokens"] <= 6
+        assert "sampling defaults of the model: temperature = 0, max_tokens = 6" in server.log

@@ -1,16 +1,20 @@
-"""A manifest with holes: refused under ``--require-warm``, served with a warning without it."""
+"""What a start says of manifests with holes, and of sampling defaults that the bundle's sampler cannot do."""
 
 from __future__ import annotations
 
+import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aotgaudi.errors import CoverageError
-from aotgaudi.llm.assemble import check_coverage
+from aotgaudi.llm.assemble import check_coverage, sampling_defaults
+from aotgaudi.llm.model_files import GenerationConfig
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.parse import spec_from_json
+from aotgaudi.spec.sampler import SamplerSetting, SamplerSpec
 
 WHAT = (
     "no entry for 1 of 17 prompt cells; the smallest: a prompt chunk of 1 token after 113 tokens (8 blocks)"
@@ -57,3 +61,19 @@ def test_a_closed_manifest_passes_in_silence(caplog: pytest.LogCaptureFixture) -
     check_coverage(manifest_of("closed"), require_warm=True)
 
     assert caplog.messages == []
+
+
+def test_sampling_defaults_that_the_sampler_cannot_do_are_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stated = {"temperature": 0.6, "repetition_penalty": 1.1, "min_p": 0.05}
+    (tmp_path / "generation_config.json").write_text(json.dumps(stated), encoding="utf-8")
+    sampler = SamplerSpec(settings=(SamplerSetting(temperature=1, top_p=0.9, top_k=10),))
+    caplog.set_level(logging.INFO)
+
+    assert sampling_defaults(GenerationConfig(), tmp_path, sampler) == {"temperature": 0.6}
+
+    (said, warned) = caplog.records
+    assert said.getMessage() == "sampling defaults of the model: temperature = 0.6"
+    assert warned.levelno == logging.WARNING
+    assert warned.getMessage().endswith(": min_p = 0.05, repetition_penalty = 1.1")
