@@ -285,3 +285,13 @@ def test_an_artifact_without_a_path_of_the_machine_passes(
 def test_a_target_of_no_known_level_is_refused() -> None:
     with pytest.raises(CompileError, match=r"'' is not one of avx2, avx512, avx512\+amx"):
         InductorCompiler(fake_target())
+
+
+def test_a_use_is_noted_for_the_collector_of_the_store(tmp_path: Path) -> None:
+    make(tmp_path)
+    folder = compiler_of(tmp_path).parent
+    os.utime(folder, (0, 0))
+
+    make(tmp_path)
+
+    assert folder.stat().st_mtime > 1.0e9
