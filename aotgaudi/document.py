@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 import pydantic
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict
 from pydantic_core import core_schema, from_json
 
 from aotgaudi.digest import Digest, canonical_json
@@ -115,6 +115,3 @@ class _DigestInJson:
 
 DigestField = Annotated[Digest, _DigestInJson]
 """A member that is a `Digest` here, and ``sha256:<64 hex>:<size>`` in the document."""
-
-DigestText = Annotated[str, AfterValidator(lambda text: str(_parsed_digest(text)))]
-"""As `DigestField`, for a member that stays text here."""

@@ -15,14 +15,14 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
 from aotgaudi.digest import Digest, sha256_bytes
-from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError
+from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError, StoreError, store_error
 from aotgaudi.remotes.oci_documents import (
     IMAGE_INDEX_TYPE,
     IMAGE_MANIFEST_TYPE,
     MAX_MANIFEST_BYTES,
     is_sha256,
 )
-from aotgaudi.remotes.registry_client import FileBody, RegistryClient
+from aotgaudi.remotes.registry_client import RegistryClient
 from aotgaudi.remotes.remote import Download
 
 _CHUNK_BYTES = 1 << 20
@@ -36,6 +36,36 @@ class FoundManifest:
 
     data: bytes
     digest: str
+
+
+class FileBody:
+    """A file as the body of a request, read anew each time that it is sent: a challenge makes a request go out twice.
+
+    `failure` is what was wrong with the file, where sending failed for that.
+    """
+
+    def __init__(self, path: Path, size_bytes: int) -> None:
+        self._path, self._size_bytes = path, size_bytes
+        self.failure: StoreError | None = None
+
+    def __len__(self) -> int:
+        """Bytes."""
+        return self._size_bytes
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yields exactly `len` bytes. Raises StoreError."""
+        rest = self._size_bytes
+        try:
+            with self._path.open("rb", buffering=0) as file:
+                while rest and (chunk := file.read(min(rest, _CHUNK_BYTES))):
+                    rest -= len(chunk)
+                    yield chunk
+        except OSError as error:
+            self.failure = store_error("read", self._path, error)
+            raise self.failure from error
+        if rest:
+            self.failure = StoreError(f"{self._path} has fewer than {self._size_bytes} bytes")
+            raise self.failure
 
 
 class Registry:

@@ -16,12 +16,11 @@ import json
 import re
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Union
 from urllib.parse import urljoin, urlsplit
 
-from aotgaudi.errors import RemoteError, StoreError, store_error
+from aotgaudi.errors import RemoteError
 from aotgaudi.remotes.credentials import Credentials
 from aotgaudi.remotes.reference import Reference
 from aotgaudi.remotes.remote import TransientError
@@ -41,37 +40,10 @@ _MAX_ANSWERS = 3
 """How often one request may be asked who we are: another thread's token may be for less than this request needs."""
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _PARAMETER = re.compile(r'([A-Za-z]+)="([^"]*)"')
+Body = Union[bytes, Iterable[bytes]]
+"""What a request carries; an iterable is read anew each time that the request is sent, and has a length."""
+
 _DEFAULT_PORTS = (("https", ":443"), ("http", ":80"))
-
-
-class FileBody:
-    """A file as the body of a request, read anew each time that it is sent: a challenge makes a request go out twice.
-
-    `failure` is what was wrong with the file, where sending failed for that.
-    """
-
-    def __init__(self, path: Path, size_bytes: int) -> None:
-        self._path, self._size_bytes = path, size_bytes
-        self.failure: StoreError | None = None
-
-    def __len__(self) -> int:
-        """Bytes."""
-        return self._size_bytes
-
-    def __iter__(self) -> Iterator[bytes]:
-        """Yields exactly `len` bytes. Raises StoreError."""
-        rest = self._size_bytes
-        try:
-            with self._path.open("rb", buffering=0) as file:
-                while rest and (chunk := file.read(min(rest, _CHUNK_BYTES))):
-                    rest -= len(chunk)
-                    yield chunk
-        except OSError as error:
-            self.failure = store_error("read", self._path, error)
-            raise self.failure from error
-        if rest:
-            self.failure = StoreError(f"{self._path} has fewer than {self._size_bytes} bytes")
-            raise self.failure
 
 
 class RegistryClient:
@@ -95,7 +67,7 @@ class RegistryClient:
         expected: Collection[int],
         *,
         headers: Mapping[str, str] | None = None,
-        data: bytes | FileBody | None = None,
+        data: Body | None = None,
     ) -> Iterator[Response]:
         """Yields the response, its body unread, whose status is one of `expected`.
 
@@ -132,9 +104,7 @@ class RegistryClient:
     def _origin(self) -> str:
         return f"{'http' if self.is_plain else 'https'}://{self.reference.host}"
 
-    def _send(
-        self, method: str, url: str, headers: dict[str, str], data: bytes | FileBody | None
-    ) -> Response:
+    def _send(self, method: str, url: str, headers: dict[str, str], data: Body | None) -> Response:
         """Sends the request, and again for as long as the registry asks who we are and there is another answer."""
         sent = self._authorization if self._is_ours(url) else None
         for _ in range(_MAX_ANSWERS):
@@ -150,7 +120,7 @@ class RegistryClient:
         method: str,
         url: str,
         headers: dict[str, str],
-        data: bytes | FileBody | None,
+        data: Body | None,
         authorization: str | None,
     ) -> Response:
         sent = {**headers, "Accept-Encoding": "identity"}
