@@ -74,12 +74,11 @@ def coverage_of(manifest: Manifest, scheduler: SchedulerSpec | None = None) -> C
     if spec.target.execution_mode == "eager":
         return Coverage((), None, unproved)
     scheduler = scheduler or spec.scheduler
-    parts = (_sampler(manifest), _defrag(manifest))
     if scheduler.engine == "vllm" and spec.bucketing.strategy == "unified":
-        steps = Coverage((), None)  # The server forms unified steps only.
-    else:
-        reachable = ReachableSteps.of(spec.limits, spec.bucketing, scheduler)
-        steps = prove_steps(reachable, BucketTable.from_entries(manifest.entries))
+        return Coverage((), None, unproved)  # The server forms unified steps only.
+    reachable = ReachableSteps.of(spec.limits, spec.bucketing, scheduler)
+    steps = prove_steps(reachable, BucketTable.from_entries(manifest.entries))
+    parts = (_sampler(manifest), _defrag(manifest))
     holes = [*([steps.smallest] if steps.smallest else []), *(hole for part in parts for hole in part.holes)]
     phases = (*steps.phases, *(part.phase for part in parts))
     return Coverage(phases, min(holes, default=None), unproved)

@@ -106,7 +106,7 @@ def _lines(path: Path, document: Mapping[str, Any]) -> Iterator[str]:
         yield f"  the steps are those of {document['scheduler']}"
     if document["phases"]:
         yield f"  {'':<11}{'can be formed':>18}{'no entry':>18}{'padding: mean':>16}{'worst':>10}"
-    else:
+    elif document["closed"]:
         yield "  nothing has to be warm: the target runs without graphs"
     yield from map(_phase_line, document["phases"])
     yield from _listed("no entry for", document["holes"])

@@ -73,6 +73,19 @@ def test_manifest_lies_beside_its_spec_and_the_summary_says_what_is_in_it(spec: 
     assert result.stderr == ""
 
 
+def test_of_a_vllm_server_the_summary_judges_both_tables(spec: Path, tmp_path: Path) -> None:
+    spec.write_text(spec.read_text(encoding="utf-8") + '\n[scheduler]\nengine = "vllm"\n', encoding="utf-8")
+
+    lines = run(spec, "-o", tmp_path / "m.json").stdout.splitlines()
+    coverage = json.loads(run(spec, "-o", tmp_path / "m.json", "--json").stdout)["coverage"]
+
+    assert any(line.startswith("the server's own table (vllm-gaudi@091bbad, exponential)") for line in lines)
+    assert any(line.startswith("left out of the proof: decodes that count a shared block") for line in lines)
+    assert coverage["scheduler"] == "vLLM (chunked prefill, prefix caching)"
+    assert coverage["server_table"]["phases"][0]["kind"] == "prompt"
+    assert len(coverage["left_out"]) == 1
+
+
 def test_output_and_json(spec: Path, tmp_path: Path) -> None:
     result = run(spec, "-o", tmp_path / "m.json", "--json")
 

@@ -167,6 +167,20 @@ def test_of_a_vllm_server_both_tables_are_judged_and_what_is_left_out_is_named(c
     assert len(document["left_out"]) == 2
 
 
+def test_unified_steps_of_a_vllm_server_are_not_proved_and_no_others_are_counted(closed: Path) -> None:
+    text = SPEC + 'strategy = "unified"\nversion = "vllm-gaudi@v0.14.1"\ncontiguous_pa = true\n'
+    closed.write_text(text + '[scheduler]\nengine = "vllm"\n', encoding="utf-8")
+
+    result = run(closed)
+
+    assert result.exit_code == 7
+    assert result.stdout.splitlines()[0] == f'{closed}: not proved (coverage = "closed")'
+    assert "cells" not in result.stdout
+    assert result.stderr == (
+        f"error: {closed}: nothing is proved of unified steps, which are all that this server forms\n"
+    )
+
+
 def test_our_own_engine_has_the_table_of_the_manifest_and_nothing_is_left_out(closed: Path) -> None:
     document = json.loads(run(closed, "--json").stdout)
 
