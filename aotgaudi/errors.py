@@ -1,4 +1,4 @@
-"""Every error that aotgaudi raises on purpose.
+"""The errors that reach users, on the command line and from the Python API, and what a process exits with.
 
 ::
 
@@ -20,6 +20,8 @@
       CoverageError               7   a reachable step has no entry
       CompileForbiddenError       1   something tried to compile, or to start a process, while serving
       RequestError                -   a request that is refused; carries an HTTP status
+
+Packages refine some of these (a `TransientError` is a RemoteError), and have errors that never leave them.
 
 A message says what was wrong, where, and what would be right. The command line prints it in one line and
 exits with ``exit_code``; a traceback is a bug of ours.

@@ -80,3 +80,10 @@ def test_the_layers_are_those_of_the_import_contract() -> None:
 
     assert list(written.values()) == [set(layer.replace(" ", "").split("|")) for layer in layers]
     assert list(written) == list(range(1, len(layers) + 1))
+    told = (
+        (ROOT / "CONTRIBUTING.md")
+        .read_text(encoding="utf-8")
+        .partition("Imports go down only:")[2]
+        .partition(".")[0]
+    )
+    assert [set(re.findall(r"`(\w+)`", part)) for part in told.split(";")] == list(written.values())

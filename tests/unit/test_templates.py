@@ -18,6 +18,7 @@ from packaging.utils import canonicalize_name
 
 from aotgaudi.cli.main import cli
 from aotgaudi.remotes.oci_documents import BUNDLE_ROOT
+from aotgaudi.server.run import StopTimes
 from tests.environment import requirements
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -133,6 +134,20 @@ def test_the_deployment_cannot_write_and_starts_warm_or_not_at_all() -> None:
     assert re.fullmatch(r"[^@]+@sha256:[0-9a-f]{64}", image["reference"])
     labels = by_kind["Deployment"]["spec"]["selector"]["matchLabels"]
     assert pod["metadata"]["labels"] == labels == by_kind["Service"]["spec"]["selector"]
+
+
+def test_the_grace_period_is_longer_than_a_stop_takes_and_what_the_docs_say() -> None:
+    deployment = next(d for d in documents("kubernetes.yaml") if d["kind"] == "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    delays = [a.partition("=")[2] for a in container["args"] if a.startswith("--drain-delay")]
+    stop = StopTimes(delay=float(delays[0])) if delays else StopTimes()
+    seconds = pod["terminationGracePeriodSeconds"]
+    told = (ROOT / "docs" / "how-to" / "serve.md").read_text(encoding="utf-8")
+
+    assert seconds > stop.delay + stop.drain + 2 * stop.flush
+    assert f"terminationGracePeriodSeconds: {seconds}" in told
+    assert container["readinessProbe"]["periodSeconds"] <= stop.delay / 2
 
 
 @dataclass(frozen=True)
