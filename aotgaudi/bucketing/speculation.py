@@ -27,8 +27,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from aotgaudi.bucketing.reachable import Counterexample, ReachableDecodes, counted, span
+from aotgaudi.bucketing.rules import GaudiVersion
 from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
-from aotgaudi.bucketing.versions import find_strategy
+from aotgaudi.bucketing.versions import find_strategy, find_version
 from aotgaudi.entries import DecodeEntry
 from aotgaudi.spec.bucketing import BucketingSpec
 from aotgaudi.spec.limits import ServingLimits
@@ -92,13 +93,17 @@ class SpeculativeDecodes:
 
     @classmethod
     def of(cls, limits: ServingLimits, bucketing: BucketingSpec) -> SpeculativeDecodes:
-        """Returns what a server drafts; with ``num_speculative_tokens = 0`` there are no such steps."""
+        """Returns what a server drafts; none with ``num_speculative_tokens = 0``, and where `is_modelled` is false."""
         decodes, drafted = ReachableDecodes(limits, bucketing.contiguous_pa), bucketing.num_speculative_tokens
-        if drafted == 0 or bucketing.strategy == "unified":
+        version = find_version(bucketing.version)
+        if drafted == 0 or bucketing.strategy == "unified" or not is_modelled(bucketing):
             return cls(decodes, 1)
+        if version.lookup is None or not version.lookup.has_seeds:
+            return cls(decodes, drafted + 1)
         strategy = find_strategy(bucketing.version, bucketing.strategy)
-        seeds = strategy.decode_seed_table(BucketingInputs.from_spec(limits, bucketing))
-        return cls(decodes, drafted + 1, seeds)
+        return cls(
+            decodes, drafted + 1, strategy.decode_seed_table(BucketingInputs.from_spec(limits, bucketing))
+        )
 
     @property
     def num_steps(self) -> int:
@@ -153,6 +158,11 @@ class SpeculativeDecodes:
         most = self.decodes.most_blocks(last)
         for below, upto in pairwise(sorted({first - 1, most, *(cut for cut in cuts if first <= cut < most)})):
             yield below + 1, upto
+
+
+def is_modelled(bucketing: BucketingSpec) -> bool:
+    """Whether a version runs speculative steps as described above: the runners of vllm-gaudi from v0.11.2 on do."""
+    return isinstance(find_version(bucketing.version), GaudiVersion)
 
 
 class _Lookup:

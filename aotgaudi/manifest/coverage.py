@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.proof import Coverage, Hole, PhaseCoverage, ReachableSteps, prove_steps, uncovered
 from aotgaudi.bucketing.reachable import Counterexample, ReachableDecodes, counted
+from aotgaudi.bucketing.speculation import is_modelled
 from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
 from aotgaudi.bucketing.upstream_lookup import UpstreamAnswer
 from aotgaudi.bucketing.versions import VERSIONS, find_strategy, open_upstream_lookup
@@ -141,6 +142,8 @@ def _left_out(spec: BuildSpec) -> Iterator[str]:
         yield f"steps of several prompts, up to {num_prompts}"
     if bucketing.prefix_caching and not bucketing.contiguous_pa:
         yield "decodes that count a shared block for each of its sequences, and so have more blocks than the cache"
+    if bucketing.num_speculative_tokens and not is_modelled(bucketing):
+        yield f"decodes of several tokens a sequence, whose shapes in {bucketing.version} are not known"
     if bucketing.num_speculative_tokens:
         yield "the graphs of the draft model, and of accepting its tokens"
     if bucketing.skip_decode_block_clamp:

@@ -226,6 +226,27 @@ def test_steps_of_several_tokens_a_sequence_are_counted_and_closed() -> None:
     assert "the graphs of the draft model, and of accepting its tokens" in left_out(manifest.spec)
 
 
+def test_speculative_steps_of_the_extension_are_left_out_by_name() -> None:
+    bucketing = {**WHOLE_PROMPTS["bucketing"], "num_speculative_tokens": 2}
+    manifest = manifest_of(FIRST_SERVER, **{**WHOLE_PROMPTS, "bucketing": bucketing})
+
+    assert "speculative" not in {phase.kind for phase in coverage_of(manifest).phases}
+    assert (
+        "decodes of several tokens a sequence, whose shapes in vllm-hpu-extension@ad55828 are not known"
+        in left_out(manifest.spec)
+    )
+
+
+def test_the_oldest_version_with_such_steps_has_neither_seeds_nor_buckets_for_them() -> None:
+    """From v0.11.2 the runner flattens them; its table has batches times 1 only, and a batch of 128 makes 256 rows."""
+    bucketing = {"version": "vllm-gaudi@v0.11.2", "num_speculative_tokens": 1}
+    manifest = manifest_of(CHUNKS, scheduler={"engine": "vllm"}, bucketing=bucketing)
+
+    assert coverage_of(manifest).is_closed
+    assert server_coverage(manifest).coverage.phases[2].num_uncovered > 0
+    assert max(entry.row()[0] for entry in manifest.of_kind("decode")) == 256  # type: ignore[type-var]
+
+
 def test_of_unified_steps_nothing_is_claimed_and_no_other_steps_are_counted() -> None:
     bucketing = {"strategy": "unified", "version": "vllm-gaudi@v0.14.1", "contiguous_pa": True}
     manifest = manifest_of(scheduler={"engine": "vllm"}, bucketing=bucketing)
