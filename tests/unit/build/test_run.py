@@ -24,7 +24,7 @@ from aotgaudi.store.store import Store
 from tests.workload import compiles, execute, journaled, key_of, seeded_plan, tiny_spec
 
 DEADLINE_SECONDS = 60.0
-TIMEOUT_SECONDS = 2.0
+TIMEOUT_SECONDS = 5.0
 
 
 def replan(plan: Plan, store: Store) -> Plan:
