@@ -1,1 +1,1 @@
-"""Bundles: a manifest, a receipt and the artifacts, sealed into one directory and verified from it."""
+"""Bundles: a manifest, a receipt and artifacts, sealed into one directory, and verified before they are used."""

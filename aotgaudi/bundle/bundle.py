@@ -149,7 +149,7 @@ class Bundle:
         return load_program(self.read_object(digest), digest)
 
     def program_digest(self, entry_id: str) -> Digest:
-        """Returns the digest of the program that runs the entry. Raises NotWarmError where there is none."""
+        """Returns the digest of the program that runs the entry. Raises NotWarmError if the receipt has none."""
         digest = self.receipt.programs.get(entry_id)
         if digest is None:
             raise NotWarmError(
@@ -192,7 +192,7 @@ def open_bundle(path: str | os.PathLike[str], acceptance: Acceptance = ANY_BUNDL
 def read_signature(path: Path, examine: Examine = accept_any) -> bytes | None:
     """Returns the bytes of the signature of the bundle at `path`; None where it has none.
 
-    Raises UntrustedError where it is no regular file, or too large, and StoreError.
+    Raises UntrustedError if it is not a regular file or is too large, and StoreError.
     """
     data = read_bounded(path / SIGNATURE_NAME, MAX_ENVELOPE_BYTES, examine)
     if not isinstance(data, Fault):

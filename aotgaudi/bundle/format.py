@@ -6,7 +6,7 @@
       aotgaudi.bundle.json                            the index: names the rest by digest; mode 0644
       manifest.json                                   the manifest's canonical bytes
       receipt.json                                    the receipt's canonical bytes (receipt.py)
-      aotgaudi.signature.json                         optional: who vouches for the index (envelope.py); mode 0644
+      aotgaudi.signature.json                         optional: who vouches for the index (signature.py); mode 0644
       objects/sha256/<2 hex digits>/<64 hex digits>   programs and artifacts; mode 0444
 
 The index is the canonical JSON (RFC 8785) of::
@@ -19,7 +19,7 @@ The index is the canonical JSON (RFC 8785) of::
      "counts":      {"programs": int, "units": int, "objects": int, "object_bytes": int},
      "objects":     [digest, ...] sorted, each once}
 
-Versions: 1 (first). Who trusts the digest of the index trusts every byte of the bundle. Other files beside
+Versions: 1 (first). Trusting the digest of the index means trusting every byte of the bundle. Other files beside
 the index are allowed; under ``objects/`` there is nothing but the objects.
 """
 
@@ -114,7 +114,7 @@ def program_objects(program: Program, receipt: Receipt) -> tuple[Digest, ...]:
 
 
 def stray_paths(bundle: Path, objects: Iterable[Digest]) -> tuple[str, ...]:
-    """Returns what lies under ``objects/`` and is none of `objects` nor a directory on the way, sorted.
+    """Returns every path under ``objects/`` that is neither one of `objects` nor a directory leading to one, sorted.
 
     Paths are relative to the bundle. Links are not followed: a link to a directory is stray itself.
     Raises OSError.

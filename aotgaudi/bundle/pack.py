@@ -46,7 +46,7 @@ def pack_bundle(
     out: Path,
     signing: Signing | None = None,
 ) -> BundleIndex:
-    """Seals a bundle at `out`, signed where there is a `signing`, and returns its index.
+    """Seals a bundle at `out`, signed if `signing` is given, and returns its index.
 
     An intact bundle with the same contents is left alone; another bundle, or a damaged one, is replaced;
     anything else that is not an empty directory is refused. Objects are copied, not linked, and verified

@@ -1,7 +1,7 @@
-"""Who could have changed a bundle's files: only the one who runs it, and root, may.
+"""Who could have changed a bundle's files: only root and the user who runs the bundle may own or write to them.
 
-A file is looked at after it was opened, through its descriptor, and before it is read. Who may not write to a
-file that root or we own cannot change its bytes after they were verified.
+Each file is checked through its descriptor after it is opened and before it is read. If only root and we can write
+to it, nobody else can change its bytes after they were verified.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Pushed:
 def push_bundle(
     bundle: Bundle, remote: Remote, name: str, conduct: Conduct, *, overwrite: bool = False
 ) -> Pushed:
-    """Uploads what `remote` lacks of the bundle, and lets `name` mean it. Raises CorruptError, RemoteError."""
+    """Uploads what `remote` lacks of the bundle, and points `name` at it. Raises CorruptError, RemoteError."""
     files, pointer = bundle_files(bundle)
     num_uploaded, uploaded_bytes = send(remote, files, conduct, overwrite=overwrite)
     reference = conduct.retry.call(lambda: remote.publish(name, pointer, tuple(files)))
@@ -74,11 +74,11 @@ def pull_bundle(
 ) -> Bundle:
     """Makes `out` the bundle that `name` means, and returns it opened.
 
-    `expect` is told how many bytes there are, once that is known. What an interrupted pull has received is used.
+    `expect` is told the size in bytes once it is known. What an interrupted pull received is used again.
 
     Raises:
         RemoteError: no remote can be used, or none knows `name`.
-        MissingObjectError, CorruptError: no remote has an object, or has it intact.
+        MissingObjectError, CorruptError: no remote has an object, or none has it intact.
         UntrustedError: `acceptance` does not allow the bundle. Then no object was received.
         StoreError: `out` is not ours to replace, or cannot be written.
     """
@@ -155,7 +155,7 @@ def _receive_object(sources: Sources, digest: Digest, staging: Path, older: Path
 
 
 def _copy(path: Path, digest: Digest, file: Partial, sources: Sources) -> bool:
-    """Takes an object from the bundle that is to be replaced; False where that has it not, or not intact."""
+    """Copies an object from the bundle that is being replaced; False if that bundle lacks it, or has it damaged."""
     if file.size_bytes or not path.is_file():
         return False
     try:

@@ -70,7 +70,7 @@ def generate_key(path: Path) -> TrustedKey:
 
 
 def load_signing_key(path: Path) -> SigningKey:
-    """Reads a private key. Raises SpecError where there is none, UntrustedError where others may read it."""
+    """Reads a private key. Raises SpecError if the file holds none, UntrustedError if others may read it."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -125,10 +125,10 @@ class Signing:
 def add_signatures(
     existing: bytes, keys: tuple[SigningKey, ...], statement: Statement, epoch: int | None
 ) -> bytes:
-    """Returns the signature file `existing` with those of `keys` besides. A key that has signed signs no second time.
+    """Returns the signature file `existing` with signatures by `keys` added. A key that has signed does not sign twice.
 
-    `statement` is what the bundle is, of any epoch; `epoch` None means that of `existing`. What is there is kept
-    unverified: who trusts whom is decided by who verifies. Raises ManifestError when `existing` is malformed or of
+    `statement` describes the bundle, for any epoch; `epoch` None means that of `existing`. Existing signatures are kept
+    without being verified: whoever verifies decides whom to trust. Raises ManifestError when `existing` is malformed or of
     another bundle, and SpecError when it is for another epoch.
     """
     envelope = load_envelope(existing)

@@ -53,7 +53,7 @@ class TrustedKey:
 
 
 def load_trusted_key(path: Path) -> TrustedKey:
-    """Reads a public key. Raises SpecError where there is none."""
+    """Reads a public key. Raises SpecError if the file holds none."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 

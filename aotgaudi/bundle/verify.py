@@ -1,8 +1,8 @@
-"""Proving that every byte of an opened bundle is what was sealed, and keeping hold of what was proved.
+"""Proves that every byte of an opened bundle is what was sealed, and keeps the proved files open.
 
 Every object is opened once and hashed through its descriptor, in threads (hashing releases the interpreter lock).
-Whoever loads the bundle takes programs as they were parsed then, and objects by the descriptors that were hashed: no
-name is looked up twice. Nothing here follows a link, blocks on a FIFO, or loads an artifact.
+What is loaded later are the programs that were parsed then, and the objects behind the descriptors that were hashed:
+no name is looked up twice. Nothing here follows a link, blocks on a FIFO, or loads an artifact.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def verify_bundle(bundle: Bundle, entries: Mapping[str, str]) -> Report:
 def hold_bundle(bundle: Bundle, entries: Mapping[str, str]) -> VerifiedBundle:
     """As `verify_bundle`, and keeps every intact object open, to be loaded. Raises as `verify_bundle` does.
 
-    Raises this process's limit of open files by as many as there are; StoreError where that is not allowed.
+    First raises this process's limit of open files by the number of objects; raises StoreError if that is not allowed.
     """
     allow_open_files(len({*bundle.index.objects} - {*bundle.receipt.programs.values()}))
     held = HeldObjects()

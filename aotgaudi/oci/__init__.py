@@ -1,1 +1,1 @@
-"""Bundles as OCI images and artifacts: written, unpacked, pushed to registries and pulled from them."""
+"""Bundles as OCI images: written, pushed to registries, pulled and unpacked."""

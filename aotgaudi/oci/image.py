@@ -60,8 +60,8 @@ class WrittenImage:
 def read_base(root: Path, tag: str | None, bundle: Bundle) -> Base:
     """Reads the image to build on from a layout.
 
-    Raises StoreError and ManifestError for what is no layout or image, SpecError where the tag is not there or the
-    base holds a bundle already, TargetError where it is of another architecture than the bundle.
+    Raises StoreError and ManifestError if it is not a layout or not an image, SpecError if there is no such tag or the
+    base already holds a bundle, TargetError if its architecture is not the bundle's.
     """
     layout, architecture = Layout(root), architecture_of(bundle)
     image = layout.find(tag, architecture)

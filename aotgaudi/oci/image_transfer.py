@@ -50,7 +50,7 @@ class RegistryImage:
 
 
 class LayoutImage:
-    """An image of a layout, by its tag; None where there is but one. Raises as `Layout.find` does."""
+    """The image of a layout that has the tag; None: the only image. Raises as `Layout.find` does."""
 
     def __init__(self, root: Path, tag: str | None) -> None:
         self._layout = Layout(root)

@@ -138,7 +138,7 @@ class LayerReader:
 
 @contextlib.contextmanager
 def open_layer(file: BinaryIO, media_type: str, max_bytes: int = MAX_ARCHIVE_BYTES) -> Iterator[LayerReader]:
-    """Yields what the compressed `file` holds. Raises CorruptError for a media type that is no layer's of ours."""
+    """Yields what the compressed `file` holds. Raises CorruptError for a media type that we do not read."""
     if media_type == LAYER_TYPES["gzip"]:
         with gzip.GzipFile(fileobj=file, mode="rb") as archive:
             yield LayerReader(file, archive, max_bytes)

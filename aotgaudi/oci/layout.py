@@ -87,7 +87,7 @@ class Layout:
         return data
 
     def index(self) -> ImageIndex:
-        """Returns the index. Raises StoreError where this is no layout, and ManifestError."""
+        """Returns the index. Raises StoreError if this is not a layout, and ManifestError."""
         marker = read_bounded(self.root / LAYOUT_NAME, MAX_MANIFEST_BYTES)
         data = read_bounded(self.root / INDEX_NAME, MAX_MANIFEST_BYTES)
         if isinstance(marker, Fault) or isinstance(data, Fault):
@@ -99,9 +99,9 @@ class Layout:
         return load_document(data, ImageIndex, str(self.root / INDEX_NAME))
 
     def find(self, tag: str | None, architecture: str | None = None) -> Image:
-        """Returns the image of that tag; of the only one, without a tag. Raises SpecError where there is none.
+        """Returns the image with that tag; without a tag, the only image. Raises SpecError if there is none.
 
-        Of an image for several platforms it is that for Linux on `architecture`.
+        Of an image for several platforms, the one for Linux on `architecture` is returned.
         """
         rows = [row for row in self.index().manifests if tag is None or _tag_of(row) == tag]
         tags = ", ".join(filter(None, map(_tag_of, self.index().manifests))) or "none"

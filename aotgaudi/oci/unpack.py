@@ -2,7 +2,7 @@
 
 The archive is read header by header, in blocks; nothing is ever extracted "by name". Its files must be the index, first,
 and then exactly what that index names; where each is written follows from its digest, not from its name in the archive.
-So there is no name to escape with, and no size beyond the index's. Everything that is no plain file or directory
+So no name can lead outside, and no size can exceed the index's. Everything but plain files and directories
 (links, devices, FIFOs, extension headers) is refused by its type, with what else no bundle has: setuid, setgid and sticky
 bits, names twice, further entries. Memory is bounded by blocks and by the index; decompression stops at a ratio
 and at a size. What is wrong is one CorruptError, in one line.
@@ -205,7 +205,7 @@ def _refusal(reason: str) -> CorruptError:
 
 
 class DirectorySink:
-    """Writes a bundle's files below `root`, a fresh directory of ours; not durably. Raises CorruptError and OSError."""
+    """Writes a bundle's files below `root`, a new directory of ours, not durably. Raises CorruptError and OSError."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -6,8 +6,8 @@
     <prefix>/records/xx/<key>.json
     <prefix>/bundles/<name>           pointers (remote.py)
 
-fsspec's file systems raise whatever their libraries raise. Here, at the border, that becomes one of ours; what is
-not known to be final counts as transient, and is tried again a bounded number of times.
+fsspec's file systems raise whatever their libraries raise. All of that becomes RemoteError here. Errors that are not
+known to be final count as transient, and are retried a bounded number of times.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class ObjectStoreRemote:
         return f"{self._prefix}/{name}"
 
     def _find(self, action: Callable[[], T]) -> T | None:
-        """As `_run`; None where nothing of that name is there."""
+        """As `_run`; None if nothing has that name."""
         try:
             return self._run(action)
         except RemoteError as error:
@@ -129,7 +129,7 @@ class ObjectStoreRemote:
             raise
 
     def _run(self, action: Callable[[], T]) -> T:
-        """Runs `action`; every error that is none of ours becomes one."""
+        """Runs `action`; turns every error into RemoteError."""
         try:
             return action()
         except Exception as error:

@@ -72,11 +72,11 @@ class Partial:
 
 
 def receive(digest: Digest, partial: Path, path: Path, fill: Fill, *, is_staged: bool = False) -> bool:
-    """Lets `fill` complete the file `partial`, and renames it to `path`.
+    """Has `fill` complete the file `partial`, and renames it to `path`.
 
-    Returns False where there was nothing to do, for the object lies there intact. What `fill` leaves unfinished
-    stays, to be continued. It is durable, and was read back, when this returns; with `is_staged` the caller sees to
-    that, for all files at once. Raises StoreError, and what `fill` raises.
+    Returns False if there was nothing to do because the object is already there, intact. A file that `fill` leaves
+    unfinished stays, to be continued. On return the object is durable and was read back; with `is_staged` the caller
+    does that, for all files at once. Raises StoreError, and what `fill` raises.
     """
     if find_fault(path, digest) is None:
         return False

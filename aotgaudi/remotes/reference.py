@@ -1,7 +1,6 @@
 """References: ``HOST[:PORT]/REPOSITORY[:TAG][@sha256:...]``.
 
-The grammar is that of distribution/reference, with one difference: the host is always there. There is no registry that is
-meant when none is named.
+The grammar is that of distribution/reference, with one difference: the host is required. No registry is the default.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class Registry:
             _check_named(self.label, response, f"sha256:{digest.sha256}")
 
     def get_manifest(self, reference: str) -> FoundManifest | None:
-        """Returns the manifest of a tag or digest; None where there is none. Raises CorruptError."""
+        """Returns the manifest of a tag or digest; None if the registry has none. Raises CorruptError."""
         headers = {"Accept": f"{IMAGE_MANIFEST_TYPE}, {IMAGE_INDEX_TYPE}"}
         with self.client.request("GET", _manifest(reference), (200, 404), headers=headers) as response:
             if response.status_code == 404:

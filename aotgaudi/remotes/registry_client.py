@@ -105,7 +105,7 @@ class RegistryClient:
         return f"{'http' if self.is_plain else 'https'}://{self.reference.host}"
 
     def _send(self, method: str, url: str, headers: dict[str, str], data: Body | None) -> Response:
-        """Sends the request, and again for as long as the registry asks who we are and there is another answer."""
+        """Sends the request; sends it again for as long as the registry challenges it and we have another answer."""
         sent = self._authorization if self._is_ours(url) else None
         for _ in range(_MAX_ANSWERS):
             response = self._send_once(method, url, headers, data, sent)
@@ -144,7 +144,7 @@ class RegistryClient:
             return self._session
 
     def _answer(self, challenge: str, sent: str | None) -> str:
-        """Returns what to authorise requests with from now on. Raises RemoteError where that is not more than was sent."""
+        """Returns the header that authorises requests from now on. Raises RemoteError if it is what was sent already."""
         session = self._opened()
         with self._lock:
             if self._authorization is not None and self._authorization != sent:
@@ -160,7 +160,7 @@ class RegistryClient:
             return answer
 
     def _fetch_token(self, session: Session, parameters: dict[str, str]) -> str | None:
-        """Asks the realm for a token, with the password where that may be sent there, else anonymously."""
+        """Asks the realm for a token: with the password if it may be sent there, else anonymously."""
         realm = parameters.get("realm", "")
         if not realm:
             return None

@@ -53,7 +53,7 @@ class BundleLayer:
 
 
 class RegistryRemote:
-    """See `remote.Remote`. A reference that names a digest can be read from, and only that bundle."""
+    """See `remote.Remote`. A reference with a digest is read-only, and gives that bundle alone."""
 
     def __init__(self, client: RegistryClient) -> None:
         self.registry = Registry(client)
@@ -168,7 +168,7 @@ def dump_record_manifest(record: Digest, digests: Iterable[Digest]) -> bytes:
 
 
 def pointer_of(manifest: ImageManifest, label: str) -> Pointer:
-    """Returns which bundle an artifact manifest is. Raises RemoteError where it is none."""
+    """Returns the pointer to the bundle that an artifact manifest describes. Raises RemoteError if it describes none."""
     if manifest.config.media_type != BUNDLE_INDEX_TYPE:
         raise RemoteError(f"{label} is no bundle: its config is of type {manifest.config.media_type!r:.100}")
     signatures = [row.content for row in manifest.layers if row.media_type == SIGNATURE_TYPE]

@@ -4,8 +4,8 @@ A remote holds three kinds of things. Objects are named by their digest. Records
 store (records.py). A pointer is a name that people choose (``latest``, ``v1.2``), and says which bundle that is.
 Objects come first, then what names them: whoever can read a record or a pointer finds its objects.
 
-Nothing that a remote says is believed: who receives an object hashes it (receiving.py), who receives a record checks
-it. Two writers of one object or record write bytes that are equally good, so the last one may win.
+Nothing that a remote says is believed: received objects are hashed (receiving.py) and received records checked. Two
+writers of one object or record write equally good bytes, so the last one may win.
 
 A pointer is the canonical JSON (RFC 8785) of::
 
@@ -100,17 +100,17 @@ class Remote(Protocol):
         ...
 
     def get_record(self, key: str) -> bytes | None:
-        """Returns the bytes that are there as the record of `key`, unverified; None where there are none."""
+        """Returns the bytes recorded for `key`, unverified; None if there are none."""
         ...
 
     def put_record(self, key: str, data: bytes, digests: Iterable[Digest]) -> None:
-        """Records `data` for `key`, in place of what is there. `digests` are the objects that it names."""
+        """Records `data` for `key`, replacing any record. `digests` are the objects that it names."""
         ...
 
     def resolve(self, name: str) -> Pointer | None:
-        """Returns which bundle `name` means at this moment; None where there is none of that name."""
+        """Returns the pointer that `name` has at this moment; None if there is no such name."""
         ...
 
     def publish(self, name: str, pointer: Pointer, digests: Iterable[Digest]) -> str:
-        """Lets `name` mean the bundle of `pointer`, whose `digests` are there. Returns how to refer to just that."""
+        """Points `name` at the bundle of `pointer`, whose `digests` are there. Returns a reference to just that bundle."""
         ...

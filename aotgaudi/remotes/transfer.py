@@ -1,7 +1,7 @@
 """Moving many objects between here and remotes: in parallel, with retries, from whichever remote has them intact.
 
-Several remotes are asked in order. One that cannot be used is not asked again; one that has a bad object is asked for
-the others. Each of them is warned about once, and is no failure as long as another one has what is needed.
+Several remotes are asked in order. A remote that cannot be used is not asked again; one that has a bad object is still
+asked for other objects. Each of them is warned about once, which is not a failure while another remote has what is needed.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Sources:
     def fill(self, digest: Digest, partial: Partial, *, is_counted: bool = True) -> None:
         """Completes `partial` from the first remote that has the object intact, and counts the bytes as done.
 
-        Raises CorruptError where one had it and none intact, MissingObjectError where none has it, RemoteError where
+        Raises CorruptError if some had it and none had it intact, MissingObjectError if none has it, RemoteError if
         none could be used.
         """
         failures: list[AotGaudiError] = []

@@ -20,7 +20,7 @@ from aotgaudi.remotes.registry_client import RegistryClient
 
 @dataclass(frozen=True)
 class RemoteAccess:
-    """How remotes are spoken to: with registries in plain http where that is allowed; `token_hosts` may see passwords.
+    """How remotes are reached: whether registries in plain http, and which token services may see their passwords.
 
     `name` is the bundle's name there (None: the reference's tag).
     """
