@@ -8,8 +8,7 @@ from typing import Any
 import click
 
 from aotgaudi import __version__
-from aotgaudi.cli.lazy import LazyGroup
-from aotgaudi.cli.verbs import COMMANDS
+from aotgaudi.cli.verbs import COMMANDS, LazyGroup
 from aotgaudi.errors import AotGaudiError, MissingPackageError
 
 _EXIT_INTERRUPTED = 130

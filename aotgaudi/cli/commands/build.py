@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from aotgaudi.cli.lazy import LazyGroup
-from aotgaudi.cli.verbs import BUILD_COMMANDS
+from aotgaudi.cli.verbs import BUILD_COMMANDS, LazyGroup
 
 _DEFAULT = "all"
 

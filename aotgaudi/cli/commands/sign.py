@@ -1,4 +1,4 @@
-"""``aotgaudi sign``: adds signatures to a sealed bundle."""
+"""``aotgaudi sign`` adds signatures to a sealed bundle; ``aotgaudi key`` makes the keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aotgaudi.atomicfile import write_atomic
 from aotgaudi.bundle.bundle import Bundle, open_bundle, read_signature
 from aotgaudi.bundle.format import SIGNATURE_NAME
 from aotgaudi.bundle.signature import Statement, load_envelope, load_statement
-from aotgaudi.bundle.signing import Signing, add_signatures
+from aotgaudi.bundle.signing import Signing, add_signatures, generate_key
 from aotgaudi.cli.options.signing import epoch_option, load_keys, sign_key_option
 
 _MODE = 0o644
@@ -64,3 +64,25 @@ def _refuse_damaged(bundle: Bundle) -> None:
     report = bundle.verify()
     if report.corrupt or report.extra:
         report.raise_if_bad(bundle.path)
+
+
+@click.group()
+def key() -> None:
+    """Make keys that sign bundles."""
+
+
+@key.command("generate")
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the files and the key's id as JSON.")
+def generate(path: Path, as_json: bool) -> None:
+    """Write a new ed25519 private key to FILE (only you may read it) and its public key to FILE.pub.
+
+    Existing files are never overwritten.
+    """
+    made = generate_key(path)
+    if as_json:
+        document = {"private_key": str(path), "public_key": f"{path}.pub", "key_id": made.key_id}
+        click.echo(json.dumps(document, indent=2))
+        return
+    click.echo(f"private key: {path}: keep it secret; it signs (--sign-key)")
+    click.echo(f"public key: {path}.pub: for those who verify (--trusted-key), id {made.key_id[:12]}...")

@@ -11,9 +11,8 @@ from click.shell_completion import BashComplete
 from click.testing import CliRunner
 
 from aotgaudi import __version__, errors
-from aotgaudi.cli.lazy import LazyCommand
 from aotgaudi.cli.main import RootGroup, cli
-from aotgaudi.cli.verbs import BUILD_COMMANDS, COMMANDS
+from aotgaudi.cli.verbs import BUILD_COMMANDS, COMMANDS, LazyCommand
 
 
 def root_that(action: BaseException | int | None) -> RootGroup:
