@@ -152,7 +152,7 @@ def test_every_registered_command_has_a_module(command: LazyCommand) -> None:
         (["build"], "", [*BUILD_COMMANDS, ""]),
         (["build"], "nothing", ["nothing"]),
         (["build", "cache"], "--en", ["--entry"]),
-        (["build", "tiny.toml"], "--sto", ["--store"]),
+        (["build", "tiny.toml"], "--sto", ["--store", "--store-limit"]),
         (["cache"], "f", ["fsck"]),
     ],
 )
