@@ -1,4 +1,4 @@
-"""Tables that a person lists (VLLM_BUCKETING_FROM_FILE): vllm_gaudi/extension/bucketing/file_strategy.py.
+"""Tables from a bucket file (VLLM_BUCKETING_FROM_FILE): vllm_gaudi/extension/bucketing/file_strategy.py.
 
 Grammar::
 
@@ -7,7 +7,7 @@ Grammar::
     item = number | "[" number { "," number } "]" | "range(" number "," number [ "," number ] ")"
 
 A line means all products of its items; a query length of 1 makes a decode bucket. Numbers pass through ``int()``,
-so that ``128.0`` and ``'128'`` are some as well. There are two generations: from v0.17.1 a line holds literals, and
+so ``128.0`` and ``'128'`` are numbers too. There are two generations: from v0.17.1 a line holds literals, and
 one that cannot be read fails the public code; here it is an error that names the line. Up to v0.16.0 lines were
 evaluated, which allows for ``128 * 2`` and ``range(128)``, and one that cannot be read is left out.
 """

@@ -43,7 +43,7 @@ class RangeSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProductStrategy:
-    """A strategy of vllm-gaudi: corrected and filtered products of ranges. See ``versions.Strategy``."""
+    """A strategy of vllm-gaudi: corrected and filtered products of ranges. See ``strategy.Strategy``."""
 
     ranges: RangeSource
     rules: ProductRules
@@ -86,7 +86,7 @@ def combine_decode(ranges: Ranges, inputs: BucketingInputs, rules: ProductRules)
 def filter_prompt(
     buckets: Iterable[Bucket], inputs: BucketingInputs, rules: ProductRules
 ) -> tuple[Bucket, ...]:
-    """Returns the table of prompt buckets that a person lists: filtered, without the edge rule."""
+    """Returns the prompt buckets of a bucket file: filtered, without the edge rule."""
     table = sorted({bucket for bucket in buckets if keeps_prompt(bucket, inputs, rules)})
     _check_not_empty(len(table), "prompt", inputs)
     return tuple(bucket for bucket in table if not is_off_slice(bucket, inputs))
@@ -95,7 +95,7 @@ def filter_prompt(
 def filter_decode(
     buckets: Iterable[Bucket], inputs: BucketingInputs, rules: ProductRules
 ) -> tuple[Bucket, ...]:
-    """Returns the table of decode buckets that a person lists, filtered and capped, before speculation."""
+    """Returns the decode buckets of a bucket file, filtered and capped, before speculation."""
     kept = (bucket for bucket in buckets if keeps_decode(bucket, inputs))
     table = sorted({capped_decode(bucket, inputs, rules) for bucket in kept})
     _check_not_empty(len(table), "decode", inputs)

@@ -52,7 +52,7 @@ class ExtensionRules:
 
 @dataclass(frozen=True, slots=True)
 class ExtensionStrategy:
-    """A strategy of the extension. See ``versions.Strategy``."""
+    """A strategy of the extension. See ``strategy.Strategy``."""
 
     source: ExtensionSource
     rules: ExtensionRules = ExtensionRules()

@@ -23,7 +23,7 @@ class LinearAxis:
 
     @classmethod
     def bounded(cls, bounds: AxisBounds, minimum: int, step: int, maximum: int) -> LinearAxis:
-        """Returns the axis that a person's bounds make of these defaults."""
+        """Returns these defaults with a spec's bounds in their place."""
         return cls(
             minimum if bounds.min is None else bounds.min,
             step if bounds.step is None else bounds.step,

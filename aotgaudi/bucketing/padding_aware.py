@@ -30,7 +30,7 @@ class PaddedAxis:
     pad_percent: int
 
     def bounded(self, bounds: AxisBounds) -> PaddedAxis:
-        """Returns the axis that a person's bounds make of this one."""
+        """Returns this axis with a spec's bounds in the place of its own."""
         return PaddedAxis(
             self.minimum if bounds.min is None else bounds.min,
             self.step if bounds.step is None else bounds.step,

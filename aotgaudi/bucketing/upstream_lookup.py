@@ -1,6 +1,7 @@
 """What upstream does with a step: its look-up, and the bucket that it adds, and compiles, when it finds none.
 
-This is documentation, and a tool for a person who asks; our engine never uses it (see ``bucketing.lookup``).
+`aotgaudi coverage` tells with it what a vLLM server makes of a step that its own table lacks; our engine has another
+look-up (``bucketing.lookup``).
 Source: vllm_gaudi/extension/bucketing/common.py 257-327 and 550-560 at vllm-gaudi 091bbad, and the same in
 older versions; vllm_hpu_extension/bucketing/common.py at 8211e0b and ad55828.
 """

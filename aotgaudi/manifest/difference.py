@@ -1,8 +1,8 @@
 """What differs between two manifests, and which value of the spec is the cause of which entries.
 
 The cause is found by experiment: the old spec is enumerated with each changed value alone. What that adds or
-removes, and the new manifest does too, is that value's doing. What no single value explains is the joint effect
-of several; what the old spec itself no longer gives is the doing of other rules in this version of aotgaudi.
+removes, if the new manifest differs in it too, is put down to that value. What no single value explains is put down to
+several together; entries that the old spec itself no longer gives, to other rules in this version of aotgaudi.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Manifest:
         return MappingProxyType({kind: tuple(entries) for kind, entries in groups})
 
     def _canonical_pieces(self) -> Iterator[bytes]:
-        """What the id is of, in pieces: a manifest may have a million rows. Keys ascend, as RFC 8785 has it."""
+        """Yields the canonical JSON that the id is the hash of, in pieces: a manifest may have a million rows."""
         yield b'{"entries":{'
         for index, kind in enumerate(sorted(ENTRY_KINDS)):
             columns = canonical_row(ENTRY_KINDS[kind].columns())

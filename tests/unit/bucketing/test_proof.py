@@ -106,7 +106,7 @@ def test_the_counterexample_is_the_smallest_step_of_a_walk(
 ) -> None:
     prompts = [
         (query + context, "prompt", (1, query, blocks_of(limits, context)))
-        for query, context in all_prompts(limits)
+        for query, context in all_prompts(limits, BucketingSpec(), SchedulerSpec())
         if not is_prompt_covered(limits, table, query, context)
     ]
     decodes = [
@@ -127,7 +127,10 @@ def test_the_counterexample_is_the_smallest_step_of_a_walk(
 def test_phases_count_what_a_walk_counts(limits: ServingLimits, table: BucketTable) -> None:
     prompt, decode = prove_steps(ReachableSteps.of(limits), table).phases
 
-    cells = {tuple(blocks_of(limits, tokens) for tokens in step) for step in all_prompts(limits)}
+    cells = {
+        tuple(blocks_of(limits, tokens) for tokens in step)
+        for step in all_prompts(limits, BucketingSpec(), SchedulerSpec())
+    }
     assert prompt.num_reachable == len(cells)
     assert decode.num_reachable == len(list(all_decodes(limits, contiguous_pa=False)))
 
