@@ -130,7 +130,7 @@ def load(bundle_dir: Path, model_dir: Path, threads: int, *, keep_memory: bool =
     verified.report.raise_if_bad(bundle_dir)
     executables = ExecutableTable()
     declare_samplers(manifest.entries, executables)
-    loader = Loader(make_runtime(bundle.receipt.target), model_dir)
+    loader = Loader(make_runtime(bundle.receipt.target), model_dir, manifest.spec.limits.num_blocks)
     loader.load(
         manifest.entries,
         Artifacts(bundle.receipt, verified.program, verified.read, verified.path),

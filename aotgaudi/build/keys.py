@@ -21,11 +21,15 @@ from aotgaudi.digest import Key, canonical_json, framed, sha256_bytes, sha256_so
 from aotgaudi.entries import Entry, SamplerEntry
 from aotgaudi.spec.build_spec import BuildSpec
 
+FIXED_NUM_BLOCKS = frozenset({"hpu"})
+"""Backends whose graphs are of one size of the KV cache; the others' leave it open (graphs/canonical.py)."""
+
 LIMITS_EXCLUDED = {
     "max_num_seqs": "bounds which entries exist, not what one computes",
     "max_num_prefill_seqs": "bounds which entries exist",
     "max_num_batched_tokens": "bounds which entries exist",
     "max_model_len": "bounds which entries exist",
+    "num_blocks": "bounds which entries exist; graphs leave it open, but for the backends in FIXED_NUM_BLOCKS",
     "allow_long_max_model_len": "decides whether a max_model_len is refused",
 }
 
@@ -63,7 +67,7 @@ class ProgramKeys:
 
     def __init__(self, spec: BuildSpec, target: Target, builder: Mapping[str, str] | None = None) -> None:
         """`builder` are the versions of what traces (``builder_versions``), by default those installed here."""
-        self._keep((*_spec_components(spec), *_builder_components(builder), *target.components()))
+        self._keep((*_spec_components(spec, target), *_builder_components(builder), *target.components()))
 
     @property
     def common(self) -> tuple[tuple[str, str], ...]:
@@ -125,11 +129,11 @@ def graph_code_digest() -> str:
     return sha256_source(Path(aotgaudi.graphs.__path__[0]).glob("*.py"))
 
 
-def _spec_components(spec: BuildSpec) -> Iterator[tuple[str, str]]:
+def _spec_components(spec: BuildSpec, target: Target) -> Iterator[tuple[str, str]]:
     for name, value in spec.model.signature().components:
         yield f"model.{name}", value
     for name, value in sorted(spec.limits.model_dump().items()):
-        if name not in LIMITS_EXCLUDED:
+        if name not in LIMITS_EXCLUDED or (name == "num_blocks" and target.backend in FIXED_NUM_BLOCKS):
             yield f"limits.{name}", str(value)
     sections = BuildSpec.model_fields.keys() - SPEC_EXCLUDED.keys()
     for section, table in sorted(spec.model_dump(mode="json", include=sections).items()):
@@ -146,7 +150,7 @@ def _builder_components(builder: Mapping[str, str] | None) -> Iterator[tuple[str
 
 
 def _own_components(entry: Entry) -> list[tuple[str, str]]:
-    return [("schema", "aotgaudi.program-key/1"), ("entry.kind", entry.kind), *_entry_components(entry)]
+    return [("schema", "aotgaudi.program-key/2"), ("entry.kind", entry.kind), *_entry_components(entry)]
 
 
 def _entry_components(entry: Entry) -> list[tuple[str, str]]:

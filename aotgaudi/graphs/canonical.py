@@ -4,18 +4,21 @@ The text holds everything that decides what a graph computes, and nothing else: 
 lines, no weights. Equal graphs have equal text, whatever layer, bucket or model they come from; and the
 text alone rebuilds the graph, so a unit can be compiled anywhere.
 
-Grammar, version 1 (one JSON value a line)::
+Grammar, version 2 (one JSON value a line)::
 
     text    = header { input } { call } output
-    header  = "aotgaudi.graph/1"
+    header  = "aotgaudi.graph/2"
     input   = ["input", dtype, [size...], [stride...]]
+    size    = integer | "N"
+    stride  = integer | "<integer>*N"
     call    = ["call", target, [argument...], {name: argument}]
     output  = ["output", [argument...]]
 
 Inputs and calls are numbered from 0 in order of their lines. A target is ``namespace.name.overload`` of
 torch.ops, or ``getitem``. An argument is a JSON scalar, a list, or a tagged object: ``{"%": n}`` the value
 of line n, ``{"dtype": name}``, ``{"device": name}``, ``{"layout": name}``, ``{"memory_format": name}``,
-``{"float": "inf" | "-inf" | "nan"}``. Lists and tuples are the same.
+``{"float": "inf" | "-inf" | "nan"}``. Lists and tuples are the same. ``N`` is a size that the graph leaves open (the
+number of KV blocks), at least 2; a graph has one at most.
 """
 
 from __future__ import annotations
@@ -23,14 +26,24 @@ from __future__ import annotations
 import json
 import math
 import operator
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Union
 
 import torch
 from torch import fx
 
 from aotgaudi.errors import CompileError
 
-GRAPH_HEADER = "aotgaudi.graph/1"
+GRAPH_HEADER = "aotgaudi.graph/2"
+
+Size = Union[int, str]
+"""A number, or what the grammar calls a size or stride of an open ``N``."""
+
+InputSpec = tuple[str, list[Size], list[Size]]
+"""dtype name, sizes, strides."""
+
+OPEN_SIZE = "N"
+"""How the grammar writes a size that a graph leaves open."""
 
 _DROPPED = frozenset({"aten._assert_tensor_metadata.default"})
 _TAGS: dict[type, str] = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
@@ -43,7 +56,8 @@ def to_text(graph: fx.Graph) -> str:
     for node in graph.nodes:
         if node.op == "placeholder":
             value = node.meta["val"]
-            lines.append(["input", _name(value.dtype), list(value.shape), list(value.stride())])
+            sizes = [[_size(size) for size in row] for row in (value.shape, value.stride())]
+            lines.append(["input", _name(value.dtype), *sizes])
         elif node.op == "call_function":
             target = _target_name(node.target)
             if target in _DROPPED:
@@ -62,12 +76,12 @@ def to_text(graph: fx.Graph) -> str:
     return "\n".join(json.dumps(line, separators=(",", ":"), allow_nan=False) for line in lines) + "\n"
 
 
-def from_text(text: str) -> tuple[fx.GraphModule, list[tuple[str, list[int], list[int]]]]:
+def from_text(text: str) -> tuple[fx.GraphModule, list[InputSpec]]:
     """Rebuilds the graph. Returns it and, for each input, ``(dtype name, sizes, strides)``. Raises CompileError."""
     header, *lines = [json.loads(line) for line in text.splitlines()]
     if header != GRAPH_HEADER:
         raise CompileError(f"a unit's text starts with {header!r}; this version reads {GRAPH_HEADER!r}")
-    graph, values, inputs = fx.Graph(), list[fx.Node](), list[tuple[str, list[int], list[int]]]()
+    graph, values, inputs = fx.Graph(), list[fx.Node](), list[InputSpec]()
     for line in lines:
         if line[0] == "input":
             values.append(graph.placeholder(f"input_{len(inputs)}"))
@@ -79,6 +93,30 @@ def from_text(text: str) -> tuple[fx.GraphModule, list[tuple[str, list[int], lis
             graph.output(tuple(_decode(line[1], values)))
     graph.lint()
     return fx.GraphModule(torch.nn.Module(), graph), inputs
+
+
+def is_open(spec: InputSpec) -> bool:
+    """Whether an input has a size that the graph leaves open."""
+    return OPEN_SIZE in spec[1]
+
+
+def closed(sizes: Iterable[Size], n: int) -> list[int]:
+    """Returns sizes, or strides, where the open one is `n`."""
+    return [_times(size, n) if isinstance(size, str) else size for size in sizes]
+
+
+def _times(size: str, n: int) -> int:
+    return math.prod(n if factor == OPEN_SIZE else int(factor) for factor in size.split("*"))
+
+
+def _size(size: Any) -> Size:
+    """Raises CompileError for a symbolic size but ``N`` and its multiples."""
+    if isinstance(size, int):
+        return size
+    factor, symbol = size.node.expr.as_coeff_Mul()
+    if not symbol.is_Symbol:
+        raise CompileError(f"an input has the size {size}, which has no canonical form")
+    return OPEN_SIZE if factor == 1 else f"{int(factor)}*{OPEN_SIZE}"
 
 
 def _target_name(target: Any) -> str:

@@ -17,14 +17,17 @@ A unit may write to its ``kv`` arguments; nothing else is written to.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Union
 
 from pydantic import Field
 
 from aotgaudi.digest import canonical_json
 from aotgaudi.document import Value
 
-PROGRAM_SCHEMA: Literal["aotgaudi.program/1"] = "aotgaudi.program/1"
+PROGRAM_SCHEMA: Literal["aotgaudi.program/2"] = "aotgaudi.program/2"
+
+ANY_NUM_BLOCKS: Literal["num_blocks + 1"] = "num_blocks + 1"
+"""Written for the size of a cache that a program leaves to the server."""
 
 
 class TensorSpec(Value):
@@ -33,6 +36,18 @@ class TensorSpec(Value):
     name: str
     shape: tuple[int, ...]
     dtype: str
+
+
+class CacheSpec(Value):
+    """One layer's KV cache, by the layer's number; its number of blocks is the server's, or fixed where it is a number."""
+
+    name: str
+    shape: tuple[Union[int, Literal["num_blocks + 1"]], ...]
+    dtype: str
+
+    def sizes(self, num_blocks: int) -> tuple[int, ...]:
+        """Returns the shape in a server with `num_blocks` blocks besides the padding block."""
+        return tuple(num_blocks + 1 if size == ANY_NUM_BLOCKS else size for size in self.shape)
 
 
 class Call(Value):
@@ -50,10 +65,12 @@ class Program(Value):
     `constants` is the digest of a safetensors blob with the tensors behind ``const`` bindings, or None.
     """
 
-    schema_: Literal["aotgaudi.program/1"] = Field(default=PROGRAM_SCHEMA, alias="schema")
+    schema_: Literal["aotgaudi.program/1", "aotgaudi.program/2"] = Field(
+        default=PROGRAM_SCHEMA, alias="schema"
+    )
     inputs: tuple[TensorSpec, ...]
     weights: tuple[TensorSpec, ...]
-    caches: tuple[TensorSpec, ...]
+    caches: tuple[CacheSpec, ...]
     calls: tuple[Call, ...]
     outputs: tuple[str, ...]
     constants: str | None = None

@@ -21,11 +21,13 @@ from aotgaudi.graphs.attention import (
     PromptState,
     paged_attention,
 )
-from aotgaudi.graphs.program import TensorSpec
+from aotgaudi.graphs.program import ANY_NUM_BLOCKS, CacheSpec, TensorSpec
 from aotgaudi.graphs.step_inputs import Window, decode_inputs, mask_name, prompt_inputs
 from aotgaudi.spec.limits import ServingLimits
 
 StepEntry = Union[PromptEntry, DecodeEntry]
+
+_TRACED_BLOCKS = 6
 
 STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
 """Rope variants whose frequencies follow from the configuration alone. ``dynamic`` does not export, and
@@ -78,8 +80,11 @@ def build_model(config: dict[str, Any], dtype: str) -> Any:
     return model.eval().requires_grad_(requires_grad=False)
 
 
-def kv_shape(config: Any, limits: ServingLimits) -> tuple[int, ...]:
-    """Returns the shape of one layer's cache, ``[2, num_blocks + 1, kv_heads, block_size, head_dim]``."""
+def cache_specs(config: Any, limits: ServingLimits, dtype: str) -> tuple[CacheSpec, ...]:
+    """Returns the KV cache of each layer, ``[2, num_blocks + 1, kv_heads, block_size, head_dim]``.
+
+    Raises SpecError for a model without attention heads.
+    """
     heads = getattr(config, "num_attention_heads", None)
     if not isinstance(heads, int):
         raise SpecError(
@@ -89,22 +94,38 @@ def kv_shape(config: Any, limits: ServingLimits) -> tuple[int, ...]:
         )
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return (2, limits.num_blocks + 1, kv_heads, limits.block_size, head_dim)
+    shape = (2, ANY_NUM_BLOCKS, kv_heads, limits.block_size, head_dim)
+    return tuple(CacheSpec(name=str(n), shape=shape, dtype=dtype) for n in range(config.num_hidden_layers))
+
+
+def zero_cache(spec: CacheSpec) -> Tensor:
+    """Returns a cache to trace with; the graph is the same with any other number of blocks."""
+    return torch.zeros(spec.sizes(_TRACED_BLOCKS), dtype=getattr(torch, spec.dtype))
+
+
+def any_blocks() -> dict[int, Any]:
+    """Returns which dimension of a cache is left open when a graph is exported, as torch.export takes it.
+
+    A server has a block besides the padding block, so there are at least 2, and no graph is made for 0 or 1.
+    """
+    return {1: torch.export.Dim("num_blocks", min=2)}
 
 
 def export_step(model: Any, entry: StepEntry, limits: ServingLimits) -> torch.export.ExportedProgram:
-    """Exports the step of `entry`. Inputs: those of `step_inputs`, then one cache a layer."""
+    """Exports the step of `entry`. Inputs: those of `step_inputs`, then one cache a layer, of any number of blocks."""
     config = model.config.get_text_config()
     windows = _windows(config)
     wrapper = _PromptStep(model, windows) if isinstance(entry, PromptEntry) else _DecodeStep(model, windows)
     specs = step_inputs(model, entry, limits)
     inputs = {spec.name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in specs}
-    shape, dtype = kv_shape(config, limits), model.dtype
-    caches = [torch.empty(shape, dtype=dtype) for _ in range(config.num_hidden_layers)]
+    caches = [
+        zero_cache(spec) for spec in cache_specs(config, limits, str(model.dtype).removeprefix("torch."))
+    ]
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return torch.export.export(wrapper, (inputs, caches), strict=False)
+            dynamic = (dict.fromkeys(inputs), [any_blocks()] * len(caches))
+            return torch.export.export(wrapper, (inputs, caches), dynamic_shapes=dynamic, strict=False)
         except (torch._dynamo.exc.UserError, TypeError, NotImplementedError) as error:
             raise SpecError(
                 f"model ({model.config.model_type})", f"does not export: {_first_line(error)}"

@@ -20,11 +20,19 @@ from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, MhcEntry, PromptEn
 from aotgaudi.errors import SpecError
 from aotgaudi.graphs.canonical import to_text
 from aotgaudi.graphs.hyper_connections import HcPostGraph, HcPreGraph
-from aotgaudi.graphs.program import TensorSpec
+from aotgaudi.graphs.program import CacheSpec, TensorSpec
 from aotgaudi.graphs.sampler import SamplerGraph
 from aotgaudi.graphs.split import Piece, SplitStep, split_step
 from aotgaudi.graphs.stamp import stamped
-from aotgaudi.graphs.step import StepEntry, build_model, export_step, kv_shape, step_inputs
+from aotgaudi.graphs.step import (
+    StepEntry,
+    any_blocks,
+    build_model,
+    cache_specs,
+    export_step,
+    step_inputs,
+    zero_cache,
+)
 from aotgaudi.graphs.step_inputs import sampler_inputs
 from aotgaudi.graphs.swap import SwapGraph
 from aotgaudi.spec.hyper_connections import HyperConnections
@@ -38,7 +46,7 @@ class TracedProgram:
 
     inputs: tuple[TensorSpec, ...]
     weights: tuple[TensorSpec, ...]
-    caches: tuple[TensorSpec, ...]
+    caches: tuple[CacheSpec, ...]
     pieces: tuple[Piece, ...]
     outputs: tuple[str, ...]
     constants: bytes | None
@@ -96,7 +104,8 @@ def _trace_sampler(entry: SamplerEntry, model: ModelSpec) -> TracedProgram:
 def _trace_swap(entry: DefragEntry, model: ModelSpec, limits: ServingLimits) -> TracedProgram:
     caches, n = _caches(model, limits), entry.padded_swaps
     specs = tuple(TensorSpec(name=name, shape=(n,), dtype="int64") for name in ("sources", "destinations"))
-    graph = _export(SwapGraph(), (_zeros(caches[0]), *(_zeros(spec) for spec in specs)))
+    dynamic = (any_blocks(), None, None)
+    graph = _export(SwapGraph(), (zero_cache(caches[0]), *(_zeros(spec) for spec in specs)), dynamic)
     text = to_text(graph.graph)
     pieces = tuple(
         Piece(text, (f"kv:{layer}", "step:sources", "step:destinations"), (f"{layer}.0",), "swap")
@@ -193,7 +202,7 @@ def _tracer(config_json: str, dtype: str) -> _StepTracer:
     return _StepTracer(build_model(json.loads(config_json), dtype))
 
 
-def _require_paged(model: ModelSpec, caches: tuple[TensorSpec, ...], used: set[str]) -> None:
+def _require_paged(model: ModelSpec, caches: tuple[CacheSpec, ...], used: set[str]) -> None:
     """Raises SpecError where a layer does not attend through us: it would run, and be silently wrong."""
     for cache in caches:
         if f"kv:{cache.name}" not in used:
@@ -204,12 +213,8 @@ def _require_paged(model: ModelSpec, caches: tuple[TensorSpec, ...], used: set[s
             )
 
 
-def _caches(model: ModelSpec, limits: ServingLimits) -> tuple[TensorSpec, ...]:
-    config = _hf_config(json.dumps(model.config))
-    shape = kv_shape(config, limits)
-    return tuple(
-        TensorSpec(name=str(n), shape=shape, dtype=model.dtype) for n in range(config.num_hidden_layers)
-    )
+def _caches(model: ModelSpec, limits: ServingLimits) -> tuple[CacheSpec, ...]:
+    return cache_specs(_hf_config(json.dumps(model.config)), limits, model.dtype)
 
 
 @functools.lru_cache(maxsize=2)
@@ -219,9 +224,10 @@ def _hf_config(config_json: str) -> Any:
     return AutoConfig.for_model(**json.loads(config_json)).get_text_config()
 
 
-def _export(module: nn.Module, args: tuple[torch.Tensor, ...]) -> fx.GraphModule:
+def _export(module: nn.Module, args: tuple[torch.Tensor, ...], dynamic: Any = None) -> fx.GraphModule:
     with torch.no_grad():
-        graph_module: fx.GraphModule = torch.export.export(module, args, strict=False).graph_module
+        exported = torch.export.export(module, args, dynamic_shapes=dynamic, strict=False)
+    graph_module: fx.GraphModule = exported.graph_module
     graph_module.graph.eliminate_dead_code()
     return graph_module
 

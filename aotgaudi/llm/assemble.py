@@ -60,7 +60,7 @@ def assemble(options: ModelOptions, bundle: Bundle, pending: Future[VerifiedBund
     declare_samplers(manifest.entries, executables)
     runtime = make_runtime(bundle.receipt.target)
     guard.watch("backend", runtime.num_compiled)
-    loader = Loader(runtime, model_dir)
+    loader = Loader(runtime, model_dir, manifest.spec.limits.num_blocks)
     loader.load(sound, Artifacts(bundle.receipt, verified.program, verified.read, verified.path), executables)
     builder = None
     if not options.require_warm:

@@ -41,9 +41,11 @@ class Artifacts:
 class Loader:
     """Loads programs for one model directory; units, weights and constants are loaded once and shared."""
 
-    def __init__(self, runtime: Runtime, model_dir: Path) -> None:
+    def __init__(self, runtime: Runtime, model_dir: Path, num_blocks: int) -> None:
+        """The KV caches get `num_blocks` blocks, at least 1, besides the padding block."""
         self._runtime = runtime
         self._model_dir = model_dir
+        self._num_blocks = num_blocks
         self._units: dict[str, Executable] = {}
         self._tensors: dict[str, Tensor] = {}
         self._constants: dict[Digest, Mapping[str, Tensor]] = {}
@@ -94,7 +96,9 @@ class Loader:
         """Makes one cache per layer, zeroed: padding reads from block 0, which must not hold NaNs."""
         for spec in {spec.name: spec for program in programs for spec in program.caches}.values():
             if f"kv:{spec.name}" not in self._tensors:
-                self._tensors[f"kv:{spec.name}"] = torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype))
+                self._tensors[f"kv:{spec.name}"] = torch.zeros(
+                    spec.sizes(self._num_blocks), dtype=getattr(torch, spec.dtype)
+                )
 
 
 def declare_samplers(entries: Iterable[Entry], table: ExecutableTable) -> None:

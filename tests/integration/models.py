@@ -115,9 +115,9 @@ class Built:
         """Loads everything over one checkpoint."""
         table = ExecutableTable()
         declare_samplers(self.manifest.entries, table)
-        Loader(make_runtime(self.artifacts.receipt.target), model_dir).load(
-            self.manifest.entries, self.artifacts, table
-        )
+        num_blocks = self.manifest.spec.limits.num_blocks
+        loader = Loader(make_runtime(self.artifacts.receipt.target), model_dir, num_blocks)
+        loader.load(self.manifest.entries, self.artifacts, table)
         return ProgramRunner(table, BLOCK_SIZE)
 
 

@@ -53,7 +53,9 @@ def test_compiled_hyper_connections_compute_what_eager_does(store: Store, tmp_pa
 
     built = build(spec, entries, store)
     table = ExecutableTable()
-    Loader(make_runtime(built.artifacts.receipt.target), tmp_path).load(entries, built.artifacts, table)
+    Loader(make_runtime(built.artifacts.receipt.target), tmp_path, num_blocks=1).load(
+        entries, built.artifacts, table
+    )
 
     assert len(built.artifacts.receipt.units) == 2
     target = built.artifacts.receipt.target

@@ -26,7 +26,7 @@ HAS_AVX512 = cpu_features() >= set(ISA_LEVELS["avx512"].features)
 BEST = "avx512" if HAS_AVX512 else "avx2"
 
 LAYER = """\
-"aotgaudi.graph/1"
+"aotgaudi.graph/2"
 ["input","bfloat16",[4,64],[64,1]]
 ["input","bfloat16",[64,64],[64,1]]
 ["call","aten.mm.default",[{"%":0},{"%":1}],{}]

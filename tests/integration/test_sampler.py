@@ -81,7 +81,9 @@ def test_a_compiled_sampler_answers_as_eager_does(store: Store, tmp_path: Path) 
     built = build(spec_of(reference("llama")), (FULL,), store)
     table = ExecutableTable()
     declare_samplers((FULL,), table)
-    Loader(make_runtime(built.artifacts.receipt.target), tmp_path).load((FULL,), built.artifacts, table)
+    Loader(make_runtime(built.artifacts.receipt.target), tmp_path, num_blocks=1).load(
+        (FULL,), built.artifacts, table
+    )
     compiled, eager = (
         Sampler(table, table.get),
         Sampler(table, lambda entry: EagerProgram()),

@@ -21,7 +21,7 @@ from aotgaudi.backends.inductor.runtime import ARTIFACT_FILE, InductorRuntime
 from aotgaudi.backends.inductor.samples import sample_inputs
 from aotgaudi.backends.inductor.toolchain import Toolchain
 from aotgaudi.errors import CompileError
-from aotgaudi.graphs.canonical import from_text
+from aotgaudi.graphs.canonical import OPEN_SIZE, InputSpec, from_text, is_open
 
 _FIXED_OPTIONS: dict[str, Any] = {
     "aot_inductor.debug_symbols": False,
@@ -57,7 +57,7 @@ class InductorCompiler:
         library = work_dir / ARTIFACT_FILE
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self._compile(graph, sample_inputs(graph, specs, seed=0), library, unit.label)
+            self._compile(graph, specs, library, unit.label)
             _strip(library)
             _refuse_companions(work_dir, unit.label)
             self._refuse_paths(library, unit.label)
@@ -70,9 +70,11 @@ class InductorCompiler:
             tolerance=tolerance,
         )
 
-    def _compile(self, graph: fx.GraphModule, inputs: list[Tensor], library: Path, label: str) -> None:
+    def _compile(self, graph: fx.GraphModule, specs: list[InputSpec], library: Path, label: str) -> None:
         options = {**self._options, "aot_inductor.output_path": str(library)}
+        inputs = sample_inputs(graph, specs, seed=0)
         try:
+            graph = _opened(graph, specs, inputs)
             with self._toolchain.applied(library.parent) as choices:
                 torch._inductor.aot_compile(graph, tuple(inputs), options={**options, **choices})
         except CompileError:
@@ -91,6 +93,17 @@ def _toolchain(target: Target) -> Toolchain:
     if name not in ISA_LEVELS:
         raise CompileError(f"target: the instruction set {name!r} is not one of {', '.join(ISA_LEVELS)}")
     return Toolchain(ISA_LEVELS[name], tuple(flags.split()), Path(cache_dir()) / "toolchains")
+
+
+def _opened(graph: fx.GraphModule, specs: list[InputSpec], inputs: list[Tensor]) -> fx.GraphModule:
+    """Returns `graph` as inductor needs it to leave a size open; itself where none is."""
+    if not any(map(is_open, specs)):
+        return graph
+    open_size = torch.export.Dim("N", min=2)
+    sizes = tuple({spec[1].index(OPEN_SIZE): open_size} if is_open(spec) else None for spec in specs)
+    exported = torch.export.export(graph, tuple(inputs), dynamic_shapes=sizes, strict=False)
+    opened: fx.GraphModule = exported.module(check_guards=False)
+    return opened
 
 
 def _parse(value: str) -> Any:

@@ -8,12 +8,17 @@ permutation as large as eager accepts: the slots are distinct, so that no write 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, fx
 
-InputSpec = tuple[str, list[int], list[int]]
+from aotgaudi.graphs.canonical import InputSpec, closed, is_open
 
-_INDEX_BOUNDS = (1 << 16, 256, 16, 4, 2)
+ClosedSpec = tuple[str, list[int], list[int]]
+
+_DISTINCT_BOUNDS = (1 << 16, 256, 16)
+_DISTINCT_BLOCKS = 128
 
 _aten = torch.ops.aten
 _PRODUCTS = frozenset(
@@ -26,20 +31,29 @@ _REARRANGED = frozenset(
 
 
 def sample_inputs(graph: fx.GraphModule, specs: list[InputSpec], seed: int) -> list[Tensor]:
-    """Returns one tensor an input, with its dtype, sizes and strides."""
+    """Returns one tensor an input, with its dtype, sizes and strides; another number of KV blocks for each seed."""
     generator = torch.Generator().manual_seed(seed)
     placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
     inputs = [
         _strided(_sample(spec, _is_weight(node, spec), generator), spec)
-        for node, spec in zip(placeholders, specs, strict=True)
+        for node, spec in zip(placeholders, _closed(specs, seed), strict=True)
     ]
+    num_blocks = [value.shape[1] for value, spec in zip(inputs, specs, strict=True) if is_open(spec)]
     for position, spec in enumerate(specs):
         if spec[0] in ("int64", "int32"):
-            _spread(graph, inputs, position, generator)
+            _spread(graph, inputs, position, (*num_blocks[:1], 4, 2), generator)
     return inputs
 
 
-def _is_weight(node: fx.Node, spec: InputSpec) -> bool:
+def _closed(specs: list[InputSpec], seed: int) -> list[ClosedSpec]:
+    """Gives the caches few blocks: as many as distinct indices need, up to 256, and as the slots of a prompt fill."""
+    longest = max((math.prod(closed(sizes, 1)) for name, sizes, _ in specs if name == "int64"), default=1)
+    block_size = next((int(spec[1][3]) for spec in specs if is_open(spec)), 1)
+    n = 2 + seed + max(2 * min(longest, _DISTINCT_BLOCKS), -(-longest // block_size))
+    return [(name, closed(sizes, n), closed(strides, n)) for name, sizes, strides in specs]
+
+
+def _is_weight(node: fx.Node, spec: ClosedSpec) -> bool:
     """Whether an input is multiplied as it is, and is no cache (which has more dimensions)."""
     if len(spec[1]) not in (2, 3):
         return False
@@ -53,7 +67,7 @@ def _reaches_product(node: fx.Node) -> bool:
     )
 
 
-def _sample(spec: InputSpec, is_weight: bool, generator: torch.Generator) -> Tensor:
+def _sample(spec: ClosedSpec, is_weight: bool, generator: torch.Generator) -> Tensor:
     name, sizes, _ = spec
     dtype = getattr(torch, name)
     if dtype is torch.bool:
@@ -71,18 +85,23 @@ def _sample(spec: InputSpec, is_weight: bool, generator: torch.Generator) -> Ten
     return (noise * (fan_in**-0.5 if is_weight else 0.5)).to(dtype)
 
 
-def _strided(value: Tensor, spec: InputSpec) -> Tensor:
+def _strided(value: Tensor, spec: ClosedSpec) -> Tensor:
     _, sizes, strides = spec
     out = torch.empty_strided(sizes, strides, dtype=value.dtype)
     return out.copy_(value)
 
 
-def _spread(graph: fx.GraphModule, inputs: list[Tensor], position: int, generator: torch.Generator) -> None:
-    """Replaces the zeros of one integer input by distinct indices, as large as eager accepts."""
+def _spread(
+    graph: fx.GraphModule,
+    inputs: list[Tensor],
+    position: int,
+    repeated_bounds: tuple[int, ...],
+    generator: torch.Generator,
+) -> None:
+    """Replaces the zeros of one integer input by indices as large as eager accepts, distinct ones if they fit."""
     zeros = inputs[position]
-    for bound in (zeros.numel(), *_INDEX_BOUNDS):
-        if bound < zeros.numel() and bound > 4:
-            continue
+    distinct_bounds = [bound for bound in (zeros.numel(), *_DISTINCT_BOUNDS) if bound >= zeros.numel()]
+    for bound in (*distinct_bounds, *repeated_bounds):
         values = torch.randperm(bound, generator=generator)[: zeros.numel()]
         inputs[position] = (
             values.repeat(-(-zeros.numel() // bound))[: zeros.numel()].view(zeros.shape).to(zeros.dtype)

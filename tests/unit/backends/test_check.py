@@ -36,7 +36,7 @@ class Sampler(nn.Module):
 
 
 SCALED = """\
-"aotgaudi.graph/1"
+"aotgaudi.graph/2"
 ["input","float32",[2,4],[4,1]]
 ["call","aten.mul.Tensor",[{"%":0},1000.0],{}]
 ["output",[{"%":1}]]

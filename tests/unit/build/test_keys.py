@@ -118,6 +118,19 @@ def test_every_limit_is_in_it_unless_it_is_excluded_by_name(name: str) -> None:
     assert differing(key) == ([] if name in LIMITS_EXCLUDED else [f"limits.{name}"])
 
 
+def test_the_number_of_blocks_is_in_it_where_graphs_are_of_one_size() -> None:
+    """A CPU's graphs leave it open: another KV size shares everything."""
+
+    def key(backend: str, num_blocks: int) -> Key:
+        return program_key(
+            ENTRY, spec_of(num_blocks=num_blocks), TARGET.model_copy(update={"backend": backend})
+        )
+
+    for backend in ("cpu", "cuda", "fake"):
+        assert key(backend, 32) == key(backend, 64)
+    assert key("hpu", 32).differences(key("hpu", 64)) == (("limits.num_blocks", "32", "64"),)
+
+
 def test_what_is_excluded_exists_and_has_a_reason() -> None:
     assert LIMITS_EXCLUDED.keys() <= ServingLimits.model_fields.keys()
     assert all(LIMITS_EXCLUDED.values())

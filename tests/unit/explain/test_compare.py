@@ -19,7 +19,7 @@ def components(draw: st.DrawFn) -> dict[str, str]:
     fields = ["batch_size", "query_len", "num_ctx_blocks"] if kind == "prompt" else ["padded_swaps"]
     rest = ["model.dtype", "limits.block_size", "toolchain.graphs", "target.isa", "target.toolchain.torch"]
     return {
-        "schema": "aotgaudi.program-key/1",
+        "schema": "aotgaudi.program-key/2",
         "entry.kind": kind,
         **{f"entry.{name}": draw(SMALL) for name in fields},
         **{name: draw(SMALL) for name in rest},

@@ -7,7 +7,7 @@ import torch
 from torch import fx, nn
 
 from aotgaudi.errors import CompileError
-from aotgaudi.graphs.canonical import from_text, to_text
+from aotgaudi.graphs.canonical import closed, from_text, is_open, to_text
 
 
 class Mixed(nn.Module):
@@ -73,13 +73,53 @@ def test_strides_are_part_of_the_text() -> None:
     assert to_text(graph_of(Sum(), torch.rand(3, 3))) != to_text(graph_of(Sum(), torch.rand(3, 3).t()))
 
 
+class Looked(nn.Module):
+    """Reads and writes a cache whose second size is open."""
+
+    def forward(self, cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+        cache[:, blocks] = cache[:, blocks] * 2
+        return cache[1].index_select(0, blocks)
+
+
+def open_text(num_blocks: int) -> str:
+    sizes = ({1: torch.export.Dim("blocks", min=2)}, None)
+    args = (torch.zeros(2, num_blocks, 3), torch.tensor([0, 1]))
+    return to_text(torch.export.export(Looked(), args, dynamic_shapes=sizes, strict=False).graph)
+
+
+def test_an_open_size_is_the_same_text_whatever_it_was_traced_with() -> None:
+    text = open_text(5)
+
+    assert text == open_text(9)
+    assert text.splitlines()[1] == '["input","float32",[2,"N",3],["3*N",3,1]]'
+    rebuilt, (spec, _) = from_text(text)
+    assert is_open(spec)
+    assert (closed(spec[1], 7), closed(spec[2], 7)) == ([2, 7, 3], [21, 3, 1])
+    for size in (2, 11):
+        assert rebuilt(torch.zeros(2, size, 3), torch.tensor([1]))[0].shape == (1, 3)
+
+
+def test_a_size_that_follows_from_an_open_one_is_refused() -> None:
+    class Sum(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x[1:] + y
+
+    size = torch.export.Dim("size", min=3, max=100)
+    graph = torch.export.export(
+        Sum(), (torch.zeros(6), torch.zeros(5)), dynamic_shapes=({0: size}, {0: size - 1}), strict=False
+    ).graph
+
+    with pytest.raises(CompileError, match="no canonical form"):
+        to_text(graph)
+
+
 def test_the_format_is_golden() -> None:
     class Line(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.where(x > 0, x, float("inf")).to(torch.bfloat16)
 
     assert to_text(graph_of(Line(), torch.rand(2, 3))) == (
-        '"aotgaudi.graph/1"\n'
+        '"aotgaudi.graph/2"\n'
         '["input","float32",[2,3],[3,1]]\n'
         '["call","aten.gt.Scalar",[{"%":0},0],{}]\n'
         '["call","aten.where.ScalarOther",[{"%":1},{"%":0},{"float":"inf"}],{}]\n'
@@ -89,7 +129,7 @@ def test_the_format_is_golden() -> None:
 
 
 def test_another_version_is_refused() -> None:
-    with pytest.raises(CompileError, match=r"aotgaudi.graph/9.*reads 'aotgaudi.graph/1'"):
+    with pytest.raises(CompileError, match=r"aotgaudi.graph/9.*reads 'aotgaudi.graph/2'"):
         from_text('"aotgaudi.graph/9"\n["output",[]]\n')
 
 

@@ -50,7 +50,7 @@ def eager_runner(model: Any) -> ProgramRunner:
         if traced.constants:
             tensors.update({f"const:{n}": t for n, t in load_tensors(traced.constants).items()})
         for cache in traced.caches:
-            tensors.setdefault(f"kv:{cache.name}", torch.zeros(cache.shape))
+            tensors.setdefault(f"kv:{cache.name}", torch.zeros(cache.sizes(spec.limits.num_blocks)))
         calls = tuple(
             Call(unit=k, inputs=p.inputs, outputs=p.outputs) for k, p in zip(keys, traced.pieces, strict=True)
         )
