@@ -233,7 +233,7 @@ def test_a_second_interrupt_does_not_wait_for_a_unit_that_hangs(
 def test_a_unit_that_takes_longer_than_it_may_is_named_with_its_log(
     start: Callable[..., Build],
 ) -> None:
-    build = start(["layer !hang", "head a"], "--timeout", "2")
+    build = start(["layer !hang", "head a"], "--timeout", "6")
 
     assert build.process.wait(DEADLINE_SECONDS) == 6
     lines = build.stderr().splitlines()
