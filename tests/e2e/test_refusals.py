@@ -232,6 +232,7 @@ def test_a_bundle_for_another_target_is_refused_with_the_factor(
     refusal = workplace.refusal(bundle=bundle)
 
     check(refusal, 5, "target: compiled for", *words)
+    assert workplace.run("verify", bundle).returncode == 5, "verify passes nothing that serve refuses"
     assert "rebuild" in refusal.output or "backend" in refusal.output
 
 

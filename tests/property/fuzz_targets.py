@@ -184,7 +184,7 @@ def _documents() -> Iterator[Fuzz]:
     yield _strict("manifest", manifest, _read_manifest, None)  # People edit it: other forms are read.
     yield _strict("receipt", receipts.dumps(receipt), receipts.loads, receipts.dumps)
     yield _strict("index", dump_index(index), load_index, dump_index)
-    yield _strict("statement", statement.dumps(), load_statement)
+    yield _strict("statement", statement.dumps(), load_statement, Statement.dumps)
     yield _strict("envelope", dump_envelope(envelope), load_envelope, None)
     yield _strict("program", program, lambda data: load_program(data, Digest.of(data)), None)
     yield _strict(
