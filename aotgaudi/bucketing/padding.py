@@ -31,7 +31,7 @@ from aotgaudi.bucketing.lookup import BucketTable, prompt_cost
 from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts
 from aotgaudi.entries import PromptEntry
 
-MAX_STEPS = 2048
+MAX_STEPS = 1024
 """Up to so many steps are measured of each phase: some hundredths of a second."""
 
 _STRIDES = (0.7548776662466927, 0.5698402909980532)

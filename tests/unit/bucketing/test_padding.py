@@ -156,5 +156,5 @@ def test_a_sample_is_within_its_error_and_finds_the_worst() -> None:
         assert whole is not None
         assert (sampled.is_sampled, sampled.num_steps, whole.is_sampled) == (True, MAX_STEPS, False)
         assert sampled.mean == pytest.approx(whole.mean, abs=sampled.error)
-        assert sampled.error < 0.06 * sampled.mean
+        assert sampled.error < 0.08 * sampled.mean
         assert (sampled.worst, sampled.worst_step) == (whole.worst, whole.worst_step)
