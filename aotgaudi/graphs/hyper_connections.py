@@ -1,9 +1,9 @@
 """Hyper-connections (mHC): what wraps a sublayer where a model has several residual streams.
 
-``hc_pre`` reads from the streams what the sublayer takes, and how its result is to be written back; ``hc_post``
-writes it back and mixes the streams; ``hc_head`` reads from the streams what the final norm takes.
+``hc_pre`` mixes the streams into the sublayer's input and computes how its output is to be written back; ``hc_post``
+writes it back and mixes the streams.
 
-Weights are explicit inputs, also the small ones: an artifact is of the shapes and constants alone, never of a
+All weights, small ones included, are inputs of the graph, so an artifact depends on shapes and constants and on no
 checkpoint. Everything is computed in float32, whatever the streams' dtype; what goes back to the streams, or to
 the sublayer, is rounded once, at the end. (transformers rounds `post` and `comb` first where the streams are
 bfloat16; servers' kernels do not, and we follow them.)
@@ -16,7 +16,7 @@ cuts K otherwise: within each stream.)
 Legend: T tokens, H streams, D width of one, K = H * D, N = (2 + H) * H mixing weights, S parts.
 
 Formulas: DeepSeek's TileKernels (tile_kernels/torch/mhc.py 1-86); transformers 5.23
-(models/deepseek_v4/modeling_deepseek_v4.py, DeepseekV4HyperConnection, DeepseekV4HyperHead, DeepseekV4DecoderLayer).
+(models/deepseek_v4/modeling_deepseek_v4.py, DeepseekV4HyperConnection, DeepseekV4DecoderLayer).
 """
 
 from __future__ import annotations
@@ -65,19 +65,6 @@ class HcPostGraph(nn.Module):
         for i, stream in enumerate(residual.float().unbind(1)):
             written = written + comb[:, i, :, None] * stream[:, None, :]
         return written.to(residual.dtype)
-
-
-class HcHeadGraph(nn.Module):
-    """residual [T, H, D], fn [H, K], scale [1], base [H] -> [T, D], in the residual's dtype."""
-
-    def __init__(self, streams: HyperConnections, n_splits: int = 1) -> None:
-        super().__init__()
-        self.streams, self.n_splits = streams, n_splits
-
-    def forward(self, residual: Tensor, fn: Tensor, scale: Tensor, base: Tensor) -> Tensor:
-        """Collapses the streams after the last layer."""
-        mix = _normed_mix(residual, fn, self.n_splits, self.streams.rms_eps)
-        return _collapsed(residual, torch.sigmoid(mix * scale + base) + self.streams.hc_eps)
 
 
 def split_sums(x_TK: Tensor, fn_NK: Tensor, n_splits: int) -> tuple[Tensor, Tensor]:

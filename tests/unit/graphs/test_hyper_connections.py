@@ -15,7 +15,7 @@ from torch import Tensor
 from aotgaudi.entries import MhcEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.graphs.canonical import from_text
-from aotgaudi.graphs.hyper_connections import HcHeadGraph, HcPostGraph, HcPreGraph, split_sums
+from aotgaudi.graphs.hyper_connections import HcPostGraph, HcPreGraph, split_sums
 from aotgaudi.graphs.trace import TracedProgram, trace
 from aotgaudi.spec.hyper_connections import HyperConnections
 from aotgaudi.spec.limits import ServingLimits
@@ -58,18 +58,6 @@ def test_hc_pre_is_transformers_hyper_connection(family: str, prefix: str, iters
 
     for got, want in zip(actual, expected, strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=TOLERANCE)
-
-
-def test_hc_head_is_transformers_hyper_head() -> None:
-    module = theirs("deepseek_v4", "DeepseekV4", "HyperHead", hc_eps=0.05, rms_norm_eps=0.5)
-    residual = random(T, H, D, seed=9)
-
-    with torch.no_grad():
-        expected = module(residual[None])[0]
-        head = HcHeadGraph(HyperConnections(H, D, 20, hc_eps=0.05, rms_eps=0.5))
-        actual = head(residual, module.hc_fn, module.hc_scale, module.hc_base)
-
-    torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCE)
 
 
 def test_hc_post_is_what_transformers_decoder_layer_does_in_line() -> None:
