@@ -53,31 +53,19 @@ def assemble(options: ModelOptions, bundle: Bundle, pending: Future[VerifiedBund
     tokenizer, chat_template = Tokenizer.load(model_dir), ChatTemplate.load(model_dir)
     defaults = sampling_defaults(options.generation_config, model_dir, spec.sampler)
     check_coverage(manifest, require_warm=options.require_warm)
-    verified = pending.result()
-    sound = _accept(verified.report, manifest.entries, options)
 
-    executables, guard = ExecutableTable(), Guard()
-    declare_samplers(manifest.entries, executables)
-    runtime = make_runtime(bundle.receipt.target)
-    guard.watch("backend", runtime.num_compiled)
-    loader = Loader(runtime, model_dir, manifest.spec.limits.num_blocks)
-    loader.load(sound, Artifacts(bundle.receipt, verified.program, verified.read, verified.path), executables)
-    builder = None
-    if not options.require_warm:
-        builder = FirstUseBuilder(
-            bundle.manifest_bytes,
-            options.store_root,
-            loader,
-            executables,
-            guard=guard,
-            environment=options.environment,
-        )
+    guard, executables = Guard(), ExecutableTable()
+    builder = _load(options, bundle, pending.result(), executables, guard)
     runner = ProgramRunner(executables, spec.limits.block_size, builder or refuse_cold, options.num_threads)
     engine = make_engine(manifest, runner, tokenizer, options.on_step)
     engine.start()
-    logger.info(
-        "%d of %d entries warm, manifest %s", len(executables), len(manifest.entries), manifest.id[:16]
-    )
+    num_total = len(manifest.entries)
+    logger.info("%d of %d entries warm, manifest %s", len(executables), num_total, manifest.id[:16])
+
+    def warmth() -> Warmth:
+        num_built = 0 if builder is None else builder.num_built
+        return Warmth(len(executables), num_total, num_built, guard.compilations())
+
     return RunningModel(
         engine=engine,
         tokenizer=tokenizer,
@@ -86,12 +74,34 @@ def assemble(options: ModelOptions, bundle: Bundle, pending: Future[VerifiedBund
         manifest_id=manifest.id,
         max_model_len=spec.limits.max_model_len,
         guard=guard,
-        warmth=lambda: Warmth(
-            len(executables),
-            len(manifest.entries),
-            0 if builder is None else builder.num_built,
-            guard.compilations(),
-        ),
+        warmth=warmth,
+    )
+
+
+def _load(
+    options: ModelOptions,
+    bundle: Bundle,
+    verified: VerifiedBundle,
+    executables: ExecutableTable,
+    guard: Guard,
+) -> FirstUseBuilder | None:
+    """Fills `executables` with what is sound. Returns what makes the others warm; None under `require_warm`."""
+    entries = bundle.manifest.entries
+    sound = _accept(verified.report, entries, options)
+    declare_samplers(entries, executables)
+    runtime = make_runtime(bundle.receipt.target)
+    guard.watch("backend", runtime.num_compiled)
+    loader = Loader(runtime, options.model_dir, bundle.manifest.spec.limits.num_blocks)
+    loader.load(sound, Artifacts(bundle.receipt, verified.program, verified.read, verified.path), executables)
+    if options.require_warm:
+        return None
+    return FirstUseBuilder(
+        bundle.manifest_bytes,
+        options.store_root,
+        loader,
+        executables,
+        guard=guard,
+        environment=options.environment,
     )
 
 
