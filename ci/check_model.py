@@ -58,7 +58,7 @@ def main() -> int:
         if sum(llm.warmth.compilations.values()):
             sys.exit("something was compiled while it ran")
     prompts = [output.prompt_token_ids for output in outputs]
-    ours = [output.token_ids for output in outputs]
+    ours = [list(output.token_ids) for output in outputs]
     theirs = transformers_generate(args.model, dtype, prompts, args.tokens)
     same = sum(a == b for a, b in zip(ours, theirs, strict=True))
     agreeing = [common_prefix(a, b) for a, b in zip(ours, theirs, strict=True)]
