@@ -8,8 +8,7 @@ Prompts and decodes are the subject of `aotgaudi.bucketing.proof`. Besides them:
   is a size of at least as many, and every such size has an entry that serves the signature. That every legal
   request has one of these signatures is shown where they are defined (``spec/sampler_signature.py``).
 * **Defrag.** Exchanges are cut into runs of at most the largest padded size; a run takes the next padded size of the
-  spec, which must have its entry. There are at most ``num_blocks // 2`` at a time: each is of a used and a free
-  block.
+  spec, which must have its entry. How many there are at a time at most: `most_exchanges`.
 
 A target that runs without graphs (execution mode ``eager``) needs nothing warm. Unified, vision and hyper-connection
 entries are not proved: our scheduler forms no unified steps (a unified table covers none of its prompts and
@@ -34,6 +33,7 @@ from aotgaudi.bucketing.upstream_lookup import UpstreamAnswer
 from aotgaudi.bucketing.versions import VERSIONS, find_strategy, open_upstream_lookup
 from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry, SamplerEntry
 from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.side_entries import most_exchanges
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.sampler_signature import SamplerSignature, missing_joins
 from aotgaudi.spec.scheduler import SchedulerSpec
@@ -174,7 +174,7 @@ def _sampler(manifest: Manifest) -> _Part:
 def _defrag(manifest: Manifest) -> _Part:
     limits, defrag = manifest.spec.limits, manifest.spec.defrag
     sizes = defrag.padded_swaps if defrag.enabled else ()
-    most = min(limits.num_blocks // 2, max(sizes, default=0))
+    most = max(0, min(most_exchanges(manifest.spec), max(sizes, default=0)))
     has = {entry.padded_swaps for entry in manifest.entries if isinstance(entry, DefragEntry)}
     runs = [
         (below + 1, min(size, most))

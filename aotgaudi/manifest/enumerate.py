@@ -69,7 +69,7 @@ def enumerate_entries(spec: BuildSpec) -> tuple[Entry, ...]:
         *steps.unified,
         *vision_entries(spec),
         *_sampler_entries(steps.decode, spec.sampler),
-        *defrag_entries(spec.limits, spec.defrag),
+        *defrag_entries(spec),
         *mhc_entries(spec),
     )
 

@@ -13,13 +13,9 @@ from aotgaudi.bucketing.vision import vision_sizes, warm_sizes
 from aotgaudi.entries import DefragEntry, MhcEntry, SamplerEntry, VisionEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.build_spec import BuildSpec
-from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.hyper_connections import HyperConnections
-from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.sampler import SamplerSetting, SamplerSpec
 from aotgaudi.spec.sampler_signature import SamplerSignature, SamplerWork, missing_joins
-
-FEWEST_BLOCKS_TO_EXCHANGE = 2
 
 _LEAST_VALUES: Mapping[SamplerWork, tuple[float, float, int, float]] = MappingProxyType(
     {
@@ -54,11 +50,31 @@ def sampler_entries(decode_batch_sizes: Iterable[int], sampler: SamplerSpec) -> 
     return tuple(dict.fromkeys(entries))
 
 
-def defrag_entries(limits: ServingLimits, defrag: DefragSpec) -> tuple[DefragEntry, ...]:
-    """Returns one entry for each padded number of exchanges; none where there are no two blocks to exchange."""
-    if not defrag.enabled or limits.num_blocks < FEWEST_BLOCKS_TO_EXCHANGE:
+def defrag_entries(spec: BuildSpec) -> tuple[DefragEntry, ...]:
+    """Returns one entry for each padded number of exchanges that can occur.
+
+    vLLM's warm-up runs every size where there are two blocks to exchange; our own engine needs no size beyond the
+    first that holds `most_exchanges`.
+    """
+    sizes, most = spec.defrag.padded_swaps, most_exchanges(spec)
+    if not spec.defrag.enabled or most < 1:
         return ()
-    return tuple(map(DefragEntry, defrag.padded_swaps))
+    if spec.scheduler.engine == "aotgaudi":
+        sizes = tuple(size for below, size in zip((0, *sizes), sizes, strict=False) if below < most)
+    return tuple(map(DefragEntry, sizes))
+
+
+def most_exchanges(spec: BuildSpec) -> int:
+    """Returns the most pairs of blocks that one defragmentation exchanges, before it is cut to a padded size.
+
+    A pair is of a used and a free block, so there are at most ``num_blocks // 2``. Our own engine acts only while
+    the highest used block is more than `threshold` above the number of used blocks, each of which moves at most
+    once (``engine/defragmenter.py``); a result below 1 says that it never acts.
+    """
+    pairs = spec.limits.num_blocks // 2
+    if spec.scheduler.engine != "aotgaudi":
+        return pairs
+    return min(pairs, spec.limits.num_blocks - spec.defrag.threshold - 1)
 
 
 def _closed(sampler: SamplerSpec) -> tuple[SamplerSetting, ...]:

@@ -15,7 +15,9 @@ from typing import Literal
 from aotgaudi.bucketing.versions import find_version
 from aotgaudi.entries import SamplerEntry
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.side_entries import FEWEST_BLOCKS_TO_EXCHANGE
+
+_FEWEST_BLOCKS = 2
+"""A defragmentation exchanges two of them."""
 
 _MODES_WITHOUT_WARM_UP = ("lazy", "eager")
 _OWN_COLUMNS = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "num_logprobs")
@@ -71,7 +73,7 @@ def _defrag_lines(
 ) -> Iterator[LogLine]:
     """Up to v0.17.1, with unified attention, the thresholds are announced before the blocks are counted."""
     announcement = LogLine("INFO", f"Warming up defragmenter with thresholds: {list(padded_swaps)}")
-    is_skipped = num_blocks < FEWEST_BLOCKS_TO_EXCHANGE
+    is_skipped = num_blocks < _FEWEST_BLOCKS
     if announces_first or not is_skipped:
         yield announcement
     if is_skipped:

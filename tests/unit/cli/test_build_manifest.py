@@ -97,7 +97,7 @@ def test_output_and_json(spec: Path, tmp_path: Path) -> None:
         "unified": 0,
         "vision": 0,
         "sampler": 12,
-        "defrag": 7,
+        "defrag": 0,
         "mhc": 0,
     }
     assert summary["coverage"]["closed"] is False

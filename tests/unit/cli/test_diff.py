@@ -22,6 +22,9 @@ block_size = 16
 num_blocks = 8
 [bucketing]
 coverage = "upstream"
+[defrag]
+padded_swaps = [1, 2, 4]
+threshold = 1
 """
 
 
@@ -36,7 +39,8 @@ def old(tmp_path: Path) -> Path:
 def new(tmp_path: Path) -> Path:
     path = tmp_path / "new.toml"
     text = TEXT.replace("max_model_len = 32", "max_model_len = 48")
-    path.write_text(text + "[defrag]\nthreshold = 9\npadded_swaps = [8]\n", encoding="utf-8")
+    text = text.replace("[1, 2, 4]", "[4]").replace("threshold = 1", "threshold = 2")
+    path.write_text(text, encoding="utf-8")
     return path
 
 
@@ -50,15 +54,15 @@ def test_values_entries_and_causes_are_shown(old: Path, new: Path) -> None:
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
         "spec:",
-        "  defrag.padded_swaps: [8, 16, 32, 64, 128, 256, 512] -> [8]",
-        "  defrag.threshold: 32 -> 9",
+        "  defrag.padded_swaps: [1, 2, 4] -> [4]",
+        "  defrag.threshold: 1 -> 2",
         "  limits.max_model_len: 32 -> 48",
         "entries:",
         "  prompt   +2 (prompt, 1, 16, 2) (prompt, 1, 32, 2)",
         "  decode   +1 (decode, 1, 1, 3)",
-        "  defrag   -6 (defrag, 16) (defrag, 32) (defrag, 64) ...",
+        "  defrag   -2 (defrag, 1) (defrag, 2)",
         "caused by:",
-        "  defrag.padded_swaps: defrag -6",
+        "  defrag.padded_swaps: defrag -2",
         "  limits.max_model_len: prompt +2, decode +1",
     ]
 
@@ -68,8 +72,8 @@ def test_json_has_all_of_it(old: Path, new: Path) -> None:
 
     assert document["different"] is True
     assert document["a"]["path"] == str(old)
-    assert document["b"]["num_entries"] == document["a"]["num_entries"] + 3 - 6
-    assert document["values"][1] == {"where": "defrag.threshold", "old": 32, "new": 9}
+    assert document["b"]["num_entries"] == document["a"]["num_entries"] + 3 - 2
+    assert document["values"][1] == {"where": "defrag.threshold", "old": 1, "new": 2}
     assert document["entries"]["decode"] == {
         "added": 1,
         "removed": 0,
@@ -77,7 +81,7 @@ def test_json_has_all_of_it(old: Path, new: Path) -> None:
         "removed_examples": [],
     }
     assert document["causes"] == [
-        {"where": "defrag.padded_swaps", "entries": {"defrag": {"added": 0, "removed": 6}}, "problem": ""},
+        {"where": "defrag.padded_swaps", "entries": {"defrag": {"added": 0, "removed": 2}}, "problem": ""},
         {
             "where": "limits.max_model_len",
             "entries": {"prompt": {"added": 2, "removed": 0}, "decode": {"added": 1, "removed": 0}},

@@ -77,20 +77,23 @@ def test_many_entries_are_counted_and_only_some_shown() -> None:
 
 
 def test_of_several_changed_values_each_one_has_what_it_does_alone() -> None:
+    upstream = {"coverage": "upstream"}
+    old = manifest_of(tables={"bucketing": upstream, "defrag": {"threshold": 1}})
     new = manifest_of(
-        max_model_len=48, tables={"bucketing": {"coverage": "upstream"}, "defrag": {"padded_swaps": [4, 8]}}
+        max_model_len=48,
+        tables={"bucketing": upstream, "defrag": {"threshold": 1, "padded_swaps": [2, 4]}},
     )
 
-    found = difference(manifest_of(), new)
+    found = difference(old, new)
 
     assert causes(found) == {
-        "defrag.padded_swaps": {"defrag": (1, 6)},
+        "defrag.padded_swaps": {"defrag": (2, 1)},
         "limits.max_model_len": {"prompt": (2, 0), "decode": (1, 0)},
     }
 
 
 def test_a_value_without_effect_is_no_cause() -> None:
-    found = difference(manifest_of(), manifest_of(max_model_len=48, num_blocks=99))
+    found = difference(manifest_of(), manifest_of(max_model_len=48, num_blocks=33))
 
     assert "limits.num_blocks" in [change.where for change in found.values]
     assert "limits.num_blocks" not in causes(found)

@@ -55,7 +55,7 @@ def test_sampler_entries_are_all_settings_after_a_change_then_without_for_each_d
 def test_defrag_entries_follow_the_spec_unless_there_is_nothing_to_exchange() -> None:
     one_block = {**LIMITS, "max_model_len": 16, "num_blocks": 1}
 
-    assert Manifest.of(spec_of(defrag={"padded_swaps": [4, 9]})).of_kind("defrag") == (
+    assert Manifest.of(spec_of(defrag={"padded_swaps": [4, 9, 13], "threshold": 14})).of_kind("defrag") == (
         DefragEntry(4),
         DefragEntry(9),
     )

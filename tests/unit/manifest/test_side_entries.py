@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from aotgaudi.entries import DefragEntry, SamplerEntry
-from aotgaudi.manifest.side_entries import defrag_entries, sampler_entries
-from aotgaudi.spec.defrag import DefragSpec
-from aotgaudi.spec.limits import ServingLimits
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aotgaudi.engine.blocks import BlockPool
+from aotgaudi.engine.defragmenter import plan_step
+from aotgaudi.entries import SamplerEntry
+from aotgaudi.manifest.side_entries import defrag_entries, most_exchanges, sampler_entries
+from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.spec.parse import spec_from_json
 from aotgaudi.spec.sampler import SamplerSetting, SamplerSpec
 
 UPSTREAM = ((0.0, 1.0, 0), (1.0, 1.0, 0), (0.7, 0.9, 50), (0.3, 0.95, 20), (1.2, 0.8, 100), (0.8, 0.85, 0))
@@ -85,21 +91,69 @@ def test_log_probabilities_have_one_width() -> None:
     assert [(entry.temperature, entry.num_logprobs) for entry in entries] == [(0, 5), (1, 5)] * 2
 
 
-def limits(num_blocks: int) -> ServingLimits:
-    return ServingLimits(
-        max_num_seqs=1, max_num_batched_tokens=16, max_model_len=16, block_size=16, num_blocks=num_blocks
+def spec_of(num_blocks: int, engine: str = "aotgaudi", **defrag: Any) -> BuildSpec:
+    return spec_from_json(
+        {
+            "schema": "aotgaudi.spec/1",
+            "model": {
+                "name": "tiny",
+                "dtype": "float32",
+                "config": {"model_type": "llama", "max_position_embeddings": 16},
+            },
+            "limits": {
+                "max_num_seqs": 1,
+                "max_num_batched_tokens": 16,
+                "max_model_len": 16,
+                "block_size": 16,
+                "num_blocks": num_blocks,
+            },
+            "scheduler": {"engine": engine},
+            "defrag": defrag,
+        }
     )
 
 
-def test_every_threshold_is_a_defrag_entry() -> None:
-    sizes = (8, 16, 32, 64, 128, 256, 512)
+def sizes_of(spec: BuildSpec) -> list[int]:
+    return [entry.padded_swaps for entry in defrag_entries(spec)]
 
-    assert defrag_entries(limits(2), DefragSpec()) == tuple(map(DefragEntry, sizes))
-    assert defrag_entries(limits(2), DefragSpec(padded_swaps=(3,))) == (DefragEntry(3),)
+
+def test_every_size_that_vllm_warms_up_is_a_defrag_entry() -> None:
+    assert sizes_of(spec_of(2, "vllm")) == [8, 16, 32, 64, 128, 256, 512]
+    assert sizes_of(spec_of(2, "vllm", padded_swaps=[3])) == [3]
 
 
 @pytest.mark.parametrize(
-    ("num_blocks", "defrag"), [(1, DefragSpec()), (9, DefragSpec(enabled=False))], ids=["one block", "off"]
+    ("spec", "sizes"),
+    [
+        (spec_of(1024, threshold=1), [8, 16, 32, 64, 128, 256, 512]),
+        (spec_of(24, threshold=1), [8, 16]),  # at most 12 pairs of a used and a free block
+        (spec_of(16, threshold=1), [8]),
+        (spec_of(40), [8]),  # acts while fewer than 8 blocks are used
+        (spec_of(34), [8]),
+        (spec_of(33), []),  # the highest block is never more than 32 above the number of blocks in use
+    ],
 )
-def test_there_are_no_defrag_entries_where_nothing_is_exchanged(num_blocks: int, defrag: DefragSpec) -> None:
-    assert defrag_entries(limits(num_blocks), defrag) == ()
+def test_sizes_that_our_engine_never_needs_are_left_out(spec: BuildSpec, sizes: list[int]) -> None:
+    assert sizes_of(spec) == sizes
+
+
+@given(st.integers(1, 60), st.integers(1, 12), st.sets(st.integers(1, 40), min_size=1), st.data())
+def test_every_defragmentation_that_our_engine_plans_has_an_entry(
+    num_blocks: int, threshold: int, sizes: set[int], data: st.DataObject
+) -> None:
+    spec = spec_of(num_blocks, threshold=threshold, padded_swaps=sorted(sizes))
+    used = data.draw(st.sets(st.integers(1, num_blocks)))
+    pool = BlockPool(num_blocks)
+    pool.allocate(num_blocks)
+    pool.free(sorted(set(range(1, num_blocks + 1)) - used))
+
+    step = plan_step(pool, spec.defrag)
+
+    assert step is None or step.entry in defrag_entries(spec)
+    assert step is None or len(step.moves) <= most_exchanges(spec)
+
+
+@pytest.mark.parametrize("engine", ["aotgaudi", "vllm"])
+def test_there_are_no_defrag_entries_where_nothing_is_exchanged(engine: str) -> None:
+    assert sizes_of(spec_of(1, engine)) == []
+    assert sizes_of(spec_of(99, engine, enabled=False)) == []
