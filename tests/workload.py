@@ -19,26 +19,19 @@ from aotgaudi.graphs.program import Call, Program
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import parse_spec
 from aotgaudi.store.store import Store
+from tests.specs import ONE_BLOCK, spec_toml
 
-SPEC_TEXT = """
-schema = "aotgaudi.spec/1"
-[model]
-name = "tiny"
-dtype = "float32"
-config = { model_type = "llama", max_position_embeddings = 512 }
-[limits]
-max_num_seqs = 1
-max_num_batched_tokens = 16
-max_model_len = 16
-block_size = 16
-num_blocks = 1
+SPEC_TEXT = spec_toml(
+    limits=ONE_BLOCK,
+    rest="""
 [sampler]
 settings = [{ temperature = 0.0, top_p = 1.0, top_k = 0 }]
 [defrag]
 enabled = false
 [target]
 backend = "fake"
-"""
+""",
+)
 FAKE = probe()
 
 

@@ -32,6 +32,7 @@ from aotgaudi.spec.model import CONFIG_KEYS_EXCLUDED
 from aotgaudi.spec.parallel import ParallelSpec
 from aotgaudi.spec.quantization import QuantizationSpec
 from aotgaudi.store.store import Store
+from tests.specs import spec_tables
 from tests.unit.explain.explaining import built, compiled, findings
 
 CONFIGS = Path(__file__).parents[3] / "manifests" / "configs"
@@ -67,18 +68,15 @@ def config_of(name: str) -> dict[str, Any]:
 
 def spec_of(config: dict[str, Any]) -> BuildSpec:
     spec = BuildSpec.model_validate(
-        {
-            "schema": "aotgaudi.spec/1",
-            "model": {"name": "m", "dtype": "float32", "config": config},
-            "limits": {
+        spec_tables(
+            model={"name": "m", "config": config},
+            limits={
                 "max_num_seqs": 4,
                 "max_num_prefill_seqs": 2,
                 "max_num_batched_tokens": 64,
-                "max_model_len": 128,
-                "block_size": 16,
                 "num_blocks": 32,
             },
-        }
+        )
     )
     quantization = QuantizationSpec(method="inc", kv_cache_dtype="fp8_inc", config_sha256="a" * 64)
     return spec.model_copy(

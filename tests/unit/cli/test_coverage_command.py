@@ -14,21 +14,9 @@ from aotgaudi.cli.main import cli
 from aotgaudi.manifest.codec import write_manifest
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.parse import load_spec
+from tests.specs import spec_toml
 
-SPEC = """
-schema = "aotgaudi.spec/1"
-[model]
-name = "tiny"
-dtype = "float32"
-config = { model_type = "llama", max_position_embeddings = 512 }
-[limits]
-max_num_seqs = 2
-max_num_batched_tokens = 32
-max_model_len = 128
-block_size = 16
-num_blocks = 24
-[bucketing]
-"""
+SPEC = spec_toml("[bucketing]\n")
 EXAMPLE = "a prompt chunk of 1 token after 113 tokens (8 blocks), 114 in all"
 
 

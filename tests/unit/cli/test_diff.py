@@ -7,25 +7,18 @@ import pytest
 from click.testing import CliRunner, Result
 
 from aotgaudi.cli.main import cli
+from tests.specs import ONE_SEQUENCE, spec_toml
 
-TEXT = """
-schema = "aotgaudi.spec/1"
-[model]
-name = "tiny"
-dtype = "float32"
-config = { model_type = "llama", max_position_embeddings = 512 }
-[limits]
-max_num_seqs = 1
-max_num_batched_tokens = 32
-max_model_len = 32
-block_size = 16
-num_blocks = 8
+TEXT = spec_toml(
+    limits=ONE_SEQUENCE,
+    rest="""
 [bucketing]
 coverage = "upstream"
 [defrag]
 padded_swaps = [1, 2, 4]
 threshold = 1
-"""
+""",
+)
 
 
 @pytest.fixture

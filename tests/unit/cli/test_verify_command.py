@@ -16,25 +16,10 @@ from aotgaudi.cli.main import cli
 from aotgaudi.graphs.program import Call, Program
 from aotgaudi.manifest.codec import dumps
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.spec.parse import parse_spec
 from aotgaudi.store.cas import ObjectStore
+from tests.specs import ONE_SEQUENCE, spec_of
 
 UNIT = "a" * 64
-SPEC = """
-schema = "aotgaudi.spec/1"
-[model]
-name = "tiny"
-dtype = "float32"
-config = { model_type = "llama", max_position_embeddings = 512 }
-[limits]
-max_num_seqs = 1
-max_num_batched_tokens = 32
-max_model_len = 32
-block_size = 16
-num_blocks = 8
-"""
-
-
 TORCH = version_of("torch")
 
 
@@ -50,7 +35,7 @@ def target_of(**changes: object) -> Target:
 
 @pytest.fixture(scope="module")
 def manifest() -> Manifest:
-    return Manifest.of(parse_spec(SPEC, Path(".")))
+    return Manifest.of(spec_of(limits=ONE_SEQUENCE))
 
 
 def seal(
