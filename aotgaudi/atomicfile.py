@@ -1,18 +1,18 @@
-"""Writing files so that readers see the old bytes or the new ones, never a part, also after a power cut.
+"""Writing files so that readers see the old bytes or the new ones, never a mixture, even after a power cut.
 
 ::
 
-    <name>.<16 hex>             created, and locked (flock) by its writer for as long as that lives
+    <name>.<16 hex>             created, and locked (flock) by its writer as long as the writer lives
       write, chmod, fsync       the bytes are on the device
       rename or link            the name appears, with all the bytes behind it
       fsync of the directory    the name is on the device
 
-`write_atomic` does all of it. Callers that must read the bytes back before they get their name, or that keep unfinished
-files elsewhere, take the steps one by one: `temporary_file`, `Temporary`, `place` and `place_first`.
+`write_atomic` does all of it. Callers that read the bytes back before naming them, or that keep unfinished files
+elsewhere, take the steps one by one: `temporary_file`, `Temporary`, `place` and `place_first`.
 
-Every step is a plain system call on `os`, so that tests can make each of them fail, or kill the writer there.
-On network file systems a rename may report ENOENT, EBUSY or ESTALE although it was done, or will be a moment
-later: what counts is what lies there afterwards, so the caller looks again (`TRANSIENT_ERRORS`).
+Every step is a plain system call through `os`, so that tests can make each of them fail, or kill the writer there.
+On network file systems a rename may report ENOENT, EBUSY or ESTALE although it succeeded, or would a moment later:
+what counts is what is there afterwards, so the caller looks again (`TRANSIENT_ERRORS`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import TypeVar
 from aotgaudi.errors import StoreError
 
 TRANSIENT_ERRORS = frozenset({errno.EBUSY, errno.ESTALE, errno.ENOENT})
-"""What renaming on a network file system may report although it was done, or can be done in a moment."""
+"""What renaming on a network file system may report although it succeeded, or would a moment later."""
 
 DIRECTORY_MODE = 0o775
 """Less the umask. Never writable by everybody, even where the umask allows it."""
@@ -58,7 +58,7 @@ class Temporary:
         """Gives the file its mode and puts its bytes on the device."""
         os.fchmod(self._descriptor, mode)
         os.fsync(self._descriptor)
-        with contextlib.suppress(OSError):  # Advice only: what is read back then comes from the device.
+        with contextlib.suppress(OSError):  # Advice only: it makes a later read come from the device.
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class Temporary:
 def write_atomic(path: Path, data: bytes | Iterable[bytes], mode: int = 0o644) -> None:
     """Replaces `path` by a file that holds `data`, whole or in pieces, and has exactly the permissions `mode`.
 
-    The unfinished file lies in the same folder. Of several concurrent writers the last one wins. A failed write
+    The unfinished file is in the same folder. Of several concurrent writers the last one wins. A failed write
     leaves `path` as it was, and no temporary file.
 
     Raises:
@@ -82,7 +82,7 @@ def write_atomic(path: Path, data: bytes | Iterable[bytes], mode: int = 0o644) -
             for piece in [data] if isinstance(data, bytes) else data:
                 file.write(piece)
             file.settle(mode)
-            file.close()  # What is open for writing cannot be executed.
+            file.close()  # A file that is open for writing cannot be executed.
             os.replace(file.path, path)
         fsync_dir(path.parent)
     except OSError as error:
@@ -91,7 +91,7 @@ def write_atomic(path: Path, data: bytes | Iterable[bytes], mode: int = 0o644) -
 
 @contextlib.contextmanager
 def temporary_file(directory: Path) -> Iterator[Temporary]:
-    """A new file under `directory`, which is made where it is missing, named ``put-<pid>-<16 hex>``.
+    """A new file named ``put-<pid>-<16 hex>`` under `directory`, which is created if missing.
 
     It is locked by us, and removed at the end unless it was renamed. Raises OSError.
     """
@@ -114,7 +114,7 @@ def _locked_file(directory: Path, prefix: str) -> Iterator[Temporary]:
 
 
 def _create_locked(directory: Path, prefix: str) -> tuple[Path, int]:
-    """Creates and locks a file; again where a sweeper found it in the moment between the two."""
+    """Creates and locks a file; starts over if a sweeper found it between the two steps."""
     while True:
         path = directory / f"{prefix}{secrets.token_hex(8)}"
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -140,7 +140,7 @@ def fsync_dir(path: Path) -> None:
 
 
 def make_directories(path: Path) -> None:
-    """Makes `path` and what is missing above it, durably, never writable by everybody. Raises OSError."""
+    """Creates `path` and its missing parents, durably, never writable by everybody. Raises OSError."""
     if path.is_dir():
         return
     make_directories(path.parent)
@@ -169,10 +169,10 @@ def place(temporary: Path, path: Path, is_there: Callable[[], bool]) -> None:
 
 
 def place_first(temporary: Path, path: Path) -> bool:
-    """Gives `temporary` the name `path` unless that is taken; False where it is. Raises OSError.
+    """Gives `temporary` the name `path`; returns False if that is taken. Raises OSError.
 
-    It is a hard link, the one operation that never replaces. A file system without them has only a look
-    before a rename: of two writers in the same moment the last one wins there.
+    It makes a hard link, the one operation that never replaces. On a file system without hard links it can only
+    look before it renames: of two writers at the same moment, the last one wins there.
     """
     make_directories(path.parent)
     try:

@@ -57,7 +57,7 @@ def _unified_quota(folder: Path) -> float | None:
 
 
 def _legacy_quota(folder: Path) -> float | None:
-    """A quota of -1 is none."""
+    """A quota of -1 means no limit."""
     quota, period = (_lines(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
     return _ratio(quota[0], period[0]) if quota and period else None
 
@@ -76,4 +76,4 @@ def _lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
-        return []  # No such group, or none of our business: it then sets no limit.
+        return []  # Missing or unreadable: such a group sets no limit for us.

@@ -70,7 +70,7 @@ def canonical_row(values: Iterable[Scalar]) -> str:
 def _integer_form(value: int) -> str:
     if -_LARGEST_INTEGER <= value <= _LARGEST_INTEGER:
         return int.__repr__(value)
-    raise ValueError(f"{value} is no integer that JSON can hold exactly (at most {_LARGEST_INTEGER})")
+    raise ValueError(f"{value} is not an integer that JSON can hold exactly (at most {_LARGEST_INTEGER})")
 
 
 def _other_form(value: Scalar) -> str:

@@ -1,8 +1,8 @@
 """JSON documents: the base of every value that is read from one, and the one canonical form of sealed ones.
 
-Equal values have equal bytes (RFC 8785), so that a document's digest names its meaning. Reading is as strict as
-writing: a document that is not byte for byte what we would write (white space, another order of keys, a key twice,
-an unknown key, another type) is refused, so that no two readers see different things in one file.
+Equal values have equal bytes (RFC 8785), so a document's digest names its meaning. Reading is as strict as writing:
+a document that is not byte for byte what we would write (white space, another order of keys, a repeated key, an
+unknown key, another type) is refused, so two readers can never see different things in one file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Value(BaseModel):
 
 
 class ForeignValue(Value):
-    """As `Value`, for formats that others define and extend: unknown keys are passed over."""
+    """As `Value`, for formats that others define and extend: unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 

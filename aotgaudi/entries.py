@@ -35,7 +35,7 @@ class _Row:
         return xxhash.xxh3_128_hexdigest(canonical_row((self.kind, *self.row())).encode())
 
     def __str__(self) -> str:
-        """The kind and the values; of values that have a default, up to the last one that differs from it."""
+        """The kind and the values, less the trailing ones that have their default."""
         values = list(self.row())
         defaults = [field.default for field in fields(self)]
         while values and values[-1] == defaults[len(values) - 1]:
@@ -67,7 +67,7 @@ class DecodeEntry(_Row):
 class UnifiedEntry(_Row):
     """A unified-attention step: `query_len` tokens of any sequences, over shared and unique KV blocks.
 
-    `is_causal`: some of its queries are prompts. Of vllm-gaudi v0.11.2 to v0.17.1.
+    `is_causal`: some of its queries are prompts. vllm-gaudi v0.11.2 to v0.17.1 have such steps.
     """
 
     kind: ClassVar[str] = "unified"
@@ -79,7 +79,7 @@ class UnifiedEntry(_Row):
 
 @dataclass(frozen=True, slots=True, order=True)
 class VisionEntry(_Row):
-    """A run of the vision tower over `size` images, where `is_batch`, else over `size` patches."""
+    """A run of the vision tower over `size` images if `is_batch`, else over `size` patches."""
 
     kind: ClassVar[str] = "vision"
     size: int
@@ -90,7 +90,7 @@ class VisionEntry(_Row):
 class SamplerEntry(_Row):
     """Sampling for `batch_size` rows under one setting; `batch_changed`: the batch's composition is new.
 
-    The fields from `min_p` on default to "off". `num_logprobs`: log-probabilities that are returned a row.
+    The fields from `min_p` on default to "off". `num_logprobs`: how many log-probabilities are returned per row.
     """
 
     kind: ClassVar[str] = "sampler"

@@ -9,7 +9,7 @@
       NotWarmError                3   an entry has no artifact
       MissingPackageError         2   a package is not installed; names the extra that brings it
       StoreError                  2   the store cannot be read or written
-        MissingObjectError        2   an object that is referred to is not in the store
+        MissingObjectError        2   an object that something refers to is not in the store
         RemoteError               2   a remote (registry, object store) cannot be used
       CorruptError                4   bytes do not match their digest
       UntrustedError              4   bytes are intact but not to be trusted
@@ -37,7 +37,7 @@ from types import MappingProxyType
 
 
 class AotGaudiError(Exception):
-    """Base of all errors raised on purpose; ``exit_code`` is what the process exits with."""
+    """Base of all errors that are raised on purpose; ``exit_code`` is what the process exits with."""
 
     exit_code = 1
 
@@ -86,7 +86,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "gguf": ("gguf", "accelerate"),
     }
 )
-"""Extra -> the modules that it brings, and that the light package does not have."""
+"""Extra -> the modules that it brings and that the light package lacks."""
 
 
 class MissingPackageError(AotGaudiError):
@@ -104,9 +104,9 @@ class MissingPackageError(AotGaudiError):
 
     @classmethod
     def of(cls, error: ImportError, preferred: str) -> MissingPackageError | None:
-        """Returns what a failed import means, None where it is no matter of an extra.
+        """Returns the error that a failed import stands for; None if no extra would bring the module.
 
-        `preferred` is the extra to name where several bring the module.
+        `preferred` is the extra to name if several bring the module.
         """
         module = (error.name or "").partition(".")[0]
         extras = [extra for extra, modules in EXTRAS.items() if module in modules]
@@ -122,11 +122,11 @@ class StoreError(AotGaudiError):
 
 
 class MissingObjectError(StoreError):
-    """An object that is referred to is not in the store; what gave it must be built again."""
+    """An object that something refers to is not in the store; what produced it must be built again."""
 
 
 class RemoteError(StoreError):
-    """A remote that cannot be reached, refuses, or answers with something else than was asked for."""
+    """A remote cannot be reached, refuses, or answers with something other than what was asked for."""
 
 
 class CorruptError(AotGaudiError):
@@ -142,7 +142,7 @@ class UntrustedError(AotGaudiError):
 
 
 class NotReproducibleError(AotGaudiError):
-    """A unit compiled again gave other bytes than the store has: one of the two builders is not to be relied on."""
+    """A unit compiled again gave other bytes than the store has: one of the two builders cannot be relied on."""
 
     exit_code = 4
 
@@ -160,7 +160,7 @@ class CompileError(AotGaudiError):
 
 
 class BuildInterruptedError(AotGaudiError):
-    """A build was asked to stop, and did at a unit boundary; running it again goes on from there."""
+    """A build was asked to stop, and did so at a unit boundary; running it again goes on from there."""
 
     exit_code = 130
 
@@ -186,7 +186,7 @@ class RequestError(AotGaudiError):
 def store_error(doing: str, path: Path, error: OSError, *, needed_bytes: int = 0) -> StoreError:
     """Returns the StoreError for `error`, met while `doing` something (an infinitive) at `path`.
 
-    `needed_bytes` is how much was to be written, 0 where that is not known; it is named when the disk, or a quota, is full.
+    `needed_bytes` is how much was to be written, 0 if that is not known; the message has it if the disk or a quota is full.
     """
     reason = os.strerror(error.errno) if error.errno else str(error)
     remedy = _remedy(error.errno, needed_bytes)

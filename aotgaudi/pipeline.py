@@ -41,7 +41,7 @@ PathLike = str | os.PathLike[str]
 class Workers:
     """Where jobs run: on this machine, or on the Ray cluster at `ray`.
 
-    `jobs` None: one a core, or all that the cluster has. `timeout_seconds`: how long a unit may take. `ray_store`: the
+    `jobs` None: one per core, or all that the cluster has. `timeout_seconds`: how long a unit may take. `ray_store`: the
     URL by which nodes exchange what they build, if they do not share the store.
     """
 
@@ -67,7 +67,7 @@ class Workers:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What `build` did. `bundle` and `index` are None where none was asked for."""
+    """What `build` did. `bundle` and `index` are None if no bundle was asked for."""
 
     manifest: Manifest
     outcome: BuildOutcome
@@ -84,7 +84,7 @@ def build(
     sign_key: PathLike | Signing | None = None,
     on_progress: Callable[[Progress], None] | Watch | None = None,
 ) -> BuildResult:
-    """Enumerates what `spec` needs, compiles what the store lacks of it, and seals a bundle. Does nothing twice.
+    """Enumerates what `spec` needs, compiles what of it the store lacks, and seals a bundle. Does nothing twice.
 
     Args:
         spec: A spec file (``.toml``), a manifest file, or either as a value.
@@ -147,7 +147,7 @@ def compile_missing(
 
 
 def make_receipt(manifest: Manifest, plan: Plan) -> Receipt:
-    """Returns the receipt of every program of `plan` that is whole; the others are left out."""
+    """Returns the receipt of every complete program of `plan`; the others are left out."""
     programs: dict[str, Digest] = {}
     units = {}
     for state in plan.programs:
@@ -172,7 +172,7 @@ def seal(
     allow_missing: bool = False,
     signing: Signing | None = None,
 ) -> BundleIndex:
-    """Seals what the store has for `manifest` into a bundle at `out`, signed where there is a `signing`.
+    """Seals what the store has for `manifest` into a bundle at `out`, signed if `signing` is given.
 
     Raises NotWarmError when entries are missing, unless `allow_missing`; MissingPackageError where torch or
     transformers is not installed.

@@ -15,7 +15,7 @@ _EXIT_INTERRUPTED = 130
 
 
 class RootGroup(LazyGroup):
-    """Reports errors that are raised on purpose by their message; any traceback is a bug of ours."""
+    """Prints only the message of an error that is raised on purpose; any traceback is a bug of ours."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command."""
@@ -49,7 +49,7 @@ def cli() -> None:
 def main() -> None:
     """Runs the command line of this process and exits.
 
-    SIGINT interrupts it also where the process was started with that signal ignored, as a script's background jobs are.
+    SIGINT interrupts it even if the process was started with that signal ignored, as a script's background jobs are.
     """
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 
 @dataclass(frozen=True, slots=True)
 class LazyCommand:
-    """Where a command is (``module:attribute``) and the line that ``--help`` prints for it."""
+    """Where to find a command (``module:attribute``), and the line that ``--help`` prints for it."""
 
     target: str
     help: str
@@ -25,7 +25,7 @@ class LazyCommand:
         module, _, attribute = self.target.partition(":")
         command = getattr(importlib.import_module(module), attribute)
         if not isinstance(command, click.Command):
-            raise TypeError(f"{self.target} is no click command")
+            raise TypeError(f"{self.target} is not a click command")
         return command
 
 
@@ -33,16 +33,16 @@ class LazyGroup(click.Group):
     """A group over a table of lazy commands."""
 
     def __init__(self, *args: Any, lazy: Mapping[str, LazyCommand], **extra: Any) -> None:
-        """Takes the table besides what ``click.Group`` takes."""
+        """Takes the table, and whatever ``click.Group`` takes."""
         super().__init__(*args, **extra)
         self.lazy = lazy
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Returns the names in the order of the table: the order in which one meets them."""
+        """Returns the names in the order of the table: the order in which a user meets them."""
         return list(self.lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Imports and returns a command; None when there is none of that name."""
+        """Imports and returns a command; None if no command has that name."""
         found = self.lazy.get(cmd_name)
         return found.load() if found else None
 
@@ -84,14 +84,14 @@ COMMANDS: Mapping[str, LazyCommand] = MappingProxyType(
             "aotgaudi.cli.commands.diff:diff", "Show what differs between manifests, and why."
         ),
         "explain": LazyCommand(
-            "aotgaudi.cli.commands.explain:explain", "Say why entries are not warm, by what changed."
+            "aotgaudi.cli.commands.explain:explain", "Say why entries are not warm: what changed."
         ),
         "coverage": LazyCommand(
             "aotgaudi.cli.commands.coverage:coverage",
             "Prove that every step that can be formed has an entry.",
         ),
         "cache": LazyCommand(
-            "aotgaudi.cli.commands.cache:cache", "Look into the store, shrink it, check it, share it."
+            "aotgaudi.cli.commands.cache:cache", "Inspect, shrink, check and share the store."
         ),
         "verify": LazyCommand(
             "aotgaudi.cli.commands.verify:verify", "Check a bundle: complete, intact, signed."
@@ -127,7 +127,7 @@ CACHE_COMMANDS: Mapping[str, LazyCommand] = MappingProxyType(
         "stats": LazyCommand("aotgaudi.cli.commands.cache:stats", "Count what the store holds."),
         "gc": LazyCommand("aotgaudi.cli.commands.cache:gc", "Shrink the store to a size."),
         "fsck": LazyCommand("aotgaudi.cli.commands.cache_fsck:fsck", "Verify every object and record."),
-        "root": LazyCommand("aotgaudi.cli.commands.cache_root:root", "Say what is never removed."),
+        "root": LazyCommand("aotgaudi.cli.commands.cache_root:root", "Choose what is never removed."),
         "push": LazyCommand(
             "aotgaudi.cli.commands.cache_push:push", "Share a bundle, or what a manifest needs."
         ),

@@ -33,10 +33,10 @@ VersionName = Literal[
 
 
 class AxisBounds(SpecValue):
-    """What a person sets of one dimension; None leaves the strategy's default.
+    """What a person sets for one dimension; None leaves the strategy's default.
 
     Upstream's ``VLLM_{PROMPT,DECODE}_<DIM>_BUCKET_{MIN,STEP,MAX,LIMIT,PAD_MAX,PAD_PERCENT}``. Which of them a
-    strategy heeds depends on its version; what it ignores is ignored here as well.
+    strategy heeds depends on its version; what upstream ignores is ignored here as well.
     """
 
     min: int | None = Field(default=None, ge=0, le=LARGEST_LIMIT)
@@ -76,9 +76,9 @@ class SlidingSpec(SpecValue):
 class BucketingSpec(SpecValue):
     """Names one strategy and version of ``aotgaudi.bucketing.versions``, and its options.
 
-    `coverage`: ``closed`` adds to the public table the fewest entries without which some reachable step has
-    none; ``upstream`` keeps the table as it is, holes included. `max_padding`: an added prompt entry is at most
-    this many times as long as the queries that it is added for.
+    `coverage`: ``closed`` adds to the public table the fewest entries that give every reachable step one;
+    ``upstream`` keeps the table as it is, holes included. `max_padding`: an added prompt entry is at most this
+    many times as long as the queries that it is added for.
 
     `contiguous_pa`: decode buckets for contiguous paged attention, where a step spans all blocks up to its
     highest one. `prefix_caching`: prompts may start after cached blocks (the extension's versions have

@@ -1,4 +1,4 @@
-"""The whole of what a person writes. One that exists is consistent: contradictions raise on construction."""
+"""The whole spec that a person writes. A value is always consistent: contradictions raise on construction."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ class BuildSpec(SpecValue):
         return self
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the spec as a JSON value, of which ``spec.parse.spec_from_json`` makes an equal spec."""
+        """Returns the spec as a JSON value, from which ``spec.parse.spec_from_json`` makes an equal spec."""
         return self.model_dump(mode="json", by_alias=True)

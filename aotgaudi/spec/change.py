@@ -12,7 +12,7 @@ from aotgaudi.spec.parse import spec_from_json
 _SHOWN_CHARACTERS = 60
 
 ABSENT = "(absent)"
-"""Stands for the value of a key that one of two tables lacks: one of the model's config, or one absent by default."""
+"""Stands for the value of a key that one of two tables lacks: a key of the model's config, or one absent by default."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ class DefragSpec(SpecValue):
 
     It acts when the highest block in use minus `threshold` exceeds the number of blocks in use.
     `padded_swaps`: the numbers of block exchanges that one step is padded to, ascending; more exchanges than
-    the largest take several steps. `with_graphs` (VLLM_DEFRAG_WITH_GRAPHS): the exchange is a captured graph;
-    of hpu targets.
+    the largest take several steps. `with_graphs` (VLLM_DEFRAG_WITH_GRAPHS, hpu targets only): the exchange is a
+    captured graph.
     """
 
     enabled: bool = True

@@ -32,10 +32,10 @@ _DEFAULTS: Mapping[str, Mapping[str, float]] = MappingProxyType(
 
 
 class MhcSpec(SpecValue):
-    """Which rule chooses the token counts, and up to where.
+    """Which rule chooses the token counts, and the largest one.
 
-    `enabled`: None is as upstream gates it: a model with hyper-connections on a CUDA target. True asks for
-    them on any target; it needs the target's `num_sms`. `max_num_tokens`: None is
+    `enabled`: None follows upstream, which has them for a model with hyper-connections on a CUDA target. True asks
+    for them on any target; it needs the target's `num_sms`. `max_num_tokens`: None means
     ``limits.max_num_batched_tokens``.
     """
 
@@ -61,10 +61,10 @@ class HyperConnections:
 
     @classmethod
     def of(cls, model: ModelSpec) -> HyperConnections | None:
-        """Returns the hyper-connections of `model`; None where it has none, or none with a Sinkhorn projection.
+        """Returns the hyper-connections of `model`; None if it has none with a Sinkhorn projection.
 
         A config has them where it, or its ``text_config``, has ``hc_sinkhorn_iters``, or is of a type whose
-        default is to have them. Raises SpecError for values that are missing or cannot be.
+        default is to have them. Raises SpecError for values that are missing or impossible.
         """
         keys = _Keys(model.config)
         if keys.get(_MARK) is None:

@@ -35,8 +35,8 @@ CONFIG_KEYS_EXCLUDED: Mapping[str, str] = MappingProxyType(
 """Keys of a model's config that are left out of its signature, each with the reason.
 
 `pad_token_id` is not among them: it is an argument of the embedding's node in the graph. What is not named
-here is in the key, so that a key which a later transformers adds makes another graph until someone says why
-not.
+here is in the signature, so a config key that a later transformers adds changes it until someone says why it
+should not.
 """
 
 POSITION_KEYS = (
@@ -50,7 +50,7 @@ POSITION_KEYS = (
     "seq_len",
     "max_target_positions",
 )
-"""What models call the longest sequence that they are made for; of several the least counts (vllm/config/model.py)."""
+"""What models call the longest sequence that they are made for; the least of several counts (vllm/config/model.py)."""
 
 _NESTED = "text_config"
 """Where multimodal configs keep the language model's keys."""
@@ -59,8 +59,8 @@ _NESTED = "text_config"
 class ModelSpec(SpecValue):
     """A model. `config` is the content of its ``config.json``, with Hugging Face's key names.
 
-    Never change `config` in place: it is part of a frozen value. `quantization` is None where nothing but the
-    checkpoint itself says anything of it.
+    Never change `config` in place: it is part of a frozen value. `quantization` is None if only the checkpoint
+    itself says how it is quantized.
     """
 
     ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"quantization"})
@@ -104,7 +104,7 @@ class ModelSpec(SpecValue):
 
     @property
     def max_position_embeddings(self) -> int:
-        """Longest sequence that the model is made for, in tokens, under any name that models have for it."""
+        """Longest sequence that the model is made for, in tokens, under any name that a config has for it."""
         return min(map(self._count, filter(self.states, POSITION_KEYS)), default=0) or self._count(
             POSITION_KEYS[0]
         )
@@ -121,19 +121,19 @@ class ModelSpec(SpecValue):
 
     @property
     def num_kv_heads(self) -> int:
-        """Key and value heads; the query heads, where the config names none."""
+        """Key and value heads; as many as query heads if the config does not say."""
         return self._count("num_key_value_heads", "num_attention_heads")
 
     @property
     def head_dim(self) -> int:
-        """Width of a head; the hidden size by the query heads, where the config names none."""
+        """Width of a head; the hidden size divided by the query heads if the config does not say."""
         if self._value("head_dim") is None:
             return self.hidden_size // self.num_attention_heads
         return self._count("head_dim")
 
     @property
     def latent_dim(self) -> int | None:
-        """Width of the one latent vector a token that multi-head latent attention caches; None for other models."""
+        """Width of the latent vector that multi-head latent attention caches per token; None for other models."""
         if not self.states("kv_lora_rank"):
             return None
         return self._count("kv_lora_rank") + self._count("qk_rope_head_dim")

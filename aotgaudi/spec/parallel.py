@@ -20,7 +20,7 @@ LARGEST_WORLD = 4096
 class ParallelSpec(SpecValue):
     """`tensor_parallel_size` devices share each layer, `pipeline_parallel_size` groups of them share the layers.
 
-    `expert_parallel`: the devices of a group hold whole experts in place of a part of each.
+    `expert_parallel`: the devices of a group hold whole experts instead of a part of each.
     """
 
     tensor_parallel_size: int = Field(default=1, ge=1, le=LARGEST_WORLD)
@@ -41,7 +41,7 @@ class ParallelSpec(SpecValue):
         return -(-size // self.tensor_parallel_size)
 
     def layers_of_rank(self, num_layers: int) -> int:
-        """Returns the layers of the rank that has most."""
+        """Returns the number of layers of the rank that has most."""
         return -(-num_layers // self.pipeline_parallel_size)
 
 

@@ -1,4 +1,4 @@
-"""Quantized weights and KV caches: what of them decides compiled code."""
+"""Quantized weights and KV caches, as far as they decide compiled code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KvCacheDtype = Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_i
 
 
 class QuantizationSpec(SpecValue):
-    """Quantization that the command asks for; that of a checkpoint is in its config's ``quantization_config``.
+    """Quantization that the command asks for; a checkpoint's own is in its config's ``quantization_config``.
 
     `method`: vLLM's name of it, e.g. ``inc`` (--quantization). `kv_cache_dtype`: --kv-cache-dtype.
     `config_sha256`: of the canonical JSON of the file that QUANT_CONFIG names (a spec in TOML names the file as
@@ -27,7 +27,7 @@ class QuantizationSpec(SpecValue):
 
     @property
     def kv_value_bytes(self) -> int | None:
-        """Bytes of one number of the KV cache; None where that is the model's dtype."""
+        """Bytes of one number of the KV cache; None if it has the model's dtype."""
         if self.kv_cache_dtype == "auto":
             return None
         return 2 if self.kv_cache_dtype == "bfloat16" else 1

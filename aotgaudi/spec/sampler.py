@@ -51,8 +51,8 @@ class SamplerSpec(SpecValue):
     """The settings that the sampler is built for, in warm-up order.
 
     Together they say what requests may ask for: whatever some setting has, in any combination (`signature`,
-    `num_logprobs`). `smallest_batch_size`: 1; 0 reproduces vllm-gaudi before v0.16, which warms an empty batch
-    besides.
+    `num_logprobs`). `smallest_batch_size`: 1, or 0 to reproduce vllm-gaudi before v0.16, which also warms an
+    empty batch.
     """
 
     smallest_batch_size: Literal[0, 1] = 1

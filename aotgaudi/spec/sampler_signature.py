@@ -1,7 +1,7 @@
 """Which sampler graph serves a setting, a request or a batch of any of them.
 
-The values of a setting are per-row tensors of a graph, so only what kind of work they need decides the graph.
-A signature says that: how tokens are chosen, whether penalties change the logits before, and whether
+The values of a setting are per-row tensors of a graph, so only the kind of work that they need decides the graph.
+A signature says that: how tokens are chosen, whether penalties change the logits first, and whether
 log-probabilities are returned. Seeds need nothing, since noise is an input.
 
 A row that needs less is served by a graph that does more, and gets the token that it would get alone:
@@ -76,12 +76,12 @@ def signature_of(values: SamplingValues, *, logprobs: bool) -> SamplerSignature:
 
 
 def join_all(signatures: Iterable[SamplerSignature]) -> SamplerSignature:
-    """Returns the signature of a batch: the least that serves every row. Greedy where there is none."""
+    """Returns the signature of a batch: the least that serves every row. Greedy for an empty batch."""
     return functools.reduce(SamplerSignature.join, set(signatures), SamplerSignature())
 
 
 def missing_joins(signatures: Iterable[SamplerSignature]) -> tuple[SamplerSignature, ...]:
-    """Returns the joins of any of `signatures` that are not among them, ascending: with them the set is closed."""
+    """Returns, ascending, the joins of any of `signatures` that are not among them: they close the set."""
     given = frozenset(signatures)
     closed = set(given)
     for signature in given:

@@ -25,7 +25,7 @@ class SchedulerSpec(SpecValue):
 
 
 def check_scheduler(scheduler: SchedulerSpec, limits: ServingLimits) -> None:
-    """Raises SpecError for what the engine does not do: vLLM itself refuses whole prompts that may not fit a step."""
+    """Raises SpecError for what the engine cannot do: vLLM itself refuses whole prompts that may not fit a step."""
     if scheduler.chunked_prefill:
         return
     if scheduler.engine != "vllm":

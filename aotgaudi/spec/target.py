@@ -1,4 +1,4 @@
-"""What to compile for, as far as a person decides it; the rest of a target is probed."""
+"""What to compile for, as far as a person chooses it; the rest of a target is probed."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class TargetSpec(SpecValue):
     """`isa` ``native``: the best level that the building machine has; else a named one, for a mixed fleet.
 
     `profile`: a device whose published numbers stand in for probing one (see ``DEVICE_PROFILES``).
-    `num_sms`: its streaming multiprocessors, where the profile is none or differs. `execution_mode`: of an
-    hpu target (PT_HPU_LAZY_MODE and --enforce-eager); None elsewhere.
+    `num_sms`: its streaming multiprocessors, if there is no profile or its number differs. `execution_mode`: for hpu
+    targets only (PT_HPU_LAZY_MODE and --enforce-eager).
     """
 
     backend: Literal["cpu", "cuda", "hpu", "fake"] = "cpu"

@@ -22,7 +22,7 @@ _RESOLUTION = re.compile(r"([^x]*)x([^x]*)(?:x([^x-]*)(?:-([^x]*))?)?")
 class Resolution(NamedTuple):
     """Images of one size, `width` by `height` pixels.
 
-    `num_images` in a call: so many, from the one to the other, or (None) as many as the server takes.
+    `num_images` in a call: a number, the least and the most, or (None) as many as the server takes.
     """
 
     width: int
@@ -41,9 +41,9 @@ class Resolution(NamedTuple):
 class VisionSpec(SpecValue):
     """Off unless `enabled`.
 
-    `buckets` (VLLM_MULTIMODAL_BUCKETS): sizes in place of the model's list; None: the model's; none at all:
-    inputs are not padded. `resolutions` (VLLM_MULTIMODAL_RESOLUTIONS): ``WxH``, ``WxHxN`` or ``WxHxN-M``, pixels
-    and images; they count for towers that are sized by patches, and whose patches can be told from the config.
+    `buckets` (VLLM_MULTIMODAL_BUCKETS): sizes in place of the model's list; None: the model's; empty: inputs are not
+    padded. `resolutions` (VLLM_MULTIMODAL_RESOLUTIONS): ``WxH``, ``WxHxN`` or ``WxHxN-M``, pixels and images; they
+    count for towers that are sized by patches, if the config says how many patches an image has.
     `max_images` (--limit-mm-per-prompt): images that a prompt may have, which bounds those of a call.
     """
 

@@ -12,7 +12,7 @@ from aotgaudi.atomicfile import write_atomic
 from aotgaudi.spec.build_spec import BuildSpec
 
 _ALWAYS_WRITTEN = ("strategy", "version", "contiguous_pa", "prefix_caching")
-"""Of the table ``bucketing``, what a reader looks for also where it is the default."""
+"""Keys of the table ``bucketing`` that are written even at their default, since readers look for them."""
 
 
 def write_spec(path: Path, spec: BuildSpec) -> None:
@@ -35,7 +35,7 @@ def write_spec(path: Path, spec: BuildSpec) -> None:
 
 
 def spec_tables(spec: BuildSpec) -> dict[str, Any]:
-    """Returns the tables of a spec, less what is the default; an absent key stands for None."""
+    """Returns the tables of a spec without the defaults; an absent key stands for None."""
     tables = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     bucketing = {name: getattr(spec.bucketing, name) for name in _ALWAYS_WRITTEN}
     first = {name: tables.pop(name) for name in ("schema", "model", "limits")}

@@ -14,22 +14,22 @@ _DEFAULT = "all"
 
 
 class BuildGroup(LazyGroup):
-    """Takes what is no command's name for the arguments of the default command."""
+    """A first word that names no command is an argument of the default command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Puts the default command first where none is named."""
+        """Puts the default command first if none is named."""
         known = {*self.lazy, *ctx.help_option_names}
         if args and args[0] not in known and not self._is_misspelt(args[0]):
             args = [_DEFAULT, *args]
         return super().parse_args(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Returns commands and options, and files: the default command takes a spec."""
+        """Returns commands, options and files: the default command takes a spec."""
         files = [] if incomplete.startswith("-") else [CompletionItem(incomplete, type="file")]
         return [*super().shell_complete(ctx, incomplete), *files]
 
     def _is_misspelt(self, name: str) -> bool:
-        """Whether `name` is meant as a command: a bare word, near to one, and no file."""
+        """Whether `name` is meant as a command: a bare word close to one, and not a file."""
         is_word = name.replace("-", "").isalpha()
         return is_word and bool(difflib.get_close_matches(name, self.lazy)) and not Path(name).exists()
 

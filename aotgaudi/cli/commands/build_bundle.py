@@ -22,7 +22,7 @@ from aotgaudi.pipeline import seal
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True, metavar="DIR", help="The bundle."
 )
-@click.option("--allow-missing", is_flag=True, help="Seal what there is; the rest compiles on first use.")
+@click.option("--allow-missing", is_flag=True, help="Seal what is there; the rest compiles on first use.")
 @signing_options
 @store_options
 @click.option("--json", "as_json", is_flag=True, help="Print what was sealed as JSON.")

@@ -33,11 +33,11 @@ Command = Callable[..., Any]
 
 DEFAULT_SAMPLE = 3
 ALL = sys.maxsize
-"""Of ``--sample all``."""
+"""What ``--sample all`` stands for."""
 
 
 def check_options(function: Command) -> Command:
-    """Gives a command ``sample``: how many units to compile again, or None where ``--check`` is not given."""
+    """Gives a command ``sample``: how many units to compile again, or None without ``--check``."""
 
     @functools.wraps(function)
     def with_sample(*args: Any, check: bool, sample: int | None, **options: Any) -> Any:
@@ -49,7 +49,7 @@ def check_options(function: Command) -> Command:
 
 
 def describe_check(found: Recheck) -> str:
-    """One line for people, of a check that found no difference."""
+    """Returns one line for people about a check that found no difference."""
     return f"check: {len(found.labels)} units compiled again in {found.seconds:.1f} s, all to the same bytes"
 
 
@@ -86,7 +86,7 @@ def _to_sample(context: click.Context, parameter: click.Parameter, value: str | 
     if value == "all":
         return ALL
     if not value.isascii() or not value.isdecimal() or int(value) < 1:
-        raise click.BadParameter(f"{value!r} is no sample: a number from 1, or 'all'", context, parameter)
+        raise click.BadParameter(f"{value!r} is not a sample: a number from 1, or 'all'", context, parameter)
     return min(int(value), ALL)
 
 
@@ -94,7 +94,7 @@ def _check_option(function: Command) -> Command:
     return click.option(
         "--check",
         is_flag=True,
-        help="Compile nothing new: compile some of what is stored again, and compare the bytes.",
+        help="Compile nothing new; compile some stored units again, and compare the bytes.",
     )(function)
 
 
@@ -126,9 +126,9 @@ def build_cache(
     store_limit: int | None,
     as_json: bool,
 ) -> None:
-    """Compile what MANIFEST (or a spec) lacks into the store. Stops cleanly, and goes on where it stopped.
+    """Compile into the store what MANIFEST (or a spec) lacks. Stops cleanly; run again, it goes on where it stopped.
 
-    With --check it compiles some of what is there again, elsewhere, and exits with 4 when the bytes differ.
+    With --check it compiles some stored units again, elsewhere, and exits with 4 if the bytes differ.
     """
     manifest = load_manifest_or_spec(manifest_path)
     if receipt and sample is not None:

@@ -35,7 +35,7 @@ _DEFAULT_TAG = "latest"
     metavar="DIR",
     help="The OCI image layout.",
 )
-@click.option("--base", metavar="LAYOUT[:TAG]", help="Build on this image, of an OCI image layout.")
+@click.option("--base", metavar="LAYOUT[:TAG]", help="The base image, from an OCI image layout.")
 @click.option(
     "--tag", metavar="TAG", help=f"The image's tag  [default: the tag of --push, or {_DEFAULT_TAG}]"
 )
@@ -44,7 +44,7 @@ _DEFAULT_TAG = "latest"
     type=click.Choice(["zstd", "gzip"]),
     default="zstd",
     show_default=True,
-    help="Of the layer; gzip is for what is older than containerd 1.5 and Docker 23.",
+    help="The layer's compression; gzip is for tools older than containerd 1.5 or Docker 23.",
 )
 @click.option("--push", "push_to", metavar="HOST/REPO:TAG", help="Push the image there.")
 @registry_options

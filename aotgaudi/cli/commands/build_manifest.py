@@ -30,7 +30,7 @@ _SHOWN_DIFFERENCES = 8
 )
 @click.option("--check", is_flag=True, help="Write nothing; fail when the manifest file is out of date.")
 @memory_budget_option
-@click.option("--strict", is_flag=True, help="Write nothing and exit with 2 where there is a warning.")
+@click.option("--strict", is_flag=True, help="If there is a warning, write nothing and exit with 2.")
 @click.option(
     "--warm-up-log",
     "with_log",
@@ -49,8 +49,8 @@ def build_manifest(
 ) -> None:
     """Enumerate everything that SPEC says must be warm. Compiles nothing, and needs no torch.
 
-    Warns of a spec that makes more steps than anyone wants to compile, and of one that needs more memory than
-    the budget. A warning changes neither the manifest nor, without --strict, the exit code.
+    Warns if the spec makes more steps than anyone wants to compile, or needs more memory than the budget. A warning
+    does not change the manifest or, without --strict, the exit code.
     """
     path = output or source.manifest_path
     manifest = Manifest.of(source.spec)
@@ -77,7 +77,7 @@ def build_manifest(
 
 
 def _warm_up_lines(manifest: Manifest) -> list[str]:
-    from aotgaudi.vllm.warm_up import warm_up_log  # Only now: it needs what reads vLLM's variables.
+    from aotgaudi.vllm.warm_up import warm_up_log  # Only here: it loads what reads vLLM's variables.
 
     return [f"{line.level} {line.text}" for line in warm_up_log(manifest)]
 

@@ -30,7 +30,7 @@ def what_if_option(function: Command) -> Command:
         "settings",
         multiple=True,
         metavar="NAME=VALUE",
-        help="What this would invalidate: torch=2.14, transformers=..., isa=avx2, any component of a key (repeatable).",
+        help="What this change would invalidate: torch=2.14, transformers=..., isa=avx2, any key component (repeatable).",
     )(function)
 
 
@@ -90,7 +90,7 @@ def build_plan(
 ) -> None:
     """Show what `build cache` would do for MANIFEST (or a spec).
 
-    With --what-if: what of it would be invalidated if a component of the keys were another.
+    With --what-if: show what would be invalidated if a component of the keys had another value.
     """
     manifest, store = load_manifest_or_spec(manifest_path), place.open()
     plan = plan_manifest(manifest, store)

@@ -18,7 +18,7 @@ from aotgaudi.store.store import Store
 
 @click.group(cls=LazyGroup, lazy=CACHE_COMMANDS)
 def cache() -> None:
-    """Look into the store, shrink it, check it, share it, and say what is kept."""
+    """Inspect, shrink, check and share the store, and choose what it keeps."""
 
 
 @click.command("stats")
@@ -43,14 +43,14 @@ def stats(place: StorePlace, as_json: bool) -> None:
     required=True,
     metavar="SIZE",
     callback=to_store_size,
-    help="How much results, logs, tool caches and unfinished pulls may take, e.g. 20GiB.",
+    help="Most that results, logs, tool caches and unfinished pulls may take, e.g. 20GiB.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would go, and remove nothing.")
+@click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
 def gc(place: StorePlace, max_size: int, dry_run: bool, as_json: bool) -> None:
-    """Shrink the store to SIZE: what was used longest ago goes first, what a root keeps never goes.
+    """Shrink the store to SIZE: least recently used first; what a root keeps is never removed.
 
-    Refuses while a build or a seal uses the store.
+    Refuses to run while a build or a seal uses the store.
     """
     store = place.open(create=False)
     if not dry_run:
@@ -61,9 +61,9 @@ def gc(place: StorePlace, max_size: int, dry_run: bool, as_json: bool) -> None:
 
 
 def collect_after_build(store: Store, max_bytes: int, plan: Plan) -> dict[str, Any] | None:
-    """Shrinks the store when a build is done, but keeps what `plan` found; returns what went, as a JSON value.
+    """Shrinks the store after a build, but keeps what `plan` found; returns what was removed, as a JSON value.
 
-    None where the store is read-only, or others still use it: the last of them collects.
+    Returns None if the store is read-only, or others still use it: the last of them collects.
     """
     if store.read_only:
         return None
@@ -72,7 +72,7 @@ def collect_after_build(store: Store, max_bytes: int, plan: Plan) -> dict[str, A
 
 
 def collection_line(document: dict[str, Any] | None) -> str:
-    """What a collection did, for people."""
+    """Says what a collection did, for people."""
     if document is None:
         return "gc: left to the others that use the store"
     verb = "would remove" if document["dry_run"] else "removed"

@@ -22,9 +22,9 @@ _MOST_LINES = 20
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.pass_context
 def fsck(context: click.Context, place: StorePlace, jobs: int, dry_run: bool, as_json: bool) -> None:
-    """Verify every object and record. Builders may be at work meanwhile.
+    """Verify every object and record. Builders may go on working meanwhile.
 
-    Exits with 0 when all is sound, 4 when something was bad: it is in quarantine then, and building mends it.
+    Exits with 0 if all is sound, and with 4 if something was bad: it is then in quarantine, and building mends it.
     """
     store = place.open(create=False)
     report = check_store(store, jobs, move=not dry_run)
@@ -36,7 +36,7 @@ def fsck(context: click.Context, place: StorePlace, jobs: int, dry_run: bool, as
 
 
 def describe_loss(loss: Loss) -> str:
-    """What a rebuild gives again, for people: a unit by its label, a program by its entry."""
+    """Names what a rebuild would restore, for people: a unit by its label, a program by its entry."""
     label = loss.value.get("label")
     if isinstance(label, str):
         return label

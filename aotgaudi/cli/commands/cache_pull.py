@@ -32,7 +32,7 @@ from aotgaudi.remotes.transfer import Sources
 @click.argument("location", metavar="REMOTE")
 @click.argument("manifest_path", metavar="[MANIFEST]", required=False, type=click.Path(path_type=Path))
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Pull a bundle, to there."
+    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Pull a bundle into DIR."
 )
 @click.option(
     "--remote", "others", multiple=True, metavar="REMOTE", help="Where to get what REMOTE lacks (repeatable)."
@@ -55,8 +55,8 @@ def pull(
     """Pull a bundle (-o DIR), or into the store what REMOTE has of a MANIFEST (or a spec).
 
     REMOTE is HOST/REPOSITORY[:TAG] of an OCI registry, a URL such as s3://BUCKET/PREFIX, a directory (./DIR, /DIR),
-    or an image layout (oci:DIR[:TAG]). An image that holds a bundle is unpacked. Everything is verified as it comes; a
-    pull that was interrupted goes on where it stopped.
+    or an image layout (oci:DIR[:TAG]). An image that holds a bundle is unpacked. Everything is verified as it arrives; an
+    interrupted pull goes on where it stopped.
     """
     if (output is None) == (manifest_path is None):
         raise click.UsageError("say what to pull: a bundle (-o DIR), or what a MANIFEST needs")
@@ -100,7 +100,7 @@ def _pull_bundle(
 def _first_image(
     remotes: Sequence[NamedRemote], name: str, display: TransferDisplay
 ) -> tuple[RegistryImage | None, Sequence[NamedRemote]]:
-    """The image that the first remote with a bundle's image means by `name`, and the remotes that can be used."""
+    """Returns what `name` means in the first remote where it is a bundle's image, and the remotes that can be used."""
     usable = []
     for row in remotes:
         try:

@@ -25,7 +25,7 @@ DEFAULT_NAME = "latest"
 @click.command("push")
 @click.argument("location", metavar="REMOTE")
 @click.argument("what", metavar="BUNDLE|MANIFEST", type=click.Path(path_type=Path))
-@click.option("--force", "overwrite", is_flag=True, help="Upload also what is there: mends a damaged remote.")
+@click.option("--force", "overwrite", is_flag=True, help="Upload even what is there: mends a damaged remote.")
 @remote_options
 @store_options
 @click.option("--json", "as_json", is_flag=True, help="Print what was pushed as JSON.")
@@ -46,7 +46,7 @@ def push(
     (target,) = access.open(location)
     is_bundle = (what / INDEX_NAME).exists()
     if access.name is not None and not is_bundle:
-        raise click.UsageError("--name is of a bundle; what a manifest needs goes by its keys")
+        raise click.UsageError("--name names a bundle; what a manifest needs is found by its keys")
     with transfer_display("pushing") as display:
         if is_bundle:
             document = _push_bundle(what, target, access.name, display, overwrite=overwrite)

@@ -1,4 +1,4 @@
-"""``aotgaudi cache root``: what the store keeps whatever its size."""
+"""``aotgaudi cache root``: what the store keeps, however large it is."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from aotgaudi.store.store import Store
 
 @click.group("root")
 def root() -> None:
-    """Say what `cache gc` must never remove."""
+    """Choose what `cache gc` must never remove."""
 
 
 @root.command("add")
@@ -34,7 +34,7 @@ def root() -> None:
 @store_options
 @click.option("--json", "as_json", is_flag=True, help="Print what is kept as JSON.")
 def add(name: str, path: Path, place: StorePlace, as_json: bool) -> None:
-    """Keep, as NAME, what PATH needs: a bundle, a receipt, or a manifest or spec (what is built of it now)."""
+    """Keep, as NAME, what PATH needs: a bundle, a receipt, or a manifest or spec (what of it is built by now)."""
     store = place.open(create=False)
     store.require_writable()
     try:
@@ -54,7 +54,7 @@ def add(name: str, path: Path, place: StorePlace, as_json: bool) -> None:
 @store_options
 @click.option("--json", "as_json", is_flag=True, help="Print the name as JSON.")
 def remove(name: str, place: StorePlace, as_json: bool) -> None:
-    """Keep NAME no longer; `cache gc` may then remove what it alone kept."""
+    """Stop keeping NAME; `cache gc` may then remove what only NAME kept."""
     store = place.open(create=False)
     store.require_writable()
     store.roots.remove(name)

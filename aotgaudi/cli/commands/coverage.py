@@ -33,8 +33,8 @@ def coverage(manifest_path: Path, as_json: bool) -> None:
     The steps are those of the scheduler that the spec describes. Where that is vLLM's, the table that the server makes
     for itself is judged as well, and what is left out of the proof is named.
 
-    Exits with 0 when every step has an entry of the manifest, and with 7, the holes and a smallest counterexample when
-    some have none. What the server's own table lacks does not change the exit code.
+    Exits with 0 if every step has an entry in the manifest; else exits with 7 and prints the holes and a smallest
+    counterexample. What the server's own table lacks does not change the exit code.
     """
     manifest = load_manifest_or_spec(manifest_path)
     result = coverage_of(manifest)

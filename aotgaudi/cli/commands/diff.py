@@ -23,11 +23,11 @@ _EXIT_DIFFERENT = 3
 @click.option("--json", "as_json", is_flag=True, help="Print the difference as JSON.")
 @click.pass_context
 def diff(context: click.Context, old: Path, new: Path, exit_code: bool, as_json: bool) -> None:
-    """Show what B has and A has not, and the reverse: values of the spec, and entries.
+    """Show what B has and A lacks, and the reverse: values of the spec, and entries.
 
     A and B are manifests or specs (.toml). Each changed value is tried alone on A's spec, so that it can be
-    named as the cause of the entries that it adds or removes. Exits with 0, whether they differ or not, unless
-    --exit-code is given.
+    named as the cause of the entries that it adds or removes. Without --exit-code it exits with 0 even if they
+    differ.
     """
     before, after = load_manifest_or_spec(old), load_manifest_or_spec(new)
     found = difference(before, after)

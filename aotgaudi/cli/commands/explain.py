@@ -40,9 +40,9 @@ def explain(
 ) -> None:
     """Say why entries of MANIFEST (or a spec) are not warm: which component of their keys differs from what was built.
 
-    ENTRY is as printed, "(prompt, 1, 64, 0)", a pattern of that, "(prompt, *, 64, *)", or the first digits of an id.
-    With --against, what a bundle or a receipt holds is compared with what would be built here and now. Exits with 0,
-    whatever is found.
+    ENTRY is an entry as printed, "(prompt, 1, 64, 0)", a pattern for such text, "(prompt, *, 64, *)", or the first digits
+    of an id. With --against, what a bundle or a receipt holds is compared with what would be built here and now. Exits
+    with 0 whatever it finds.
     """
     manifest = load_manifest_or_spec(manifest_path)
     entries = find_entries(manifest, () if entry_text is None else (entry_text,))

@@ -117,7 +117,7 @@ def _parse_override(
     default=5.0,
     show_default=True,
     metavar="SECONDS",
-    help="After SIGTERM, answer 503 for so long before the socket closes.",
+    help="How long to answer 503 after SIGTERM, before the socket closes.",
 )
 @acceptance_options
 @store_option
@@ -177,12 +177,12 @@ def find_model(model: str) -> Path:
 
 
 def served_name(model: str) -> str:
-    """Returns the name in the API: a hub id as it was given, else the directory's name, of a link the link's own."""
+    """Returns the name in the API: a hub id as given, else the directory's name (for a link, the link's own)."""
     return Path(os.path.abspath(model)).name if Path(model).exists() else model
 
 
 def _bound_spinning() -> None:
-    """Bounds how long OpenMP's threads spin for work, unless the user has said so; before libgomp is loaded.
+    """Bounds how long OpenMP's threads spin for work, unless the user has set it. Call it before libgomp is loaded.
 
     By default they spin for so long that a second busy process on the same cores costs hundreds of
     milliseconds a step; a thousand turns cost an idle machine 2 ms of a decode step (docs/benchmarks.md).

@@ -27,7 +27,7 @@ _MODE = 0o644
 def sign(bundle_path: Path, sign_keys: tuple[Path, ...], epoch: int | None, as_json: bool) -> None:
     """Verify BUNDLE and add a signature by each key to those that it has.
 
-    The epoch is that of the signatures that are there; of the first one it is N, or 0.
+    A bundle that is signed already keeps its epoch; the first signature sets it to N, or 0.
     """
     keys = load_keys(sign_keys)
     bundle = open_bundle(bundle_path)
@@ -48,7 +48,7 @@ def sign(bundle_path: Path, sign_keys: tuple[Path, ...], epoch: int | None, as_j
 
 
 def _document(bundle: Bundle, signed: bytes, *, is_new: bool) -> dict[str, Any]:
-    """`key_ids` are what the signatures say of themselves: a hint, not a proof."""
+    """`key_ids` are what the signatures claim of themselves: a hint, not a proof."""
     envelope = load_envelope(signed)
     return {
         "bundle": str(bundle.path),
@@ -60,7 +60,7 @@ def _document(bundle: Bundle, signed: bytes, *, is_new: bool) -> dict[str, Any]:
 
 
 def _refuse_damaged(bundle: Bundle) -> None:
-    """Raises CorruptError: nobody should vouch for what is not what was sealed. Cold entries are no damage."""
+    """Raises CorruptError if the bundle is not what was sealed: nobody should vouch for that. Cold entries are fine."""
     report = bundle.verify()
     if report.corrupt or report.extra:
         report.raise_if_bad(bundle.path)

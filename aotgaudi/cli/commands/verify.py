@@ -113,7 +113,7 @@ def _read_target(path: Path) -> Target:
 
 
 def _check_machine(bundle: Bundle, path: Path | None, described: Target | None) -> _Fit:
-    """Asks what `serve` asks before it maps anything."""
+    """Checks what `serve` checks before it maps anything."""
     of = "this machine" if path is None else str(path)
     if described is None and this_machine() is None:
         return _Fit(of, None, _NO_TORCH)

@@ -35,7 +35,7 @@ _OPTIONS = (
     click.option(
         "--allow-unsafe-permissions",
         is_flag=True,
-        help="Accept files that others than you and root own or may write to.",
+        help="Accept files that users other than you and root own or may write to.",
     ),
 )
 

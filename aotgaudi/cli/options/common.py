@@ -60,12 +60,12 @@ def parse_byte_count(text: str) -> int:
     """Returns the bytes that a number with a unit stands for: ``96GiB``, ``1.5 TB``, ``4096``.
 
     Raises:
-        ValueError: it is none, or less than a byte.
+        ValueError: `text` is not a size, or is less than a byte.
     """
     match = _BYTE_COUNT.fullmatch(text.strip())
     num_bytes = int(Decimal(match["number"]) * _UNITS[match["unit"].lower()]) if match else 0
     if num_bytes < 1:
-        raise ValueError(f"{text!r} is no size: a number with KiB, MiB, GiB, TiB, KB, MB, GB or TB")
+        raise ValueError(f"{text!r} is not a size: a number with KiB, MiB, GiB, TiB, KB, MB, GB or TB")
     return num_bytes
 
 
@@ -87,8 +87,8 @@ def memory_budget_option(function: Command) -> Command:
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Raises StoreError where a file cannot be written, before the work that it is to hold is done."""
+    """Raises StoreError if a file cannot be written, before the work for it is done."""
     if path.is_dir():
         raise StoreError(f"{path}: cannot be written: it is a directory")
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise StoreError(f"{path}: cannot be written: {path.parent} is no directory that can be written to")
+        raise StoreError(f"{path}: cannot be written: {path.parent} is not a writable directory")

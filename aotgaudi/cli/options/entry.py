@@ -30,10 +30,10 @@ def entry_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def find_entries(manifest: Manifest, texts: Sequence[str]) -> tuple[Entry, ...]:
-    """Returns the entries that any of `texts` names, in the manifest's order; all of them where there is no text.
+    """Returns the entries that any of `texts` names, in the manifest's order; all of them if there is no text.
 
     A text is an entry as it is printed, ``(prompt, 1, 64, 0)`` or ``prompt 1 64 0``; such a text with patterns in place
-    of values (``*``, ``?``, ``[12]``), which names every entry that matches; or an id, or 6 digits or more of one.
+    of values (``*``, ``?``, ``[12]``), which names every entry that matches; or an id, or at least its first 6 digits.
 
     Raises ManifestError for a text that names nothing, or is the start of several ids.
     """

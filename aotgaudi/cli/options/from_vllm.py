@@ -1,4 +1,4 @@
-"""``--from-vllm``: a spec from the command line and the environment of a vLLM server, and what they leave open."""
+"""``--from-vllm``: a spec from a vLLM server's command line and environment, and from options for what they leave open."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class VllmOptions:
 
     @property
     def arguments(self) -> str:
-        """The options as a shell would read them, but for --spec-out."""
+        """The options as a shell would read them, without --spec-out."""
         given: Mapping[str, Any] = {
             "--from-vllm": self.command,
             "--env-file": self.env_file,
@@ -77,7 +77,7 @@ def from_vllm_options(function: Command) -> Command:
         "--model-config",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="The model's config.json  [default: of MODEL, a directory or a name on the hub]",
+        help="The model's config.json  [default: MODEL's, a directory or a name on the hub]",
     )
     @click.option(
         "--spec-out",
@@ -121,7 +121,7 @@ def spec_of_options(options: VllmOptions) -> BuildSpec:
         StoreError: the spec cannot be written.
     """
     from aotgaudi.spec.write import write_spec
-    from aotgaudi.vllm.command import VllmCommand  # Only now: the other commands do not wait for it.
+    from aotgaudi.vllm.command import VllmCommand  # Only here: the other commands need not wait for it.
     from aotgaudi.vllm.from_vllm import VllmSetup, spec_from_vllm
     from aotgaudi.vllm.limits import Pin
 
@@ -191,7 +191,7 @@ def _config(command: VllmCommand, model_config: Path | None) -> dict[str, Any]:
     if folder is not None:
         return read_config(folder / _CONFIG_FILE)
     if not is_hub_id(command.model):
-        raise SpecError(command.model, "is no directory", "the model's directory, or --model-config FILE")
+        raise SpecError(command.model, "is not a directory", "the model's directory, or --model-config FILE")
     try:
         fetched = fetch_model(command.model, [_CONFIG_FILE], command.values.get("revision"))
     except RemoteError as error:
@@ -200,7 +200,7 @@ def _config(command: VllmCommand, model_config: Path | None) -> dict[str, Any]:
 
 
 def _folder(model: str) -> Path | None:
-    """Returns the directory that a model's name stands for; None where there is none."""
+    """Returns the directory that a model's name stands for; None if there is no such directory."""
     try:
         folder = Path(model).expanduser()
         return folder if folder.is_dir() else None

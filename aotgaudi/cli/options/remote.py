@@ -1,4 +1,4 @@
-"""Options of commands that speak with remotes, and where credentials come from."""
+"""Options of commands that talk to remotes, and where credentials come from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aotgaudi.remotes.registry_client import RegistryClient
 
 @dataclass(frozen=True)
 class RemoteAccess:
-    """How remotes are reached: whether registries in plain http, and which token services may see their passwords.
+    """How remotes are reached: whether registries may use plain http, and which token services may see passwords.
 
     `name` is the bundle's name there (None: the reference's tag).
     """
@@ -58,7 +58,7 @@ def registry_options(function: Command) -> Command:
         "--insecure",
         "allow_http",
         is_flag=True,
-        help="Speak plain http with registries that are not on this machine.",
+        help="Use plain http even with registries that are not on this machine.",
     )
     token_host = click.option(
         "--token-host",
@@ -66,7 +66,7 @@ def registry_options(function: Command) -> Command:
         multiple=True,
         envvar="AOTGAUDI_TOKEN_HOST",
         metavar="HOST",
-        help="Send a registry's password also to HOST, if the registry fetches its tokens there (repeatable).",
+        help="Send a registry's password to HOST too, if the registry's tokens come from there (repeatable).",
     )
     return insecure(token_host(command))
 

@@ -22,7 +22,7 @@ Command = Callable[..., Any]
 class SpecSource:
     """A spec that was read. `arguments`: what named it on the command line.
 
-    `manifest_path`: where its manifest goes unless a person says so.
+    `manifest_path`: where its manifest goes by default.
     """
 
     spec: BuildSpec

@@ -21,14 +21,14 @@ Command = Callable[..., Any]
 
 @dataclass(frozen=True)
 class StorePlace:
-    """A store that the user named, its read-only layers, and whether others than us may own them."""
+    """A store that the user named, its read-only layers, and whether other users may own them."""
 
     root: Path
     lower: tuple[Path, ...] = ()
     trust_others: bool = False
 
     def open(self, *, create: bool = True) -> Store:
-        """Opens the store; read-only where it cannot be written to, which is enough while nothing is missing.
+        """Opens the store; read-only if it cannot be written to, which is enough while nothing is missing.
 
         Raises StoreError as `Store.open` does.
         """
@@ -63,13 +63,13 @@ def store_options(function: Command) -> Command:
 
 
 def store_limit_option(function: Command) -> Command:
-    """``--store-limit SIZE``: gives a command ``store_limit``, in bytes; None where the store may grow."""
+    """``--store-limit SIZE``: gives a command ``store_limit``, in bytes; None if the store may grow."""
     return click.option(
         "--store-limit",
         callback=to_store_size,
         envvar="AOTGAUDI_STORE_LIMIT",
         metavar="SIZE",
-        help="Collect when the build is done, as `cache gc --max-size SIZE`; what it needs itself is kept.",
+        help="After the build, shrink the store as `cache gc --max-size SIZE` does; what this build needs is kept.",
     )(function)
 
 
@@ -99,5 +99,5 @@ def _unsafe_option(function: Command) -> Command:
         "--allow-unsafe-store",
         "trust_others",
         is_flag=True,
-        help="Use a store that others own or may write to: they decide what code runs.",
+        help="Use a store that other users own or may write to: they then decide what code runs.",
     )(function)

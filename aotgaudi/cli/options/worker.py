@@ -53,6 +53,6 @@ _OPTIONS = (
     click.option(
         "--ray-store",
         metavar="URL",
-        help="Where the nodes exchange what they build, if they do not share the store: /DIR or s3://BUCKET/PREFIX.",
+        help="Where nodes that do not share the store exchange what they build: /DIR or s3://BUCKET/PREFIX.",
     ),
 )

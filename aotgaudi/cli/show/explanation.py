@@ -13,7 +13,7 @@ _SHOWN_CHARACTERS = 72
 _EXAMPLES = 3
 _INDENT = "    "
 _LISTS = frozenset({"target.isa"})
-"""Components that are lists of words, of which the words that differ are shown."""
+"""Components that are lists of words: only the words that differ are shown."""
 
 NOT_COMPILED = "traced, and not compiled yet"
 
@@ -51,7 +51,7 @@ def reason_document(reason: Reason, history: History) -> dict[str, Any]:
 
 
 def cost_document(cost: Cost, *, is_certain: bool) -> dict[str, Any]:
-    """Returns a cost as a JSON value. `is_certain`: the units are compiled again whatever tracing gives."""
+    """Returns a cost as a JSON value. `is_certain`: the units are compiled again whatever tracing finds."""
     return {
         "num_units": cost.num_units,
         "seconds": cost.seconds,

@@ -1,4 +1,4 @@
-"""How long work looks: a bar on a terminal, a line now and then elsewhere, on standard error; and how a build is stopped."""
+"""Progress of long work on standard error (a bar on a terminal, else a line now and then), and how a build is stopped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _LINE_SECONDS = 10.0
 _SAME_SECONDS = 60.0
-"""How long a line waits in which nothing is new but the time."""
+"""How long to hold back a line in which only the time is new."""
 
 _STANDARD_ERROR = 2
 _STOPPING = b"stopping after the units under way (again to stop at once)...\n"
@@ -33,11 +33,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Meter:
     """Shows one piece of work that is `completed` to some part of a `total`. Threads may share it.
 
-    A context manager. `make_bar` is called where standard error is a terminal.
+    A context manager. `make_bar` is called if standard error is a terminal.
     """
 
     def __init__(self, make_bar: Callable[[], Bar], *, is_told_at_once: bool) -> None:
-        """With `is_told_at_once` the first line comes with the first update, else after a while."""
+        """With `is_told_at_once` the first line comes with the first update, otherwise after a while."""
         self._make_bar = make_bar
         self._lock = threading.Lock()
         self._bar: Bar | None = None
@@ -83,8 +83,8 @@ class Meter:
 class BuildDisplay(Watch):
     """Shows a build, and stops it at a signal.
 
-    At the first Ctrl-C or SIGTERM the units under way are finished; at the second one it stops at once. Before and
-    after the jobs run, a signal does what it did before.
+    After the first Ctrl-C or SIGTERM the units under way are finished; the second one stops the build at once. Before
+    and after the jobs run, signals act as usual.
     """
 
     def __init__(self) -> None:
@@ -123,12 +123,12 @@ class BuildDisplay(Watch):
         if self._is_stopping:
             raise KeyboardInterrupt
         self._is_stopping = True
-        os.write(_STANDARD_ERROR, _STOPPING)  # Not through a buffer, which may be in the midst of a write.
+        os.write(_STANDARD_ERROR, _STOPPING)  # Unbuffered: the signal may have interrupted a buffered write.
 
 
 @dataclass(frozen=True)
 class TransferDisplay:
-    """`conduct` runs transfers and shows them; `expect` is told how many bytes there are, once that is known."""
+    """`conduct` runs transfers and shows them; `expect` takes the number of bytes, once it is known."""
 
     conduct: Conduct
     expect: Callable[[int], None]

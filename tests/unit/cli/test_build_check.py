@@ -106,10 +106,10 @@ def test_nothing_to_compare_with_is_not_warm(place: Path) -> None:
     ("arguments", "message"),
     [
         (("--sample", "2"), "give --check, too"),
-        (("--check", "--sample", "0"), "'0' is no sample"),
-        (("--check", "--sample", "-1"), "'-1' is no sample"),
-        (("--check", "--sample", "some"), "'some' is no sample"),
-        (("--check", "--sample", "³"), "'³' is no sample"),
+        (("--check", "--sample", "0"), "'0' is not a sample"),
+        (("--check", "--sample", "-1"), "'-1' is not a sample"),
+        (("--check", "--sample", "some"), "'some' is not a sample"),
+        (("--check", "--sample", "³"), "'³' is not a sample"),
         (("--check", "--receipt", "r.json"), "no --receipt to write"),
     ],
 )

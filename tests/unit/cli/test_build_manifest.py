@@ -230,7 +230,7 @@ def test_a_budget_that_is_no_size_is_refused(spec: Path, size: str) -> None:
     result = run(spec, "--memory-budget", size)
 
     assert result.exit_code == 2
-    assert "is no size: a number with KiB, MiB, GiB" in " ".join(result.stderr.split())
+    assert "is not a size: a number with KiB, MiB, GiB" in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_a_limit_that_is_no_size_is_one_line(place: Place) -> None:
     done = place.build("--store-limit", "much")
 
     assert done.exit_code == 2
-    assert "'much' is no size" in done.stderr
+    assert "'much' is not a size" in done.stderr
 
 
 def test_every_cache_verb_prints_json(place: Place) -> None:
@@ -200,7 +200,7 @@ def test_gc_says_what_is_no_size_and_needs_one(place: Place) -> None:
     assert run("cache", "gc", "--store", place.root).exit_code == 2
     bad = run("cache", "gc", "--max-size", "big", "--store", place.root)
     assert bad.exit_code == 2
-    assert "'big' is no size" in bad.stderr
+    assert "'big' is not a size" in bad.stderr
 
 
 def test_gc_during_a_build_is_refused(place: Place) -> None:

@@ -141,7 +141,7 @@ def test_json_of_a_pull_says_what_came(sealed: Sealed) -> None:
         (["cache", "push", "oci:image", "bundle"], 2, "to pull from"),
         (["cache", "push", "./cache", "nothing"], 2, "nothing: there is no such file"),
         (["cache", "push", "./cache", "bundle", "--name", "../x"], 2, "is no name for a bundle"),
-        (["cache", "push", "./cache", "nothing", "--name", "x"], 2, "--name is of a bundle"),
+        (["cache", "push", "./cache", "nothing", "--name", "x"], 2, "--name names a bundle"),
         (["cache", "push", "s4://x/y", "bundle"], 2, "Protocol not known"),
         (["cache", "pull", "./cache"], 2, "say what to pull"),
         (["cache", "pull", "./cache", "m.toml", "-o", "out"], 2, "say what to pull"),
