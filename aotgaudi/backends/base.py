@@ -19,11 +19,11 @@ from aotgaudi.document import Value
 from aotgaudi.errors import MissingPackageError
 
 NOT_INSTALLED = "not installed"
-"""What a key says of a package that is not here. Nothing is ever compiled under such a key."""
+"""What a key says of a package that is not installed. Nothing is ever compiled under such a key."""
 
 
 def version_of(package: str) -> str:
-    """Returns the version of an installed package, `NOT_INSTALLED` where there is none. Imports nothing."""
+    """Returns the version of an installed package, or `NOT_INSTALLED`. Imports nothing."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -59,7 +59,7 @@ def probe_target(spec: TargetSpec) -> Target:
 
 
 def with_isa(target: Target, isa: str) -> Target:
-    """Returns `target` as it would be on a machine of level `isa`. Raises SpecError where that is no level."""
+    """Returns `target` as it would be on a machine of level `isa`. Raises SpecError if there is no such level."""
     if target.backend != "cpu":
         return target.model_copy(update={"isa": tuple(isa.split())})
     from aotgaudi.backends.inductor.probe import at_level

@@ -26,8 +26,8 @@ from aotgaudi.errors import SpecError
 ATTENTION_NAME = "aotgaudi_paged"
 
 IGNORED_KWARGS = frozenset({"position_ids", "use_cache", "output_router_logits", "dropout", "cache_position"})
-"""Keywords that reach an attention function and that paged attention has no use for: positions and the
-cache come from `paged`, dropout is 0 in inference, and router logits are no business of attention."""
+"""Keywords that reach an attention function and that paged attention does not need: positions and the
+cache come from `paged`, dropout is 0 in inference, and router logits do not concern attention."""
 
 _MASKED = -1.0e30
 

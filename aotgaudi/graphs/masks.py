@@ -11,7 +11,7 @@ from aotgaudi.graphs.step_inputs import Window
 
 
 def prompt_mask(starts: Sequence[int], query_len: int, num_ctx_tokens: int, window: Window) -> Tensor:
-    """Returns [b, 1, q, C + q]: the keys are C cached tokens, of which row r has `starts[r]`, then q new ones."""
+    """Returns [b, 1, q, C + q]: the keys are C cached tokens (row r has `starts[r]` of them), then q new ones."""
     starts_b11 = torch.tensor(starts, dtype=torch.int64)[:, None, None]
     new = torch.arange(query_len)
     context = torch.arange(num_ctx_tokens)

@@ -27,7 +27,7 @@ from aotgaudi.document import Value
 PROGRAM_SCHEMA: Literal["aotgaudi.program/2"] = "aotgaudi.program/2"
 
 ANY_NUM_BLOCKS: Literal["num_blocks + 1"] = "num_blocks + 1"
-"""Written for the size of a cache that a program leaves to the server."""
+"""Written in place of the number of blocks that a program leaves to the server."""
 
 
 class TensorSpec(Value):

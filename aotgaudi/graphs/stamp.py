@@ -147,7 +147,7 @@ def _decoder_layers(model: nn.Module) -> dict[int, nn.Module]:
 
 
 def _looks(layer: nn.Module) -> Any:
-    """Everything about a layer that its computation can depend on, but its number and its weights."""
+    """Everything about a layer that its computation can depend on, except its number and its weights."""
     return tuple(
         (
             name,

@@ -1,7 +1,7 @@
 """Entry -> traced program: the canonical texts of its pieces and how they are put together.
 
-What is not decided here is which artifacts answer the pieces: that is the build's business, so a traced
-program is the same for every target.
+Which artifacts answer the pieces is not decided here but by the build, so a traced program is the same for
+every target.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class TracedProgram:
 
 
 def trace(entry: Entry, model: ModelSpec, limits: ServingLimits) -> TracedProgram:
-    """Traces one entry. Raises SpecError for a model that cannot be, CompileError for a graph that cannot be."""
+    """Traces one entry. Raises SpecError or CompileError for a model or a graph that cannot be traced."""
     if isinstance(entry, (PromptEntry, DecodeEntry)):
         return _trace_step(entry, model, limits)
     if isinstance(entry, SamplerEntry):
@@ -171,7 +171,7 @@ def stored_names(module: nn.Module) -> Mapping[str, str]:
 
 
 class _StepTracer:
-    """Traces the steps of one model; by stamping, where that has been seen to give what a full trace gives."""
+    """Traces the steps of one model; by stamping, once that was seen to give the same as a full trace."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
@@ -203,7 +203,7 @@ def _tracer(config_json: str, dtype: str) -> _StepTracer:
 
 
 def _require_paged(model: ModelSpec, caches: tuple[CacheSpec, ...], used: set[str]) -> None:
-    """Raises SpecError where a layer does not attend through us: it would run, and be silently wrong."""
+    """Raises SpecError if a layer bypasses our attention: it would run, and be silently wrong."""
     for cache in caches:
         if f"kv:{cache.name}" not in used:
             raise SpecError(
