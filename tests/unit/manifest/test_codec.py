@@ -27,30 +27,10 @@ from aotgaudi.manifest.codec import dumps, loads, read_manifest, write_manifest
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.schema import EntryTables, schema_files
 from aotgaudi.spec.parse import spec_from_json
+from tests.specs import spec_of
 
 DOCS = Path(__file__).parents[3] / "docs"
-SPEC = spec_from_json(
-    {
-        "schema": "aotgaudi.spec/1",
-        "model": {
-            "name": "tiny",
-            "dtype": "float32",
-            "config": {
-                "model_type": "llama",
-                "max_position_embeddings": 512,
-                "eps": 1e-5,
-                "x": {"b": 1, "a": 2},
-            },
-        },
-        "limits": {
-            "max_num_seqs": 2,
-            "max_num_batched_tokens": 32,
-            "max_model_len": 128,
-            "block_size": 16,
-            "num_blocks": 24,
-        },
-    }
-)
+SPEC = spec_of(config={"eps": 1e-5, "x": {"b": 1, "a": 2}})
 MANIFEST = Manifest.of(SPEC)
 DATA = dumps(MANIFEST)
 NUM_PROMPTS = len(MANIFEST.of_kind("prompt"))

@@ -12,6 +12,7 @@ from aotgaudi.errors import SpecError
 from aotgaudi.manifest.cost import estimate_memory, kv_cache_bytes
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import load_spec, spec_from_json
+from tests import specs
 
 MANIFESTS = Path(__file__).parents[3] / "manifests"
 CONFIG = {
@@ -27,15 +28,7 @@ CONFIG = {
 
 
 def spec_of(dtype: str = "bfloat16", **config: Any) -> BuildSpec:
-    limits = {
-        "max_num_seqs": 2,
-        "max_num_batched_tokens": 32,
-        "max_model_len": 128,
-        "block_size": 16,
-        "num_blocks": 24,
-    }
-    model = {"name": "tiny", "dtype": dtype, "config": {**CONFIG, **config}}
-    return spec_from_json({"schema": "aotgaudi.spec/1", "model": model, "limits": limits})
+    return specs.spec_of(model={"dtype": dtype}, config={**CONFIG, **config})
 
 
 def test_kv_cache_is_two_tensors_a_layer_with_a_padding_block() -> None:

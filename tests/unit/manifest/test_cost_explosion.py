@@ -6,25 +6,22 @@ from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.manifest.cost import MANY_STEPS, find_explosion
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
-from aotgaudi.spec.parse import spec_from_json
+from tests import specs
 
 
 def spec_of(bucketing: dict[str, Any] | None = None, **limits: int) -> BuildSpec:
-    config = {"model_type": "llama", "max_position_embeddings": 131072}
-    return spec_from_json(
-        {
-            "schema": "aotgaudi.spec/1",
-            "model": {"name": "large", "dtype": "bfloat16", "config": config},
-            "limits": {
-                "max_num_seqs": 256,
-                "max_num_batched_tokens": 8192,
-                "max_model_len": 32768,
-                "block_size": 128,
-                "num_blocks": 4127,
-                **limits,
-            },
-            "bucketing": bucketing or {},
-        }
+    large = {
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 8192,
+        "max_model_len": 32768,
+        "block_size": 128,
+        "num_blocks": 4127,
+    }
+    return specs.spec_of(
+        model={"name": "large", "dtype": "bfloat16"},
+        config={"max_position_embeddings": 131072},
+        limits={**large, **limits},
+        bucketing=bucketing or {},
     )
 
 

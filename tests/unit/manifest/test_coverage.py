@@ -8,24 +8,12 @@ from hypothesis import strategies as st
 from aotgaudi.entries import DefragEntry, Entry, PromptEntry, SamplerEntry
 from aotgaudi.manifest.coverage import ServerCoverage, coverage_of, coverage_of_server, left_out
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.spec.parse import spec_from_json
 from aotgaudi.spec.scheduler import SchedulerSpec
-
-LIMITS = {
-    "max_num_seqs": 2,
-    "max_num_batched_tokens": 32,
-    "max_model_len": 128,
-    "block_size": 16,
-    "num_blocks": 24,
-}
+from tests.specs import spec_of
 
 
-def manifest_of(limits: dict[str, int] = LIMITS, **tables: Any) -> Manifest:
-    config = {"model_type": "llama", "max_position_embeddings": 100_000}
-    model = {"name": "tiny", "dtype": "float32", "config": config}
-    return Manifest.of(
-        spec_from_json({"schema": "aotgaudi.spec/1", "model": model, "limits": limits, **tables})
-    )
+def manifest_of(limits: dict[str, int] | None = None, **tables: Any) -> Manifest:
+    return Manifest.of(spec_of(config={"max_position_embeddings": 100_000}, limits=limits, **tables))
 
 
 def without(manifest: Manifest, *removed: Entry) -> Manifest:

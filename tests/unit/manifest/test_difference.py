@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from aotgaudi.entries import DecodeEntry
 from aotgaudi.manifest.difference import OTHER_RULES, TOGETHER, Difference, difference
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.spec.parse import spec_from_json
+from tests.specs import ONE_SEQUENCE, spec_of
 
 
 def manifest_of(
@@ -16,25 +16,10 @@ def manifest_of(
 ) -> Manifest:
     """With the public table as it is, so that the entries here do not depend on how holes are closed."""
     return Manifest.of(
-        spec_from_json(
-            {
-                "schema": "aotgaudi.spec/1",
-                "model": {
-                    "name": "tiny",
-                    "dtype": "float32",
-                    "config": {"model_type": "llama", "max_position_embeddings": 512, **(config or {})},
-                },
-                "limits": {
-                    "max_num_seqs": 1,
-                    "max_num_batched_tokens": 32,
-                    "max_model_len": 32,
-                    "block_size": 16,
-                    "num_blocks": 8,
-                    **limits,
-                },
-                "bucketing": {"coverage": "upstream"},
-                **(tables or {}),
-            }
+        spec_of(
+            config=config,
+            limits={**ONE_SEQUENCE, **limits},
+            **{"bucketing": {"coverage": "upstream"}, **(tables or {})},
         )
     )
 

@@ -16,21 +16,11 @@ from aotgaudi.errors import SpecError
 from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
-from aotgaudi.spec.parse import spec_from_json
-
-LIMITS = {
-    "max_num_seqs": 2,
-    "max_num_batched_tokens": 32,
-    "max_model_len": 128,
-    "block_size": 16,
-    "num_blocks": 24,
-}
+from tests import specs
 
 
-def spec_of(limits: dict[str, int] = LIMITS, **tables: Any) -> BuildSpec:
-    config = {"model_type": "llama", "max_position_embeddings": 100_000}
-    model = {"name": "tiny", "dtype": "float32", "config": config}
-    return spec_from_json({"schema": "aotgaudi.spec/1", "model": model, "limits": limits, **tables})
+def spec_of(limits: dict[str, int] | None = None, **tables: Any) -> BuildSpec:
+    return specs.spec_of(config={"max_position_embeddings": 100_000}, limits=limits, **tables)
 
 
 def test_prompt_entries_of_the_tiny_model_are_the_public_ones_and_what_closes_them() -> None:
@@ -53,7 +43,7 @@ def test_sampler_entries_are_all_settings_after_a_change_then_without_for_each_d
 
 
 def test_defrag_entries_follow_the_spec_unless_there_is_nothing_to_exchange() -> None:
-    one_block = {**LIMITS, "max_model_len": 16, "num_blocks": 1}
+    one_block = {"max_model_len": 16, "num_blocks": 1}
 
     assert Manifest.of(spec_of(defrag={"padded_swaps": [4, 9, 13], "threshold": 14})).of_kind("defrag") == (
         DefragEntry(4),
@@ -97,7 +87,7 @@ def test_entries_of_the_tiny_model_leave_no_step_uncovered() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_entries_are_the_distinct_buckets_of_the_public_table_ascending(version: str) -> None:
     """Of every strategy; some of upstream's lists hold buckets twice."""
-    limits = {**LIMITS, "max_num_seqs": 4, "max_num_batched_tokens": 128, "num_blocks": 64}
+    limits = {"max_num_seqs": 4, "max_num_batched_tokens": 128, "num_blocks": 64}
     for strategy in VERSIONS[version].strategy_names:
         if strategy == "file":
             continue
@@ -137,7 +127,7 @@ def test_a_target_without_graphs_has_nothing_to_warm() -> None:
 
 def test_more_sampler_entries_than_anyone_has_are_refused_before_they_are_made() -> None:
     settings = [{"temperature": 0.5, "top_p": 1, "top_k": k} for k in range(2000)]
-    limits = {**LIMITS, "max_num_seqs": 20_000, "num_blocks": 20_000}
+    limits = {"max_num_seqs": 20_000, "num_blocks": 20_000}
     bucketing = {"strategy": "linear", "decode": {"batch_size": {"step": 32}, "num_blocks": {"step": 20_000}}}
 
     with pytest.raises(
@@ -167,14 +157,14 @@ def test_what_would_take_for_ever_is_refused_at_once(
     started = time.perf_counter()
 
     with pytest.raises(SpecError, match="gives"):
-        enumerate_entries(spec_of({**LIMITS, **limits}, bucketing=bucketing))
+        enumerate_entries(spec_of(limits, bucketing=bucketing))
 
     assert time.perf_counter() - started < 5
 
 
 def test_a_bucket_that_no_tensor_can_have_is_refused() -> None:
     """Speculative decoding multiplies the blocks of the largest decode."""
-    limits = {**LIMITS, "max_model_len": 100_000, "num_blocks": 2**31 - 1, "max_num_seqs": 2**20}
+    limits = {"max_model_len": 100_000, "num_blocks": 2**31 - 1, "max_num_seqs": 2**20}
     bucketing = {"num_speculative_tokens": 1024, "contiguous_pa": True}
 
     with pytest.raises(

@@ -13,8 +13,8 @@ from aotgaudi.engine.defragmenter import plan_step
 from aotgaudi.entries import SamplerEntry
 from aotgaudi.manifest.side_entries import defrag_entries, most_exchanges, sampler_entries
 from aotgaudi.spec.build_spec import BuildSpec
-from aotgaudi.spec.parse import spec_from_json
 from aotgaudi.spec.sampler import SamplerSetting, SamplerSpec
+from tests import specs
 
 UPSTREAM = ((0.0, 1.0, 0), (1.0, 1.0, 0), (0.7, 0.9, 50), (0.3, 0.95, 20), (1.2, 0.8, 100), (0.8, 0.85, 0))
 
@@ -92,24 +92,11 @@ def test_log_probabilities_have_one_width() -> None:
 
 
 def spec_of(num_blocks: int, engine: str = "aotgaudi", **defrag: Any) -> BuildSpec:
-    return spec_from_json(
-        {
-            "schema": "aotgaudi.spec/1",
-            "model": {
-                "name": "tiny",
-                "dtype": "float32",
-                "config": {"model_type": "llama", "max_position_embeddings": 16},
-            },
-            "limits": {
-                "max_num_seqs": 1,
-                "max_num_batched_tokens": 16,
-                "max_model_len": 16,
-                "block_size": 16,
-                "num_blocks": num_blocks,
-            },
-            "scheduler": {"engine": engine},
-            "defrag": defrag,
-        }
+    return specs.spec_of(
+        config={"max_position_embeddings": 16},
+        limits={**specs.ONE_BLOCK, "num_blocks": num_blocks},
+        scheduler={"engine": engine},
+        defrag=defrag,
     )
 
 

@@ -11,7 +11,7 @@ from aotgaudi.errors import SpecError
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.side_entries import mhc_entries
 from aotgaudi.spec.build_spec import BuildSpec
-from aotgaudi.spec.parse import spec_from_json
+from tests import specs
 
 FLASH = {"model_type": "deepseek_v4", "hidden_size": 4096, "max_position_embeddings": 100_000}
 LLAMA = {"model_type": "llama", "hidden_size": 4096, "max_position_embeddings": 100_000}
@@ -19,15 +19,9 @@ H200 = {"backend": "cuda", "profile": "h200"}
 
 
 def spec_of(config: dict[str, Any] = FLASH, tokens: int = 8192, **tables: Any) -> BuildSpec:
-    limits = {
-        "max_num_seqs": 2,
-        "max_num_batched_tokens": tokens,
-        "max_model_len": 128,
-        "block_size": 64,
-        "num_blocks": 24,
-    }
     model = {"name": "m", "dtype": "bfloat16", "config": config}
-    return spec_from_json({"schema": "aotgaudi.spec/1", "model": model, "limits": limits, **tables})
+    limits = {"max_num_batched_tokens": tokens, "block_size": 64}
+    return specs.spec_of(model=model, limits=limits, **tables)
 
 
 def test_each_representative_is_warm_for_attention_then_for_ffn_most_tokens_first() -> None:
