@@ -19,23 +19,9 @@ from aotgaudi.bundle.signing import Signing, generate_key, load_signing_key
 from aotgaudi.graphs.program import Call, Program
 from aotgaudi.manifest.codec import dumps
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.spec.parse import parse_spec
 from aotgaudi.store.cas import ObjectStore
 from tests.container import UID, contained
-
-SPEC = """
-schema = "aotgaudi.spec/1"
-[model]
-name = "tiny"
-dtype = "float32"
-config = { model_type = "llama", max_position_embeddings = 512 }
-[limits]
-max_num_seqs = 1
-max_num_batched_tokens = 32
-max_model_len = 32
-block_size = 16
-num_blocks = 8
-"""
+from tests.specs import ONE_SEQUENCE, spec_of
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +35,7 @@ def place() -> Iterator[Path]:
 
 
 def _furnish(folder: Path) -> None:
-    manifest = Manifest.of(parse_spec(SPEC, Path()))
+    manifest = Manifest.of(spec_of(limits=ONE_SEQUENCE))
     objects = ObjectStore(folder / "store")
     program = Program(
         inputs=(), weights=(), caches=(), calls=(Call(unit="a" * 64, inputs=(), outputs=()),), outputs=()

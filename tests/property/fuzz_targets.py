@@ -16,7 +16,6 @@ import re
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import zstandard
@@ -45,25 +44,11 @@ from aotgaudi.oci.unpack import unpack_bundle
 from aotgaudi.remotes.oci_documents import BUNDLE_ROOT, LAYER_TYPES, ImageIndex, ImageManifest, load_document
 from aotgaudi.remotes.registry_remote import bundle_layer_of, dump_bundle, pointer_of
 from aotgaudi.remotes.remote import Pointer, load_pointer
-from aotgaudi.spec.parse import parse_spec
 from aotgaudi.store.records import dump_record, load_record
 from aotgaudi.store.roots import Root, load_root
+from tests.specs import spec_of
 
-SPEC = """
-schema = "aotgaudi.spec/1"
-[model]
-name = "tiny"
-dtype = "float32"
-config = { model_type = "llama", max_position_embeddings = 512 }
-[limits]
-max_num_seqs = 2
-max_num_batched_tokens = 32
-max_model_len = 32
-block_size = 16
-num_blocks = 4
-[target]
-backend = "fake"
-"""
+SPEC = spec_of(limits={"max_model_len": 32, "num_blocks": 4}, target={"backend": "fake"})
 KEY = "c" * 64
 _FILE_NAME = re.compile(
     r"aotgaudi\.(bundle|signature)\.json|manifest\.json|receipt\.json|objects/sha256/../[0-9a-f]{64}"
@@ -173,7 +158,7 @@ def documents_like(valid: bytes) -> st.SearchStrategy[bytes]:
 def _documents() -> Iterator[Fuzz]:
     receipt = _receipt()
     index = _index(receipt)
-    manifest = codec.dumps(Manifest.of(parse_spec(SPEC, Path())))
+    manifest = codec.dumps(Manifest.of(SPEC))
     statement = Statement.of(dump_index(index), index, receipt, 7)
     envelope = Envelope(b"payload", "type", (Signature("key", b"signature"), Signature("", b"other")))
     program = _program()

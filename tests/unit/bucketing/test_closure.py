@@ -17,6 +17,7 @@ from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.spec.bucketing import BucketingSpec
 from aotgaudi.spec.limits import LARGEST_LIMIT, ServingLimits
 from aotgaudi.spec.scheduler import SchedulerSpec
+from tests.specs import limits_of
 from tests.unit.bucketing.walks import all_prompts, schedulers
 
 any_limits = st.builds(
@@ -162,9 +163,7 @@ def test_additions_are_new_ascending_within_the_limits_and_at_most_one_decode(
         assert entry.num_blocks <= limits.num_blocks
 
 
-LIMITS = ServingLimits(
-    max_num_seqs=2, max_num_batched_tokens=64, max_model_len=128, block_size=16, num_blocks=24
-)
+LIMITS = limits_of(max_num_batched_tokens=64)
 
 
 def test_a_table_that_lacks_long_contexts_gets_one_entry_an_octave() -> None:

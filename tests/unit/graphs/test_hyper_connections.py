@@ -18,12 +18,10 @@ from aotgaudi.graphs.canonical import from_text
 from aotgaudi.graphs.hyper_connections import HcPostGraph, HcPreGraph, split_sums
 from aotgaudi.graphs.trace import TracedProgram, trace
 from aotgaudi.spec.hyper_connections import HyperConnections
-from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
+from tests.specs import ONE_BLOCK, limits_of
 
-LIMITS = ServingLimits(
-    max_num_seqs=1, max_num_batched_tokens=16, max_model_len=16, block_size=16, num_blocks=1
-)
+LIMITS = limits_of(**ONE_BLOCK)
 TOLERANCE = 1e-5
 T, H, D = 5, 4, 48
 FAMILIES = [("deepseek_v4", "DeepseekV4"), ("glm5_next", "Glm5NextText")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,8 +12,8 @@ from aotgaudi.errors import CoverageError
 from aotgaudi.llm.assemble import check_coverage, sampling_defaults
 from aotgaudi.llm.model_files import GenerationConfig
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.spec.parse import spec_from_json
 from aotgaudi.spec.sampler import SamplerSetting, SamplerSpec
+from tests.specs import spec_of
 
 WHAT = (
     "no entry for 1 of 17 prompt cells; the smallest: a prompt chunk of 1 token after 113 tokens (8 blocks)"
@@ -22,23 +21,7 @@ WHAT = (
 
 
 def manifest_of(coverage: str) -> Manifest:
-    spec: dict[str, Any] = {
-        "schema": "aotgaudi.spec/1",
-        "model": {
-            "name": "tiny",
-            "dtype": "float32",
-            "config": {"model_type": "llama", "max_position_embeddings": 512},
-        },
-        "limits": {
-            "max_num_seqs": 2,
-            "max_num_batched_tokens": 32,
-            "max_model_len": 128,
-            "block_size": 16,
-            "num_blocks": 24,
-        },
-        "bucketing": {"coverage": coverage},
-    }
-    return Manifest.of(spec_from_json(spec))
+    return Manifest.of(spec_of(bucketing={"coverage": coverage}))
 
 
 def test_a_manifest_with_holes_is_refused_under_require_warm() -> None:

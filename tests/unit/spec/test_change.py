@@ -9,24 +9,12 @@ from hypothesis import strategies as st
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.change import ABSENT, ValueChange, value_changes, with_change
-from aotgaudi.spec.parse import spec_from_json
-
-LIMITS = {
-    "max_num_seqs": 4,
-    "max_num_batched_tokens": 64,
-    "max_model_len": 128,
-    "block_size": 16,
-    "num_blocks": 24,
-}
+from tests import specs
 
 
-def spec_of(
-    *, config: dict[str, Any] | None = None, limits: dict[str, int] | None = None, **tables: Any
-) -> BuildSpec:
-    config = {"model_type": "llama", "max_position_embeddings": 512, **(config or {})}
-    model = {"name": "tiny", "dtype": "float32", "config": config}
-    return spec_from_json(
-        {"schema": "aotgaudi.spec/1", "model": model, "limits": {**LIMITS, **(limits or {})}, **tables}
+def spec_of(*, limits: dict[str, int] | None = None, **changes: Any) -> BuildSpec:
+    return specs.spec_of(
+        limits={"max_num_seqs": 4, "max_num_batched_tokens": 64, **(limits or {})}, **changes
     )
 
 

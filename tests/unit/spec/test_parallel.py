@@ -8,6 +8,7 @@ import pytest
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import parse_spec, spec_from_json
+from tests import specs
 
 LLAMA_70B = {
     "model_type": "llama",
@@ -19,16 +20,8 @@ LLAMA_70B = {
 
 
 def spec_of(config: dict[str, Any] = LLAMA_70B, **tables: Any) -> BuildSpec:
-    limits = {"max_num_seqs": 2, "max_num_batched_tokens": 32, "max_model_len": 128, "block_size": 16}
     model = {"name": "m", "dtype": "bfloat16", "config": config, **tables.pop("model", {})}
-    return spec_from_json(
-        {
-            "schema": "aotgaudi.spec/1",
-            "model": model,
-            "limits": {**limits, "num_blocks": 24, **tables.pop("limits", {})},
-            **tables,
-        }
-    )
+    return specs.spec_of(model=model, **tables)
 
 
 @pytest.mark.parametrize(

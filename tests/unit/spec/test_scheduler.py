@@ -8,19 +8,11 @@ from aotgaudi.errors import SpecError
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import spec_from_json
+from tests import specs
 
 
 def spec_of(**tables: Any) -> BuildSpec:
-    limits = {
-        "max_num_seqs": 2,
-        "max_num_batched_tokens": 64,
-        "max_model_len": 128,
-        "block_size": 16,
-        "num_blocks": 24,
-    }
-    config = {"model_type": "llama", "max_position_embeddings": 512}
-    model = {"name": "tiny", "dtype": "float32", "config": config}
-    return spec_from_json({"schema": "aotgaudi.spec/1", "model": model, "limits": limits, **tables})
+    return specs.spec_of(limits={"max_num_batched_tokens": 64}, **tables)
 
 
 def test_our_own_scheduler_is_the_default_and_leaves_the_manifest_id_as_it_is() -> None:

@@ -12,17 +12,15 @@ from aotgaudi.errors import StoreError
 from aotgaudi.spec.bucketing import AxisBounds, BucketingSpec, DecodeBounds, PromptBounds, SlidingSpec
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.defrag import DefragSpec
-from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
 from aotgaudi.spec.parse import load_spec, spec_from_json
 from aotgaudi.spec.sampler import SamplerSetting, SamplerSpec
 from aotgaudi.spec.target import TargetSpec
 from aotgaudi.spec.vision import VisionSpec
 from aotgaudi.spec.write import spec_tables, write_spec
+from tests.specs import limits_of
 
-LIMITS = ServingLimits(
-    max_num_seqs=2, max_num_batched_tokens=32, max_model_len=128, block_size=16, num_blocks=24
-)
+LIMITS = limits_of()
 CONFIG: dict[str, Any] = {"model_type": "llama", "max_position_embeddings": 512}
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=30)

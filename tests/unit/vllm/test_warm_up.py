@@ -8,8 +8,8 @@ import pytest
 
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.side_entries import sampler_entries
-from aotgaudi.spec.parse import spec_from_json
 from aotgaudi.vllm.warm_up import LogLine, warm_up_log
+from tests.specs import ONE_BLOCK, spec_of
 
 SETTINGS = [
     "temp=0.0, top_p=1.0, top_k=0",
@@ -35,22 +35,8 @@ def log_of(num_blocks: int = 24, version: str = NEWEST, **tables: Any) -> list[s
 
 
 def lines_of(num_blocks: int, version: str, **tables: Any) -> tuple[LogLine, ...]:
-    config = {"model_type": "llama", "max_position_embeddings": 512}
-    limits = {
-        "max_num_seqs": 1,
-        "max_num_batched_tokens": 16,
-        "max_model_len": 16,
-        "block_size": 16,
-        "num_blocks": num_blocks,
-    }
-    document = {
-        "schema": "aotgaudi.spec/1",
-        "model": {"name": "tiny", "dtype": "float32", "config": config},
-        "limits": limits,
-        "bucketing": {"version": version},
-        **tables,
-    }
-    spec = spec_from_json(document)
+    limits = {**ONE_BLOCK, "num_blocks": num_blocks}
+    spec = spec_of(limits=limits, **{"bucketing": {"version": version}, **tables})
     return warm_up_log(Manifest(spec, sampler_entries((1,), spec.sampler)))
 
 
