@@ -125,7 +125,8 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Built:
 def test_the_bytes_do_not_depend_on_who_compiles_where_and_after_what(plain: Built, elsewhere: Built) -> None:
     assert plain.rows[0] == elsewhere.rows[1]
     assert plain.data[0] == elsewhere.data[1]
-    assert len({row["unit.so"] for row in elsewhere.rows}) == 3
+    units = {row["unit.so"] for row in elsewhere.rows}
+    assert len(units) == len({(BEST, OTHER), (BEST, LAYER), ("avx2", LAYER)})  # one less without AVX-512
 
 
 @pytest.mark.slow
