@@ -79,7 +79,7 @@ def _sample(spec: ClosedSpec, is_weight: bool, generator: torch.Generator) -> Te
     if not dtype.is_floating_point:
         return torch.zeros(sizes, dtype=dtype)
     noise = torch.randn(sizes, generator=generator)
-    if len(sizes) == 1:
+    if len(sizes) < 2:
         return (1 + 0.1 * noise).to(dtype)
     fan_in = sizes[-1] if len(sizes) == 2 else max(sizes[-2:])
     return (noise * (fan_in**-0.5 if is_weight else 0.5)).to(dtype)

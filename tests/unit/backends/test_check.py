@@ -35,6 +35,11 @@ class Sampler(nn.Module):
         return logits.argmax(-1), (sums <= noise[:, None] * sums[:, -1:]).sum(-1)
 
 
+class Scaled(nn.Module):
+    def forward(self, x: Tensor, scale: Tensor) -> tuple[Tensor]:
+        return (x * scale,)
+
+
 SCALED = """\
 "aotgaudi.graph/2"
 ["input","float32",[2,4],[4,1]]
@@ -201,3 +206,14 @@ def test_a_sum_that_passes_its_limit_within_rounding_may_do_so_either_way(
     for wrong in (1, -1):
         with pytest.raises(CompileError, match="in 1 of 8 rows"):
             check(graph, specs, Summed(wrong), "sampler x")
+
+
+def test_a_scale_without_dimensions_is_an_input_like_another() -> None:
+    """Gemma scales its embeddings by one."""
+    text = text_of(Scaled(), torch.zeros(2, 4), torch.zeros(()))
+    graph, specs = from_text(text)
+
+    _, scale = sample_inputs(graph, specs, seed=0)
+
+    assert scale.shape == ()
+    assert 0.5 < scale.item() < 1.5
