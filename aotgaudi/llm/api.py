@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import os
 import queue
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -115,8 +114,7 @@ class LLM:
             store_root=Path(store or ""),
             generation_config=GenerationConfig(generation_config),
         )
-        with _kept_num_threads():
-            self._model: RunningModel = start(options)
+        self._model: RunningModel = start(options)
         self._model.guard.arm(None if guard == "process" else self._model.engine.thread_ident)
         self._numbers = count()
 
@@ -248,15 +246,3 @@ def _conversations(messages: Conversation | Sequence[Conversation]) -> Sequence[
         if not all(isinstance(message.get(name), str) for name in ("role", "content")):
             raise RequestError("a message needs a role and a content, both text", param="messages")
     return conversations
-
-
-@contextmanager
-def _kept_num_threads() -> Iterator[None]:
-    """Loading sets this thread's number of torch threads; it is the caller's afterwards as it was."""
-    import torch
-
-    before = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

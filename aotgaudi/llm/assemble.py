@@ -6,8 +6,9 @@ Importing this module imports torch, which takes as long as hashing the bundle; 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,22 @@ logger = logging.getLogger(__name__)
 def assemble(options: ModelOptions, bundle: Bundle, pending: Future[VerifiedBundle]) -> RunningModel:
     """Returns a model whose engine runs. See `aotgaudi.llm.start.start` for the errors."""
     keep_freed_memory()
-    torch.set_num_threads(1)  # This thread loads; the engine's computes (see ProgramRunner).
+    with _one_thread():
+        return _assembled(options, bundle, pending)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """This thread loads on one core, since the engine's computes (see ProgramRunner); then it has its own number again."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _assembled(options: ModelOptions, bundle: Bundle, pending: Future[VerifiedBundle]) -> RunningModel:
     manifest, spec, model_dir = bundle.manifest, bundle.manifest.spec, options.model_dir
     check_model(spec, _model_of(model_dir, manifest), model_dir)
     tokenizer, chat_template = Tokenizer.load(model_dir), ChatTemplate.load(model_dir)

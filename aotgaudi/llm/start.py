@@ -5,6 +5,7 @@ The order is the guarantee: nothing is mapped before the bundle is verified and 
 
 from __future__ import annotations
 
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 from aotgaudi.backends.online import check_target
@@ -28,7 +29,10 @@ def start(options: ModelOptions) -> RunningModel:
     check_target(bundle.receipt.target)
     with ThreadPoolExecutor(1) as pool:
         pending = pool.submit(hold_bundle, bundle, entry_labels)
-        # Torch and the rest are imported only now: what can be refused without them has been, in a fraction of a second.
-        from aotgaudi.llm.assemble import assemble
+        with warnings.catch_warnings():
+            # torch warns while it is imported where numpy is not installed; [serve] does without, and so do we.
+            warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)
+            # Torch and the rest are imported only now: what can be refused without them has been, in a fraction of a second.
+            from aotgaudi.llm.assemble import assemble
 
         return assemble(options, bundle, pending)
