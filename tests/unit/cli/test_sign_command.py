@@ -14,9 +14,9 @@ from aotgaudi.backends.base import Target
 from aotgaudi.bundle.trust import load_trusted_key
 from aotgaudi.cli.main import cli
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.spec.parse import parse_spec
+from tests.specs import ONE_SEQUENCE, spec_of
 from tests.unit.cli.test_build_commands import Place
-from tests.unit.cli.test_verify_command import SPEC, damage, seal
+from tests.unit.cli.test_verify_command import damage, seal
 
 
 def run(*arguments: object) -> Result:
@@ -34,7 +34,7 @@ def refused(code: int, *arguments: object) -> str:
 
 @pytest.fixture(scope="module")
 def manifest() -> Manifest:
-    return Manifest.of(parse_spec(SPEC, Path(".")))
+    return Manifest.of(spec_of(limits=ONE_SEQUENCE))
 
 
 @pytest.fixture
