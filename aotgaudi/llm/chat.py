@@ -3,6 +3,10 @@
 The template is a Jinja program that came with the model. It gets what Hugging Face's ``apply_chat_template`` promises
 (`raise_exception`, `strftime_now`, `tojson`, loop controls, ``{% generation %}``). It cannot reach Python: an unsafe
 access is an error, not an empty string.
+
+Compiling a template computes nothing that the template says: Jinja would otherwise fold constants, and
+``{{ 9 ** 9999999 }}`` would keep a process busy before it serves. Rendering has no bound of its own: the server renders
+in a process that may be killed (`aotgaudi.server.intake_lane`), `LLM` in its caller's.
 """
 
 from __future__ import annotations
@@ -11,12 +15,13 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jinja2
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Node
+from jinja2.nodes import Const, EvalContextModifier, Impossible, Node, TemplateData
 from jinja2.parser import Parser
 from jinja2.runtime import Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -27,6 +32,14 @@ from aotgaudi.llm.model_files import read_json_object, special_tokens
 Message = Mapping[str, str]
 """``role`` and ``content``, and ``name`` where the speaker has one."""
 
+_MAX_QUOTED_CHARS = 500
+
+_REFUSALS = (
+    *(jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError),
+    *(AttributeError, RuntimeError, MemoryError),  # RecursionError is a RuntimeError.
+)
+"""What a template raises that does not suit its messages, asks for too much, or is wrong."""
+
 
 class _Generation(Extension):
     """``{% generation %}`` marks, for training, what the assistant said; here it is just its body."""
@@ -36,6 +49,20 @@ class _Generation(Extension):
     def parse(self, parser: Parser) -> list[Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Generator(CodeGenerator):
+    """Leaves every expression to rendering, where Jinja would compute constant ones while it compiles."""
+
+    def _output_child_to_const(self, node: Any, frame: Frame, finalize: Any) -> str:
+        if not isinstance(node, (Const, TemplateData)):
+            raise Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
+    def visit_EvalContextModifier(self, node: EvalContextModifier, frame: Frame) -> None:  # noqa: N802
+        if not all(isinstance(option.value, Const) for option in node.options):
+            self.fail("autoescape is either true or false", node.lineno)
+        super().visit_EvalContextModifier(node, frame)
 
 
 class _Namespace(jinja2.utils.Namespace):
@@ -61,6 +88,8 @@ def _refuse_private(name: object) -> None:
 class _Sandbox(ImmutableSandboxedEnvironment):
     """Raises on an unsafe attribute, where Jinja would yield an undefined that prints as nothing."""
 
+    code_generator_class = _Generator
+
     def unsafe_undefined(self, obj: object, attribute: str) -> Undefined:
         raise SecurityError(f"access to attribute {attribute!r} of {type(obj).__name__!r} is unsafe")
 
@@ -83,7 +112,9 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _environment(now: Callable[[], datetime]) -> _Sandbox:
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    environment = _Sandbox(
+        trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[_Generation, loopcontrols]
+    )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: now().strftime(form)
@@ -113,6 +144,8 @@ class ChatTemplate:
             raise SpecError(
                 f"{where}:{error.lineno}", f"is not a valid chat template: {error.message}"
             ) from error
+        except (*_REFUSALS, SyntaxError) as error:  # Literals, nesting or code too large for Python.
+            raise SpecError(where, f"is not a valid chat template: {_words_of(error)}") from error
         self._tokens = dict(tokens or {})
         self._knows_developer = "developer" in source
 
@@ -133,7 +166,8 @@ class ChatTemplate:
         """Returns the prompt that asks for the assistant's next message. Encode it without adding special tokens.
 
         Raises:
-            RequestError: 400; the template refuses these messages. The message quotes its words.
+            RequestError: 400; the template refuses these messages, or asks for more than Python has. The message quotes
+                its words.
         """
         try:
             return self._template.render(
@@ -143,9 +177,9 @@ class ChatTemplate:
                 documents=None,
                 **self._tokens,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+        except _REFUSALS as error:
             raise RequestError(
-                f"The model's chat template refuses these messages: {error}", param="messages"
+                f"The model's chat template refuses these messages: {_words_of(error)}", param="messages"
             ) from error
 
     def _known_role(self, message: Message) -> Message:
@@ -153,6 +187,10 @@ class ChatTemplate:
         if message["role"] == "developer" and not self._knows_developer:
             return {**message, "role": "system"}
         return message
+
+
+def _words_of(error: BaseException) -> str:
+    return f"{str(error) or type(error).__name__:.{_MAX_QUOTED_CHARS}}"
 
 
 def _find_source(model_dir: Path) -> tuple[Path, str] | None:

@@ -16,6 +16,9 @@ from aotgaudi.document import Value
 from aotgaudi.errors import RequestError
 
 _MAX_ECHO_CHARS = 64
+_MAX_UNCOUNTED_BYTES = 64 * 1024
+_MAX_CONTAINERS, _MAX_STRINGS, _MAX_VALUES = 32_768, 65_536, 524_288
+"""Of one body: objects and arrays, strings (names included), values. What Python makes of 4 MiB of ``{},`` is 100 MB."""
 _REF = "#/components/schemas/{model}"
 
 BodyT = TypeVar("BodyT", bound="Body")
@@ -73,12 +76,29 @@ def parse_body(body_class: type[BodyT], raw: bytes) -> BodyT:
     """Returns `raw` (JSON, UTF-8) as a request.
 
     Raises:
-        RequestError: 400; malformed JSON, a wrong type, an unknown or an unsupported parameter.
+        RequestError: 400; malformed JSON, more values than any request needs, a wrong type, an unknown or an unsupported
+            parameter.
     """
+    if len(raw) > _MAX_UNCOUNTED_BYTES:
+        _check_counts(raw)
     try:
         return body_class.model_validate_json(raw)
     except ValidationError as error:
         raise _as_request_error(error.errors(include_url=False, include_input=False)[0]) from None
+
+
+def _check_counts(raw: bytes) -> None:
+    """Refuses a body of too many values before anything is made of them. What is never closed is not deep, or not JSON."""
+    unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    _check_count("strings", unescaped.count(b'"') // 2, _MAX_STRINGS)
+    between_strings = b"".join(unescaped.split(b'"')[::2])
+    _check_count("objects and arrays", sum(map(between_strings.count, (b"}", b"]"))), _MAX_CONTAINERS)
+    _check_count("values", between_strings.count(b","), _MAX_VALUES)
+
+
+def _check_count(noun: str, num: int, most: int) -> None:
+    if num > most:
+        raise RequestError(f"The body has {num} {noun}; at most {most} are read")
 
 
 def _as_request_error(details: ErrorDetails) -> RequestError:
@@ -99,13 +119,14 @@ def _as_request_error(details: ErrorDetails) -> RequestError:
 
 
 def _path(location: Sequence[int | str]) -> str:
-    """``messages[0].content`` for ("messages", 0, "content"); the tags of unions are left out."""
+    """``messages[0].content`` for ("messages", 0, "content"); the tags of unions, and of keys, are left out."""
     path = ""
     for step in location:
+        name = str(step)[:_MAX_ECHO_CHARS]
         if isinstance(step, int):
-            path += f"[{step}]"
-        elif not step.startswith("<"):
-            path += f".{step}" if path else step
+            path += f"[{name}]"
+        elif not step.startswith("<") and step != "[key]":
+            path += f".{name}" if path else name
     return path
 
 

@@ -40,6 +40,9 @@ from aotgaudi.server.body import (
 )
 
 MAX_PROMPTS = 64
+MAX_MESSAGES = 2048
+MAX_TEXT_PARTS = 1024  # of one message
+MAX_METADATA_PAIRS, MAX_METADATA_KEY_CHARS, MAX_METADATA_CHARS = 16, 64, 512  # OpenAI's
 MAX_STOP_STRING_CHARS = 256
 MAX_STOP_TOKEN_IDS = 256
 DEFAULT_COMPLETION_MAX_TOKENS = 16  # as OpenAI's API has it; a chat runs to the model's length
@@ -53,7 +56,9 @@ class StreamOptions(Body):
     include_obfuscation: OffOnly = None
 
 
-TokenId = Annotated[int, Field(ge=0)]
+Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+Count = Annotated[int, Field(ge=1, le=2**63 - 1)]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_STRING_CHARS)]
 StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
 
@@ -71,6 +76,14 @@ def _shape_of_prompt(value: object) -> str:
     return "<texts>" if isinstance(first, str) else "<tokens>"
 
 
+Metadata = Annotated[
+    dict[
+        Annotated[str, Field(max_length=MAX_METADATA_KEY_CHARS)],
+        Annotated[str, Field(max_length=MAX_METADATA_CHARS)],
+    ],
+    Field(max_length=MAX_METADATA_PAIRS),
+]
+"""Accepted and ignored."""
 Stop = Annotated[
     Annotated[StopString, Tag("<text>")] | Annotated[StopStrings, Tag("<list>")],
     Discriminator(_shape_of_text),
@@ -105,10 +118,10 @@ class GenerationRequest(Body):
     """What both endpoints share. Ranges of the sampling parameters are checked by `SamplingParams`."""
 
     model: str | None = None
-    max_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: Count | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Int64 | None = None
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -121,7 +134,7 @@ class GenerationRequest(Body):
     stream_options: StreamOptions | None = None
 
     user: Ignored = None
-    metadata: Ignored = None
+    metadata: Metadata | None = None
     safety_identifier: Ignored = None
     prompt_cache_key: Ignored = None
 
@@ -197,7 +210,7 @@ class CompletionRequest(GenerationRequest):
 
     prompt: Prompt
     add_special_tokens: bool | None = None
-    logprobs: int | None = None
+    logprobs: Int64 | None = None
 
     echo: OffOnly = None
     suffix: Annotated[object, neutral_only("")] = None
@@ -226,7 +239,8 @@ class TextPart(Body):
 
 
 MessageContent = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("<list>")],
+    Annotated[str, Tag("<text>")]
+    | Annotated[list[TextPart], Field(max_length=MAX_TEXT_PARTS, fail_fast=True), Tag("<list>")],
     Discriminator(_shape_of_text),
 ]
 
@@ -255,10 +269,10 @@ class Message(Body):
 class ChatCompletionRequest(GenerationRequest):
     """The body of ``POST /v1/chat/completions``; `max_completion_tokens` is the newer `max_tokens`."""
 
-    messages: list[Message] = Field(min_length=1, fail_fast=True)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Int64 | None = None
 
     service_tier: Annotated[object, neutral_only("auto", "default")] = None
     store: OffOnly = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import datetime
 from pathlib import Path
 
@@ -103,6 +104,57 @@ def test_syntax_error_is_a_spec_error_with_its_line() -> None:
 
 def _write(directory: Path, name: str, value: object) -> None:
     directory.joinpath(name).write_text(value if isinstance(value, str) else json.dumps(value))
+
+
+BOMBS = [
+    "{{ 9 ** 9999999 }}",
+    "{{ 'a' | center(3000000000) }}",
+    "{% set x = 'a' * 3000000000 %}",
+    "{% set x = [1] * 10 ** 10 %}",
+    "{% if 9 ** 9999999 %}{% endif %}",
+    "{% for x in [9 ** 9999999] %}{% endfor %}",
+    "{{ f(x=9 ** 9999999) }}",
+]
+
+
+@pytest.mark.parametrize("source", BOMBS)
+def test_compiling_a_template_computes_nothing(source: str) -> None:
+    began = time.process_time()
+
+    ChatTemplate(source)
+
+    assert time.process_time() - began < 0.2
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% autoescape 9 ** 9999999 %}{% endautoescape %}",
+        "{{ " + "9" * 5000 + " }}",
+        "{{ " + "(" * 20_000 + ")" * 20_000 + " }}",
+        "{% if x %}" * 150 + "{% endif %}" * 150,
+    ],
+)
+def test_template_that_python_cannot_compile_is_a_spec_error(source: str) -> None:
+    with pytest.raises(SpecError, match="is not a valid chat template"):
+        ChatTemplate(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 10 ** 30 }}",
+        "{{ messages | tojson(indent=10 ** 30) }}",
+        "{{ 'a' * 2 ** 62 }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ raise_exception('x' * 100000) }}",
+    ],
+)
+def test_template_that_asks_for_too_much_is_one_request_error(source: str) -> None:
+    with pytest.raises(RequestError, match="refuses these messages") as caught:
+        ChatTemplate(source).render(HI)
+
+    assert len(str(caught.value)) < 600
 
 
 def test_load_from_a_file_of_its_own(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 
 import pytest
@@ -67,12 +68,25 @@ BAD_COMPLETIONS = [
     ({"prompt": "a", "logit_bias": {"1": 1}}, "logit_bias", "not supported by this server"),
     ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty", "not supported by this server"),
     ({"prompt": "a", "min_p": 0.1}, "min_p", "not supported by this server"),
+    ({"prompt": "a", "max_tokens": 2**63}, "max_tokens", "less than or equal to 9223372036854775807"),
+    ({"prompt": "a", "top_k": 10**4299}, "top_k", "less than or equal to 9223372036854775807"),
+    ({"prompt": [2**31]}, "prompt[0]", "less than or equal to 2147483647"),
+    ({"prompt": "a", "metadata": {"a": 1}}, "metadata.a", "valid string"),
+    ({"prompt": "a", "metadata": {"a" * 65: ""}}, f"metadata.{'a' * 64}", "at most 64 characters"),
+    ({"prompt": "a", "metadata": {"a": "b" * 513}}, "metadata.a", "at most 512 characters"),
+    ({"prompt": "a", "metadata": {str(i): "" for i in range(17)}}, "metadata", "at most 16 items"),
     ({"prompt": "a", "response_format": {"type": "json_object"}}, "response_format", "not supported"),
 ]
 BAD_CHATS = [
     ({}, "messages", "Missing required parameter: 'messages'"),
     ({"messages": []}, "messages", "at least 1 item"),
     ({"messages": "hi"}, "messages", "valid array"),
+    ({"messages": HI * 2049}, "messages", "at most 2048 items"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 1025}]},
+        "messages[0].content",
+        "at most 1024 items",
+    ),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "Missing"),
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "valid string"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "'assistant'"),
@@ -125,6 +139,31 @@ def test_malformed_json_is_refused(client: TestClient, raw: bytes) -> None:
 
     assert response.status_code == 400
     assert "not valid JSON" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("unit", "message"),
+    [
+        (b"{}", "1398102 objects and arrays; at most 32768 are read"),
+        (b'"a"', "1048576 strings; at most 65536 are read"),
+        (b"7", "2097151 values; at most 524288 are read"),
+    ],
+)
+def test_body_of_too_many_values_is_refused_before_they_are_made(unit: bytes, message: str) -> None:
+    raw = b"[" + b",".join([unit] * (4 * 1024 * 1024 // (len(unit) + 1))) + b"]"
+
+    began = time.process_time()
+    with pytest.raises(RequestError, match=message):
+        parse_body(ChatCompletionRequest, raw)
+    assert time.process_time() - began < 0.5
+
+
+def test_brackets_and_quotes_in_long_text_count_for_nothing() -> None:
+    text = '[{"a\\": [1,2,"\\\\"]}]' * 50_000
+
+    request = parse_body(CompletionRequest, json.dumps({"prompt": text}).encode())
+
+    assert request.prompt == text
 
 
 @pytest.mark.parametrize("raw", [b"[]", b"1", b"null", b'"text"'])
