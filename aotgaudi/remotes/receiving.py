@@ -26,8 +26,6 @@ _CHUNK_BYTES = 1 << 20
 _MODE = 0o444
 _PROGRESS_BYTES = 1 << 20
 """A connection that brought this much before it broke is not counted as a failed attempt."""
-_PATIENCE_SECONDS = 60.0
-_SLOWEST_BYTES_PER_SECOND = 1024
 
 Fill = Callable[["Partial"], None]
 
@@ -109,6 +107,7 @@ def fill_from(
     Raises CorruptError where the remote's bytes are others, RemoteError, and MissingObjectError.
     """
     is_continued, may_restart, attempt = partial.size_bytes > 0, True, 0
+    began = retry.clock()
     is_ended = partial.size_bytes >= digest.size_bytes
     while not partial.is_whole(digest):
         if is_ended:
@@ -118,44 +117,36 @@ def fill_from(
             is_continued = may_restart = False
         before = partial.size_bytes
         try:
-            _receive_rest(remote, digest, partial, retry, advance)
+            _receive_rest(remote, digest, partial, advance)
             is_ended = True
         except TransientError as error:
             is_ended, is_continued = False, partial.size_bytes > 0
-            attempt = 0 if partial.size_bytes - before >= _PROGRESS_BYTES else attempt + 1
-            if attempt >= retry.num_attempts:
+            if partial.size_bytes - before >= _PROGRESS_BYTES:
+                attempt, began = -1, retry.clock()
+            attempt += 1
+            if attempt >= retry.num_attempts or retry.is_over(began):
                 raise
             retry.wait(max(attempt - 1, 0), error)
 
 
-def _receive_rest(
-    remote: Remote, digest: Digest, partial: Partial, retry: Retry, advance: Callable[[int], None]
-) -> None:
+def _receive_rest(remote: Remote, digest: Digest, partial: Partial, advance: Callable[[int], None]) -> None:
     """One attempt, to the end of what the remote has, at most to a byte too much. Raises TransientError."""
     with remote.read(digest, partial.size_bytes) as download:
         if download.offset != partial.size_bytes:
             _drop(partial, advance)
         if download.offset not in (0, partial.size_bytes):
             raise TransientError(f"{remote.label}: object {digest}: comes from byte {download.offset} on")
-        started, num_received = retry.clock(), 0
         for chunk in download.chunks:
             part = chunk[: digest.size_bytes - partial.size_bytes + 1]
             partial.write(part)
             advance(len(part))
-            num_received += len(part)
             if partial.size_bytes > digest.size_bytes:
                 return
-            _refuse_trickle(remote, num_received, retry.clock() - started)
 
 
 def _drop(partial: Partial, advance: Callable[[int], None]) -> None:
     advance(-partial.size_bytes)
     partial.restart()
-
-
-def _refuse_trickle(remote: Remote, num_bytes: int, seconds: float) -> None:
-    if seconds > _PATIENCE_SECONDS and num_bytes < seconds * _SLOWEST_BYTES_PER_SECOND:
-        raise TransientError(f"{remote.label}: sent {num_bytes} bytes in {seconds:.0f} s")
 
 
 def _verify_written(path: Path, digest: Digest) -> None:

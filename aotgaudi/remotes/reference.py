@@ -37,13 +37,18 @@ class Reference:
     @property
     def is_loopback(self) -> bool:
         """Whether the registry is on this machine."""
-        name = self.host.rpartition(":")[0] if re.search(r":[0-9]+$", self.host) else self.host
-        if name == "localhost" or name.endswith(".localhost"):
-            return True
-        try:
-            return ipaddress.ip_address(name.strip("[]")).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``HOST[:PORT]`` is this machine."""
+    name = host.rpartition(":")[0] if re.search(r":[0-9]+$", host) else host
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def is_host(text: str) -> bool:

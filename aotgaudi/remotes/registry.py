@@ -22,10 +22,12 @@ from aotgaudi.remotes.oci_documents import (
     MAX_MANIFEST_BYTES,
     is_sha256,
 )
+from aotgaudi.remotes.pace import DEFAULT_LIMITS, Limits, Pace, SlowError
 from aotgaudi.remotes.registry_client import RegistryClient
 from aotgaudi.remotes.remote import Download
 
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 64 << 10
+"""Of what is uploaded: a connection has ten seconds or more to take each."""
 _OCTETS = "application/octet-stream"
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-[0-9]{1,19}/(?:[0-9]{1,19}|\*)")
 
@@ -44,8 +46,9 @@ class FileBody:
     `failure` is what was wrong with the file, where sending failed for that.
     """
 
-    def __init__(self, path: Path, size_bytes: int) -> None:
-        self._path, self._size_bytes = path, size_bytes
+    def __init__(self, path: Path, size_bytes: int, limits: Limits = DEFAULT_LIMITS) -> None:
+        """Whoever takes it must keep up with the least rate of `limits`."""
+        self._path, self._size_bytes, self._limits = path, size_bytes, limits
         self.failure: StoreError | None = None
 
     def __len__(self) -> int:
@@ -53,13 +56,17 @@ class FileBody:
         return self._size_bytes
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yields exactly `len` bytes. Raises StoreError."""
-        rest = self._size_bytes
+        """Yields exactly `len` bytes. Raises StoreError, and SlowError."""
+        rest, pace = self._size_bytes, Pace(0.0)
+        pace.keep_up(self._limits)
         try:
             with self._path.open("rb", buffering=0) as file:
                 while rest and (chunk := file.read(min(rest, _CHUNK_BYTES))):
                     rest -= len(chunk)
                     yield chunk
+                    pace.count(len(chunk))
+        except SlowError:
+            raise
         except OSError as error:
             self.failure = store_error("read", self._path, error)
             raise self.failure from error
@@ -92,11 +99,11 @@ class Registry:
                 yield Download(0, iter(()))
                 return
             start = _range_start(response) if response.status_code == 206 else 0
-            yield Download(start, _chunks(response))
+            yield Download(start, self.client.chunks(response, digest.size_bytes - max(start, 0)))
 
     def put_blob(self, digest: Digest, path: Path) -> None:
         """Uploads the file at `path` as the blob `digest`, in one piece; the registry refuses another's bytes."""
-        body = FileBody(path, digest.size_bytes)
+        body = FileBody(path, digest.size_bytes, self.client.limits)
         try:
             self._upload(digest, body if len(body) else b"")
         except RemoteError as error:
@@ -157,12 +164,6 @@ def _with_digest(location: str, digest: Digest) -> str:
     parts = urlsplit(location)
     query = "&".join(filter(None, (parts.query, urlencode({"digest": f"sha256:{digest.sha256}"}))))
     return urlunsplit(parts._replace(query=query))
-
-
-def _chunks(response: Any) -> Iterator[bytes]:
-    """What has come, as it comes: a slow sender gets no silence to hide in."""
-    while chunk := response.raw.read1(_CHUNK_BYTES, decode_content=False):
-        yield chunk
 
 
 def _range_start(response: Any) -> int:

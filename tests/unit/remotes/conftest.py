@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from aotgaudi.remotes.credentials import Credentials
+from aotgaudi.remotes.pace import DEFAULT_LIMITS, Limits
 from aotgaudi.remotes.reference import parse_reference
 from aotgaudi.remotes.registry_client import RegistryClient
 from aotgaudi.remotes.registry_remote import RegistryRemote
@@ -31,8 +32,11 @@ def remote(registry: FakeRegistry) -> RegistryRemote:
 
 def remote_of(registry: FakeRegistry, reference: str = "team/bundle:v1", **options: object) -> RegistryRemote:
     credentials = options.pop("credentials", Credentials())
+    limits = options.pop("limits", DEFAULT_LIMITS)
     assert isinstance(credentials, Credentials)
-    return RegistryRemote(RegistryClient(parse_reference(f"{registry.host}/{reference}"), credentials))
+    assert isinstance(limits, Limits)
+    client = RegistryClient(parse_reference(f"{registry.host}/{reference}"), credentials, limits=limits)
+    return RegistryRemote(client)
 
 
 @pytest.fixture

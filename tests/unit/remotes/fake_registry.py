@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +30,7 @@ class FakeRegistry:
     faults: list[Fault] = field(default_factory=list)
     authorizations: list[str | None] = field(default_factory=list)
     has_ranges: bool = True
+    is_deaf: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -59,6 +62,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def handle_one(self) -> None:
         registry, path = self.registry, urlsplit(self.path).path
+        if registry.is_deaf and self.command == "PUT":
+            time.sleep(5)
+            return
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         with registry.lock:
             registry.log.append(f"{self.command} {self.path}")
@@ -184,6 +190,19 @@ def cut_after(num_bytes: int) -> Callable[[Handler], None]:
         handler.wfile.flush()
         handler.close_connection = True
         handler.connection.shutdown(2)
+
+    return act
+
+
+def trickle(head: bytes, *pieces: bytes, pause_seconds: float = 0.02) -> Callable[[Handler], None]:
+    """Sends `head`, and then `pieces`, again and again, each after a pause; until the client goes away."""
+
+    def act(handler: Handler) -> None:
+        handler.close_connection = True
+        handler.connection.sendall(head)
+        for piece in itertools.cycle(pieces):
+            time.sleep(pause_seconds)
+            handler.connection.sendall(piece)
 
     return act
 

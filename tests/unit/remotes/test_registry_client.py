@@ -193,7 +193,44 @@ def test_a_password_is_not_sent_to_a_realm_in_the_clear() -> None:
     client = RegistryClient(reference, Credentials((Login(reference.host, "me", SECRET),)))
 
     with pytest.raises(RemoteError, match="leads to plain http"):
-        client._fetch_token(object(), {"realm": "http://registry.example:5000/token"})
+        client._fetch_token({"realm": "http://registry.example:5000/token"})
+
+
+@pytest.mark.parametrize("url", ["http://other.example/token", "http://10.0.0.1:5000/token"])
+def test_a_registry_on_this_machine_leads_nobody_elsewhere_in_the_clear(
+    registry: FakeRegistry, url: str
+) -> None:
+    client = remote_of(
+        registry, credentials=given(registry, "other.example", "10.0.0.1:5000")
+    ).registry.client
+
+    with pytest.raises(RemoteError, match="leads to plain http"):
+        client._fetch_token({"realm": url})
+    with pytest.raises(RemoteError, match="leads to plain http"), client.request("PUT", url, (201,)):
+        pass
+
+
+@pytest.mark.parametrize(
+    "url", ["http://{there}\\\\@{here}/x", "http://{there}\\@{here}/x", "http://me@{here}/x"]
+)
+def test_a_url_that_two_readers_read_differently_is_not_followed(
+    registry: FakeRegistry, elsewhere: FakeRegistry, url: str
+) -> None:
+    registry.faults.append(lambda handler: ask_for_basic(handler, f"me:{SECRET}"))
+    location = url.format(there=elsewhere.host, here=registry.host)
+    registry.faults.append(on("POST", "/uploads/", status(202, Location=location)))
+
+    with pytest.raises(RemoteError, match="led to a URL that"):
+        remote_of(registry, credentials=given(registry)).registry.put_bytes(Digest.of(b"x"), b"x")
+    assert elsewhere.log == []
+
+
+def test_a_redirect_without_end_is_not_followed(registry: FakeRegistry) -> None:
+    registry.faults.append(on("HEAD", "", lambda handler: handler.answer(307, Location=handler.path)))
+
+    with pytest.raises(RemoteError, match="leads from place to place"):
+        remote_of(registry).has(Digest.of(b""))
+    assert registry.num_requests("HEAD") == 6
 
 
 def test_threads_that_need_different_tokens_all_get_theirs(registry: FakeRegistry) -> None:

@@ -240,17 +240,6 @@ def test_a_missing_blob_is_said_to_be_missing(
         receive_blob(remote, Digest.of(DATA), tmp_path, conduct)
 
 
-def test_a_trickle_is_given_up(registry: FakeRegistry, remote: RegistryRemote, tmp_path: Path) -> None:
-    from aotgaudi.remotes.retry import Retry
-
-    registry.add_blob(b"x" * 8_000_000)
-    now = iter(range(0, 100_000_000, 10_000))
-    slow = Conduct(retry=Retry(num_attempts=2, sleep=lambda _: None, clock=lambda: float(next(now))))
-
-    with pytest.raises(TransientError, match=r"sent \d+ bytes in \d+ s"):
-        receive_blob(remote, Digest.of(b"x" * 8_000_000), tmp_path, slow)
-
-
 def test_an_upload_that_fails_is_begun_anew_with_the_whole_body(
     registry: FakeRegistry, remote: RegistryRemote, conduct: Conduct, tmp_path: Path
 ) -> None:
