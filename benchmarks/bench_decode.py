@@ -310,6 +310,7 @@ class OurEngine:
             self._drain(events, set(request_ids))
 
     def _add(self, case: Case, events: queue.Queue[tuple[float, Any]]) -> str:
+        from aotgaudi.engine.request import NewRequest
         from aotgaudi.engine.sampling_params import SamplingParams
 
         self._count += 1
@@ -318,11 +319,10 @@ class OurEngine:
             temperature=0.0, ignore_eos=True, max_tokens=1 if case.phase == "prefill" else None
         )
         request_id = f"r{self._count}"
+        prompt = [self._random.randrange(vocab_size) for _ in range(case.context)]
         self._engine.add(
-            [self._random.randrange(vocab_size) for _ in range(case.context)],
-            params,
-            request_id=request_id,
-            on_event=lambda event: events.put((time.perf_counter(), event)),
+            [NewRequest(request_id, prompt, params)],
+            lambda event: events.put((time.perf_counter(), event)),
         )
         return request_id
 

@@ -15,7 +15,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aotgaudi.engine.defragmenter import plan_step
 from aotgaudi.engine.output import ErrorEvent, Event, OutputStream
@@ -38,6 +38,10 @@ class EngineStats:
     `num_steps` counts finished steps by entry. `num_prefill_tokens` counts tokens computed in prefill steps,
     including those computed again after a preemption; `num_output_tokens` counts sampled tokens. `num_finished`
     counts requests by finish reason, or "error".
+
+    The last three are the engine's, not the core's: `num_refused` counts refusals for want of room by reason,
+    `oldest_waiting_seconds` is how long the oldest waiting request has been there (0: nobody waits), and
+    `stalled_seconds` how long no step has ended although there is work.
     """
 
     num_running: int
@@ -51,6 +55,9 @@ class EngineStats:
     num_preemptions: int
     num_defrag_swaps: int
     num_finished: Mapping[str, int]
+    num_refused: Mapping[str, int] = field(default_factory=dict)
+    oldest_waiting_seconds: float = 0.0
+    stalled_seconds: float = 0.0
 
 
 class EngineCore:
@@ -92,6 +99,11 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether any request waits or runs."""
         return self.scheduler.has_work
+
+    @property
+    def oldest_waiting(self) -> Request | None:
+        """The request that has waited longest; None when nobody waits."""
+        return self.scheduler.next_waiting
 
     def add(self, stream: OutputStream) -> None:
         """Queues the stream's request, which admission has let in."""

@@ -3,7 +3,8 @@
 ============  ==================================================================================
 thread        may
 ============  ==================================================================================
-any           `add`, `abort`, `drain`, `shutdown`, `stats`, `failure`: they touch what `_wake` guards
+any           `add`, `abort`, `drain`, `shutdown`, `stats`: they touch what `_wake` guards
+any           `failure`, `stalled_seconds`: they read single values and wait for nothing
 the engine's  everything else: the core, its scheduler and runner, detokenizers, callbacks
 ============  ==================================================================================
 
@@ -15,7 +16,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -23,8 +25,8 @@ from aotgaudi.engine.admission import Admission
 from aotgaudi.engine.core import EngineCore, EngineStats
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.output import ErrorEvent, OnEvent, OutputStream
-from aotgaudi.engine.request import Request
-from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.engine.request import NewRequest, Request
+from aotgaudi.engine.room import UNLIMITED, Room, RoomLimits
 from aotgaudi.errors import RequestError
 
 logger = logging.getLogger(__name__)
@@ -40,7 +42,9 @@ class Engine:
         core: Runs the steps; from `start` on, only the engine's thread uses it.
         admission: Which requests are admitted.
         new_detokenizer: Makes the detokenizer of a request.
+        room: How much may be open at once.
         seeds: Gives requests without a seed theirs.
+        clock: Seconds, of any beginning.
     """
 
     def __init__(
@@ -49,9 +53,12 @@ class Engine:
         admission: Admission,
         new_detokenizer: NewDetokenizer,
         *,
+        room: RoomLimits = UNLIMITED,
         seeds: Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._core, self._admission, self._new_detokenizer = core, admission, new_detokenizer
+        self._room, self._clock = Room(room, admission.limits.max_model_len), clock
         self._seeds = seeds or Random()  # noqa: S311 - sampling, not secrets
         self._thread = threading.Thread(target=self._loop, name="aotgaudi-engine", daemon=True)
         self._wake = threading.Condition()
@@ -59,6 +66,8 @@ class Engine:
         self._arrivals: list[OutputStream] = []
         self._aborts: list[OutputStream] = []
         self._stats = self._core.stats()
+        self._oldest_waiting: Request | None = None
+        self._progress_at = clock()
         self._refusal: str | None = None
         self._is_stopping = False
         self._failure: Exception | None = None
@@ -77,42 +86,43 @@ class Engine:
         """Starts the engine's thread. Raises RuntimeError when called twice."""
         self._thread.start()
 
-    def add(
-        self,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        request_id: str,
-        on_event: OnEvent,
-    ) -> None:
-        """Queues a request. Its events go to `on_event`, on the engine's thread, possibly before this returns.
+    def add(self, requests: Sequence[NewRequest], on_event: OnEvent, *, connection: Hashable = None) -> None:
+        """Queues all of `requests`, or none. Their events go to `on_event`, possibly before this returns.
+
+        `on_event` is called on the engine's thread. `connection` stands for the connection that they came over.
 
         Raises:
-            RequestError: 400 when the request can never run, or its id is in use; 503 when the engine drains,
-                was shut down, or has died.
+            RequestError: 400 when one of them can never run, or its id is in use; 429 when there is no room for all of
+                them; 503 when the engine drains, was shut down, or has died.
         """
-        max_tokens = self._admission.check(prompt_token_ids, params)
-        detokenizer = self._new_detokenizer(prompt_token_ids)
+        streams = [self._stream(request, on_event, connection) for request in requests]
         with self._wake:
-            self._check_open(request_id)
-            request = Request(
-                request_id=request_id,
-                prompt_token_ids=tuple(prompt_token_ids),
-                params=params,
-                max_tokens=max_tokens,
-                seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
-            )
-            stream = OutputStream(request, detokenizer, on_event)
-            self._streams[request_id] = stream
-            self._arrivals.append(stream)
+            self._check_open(requests)
+            self._room.enter(connection, [stream.request.num_prompt_tokens for stream in streams])
+            if not self._streams:
+                self._progress_at = self._clock()
+            self._streams.update((stream.request.request_id, stream) for stream in streams)
+            self._arrivals += streams
             self._wake.notify_all()
 
-    def abort(self, request_id: str) -> None:
-        """Ends a request after the step that runs now, and frees its blocks. Ignores ids that are not in use."""
+    def _stream(self, new: NewRequest, on_event: OnEvent, connection: Hashable) -> OutputStream:
+        params = new.params
+        request = Request(
+            request_id=new.request_id,
+            max_tokens=self._admission.check(new.prompt_token_ids, params),
+            prompt_token_ids=new.prompt_token_ids,
+            params=params,
+            seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
+            arrived_at=self._clock(),
+        )
+        return OutputStream(request, self._new_detokenizer(new.prompt_token_ids), on_event, connection)
+
+    def abort(self, *request_ids: str) -> None:
+        """Ends requests after the step that runs now, and frees their blocks. Ignores ids that are not in use."""
         with self._wake:
-            stream = self._streams.get(request_id)
-            if stream is not None:
-                self._aborts.append(stream)
+            streams = [self._streams[name] for name in request_ids if name in self._streams]
+            if streams:
+                self._aborts += streams
                 self._wake.notify_all()
 
     def drain(self, timeout_seconds: float | None = None) -> bool:
@@ -139,21 +149,36 @@ class Engine:
         self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
 
+    @property
+    def stalled_seconds(self) -> float:
+        """How long no step has ended although requests wait or run; 0 while none does. Waits for nothing."""
+        return self._clock() - self._progress_at if self._streams else 0.0
+
     def stats(self) -> EngineStats:
         """Returns a consistent snapshot of the moment after the last step."""
         with self._wake:
-            return replace(self._stats, num_waiting=self._stats.num_waiting + len(self._arrivals))
+            oldest = self._oldest_waiting or next((stream.request for stream in self._arrivals), None)
+            return replace(
+                self._stats,
+                num_waiting=self._stats.num_waiting + len(self._arrivals),
+                num_refused=self._room.num_refused,
+                oldest_waiting_seconds=0.0 if oldest is None else self._clock() - oldest.arrived_at,
+                stalled_seconds=self.stalled_seconds,
+            )
 
     # Under the lock
 
     def _refuse(self, reason: str) -> None:
         self._refusal = self._refusal or reason
 
-    def _check_open(self, request_id: str) -> None:
+    def _check_open(self, requests: Sequence[NewRequest]) -> None:
         if self._refusal is not None:
             raise RequestError(self._refusal, http_status=503)
-        if request_id in self._streams:
-            raise RequestError(f"request id {request_id!r} is in use", param="request_id")
+        seen: set[str] = set()
+        for name in (request.request_id for request in requests):
+            if name in self._streams or name in seen:
+                raise RequestError(f"request id {name!r} is in use", param="request_id")
+            seen.add(name)
 
     # The engine's thread
 
@@ -191,7 +216,9 @@ class Engine:
         with self._wake:
             for stream in self._core.take_ended():
                 del self._streams[stream.request.request_id]
-            self._stats = self._core.stats()
+                self._room.leave(stream.connection, stream.request.num_prompt_tokens)
+            self._stats, self._oldest_waiting = self._core.stats(), self._core.oldest_waiting
+            self._progress_at = self._clock()
             self._wake.notify_all()
 
     def _abort_all(self) -> None:
@@ -203,7 +230,7 @@ class Engine:
         with self._wake:
             self._failure = error
             self._refuse("the engine has died; the server must be restarted")
-            told = self._core.take_ended()
+            told = set(self._core.take_ended())
             untold = [stream for stream in self._streams.values() if stream not in told]
         for stream in untold:
             _tell_last(stream, error)

@@ -6,7 +6,7 @@ JSON (server/responses.py) or an `Output` (the Python API).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Union
@@ -68,10 +68,19 @@ OnEvent = Callable[[Event], None]
 
 
 class OutputStream:
-    """Turns the tokens of `request` into events. The engine's thread owns it."""
+    """Turns the tokens of `request` into events. The engine's thread owns it.
 
-    def __init__(self, request: Request, detokenizer: IncrementalDetokenizer, on_event: OnEvent) -> None:
-        self.request, self.on_event = request, on_event
+    `connection` stands for the connection that the request came over; None: for none (see `aotgaudi.engine.room`).
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        detokenizer: IncrementalDetokenizer,
+        on_event: OnEvent,
+        connection: Hashable = None,
+    ) -> None:
+        self.request, self.on_event, self.connection = request, on_event, connection
         self._detokenizer = detokenizer
         self._stops = StopChecker(request.params.stop)
 

@@ -11,7 +11,8 @@ FINISHED     empty                                               as it was
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field
 from enum import Enum
 from random import Random
 from typing import Literal
@@ -20,6 +21,15 @@ from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.steps import SamplingRow, TokenHistory
 
 FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """What an owner asks the engine for: one sequence to be generated. `request_id` is the owner's choice."""
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams
 
 
 class RequestState(Enum):
@@ -36,30 +46,33 @@ class Request:
 
     `max_tokens` is resolved: prompt and output together fit the server's limits. The i-th sampled token
     always uses the i-th draw of the request's own generator, so that neither preemption nor other requests in
-    the batch change the result.
+    the batch change the result. `arrived_at` is in seconds of the engine's clock.
+
+    Many may wait, so what only a running one needs (its generator is 2.5 kB) is made when it is first asked for.
     """
 
     request_id: str
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: InitVar[Sequence[int]]
     params: SamplingParams
     max_tokens: int
     seed: int
+    arrived_at: float = 0.0
     state: RequestState = RequestState.WAITING
     finish_reason: FinishReason | None = None
     token_ids: list[int] = field(init=False)
+    num_prompt_tokens: int = field(init=False)
     num_computed_tokens: int = field(default=0, init=False)
     num_prefill_tokens: int = field(default=0, init=False)
     num_preemptions: int = field(default=0, init=False)
     last_decode: int = field(default=0, init=False)
     block_table: list[int] = field(default_factory=list, init=False)
-    _generator: Random = field(init=False, repr=False)
-    _noise: float = field(init=False, repr=False)
+    _generator: Random | None = field(default=None, init=False, repr=False)
+    _noise: float | None = field(default=None, init=False, repr=False)
     _history: TokenHistory | None = field(default=None, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        self.token_ids = list(self.prompt_token_ids)
-        self._generator = Random(self.seed)  # noqa: S311 - sampling, not secrets
-        self._noise = self._generator.random()
+    def __post_init__(self, prompt_token_ids: Sequence[int]) -> None:
+        self.token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
         if self.params.signature.penalties:
             self._history = TokenHistory(self.token_ids, self.num_prompt_tokens)
 
@@ -69,14 +82,9 @@ class Request:
         return len(self.token_ids)
 
     @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.prompt_token_ids)
-
-    @property
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""
-        return len(self.token_ids) - len(self.prompt_token_ids)
+        return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def output_token_ids(self) -> tuple[int, ...]:
@@ -101,7 +109,7 @@ class Request:
     @property
     def sampling(self) -> SamplingRow:
         """How the next token is sampled; the same value until that token is appended."""
-        return SamplingRow(self.params, self._noise, self._history)
+        return SamplingRow(self.params, self._current_noise(), self._history)
 
     def admit(self, block_table: list[int]) -> None:
         """WAITING -> RUNNING: all known tokens are to be prefilled into these blocks."""
@@ -125,8 +133,15 @@ class Request:
     def append_token(self, token_id: int) -> None:
         """Appends a sampled token and draws the noise of the next one."""
         self._require(RequestState.RUNNING)
+        self._current_noise()  # The token's own draw, whether or not it was asked for.
         self.token_ids.append(token_id)
-        self._noise = self._generator.random()
+        self._noise = None
+
+    def _current_noise(self) -> float:
+        if self._noise is None:
+            self._generator = self._generator or Random(self.seed)  # noqa: S311 - sampling, not secrets
+            self._noise = self._generator.random()
+        return self._noise
 
     def _release(self) -> list[int]:
         blocks, self.block_table = self.block_table, []

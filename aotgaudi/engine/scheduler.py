@@ -20,7 +20,7 @@ Policy, in one place:
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -77,7 +77,7 @@ class Scheduler:
         self.limits, self.table, self.pool = limits, table, pool
         self.num_preemptions = 0
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._waiting: deque[Request] = deque()
+        self._waiting: OrderedDict[Request, None] = OrderedDict()  # Its head first; leaving it takes O(1).
         self._running: list[Request] = []  # In the order of admission.
         self._was_prefill = False
         self._decode_clock = count(1)
@@ -86,6 +86,11 @@ class Scheduler:
     def waiting(self) -> tuple[Request, ...]:
         """The queue, its head first."""
         return tuple(self._waiting)
+
+    @property
+    def next_waiting(self) -> Request | None:
+        """The head of the queue, which has waited longest; None when nobody waits."""
+        return next(iter(self._waiting), None)
 
     @property
     def running(self) -> tuple[Request, ...]:
@@ -109,12 +114,12 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queues a request that admission has let in (see `aotgaudi.engine.admission`)."""
-        self._waiting.append(request)
+        self._waiting[request] = None
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """Ends a waiting or running request now and frees its blocks."""
         if request.state is RequestState.WAITING:
-            self._waiting.remove(request)
+            del self._waiting[request]
         elif request.state is RequestState.RUNNING:
             self._running.remove(request)
         self.pool.free(request.finish(reason))
@@ -203,15 +208,15 @@ class Scheduler:
     def _prefill_candidates(self) -> Iterator[Request]:
         """Yields partly prefilled requests, then heads of the queue: admit one before you ask for the next."""
         yield from [request for request in self._running if not request.is_prefilled]
-        while self._waiting and self._can_admit(self._waiting[0]):
-            yield self._waiting[0]
+        while (request := self.next_waiting) is not None and self._can_admit(request):
+            yield request
 
     def _can_admit(self, request: Request) -> bool:
         has_seat = len(self._running) < self.limits.max_num_seqs
         return has_seat and self.pool.can_allocate(num_blocks_for(request.num_tokens, self.limits.block_size))
 
     def _admit(self, request: Request) -> None:
-        self._waiting.popleft()
+        del self._waiting[request]
         request.admit(self.pool.allocate(num_blocks_for(request.num_tokens, self.limits.block_size)))
         self._running.append(request)
 
@@ -270,7 +275,8 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         self._running.remove(request)
         self.pool.free(request.preempt())
-        self._waiting.appendleft(request)
+        self._waiting[request] = None
+        self._waiting.move_to_end(request, last=False)
         self.num_preemptions += 1
 
     def _covered(self, requests: list[Request]) -> tuple[DecodeEntry, list[Request]]:

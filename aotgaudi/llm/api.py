@@ -24,7 +24,7 @@ from typing import Literal, Union, cast
 from aotgaudi.bundle.bundle import Acceptance
 from aotgaudi.cores import available_cores
 from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
-from aotgaudi.engine.request import FinishReason
+from aotgaudi.engine.request import FinishReason, NewRequest
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.steps import TokenLogprobs
 from aotgaudi.errors import AotGaudiError, RequestError, SpecError
@@ -204,12 +204,10 @@ class LLM:
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         ids = [f"llm-{next(self._numbers)}" for _ in prompts]
         try:
-            for request_id, prompt, one in zip(ids, prompts, given, strict=True):
-                self._model.engine.add(prompt, one, request_id=request_id, on_event=events.put)
+            self._model.engine.add(list(map(NewRequest, ids, prompts, given)), events.put)
             found = _collected(events, ids)
         except BaseException:  # A refusal, a failed step or Ctrl-C: what was queued must not go on.
-            for request_id in ids:
-                self._model.engine.abort(request_id)
+            self._model.engine.abort(*ids)
             raise
         return [_output(*each) for each in zip(prompts, found, given, strict=True)]
 

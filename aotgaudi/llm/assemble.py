@@ -23,6 +23,7 @@ from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.core import EngineCore, OnStep
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.loop import Engine
+from aotgaudi.engine.room import UNLIMITED, RoomLimits
 from aotgaudi.engine.runner import ProgramRunner, refuse_cold
 from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.entries import Entry
@@ -73,7 +74,7 @@ def _assembled(options: ModelOptions, bundle: Bundle, pending: Future[VerifiedBu
     guard, executables = Guard(), ExecutableTable()
     builder = _load(options, bundle, pending.result(), executables, guard)
     runner = ProgramRunner(executables, spec.limits.block_size, builder or refuse_cold, options.num_threads)
-    engine = make_engine(manifest, runner, tokenizer, options.on_step)
+    engine = make_engine(manifest, runner, tokenizer, options.on_step, options.room)
     engine.start()
     num_total = len(manifest.entries)
     logger.info("%d of %d entries warm, manifest %s", len(executables), num_total, manifest.id[:16])
@@ -122,7 +123,11 @@ def _load(
 
 
 def make_engine(
-    manifest: Manifest, runner: ProgramRunner, tokenizer: Tokenizer, on_step: OnStep | None = None
+    manifest: Manifest,
+    runner: ProgramRunner,
+    tokenizer: Tokenizer,
+    on_step: OnStep | None = None,
+    room: RoomLimits = UNLIMITED,
 ) -> Engine:
     """Returns the engine that a manifest describes, not started."""
     spec = manifest.spec
@@ -136,6 +141,7 @@ def make_engine(
         EngineCore(scheduler, runner, defrag=spec.defrag, on_step=on_step),
         Admission(spec.limits, spec.model.vocab_size, spec.sampler),
         lambda ids: IncrementalDetokenizer(tokenizer.decode, ids),
+        room=room,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from aotgaudi.bundle.bundle import Acceptance
 from aotgaudi.engine.core import OnStep
 from aotgaudi.engine.loop import Engine
+from aotgaudi.engine.room import UNLIMITED, RoomLimits
 from aotgaudi.llm.chat import ChatTemplate
 from aotgaudi.llm.model_files import GenerationConfig
 from aotgaudi.llm.tokenizer import Tokenizer
@@ -30,6 +31,7 @@ class ModelOptions:
         store_root: Where a builder started on first use keeps what it builds; used only without `require_warm`.
         environment: What that builder inherits; None: this process's environment.
         on_step: Observes the time of each step, on the engine's thread.
+        room: How much may be open at once.
     """
 
     bundle: Path
@@ -41,6 +43,7 @@ class ModelOptions:
     generation_config: GenerationConfig = GenerationConfig()  # noqa: RUF009 - a frozen value
     environment: Mapping[str, str] | None = None
     on_step: OnStep | None = None
+    room: RoomLimits = UNLIMITED
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@
 ``GET /v1/models``, ``/v1/models/ID``  what is served
 ``POST /v1/completions``               text or token ids in, text out; streamed on request
 ``POST /v1/chat/completions``          messages in, a message out; streamed on request
-``GET /health``                        200 while the engine lives
+``GET /health``                        200 while the engine lives and advances, else 503; with the reason
 ``GET /ready``                         200 while requests are taken, else 503; with the reason
 ``GET /metrics``                       Prometheus or OpenMetrics text
 ``GET /version``                       this program's version
@@ -34,6 +34,7 @@ from aotgaudi.server.http import (
     EventStreamResponse,
     body_of,
     error_body,
+    error_headers,
     error_status,
     read_json_bytes,
     sse,
@@ -106,9 +107,9 @@ class Api:
         return await self._answer(request, body, await service.encode_chat(body), answer_format)
 
     async def health(self) -> Response:
-        """Says whether the engine lives."""
-        is_alive = self._service.is_alive
-        return JSONResponse({"alive": is_alive}, 200 if is_alive else 503)
+        """Says whether the engine lives and advances, and if not, why."""
+        trouble = self._service.trouble
+        return JSONResponse({"alive": not trouble, "reason": trouble}, 503 if trouble else 200)
 
     async def ready(self) -> Response:
         """Says whether requests are taken, and how warm the server is."""
@@ -152,7 +153,9 @@ class Api:
         answer_format: AnswerFormat,
     ) -> Response:
         service = self._service
-        generation = Generation(service.engine, answer_format.head.id, service.metrics, service.clock)
+        generation = Generation(
+            service.engine, answer_format.head.id, service.metrics, service.clock, request.client
+        )
         try:
             generation.submit(prompts, body.sampling_params(service.defaults))
         except RequestError as error:
@@ -200,7 +203,7 @@ def _log_unexpected(error: Exception) -> None:
 
 async def _answer_error(_: Request, error: Exception) -> Response:
     _log_unexpected(error)
-    return JSONResponse(body_of(error), error_status(error))
+    return JSONResponse(body_of(error), error_status(error), error_headers(error))
 
 
 async def _answer_http_exception(_: Request, error: Exception) -> Response:

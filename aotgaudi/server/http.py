@@ -22,8 +22,9 @@ ResultT = TypeVar("ResultT")
 ErrorBody = Mapping[str, Mapping[str, "str | None"]]
 """Errors as OpenAI's API has them: ``{"error": {"message", "type", "param", "code"}}``."""
 
+_TOO_MANY_REQUESTS = 429
 _TYPES: Mapping[int, str] = {
-    429: "rate_limit_error",
+    _TOO_MANY_REQUESTS: "rate_limit_error",
     500: "server_error",
     503: "service_unavailable_error",
 }
@@ -32,7 +33,7 @@ _CODES: Mapping[int, str] = {
     405: "method_not_allowed",
     413: "request_too_large",
     415: "unsupported_media_type",
-    429: "rate_limit_exceeded",
+    _TOO_MANY_REQUESTS: "rate_limit_exceeded",
     500: "internal_error",
     503: "service_unavailable",
 }
@@ -56,6 +57,14 @@ def body_of(error: Exception) -> ErrorBody:
     if isinstance(error, RequestError):
         return error_body(error.http_status, str(error), error.param)
     return error_body(500, INTERNAL_ERROR_MESSAGE)
+
+
+def error_headers(error: Exception) -> Mapping[str, str]:
+    """Returns the headers of a refusal: who came when there was no room may come again soon.
+
+    A place is free as soon as any request ends, which takes a second or so; nobody can promise when it is this client's.
+    """
+    return {"Retry-After": "1"} if error_status(error) == _TOO_MANY_REQUESTS else {}
 
 
 class ClientGoneError(ConnectionError):
@@ -101,8 +110,9 @@ DONE = b"data: [DONE]\n\n"
 
 
 def sse(value: Mapping[str, object]) -> bytes:
-    """Returns `value` as one server-sent event."""
-    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    """Returns `value` as one server-sent event. Raises ValueError for a NaN or an infinity, which JSON does not have."""
+    encoded = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return b"data: " + encoded.encode() + b"\n\n"
 
 
 async def unless_disconnected(work: Coroutine[object, object, ResultT], receive: Receive) -> ResultT:

@@ -7,6 +7,7 @@ listens before everything is loaded, and from then on nothing in this process ca
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from dataclasses import dataclass, replace
@@ -18,20 +19,31 @@ from aotgaudi.llm.start import start
 from aotgaudi.server.app import create_app
 from aotgaudi.server.metrics import Metrics
 from aotgaudi.server.run import HttpServer, StopTimes, bind
-from aotgaudi.server.service import Service
+from aotgaudi.server.service import DEFAULT_STALL_SECONDS, Service
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """What ``aotgaudi serve`` was told: the model, where to listen, under which names, and how to stop."""
+    """What ``aotgaudi serve`` was told: the model, where to listen, under which names, and how to stop.
+
+    `stall_seconds` is what ``/health`` takes for stuck. None: 60 under `require_warm`, else never, since a step
+    that builds an entry on first use takes as long as it takes.
+    """
 
     model: ModelOptions
     host: str
     port: int
     served_model_names: tuple[str, ...]
     stop_times: StopTimes = StopTimes()  # noqa: RUF009 - a frozen value
+    stall_seconds: float | None = None
+
+    @property
+    def longest_step_seconds(self) -> float:
+        """How long a step may take."""
+        default = DEFAULT_STALL_SECONDS if self.model.require_warm else math.inf
+        return default if self.stall_seconds is None else self.stall_seconds
 
 
 def launch(options: ServeOptions) -> None:
@@ -76,6 +88,7 @@ def _start(options: ServeOptions) -> Service:
         version=__version__,
         defaults=model.defaults,
         metrics=metrics,
+        stall_seconds=options.longest_step_seconds,
     )
     model.guard.arm()
     return service

@@ -45,6 +45,22 @@ class _EngineCollector(Collector):
             "aotgaudi_defrag_swaps", "KV block pairs exchanged.", stats.num_defrag_swaps
         )
         yield CounterMetricFamily("aotgaudi_failed_steps", "Steps that raised.", stats.num_failed_steps)
+        yield GaugeMetricFamily(
+            "aotgaudi_oldest_waiting_request_seconds",
+            "How long the oldest request in the queue has waited; 0 for an empty queue.",
+            stats.oldest_waiting_seconds,
+        )
+        yield GaugeMetricFamily(
+            "aotgaudi_stalled_seconds",
+            "How long no step has ended although requests wait or run.",
+            stats.stalled_seconds,
+        )
+        refused = CounterMetricFamily(
+            "aotgaudi_requests_refused", "HTTP requests refused for want of room.", labels=["reason"]
+        )
+        for reason, num in stats.num_refused.items():
+            refused.add_metric([reason], num)
+        yield refused
 
 
 class _WarmthCollector(Collector):

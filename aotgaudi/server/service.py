@@ -19,6 +19,7 @@ from aotgaudi.server.metrics import Metrics
 from aotgaudi.server.protocol import ChatCompletionRequest, CompletionRequest
 
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
+DEFAULT_STALL_SECONDS = 60.0
 _INLINE_ENCODE_CHARS = 16 * 1024  # A few milliseconds; a longer text is encoded on another thread.
 
 
@@ -39,8 +40,9 @@ class Service:
     """One model being served. Thread-safe as far as its parts are.
 
     `model_names` are the names that requests may use; an answer carries the one that was asked for, or else the first.
-    `max_model_len` is in tokens. `defaults` are the sampling parameters of requests that do not state them. `clock`
-    counts seconds from any start, `now` is the time of day.
+    `max_model_len` is in tokens. `defaults` are the sampling parameters of requests that do not state them. An engine that
+    has had work for `stall_seconds` and has not ended a step counts as stuck. `clock` counts seconds from any start,
+    `now` is the time of day.
     """
 
     engine: EngineLike
@@ -54,6 +56,7 @@ class Service:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=Metrics)
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    stall_seconds: float = DEFAULT_STALL_SECONDS
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
     _draining: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
@@ -71,9 +74,14 @@ class Service:
         return self._started_at
 
     @property
-    def is_alive(self) -> bool:
-        """Whether the engine works."""
-        return self.engine.failure is None
+    def trouble(self) -> str:
+        """Why the process should be restarted; empty while the engine lives and advances. Waits for nothing."""
+        if self.engine.failure is not None:
+            return "the engine has died"
+        seconds = self.engine.stalled_seconds
+        if seconds > self.stall_seconds:
+            return f"the engine is stuck: requests wait, and no step has ended for {seconds:.0f} s"
+        return ""
 
     def unix_seconds(self) -> int:
         """Returns the time of day in whole seconds since 1970."""
@@ -82,8 +90,7 @@ class Service:
     def readiness(self) -> Readiness:
         """Returns whether requests are taken now, and if not, why."""
         warmth = self.warmth()
-        reason = "draining" if self._draining.is_set() else ""
-        reason = reason if self.is_alive else "the engine has died"
+        reason = self.trouble or ("draining" if self._draining.is_set() else "")
         return Readiness(
             ready=not reason,
             reason=reason,

@@ -14,12 +14,14 @@ import click
 
 from aotgaudi.bundle.bundle import Acceptance
 from aotgaudi.cli.options.acceptance import acceptance_options
+from aotgaudi.cli.options.capacity import capacity_options
 from aotgaudi.cli.options.common import Command, store_option
 from aotgaudi.cores import available_cores
 from aotgaudi.errors import SpecError
 from aotgaudi.remotes.hub import fetch_model, is_hub_id
 
 if TYPE_CHECKING:
+    from aotgaudi.engine.room import RoomLimits
     from aotgaudi.llm.model_files import GenerationConfig
 
 
@@ -119,6 +121,7 @@ def _parse_override(
     metavar="SECONDS",
     help="How long to answer 503 after SIGTERM, before the socket closes.",
 )
+@capacity_options
 @acceptance_options
 @store_option
 def serve(  # noqa: PLR0913 - one argument per option
@@ -131,6 +134,8 @@ def serve(  # noqa: PLR0913 - one argument per option
     generation_config: GenerationConfig,
     threads: int | None,
     drain_delay: float,
+    room: RoomLimits,
+    stall_seconds: float | None,
     acceptance: Acceptance,
     store_root: Path,
 ) -> None:
@@ -152,6 +157,7 @@ def serve(  # noqa: PLR0913 - one argument per option
         store_root=store_root,
         generation_config=generation_config,
         environment=os.environ,
+        room=room,
     )
     launch(
         ServeOptions(
@@ -160,6 +166,7 @@ def serve(  # noqa: PLR0913 - one argument per option
             port=address[1],
             served_model_names=names or (served_name(model),),
             stop_times=StopTimes(delay=drain_delay),
+            stall_seconds=stall_seconds,
         )
     )
 

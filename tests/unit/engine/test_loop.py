@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from queue import Queue
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,8 @@ from aotgaudi.engine.core import EngineCore
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
+from aotgaudi.engine.request import NewRequest
+from aotgaudi.engine.room import RoomLimits
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.engine.steps import DefragStep, Step, StepResult
@@ -78,9 +82,9 @@ def _new_detokenizer(prompt_token_ids: Sequence[int]) -> IncrementalDetokenizer:
     return IncrementalDetokenizer(lambda ids: "".join(map(chr, ids)), prompt_token_ids)
 
 
-def _engine(runner: GatedRunner, table: BucketTable = TABLE, seeds: Random | None = None) -> Engine:
+def _engine(runner: GatedRunner, table: BucketTable = TABLE, **options: Any) -> Engine:
     core = EngineCore(Scheduler(LIMITS, table, BlockPool(LIMITS.num_blocks)), runner)
-    return Engine(core, Admission(LIMITS, vocab_size=256), _new_detokenizer, seeds=seeds)
+    return Engine(core, Admission(LIMITS, vocab_size=256), _new_detokenizer, **options)
 
 
 @pytest.fixture
@@ -92,8 +96,8 @@ def runner() -> GatedRunner:
 def make_engine(runner: GatedRunner) -> Iterator[Callable[..., Engine]]:
     engines: list[Engine] = []
 
-    def make(table: BucketTable = TABLE, seeds: Random | None = None) -> Engine:
-        engines.append(_engine(runner, table, seeds))
+    def make(table: BucketTable = TABLE, **options: Any) -> Engine:
+        engines.append(_engine(runner, table, **options))
         engines[-1].start()
         return engines[-1]
 
@@ -110,7 +114,7 @@ def engine(make_engine: Callable[..., Engine]) -> Engine:
 
 def _add(engine: Engine, request_id: str = "r", params: SamplingParams = GREEDY) -> Owner:
     owner = Owner()
-    engine.add([1, 2, 3], params, request_id=request_id, on_event=owner.on_event)
+    engine.add([NewRequest(request_id, [1, 2, 3], params)], owner.on_event)
     return owner
 
 
@@ -134,7 +138,7 @@ def test_many_threads_are_served_by_one(engine: Engine, runner: GatedRunner) -> 
 def test_refusals_come_at_once_and_name_the_fault(engine: Engine) -> None:
     for prompt, params in [([], GREEDY), ([256], GREEDY), ([1] * 32, GREEDY)]:
         with pytest.raises(RequestError) as refusal:
-            engine.add(prompt, params, request_id="r", on_event=lambda event: None)
+            engine.add([NewRequest("r", prompt, params)], lambda event: None)
         assert (refusal.value.param, refusal.value.http_status) == ("prompt", 400)
 
 
@@ -143,7 +147,7 @@ def test_what_the_sampler_was_not_built_for_is_refused_before_it_queues(engine: 
     params = SamplingParams(**{param: 1 if param != "repetition_penalty" else 2})
 
     with pytest.raises(RequestError, match=r"sampler\.settings") as refusal:
-        engine.add([1], params, request_id="r", on_event=lambda event: None)
+        engine.add([NewRequest("r", [1], params)], lambda event: None)
 
     assert (refusal.value.param, refusal.value.http_status) == (param, 400)
     assert engine.stats().num_waiting == 0
@@ -164,7 +168,7 @@ def test_an_abort_ends_the_request_after_the_step_that_runs(engine: Engine, runn
     runner.gate.clear()
     owner = Owner()
     params = SamplingParams(max_tokens=20)
-    engine.add([1, 2, 3], params, request_id="r", on_event=owner.on_event)
+    engine.add([NewRequest("r", [1, 2, 3], params)], owner.on_event)
     assert runner.is_inside.wait(TIMEOUT_SECONDS)
 
     engine.abort("r")
@@ -313,3 +317,137 @@ def test_an_idle_engine_does_not_spin(engine: Engine, monkeypatch: pytest.Monkey
         _until(lambda: not engine._streams, engine)
 
     assert len(calls) == 6 * 3
+
+
+def _add_many(engine: Engine, name: str, num: int, **options: Any) -> Owner:
+    owner = Owner()
+    engine.add([NewRequest(f"{name}-{i}", [1, 2, 3], GREEDY) for i in range(num)], owner.on_event, **options)
+    return owner
+
+
+def _refusal(engine: Engine, name: str, num: int, **options: Any) -> tuple[int, str]:
+    with pytest.raises(RequestError) as refusal:
+        _add_many(engine, name, num, **options)
+    return refusal.value.http_status, str(refusal.value)
+
+
+def test_several_requests_are_queued_together_or_not_at_all(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(room=RoomLimits(max_requests=8))
+    bad = NewRequest("b", [1] * 32, GREEDY)
+
+    for requests in ([NewRequest("a", [1], GREEDY), bad], [NewRequest("a", [1], GREEDY)] * 2):
+        with pytest.raises(RequestError):
+            engine.add(requests, lambda event: None)
+
+    assert not engine._streams
+    assert _add(engine, "a").result() == ("aaa", "length")
+
+
+def test_running_and_waiting_requests_are_bounded_and_leave_room_when_they_end(
+    make_engine: Callable[..., Engine], runner: GatedRunner
+) -> None:
+    engine = make_engine(room=RoomLimits(max_requests=4))
+    runner.gate.clear()
+    first = _add_many(engine, "first", 1)
+    assert runner.is_inside.wait(TIMEOUT_SECONDS)
+    _add_many(engine, "more", 2)
+
+    status, message = _refusal(engine, "late", 2)
+
+    assert status == 429
+    assert message == "the server is full: 3 prompts of 4 wait or run; try again later"
+    assert engine.stats().num_refused["server_requests"] == 1
+    runner.gate.set()
+    assert first.result() == ("aaa", "length")
+    assert engine.shutdown(TIMEOUT_SECONDS)
+    assert engine._room.is_empty
+
+
+def test_what_is_aborted_leaves_room(make_engine: Callable[..., Engine], runner: GatedRunner) -> None:
+    engine = make_engine(room=RoomLimits(max_requests=4))
+    runner.gate.clear()
+    _add_many(engine, "old", 4)
+    assert _refusal(engine, "new", 1)[0] == 429
+
+    engine.abort(*(f"old-{i}" for i in range(4)))
+    runner.gate.set()
+
+    _until(lambda: engine._room.is_empty, engine)
+    assert _add(engine, "new").result() == ("aaa", "length")
+
+
+def test_a_connection_may_not_take_all_of_a_server(
+    make_engine: Callable[..., Engine], runner: GatedRunner
+) -> None:
+    engine = make_engine(room=RoomLimits(max_requests=16))
+    runner.gate.clear()
+    _add_many(engine, "greedy", 4, connection=("host", 1))
+
+    status, message = _refusal(engine, "more", 1, connection=("host", 1))
+
+    assert status == 429
+    assert "one connection, which has 4 and may have 4" in message
+    assert engine.stats().num_refused["connection_requests"] == 1
+    _add_many(engine, "other", 3, connection=("host", 2))
+    runner.gate.set()
+
+
+def test_a_request_that_no_server_would_have_room_for_is_a_mistake(
+    make_engine: Callable[..., Engine],
+) -> None:
+    engine = make_engine(room=RoomLimits(max_requests=8))
+
+    status, message = _refusal(engine, "r", 3, connection=("host", 1))
+
+    assert (status, message) == (400, "3 prompts are more than the 2 that this server takes at once")
+
+
+def test_many_aborts_cost_little(make_engine: Callable[..., Engine], runner: GatedRunner) -> None:
+    engine = make_engine()
+    runner.gate.clear()
+    owner = _add(engine, "first")
+    assert runner.is_inside.wait(TIMEOUT_SECONDS)
+    names = [f"many-{i}" for i in range(20_000)]
+    engine.add([NewRequest(name, [1], GREEDY) for name in names], lambda event: None)
+    Random(0).shuffle(names)
+
+    started = time.monotonic()
+    engine.abort(*names)
+    runner.gate.set()
+
+    assert owner.result() == ("aaa", "length")
+    assert engine.drain(TIMEOUT_SECONDS)
+    assert time.monotonic() - started < 3
+
+
+def test_an_engine_with_work_that_ends_no_step_is_seen_to_stall(
+    make_engine: Callable[..., Engine], runner: GatedRunner
+) -> None:
+    now = [100.0]
+    engine = make_engine(clock=lambda: now[0])
+    now[0] = 150.0
+    assert engine.stalled_seconds == 0  # Idle.
+    runner.gate.clear()
+    owner = _add(engine)
+    assert runner.is_inside.wait(TIMEOUT_SECONDS)
+    now[0] = 160.0
+    _add(engine, "waits")
+    now[0] = 170.0
+
+    assert engine.stalled_seconds == 20
+    stats = engine.stats()
+    assert (stats.stalled_seconds, stats.oldest_waiting_seconds) == (20, 10)
+
+    runner.gate.set()
+    assert owner.result() == ("aaa", "length")
+    assert engine.drain(TIMEOUT_SECONDS)
+    assert engine.stalled_seconds == 0
+    assert engine.stats().oldest_waiting_seconds == 0
+
+
+def test_whether_it_stalls_can_be_asked_while_the_engine_holds_its_lock(engine: Engine) -> None:
+    answers: Queue[float] = Queue()
+    with engine._wake:
+        threading.Thread(target=lambda: answers.put(engine.stalled_seconds), daemon=True).start()
+
+        assert answers.get(timeout=TIMEOUT_SECONDS) == 0

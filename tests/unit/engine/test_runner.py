@@ -221,7 +221,7 @@ def test_penalties_see_the_prompt_and_count_what_was_generated_also_when_rows_mo
                 )
                 assert torch.equal(sampler.seen["output_counts"][row], counts.float())
                 assert sampler.seen["prompt_mask"][row].nonzero().flatten().tolist() == sorted(
-                    set(request.prompt_token_ids)
+                    set(request.token_ids[: request.num_prompt_tokens])
                 )
         for request, token in zip(batch, (3, 4), strict=True):
             request.append_token(token)

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.engine.blocks import BlockPool
@@ -382,3 +386,38 @@ class TestRelocation:
 
         with pytest.raises(RuntimeError, match="block tables hold"):
             scheduler.check_integrity()
+
+
+def test_leaving_a_long_queue_costs_little_wherever_one_stands() -> None:
+    scheduler = _scheduler()
+    requests = [_add(scheduler, 1) for _ in range(20_000)]
+    gone = requests[1:]
+    Random(0).shuffle(gone)
+
+    started = time.monotonic()
+    for request in gone:
+        scheduler.finish(request, "abort")
+
+    assert time.monotonic() - started < 1
+    assert scheduler.waiting == (requests[0],)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.one_of(st.integers(-30, 30), st.none()), max_size=60))
+def test_requests_stay_in_the_order_of_their_arrival_whoever_leaves(actions: list[int | None]) -> None:
+    """A positive number adds a request of so many tokens, another ends one of those that are there, None is a step."""
+    scheduler = _scheduler(num_blocks=9)
+    arrived: list[Request] = []
+    for action in actions:
+        if action is None:
+            if scheduler.has_work:
+                _step(scheduler)
+        elif action > 0:
+            arrived.append(_add(scheduler, action, max_tokens=37 - action))
+        elif arrived:
+            scheduler.finish(arrived[action % len(arrived)], "abort")
+        arrived = [request for request in arrived if not request.is_finished]
+
+        assert [*scheduler.running, *scheduler.waiting] == arrived
+        assert scheduler.next_waiting is next(iter(scheduler.waiting), None)
+        scheduler.check_integrity()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -14,6 +14,7 @@ from fastapi.testclient import TestClient
 from aotgaudi.engine.admission import check_sampling
 from aotgaudi.engine.core import EngineStats
 from aotgaudi.engine.output import ErrorEvent, Event, OnEvent, TokenEvent
+from aotgaudi.engine.request import NewRequest
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.errors import RequestError
 from aotgaudi.llm.chat import ChatTemplate
@@ -42,6 +43,7 @@ class Added:
     params: SamplingParams
     request_id: str
     on_event: OnEvent
+    connection: Hashable
 
 
 def answer(request_id: str) -> Sequence[Event]:
@@ -59,6 +61,7 @@ class FakeEngine:
 
     script: Script = answer
     failure: Exception | None = None
+    stalled_seconds: float = 0.0
     added: list[Added] = field(default_factory=list)
     aborted: queue.Queue[str] = field(default_factory=queue.Queue)
     calls: list[str] = field(default_factory=list)
@@ -70,24 +73,29 @@ class FakeEngine:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def add(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams, *, request_id: str, on_event: OnEvent
-    ) -> None:
+    def add(self, requests: Sequence[NewRequest], on_event: OnEvent, *, connection: Hashable = None) -> None:
         if self.refusal is not None:
             raise self.refusal
-        check_sampling(params, self.sampler)
-        if not prompt_token_ids:
-            raise RequestError("the prompt is empty: at least 1 token is needed", param="prompt")
-        if len(prompt_token_ids) >= MAX_MODEL_LEN:
-            raise RequestError(f"the prompt is longer than max_model_len = {MAX_MODEL_LEN}", param="prompt")
-        if params.max_tokens is not None and len(prompt_token_ids) + params.max_tokens > MAX_MODEL_LEN:
-            raise RequestError(f"max_model_len = {MAX_MODEL_LEN}", param="max_tokens")
-        request = Added(tuple(prompt_token_ids), params, request_id, on_event)
-        self.added.append(request)
-        self._work.put(request)
+        for new in requests:
+            self._check(new.prompt_token_ids, new.params)
+        for new in requests:
+            self.added.append(
+                Added(tuple(new.prompt_token_ids), new.params, new.request_id, on_event, connection)
+            )
+            self._work.put(self.added[-1])
 
-    def abort(self, request_id: str) -> None:
-        self.aborted.put(request_id)
+    def _check(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        check_sampling(params, self.sampler)
+        if not prompt:
+            raise RequestError("the prompt is empty: at least 1 token is needed", param="prompt")
+        if len(prompt) >= MAX_MODEL_LEN:
+            raise RequestError(f"the prompt is longer than max_model_len = {MAX_MODEL_LEN}", param="prompt")
+        if params.max_tokens is not None and len(prompt) + params.max_tokens > MAX_MODEL_LEN:
+            raise RequestError(f"max_model_len = {MAX_MODEL_LEN}", param="max_tokens")
+
+    def abort(self, *request_ids: str) -> None:
+        for request_id in request_ids:
+            self.aborted.put(request_id)
 
     def drain(self, timeout_seconds: float | None = None) -> bool:
         self.calls.append("drain")
@@ -112,6 +120,9 @@ class FakeEngine:
             num_preemptions=11,
             num_defrag_swaps=13,
             num_finished={},
+            num_refused={"server_requests": 17},
+            oldest_waiting_seconds=1.5,
+            stalled_seconds=self.stalled_seconds,
         )
 
     def _run(self) -> None:

@@ -10,11 +10,14 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
+from aotgaudi.engine.output import TokenEvent
+from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.entries import DecodeEntry
 from aotgaudi.errors import RequestError
 from aotgaudi.llm.running import Warmth
 from aotgaudi.runtime.guard import CAUSES
 from aotgaudi.server.app import create_app
+from aotgaudi.server.generation import Generation
 from aotgaudi.server.service import Service
 
 HI = {"messages": [{"role": "user", "content": "hi"}]}
@@ -75,11 +78,37 @@ def test_long_text_is_encoded_on_another_thread(make_service: Callable[..., Serv
     assert response.json()["error"]["message"] == "seen"
 
 
-def test_second_prompt_refused_aborts_the_first(client: TestClient, engine) -> None:
+def test_all_prompts_are_queued_or_none(client: TestClient, engine) -> None:
     response = client.post("/v1/completions", json={"prompt": ["a", "b" * 63]})
 
     assert response.status_code == 400
-    assert engine.aborted.get(timeout=WAIT_SECONDS) == engine.added[0].request_id
+    assert engine.added == []
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_full_server_says_when_to_come_again(client: TestClient, engine, is_stream: bool) -> None:
+    engine.refusal = RequestError("the server is full; try again later", http_status=429)
+
+    response = client.post("/v1/completions", json={"prompt": "a", "stream": is_stream})
+
+    assert response.status_code == 429
+    assert response.headers["retry-after"] == "1"
+    assert response.json()["error"] == {
+        "message": "the server is full; try again later",
+        "type": "rate_limit_error",
+        "param": None,
+        "code": "rate_limit_exceeded",
+    }
+
+
+def test_only_a_full_server_says_when_to_come_again(client: TestClient) -> None:
+    assert "retry-after" not in client.post("/v1/completions", json={}).headers
+
+
+def test_the_engine_is_told_which_connection_a_request_came_over(client: TestClient, engine) -> None:
+    client.post("/v1/completions", json={"prompt": ["a", "b"]})
+
+    assert [added.connection for added in engine.added] == [("testclient", 50000)] * 2
 
 
 def test_completion_stream(client: TestClient) -> None:
@@ -185,6 +214,20 @@ def test_dead_engine_is_neither_healthy_nor_ready(client: TestClient, engine) ->
     assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 503
 
 
+def test_an_engine_that_does_not_advance_is_neither_healthy_nor_ready(client: TestClient, engine) -> None:
+    engine.stalled_seconds = 59.0
+    assert client.get("/health").json() == {"alive": True, "reason": ""}
+
+    engine.stalled_seconds = 61.0
+
+    health, ready = client.get("/health"), client.get("/ready")
+    assert (health.status_code, ready.status_code) == (503, 503)
+    assert health.json()["reason"] == "the engine is stuck: requests wait, and no step has ended for 61 s"
+    assert ready.json()["reason"] == health.json()["reason"]
+    assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 503
+    assert _samples(client)["aotgaudi_stalled_seconds", ()] == 61
+
+
 def test_ready_tells_how_warm_the_server_is(client: TestClient) -> None:
     assert client.get("/ready").json() == {
         "ready": True,
@@ -246,6 +289,9 @@ def test_metrics_are_there_from_the_start(client: TestClient) -> None:
     assert samples["aotgaudi_kv_blocks_free", ()] == 7
     assert samples["aotgaudi_preemptions_total", ()] == 11
     assert samples["aotgaudi_defrag_swaps_total", ()] == 13
+    assert samples["aotgaudi_requests_refused_total", (("reason", "server_requests"),)] == 17
+    assert samples["aotgaudi_oldest_waiting_request_seconds", ()] == 1.5
+    assert samples["aotgaudi_stalled_seconds", ()] == 0
 
 
 def test_sampling_defaults_stand_in_for_what_a_request_does_not_state(
@@ -336,6 +382,27 @@ def test_client_that_goes_is_aborted(service: Service, engine, scripts, is_strea
     asyncio.run(_call_and_go(create_app(service), body, wait_for_output=is_stream))
 
     assert engine.aborted.get(timeout=WAIT_SECONDS) == engine.added[0].request_id
+
+
+def test_events_of_a_client_that_has_gone_do_not_reach_the_event_loop(
+    service: Service, engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.script = lambda request_id: ()
+
+    async def leave() -> list[object]:
+        calls: list[object] = []
+        generation = Generation(engine, "r", service.metrics, service.clock)
+        generation.submit([[1], [2]], SamplingParams())
+        generation.close()
+        monkeypatch.setattr(generation._loop, "call_soon_threadsafe", lambda *call: calls.append(call))
+        for added in engine.added:
+            added.on_event(
+                TokenEvent(request_id=added.request_id, text="", token_ids=(), finish_reason="abort")
+            )
+        return calls
+
+    assert asyncio.run(leave()) == []
+    assert [engine.aborted.get_nowait() for _ in range(2)] == ["r-0", "r-1"]
 
 
 def test_client_that_goes_while_it_sends_is_never_submitted(service: Service, engine) -> None:

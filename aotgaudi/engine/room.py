@@ -1,0 +1,121 @@
+"""How much may be open at once: requests that wait or run, and the tokens of their prompts. No torch, no threads.
+
+A server has a limit of each. A connection has a share: a quarter of what the others leave. So the more is taken, the less
+a greedy connection gets, and one that asks for a single prompt is refused only when the server is full. The rule is that
+of shared packet buffers: Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches",
+IEEE/ACM Transactions on Networking 6(2), 1998.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aotgaudi.errors import RequestError
+
+_SHARE = 4
+"""A connection gets one part in so many of what the others leave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoomLimits:
+    """The most that may be open at once, each at least 1. docs/adr/0030 has the memory that the defaults take."""
+
+    max_requests: int = 1024
+    max_prompt_tokens: int = 524_288
+
+
+UNLIMITED = RoomLimits(max_requests=sys.maxsize, max_prompt_tokens=sys.maxsize)
+"""For owners that bound what they ask for themselves, as callers of the Python API do."""
+
+
+@dataclass(slots=True)
+class _Quota:
+    """One resource: how much of `limit` is taken, and by which connections."""
+
+    name: str
+    limit: int
+    num_taken: int = 0
+    by_connection: Counter[Hashable] = field(default_factory=Counter)
+
+    def share(self, connection: Hashable) -> int:
+        """Returns how much `connection` may hold of what the others leave."""
+        return (self.limit - self.num_taken + self.by_connection[connection]) // _SHARE
+
+    def add(self, connection: Hashable, amount: int) -> None:
+        """Takes `amount`, or gives it back where it is negative."""
+        self.num_taken += amount
+        self.by_connection[connection] += amount
+        if not self.by_connection[connection]:
+            del self.by_connection[connection]
+
+
+class Room:
+    """Counts what is open, and refuses what would be too much. Not thread-safe: the engine's lock guards it.
+
+    A `connection` is any value that stands for one; None is an owner without a share, bound by the server's limits only.
+    """
+
+    def __init__(self, limits: RoomLimits, max_model_len: int) -> None:
+        """One prompt of `max_model_len` tokens always has room on an empty server."""
+        self._requests = _Quota("requests", limits.max_requests)
+        self._tokens = _Quota("tokens", max(limits.max_prompt_tokens, max_model_len))
+        self._num_refused = {
+            f"{whose}_{quota.name}": 0
+            for whose in ("server", "connection")
+            for quota in (self._requests, self._tokens)
+        }
+
+    @property
+    def num_refused(self) -> Mapping[str, int]:
+        """How often something was refused, by reason: whose limit, and of what."""
+        return dict(self._num_refused)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is open."""
+        return self._requests.num_taken == 0
+
+    def enter(self, connection: Hashable, prompt_lens: Sequence[int]) -> None:
+        """Takes room for all these prompts, or for none. `leave` gives it back, prompt by prompt.
+
+        Raises:
+            RequestError: 429 where there is no room now; 400 where there would not be on an empty server either.
+        """
+        asked = ((self._requests, len(prompt_lens)), (self._tokens, sum(prompt_lens)))
+        for quota, amount in asked:
+            self._check(quota, amount, connection, is_single=len(prompt_lens) == 1)
+        for quota, amount in asked:
+            quota.add(connection, amount)
+
+    def leave(self, connection: Hashable, prompt_len: int) -> None:
+        """Gives back the room of one request that `enter` has let in."""
+        self._requests.add(connection, -1)
+        self._tokens.add(connection, -prompt_len)
+
+    def _check(self, quota: _Quota, amount: int, connection: Hashable, *, is_single: bool) -> None:
+        num_held = quota.by_connection[connection]
+        has_share = connection is not None and not (is_single and num_held == 0)
+        most = quota.limit // _SHARE if has_share else quota.limit
+        what = "prompts" if quota is self._requests else "prompt tokens"
+        if amount > most:
+            raise RequestError(
+                f"{amount} {what} are more than the {most} that this server takes at once", param="prompt"
+            )
+        if quota.num_taken + amount > quota.limit:
+            self._refuse(
+                "server", quota, f"the server is full: {quota.num_taken} {what} of {quota.limit} wait or run"
+            )
+        if has_share and num_held + amount > quota.share(connection):
+            self._refuse(
+                "connection",
+                quota,
+                f"the server is too full for {amount} more {what} of one connection, which has {num_held} "
+                f"and may have {quota.share(connection)}",
+            )
+
+    def _refuse(self, whose: str, quota: _Quota, message: str) -> None:
+        self._num_refused[f"{whose}_{quota.name}"] += 1
+        raise RequestError(f"{message}; try again later", http_status=429)
