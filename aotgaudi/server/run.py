@@ -25,10 +25,11 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from aotgaudi.errors import SpecError
+from aotgaudi.server.limits import DEFAULT_LIMITS, ConnectionLimits, Reason
+from aotgaudi.server.listener import Listener
 
 logger = logging.getLogger(__name__)
 
-_BACKLOG = 2048
 _POLL_SECONDS = 0.05
 _MAX_PORT = 65535
 
@@ -102,7 +103,8 @@ class StopTimes:
 class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
     """An application on a bound socket. `run_until_stopped` blocks; `stop` may be called on any thread.
 
-    `on_listening` is called once requests are answered. Threads are not needed to stop.
+    `on_listening` is called once requests are answered, and `on_close` with the reason whenever the server ends a
+    connection, or does not begin one, for a reason of its own. Threads are not needed to stop.
     """
 
     started: bool
@@ -116,9 +118,12 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
         *,
         on_listening: OnListening,
         stop_times: StopTimes = StopTimes(),
+        limits: ConnectionLimits = DEFAULT_LIMITS,
+        on_close: Callable[[Reason], None] = lambda _: None,
     ) -> None:
         super().__init__(_config(app))
-        self._listener, self._service = listener, service
+        self._socket, self._service = listener, service
+        self._listener = Listener(listener, self.config, self.server_state, limits, on_close)
         self._on_listening, self._stop_times = on_listening, stop_times
         self._stop_at = math.inf
 
@@ -131,12 +136,12 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
             SpecError: the address is in use by now.
         """
         try:
-            self._listener.listen(_BACKLOG)
+            self._listener.listen()
         except OSError as error:
-            host, port = self._listener.getsockname()[:2]
-            self._listener.close()
+            host, port = self._socket.getsockname()[:2]
+            self._socket.close()
             raise _refused(f"{host}:{port}", error) from error
-        self.run(sockets=[self._listener])
+        self.run()
 
     def stop(self) -> None:
         """Ends `run_until_stopped` as SIGINT does. Returns at once."""
@@ -152,10 +157,17 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
         self.force_exit = self.force_exit or (is_second and sig == signal.SIGINT)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Part of uvicorn's life."""
-        await super().startup(sockets)
-        if self.started:
-            self._on_listening(*self._listener.getsockname()[:2])
+        """Part of uvicorn's life. Connections are taken by our own listener, not by the event loop's."""
+        del sockets
+        self.servers: list[asyncio.Server] = []
+        self._listener.start()
+        self.started = True
+        self._on_listening(*self._socket.getsockname()[:2])
+
+    @property
+    def num_connections(self) -> int:
+        """How many connections are open. Any thread."""
+        return len(self.server_state.connections)
 
     async def on_tick(self, counter: int) -> bool:
         """Part of uvicorn's life: returns whether to stop listening."""
@@ -163,8 +175,7 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Part of uvicorn's life: closes the socket, lets requests end, aborts the others, ends the service."""
-        for server in self.servers:
-            server.close()
+        self._listener.close()
         if not await self._until(self._service.has_drained, self._stop_times.drain):
             logger.warning("requests still ran after %g s and are aborted", self._stop_times.drain)
         if not await self._until(self._service.has_ended, self._stop_times.flush):
@@ -194,6 +205,5 @@ def _config(app: ASGIApp) -> uvicorn.Config:
         log_config=None,
         server_header=False,
         proxy_headers=False,
-        backlog=_BACKLOG,
         timeout_graceful_shutdown=1,
     )

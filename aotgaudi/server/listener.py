@@ -1,0 +1,187 @@
+"""Takes connections, so many at once; whoever keeps the server waiting the longest makes room for the next.
+
+asyncio's own loop tries to accept as often as the backlog is long and logs each failure with a traceback; so where
+descriptors are scarce it does nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+from collections.abc import Callable
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from aotgaudi.server.connection import Connection
+from aotgaudi.server.http import error_body
+from aotgaudi.server.limits import REASONS, ConnectionLimits, Reason
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 2048
+_BATCH = 16
+"""Connections taken at once, and so how many more than the limit there may be for a moment."""
+_PAUSE_SECONDS = 0.1
+_LOG_SECONDS = 10.0
+_SEND_BUFFER_BYTES = 128 * 1024
+"""What the kernel holds for a client that does not read; by default some megabytes."""
+_BUSY_BODY = json.dumps(error_body(503, "The server has as many connections as it takes")).encode()
+_BUSY = (
+    b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\n"
+    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(_BUSY_BODY), _BUSY_BODY)
+)
+
+
+class Incidents:
+    """What befalls connections: counted each time, logged now and then."""
+
+    def __init__(self, count: Callable[[Reason], None], clock: Callable[[], float]) -> None:
+        self._count, self._clock = count, clock
+        self._untold: dict[Reason, tuple[int, str]] = {}
+        self._told_at: dict[Reason, float] = {}
+
+    def add(self, reason: Reason, peer: str) -> None:
+        """Counts one; logs it if none of its kind was logged lately."""
+        self._count(reason)
+        self._untold[reason] = (self._untold.get(reason, (0, ""))[0] + 1, peer)
+        self.tell()
+
+    def tell(self) -> None:
+        """Logs what was not logged yet, each kind once in a while."""
+        now = self._clock()
+        for reason in list(self._untold):
+            if now - self._told_at.get(reason, -_LOG_SECONDS) < _LOG_SECONDS:
+                continue
+            num, peer = self._untold.pop(reason)
+            self._told_at[reason] = now
+            if reason != "idle":
+                logger.warning("%d connection(s) %s; the last from %s", num, REASONS[reason], peer)
+
+
+class Listener:
+    """A listening socket and the connections that came through it. On the event loop only, `listen` excepted."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        config: uvicorn.Config,
+        state: ServerState,
+        limits: ConnectionLimits,
+        count: Callable[[Reason], None],
+    ) -> None:
+        self.limits, self.state = limits, state
+        self._socket, self._config = listener, config
+        self._waiting: dict[Connection, None] = {}
+        """Whose clients keep us waiting; the longest since its last byte first."""
+        self._opening: set[asyncio.Task[None]] = set()
+        self._count = count
+        self._loop: asyncio.AbstractEventLoop
+        self._incidents: Incidents
+
+    def listen(self) -> None:
+        """Lets clients queue. Raises OSError."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        self._socket.setblocking(False)
+        self._socket.listen(_BACKLOG)
+
+    def start(self) -> None:
+        """Takes connections from now on."""
+        self._loop = asyncio.get_running_loop()
+        self._incidents = Incidents(self._count, self._loop.time)
+        self._loop.add_reader(self._socket, self._accept)
+        self._sweeper = self._loop.call_later(self._sweep_seconds, self._sweep)
+
+    def close(self) -> None:
+        """Takes no more. Those that are open stay, and are still held to their limits."""
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+
+    def note(self, connection: Connection) -> None:
+        """Part of `Watcher`."""
+        self._waiting.pop(connection, None)
+        if connection.keeps_us_waiting:
+            self._waiting[connection] = None
+
+    def tell(self, reason: Reason, peer: str) -> None:
+        """Part of `Watcher`."""
+        self._incidents.add(reason, peer)
+
+    @property
+    def _sweep_seconds(self) -> float:
+        limits = self.limits
+        return min(limits.client_seconds, limits.idle_seconds, limits.linger_seconds, 10.0) / 10
+
+    def _sweep(self) -> None:
+        now = self._loop.time()
+        for connection in list(self.state.connections):
+            reason = connection.overdue(now)  # type: ignore[union-attr,unused-ignore]
+            if reason is not None:
+                connection.drop(reason)  # type: ignore[union-attr,unused-ignore]
+        self._incidents.tell()
+        self._sweeper = self._loop.call_later(self._sweep_seconds, self._sweep)
+
+    def _accept(self) -> None:
+        for _ in range(_BATCH):
+            try:
+                client, address = self._socket.accept()
+            except ConnectionAbortedError:
+                continue
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                self._pause(error)
+                return
+            self._take(client, str(address[0]))
+
+    def _pause(self, error: OSError) -> None:
+        """No descriptor, or no memory: those that wait make room, and we try again a little later."""
+        self.tell("no_resources", error.strerror or str(error))
+        for _ in range(_BATCH):
+            self._evict()
+        self._loop.remove_reader(self._socket)
+        self._loop.call_later(_PAUSE_SECONDS, self._resume)
+
+    def _resume(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.add_reader(self._socket, self._accept)
+
+    def _take(self, client: socket.socket, peer: str) -> None:
+        num_open = len(self.state.connections) + len(self._opening)
+        if num_open >= self.limits.max_connections and not self._evict():
+            self.tell("refused", peer)
+            _turn_away(client)
+            return
+        task = self._loop.create_task(self._open(client))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    def _evict(self) -> bool:
+        connection = next(iter(self._waiting), None)
+        if connection is None:
+            return False
+        del self._waiting[connection]
+        connection.drop("evicted")
+        return True
+
+    async def _open(self, client: socket.socket) -> None:
+        try:
+            client.setblocking(False)
+            await self._loop.connect_accepted_socket(
+                lambda: Connection(self._config, self, self._loop), client
+            )
+        except OSError as error:
+            client.close()
+            self.tell("no_resources", error.strerror or str(error))
+
+
+def _turn_away(client: socket.socket) -> None:
+    """Says that there is no room, as far as that goes without waiting."""
+    with contextlib.closing(client), contextlib.suppress(OSError):
+        client.setblocking(False)
+        client.send(_BUSY)
+        client.shutdown(socket.SHUT_WR)
+        client.recv(1 << 16)  # What is left unread at the close would take the answer away from the client.

@@ -1,0 +1,71 @@
+"""Reads requests with h11, and refuses what h11 forgives.
+
+Two servers that read one message differently can be made to disagree on where it ends; so what RFC 9112 lets a server
+refuse is refused here: a head with a bare LF (2.2) or a folded line (5.2), ``Transfer-Encoding`` beside
+``Content-Length``, or in HTTP/1.0 (6.1).
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import h11
+
+_MAX_HEAD_BYTES = 16 * 1024
+
+Event: TypeAlias = (
+    "h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]"  # What `h11.Connection.next_event` returns.
+)
+
+
+class StrictReader(h11.Connection):
+    """The server's side of one connection. `refusal` is why the client's bytes were refused; None while they are not."""
+
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER, _MAX_HEAD_BYTES)
+        self.refusal: h11.RemoteProtocolError | None = None
+
+    @property
+    def has_partial_head(self) -> bool:
+        """Whether some of a request's head has come, but not all."""
+        return self.their_state is h11.IDLE and bool(self.trailing_data[0])
+
+    @property
+    def may_answer(self) -> bool:
+        """Whether an answer may begin now."""
+        return self.our_state in (h11.IDLE, h11.SEND_RESPONSE)
+
+    def next_event(self) -> Event:
+        """Returns the next part of a request.
+
+        Raises:
+            h11.RemoteProtocolError: the client broke the protocol. Nothing more can be read.
+        """
+        try:
+            if self.their_state is h11.IDLE:
+                _check_lines(self.trailing_data[0])
+            event = super().next_event()
+            if isinstance(event, h11.Request):
+                _check_framing(event)
+        except h11.RemoteProtocolError as error:
+            self.refusal = error
+            raise
+        return event
+
+
+def _check_lines(received: bytes) -> None:
+    head = received.partition(b"\r\n\r\n")[0]
+    if head.count(b"\n") != head.count(b"\r\n"):
+        raise h11.RemoteProtocolError("a line of the head ends without CR")
+    if b"\r\n " in head or b"\r\n\t" in head:
+        raise h11.RemoteProtocolError("a line of the head is folded")
+
+
+def _check_framing(request: h11.Request) -> None:
+    names = {name for name, _ in request.headers}
+    if b"transfer-encoding" not in names:
+        return
+    if b"content-length" in names:
+        raise h11.RemoteProtocolError("Transfer-Encoding and Content-Length exclude each other")
+    if request.http_version < b"1.1":
+        raise h11.RemoteProtocolError("HTTP/1.0 has no Transfer-Encoding")

@@ -1,0 +1,360 @@
+"""Clients that keep a server waiting, that are too many, or that do not speak HTTP: over a real socket."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import http.client
+import json
+import logging
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import pytest
+
+from aotgaudi.engine.output import TokenEvent
+from aotgaudi.server.app import create_app
+from aotgaudi.server.limits import ConnectionLimits, Reason
+from aotgaudi.server.listener import Incidents
+from aotgaudi.server.run import HttpServer, StopTimes, bind
+from aotgaudi.server.service import Service
+
+WAIT_SECONDS = 10
+QUICK = ConnectionLimits(
+    client_seconds=0.3, least_bytes_per_second=1000, idle_seconds=0.3, linger_seconds=0.3, max_connections=100
+)
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+
+
+class Running:
+    """A server on a thread of its own, and why it closed connections."""
+
+    def __init__(self, service: Service, limits: ConnectionLimits) -> None:
+        self.closed: Counter[Reason] = Counter()
+        listening = threading.Event()
+        self.listener = bind("127.0.0.1", 0)
+        self.address = self.listener.getsockname()
+        self.server = HttpServer(
+            create_app(service),
+            self.listener,
+            service,
+            on_listening=lambda *_: listening.set(),
+            stop_times=StopTimes(delay=0, drain=1, flush=0.5),
+            limits=limits,
+            on_close=lambda reason: self.closed.update([reason]),
+        )
+        self.thread = threading.Thread(target=self.server.run_until_stopped, daemon=True)
+        self.thread.start()
+        assert listening.wait(WAIT_SECONDS)
+
+    def connect(self, data: bytes = b"") -> socket.socket:
+        client = socket.create_connection(self.address, timeout=WAIT_SECONDS)
+        client.sendall(data)
+        return client
+
+    def status(self, path: str = "/ready") -> int:
+        connection = http.client.HTTPConnection(*self.address, timeout=WAIT_SECONDS)
+        connection.request("GET", path)
+        status = connection.getresponse().status
+        connection.close()
+        return status
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+Serve = Callable[[ConnectionLimits], Running]
+
+
+@pytest.fixture
+def serve(service: Service) -> Iterator[Serve]:
+    with ExitStack() as stack:
+
+        @contextmanager
+        def start(limits: ConnectionLimits) -> Iterator[Running]:
+            running = Running(service, limits)
+            yield running
+            running.server.stop()
+            running.thread.join(WAIT_SECONDS)
+            assert not running.thread.is_alive()
+
+        yield lambda limits: stack.enter_context(start(limits))
+
+
+def read(client: socket.socket) -> bytes:
+    """Everything until the server closes."""
+    received = b""
+    with client:
+        while chunk := client.recv(1 << 16):
+            received += chunk
+    return received
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason", "answer"),
+    [
+        (b"", "head_timeout", b""),
+        (b"GET /ready HTT", "head_timeout", b"HTTP/1.1 408 "),
+        (b"GET /ready HTTP/1.1\r\nHost: a\r\n\r\n", "idle", b"HTTP/1.1 200 "),
+        (b"GET /ready HTTP/1.1\r\nHost: a\r\n\r\nGET /", "head_timeout", b"HTTP/1.1 200 "),
+        (HEAD + b'Content-Length: 99\r\n\r\n{"prompt"', "body_timeout", b"HTTP/1.1 408 "),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n9\r\n{", "body_timeout", b"HTTP/1.1 408 "),
+        (HEAD + b"Content-Length: 9999999\r\n\r\n{", "body_timeout", b"HTTP/1.1 413 "),
+    ],
+)
+def test_who_stops_sending_is_let_go(serve: Serve, sent: bytes, reason: Reason, answer: bytes) -> None:
+    running = serve(QUICK)
+
+    assert read(running.connect(sent))[: len(answer)] == answer
+
+    assert running.closed == {reason: 1}
+    assert running.server.num_connections == 0
+
+
+@pytest.mark.parametrize(
+    ("head", "reason"),
+    [(b"GET /", "head_timeout"), (HEAD + b"Content-Length: 99\r\n\r\n", "body_timeout")],
+)
+def test_who_sends_a_byte_now_and_then_is_let_go(serve: Serve, head: bytes, reason: Reason) -> None:
+    running = serve(QUICK)
+    client = running.connect(head)
+
+    for _ in range(20):
+        with contextlib.suppress(OSError):
+            client.sendall(b"a")
+        time.sleep(0.03)
+
+    assert running.closed == {reason: 1}
+    client.close()
+
+
+def test_a_slow_body_that_moves_enough_is_taken(serve: Serve) -> None:
+    running = serve(replace(QUICK, least_bytes_per_second=100))
+    body = json.dumps({"prompt": "a", "user": "b" * 900}).encode()
+    client = running.connect(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body))
+
+    for start in range(0, len(body), 100):
+        client.sendall(body[start : start + 100])
+        time.sleep(0.1)
+
+    assert read(client).startswith(b"HTTP/1.1 200 ")
+    assert not running.closed
+
+
+def test_who_does_not_read_is_let_go_and_the_request_is_aborted(serve: Serve, engine) -> None:
+    engine.script = lambda i: [TokenEvent(request_id=i, text="x" * 4096, token_ids=(1,)) for _ in range(2000)]
+    running = serve(QUICK)
+    body = json.dumps({"prompt": "a", "stream": True}).encode()
+
+    client = running.connect(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+
+    assert engine.aborted.get(timeout=WAIT_SECONDS) == engine.added[0].request_id
+    assert running.closed == {"write_timeout": 1}
+    client.close()
+
+
+def test_who_reads_slowly_but_enough_gets_everything(serve: Serve, engine) -> None:
+    pieces = 500
+    engine.script = lambda i: [
+        TokenEvent(
+            request_id=i, text="x" * 4096, token_ids=(1,), finish_reason="stop" if n == pieces else None
+        )
+        for n in range(1, pieces + 1)
+    ]
+    running = serve(QUICK)
+    body = json.dumps({"prompt": "a", "stream": True}).encode()
+    client = running.connect(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+
+    received = b""
+    while b"[DONE]" not in received[-100:]:
+        received += client.recv(1 << 16)
+        time.sleep(0.02)
+
+    assert received.count(b"x" * 4096) == pieces
+    assert "write_timeout" not in running.closed
+    client.close()
+
+
+def test_a_further_client_takes_the_place_of_whoever_kept_us_waiting_longest(serve: Serve) -> None:
+    limits = ConnectionLimits(max_connections=3)
+    running = serve(limits)
+    idle = [running.connect() for _ in range(3)]
+    running.until(lambda: running.server.num_connections == 3)
+    idle[0].sendall(b"GET /")  # No longer the one that has been silent for longest.
+    time.sleep(0.1)
+
+    assert running.status() == 200
+
+    assert running.closed == {"evicted": 1}
+    assert idle[1].recv(1) == b""
+    idle[0].sendall(b"ready HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+    assert read(idle[0]).startswith(b"HTTP/1.1 200 ")
+    for client in idle[1:]:
+        client.close()
+
+
+def test_where_all_connections_are_answering_a_further_client_gets_503(serve: Serve, engine, scripts) -> None:
+    engine.script = scripts["hold"]
+    running = serve(ConnectionLimits(max_connections=2))
+    body = json.dumps({"prompt": "a", "stream": True}).encode()
+    busy = [running.connect(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)) for _ in range(2)]
+    for client in busy:
+        assert client.recv(100).startswith(b"HTTP/1.1 200 ")
+
+    answer = read(running.connect(b"GET /ready HTTP/1.1\r\nHost: a\r\n\r\n"))
+
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "service_unavailable"
+    assert running.closed == {"refused": 1}
+    for client in busy:
+        client.close()
+
+
+class _Scarce:
+    """A socket that finds no descriptor for new connections, until told otherwise."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener, self.num_tries, self.error = listener, 0, errno.EMFILE
+
+    def accept(self) -> tuple[socket.socket, object]:
+        self.num_tries += 1
+        if self.error:
+            raise OSError(self.error, "Too many open files")
+        return self._listener.accept()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._listener, name)
+
+
+def test_without_descriptors_the_silent_make_room_and_nothing_spins(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = serve(ConnectionLimits())
+    silent = running.connect()
+    running.until(lambda: running.server.num_connections == 1)
+    scarce = _Scarce(running.listener)
+    running.server._listener._socket = scarce  # type: ignore[assignment]
+
+    late = running.connect(b"GET /ready HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+    assert silent.recv(1) == b""
+    time.sleep(0.5)
+    num_tries, scarce.error = scarce.num_tries, 0
+
+    assert num_tries <= 7
+    assert read(late).startswith(b"HTTP/1.1 200 ")
+    assert running.closed["evicted"] == 1
+    assert len(caplog.records) <= 3
+    assert not any(record.exc_info for record in caplog.records)
+    silent.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n", "illegal"),
+        (b"GET / HTTP/1.1\nHost: a\n\n", "without CR"),
+        (b"GET / HTTP/1.1\r\nHost: a\nX: b\r\n\r\n", "without CR"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: b\r\n c\r\n\r\n", "folded"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: b\r\n\tc\r\n\r\n", "folded"),
+        (
+            HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET / HTTP/1.1\r\n",
+            "exclude",
+        ),
+        (b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "HTTP/1.0"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 20_000, "too long"),
+    ],
+)
+def test_what_is_not_strictly_http_is_refused_and_the_connection_closed(
+    serve: Serve, sent: bytes, said: str
+) -> None:
+    running = serve(ConnectionLimits())
+
+    answer = read(running.connect(sent))
+
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 "))
+    assert b"connection: close" in head.lower()
+    assert said in json.loads(body)["error"]["message"]
+    assert running.closed == {"malformed": 1}
+
+
+def test_a_chunk_that_is_malformed_after_the_answer_closes_quietly(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = serve(ConnectionLimits())
+    client = running.connect(b"POST /none HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+    running.until(lambda: b"not_found" in client.recv(1 << 16, socket.MSG_PEEK))
+
+    client.sendall(b"zz\r\n")
+
+    assert read(client).startswith(b"HTTP/1.1 404 ")
+    assert running.closed == {"malformed": 1}
+    assert not any(record.exc_info for record in caplog.records)
+
+
+def test_lines_in_a_body_may_end_as_they_like(serve: Serve) -> None:
+    running = serve(ConnectionLimits())
+    body = b'{"prompt":\n "a"\r\n }\n\n'
+
+    sent = HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+    assert read(running.connect(sent)).startswith(b"HTTP/1.1 200 ")
+
+
+def test_two_hundred_malformed_requests_are_two_lines(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    running = serve(ConnectionLimits())
+
+    with caplog.at_level(logging.INFO):
+        for _ in range(200):
+            read(running.connect(b"nonsense\r\n\r\n"))
+
+    assert running.closed == {"malformed": 200}
+    messages = [record.getMessage() for record in caplog.records if "HTTP/1.1" in record.getMessage()]
+    assert len(messages) <= 2
+    assert messages[0].endswith("the last from 127.0.0.1")
+
+
+def test_what_happens_often_is_counted_at_once_and_logged_with_its_number_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    counted: Counter[Reason] = Counter()
+    now = [0.0]
+    incidents = Incidents(lambda reason: counted.update([reason]), lambda: now[0])
+
+    for number in range(5):
+        incidents.add("malformed", f"10.0.0.{number}")
+    now[0] = 11.0
+    incidents.tell()
+    incidents.tell()
+
+    assert counted == {"malformed": 5}
+    assert [record.args[0] for record in caplog.records] == [1, 4]  # type: ignore[index]
+    assert caplog.records[1].getMessage().endswith("10.0.0.4")
+
+
+def test_stopping_does_not_wait_for_clients_that_do_not_read(
+    serve: Serve, engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.script = lambda i: [TokenEvent(request_id=i, text="x" * 4096, token_ids=(1,)) for _ in range(500)]
+    running = serve(ConnectionLimits())
+    body = json.dumps({"prompt": "a", "stream": True}).encode()
+    clients = [running.connect(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)) for _ in range(10)]
+    for client in clients:
+        client.recv(10)
+
+    started = time.monotonic()
+    running.server.stop()
+    running.thread.join(WAIT_SECONDS)
+
+    assert time.monotonic() - started < 4
+    assert not any(record.exc_info for record in caplog.records)
+    for client in clients:
+        client.close()
