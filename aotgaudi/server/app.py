@@ -28,6 +28,7 @@ from aotgaudi.engine.output import TokenEvent
 from aotgaudi.errors import RequestError
 from aotgaudi.server.body import body_schema, openapi_schema, parse_body
 from aotgaudi.server.generation import Generation
+from aotgaudi.server.hosts import ANY_HOST, AllowedHosts, HostCheck
 from aotgaudi.server.http import (
     DONE,
     ClientGoneError,
@@ -50,16 +51,23 @@ logger = logging.getLogger(__name__)
 _CLIENT_GONE_STATUS = 499  # nginx's; nobody reads it but the metrics
 
 
-def create_app(service: Service) -> FastAPI:
-    """Returns the application that serves `service`. It has no life of its own: whoever runs it ends the service."""
-    app = FastAPI(title="aotgaudi", version=service.version, docs_url=None, redoc_url=None)
+def create_app(service: Service, hosts: AllowedHosts = ANY_HOST) -> FastAPI:
+    """Returns the application that serves `service` to requests for `hosts`.
+
+    It has no life of its own: whoever runs it ends the service. A path with a slash too many is unknown: a redirect would
+    go wherever ``Host`` says.
+    """
+    app = FastAPI(
+        title="aotgaudi", version=service.version, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
     bodies = (CompletionRequest, ChatCompletionRequest)
     app.openapi = lambda: openapi_schema(app, bodies)  # type: ignore[method-assign]
     _add_routes(app, Api(service))
     app.add_exception_handler(RequestError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(ClientGoneError, _answer_nobody)
-    app.add_middleware(RequestBoundary, metrics=service.metrics)
+    app.add_middleware(HostCheck, hosts=hosts)
+    app.add_middleware(RequestBoundary, metrics=service.metrics)  # The last is the outermost.
     return app
 
 

@@ -17,6 +17,8 @@ from aotgaudi import __version__
 from aotgaudi.llm.running import ModelOptions
 from aotgaudi.llm.start import start
 from aotgaudi.server.app import create_app
+from aotgaudi.server.hosts import AllowedHosts
+from aotgaudi.server.limits import Listening
 from aotgaudi.server.metrics import Metrics
 from aotgaudi.server.run import HttpServer, StopTimes, bind
 from aotgaudi.server.service import DEFAULT_STALL_SECONDS, Service
@@ -33,8 +35,7 @@ class ServeOptions:
     """
 
     model: ModelOptions
-    host: str
-    port: int
+    listening: Listening
     served_model_names: tuple[str, ...]
     stop_times: StopTimes = StopTimes()  # noqa: RUF009 - a frozen value
     stall_seconds: float | None = None
@@ -54,9 +55,10 @@ def launch(options: ServeOptions) -> None:
         NotWarmError, CorruptError, UntrustedError, TargetError: the bundle cannot be served; nothing was mapped.
         CoverageError: under `require_warm`, a step that the scheduler can form has no entry.
     """
-    listener = bind(options.host, options.port)
+    listener = bind(options.listening.host, options.listening.port)
     try:
         service = _start(options)
+        limits = options.listening.limits()
     except BaseException:
         listener.close()
         raise
@@ -68,9 +70,17 @@ def launch(options: ServeOptions) -> None:
             "ready in %.2f s: http://%s:%d (model %s)", seconds, host, port, options.served_model_names[0]
         )
 
+    hosts = AllowedHosts.of(options.listening.host, options.listening.allowed_hosts)
     server = HttpServer(
-        create_app(service), listener, service, on_listening=on_listening, stop_times=options.stop_times
+        create_app(service, hosts),
+        listener,
+        service,
+        on_listening=on_listening,
+        stop_times=options.stop_times,
+        limits=limits,
+        on_close=service.metrics.count_closed,
     )
+    service.metrics.connections.set_function(lambda: server.num_connections)
     server.run_until_stopped()
 
 

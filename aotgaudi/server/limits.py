@@ -63,6 +63,31 @@ class ConnectionLimits:
 DEFAULT_LIMITS = ConnectionLimits()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Listening:
+    """Where a server listens, and for whom; what `serve` was told.
+
+    Attributes:
+        host: Name or address.
+        port: 0 for any free one.
+        allowed_hosts: Names that requests may use besides those of `host`.
+        max_connections: None for as many as there are files for, up to a limit.
+        client_seconds: See `ConnectionLimits`.
+    """
+
+    host: str
+    port: int
+    allowed_hosts: tuple[str, ...] = ()
+    max_connections: int | None = None
+    client_seconds: float = DEFAULT_LIMITS.client_seconds
+
+    def limits(self) -> ConnectionLimits:
+        """Returns what clients are held to. Call it when everything else is open. Raises SpecError."""
+        return ConnectionLimits(
+            max_connections=allow_connections(self.max_connections), client_seconds=self.client_seconds
+        )
+
+
 def allow_connections(asked: int | None) -> int:
     """Returns how many connections this process may have, and raises its soft limit of open files to have so many.
 

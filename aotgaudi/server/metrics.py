@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from aotgaudi.engine.core import EngineStats
 from aotgaudi.entries import Entry
 from aotgaudi.llm.running import Warmth
+from aotgaudi.server.limits import REASONS, Reason
 
 _STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5)
@@ -105,6 +106,15 @@ class Metrics:
             "aotgaudi_prompt_tokens", "Prompt tokens of accepted requests.", registry=registry
         )
         self.generation_tokens = Counter("aotgaudi_generation_tokens", "Tokens generated.", registry=registry)
+        self.connections = Gauge("aotgaudi_connections", "Open connections.", registry=registry)
+        self._closed = Counter(
+            "aotgaudi_connections_closed",
+            "Connections that the server ended, or did not begin, for a reason of its own.",
+            ["reason"],
+            registry=registry,
+        )
+        for reason in REASONS:
+            self._closed.labels(reason)
         self.ready = Gauge("aotgaudi_ready", "1 while the server takes requests.", registry=registry)
         self.time_to_ready = Gauge(
             "aotgaudi_time_to_ready_seconds", "From the process's start to ready.", registry=registry
@@ -140,6 +150,10 @@ class Metrics:
         """Records one step. Is the engine's `OnStep`."""
         del num_rows
         self.step_seconds.labels(entry.kind).observe(seconds)
+
+    def count_closed(self, reason: Reason) -> None:
+        """Counts a connection that the server ended, or did not begin."""
+        self._closed.labels(reason).inc()
 
     def expose(self, accept: str = "") -> tuple[bytes, str]:
         """Returns the metrics, and their content type, in the format that the `Accept` header asks for."""

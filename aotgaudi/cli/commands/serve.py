@@ -16,6 +16,7 @@ from aotgaudi.bundle.bundle import Acceptance
 from aotgaudi.cli.options.acceptance import acceptance_options
 from aotgaudi.cli.options.capacity import capacity_options
 from aotgaudi.cli.options.common import Command, store_option
+from aotgaudi.cli.options.listening import listening_options
 from aotgaudi.cores import available_cores
 from aotgaudi.errors import SpecError
 from aotgaudi.remotes.hub import fetch_model, is_hub_id
@@ -23,24 +24,7 @@ from aotgaudi.remotes.hub import fetch_model, is_hub_id
 if TYPE_CHECKING:
     from aotgaudi.engine.room import RoomLimits
     from aotgaudi.llm.model_files import GenerationConfig
-
-
-def _address_options(function: Command) -> Command:
-    """``--host`` and ``--port``; the command gets them as one argument `address`."""
-
-    @functools.wraps(function)
-    def command(*, host: str, port: int, **others: Any) -> Any:
-        return function(address=(host, port), **others)
-
-    host_option = click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-    port_option = click.option(
-        "--port",
-        type=click.IntRange(0, 65535),
-        default=8000,
-        show_default=True,
-        help="Port (0: any free one).",
-    )
-    return host_option(port_option(command))
+    from aotgaudi.server.limits import Listening
 
 
 def _generation_options(function: Command) -> Command:
@@ -98,7 +82,7 @@ def _parse_override(
 @click.option(
     "--require-warm", is_flag=True, help="Refuse to start unless every entry is warm; never compile."
 )
-@_address_options
+@listening_options
 @click.option(
     "--served-model-name",
     "names",
@@ -129,7 +113,7 @@ def serve(  # noqa: PLR0913 - one argument per option
     bundle: Path,
     model: str,
     require_warm: bool,
-    address: tuple[str, int],
+    listening: Listening,
     names: tuple[str, ...],
     generation_config: GenerationConfig,
     threads: int | None,
@@ -162,8 +146,7 @@ def serve(  # noqa: PLR0913 - one argument per option
     launch(
         ServeOptions(
             model=model_options,
-            host=address[0],
-            port=address[1],
+            listening=listening,
             served_model_names=names or (served_name(model),),
             stop_times=StopTimes(delay=drain_delay),
             stall_seconds=stall_seconds,

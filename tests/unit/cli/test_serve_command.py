@@ -47,3 +47,10 @@ def test_a_delay_is_not_negative(tmp_path: Path) -> None:
     where = ["--bundle", str(tmp_path), "--model", str(tmp_path)]
 
     assert CliRunner().invoke(cli, ["serve", *where, "--drain-delay", "-1"]).exit_code == 2
+
+
+@pytest.mark.parametrize("option", ["--max-connections", "--client-timeout"])
+def test_limits_on_clients_are_above_nothing(tmp_path: Path, option: str) -> None:
+    where = ["--bundle", str(tmp_path), "--model", str(tmp_path)]
+
+    assert CliRunner().invoke(cli, ["serve", *where, option, "0"]).exit_code == 2

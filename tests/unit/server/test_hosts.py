@@ -1,0 +1,89 @@
+"""Which names a request may use for the server that it reaches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from fastapi.testclient import TestClient
+
+from aotgaudi.server.app import create_app
+from aotgaudi.server.hosts import AllowedHosts
+from aotgaudi.server.service import Service
+
+LOOPBACK = ["127.0.0.1", "localhost", "::1", "127.0.0.2"]
+
+
+@pytest.mark.parametrize("host", LOOPBACK)
+@pytest.mark.parametrize(
+    "header",
+    ["localhost", "LOCALHOST:8000", "localhost.:8000", "127.0.0.1:8000", "127.0.0.2", "[::1]:8000", "[::1]"],
+)
+def test_on_the_loopback_its_names_are_taken(host: str, header: str) -> None:
+    assert AllowedHosts.of(host).has(header)
+
+
+@pytest.mark.parametrize("host", LOOPBACK)
+@pytest.mark.parametrize(
+    "header",
+    [
+        "evil.example",
+        "localhost.evil.example",
+        "evil.example:8000",
+        "10.0.0.1",
+        "[fe80::1]",
+        "",
+        ":8000",
+        "a@localhost",
+    ],
+)
+def test_on_the_loopback_no_other_name_is_taken(host: str, header: str) -> None:
+    assert not AllowedHosts.of(host).has(header)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
+def test_on_all_interfaces_any_name_is_taken_unless_names_are_given(host: str) -> None:
+    assert AllowedHosts.of(host).has("chat.example.com")
+
+    named = AllowedHosts.of(host, ["Chat.example.com", "*.pods.example"])
+    assert named.has("chat.example.com:80")
+    assert named.has("a.pods.example")
+    assert named.has("10.1.2.3:8000")  # A probe's.
+    assert not named.has("pods.example")
+    assert not named.has("evil.example")
+
+
+def test_on_one_address_its_name_and_addresses_are_taken() -> None:
+    hosts = AllowedHosts.of("chat.internal", ["alias"])
+
+    assert all(map(hosts.has, ["chat.internal:8000", "alias", "10.0.0.5"]))
+    assert not hosts.has("evil.example")
+    assert not hosts.has("localhost")
+
+
+def test_a_star_is_any_name() -> None:
+    assert AllowedHosts.of("127.0.0.1", ["*"]).has("evil.example")
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/ready", "/v1/models", "/none"])
+def test_a_request_for_another_server_is_refused(service: Service, path: str) -> None:
+    client = TestClient(create_app(service, AllowedHosts.of("127.0.0.1")), base_url="http://localhost:8000")
+
+    refused = client.get(path, headers={"Host": "evil.example"})
+
+    assert refused.status_code == 421
+    assert "'evil.example'" in refused.json()["error"]["message"]
+    assert client.get(path).status_code in (200, 404)
+
+
+def test_no_redirect_goes_where_the_host_header_says(client: TestClient) -> None:
+    answer = client.get("/metrics/", headers={"Host": "evil.example"}, follow_redirects=False)
+
+    assert answer.status_code == 404
+    assert "location" not in answer.headers
+
+
+def test_an_application_by_itself_takes_any_name(
+    make_service: Callable[..., Service],
+) -> None:
+    assert TestClient(create_app(make_service()), base_url="http://any").get("/ready").status_code == 200
