@@ -18,6 +18,7 @@ what counts is what is there afterwards, so the caller looks again (`TRANSIENT_E
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
@@ -34,6 +35,11 @@ TRANSIENT_ERRORS = frozenset({errno.EBUSY, errno.ESTALE, errno.ENOENT})
 
 DIRECTORY_MODE = 0o775
 """Less the umask. Never writable by everybody, even where the umask allows it."""
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+"""linux/fs.h; see rename(2)."""
+_NO_EXCHANGE_ERRORS = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
 
 _NO_LINKS_ERRORS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 _WAITS_SECONDS = (0.01, 0.02, 0.04, 0.08)
@@ -187,6 +193,23 @@ def place_first(temporary: Path, path: Path) -> bool:
         os.rename(temporary, path)
     fsync_dir(path.parent)
     return True
+
+
+def exchange_names(one: Path, other: Path) -> bool:
+    """Exchanges two names in one step (renameat2 with RENAME_EXCHANGE); False where the system or its files cannot.
+
+    Raises OSError.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(library, "renameat2"):
+        return False
+    names = os.fsencode(one), os.fsencode(other)
+    if library.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _NO_EXCHANGE_ERRORS:
+        return False
+    raise OSError(code, os.strerror(code), str(one), None, str(other))
 
 
 def again(action: Callable[[], T], *, retry_on: frozenset[int]) -> T:

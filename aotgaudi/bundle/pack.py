@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from aotgaudi.bundle.format import (
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.receipt import dumps as dump_receipt
 from aotgaudi.bundle.signing import Signing
-from aotgaudi.bundle.staging import exchange_directory, refuse_foreign
+from aotgaudi.bundle.staging import building_directory, exchange_directory, refuse_foreign
 from aotgaudi.digest import Digest
 from aotgaudi.errors import ManifestError, store_error
 from aotgaudi.store.blobs import find_fault
@@ -117,22 +116,18 @@ def _is_sealed(out: Path, documents: Mapping[str, bytes], digests: Iterable[Dige
 def _seal(
     out: Path, documents: Mapping[str, bytes], digests: tuple[Digest, ...], objects: ObjectStore
 ) -> None:
-    building = out.with_name(f"{out.name}.tmp-{os.getpid()}")
     needed_bytes = sum(digest.size_bytes for digest in digests) + sum(map(len, documents.values()))
     try:
-        if building.exists():
-            shutil.rmtree(building)  # Of a dead process that had our number.
-        _make_directory(building)
-        for digest in digests:
-            _copy_object(building, digest, objects)
-        for name, data in documents.items():
-            write_atomic(building / name, data, _DOCUMENT_MODE)
-        _sync_tree(building)
-        exchange_directory(building, out)
+        with building_directory(out) as building:
+            building.chmod(_DIRECTORY_MODE)
+            for digest in digests:
+                _copy_object(building, digest, objects)
+            for name, data in documents.items():
+                write_atomic(building / name, data, _DOCUMENT_MODE)
+            _sync_tree(building)
+            exchange_directory(building, out)
     except OSError as error:
         raise store_error("write the bundle", out, error, needed_bytes=needed_bytes) from error
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
 
 
 def _copy_object(bundle: Path, digest: Digest, objects: ObjectStore) -> None:

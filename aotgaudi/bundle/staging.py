@@ -1,7 +1,13 @@
-"""Where a bundle is put together, beside its destination, and how it appears there: whole, by a rename.
+"""Where a bundle is put together, beside its destination NAME, and how it appears there: whole, by a rename.
 
-A staging directory outlives an interrupted transfer, so that the next one continues from it. One process at a time
-holds it: it is locked (flock), and the lock dies with its holder.
+::
+
+    .NAME.pull       the staging directory of a transfer; it outlives an interrupted one, which the next continues
+    .NAME.tmp-PID    what a process puts together, or has exchanged for the new one and removes
+    .NAME.old-PID    what a process has moved out of the way, where the system cannot exchange
+
+They are locked (flock) by their process, and the lock dies with it. Whoever writes to NAME next removes what is left of
+processes that died.
 """
 
 from __future__ import annotations
@@ -9,12 +15,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from aotgaudi.atomicfile import fsync_dir
+from aotgaudi.atomicfile import exchange_names, fsync_dir
 from aotgaudi.bundle.format import INDEX_NAME, OBJECTS_NAME, load_index, stray_paths
 from aotgaudi.digest import Digest
 from aotgaudi.errors import ManifestError, StoreError, store_error
@@ -32,6 +39,7 @@ def staging_directory(out: Path) -> Iterator[Path]:
     Raises StoreError when `out` is not ours to replace, cannot be written to, or is being written by another process.
     """
     refuse_foreign(out)
+    sweep_abandoned(out)
     staging = out.with_name(f".{out.name}.pull")
     try:
         staging.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
@@ -77,25 +85,100 @@ def refuse_foreign(out: Path) -> None:
         raise store_error("look at", out, error) from error
 
 
+@contextlib.contextmanager
+def building_directory(out: Path) -> Iterator[Path]:
+    """Yields a new, locked directory beside `out`, and removes it at the end if `exchange_directory` has not taken it.
+
+    Raises OSError.
+    """
+    sweep_abandoned(out)
+    building = _private(out, "tmp")
+    shutil.rmtree(building, ignore_errors=True)  # Of a dead process that had our number.
+    building.mkdir(mode=_DIRECTORY_MODE, parents=True)
+    try:
+        descriptor = os.open(building, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            _try_lock(descriptor)
+            yield building
+        finally:
+            os.close(descriptor)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
 def exchange_directory(building: Path, out: Path) -> None:
     """Renames the directory `building` to `out`, over a missing or empty one, or in exchange for another.
 
-    Between the two renames of an exchange there is nothing at `out`; a reader that holds the old one open keeps
-    it. When the second rename fails the old one is put back.
-    Raises OSError.
+    There is something at `out` at every moment; only where the system has no RENAME_EXCHANGE there is nothing between two
+    renames. A reader that holds the old one open keeps it. Raises OSError; then the old one is at `out`.
     """
-    retired = out.with_name(f".{out.name}.old-{os.getpid()}")
-    if out.exists() and any(out.iterdir()):
-        shutil.rmtree(retired, ignore_errors=True)  # Of a dead process that had our number.
-        os.rename(out, retired)
+    private = _private(out, "tmp")
+    if (
+        building != private
+    ):  # Under its own name another process would take the old one for a transfer to continue.
+        shutil.rmtree(private, ignore_errors=True)
+        os.rename(building, private)
+    if not out.exists() or not any(out.iterdir()):
+        os.rename(private, out)
+    elif not exchange_names(private, out):
+        _exchange_in_steps(private, out)
+    fsync_dir(out.parent)
+    shutil.rmtree(private, ignore_errors=True)
+
+
+def sweep_abandoned(out: Path) -> None:
+    """Removes what dead processes left beside `out`, and puts an old bundle back where one died between two renames.
+
+    Never fails: what cannot be removed is left for the next one.
+    """
+    name = re.compile(rf"\.?{re.escape(out.name)}\.(tmp|old)-([0-9]{{1,10}})")
+    with contextlib.suppress(OSError):
+        for path in sorted(out.parent.iterdir()):
+            found = name.fullmatch(path.name)
+            if found is None or path.is_symlink() or not _is_abandoned(path, int(found[2])):
+                continue
+            if found[1] == "old" and not out.exists():
+                os.rename(path, out)
+            else:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _private(out: Path, kind: str) -> Path:
+    return out.with_name(f".{out.name}.{kind}-{os.getpid()}")
+
+
+def _exchange_in_steps(building: Path, out: Path) -> None:
+    retired = _private(out, "old")
+    shutil.rmtree(retired, ignore_errors=True)
+    os.rename(out, retired)
     try:
         os.rename(building, out)
     except OSError:
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(retired, out)
+        os.rename(retired, out)
         raise
-    fsync_dir(out.parent)
     shutil.rmtree(retired, ignore_errors=True)
+
+
+def _is_abandoned(path: Path, process_id: int) -> bool:
+    """Whether the process is gone, here, and nobody elsewhere holds the directory's lock; False where there are no locks.
+
+    Of our own number (1, in a container) the lock alone decides.
+    """
+    if process_id != os.getpid() and Path("/proc", str(process_id)).exists():
+        return False
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return _try_lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _lock(descriptor: int, out: Path) -> None:

@@ -12,14 +12,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from aotgaudi.atomicfile import Temporary, fsync_dir, place, temporary_file, write_atomic
-from aotgaudi.bundle.staging import exchange_directory
+from aotgaudi.bundle.staging import building_directory, exchange_directory
 from aotgaudi.digest import Digest, canonical_json
 from aotgaudi.errors import CorruptError, ManifestError, SpecError, StoreError, store_error
 from aotgaudi.remotes.oci_documents import (
@@ -179,16 +178,12 @@ def new_layout(out: Path) -> Iterator[LayoutWriter]:
     Replaces an empty directory, and a layout that holds only images of bundles. Raises StoreError.
     """
     refuse_foreign_layout(out)
-    building = out.with_name(f".{out.name}.tmp-{os.getpid()}")
     try:
-        shutil.rmtree(building, ignore_errors=True)  # Of a dead process that had our number.
-        building.mkdir(parents=True)
-        yield LayoutWriter(building)
-        exchange_directory(building, out)
+        with building_directory(out) as building:
+            yield LayoutWriter(building)
+            exchange_directory(building, out)
     except OSError as error:
         raise store_error("write the image layout", out, error) from error
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
 
 
 def refuse_foreign_layout(out: Path) -> None:

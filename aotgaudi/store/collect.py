@@ -2,10 +2,10 @@
 
 What is removed, in this order:
 
-1. always: objects that no record and no root names (left by writers that died), and partly received objects of pulls
-   that nobody has continued for a day;
+1. always: objects that no record and no root names (left by writers that died), and what pulls have received in part,
+   for none runs;
 2. until the store is small enough, whatever was used longest ago: records, each with the objects that nothing else
-   names any more; logs; tool caches; partly received objects of younger pulls.
+   names any more; logs; tool caches.
 
 Times of use only decide the order, so a wrong clock costs a rebuild at worst. A record is removed
 before its objects, so that a collector that dies leaves objects without a record, and no record without objects.
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ from aotgaudi.errors import StoreError
 from aotgaudi.store.records import RecordError, Stamp, digests_in
 from aotgaudi.store.roots import Root
 from aotgaudi.store.scratch import (
-    UNFINISHED_SECONDS,
     ScratchItem,
     SweepReport,
     list_scratch,
@@ -205,16 +203,12 @@ def read_contents(store: Store, kept: Iterable[Root] = ()) -> Contents:
     )
 
 
-def plan_collection(contents: Contents, max_bytes: int, now: float | None = None) -> CollectionPlan:
-    """Returns what must go for the store to hold at most `max_bytes`, as far as the roots allow.
-
-    `now` (seconds, by default the time) says which unfinished pulls are given up.
-    """
+def plan_collection(contents: Contents, max_bytes: int) -> CollectionPlan:
+    """Returns what must go for the store to hold at most `max_bytes`, as far as the roots allow."""
     users = Counter(digest for record in contents.records for digest in record.objects)
     loose = contents.objects - contents.kept_objects
     orphans = tuple(sorted(loose - users.keys(), key=str))
-    before = (time.time() if now is None else now) - UNFINISHED_SECONDS
-    scratch = [item for item in contents.scratch if item.is_unfinished and item.used < before]
+    scratch = [item for item in contents.scratch if item.is_unfinished]
     left = contents.total_bytes - sum(digest.size_bytes for digest in orphans)
     left -= sum(item.size_bytes for item in scratch)
     evicted = []

@@ -5,15 +5,17 @@ no record (`Store.remembers`). It is for this machine and user alone: never in a
 
 It is a cache: rows are made from records, and losing them only costs reading the records again. So a problem with the
 index is a warning and a miss; a damaged database is moved aside to ``<directory>.corrupt-<n>`` and a new one is started.
-A wrong answer, however, could leave something unbuilt, so every row repeats its key beside its value
-(``[key, value]``, with zlib's checksum around both). A row that holds a pickle, which could run code, is treated as an
-attack: it is never decoded, and raises CorruptError.
+Whatever SQLite and diskcache raise counts as damage unless it is known to be a refusal (locked, full, read-only): flipped
+bits come out of them as errors of many types. A wrong answer, however, could leave something unbuilt, so every row repeats
+its key beside its value (``[key, value]``, with zlib's checksum around both). A row that holds a pickle, which could run
+code, is damage too, and never decoded; a row that inflates beyond `MOST_ROW_BYTES` is not read.
 
 `Store` imports this module where it has an index: it is the only one that imports diskcache.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -27,13 +29,17 @@ from typing import Any, TypeVar
 import diskcache
 from diskcache.core import MODE_RAW
 
-from aotgaudi.errors import CorruptError, StoreError
+from aotgaudi.errors import StoreError
 
 MOST_ROWS = 16
 """How many look-ups are kept, the ones last written: one a manifest that is being worked on, and some."""
 
+MOST_ROW_BYTES = 64 << 20
+"""Of one row, as JSON: a look-up of some 300,000 records. A longer one is not remembered."""
+
 _LOG = logging.getLogger(__name__)
 _WAIT_SECONDS = 60.0
+_REFUSALS = ("locked", "readonly", "is full", "unable to open", "disk I/O error", "interrupted")
 _SETTINGS = {
     "timeout": _WAIT_SECONDS,
     "disk_min_file_size": 1 << 40,  # Every value stays in its row.
@@ -52,32 +58,28 @@ class StrictJSONDisk(diskcache.JSONDisk):  # type: ignore[misc]
     """`JSONDisk` that accepts only what it writes: raw keys, and raw values without a file.
 
     diskcache's own writes no pickle, but unpickles a row whose mode says so (CVE-2025-69872), and reads any file that
-    a row names. What does not decode is reported as damage (sqlite3.DatabaseError).
+    a row names. All of that, and what does not decode, is reported as damage (sqlite3.DatabaseError).
     """
 
     def get(self, key: Any, raw: Any) -> Any:
-        """Decodes a key column. Raises CorruptError for a pickle."""
+        """Decodes a key column. Raises sqlite3.DatabaseError, for a pickle too."""
         if raw != 1:
-            raise self._refusal("a key in pickle mode")
+            raise sqlite3.DatabaseError("it holds a key in pickle mode, which aotgaudi never writes")
         return _decoded(key)
 
     def fetch(self, mode: Any, filename: Any, value: Any, read: Any) -> Any:
-        """Decodes a value column. Raises CorruptError for a pickle or a file."""
+        """Decodes a value column. Raises sqlite3.DatabaseError, for a pickle or a file too."""
         if mode != MODE_RAW or filename is not None or read:
-            raise self._refusal(f"a value in mode {mode!r} (4 is a pickle, 2 and 3 are files)")
+            raise sqlite3.DatabaseError(
+                f"it holds a value in mode {mode!r:.20} (4 is a pickle, 2 and 3 are files), which aotgaudi never writes"
+            )
         return _decoded(value)
-
-    def _refusal(self, what: str) -> CorruptError:
-        return CorruptError(
-            f"action index {self._directory} holds {what}, which aotgaudi never writes: somebody else wrote"
-            " to it (find out who; then remove that directory, and it is filled again by the next build)"
-        )
 
 
 class Index:
     """The rows in the directory `root`, by name. Opened at first use; safe in threads and between processes.
 
-    Every method raises CorruptError if a row that it reads holds a pickle, and nothing else.
+    No method raises: what is wrong is a warning, and a miss.
     """
 
     def __init__(self, root: Path) -> None:
@@ -101,6 +103,8 @@ class Index:
         """Writes the row `name`, in place of an earlier one, and drops the oldest beyond `MOST_ROWS`."""
 
         def write(cache: Any) -> None:
+            if len(json.dumps(value)) > MOST_ROW_BYTES:
+                return
             cache.delete(name)  # So that it becomes the newest.
             cache.set(name, [name, dict(value)])
             for old in list(cache)[:-MOST_ROWS]:
@@ -122,18 +126,19 @@ class Index:
         if cache is not None:
             cache.close()
 
-    def _run(self, action: Callable[[Any], T], otherwise: T) -> T:
+    def _run(self, action: Callable[[Any], T], otherwise: T, *, is_fresh: bool = False) -> T:
+        """Runs `action`, once more on an empty index where the one that was there is damaged."""
         try:
             return action(self._opened())
-        except sqlite3.DatabaseError as error:
-            if _is_damage(error):
-                self._move_aside(error)
-            else:
-                _LOG.warning("no use is made of the action index %s: %s", self.root, error)
         except (OSError, StoreError, diskcache.Timeout) as error:
             _LOG.warning(
                 "no use is made of the action index %s: %s", self.root, error or "another process holds it"
             )
+        except Exception as error:  # Of any type: both libraries trust what they read.
+            if _is_refusal(error):
+                _LOG.warning("no use is made of the action index %s: %s", self.root, error)
+            elif self._move_aside(error) and not is_fresh:
+                return self._run(action, otherwise, is_fresh=True)
         return otherwise
 
     def _opened(self) -> Any:
@@ -143,32 +148,41 @@ class Index:
             cache = self._cache = diskcache.Cache(str(self.root), disk=StrictJSONDisk, **_SETTINGS)
         return cache
 
-    def _move_aside(self, error: sqlite3.DatabaseError) -> None:
-        self.close()
+    def _move_aside(self, error: Exception) -> bool:
+        """Renames the index; returns False where that is refused."""
+        with contextlib.suppress(Exception):  # It is thrown away.
+            self.close()
+        reason = f"{type(error).__name__}: {error}"[:200].encode("ascii", "replace").decode()
         number = 1
         while (target := self.root.with_name(f"{self.root.name}.corrupt-{number}")).exists():
             number += 1
         try:
             os.rename(self.root, target)
             _LOG.warning(
-                "the action index %s is damaged (%s); moved to %s, begun anew", self.root, error, target
+                "the action index %s is damaged (%s); moved to %s, begun anew", self.root, reason, target
             )
+            return True
         except OSError as refusal:  # Another process was quicker, or may do it another time.
-            _LOG.warning("the action index %s is damaged (%s) and stays there: %s", self.root, error, refusal)
+            _LOG.warning(
+                "the action index %s is damaged (%s) and stays there: %s", self.root, reason, refusal
+            )
+            return False
 
 
 def _decoded(column: Any) -> Any:
+    inflater = zlib.decompressobj()
     try:
-        return json.loads(zlib.decompress(column))
+        text = inflater.decompress(column, MOST_ROW_BYTES)
+        if not inflater.eof or inflater.unused_data:
+            raise ValueError(f"it is cut off, or has more than {MOST_ROW_BYTES} bytes")
+        return json.loads(text)
     except (zlib.error, ValueError, TypeError, RecursionError) as error:
         raise sqlite3.DatabaseError(f"a row does not decode: {error}") from error
 
 
-def _is_damage(error: sqlite3.DatabaseError) -> bool:
-    """Tells damage ("malformed", foreign tables) from refusals (locked, full, read-only)."""
-    if isinstance(error, sqlite3.OperationalError):
-        return str(error).startswith("no such") or "has no column" in str(error)
-    return type(error) is sqlite3.DatabaseError
+def _is_refusal(error: Exception) -> bool:
+    """Whether SQLite may not, for now, do what was asked; it would, with the same file, at another time."""
+    return isinstance(error, sqlite3.OperationalError) and any(word in str(error) for word in _REFUSALS)
 
 
 def _make_private(path: Path) -> None:

@@ -3,7 +3,7 @@
 ::
 
     tmp/            files being written, and directories (``unit-*``) that a compiler works in
-    incoming/       objects that a pull has received in part; the next pull continues from there
+    incoming/       objects that a pull has received in part; the next pull continues from there, until a collection
     logs/           the output of compilers, a file per unit
     toolcache/      files that a compiler can use again, a directory per toolchain: toolcache/toolchains/<name>
 
@@ -37,9 +37,6 @@ GRACE_SECONDS = 3600.0
 
 INCOMING_NAME = "incoming"
 _ITEMS = (f"{INCOMING_NAME}/*", "logs/*", "toolcache/*/*")
-
-UNFINISHED_SECONDS = 24 * 3600.0
-"""A pull that has not been continued for this long has been abandoned."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +72,11 @@ def list_scratch(root: Path) -> tuple[ScratchItem, ...]:
 
 
 def remove_scratch(item: ScratchItem) -> None:
-    """Removes a log, a partial object or a tool cache. Raises StoreError."""
+    """Removes a log, a partial object that nobody fills, or a tool cache. Raises StoreError."""
     try:
+        if item.is_unfinished:
+            _remove_unlocked(item.path, is_old=False)
+            return
         is_directory = stat.S_ISDIR(item.path.lstat().st_mode)
         shutil.rmtree(item.path) if is_directory else item.path.unlink()
     except FileNotFoundError:

@@ -152,8 +152,7 @@ class Store:
         """Whether a look-up of `keys` found everything before, and the files that answered it are still there.
 
         No record is read: inode and size are compared, which is as much as a look-up knows of objects, whose bytes
-        are verified when they are used. Notes the use of the records. Raises CorruptError where the index holds a
-        pickle.
+        are verified when they are used. Notes the use of the records.
         """
         row = None if self.index is None else self.index.get(self._look_up_name(keys))
         match row:
@@ -164,7 +163,7 @@ class Store:
     def remember(self, keys: Sequence[str], more: Iterable[str], objects: Iterable[Digest]) -> None:
         """Lets `remembers` know that records of `keys`, `more` records (by key) and `objects` are all there.
 
-        Notes the use of the records. Raises CorruptError where the index holds a pickle.
+        Notes the use of the records.
         """
         found = self.actions.identities((*keys, *more))
         if found is None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -20,7 +23,7 @@ from aotgaudi.store.collect import (
 )
 from aotgaudi.store.records import digests_in
 from aotgaudi.store.roots import Root
-from aotgaudi.store.scratch import UNFINISHED_SECONDS, sweep_temporary_files
+from aotgaudi.store.scratch import sweep_temporary_files
 from aotgaudi.store.store import Store
 
 EVERYTHING = 1 << 60
@@ -293,36 +296,62 @@ def test_the_limit_counts_logs_tool_caches_and_partial_objects(store: Store) -> 
     plan = collect(store, EVERYTHING).plan
 
     record_bytes = store.actions.records.path(key(1)).stat().st_size
-    assert plan.bytes_before == plan.bytes_after == digest.size_bytes + record_bytes + 2000 + 300 + 40
+    assert plan.bytes_after == digest.size_bytes + record_bytes + 2000 + 300
+    assert plan.bytes_before == plan.bytes_after + 40
 
 
 def test_what_was_used_longest_ago_goes_first_whatever_it_is(store: Store) -> None:
     now = time.time()
     logs = [scratch(store, f"logs/{age}.log", 1000, now - age) for age in (500, 100)]
     tools = [scratch(store, f"toolcache/toolchains/{age}", 1000, now - age) for age in (400, 10)]
-    incoming = scratch(store, f"incoming/{'a' * 64}", 1000, now - 300)
     add(store, 1, b"x" * 1000, used=now - 200)
-    everything = [*logs, *tools, incoming, store.actions.records.path(key(1))]
+    everything = [*logs, *tools, store.actions.records.path(key(1))]
 
     lost = []
-    for limit in (5900, 4900, 3900, 2900, 1900, 900):
+    for limit in (4900, 3900, 2900, 1900, 900):
         collect(store, limit)
         lost.append([path for path in everything if not path.exists()])
         everything = [path for path in everything if path.exists()]
 
     record = store.actions.records.path(key(1))
-    assert lost == [[logs[0]], [tools[0]], [incoming], [record], [logs[1]], [tools[1]]]
+    assert lost == [[logs[0]], [tools[0]], [record], [logs[1]], [tools[1]]]
 
 
-def test_a_pull_that_nobody_went_on_with_for_a_day_is_given_up_whatever_the_size(store: Store) -> None:
+def test_what_pulls_have_received_in_part_goes_always_but_for_what_is_being_filled(store: Store) -> None:
     now = time.time()
-    old = scratch(store, f"incoming/{'a' * 64}", 10, now - UNFINISHED_SECONDS - 60)
-    young = scratch(store, f"incoming/{'b' * 64}", 10, now - UNFINISHED_SECONDS + 60)
+    left = scratch(store, f"incoming/{'a' * 64}", 10, now)
+    live = scratch(store, f"incoming/{'b' * 64}", 10, 0.0)
     log = scratch(store, "logs/old.log", 10, 0.0)
 
-    collect(store, EVERYTHING)
+    with live.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        collect(store, EVERYTHING)
 
-    assert [path.exists() for path in (old, young, log)] == [False, True, True]
+    assert [path.exists() for path in (left, live, log)] == [False, True, True]
+
+
+def test_a_builder_of_version_0_1_keeps_collectors_out_for_as_long_as_it_runs(store: Store) -> None:
+    """It has its index open, and holds none of our locks."""
+    orphan = store.objects.put_bytes(b"what it has just compiled")
+    code = (
+        "import diskcache, sys\n"
+        f"cache = diskcache.Cache({str(store.root / 'actions')!r}); cache.set('key', 'value')\n"
+        "print('open', flush=True); sys.stdin.read()"
+    )
+    older = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert older.stdout is not None
+        assert older.stdout.readline() == b"open\n"
+        with pytest.raises(StoreError, match="in use"):
+            collect(store, 0)
+        assert collect_unless_used(store, 0) is None
+        assert store.objects.has(orphan)
+    finally:
+        older.kill()
+        older.communicate()
+
+    collect(store, 0)
+    assert not store.objects.has(orphan)
 
 
 def test_nothing_of_a_running_build_goes(store: Store) -> None:

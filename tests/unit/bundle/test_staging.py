@@ -1,0 +1,105 @@
+"""What appears at a bundle's place, and what is left beside it by processes that died."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from aotgaudi.bundle.staging import building_directory, exchange_directory, sweep_abandoned
+
+DEAD = 2**31 - 1
+"""No process has this number (pid_max is at most 2**22)."""
+
+
+def directory(path: Path, text: str) -> Path:
+    path.mkdir()
+    (path / "file").write_text(text)
+    return path
+
+
+def names(root: Path) -> set[str]:
+    return {path.name for path in root.iterdir()}
+
+
+def test_there_is_something_at_the_place_at_every_moment(tmp_path: Path) -> None:
+    out = directory(tmp_path / "out", "0")
+    is_done = threading.Event()
+    missed = []
+
+    def watch() -> None:
+        while not is_done.is_set():
+            if not out.exists():
+                missed.append(1)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    for number in range(300):
+        exchange_directory(directory(tmp_path / "new", str(number)), out)
+    is_done.set()
+    watcher.join()
+
+    assert missed == []
+
+
+def test_without_an_exchange_two_renames_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aotgaudi.bundle.staging.exchange_names", lambda *_: False)
+    out = directory(tmp_path / "out", "old")
+
+    exchange_directory(directory(tmp_path / "new", "new"), out)
+
+    assert (out / "file").read_text() == "new"
+    assert names(tmp_path) == {"out"}
+
+
+def test_what_dead_processes_left_goes_and_what_live_ones_have_stays(tmp_path: Path) -> None:
+    for name in (f".out.old-{DEAD}", f"out.tmp-{DEAD}", f".out.tmp-{DEAD}", f".out.tmp-{os.getppid()}"):
+        directory(tmp_path / name, "x")
+    for name in (f"other.tmp-{DEAD}", f".out.tmp-{DEAD}x", ".out.pull", "out.tmp-"):
+        directory(tmp_path / name, "x")
+    (tmp_path / f"out.tmp-{DEAD - 1}").symlink_to(tmp_path / ".out.pull")
+    directory(tmp_path / "out", "x")
+
+    with building_directory(tmp_path / "out") as building:
+        sweep_abandoned(tmp_path / "out")
+        assert building.is_dir(), "it is locked"
+
+    assert names(tmp_path) == {
+        *(
+            f".out.tmp-{os.getppid()}",
+            f"other.tmp-{DEAD}",
+            f".out.tmp-{DEAD}x",
+            ".out.pull",
+            "out.tmp-",
+            "out",
+        ),
+        f"out.tmp-{DEAD - 1}",
+    }
+
+
+def test_a_bundle_whose_writer_died_between_two_renames_is_put_back(tmp_path: Path) -> None:
+    directory(tmp_path / f".out.old-{DEAD}", "the only one")
+
+    sweep_abandoned(tmp_path / "out")
+
+    assert (tmp_path / "out" / "file").read_text() == "the only one"
+    assert names(tmp_path) == {"out"}
+
+
+def test_a_builder_that_is_killed_leaves_nothing_for_long(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib, signal\n"
+        "from aotgaudi.bundle.staging import building_directory\n"
+        f"with building_directory(pathlib.Path({str(tmp_path / 'out')!r})):\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=False)
+    assert len(names(tmp_path)) == 1
+
+    with building_directory(tmp_path / "out") as building:
+        assert names(tmp_path) == {building.name}
+    assert names(tmp_path) == set()
