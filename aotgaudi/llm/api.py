@@ -27,7 +27,7 @@ from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
 from aotgaudi.engine.request import FinishReason, NewRequest
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.steps import TokenLogprobs
-from aotgaudi.errors import AotGaudiError, RequestError, SpecError
+from aotgaudi.errors import AotGaudiError, RequestError, SpecError, TargetError
 from aotgaudi.llm.model_files import GenerationConfig
 from aotgaudi.llm.running import ModelOptions, RunningModel, Warmth
 from aotgaudi.llm.start import start
@@ -68,8 +68,9 @@ class LLM:
 
     The process is the caller's, so the guard against compiling covers only the engine's thread, unless
     ``guard="process"``: then, until `close`, nothing in the whole process may start a process or import a compiler,
-    as in the server. Two settings are the process's: freed memory is kept (glibc's ``mallopt``), and the limit of open
-    files is raised by the number of the bundle's objects, which stay open until the process ends.
+    as in the server. With ``guard="kernel"`` the kernel refuses to start processes, too, whatever code asks, to the end of
+    the process. Two settings are the process's: freed memory is kept (glibc's ``mallopt``), and the limit of open files is
+    raised by the number of the bundle's objects, which stay open until the process ends.
 
     Args:
         bundle: Directory of the sealed bundle.
@@ -79,13 +80,15 @@ class LLM:
         threads: Threads of matrix products; None: as many as this process may use cores.
         trusted_keys: Public keys (PEM files), one of which must have signed the bundle; none accepts any bundle.
         generation_config: Where sampling defaults come from, as ``--generation-config``: "auto", "vllm" or a directory.
-        guard: What may not compile: "engine", the engine's thread; "process", anything in this process.
+        guard: What may not compile: "engine", the engine's thread; "process", anything in this process; "kernel", the
+            same, enforced for good by a seccomp filter; only with `require_warm`.
         store: Where builds on first use go; required without `require_warm`.
 
     Raises:
         SpecError: no such model, another model than the bundle's, or an argument that cannot be used.
         StoreError, ManifestError: there is no bundle, or it cannot be read.
         NotWarmError, CorruptError, UntrustedError, TargetError: the bundle cannot be used; nothing was mapped.
+        TargetError: the kernel is to refuse processes, and cannot.
         CoverageError: under `require_warm`, a step that the scheduler can form has no entry.
     """
 
@@ -98,12 +101,16 @@ class LLM:
         threads: int | None = None,
         trusted_keys: Sequence[str | os.PathLike[str]] = (),
         generation_config: str = "auto",
-        guard: Literal["engine", "process"] = "engine",
+        guard: Literal["engine", "process", "kernel"] = "engine",
         store: str | os.PathLike[str] | None = None,
     ) -> None:
         if store is None and not require_warm:
             raise SpecError(
                 "store", "is missing", "a directory for what require_warm=False builds on first use"
+            )
+        if guard == "kernel" and not require_warm:
+            raise SpecError(
+                "guard", "is 'kernel', under which nothing can be built on first use", "require_warm=True"
             )
         options = ModelOptions(
             bundle=Path(bundle),
@@ -115,7 +122,14 @@ class LLM:
             generation_config=GenerationConfig(generation_config),
         )
         self._model: RunningModel = start(options)
-        self._model.guard.arm(None if guard == "process" else self._model.engine.thread_ident)
+        try:
+            self._model.guard.arm(
+                self._model.engine.thread_ident if guard == "engine" else None,
+                seccomp="require" if guard == "kernel" else "off",
+            )
+        except TargetError:
+            self.close()
+            raise
         self._numbers = count()
 
     @property

@@ -81,7 +81,7 @@ def _assembled(options: ModelOptions, bundle: Bundle, pending: Future[VerifiedBu
 
     def warmth() -> Warmth:
         num_built = 0 if builder is None else builder.num_built
-        return Warmth(len(executables), num_total, num_built, guard.compilations())
+        return Warmth(len(executables), num_total, num_built, guard.compilations(), guard.layers)
 
     return RunningModel(
         engine=engine,

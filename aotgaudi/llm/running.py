@@ -14,7 +14,7 @@ from aotgaudi.engine.room import UNLIMITED, RoomLimits
 from aotgaudi.llm.chat import ChatTemplate
 from aotgaudi.llm.model_files import GenerationConfig
 from aotgaudi.llm.tokenizer import Tokenizer
-from aotgaudi.runtime.guard import Cause, Guard
+from aotgaudi.runtime.guard import Cause, Guard, Layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,16 +48,17 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class Warmth:
-    """How warm a running model is.
+    """How warm a running model is, and what keeps it from compiling.
 
     `num_not_warmed` counts steps whose entry was not loaded when it was needed; `compilations` counts by cause, see
-    `aotgaudi.runtime.guard.CAUSES`.
+    `aotgaudi.runtime.guard.CAUSES`. `layers` are those of the guard, from below; none before it is armed.
     """
 
     num_warm: int
     num_total: int
     num_not_warmed: int
     compilations: Mapping[Cause, int]
+    layers: tuple[Layer, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

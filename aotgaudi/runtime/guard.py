@@ -1,30 +1,43 @@
 """The guard: makes a process, or one thread of it, unable to compile, and counts whatever tried or did.
 
-While armed it refuses to start a process (a compiler is one) and to import a compiler (dynamo, inductor, triton); where
-dynamo is loaded already, tracing again is refused too (``torch.compiler.set_stance("fail_on_recompile")``).
+It has two layers. Above, in Python, an audit hook and a few functions that are replaced refuse, name and count what would
+start a process (a compiler is one), import a compiler (dynamo, inductor, triton, ...) or compile TorchScript; where dynamo
+is loaded already, tracing again is refused too (``torch.compiler.set_stance("fail_on_recompile")``). Below, where it is
+asked for, a seccomp filter: the kernel refuses to start processes whoever asks (`aotgaudi.runtime.seccomp`).
 
-Python cannot remove an audit hook: once armed, the hook stays for the life of the process. Disarmed, it lets everything
+Neither layer can be removed: once armed, both stay for the life of the process. Disarmed, the upper one lets everything
 pass.
 """
 
 from __future__ import annotations
 
+import _posixsubprocess  # noqa: F401 - so that its entry point can be replaced
+import functools
+import logging
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, Literal
 
-from aotgaudi.errors import CompileForbiddenError
+from aotgaudi.errors import CompileForbiddenError, TargetError
+from aotgaudi.runtime.seccomp import forbid_processes
 
-Cause = Literal["first_use", "process", "import", "dynamo", "backend"]
+logger = logging.getLogger(__name__)
+
+Cause = Literal["first_use", "process", "import", "torchscript", "dynamo", "backend"]
+Layer = Literal["seccomp", "hook"]
+LAYERS: tuple[Layer, ...] = ("seccomp", "hook")
+Seccomp = Literal["auto", "require", "off"]
+"""Whether the kernel is to refuse processes: where it can; yes, or nothing is armed; no."""
 
 CAUSES: Mapping[Cause, str] = {
     "first_use": "units compiled by the builder that was started for an entry that was missing",
     "process": "attempts to start a process, refused",
     "import": "attempts to import a compiler, refused",
+    "torchscript": "attempts to trace, compile or load TorchScript, refused",
     "dynamo": "graphs that torch.compile captured in this process",
     "backend": "graphs that the device's compiler compiled in this process",
 }
@@ -42,10 +55,52 @@ PROCESS_EVENTS = frozenset(
         "pty.spawn",
     }
 )
-PROCESS_MODULES = ("multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver")
-"""Imported by multiprocessing when it first starts a process by a system call that raises no audit event."""
+PROCESS_SYMBOLS = frozenset(
+    {
+        *("execl", "execle", "execlp", "execv", "execve", "execveat", "execvp", "execvpe", "fexecve"),
+        *("fork", "forkpty", "popen", "posix_spawn", "posix_spawnp", "system", "vfork"),
+    }
+)
+"""Functions of the C library that start a process or a program, where somebody looks them up with ctypes."""
 
-COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "torch._export", "triton", "transformers")
+COMPILER_MODULES = (
+    "torch._dynamo",
+    "torch._inductor",
+    "torch._export",
+    "triton",
+    "transformers",
+    "numba",
+    "llvmlite",
+)
+
+ENTRY_POINTS: Mapping[tuple[str, str], Cause] = {
+    (
+        "_posixsubprocess",
+        "fork_exec",
+    ): "process",  # Of multiprocessing: shared memory, locks, pools, fork servers.
+    ("torch._C", "_jit_script_compile"): "torchscript",
+    ("torch._C", "_jit_script_compile_overload"): "torchscript",
+    ("torch._C", "_jit_script_class_compile"): "torchscript",
+    ("torch._C", "_jit_script_interface_compile"): "torchscript",
+    ("torch._C", "_create_module_with_type"): "torchscript",
+    ("torch._C", "_create_function_from_trace"): "torchscript",
+    ("torch._C", "_create_function_from_trace_with_dict"): "torchscript",
+    ("torch._C", "_create_function_from_graph"): "torchscript",
+    ("torch._C", "_create_graph_by_tracing"): "torchscript",
+    ("torch._C", "_import_ir_module_from_package"): "torchscript",
+    ("torch._C", "import_ir_module"): "torchscript",
+    ("torch._C", "import_ir_module_from_buffer"): "torchscript",
+}
+"""Functions in C that raise no audit event, by module and name. Python code calls them by their modules' attributes."""
+
+_PURPOSES: Mapping[Cause, str] = {"process": "start a process", "torchscript": "compile TorchScript"}
+_INTERMEDIARIES = frozenset(
+    {
+        *("asyncio", "concurrent", "ctypes", "importlib", "multiprocessing", "os", "pty", "subprocess"),
+        *("torch", "aotgaudi.runtime.guard"),
+    }
+)
+"""Modules and packages through which others start processes and compile: an attempt is not theirs."""
 
 
 class Guard:
@@ -57,14 +112,20 @@ class Guard:
         self._excused = threading.local()
         self._lock = threading.Lock()
         self._counts: Counter[Cause] = Counter()
+        self._told: set[tuple[Cause, str]] = set()
+        self._layers: tuple[Layer, ...] = ()
         self._watched: dict[Cause, tuple[Callable[[], int], int]] = {}
         self.watch("dynamo", _num_dynamo_graphs)
 
-    def arm(self, only_thread: int | None = None) -> None:
+    def arm(self, only_thread: int | None = None, *, seccomp: Seccomp = "off") -> None:
         """Refuses from now on: in the whole process, or in the thread with this identifier only.
 
         Whoever tries gets a CompileForbiddenError. A guard of one thread leaves the rest of the process alone: it does
-        not forbid dynamo to trace again.
+        not forbid dynamo to trace again. `seccomp` is always about the whole process, and `disarm` does not end it: even
+        `excusing` starts no process then.
+
+        Raises:
+            TargetError: the kernel is required to refuse processes, and cannot.
         """
         self._only_thread, self._is_armed = only_thread, True
         for cause, (count, _) in self._watched.items():
@@ -73,8 +134,28 @@ class Guard:
             self._is_hooked = True
             sys.addaudithook(self._audit)
             sys.meta_path.insert(0, _Finder(self))  # importlib.import_module raises no event.
+            self._replace_entry_points()
         if only_thread is None:
             _set_stance("fail_on_recompile")
+        self._layers = (*self._sealed(seccomp), "hook")
+
+    def _sealed(self, seccomp: Seccomp) -> tuple[Layer, ...]:
+        """Installs the filter where it is asked for. Returns the layer that it is, if it is there."""
+        if "seccomp" in self._layers or seccomp == "off":
+            return tuple(layer for layer in self._layers if layer == "seccomp")
+        try:
+            forbid_processes()
+        except TargetError as error:
+            if seccomp == "require":
+                raise
+            logger.warning("%s; code that is not Python's could still start one", error)
+            return ()
+        return ("seccomp",)
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """What was armed, from below; it stays when the guard is disarmed."""
+        return self._layers
 
     def disarm(self) -> None:
         """Refuses nothing any more."""
@@ -107,26 +188,49 @@ class Guard:
         return {cause: self._counts[cause] + watched.get(cause, 0) for cause in CAUSES}
 
     def check_import(self, module: str) -> None:
-        """Raises CompileForbiddenError for a module that compiles, or that starts processes."""
-        if not self._is_in_force():
-            return
-        if _is_compiler(module):
+        """Raises CompileForbiddenError for a module that compiles."""
+        if _is_compiler(module) and self._is_in_force():
             self._refuse("import", f"to import {module}")
-        if module in PROCESS_MODULES:
-            self._refuse("process", f"to start a process ({module})")
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "import":
             self.check_import(args[0])
-        elif event in PROCESS_EVENTS and self._is_in_force() and not getattr(self._excused, "now", False):
-            self._refuse("process", f"to start a process ({event} {args[0] if args else ''!r})")
+        elif event in PROCESS_EVENTS:
+            self._check("process", f"{event} {args[0] if args else ''!r}")
+        elif event.startswith("ctypes.dlsym") and _text(args[1]) in PROCESS_SYMBOLS:
+            self._check("process", f"the C library's {_text(args[1])}")
+
+    def _replace_entry_points(self) -> None:
+        for (module_name, name), cause in ENTRY_POINTS.items():
+            module = sys.modules.get(module_name)
+            if hasattr(module, name):
+                setattr(module, name, self._checked(getattr(module, name), cause, f"{module_name}.{name}"))
+
+    def _checked(self, function: Callable[..., Any], cause: Cause, name: str) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            self._check(cause, name)
+            return function(*args, **kwargs)
+
+        return checked
+
+    def _check(self, cause: Cause, what: str) -> None:
+        is_excused = cause == "process" and getattr(self._excused, "now", False)
+        if self._is_in_force() and not is_excused:
+            self._refuse(cause, f"to {_PURPOSES[cause]} ({what})")
 
     def _is_in_force(self) -> bool:
         return self._is_armed and self._only_thread in (None, threading.get_ident())
 
     def _refuse(self, cause: Cause, what: str) -> None:
+        """Counts, and raises. Logs once for each cause and module, since whoever tried may hide the error."""
         self.count(cause)
-        raise CompileForbiddenError(f"refused while serving: an attempt {what}")
+        module = _whose()
+        message = f"refused while serving: an attempt {what}, by {module}"
+        if (cause, module) not in self._told:
+            self._told.add((cause, module))
+            logger.warning("%s", message)
+        raise CompileForbiddenError(message)
 
 
 class _Finder:
@@ -144,6 +248,21 @@ def _is_compiler(module: str) -> bool:
     return module.startswith(COMPILER_MODULES) and any(
         module == name or module.startswith(f"{name}.") for name in COMPILER_MODULES
     )
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode("ascii", "replace") if isinstance(name, bytes) else str(name)
+
+
+def _whose() -> str:
+    """Returns the module that an attempt came from: the nearest caller that is not an intermediary."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", "?"))
+        if module not in _INTERMEDIARIES and module.partition(".")[0] not in _INTERMEDIARIES:
+            return module
+        frame = frame.f_back
+    return "an unknown module"
 
 
 def _num_dynamo_graphs() -> int:

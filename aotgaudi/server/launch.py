@@ -16,6 +16,7 @@ from pathlib import Path
 from aotgaudi import __version__
 from aotgaudi.llm.running import ModelOptions
 from aotgaudi.llm.start import start
+from aotgaudi.runtime.guard import Seccomp
 from aotgaudi.server.app import create_app
 from aotgaudi.server.hosts import AllowedHosts
 from aotgaudi.server.limits import Listening
@@ -28,8 +29,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """What ``aotgaudi serve`` was told: the model, where to listen, under which names, and how to stop.
+    """What ``aotgaudi serve`` was told: the model, where to listen, under which names, how to guard and how to stop.
 
+    `seccomp` counts only where `model` requires warm: else the server has to start a builder.
     `stall_seconds` is what ``/health`` takes for stuck. None: 60 under `require_warm`, else never, since a step
     that builds an entry on first use takes as long as it takes.
     """
@@ -37,6 +39,7 @@ class ServeOptions:
     model: ModelOptions
     listening: Listening
     served_model_names: tuple[str, ...]
+    seccomp: Seccomp = "auto"
     stop_times: StopTimes = StopTimes()  # noqa: RUF009 - a frozen value
     stall_seconds: float | None = None
 
@@ -53,6 +56,7 @@ def launch(options: ServeOptions) -> None:
     Raises:
         SpecError: no such model, another model than the bundle's, an address that cannot be had.
         NotWarmError, CorruptError, UntrustedError, TargetError: the bundle cannot be served; nothing was mapped.
+        TargetError: the kernel is required to refuse processes, and cannot.
         CoverageError: under `require_warm`, a step that the scheduler can form has no entry.
     """
     listener = bind(options.listening.host, options.listening.port)
@@ -100,7 +104,7 @@ def _start(options: ServeOptions) -> Service:
         metrics=metrics,
         stall_seconds=options.longest_step_seconds,
     )
-    model.guard.arm()
+    model.guard.arm(seccomp=options.seccomp if options.model.require_warm else "off")
     return service
 
 

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from aotgaudi.engine.core import EngineStats
 from aotgaudi.entries import Entry
 from aotgaudi.llm.running import Warmth
+from aotgaudi.runtime.guard import LAYERS
 from aotgaudi.server.limits import REASONS, Reason
 
 _STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -85,6 +86,12 @@ class _WarmthCollector(Collector):
         for cause, num in warmth.compilations.items():
             compilations.add_metric([cause], num)
         yield compilations
+        guard = GaugeMetricFamily(
+            "aotgaudi_guard", "1 for each layer of the guard that is in force, else 0.", labels=["layer"]
+        )
+        for layer in LAYERS:
+            guard.add_metric([layer], float(layer in warmth.layers))
+        yield guard
         yield CounterMetricFamily(
             "aotgaudi_not_warmed",
             "Steps whose entry was not loaded when it was needed.",

@@ -25,7 +25,7 @@ _INLINE_ENCODE_CHARS = 16 * 1024  # A few milliseconds; a longer text is encoded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readiness:
-    """What ``/ready`` answers; `reason` is empty when ready."""
+    """What ``/ready`` answers; `reason` is empty when ready, `guard` is "seccomp+hook" or "hook"."""
 
     ready: bool
     reason: str
@@ -33,6 +33,7 @@ class Readiness:
     entries_total: int
     manifest_id: str
     compilations: int
+    guard: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +99,7 @@ class Service:
             entries_total=warmth.num_total,
             manifest_id=self.manifest_id,
             compilations=sum(warmth.compilations.values()),
+            guard="+".join(warmth.layers),
         )
 
     def resolve_model(self, name: str | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.harness import PACKAGE_ROOT, Workplace, environment, eventually
+from tests.e2e.harness import PACKAGE_ROOT, Server, Workplace, environment, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -167,8 +168,8 @@ def test_the_count_of_compilations_rises_when_something_tries_to_compile(
     path = f"{tmp_path}{os.pathsep}{PACKAGE_ROOT}"
 
     with workplace.serve(PYTHONPATH=path) as server:
-        causes = ("first_use", "process", "import", "dynamo", "backend")
-        assert [server.metric("aotgaudi_compilations_total", cause=cause) for cause in causes] == [0] * 5
+        causes = ("first_use", "process", "import", "torchscript", "dynamo", "backend")
+        assert [server.metric("aotgaudi_compilations_total", cause=cause) for cause in causes] == [0] * 6
 
         server.process.send_signal(signal.SIGUSR1)
         assert eventually(lambda: server.log.count("saboteur: refused while serving") == 2), server.log
@@ -177,6 +178,118 @@ def test_the_count_of_compilations_rises_when_something_tries_to_compile(
         assert server.metric("aotgaudi_compilations_total", cause="import") == 1
         assert server.client.get("/ready").json()["compilations"] == 2
         assert server.complete([3] * 4, max_tokens=4)["choices"]
+
+
+C_SABOTEUR = '''\
+"""Imported by every Python process at its start: on SIGUSR1 C code tries what a server must not do."""
+
+import ctypes
+import os
+import signal
+
+libc = ctypes.CDLL(None, use_errno=True)
+system, fork = libc.system, libc.fork  # Looked up before anything guards them.
+
+
+def start_something(signum, frame):
+    print("saboteur: system", system(b"touch started"), flush=True)
+    process = fork()
+    if process == 0:
+        os._exit(0)
+    print("saboteur: fork", process, os.strerror(ctypes.get_errno()), flush=True)
+
+
+signal.signal(signal.SIGUSR1, start_something)
+'''
+
+
+def test_the_kernel_refuses_what_no_hook_sees_and_the_server_goes_on(
+    workplace: Workplace, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(C_SABOTEUR, encoding="utf-8")
+
+    with workplace.serve(PYTHONPATH=f"{tmp_path}{os.pathsep}{PACKAGE_ROOT}") as server:
+        before = server.complete([3] * 4, max_tokens=4)
+        server.process.send_signal(signal.SIGUSR1)
+        assert eventually(lambda: server.log.count("saboteur: ") == 2), server.log
+        after = server.complete([3] * 4, max_tokens=4)
+
+        assert f"saboteur: system {127 << 8}\n" in server.log
+        assert "saboteur: fork -1 Operation not permitted\n" in server.log
+        assert not (workplace.folder / "started").exists()
+        assert after["choices"] == before["choices"]
+
+
+def _modes(process: str) -> set[str]:
+    """The modes of seccomp that the threads of a process have; 2 is a filter."""
+    statuses = [task.read_text(encoding="ascii") for task in Path("/proc", process, "task").glob("*/status")]
+    return {mode for status in statuses for mode in re.findall(r"^Seccomp:\s+(\d)", status, re.MULTILINE)}
+
+
+def _guard_of(server: Server) -> tuple[str, float, set[str]]:
+    """What /ready, the metrics and the kernel say of the guard."""
+    metric = server.metric("aotgaudi_guard", layer="seccomp")
+    return server.client.get("/ready").json()["guard"], metric, _modes(str(server.process.pid))
+
+
+def test_every_thread_of_a_strict_server_has_the_filter_and_it_answers(server: Server) -> None:
+    assert server.complete("the fox", max_tokens=4)["choices"]
+
+    assert _guard_of(server) == ("seccomp+hook", 1, {"2"})
+
+
+def test_a_filter_that_is_not_wanted_or_would_stop_the_builder_is_not_there(workplace: Workplace) -> None:
+    with workplace.serve("--seccomp", "off") as server:
+        assert _guard_of(server) == ("hook", 0, _modes("self"))
+    with workplace.serve("--store", workplace.store, strict=False) as server:
+        assert _guard_of(server) == ("hook", 0, _modes("self"))
+
+
+SANDBOX = '''\
+"""Imported by every Python process at its start: forbids seccomp(2) to it, as some sandboxes do."""
+
+import ctypes
+import os
+import struct
+
+
+class Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+
+
+number = {"x86_64": 317, "aarch64": 277}[os.uname().machine]
+steps = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7FFF0000)]
+code = b"".join(struct.pack("=HBBI", *step) for step in steps)
+libc = ctypes.CDLL(None)
+assert libc.prctl(38, *map(ctypes.c_ulong, (1, 0, 0, 0))) == 0
+assert libc.prctl(22, ctypes.c_ulong(2), ctypes.byref(Program(len(steps), code))) == 0
+'''
+
+
+def test_where_a_sandbox_forbids_filters_the_hook_alone_guards_unless_one_is_required(
+    workplace: Workplace, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SANDBOX, encoding="utf-8")
+    path = f"{tmp_path}{os.pathsep}{PACKAGE_ROOT}"
+    strict = ("--bundle", workplace.bundle, "--model", workplace.model, "--port", "0", "--require-warm")
+
+    with workplace.serve(PYTHONPATH=path) as server:
+        assert _guard_of(server)[:2] == ("hook", 0)
+        assert "WARNING the kernel cannot be told to refuse processes: seccomp: Operation not" in server.log
+    done = workplace.run("serve", *strict, "--seccomp", "require", timeout_seconds=60, PYTHONPATH=path)
+
+    assert done.returncode == 5
+    assert done.stderr.splitlines()[-1].startswith("error: the kernel cannot be told to refuse processes")
+    assert "ready in" not in done.stderr
+
+
+def test_a_filter_is_not_required_of_a_server_that_starts_builders(workplace: Workplace) -> None:
+    done = workplace.run(
+        "serve", "--bundle", workplace.bundle, "--model", workplace.model, "--seccomp", "require"
+    )
+
+    assert done.returncode == 2
+    assert "--seccomp require goes with --require-warm" in done.stderr
 
 
 def test_a_first_use_that_cannot_be_built_fails_its_request_alone(

@@ -169,6 +169,6 @@ def test_a_process_may_be_guarded_whole_until_the_model_is_closed(
 
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    assert said["counts"] == {"first_use": 0, "process": 1, "import": 0, "dynamo": 0, "backend": 0}
+    assert {cause: num for cause, num in said["counts"].items() if num} == {"process": 1}
     assert said["absent"] == ["fastapi", "prometheus_client", "torch._dynamo", "transformers", "uvicorn"]
     assert 1 <= said["num"] <= 3

@@ -24,6 +24,7 @@ from aotgaudi.remotes.hub import fetch_model, is_hub_id
 if TYPE_CHECKING:
     from aotgaudi.engine.room import RoomLimits
     from aotgaudi.llm.model_files import GenerationConfig
+    from aotgaudi.runtime.guard import Seccomp
     from aotgaudi.server.limits import Listening
 
 
@@ -106,6 +107,13 @@ def _parse_override(
     help="How long to answer 503 after SIGTERM, before the socket closes.",
 )
 @capacity_options
+@click.option(
+    "--seccomp",
+    type=click.Choice(["auto", "require", "off"]),
+    default="auto",
+    show_default=True,
+    help="With --require-warm: have the kernel refuse to start processes, once ready.",
+)
 @acceptance_options
 @store_option
 def serve(  # noqa: PLR0913 - one argument per option
@@ -120,6 +128,7 @@ def serve(  # noqa: PLR0913 - one argument per option
     drain_delay: float,
     room: RoomLimits,
     stall_seconds: float | None,
+    seccomp: Seccomp,
     acceptance: Acceptance,
     store_root: Path,
 ) -> None:
@@ -128,6 +137,8 @@ def serve(  # noqa: PLR0913 - one argument per option
     from aotgaudi.server.launch import ServeOptions, launch
     from aotgaudi.server.run import StopTimes
 
+    if seccomp == "require" and not require_warm:
+        raise click.UsageError("--seccomp require goes with --require-warm: else a builder may have to start")
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"
     )
@@ -148,6 +159,7 @@ def serve(  # noqa: PLR0913 - one argument per option
             model=model_options,
             listening=listening,
             served_model_names=names or (served_name(model),),
+            seccomp=seccomp,
             stop_times=StopTimes(delay=drain_delay),
             stall_seconds=stall_seconds,
         )

@@ -51,21 +51,33 @@ def in_a_process(body: str) -> str:
         "__import__('multiprocessing').get_context('spawn').Process().start()",
         "__import__('multiprocessing').get_context('forkserver').Process().start()",
         "__import__('multiprocessing').get_context('fork').Process().start()",
+        "__import__('multiprocessing.shared_memory').shared_memory.SharedMemory(create=True, size=1)",
+        "__import__('multiprocessing').get_context('spawn').Lock()",
+        "__import__('multiprocessing.resource_tracker').resource_tracker.ensure_running()",
+        "__import__('multiprocessing.forkserver').forkserver.ensure_running()",
+        "__import__('concurrent.futures').futures.ProcessPoolExecutor(1, mp_context=SPAWN).submit(print)",
+        "__import__('asyncio').run(__import__('asyncio').create_subprocess_exec('true'))",
+        "__import__('_posixsubprocess').fork_exec([b'true'], [b'/bin/true'])",
+        "__import__('ctypes').CDLL(None).system(b'true')",
+        "__import__('ctypes').CDLL(None)['posix_spawnp']",
+        "__import__('ctypes').pythonapi.fork()",
     ],
 )
 def test_starting_a_process_is_refused_and_counted(attempt: str) -> None:
     printed = in_a_process(
         f"""
+        SPAWN = __import__("multiprocessing").get_context("spawn")
         guard = Guard()
         guard.arm()
         print(refused(lambda: {attempt}))
-        print(sum(guard.compilations().values()))
+        print(sum(guard.compilations().values()), guard.compilations()["process"])
         """
     )
 
     message, count = printed.splitlines()
     assert message.startswith("refused while serving: an attempt to start a process (")
-    assert count == "1"
+    assert message.endswith("), by __main__")
+    assert count == "1 1"
 
 
 @pytest.mark.parametrize(
@@ -77,6 +89,8 @@ def test_starting_a_process_is_refused_and_counted(attempt: str) -> None:
         "torch._export",
         "triton",
         "transformers",
+        "numba",
+        "llvmlite.binding",
     ],
 )
 def test_importing_a_compiler_is_refused(module: str) -> None:
@@ -91,6 +105,145 @@ def test_importing_a_compiler_is_refused(module: str) -> None:
 
     assert printed.splitlines()[0].startswith("refused while serving: an attempt to import ")
     assert printed.splitlines()[1] == "False True"
+
+
+def test_compiling_torchscript_is_refused_and_counted() -> None:
+    printed = in_a_process(
+        """
+        import io, pathlib, tempfile, torch
+        path = pathlib.Path(tempfile.mkdtemp(), "functions.py")  # TorchScript reads a function's source.
+        path.write_text("def one(x: int) -> int: return x + 1\\n\\ndef two(x: int) -> int: return x + 2")
+        sys.path.insert(0, str(path.parent))
+        import functions
+        saved, earlier, linear = io.BytesIO(), torch.jit.script(functions.one), torch.nn.Linear(2, 2)
+        torch.jit.save(torch.jit.trace(linear, torch.ones(2)), saved)
+        attempts = (
+            lambda: torch.jit.trace(torch.abs, torch.ones(2)),
+            lambda: torch.jit.trace(linear, torch.ones(2)),
+            lambda: torch.jit.script(functions.two),
+            lambda: torch.jit.script(linear),
+            lambda: torch.jit.load(io.BytesIO(saved.getvalue())),
+        )
+        guard = Guard()
+        guard.arm()
+        for attempt in attempts:
+            print(refused(attempt))
+        print(guard.compilations()["torchscript"], earlier(1))
+        guard.disarm()
+        for attempt in attempts:
+            attempt()
+        """
+    )
+
+    *messages, count = printed.splitlines()
+    assert len(messages) == 5
+    for message in messages:
+        assert message.startswith("refused while serving: an attempt to compile TorchScript (torch._C.")
+        assert message.endswith("), by __main__")
+    assert count == "5 2"
+
+
+def test_torch_compile_and_export_are_refused_where_dynamo_was_never_loaded() -> None:
+    printed = in_a_process(
+        """
+        import torch
+        guard = Guard()
+        guard.arm()
+        print(refused(lambda: torch.compile(torch.abs)(torch.ones(2))))
+        print(refused(lambda: torch.export.export(torch.nn.ReLU(), (torch.ones(2),))))
+        print(guard.compilations()["import"])
+        """
+    )
+
+    *messages, count = printed.splitlines()
+    assert [message.partition("torch._")[0] for message in messages] == [
+        "refused while serving: an attempt to import "
+    ] * 2
+    assert count == "2"
+
+
+def test_the_log_names_who_tried_once_for_each_module_and_cause() -> None:
+    printed = in_a_process(
+        """
+        import logging
+        logging.basicConfig(stream=sys.stdout, format="%(message)s")
+        guard = Guard()
+        guard.arm()
+        for attempt in (lambda: os.system("true"), lambda: subprocess.run(["true"]), lambda: __import__("triton")):
+            refused(attempt)
+        print(guard.compilations()["process"])
+        """
+    )
+
+    process, other, count = printed.splitlines()
+    assert process.startswith("refused while serving: an attempt to start a process (os.system ")
+    assert other == "refused while serving: an attempt to import triton, by __main__"
+    assert count == "2"
+
+
+def test_the_kernels_layer_is_there_where_it_is_asked_for_and_outlives_a_disarmed_guard() -> None:
+    printed = in_a_process(
+        """
+        guard = Guard()
+        print(guard.layers)
+        guard.arm()
+        print(guard.layers)
+        guard.arm(seccomp="require")
+        print(guard.layers)
+        guard.disarm()
+        print(guard.layers)
+        try:
+            os.fork()
+        except PermissionError as error:
+            print(error)
+        """
+    )
+
+    assert printed.splitlines() == [
+        "()",
+        "('hook',)",
+        "('seccomp', 'hook')",
+        "('seccomp', 'hook')",
+        "[Errno 1] Operation not permitted",
+    ]
+
+
+def test_the_hook_explains_what_the_kernel_would_refuse_without_a_word() -> None:
+    printed = in_a_process(
+        """
+        guard = Guard()
+        guard.arm(seccomp="auto")
+        print(refused(lambda: subprocess.run(["true"])))
+        print(guard.layers, guard.compilations()["process"])
+        """
+    )
+
+    assert printed.splitlines() == [
+        "refused while serving: an attempt to start a process (subprocess.Popen 'true'), by __main__",
+        "('seccomp', 'hook') 1",
+    ]
+
+
+@pytest.mark.parametrize("policy", ["auto", "require"])
+def test_a_kernel_that_cannot_is_told_or_is_an_error(policy: str) -> None:
+    printed = in_a_process(
+        f"""
+        import logging, platform
+        from aotgaudi.errors import TargetError
+        logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s")
+        platform.machine = lambda: "riscv64"
+        guard = Guard()
+        try:
+            guard.arm(seccomp={policy!r})
+            print(guard.layers)
+        except TargetError as error:
+            print("error", error, error.exit_code)
+        """
+    )
+
+    reason = "the kernel cannot be told to refuse processes: no filter is known for linux on riscv64"
+    told = [f"WARNING {reason}; code that is not Python's could still start one", "('hook',)"]
+    assert printed.splitlines() == (told if policy == "auto" else [f"error {reason} 5"])
 
 
 def test_what_is_no_compiler_is_imported_and_run_as_before() -> None:
@@ -194,7 +347,7 @@ def test_excusing_does_not_excuse_imports() -> None:
         """
     )
 
-    assert printed == "refused while serving: an attempt to import triton\n"
+    assert printed == "refused while serving: an attempt to import triton, by __main__\n"
 
 
 def test_excuses_nest() -> None:
@@ -248,7 +401,9 @@ def test_refusals_are_counted_by_cause() -> None:
         """
     )
 
-    assert printed == "{'first_use': 3, 'process': 1, 'import': 2, 'dynamo': 0, 'backend': 0}\n"
+    assert printed == (
+        "{'first_use': 3, 'process': 1, 'import': 2, 'torchscript': 0, 'dynamo': 0, 'backend': 0}\n"
+    )
 
 
 def test_what_is_watched_counts_from_when_the_guard_is_armed() -> None:

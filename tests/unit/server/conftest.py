@@ -180,7 +180,7 @@ def make_service(engine: FakeEngine, backend: tokenizers.Tokenizer) -> Callable[
             "model_names": ("tiny", "org/tiny"),
             "max_model_len": MAX_MODEL_LEN,
             "manifest_id": "0123456789abcdef",
-            "warmth": lambda: Warmth(4, 4, 0, dict.fromkeys(CAUSES, 0)),
+            "warmth": lambda: Warmth(4, 4, 0, dict.fromkeys(CAUSES, 0), ("seccomp", "hook")),
             "version": "9.9.9",
         }
         return Service(**{**fields, **overrides})  # type: ignore[arg-type]

@@ -236,6 +236,7 @@ def test_ready_tells_how_warm_the_server_is(client: TestClient) -> None:
         "entries_total": 4,
         "manifest_id": "0123456789abcdef",
         "compilations": 0,
+        "guard": "seccomp+hook",
     }
 
 
@@ -278,8 +279,10 @@ def _samples(client: TestClient) -> Mapping[tuple[str, tuple[tuple[str, str], ..
 def test_metrics_are_there_from_the_start(client: TestClient) -> None:
     samples = _samples(client)
 
-    for cause in ("first_use", "process", "import", "dynamo", "backend"):
+    for cause in ("first_use", "process", "import", "torchscript", "dynamo", "backend"):
         assert samples["aotgaudi_compilations_total", (("cause", cause),)] == 0
+    assert samples["aotgaudi_guard", (("layer", "seccomp"),)] == 1
+    assert samples["aotgaudi_guard", (("layer", "hook"),)] == 1
     assert samples["aotgaudi_not_warmed_total", ()] == 0
     assert samples["aotgaudi_ready", ()] == 1
     assert samples["aotgaudi_entries_warm", ()] == samples["aotgaudi_entries", ()] == 4
@@ -346,6 +349,17 @@ def test_compilations_are_counted_by_cause(make_service: Callable[..., Service])
     assert samples["aotgaudi_compilations_total", (("cause", "process"),)] == 1
     assert samples["aotgaudi_compilations_total", (("cause", "import"),)] == 0
     assert samples["aotgaudi_not_warmed_total", ()] == 2
+
+
+def test_a_guard_that_the_kernel_has_no_part_in_is_told(make_service: Callable[..., Service]) -> None:
+    warmth = Warmth(4, 4, 0, dict.fromkeys(CAUSES, 0), ("hook",))
+    client = TestClient(create_app(make_service(warmth=lambda: warmth)))
+
+    samples = _samples(client)
+
+    assert client.get("/ready").json()["guard"] == "hook"
+    assert samples["aotgaudi_guard", (("layer", "seccomp"),)] == 0
+    assert samples["aotgaudi_guard", (("layer", "hook"),)] == 1
 
 
 def test_no_gauge_is_named_as_a_counter(client: TestClient) -> None:
