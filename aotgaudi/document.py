@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic_core import core_schema, from_json
 
 from aotgaudi.digest import Digest, canonical_json
-from aotgaudi.errors import ManifestError
+from aotgaudi.errors import ManifestError, SpecError
 
 MAX_DOCUMENT_BYTES = 256 << 20
 
@@ -64,6 +64,20 @@ def load_document(data: bytes, model: type[D], noun: str) -> D:
             f"{noun} is not in canonical form (RFC 8785); it was edited, write it with aotgaudi"
         )
     return document
+
+
+def load_foreign_object(data: bytes, where: str) -> dict[str, Any]:
+    """Parses the JSON object of a file, named `where`, that somebody else wrote: any form, numbers finite, not deep.
+
+    Raises SpecError in one line.
+    """
+    try:
+        value = from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        raise SpecError(where, f"cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise SpecError(where, f"holds {type(value).__name__}", "a JSON object is expected")
+    return value
 
 
 def first_problem(error: pydantic.ValidationError) -> str:

@@ -12,6 +12,7 @@ import torch
 from aotgaudi.backends.online import check_target, make_runtime
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bundle.bundle import open_bundle
+from aotgaudi.bundle.model import ModelDirectory
 from aotgaudi.bundle.verify import hold_bundle
 from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.runner import ProgramRunner
@@ -24,6 +25,7 @@ from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.runtime.allocator import keep_freed_memory
 from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.load import Artifacts, Loader, declare_samplers
+from aotgaudi.runtime.shards import ShardReader
 
 GREEDY = SamplingRow()
 
@@ -39,7 +41,9 @@ class Online:
 
     def engine(self, on_step: Callable[..., None] | None = None) -> Engine:
         """An engine as the server makes it, not started."""
-        return make_engine(self.manifest, self.runner, Tokenizer.load(self.model_dir), on_step)
+        return make_engine(
+            self.manifest, self.runner, Tokenizer.load(ModelDirectory(self.model_dir)), on_step
+        )
 
     def full_prompt(self, entry: PromptEntry, random: Random) -> PromptStep:
         """A step that fills a prompt bucket, as far as a sequence may be long."""
@@ -130,7 +134,11 @@ def load(bundle_dir: Path, model_dir: Path, threads: int, *, keep_memory: bool =
     verified.report.raise_if_bad(bundle_dir)
     executables = ExecutableTable()
     declare_samplers(manifest.entries, executables)
-    loader = Loader(make_runtime(bundle.receipt.target), model_dir, manifest.spec.limits.num_blocks)
+    loader = Loader(
+        make_runtime(bundle.receipt.target),
+        ShardReader(ModelDirectory(model_dir)),
+        manifest.spec.limits.num_blocks,
+    )
     loader.load(
         manifest.entries,
         Artifacts(bundle.receipt, verified.program, verified.read, verified.path),

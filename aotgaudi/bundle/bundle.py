@@ -34,7 +34,8 @@ from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, SpecError
 from aotgaudi.graphs.program import Program
 from aotgaudi.manifest.codec import loads as load_manifest
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.store.blobs import Examine, Fault, accept_any, read_blob, read_bounded
+from aotgaudi.regularfile import Examine, accept_any
+from aotgaudi.store.blobs import Fault, read_blob, read_bounded
 from aotgaudi.store.cas import object_path
 
 if TYPE_CHECKING:
@@ -82,6 +83,11 @@ class Acceptance:
     def examine(self) -> Examine:
         """Looks at a file of the bundle before it is read. Raises UntrustedError."""
         return accept_any if self.owners is None else self.owners.check
+
+    @property
+    def model_owners(self) -> OwnerRule | None:
+        """Whose model directories may be used: as for bundles, but a group may write to one, as to a store."""
+        return None if self.owners is None else OwnerRule(self.owners.uid, trusts_group=True)
 
 
 ANY_BUNDLE = Acceptance()

@@ -1,4 +1,4 @@
-"""Who could have changed a bundle's files: only root and the user who runs the bundle may own or write to them.
+"""Who could have changed the files of a bundle or a model: only root and the user who runs it may own or write to them.
 
 Each file is checked through its descriptor after it is opened and before it is read. If only root and we can write
 to it, nobody else can change its bytes after they were verified.
@@ -14,15 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aotgaudi.errors import UntrustedError, store_error
+from aotgaudi.store.access import replaceable_in
 
 _ALLOW = "allow it with --allow-unsafe-permissions"
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerRule:
-    """Accepts what belongs to `uid` or to root, and that nobody else may write to."""
+    """Accepts what belongs to `uid` or to root, and that nobody else may write to; with `trusts_group`, the group may."""
 
     uid: int
+    trusts_group: bool = False
 
     def check(self, path: Path, status: os.stat_result) -> None:
         """Raises UntrustedError, which names `path` and the remedy, unless `status` is accepted."""
@@ -33,7 +35,7 @@ class OwnerRule:
                 f"{path} belongs to uid {status.st_uid}, who can change it; it must belong to {who}"
                 f" (chown -R {self.uid} {path}, or {_ALLOW})"
             )
-        if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if mode & (stat.S_IWOTH if self.trusts_group else stat.S_IWGRP | stat.S_IWOTH):
             who = "everybody" if mode & stat.S_IWOTH else "its group"
             raise UntrustedError(
                 f"{path} can be written to by {who} (mode {mode:04o}) (chmod -R go-w {path}, or {_ALLOW})"
@@ -43,15 +45,25 @@ class OwnerRule:
                 f"{path} is sticky (mode {mode:04o}), as shared directories are (chmod -R -t {path}, or {_ALLOW})"
             )
 
+    def check_parents(self, path: Path) -> None:
+        """Raises UntrustedError where everybody may put something else in the place of `path`, and OSError."""
+        parent = replaceable_in(path)
+        if parent is not None:
+            raise UntrustedError(
+                f"everybody may replace {path}, for everybody may write to {parent}"
+                f" (chmod o-w {parent}, or +t, or {_ALLOW})"
+            )
+
 
 def check_directories(root: Path, on_the_way: Iterable[Path], rule: OwnerRule) -> None:
-    """Checks `root`, what lies in it beside ``objects/``, and the directories `on_the_way` to the objects.
+    """Checks `root`, what is above it, what lies in it beside ``objects/``, and the directories `on_the_way` to the objects.
 
     Files that are read are checked when they are opened. Links are not followed, and have no mode of their own.
     Raises UntrustedError, and StoreError where the system refuses to let us look.
     """
     try:
         rule.check(root, root.stat())
+        rule.check_parents(root)
         for path in (*on_the_way, *_beside(root)):
             _check_name(path, rule)
     except OSError as error:

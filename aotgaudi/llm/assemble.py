@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from aotgaudi.backends.online import make_runtime
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.bundle.bundle import Bundle
-from aotgaudi.bundle.verify import Report, VerifiedBundle
+from aotgaudi.bundle.model import ModelDirectory, check_model
+from aotgaudi.bundle.verify import Report
 from aotgaudi.engine.admission import Admission
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.core import EngineCore, OnStep
@@ -27,9 +25,10 @@ from aotgaudi.engine.room import UNLIMITED, RoomLimits
 from aotgaudi.engine.runner import ProgramRunner, refuse_cold
 from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.entries import Entry
-from aotgaudi.errors import CoverageError, SpecError
+from aotgaudi.errors import CoverageError
 from aotgaudi.llm.chat import ChatTemplate
-from aotgaudi.llm.model_files import GenerationConfig, read_json_object, split_by_sampler
+from aotgaudi.llm.holding import Holding
+from aotgaudi.llm.model_files import GenerationConfig, split_by_sampler
 from aotgaudi.llm.running import ModelOptions, RunningModel, Warmth
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.manifest.coverage import coverage_of
@@ -38,19 +37,18 @@ from aotgaudi.runtime.allocator import keep_freed_memory
 from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.first_use import FirstUseBuilder
 from aotgaudi.runtime.guard import Guard
-from aotgaudi.runtime.load import Artifacts, Loader, check_model, declare_samplers
-from aotgaudi.spec.model import ModelSpec
+from aotgaudi.runtime.load import Artifacts, Loader, declare_samplers
 from aotgaudi.spec.sampler import SamplerSpec
 from aotgaudi.spec.scheduler import SchedulerSpec
 
 logger = logging.getLogger(__name__)
 
 
-def assemble(options: ModelOptions, bundle: Bundle, pending: Future[VerifiedBundle]) -> RunningModel:
+def assemble(options: ModelOptions, held: Holding) -> RunningModel:
     """Returns a model whose engine runs. See `aotgaudi.llm.start.start` for the errors."""
     keep_freed_memory()
     with _one_thread():
-        return _assembled(options, bundle, pending)
+        return _assembled(options, held)
 
 
 @contextmanager
@@ -64,15 +62,16 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _assembled(options: ModelOptions, bundle: Bundle, pending: Future[VerifiedBundle]) -> RunningModel:
-    manifest, spec, model_dir = bundle.manifest, bundle.manifest.spec, options.model_dir
-    check_model(spec, _model_of(model_dir, manifest), model_dir)
-    tokenizer, chat_template = Tokenizer.load(model_dir), ChatTemplate.load(model_dir)
-    defaults = sampling_defaults(options.generation_config, model_dir, spec.sampler)
+def _assembled(options: ModelOptions, held: Holding) -> RunningModel:
+    manifest, model = held.bundle.manifest, held.weights.model
+    spec = manifest.spec
+    check_model(spec, model)
+    tokenizer, chat_template = Tokenizer.load(model), ChatTemplate.load(model)
+    defaults = sampling_defaults(options.generation_config, model, spec.sampler)
     check_coverage(manifest, require_warm=options.require_warm)
 
     guard, executables = Guard(), ExecutableTable()
-    builder = _load(options, bundle, pending.result(), executables, guard)
+    builder = _load(options, held, executables, guard)
     runner = ProgramRunner(executables, spec.limits.block_size, builder or refuse_cold, options.num_threads)
     engine = make_engine(manifest, runner, tokenizer, options.on_step, options.room)
     engine.start()
@@ -97,18 +96,19 @@ def _assembled(options: ModelOptions, bundle: Bundle, pending: Future[VerifiedBu
 
 def _load(
     options: ModelOptions,
-    bundle: Bundle,
-    verified: VerifiedBundle,
+    held: Holding,
     executables: ExecutableTable,
     guard: Guard,
 ) -> FirstUseBuilder | None:
     """Fills `executables` with what is sound. Returns what makes the others warm; None under `require_warm`."""
+    bundle, verified = held.bundle, held.verified.result()
     entries = bundle.manifest.entries
     sound = _accept(verified.report, entries, options)
     declare_samplers(entries, executables)
     runtime = make_runtime(bundle.receipt.target)
     guard.watch("backend", runtime.num_compiled)
-    loader = Loader(runtime, options.model_dir, bundle.manifest.spec.limits.num_blocks)
+    held.prefetched.result()
+    loader = Loader(runtime, held.weights, bundle.manifest.spec.limits.num_blocks)
     loader.load(sound, Artifacts(bundle.receipt, verified.program, verified.read, verified.path), executables)
     if options.require_warm:
         return None
@@ -145,13 +145,15 @@ def make_engine(
     )
 
 
-def sampling_defaults(config: GenerationConfig, model_dir: Path, sampler: SamplerSpec) -> Mapping[str, Any]:
+def sampling_defaults(
+    config: GenerationConfig, model: ModelDirectory, sampler: SamplerSpec
+) -> Mapping[str, Any]:
     """Returns the sampling defaults that the bundle's sampler can do; warns of the others in one line.
 
     Raises:
         SpecError: a default is out of range, or its file cannot be read.
     """
-    stated = config.defaults(model_dir)
+    stated = config.defaults(model)
     able, unable = split_by_sampler(stated, sampler)
     if able:
         logger.info("sampling defaults of the model: %s", _listed(able))
@@ -166,14 +168,6 @@ def sampling_defaults(config: GenerationConfig, model_dir: Path, sampler: Sample
 
 def _listed(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} = {value}" for name, value in values.items())
-
-
-def _model_of(model_dir: Path, manifest: Manifest) -> ModelSpec:
-    """Returns what the directory's config.json says, in the dtype that the bundle was built for."""
-    path = model_dir / "config.json"
-    if not path.is_file():
-        raise SpecError(str(model_dir), "has no config.json", "a Hugging Face model directory")
-    return ModelSpec(name=model_dir.name, dtype=manifest.spec.model.dtype, config=read_json_object(path))
 
 
 def _accept(report: Report, entries: Sequence[Entry], options: ModelOptions) -> list[Entry]:

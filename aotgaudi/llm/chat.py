@@ -26,8 +26,9 @@ from jinja2.parser import Parser
 from jinja2.runtime import Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from aotgaudi.bundle.model import CHAT_TEMPLATE, TOKENIZER_CONFIG, ModelDirectory
 from aotgaudi.errors import RequestError, SpecError
-from aotgaudi.llm.model_files import read_json_object, special_tokens
+from aotgaudi.llm.model_files import special_tokens
 
 Message = Mapping[str, str]
 """``role`` and ``content``, and ``name`` where the speaker has one."""
@@ -150,17 +151,17 @@ class ChatTemplate:
         self._knows_developer = "developer" in source
 
     @classmethod
-    def load(cls, model_dir: Path) -> ChatTemplate | None:
+    def load(cls, model: ModelDirectory) -> ChatTemplate | None:
         """Returns the template in ``chat_template.jinja`` or ``tokenizer_config.json``; None if there is none.
 
         Raises:
             SpecError: a file cannot be read, or the template does not compile.
         """
-        found = _find_source(model_dir)
+        found = _find_source(model)
         if found is None:
             return None
         where, source = found
-        return cls(source, special_tokens(model_dir), where=str(where))
+        return cls(source, special_tokens(model), where=str(where))
 
     def render(self, messages: Iterable[Message]) -> str:
         """Returns the prompt that asks for the assistant's next message. Encode it without adding special tokens.
@@ -193,19 +194,19 @@ def _words_of(error: BaseException) -> str:
     return f"{str(error) or type(error).__name__:.{_MAX_QUOTED_CHARS}}"
 
 
-def _find_source(model_dir: Path) -> tuple[Path, str] | None:
-    path = model_dir / "chat_template.jinja"
-    if path.is_file():
-        return path, _read_text(path)
-    config_path = model_dir / "tokenizer_config.json"
-    source = _default_template(config_path, read_json_object(config_path).get("chat_template"))
+def _find_source(model: ModelDirectory) -> tuple[Path, str] | None:
+    path, data = model.path / CHAT_TEMPLATE, model.read(CHAT_TEMPLATE)
+    if data is not None:
+        return path, _decoded(data, path)
+    config_path = model.path / TOKENIZER_CONFIG
+    source = _default_template(config_path, model.read_object(TOKENIZER_CONFIG).get("chat_template"))
     return None if source is None else (config_path, source)
 
 
-def _read_text(path: Path) -> str:
+def _decoded(data: bytes, path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return data.decode()
+    except UnicodeDecodeError as error:
         raise SpecError(str(path), f"cannot be read: {error}") from error
 
 

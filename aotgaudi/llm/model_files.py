@@ -1,19 +1,23 @@
-"""Reads the small JSON files of a model directory: configuration, sampling defaults, special tokens."""
+"""What the small JSON files of a model directory say: sampling defaults, special tokens, ids that end an answer."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aotgaudi.bundle.model import (
+    CONFIG,
+    GENERATION_CONFIG,
+    SPECIAL_TOKENS,
+    TOKENIZER_CONFIG,
+    ModelDirectory,
+)
 from aotgaudi.engine.admission import check_sampling
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.errors import RequestError, SpecError
 from aotgaudi.spec.sampler import SamplerSpec
-
-GENERATION_CONFIG = "generation_config.json"
 
 SAMPLING_DEFAULTS: Mapping[str, str] = {
     "temperature": "temperature",
@@ -36,42 +40,25 @@ _SPECIAL_TOKEN_NAMES = (
 )
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Returns the object in `path`; an empty one if there is no such file.
-
-    Raises:
-        SpecError: the file cannot be read, or does not hold a JSON object.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise SpecError(str(path), f"cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise SpecError(str(path), f"holds {type(value).__name__}", "a JSON object is expected")
-    return value
-
-
-def eos_token_ids(model_dir: Path) -> frozenset[int]:
+def eos_token_ids(model: ModelDirectory) -> frozenset[int]:
     """Returns the end-of-sequence ids that generation_config.json declares, or else config.json."""
-    for name in (GENERATION_CONFIG, "config.json"):
-        declared = read_json_object(model_dir / name).get("eos_token_id")
+    for name in (GENERATION_CONFIG, CONFIG):
+        declared = model.read_object(name).get("eos_token_id")
         if declared is not None:
             ids = declared if isinstance(declared, list) else [declared]
             return frozenset(item for item in ids if isinstance(item, int))
     return frozenset()
 
 
-def special_tokens(model_dir: Path) -> dict[str, str]:
+def special_tokens(model: ModelDirectory) -> dict[str, str]:
     """Returns special tokens by name (``bos_token``, ...); tokenizer_config.json wins over special_tokens_map.json.
 
     Raises:
         SpecError: one of the files is not JSON.
     """
     found: dict[str, str] = {}
-    for file_name in ("special_tokens_map.json", "tokenizer_config.json"):
-        config = read_json_object(model_dir / file_name)
+    for file_name in (SPECIAL_TOKENS, TOKENIZER_CONFIG):
+        config = model.read_object(file_name)
         for name in _SPECIAL_TOKEN_NAMES:
             value = config.get(name)
             text = value.get("content") if isinstance(value, dict) else value
@@ -93,20 +80,22 @@ class GenerationConfig:
     source: str = "auto"
     override: Mapping[str, Any] = field(default_factory=dict)
 
-    def defaults(self, model_dir: Path) -> dict[str, Any]:
+    def defaults(self, model: ModelDirectory) -> dict[str, Any]:
         """Returns the defaults by the name of the field of `SamplingParams`.
 
         Raises:
             SpecError: the file cannot be read, or a value is out of range; names it.
         """
-        path = model_dir / GENERATION_CONFIG
         if self.source not in ("auto", "vllm"):
-            path = Path(self.source) / GENERATION_CONFIG
-            if not path.is_file():
+            model = ModelDirectory(Path(self.source))  # The operator's own words: nothing binds them.
+            if not (model.path / GENERATION_CONFIG).is_file():
                 raise SpecError(
-                    str(path), "does not exist", "--generation-config auto, vllm, or a directory with one"
+                    str(model.path / GENERATION_CONFIG),
+                    "does not exist",
+                    "--generation-config auto, vllm, or a directory with one",
                 )
-        stated = {} if self.source == "vllm" else read_json_object(path)
+        path = model.path / GENERATION_CONFIG
+        stated = {} if self.source == "vllm" else model.read_object(GENERATION_CONFIG)
         defaults: dict[str, Any] = {}
         for name, param in SAMPLING_DEFAULTS.items():
             value = self.override.get(name, stated.get(name))

@@ -15,6 +15,7 @@ from aotgaudi.llm.chat import ChatTemplate
 from aotgaudi.llm.model_files import GenerationConfig
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.runtime.guard import Cause, Guard, Layer
+from aotgaudi.runtime.shards import WeightsMemory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,7 @@ class ModelOptions:
         model_dir: Directory with config.json, weights and tokenizer.
         require_warm: Refuse to start unless every entry is warm; refuse to compile.
         num_threads: Threads of matrix products.
+        weights_memory: "copy": weights are read into memory of our own; "map": mapped from files that must never change.
         generation_config: Where sampling defaults come from.
         store_root: Where a builder started on first use keeps what it builds; used only without `require_warm`.
         environment: What that builder inherits; None: this process's environment.
@@ -40,6 +42,7 @@ class ModelOptions:
     require_warm: bool
     num_threads: int
     store_root: Path
+    weights_memory: WeightsMemory = "copy"
     generation_config: GenerationConfig = GenerationConfig()  # noqa: RUF009 - a frozen value
     environment: Mapping[str, str] | None = None
     on_step: OnStep | None = None

@@ -6,12 +6,13 @@ The order is the guarantee: nothing is mapped before the bundle is verified and 
 from __future__ import annotations
 
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 
 from aotgaudi.backends.online import check_target
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.bundle.verify import hold_bundle
+from aotgaudi.bundle.model import ModelDirectory
+from aotgaudi.llm.holding import holding
 from aotgaudi.llm.running import ModelOptions, RunningModel
+from aotgaudi.runtime.shards import ShardReader
 
 
 def start(options: ModelOptions) -> RunningModel:
@@ -25,14 +26,14 @@ def start(options: ModelOptions) -> RunningModel:
         CoverageError: under `require_warm`, a step that the scheduler can form has no entry.
     """
     bundle = open_bundle(options.bundle, options.acceptance)
-    entry_labels = bundle.entry_labels
+    model = ModelDirectory(options.model_dir, owners=options.acceptance.model_owners)
+    model.check_owners()
     check_target(bundle.receipt.target)
-    with ThreadPoolExecutor(1) as pool:
-        pending = pool.submit(hold_bundle, bundle, entry_labels)
+    with holding(bundle, ShardReader(model, options.weights_memory)) as held:
         with warnings.catch_warnings():
             # torch warns while it is imported where numpy is not installed; [serve] does without, and so do we.
             warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)
             # Torch and the rest are imported only now: what can be refused without them has been, in a fraction of a second.
             from aotgaudi.llm.assemble import assemble
 
-        return assemble(options, bundle, pending)
+        return assemble(options, held)

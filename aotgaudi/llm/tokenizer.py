@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import tokenizers
 
+from aotgaudi.bundle.model import MAX_TOKENIZER_BYTES, TOKENIZER, ModelDirectory
 from aotgaudi.errors import SpecError
 from aotgaudi.llm.model_files import eos_token_ids, special_tokens
 
@@ -28,7 +28,7 @@ class Tokenizer:
         self.max_token_chars = max(map(len, vocabulary), default=0)
 
     @classmethod
-    def load(cls, model_dir: Path) -> Tokenizer:
+    def load(cls, model: ModelDirectory) -> Tokenizer:
         """Reads ``tokenizer.json``, and the end-of-sequence ids from the files beside it.
 
         These are the ids that the configuration declares, and that of the tokenizer's own ``eos_token``.
@@ -36,20 +36,20 @@ class Tokenizer:
         Raises:
             SpecError: there is no usable ``tokenizer.json``.
         """
-        path = model_dir / "tokenizer.json"
-        if not path.is_file():
+        path, data = model.path / TOKENIZER, model.read(TOKENIZER, MAX_TOKENIZER_BYTES)
+        if data is None:
             raise SpecError(
                 str(path),
                 "is missing",
                 "save the model's fast tokenizer there: tokenizer.save_pretrained(DIR)",
             )
         try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
+            backend = tokenizers.Tokenizer.from_buffer(data)
         except Exception as error:  # The library raises bare Exception for everything.
             raise SpecError(str(path), f"is not a usable tokenizer: {error}") from error
-        eos_token = special_tokens(model_dir).get("eos_token")
+        eos_token = special_tokens(model).get("eos_token")
         own = None if eos_token is None else backend.token_to_id(eos_token)
-        return cls(backend, eos_token_ids(model_dir) | ({own} if own is not None else set()))
+        return cls(backend, eos_token_ids(model) | ({own} if own is not None else set()))
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Returns the token ids of `text`; `add_special_tokens` adds what the model wants around it, usually a BOS."""

@@ -17,12 +17,10 @@ from aotgaudi.backends.base import Executable, Runtime
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import Digest
 from aotgaudi.entries import Entry, SamplerEntry
-from aotgaudi.errors import SpecError
 from aotgaudi.graphs.program import Program
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
+from aotgaudi.runtime.shards import ShardReader
 from aotgaudi.runtime.weights import load_weights
-from aotgaudi.spec.build_spec import BuildSpec
-from aotgaudi.spec.model import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -39,12 +37,12 @@ class Artifacts:
 
 
 class Loader:
-    """Loads programs for one model directory; units, weights and constants are loaded once and shared."""
+    """Loads programs over the weights of one model; units, weights and constants are loaded once and shared."""
 
-    def __init__(self, runtime: Runtime, model_dir: Path, num_blocks: int) -> None:
+    def __init__(self, runtime: Runtime, weights: ShardReader, num_blocks: int) -> None:
         """The KV caches get `num_blocks` blocks, at least 1, besides the padding block."""
         self._runtime = runtime
-        self._model_dir = model_dir
+        self._weights = weights
         self._num_blocks = num_blocks
         self._units: dict[str, Executable] = {}
         self._tensors: dict[str, Tensor] = {}
@@ -89,7 +87,7 @@ class Loader:
         specs = {spec.name: spec for program in programs for spec in program.weights}
         fresh = [spec for name, spec in specs.items() if f"weight:{name}" not in self._tensors]
         if fresh:
-            weights = load_weights(self._model_dir, fresh)
+            weights = load_weights(self._weights, fresh)
             self._tensors.update({f"weight:{name}": value for name, value in weights.items()})
 
     def _add_caches(self, programs: Iterable[Program]) -> None:
@@ -106,16 +104,3 @@ def declare_samplers(entries: Iterable[Entry], table: ExecutableTable) -> None:
     for entry in entries:
         if isinstance(entry, SamplerEntry):
             table.declare_sampler(entry)
-
-
-def check_model(spec: BuildSpec, found: ModelSpec, model_dir: Path) -> None:
-    """Raises SpecError unless the directory's configuration gives the same graphs as the manifest's."""
-    differences = spec.model.signature().differences(found.signature())
-    if differences:
-        name, wanted, got = differences[0]
-        others = f" (and {len(differences) - 1} more differences)" if len(differences) > 1 else ""
-        raise SpecError(
-            str(model_dir / "config.json"),
-            f"is another model than the bundle was built for: {name} is {got}, the bundle has {wanted}{others}",
-            f"serve {spec.model.name}, or build a bundle for this model",
-        )

@@ -6,7 +6,7 @@ import datetime
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from aotgaudi.digest import canonical_json, sha256_bytes
 from aotgaudi.errors import SpecError
+from aotgaudi.regularfile import read_regular
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.mistakes import first_mistake
@@ -25,6 +26,8 @@ else:
 
 
 _V = TypeVar("_V", bound=SpecValue)
+
+_MAX_CONFIG_BYTES = 32 << 20
 
 
 def load_spec(path: Path) -> BuildSpec:
@@ -107,7 +110,7 @@ def value_from_json(kind: type[_V], value: dict[str, Any]) -> _V:
 def read_config(path: Path) -> dict[str, Any]:
     """Returns the content of a model's config.json. Raises SpecError."""
     try:
-        config = json.loads(_read(path, "the model's config.json"))
+        config = json.loads(_read(path, "the model's config.json", _read_regular))
     except (ValueError, RecursionError) as error:
         raise SpecError("model.config", f"{path} is not JSON: {error}") from error
     except SpecError as error:
@@ -138,9 +141,10 @@ def read_bucket_file(path: Path) -> str:
         raise SpecError("bucketing.file", f"{error.where} {error.problem}", error.remedy) from error
 
 
-def _read(path: Path, wanted: str) -> str:
+def _read(path: Path, wanted: str, read: Callable[[Path], bytes] = Path.read_bytes) -> str:
+    """The text of a file. A person may give a spec through a pipe; a model's directory holds only files."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read(path).decode()
     except OSError as error:
         raise SpecError(str(path), f"cannot be read: {error.strerror or error}", wanted) from error
     except UnicodeDecodeError as error:
@@ -149,6 +153,10 @@ def _read(path: Path, wanted: str) -> str:
         ) from error
     except ValueError as error:  # A path with a zero byte
         raise SpecError(repr(str(path)), f"cannot be read: {error}", wanted) from error
+
+
+def _read_regular(path: Path) -> bytes:
+    return read_regular(path, _MAX_CONFIG_BYTES)
 
 
 def _not_json(value: Any, where: str) -> Iterator[tuple[str, Any]]:

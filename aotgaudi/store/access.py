@@ -62,10 +62,26 @@ def refuse_unsafe(root: Path) -> None:
         for path in (resolved / name for name in _CHECKED):
             if path.exists():
                 _refuse_directory(root, path)
-        for parent in resolved.parents:
-            _refuse_parent(root, parent)
+        parent = replaceable_in(root)
     except OSError as error:
         raise store_error("look at", root, error) from error
+    if parent is not None:
+        raise StoreError(
+            f"store at {root}: everybody may replace it, for everybody may write to {parent}"
+            f" (chmod o-w {parent}, or +t, or trust them: --allow-unsafe-store)"
+        )
+
+
+def replaceable_in(path: Path) -> Path | None:
+    """Returns the directory above `path` in which everybody may put something else in its place; None if there is none.
+
+    In a sticky directory only its owner may. Links are followed. Raises OSError.
+    """
+    for parent in path.resolve(strict=True).parents:
+        mode = parent.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            return parent
+    return None
 
 
 def is_on_network(path: Path, mounts: Path = _MOUNTS) -> bool:
@@ -92,15 +108,6 @@ def _refuse_directory(root: Path, path: Path) -> None:
         raise StoreError(
             f"store at {root}: everybody may write to {path}, so anybody may have put code there"
             f" (chmod o-w {path}, or trust them: --allow-unsafe-store)"
-        )
-
-
-def _refuse_parent(root: Path, parent: Path) -> None:
-    mode = parent.stat().st_mode
-    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        raise StoreError(
-            f"store at {root}: everybody may replace it, for everybody may write to {parent}"
-            f" (chmod o-w {parent}, or +t, or trust them: --allow-unsafe-store)"
         )
 
 

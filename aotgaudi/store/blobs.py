@@ -19,7 +19,7 @@ import io
 import os
 import resource
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -27,6 +27,7 @@ from typing import Literal
 from aotgaudi.atomicfile import again
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, StoreError, store_error
+from aotgaudi.regularfile import Examine, accept_any, kind_of
 
 _HASHED_BYTES = 1 << 18
 _CHUNK_BYTES = 1 << 20
@@ -54,14 +55,6 @@ class Fault:
 
     state: Literal["missing", "corrupt"]
     reason: str
-
-
-Examine = Callable[[Path, os.stat_result], None]
-"""Looks at a regular file that has been opened, before it is read; raises where it must not be."""
-
-
-def accept_any(path: Path, status: os.stat_result) -> None:
-    """Examines nothing."""
 
 
 def find_fault(path: Path, digest: Digest, examine: Examine = accept_any) -> Fault | None:
@@ -239,8 +232,7 @@ def _check_kind(path: Path, descriptor: int, examine: Examine, digest: Digest | 
     """What is wrong with an opened file before it is read: its kind, or its size where `digest` is given."""
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
-        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "a FIFO or a device"
-        return Fault("corrupt", f"not a regular file: {kind}")
+        return Fault("corrupt", f"not a regular file: {kind_of(status.st_mode)}")
     examine(path, status)
     if digest is not None and status.st_size != digest.size_bytes:
         return _wrong_size(status.st_size, digest)

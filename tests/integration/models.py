@@ -14,6 +14,7 @@ from aotgaudi.backends.offline import probe_target
 from aotgaudi.backends.online import make_runtime
 from aotgaudi.build.plan import make_plan
 from aotgaudi.bundle.format import load_program
+from aotgaudi.bundle.model import ModelDirectory
 from aotgaudi.engine.runner import ProgramRunner
 from aotgaudi.entries import Entry
 from aotgaudi.graphs.trace import stored_names
@@ -21,6 +22,7 @@ from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.pipeline import make_receipt
 from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.load import Artifacts, Loader, declare_samplers
+from aotgaudi.runtime.shards import ShardReader
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
 from tests.workload import execute
@@ -116,7 +118,8 @@ class Built:
         table = ExecutableTable()
         declare_samplers(self.manifest.entries, table)
         num_blocks = self.manifest.spec.limits.num_blocks
-        loader = Loader(make_runtime(self.artifacts.receipt.target), model_dir, num_blocks)
+        weights = ShardReader(ModelDirectory(model_dir))
+        loader = Loader(make_runtime(self.artifacts.receipt.target), weights, num_blocks)
         loader.load(self.manifest.entries, self.artifacts, table)
         return ProgramRunner(table, BLOCK_SIZE)
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from aotgaudi.engine.room import RoomLimits
     from aotgaudi.llm.model_files import GenerationConfig
     from aotgaudi.runtime.guard import Seccomp
+    from aotgaudi.runtime.shards import WeightsMemory
     from aotgaudi.server.limits import Listening
 
 
@@ -99,6 +100,13 @@ def _parse_override(
     help="Threads of matrix products  [default: $OMP_NUM_THREADS, or one per core of this process's quota]",
 )
 @click.option(
+    "--weights-memory",
+    type=click.Choice(["copy", "map"]),
+    default="copy",
+    show_default=True,
+    help="copy: read weights into memory of our own; map: map the files, which must then never change.",
+)
+@click.option(
     "--drain-delay",
     type=click.FloatRange(min=0),
     default=5.0,
@@ -125,6 +133,7 @@ def serve(  # noqa: PLR0913 - one argument per option
     names: tuple[str, ...],
     generation_config: GenerationConfig,
     threads: int | None,
+    weights_memory: WeightsMemory,
     drain_delay: float,
     room: RoomLimits,
     stall_seconds: float | None,
@@ -149,6 +158,7 @@ def serve(  # noqa: PLR0913 - one argument per option
         model_dir=find_model(model),
         require_warm=require_warm,
         num_threads=threads or _threads(),
+        weights_memory=weights_memory,
         store_root=store_root,
         generation_config=generation_config,
         environment=os.environ,

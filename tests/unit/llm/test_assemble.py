@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from aotgaudi.bundle.model import ModelDirectory
 from aotgaudi.errors import CoverageError
 from aotgaudi.llm.assemble import check_coverage, sampling_defaults
 from aotgaudi.llm.model_files import GenerationConfig
@@ -54,7 +55,7 @@ def test_sampling_defaults_that_the_sampler_cannot_do_are_one_warning(
     sampler = SamplerSpec(settings=(SamplerSetting(temperature=1, top_p=0.9, top_k=10),))
     caplog.set_level(logging.INFO)
 
-    assert sampling_defaults(GenerationConfig(), tmp_path, sampler) == {"temperature": 0.6}
+    assert sampling_defaults(GenerationConfig(), ModelDirectory(tmp_path), sampler) == {"temperature": 0.6}
 
     (said, warned) = caplog.records
     assert said.getMessage() == "sampling defaults of the model: temperature = 0.6"

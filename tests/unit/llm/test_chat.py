@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aotgaudi.bundle.model import ModelDirectory
 from aotgaudi.errors import RequestError, SpecError
 from aotgaudi.llm.chat import ChatTemplate
 
@@ -161,7 +162,7 @@ def test_load_from_a_file_of_its_own(tmp_path: Path) -> None:
     _write(tmp_path, "chat_template.jinja", "A{{ eos_token }}")
     _write(tmp_path, "tokenizer_config.json", {"chat_template": "B", "eos_token": {"content": "</s>"}})
 
-    template = ChatTemplate.load(tmp_path)
+    template = ChatTemplate.load(ModelDirectory(tmp_path))
 
     assert template is not None
     assert template.render(HI) == "A</s>"
@@ -174,27 +175,27 @@ _NAMED = [{"name": "rag", "template": "R"}, {"name": "default", "template": "B"}
 def test_load_from_the_tokenizers_configuration(tmp_path: Path, value: object) -> None:
     _write(tmp_path, "tokenizer_config.json", {"chat_template": value})
 
-    template = ChatTemplate.load(tmp_path)
+    template = ChatTemplate.load(ModelDirectory(tmp_path))
 
     assert template is not None
     assert template.render(HI) == "B"
 
 
 def test_model_without_template(tmp_path: Path) -> None:
-    assert ChatTemplate.load(tmp_path) is None
+    assert ChatTemplate.load(ModelDirectory(tmp_path)) is None
 
 
 def test_broken_files_are_spec_errors(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(SpecError, match=r"chat_template\.jinja: cannot be read"):
-        ChatTemplate.load(tmp_path)
+        ChatTemplate.load(ModelDirectory(tmp_path))
     (tmp_path / "chat_template.jinja").unlink()
     _write(tmp_path, "tokenizer_config.json", {"chat_template": [{"name": "rag", "template": "R"}]})
     with pytest.raises(SpecError, match="no template named 'default'"):
-        ChatTemplate.load(tmp_path)
+        ChatTemplate.load(ModelDirectory(tmp_path))
     _write(tmp_path, "tokenizer_config.json", "{")
     with pytest.raises(SpecError, match="cannot be read as JSON"):
-        ChatTemplate.load(tmp_path)
+        ChatTemplate.load(ModelDirectory(tmp_path))
     _write(tmp_path, "tokenizer_config.json", [])
     with pytest.raises(SpecError, match="a JSON object is expected"):
-        ChatTemplate.load(tmp_path)
+        ChatTemplate.load(ModelDirectory(tmp_path))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from aotgaudi.bundle.model import ModelDirectory
 from aotgaudi.errors import SpecError
 from aotgaudi.llm.model_files import GenerationConfig, eos_token_ids, split_by_sampler
 from aotgaudi.spec.sampler import SamplerSetting, SamplerSpec
@@ -36,40 +37,42 @@ def write(folder: Path, config: dict[str, Any]) -> Path:
 
 
 def test_auto_takes_the_models_own(model_dir: Path) -> None:
-    assert GenerationConfig().defaults(model_dir) == DEFAULTS
+    assert GenerationConfig().defaults(ModelDirectory(model_dir)) == DEFAULTS
 
 
 def test_vllm_takes_none(model_dir: Path) -> None:
-    assert GenerationConfig("vllm").defaults(model_dir) == {}
+    assert GenerationConfig("vllm").defaults(ModelDirectory(model_dir)) == {}
 
 
 def test_a_directory_replaces_the_models_own(model_dir: Path, tmp_path: Path) -> None:
     other = write(tmp_path / "other", {"temperature": 0.1})
 
-    assert GenerationConfig(str(other)).defaults(model_dir) == {"temperature": 0.1}
+    assert GenerationConfig(str(other)).defaults(ModelDirectory(model_dir)) == {"temperature": 0.1}
 
 
 @pytest.mark.parametrize("source", ["auto", "vllm"])
 def test_what_is_overridden_wins(model_dir: Path, source: str) -> None:
-    defaults = GenerationConfig(source, {"temperature": 0, "max_new_tokens": 5}).defaults(model_dir)
+    defaults = GenerationConfig(source, {"temperature": 0, "max_new_tokens": 5}).defaults(
+        ModelDirectory(model_dir)
+    )
 
     assert (defaults["temperature"], defaults["max_tokens"]) == (0, 5)
 
 
 def test_a_model_without_the_file_has_none(tmp_path: Path) -> None:
-    assert GenerationConfig().defaults(tmp_path) == {}
+    assert GenerationConfig().defaults(ModelDirectory(tmp_path)) == {}
 
 
 def test_a_directory_without_the_file_is_refused(model_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"generation_config\.json: does not exist"):
-        GenerationConfig(str(tmp_path)).defaults(model_dir)
+        GenerationConfig(str(tmp_path)).defaults(ModelDirectory(model_dir))
 
 
 def test_a_value_out_of_range_is_refused_by_place_and_name(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"generation_config\.json: temperature must be a number from 0 to 2"):
-        GenerationConfig().defaults(write(tmp_path, {"temperature": "hot"}))
+        GenerationConfig().defaults(ModelDirectory(write(tmp_path, {"temperature": "hot"})))
     with pytest.raises(SpecError, match=r"--override-generation-config: top_p must be"):
-        GenerationConfig("vllm", {"top_p": 7}).defaults(tmp_path)
+        GenerationConfig("vllm", {"top_p": 7}).defaults(ModelDirectory(tmp_path))
 
 
 def test_what_the_sampler_was_not_built_for_is_told_apart() -> None:
@@ -98,4 +101,4 @@ def test_end_of_sequence_ids_come_from_the_generation_config_first(
     write(tmp_path, {"eos_token_id": declared})
     (tmp_path / "config.json").write_text('{"eos_token_id": 9}', encoding="utf-8")
 
-    assert eos_token_ids(tmp_path) == ids
+    assert eos_token_ids(ModelDirectory(tmp_path)) == ids

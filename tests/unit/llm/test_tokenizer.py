@@ -8,6 +8,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aotgaudi.bundle.model import ModelDirectory
 from aotgaudi.errors import SpecError
 from aotgaudi.llm.tokenizer import Tokenizer, special_tokens
 
@@ -43,7 +44,7 @@ def test_truncation_and_padding_of_the_file_are_off(tmp_path: Path, backend: tok
     copy.enable_padding(length=9)
     copy.save(str(tmp_path / "tokenizer.json"))
 
-    assert len(Tokenizer.load(tmp_path).encode("abcd", False)) == 4
+    assert len(Tokenizer.load(ModelDirectory(tmp_path)).encode("abcd", False)) == 4
 
 
 @pytest.mark.parametrize(
@@ -63,19 +64,19 @@ def test_eos_ids_come_from_the_configuration(
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
 
-    assert Tokenizer.load(tmp_path).eos_token_ids == expected
+    assert Tokenizer.load(ModelDirectory(tmp_path)).eos_token_ids == expected
 
 
 def test_missing_and_broken_files_are_spec_errors(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"tokenizer\.json: is missing"):
-        Tokenizer.load(tmp_path)
+        Tokenizer.load(ModelDirectory(tmp_path))
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(SpecError, match="not a usable tokenizer"):
-        Tokenizer.load(tmp_path)
+        Tokenizer.load(ModelDirectory(tmp_path))
 
 
 def test_tokenizer_config_wins_over_the_map(tmp_path: Path) -> None:
     (tmp_path / "special_tokens_map.json").write_text('{"bos_token": "a", "pad_token": "p"}')
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "b", "eos_token": null}')
 
-    assert special_tokens(tmp_path) == {"bos_token": "b", "pad_token": "p"}
+    assert special_tokens(ModelDirectory(tmp_path)) == {"bos_token": "b", "pad_token": "p"}

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from aotgaudi.errors import SpecError
+from aotgaudi.bundle.model import ModelDirectory
+from aotgaudi.digest import Digest
+from aotgaudi.errors import CorruptError, SpecError, UntrustedError
 from aotgaudi.graphs.program import TensorSpec
+from aotgaudi.runtime.shards import ShardReader, WeightsMemory
 from aotgaudi.runtime.weights import load_weights
 
 A, B = torch.arange(6.0).reshape(2, 3), torch.arange(4.0)
@@ -33,7 +37,7 @@ def shards(folder: Path, weight_map: Mapping[str, object], **files: Mapping[str,
 def test_one_file_gives_what_is_asked_for_and_no_more(tmp_path: Path) -> None:
     save_file({"a": A, "b": B, "other": B.clone()}, tmp_path / "model.safetensors")
 
-    weights = load_weights(tmp_path, SPECS)
+    weights = load_weights(ShardReader(ModelDirectory(tmp_path)), SPECS)
 
     assert weights.keys() == {"a", "b"}
     assert torch.equal(weights["a"], A)
@@ -44,7 +48,7 @@ def test_an_index_leads_to_the_files_that_are_needed_and_no_other_is_opened(tmp_
     names = {"a": "one.safetensors", "b": "two.safetensors", "other": "absent.safetensors"}
     shards(tmp_path, names, one={"a": A}, two={"b": B})
 
-    weights = load_weights(tmp_path, SPECS)
+    weights = load_weights(ShardReader(ModelDirectory(tmp_path)), SPECS)
 
     assert torch.equal(weights["a"], A)
     assert torch.equal(weights["b"], B)
@@ -53,14 +57,14 @@ def test_an_index_leads_to_the_files_that_are_needed_and_no_other_is_opened(tmp_
 def test_another_dtype_is_converted(tmp_path: Path) -> None:
     save_file({"a": A.bfloat16(), "b": B}, tmp_path / "model.safetensors")
 
-    assert load_weights(tmp_path, SPECS)["a"].dtype == torch.float32
+    assert load_weights(ShardReader(ModelDirectory(tmp_path)), SPECS)["a"].dtype == torch.float32
 
 
 def test_another_shape_is_refused(tmp_path: Path) -> None:
     save_file({"a": A.T.contiguous(), "b": B}, tmp_path / "model.safetensors")
 
     with pytest.raises(SpecError, match=r"a has shape \[3, 2\], the bundle needs \[2, 3\]") as refusal:
-        load_weights(tmp_path, SPECS)
+        load_weights(ShardReader(ModelDirectory(tmp_path)), SPECS)
 
     assert refusal.value.where == str(tmp_path / "model.safetensors")
 
@@ -69,14 +73,14 @@ def test_tensors_that_are_missing_are_counted_and_the_first_is_named(tmp_path: P
     save_file({"c": B}, tmp_path / "model.safetensors")
 
     with pytest.raises(SpecError, match=r"holds no tensor 'a' \(2 missing in all\).*model import"):
-        load_weights(tmp_path, SPECS)
+        load_weights(ShardReader(ModelDirectory(tmp_path)), SPECS)
 
 
 def test_a_tensor_that_its_shard_lacks_is_missing(tmp_path: Path) -> None:
     shards(tmp_path, {"a": "one.safetensors", "b": "one.safetensors"}, one={"a": A})
 
     with pytest.raises(SpecError, match="holds no tensor 'b'"):
-        load_weights(tmp_path, SPECS)
+        load_weights(ShardReader(ModelDirectory(tmp_path)), SPECS)
 
 
 @pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "sub/one.safetensors"])
@@ -87,34 +91,204 @@ def test_an_index_cannot_name_a_file_outside_its_directory(tmp_path: Path, name:
     shards(folder, {"a": name, "b": name})
 
     with pytest.raises(SpecError, match="names a file outside its directory"):
-        load_weights(folder, SPECS)
+        load_weights(ShardReader(ModelDirectory(folder)), SPECS)
 
 
 @pytest.mark.parametrize("index", ["{", "[]", '{"weight_map": 5}', "{}"])
 def test_a_broken_index_is_refused_by_name(tmp_path: Path, index: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(index, encoding="utf-8")
 
-    with pytest.raises(SpecError, match=r"model\.safetensors\.index\.json: is not a safetensors index"):
-        load_weights(tmp_path, SPECS)
+    with pytest.raises(
+        SpecError,
+        match=r"model\.safetensors\.index\.json: (is not a safetensors index|cannot be read as JSON|holds list)",
+    ):
+        load_weights(ShardReader(ModelDirectory(tmp_path)), SPECS)
 
 
-@pytest.mark.parametrize("name", ["one.safetensors", 5])
-def test_a_shard_that_does_not_exist_is_named(tmp_path: Path, name: object) -> None:
-    shards(tmp_path, {"a": name, "b": name})
+@pytest.mark.parametrize("value", [5, None, ["one.safetensors"], {}, "one\0two"])
+def test_what_is_no_file_name_is_refused_with_its_tensor(tmp_path: Path, value: object) -> None:
+    shards(tmp_path, {"a": value, "b": value})
 
-    with pytest.raises(SpecError, match=rf"{name}: cannot be read as safetensors"):
-        load_weights(tmp_path, SPECS)
+    with pytest.raises(SpecError, match=r"model\.safetensors\.index\.json: .*(no file name|outside)"):
+        load_weights(ShardReader(ModelDirectory(tmp_path)), SPECS)
+
+
+def test_a_shard_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    shards(tmp_path, {"a": "one.safetensors", "b": "one.safetensors"})
+
+    with pytest.raises(SpecError, match=r"one\.safetensors: cannot be read as safetensors: no such file"):
+        load_weights(ShardReader(ModelDirectory(tmp_path)), SPECS)
 
 
 def test_a_file_that_is_no_safetensors_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
 
     with pytest.raises(SpecError, match=r"model\.safetensors: cannot be read as safetensors"):
-        load_weights(tmp_path, SPECS)
+        load_weights(ShardReader(ModelDirectory(tmp_path)), SPECS)
 
 
 def test_a_directory_without_weights_says_what_it_lacks(tmp_path: Path) -> None:
     with pytest.raises(
         SpecError, match=r"has neither model\.safetensors nor model\.safetensors\.index\.json"
     ):
-        load_weights(tmp_path, SPECS)
+        load_weights(ShardReader(ModelDirectory(tmp_path)), SPECS)
+
+
+def reader(folder: Path, memory: WeightsMemory = "copy", **bound: bytes) -> ShardReader:
+    digests = {name.replace("__", "."): Digest.of(data) for name, data in bound.items()}
+    return ShardReader(ModelDirectory(folder, digests or None), memory)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int8, torch.bool])
+def test_another_kind_of_dtype_is_refused_with_the_tensors_name(tmp_path: Path, dtype: torch.dtype) -> None:
+    save_file({"a": A.to(dtype), "b": B}, tmp_path / "model.safetensors")
+
+    with pytest.raises(
+        SpecError, match=r"model\.safetensors: a has dtype (I32|I8|BOOL), the bundle needs float32"
+    ):
+        load_weights(reader(tmp_path), SPECS)
+
+
+def test_the_same_bytes_under_another_dtype_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": A, "b": B}, path)
+    path.write_bytes(path.read_bytes().replace(b'"F32"', b'"I32"'))
+
+    with pytest.raises(SpecError, match="has dtype I32, the bundle needs float32"):
+        load_weights(reader(tmp_path), SPECS)
+
+
+@pytest.mark.parametrize("how", ["zeros", "truncated", "removed"])
+def test_weights_that_were_read_stay_whatever_happens_to_the_file(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "model.safetensors"
+    large = torch.arange(3.0 * (1 << 20)).reshape(3, -1)  # Several chunks, and large pages.
+    save_file({"a": large, "b": B}, path)
+    wanted = (TensorSpec(name="a", shape=tuple(large.shape), dtype="float32"), SPECS[1])
+    shards_reader = reader(tmp_path)
+    shards_reader.prefetch(wanted)
+
+    if how == "zeros":
+        with path.open("r+b") as file:
+            file.write(bytes(path.stat().st_size))
+    elif how == "truncated":
+        os.truncate(path, 0)
+    else:
+        path.unlink()
+
+    weights = load_weights(shards_reader, wanted)
+    assert torch.equal(weights["a"], large)
+    assert torch.equal(weights["b"], B)
+
+
+def test_mapped_weights_are_the_same(tmp_path: Path) -> None:
+    save_file({"a": A, "b": B}, tmp_path / "model.safetensors")
+
+    weights = load_weights(reader(tmp_path, "map"), SPECS)
+
+    assert torch.equal(weights["a"], A)
+    assert torch.equal(weights["b"], B)
+
+
+@pytest.mark.parametrize("memory", ["copy", "map"])
+@pytest.mark.parametrize("unwanted", [{}, {"z": torch.ones(1 << 18)}])
+def test_bound_weights_are_hashed_whole_as_they_are_read(
+    tmp_path: Path, memory: WeightsMemory, unwanted: dict[str, torch.Tensor]
+) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": A, "b": B, **unwanted}, path)
+    data = path.read_bytes()
+    assert torch.equal(load_weights(reader(tmp_path, memory, model__safetensors=data), SPECS)["a"], A)
+
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+    with pytest.raises(CorruptError, match=r"model\.safetensors is not what the bundle binds"):
+        load_weights(reader(tmp_path, memory, model__safetensors=data), SPECS)
+
+
+def test_an_index_that_is_not_bound_is_refused(tmp_path: Path) -> None:
+    save_file({"a": A, "b": B}, tmp_path / "model.safetensors")
+    data = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+
+    with pytest.raises(UntrustedError, match=r"index\.json is not one of the files that the bundle binds"):
+        load_weights(reader(tmp_path, model__safetensors=data), SPECS)
+
+
+def tensor(begin: int, end: int, dtype: object = "F32", shape: object = (4,)) -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize(
+    ("header", "num_bytes"),
+    [
+        ({"b": tensor(0, 16)}, 12),
+        ({"b": tensor(0, 16)}, 20),
+        ({"b": tensor(0, 16), "a": tensor(8, 24)}, 24),
+        ({"b": tensor(4, 20)}, 20),
+        ({"b": tensor(16, 0)}, 16),
+        ({"b": tensor(0, 16, shape=(5,))}, 16),
+        ({"b": tensor(0, 16, shape=(-4,))}, 16),
+        ({"b": tensor(0, 16, shape=(True, 4))}, 16),
+        ({"b": tensor(0, 16, shape="4")}, 16),
+        ({"b": tensor(0, 16, dtype=5)}, 16),
+        ({"b": tensor(0, 16, dtype="F99")}, 16),
+        ({"b": 5}, 0),
+        ({"b": {"dtype": "F32"}}, 0),
+        ([], 0),
+    ],
+)
+@pytest.mark.parametrize("memory", ["copy", "map"])
+def test_a_header_that_does_not_describe_the_data_is_refused(
+    tmp_path: Path, header: object, num_bytes: int, memory: WeightsMemory
+) -> None:
+    text = json.dumps(header).encode()
+    data = len(text).to_bytes(8, "little") + text + bytes(num_bytes)
+    (tmp_path / "model.safetensors").write_bytes(data)
+
+    with pytest.raises(SpecError, match=r"model\.safetensors: ") as refusal:
+        load_weights(reader(tmp_path, memory), SPECS[1:])
+
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 7, b"\0" * 8, (1 << 40).to_bytes(8, "little") + b"{}"])
+def test_a_file_without_a_header_is_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(data)
+
+    with pytest.raises(SpecError, match=r"model\.safetensors: cannot be read as"):
+        load_weights(reader(tmp_path), SPECS)
+
+
+def test_a_sparse_file_of_a_terabyte_is_refused_at_once(tmp_path: Path) -> None:
+    save_file({"a": A, "b": B}, tmp_path / "model.safetensors")
+    os.truncate(tmp_path / "model.safetensors", 1 << 40)
+
+    with pytest.raises(SpecError, match=r"it has 1099511627776 bytes, its tensors need \d+"):
+        load_weights(reader(tmp_path), SPECS)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
+def test_what_is_no_file_is_refused_without_waiting(
+    tmp_path: Path, make: Callable[[Path], None], name: str
+) -> None:
+    make(tmp_path / name)
+
+    with pytest.raises(SpecError, match=rf"{name}: cannot be read: it is a (FIFO|directory|device)"):
+        load_weights(reader(tmp_path), SPECS)
+
+
+def test_what_was_stopped_ends(tmp_path: Path) -> None:
+    save_file({"a": A, "b": B}, tmp_path / "model.safetensors")
+    stopped = reader(tmp_path)
+    stopped.stop()
+
+    with pytest.raises(SpecError, match="stopped"):
+        stopped.prefetch(SPECS)
+
+
+def test_a_tensor_without_elements(tmp_path: Path) -> None:
+    save_file({"a": torch.empty(0, 3), "b": B}, tmp_path / "model.safetensors")
+    wanted = (TensorSpec(name="a", shape=(0, 3), dtype="float32"),)
+
+    assert load_weights(reader(tmp_path), wanted)["a"].shape == (0, 3)

@@ -1,0 +1,264 @@
+"""Tensors out of safetensors files, into memory of our own, hashed on the way where they are bound. Imports no torch.
+
+::
+
+    file   = length header data           ; length: 8 bytes, little-endian; header: that many bytes of JSON
+    header = {name: {"dtype": str, "shape": [int, ...], "data_offsets": [begin, end]}, ..., "__metadata__": {...}}
+
+(https://github.com/huggingface/safetensors#format; the rules below are those of its `validate`.) The tensors cover the
+data from the first byte to the last, in any order and without overlap. safetensors maps a file and leaves it
+mapped, so that a change in place changes what is computed, and a truncated file ends the process. Here each wanted
+tensor has pages of its own; what nobody asked for is hashed and not kept. With ``map`` the file is mapped all the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import mmap
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from io import FileIO
+from types import MappingProxyType
+from typing import Any, Literal
+
+from aotgaudi.bundle.model import MAX_TEXT_BYTES, WEIGHTS_REMEDY, ModelDirectory
+from aotgaudi.digest import Digest
+from aotgaudi.document import load_foreign_object
+from aotgaudi.errors import CorruptError, SpecError
+from aotgaudi.graphs.program import TensorSpec
+
+WeightsMemory = Literal["copy", "map"]
+"""Where weights are: read into memory of our own, or mapped from the files, which must then never change."""
+
+DTYPES: Mapping[str, str] = MappingProxyType(
+    {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+    | {
+        f"{kind}{bits}": f"{name}{bits}"
+        for kind, name in (("I", "int"), ("U", "uint"))
+        for bits in (8, 16, 32, 64)
+    }
+    | {"BOOL": "bool"}
+)
+"""Safetensors' names -> torch's."""
+_ITEM_BYTES = {"BOOL": 1} | {name: int(name.lstrip("BFIU")) // 8 for name in DTYPES if name != "BOOL"}
+_FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
+
+_CHUNK_BYTES = 1 << 19
+_HUGE_BYTES = 2 << 20
+_MAX_THREADS = 8
+_MAX_DIMENSIONS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor as it is stored: torch's name of its dtype, its shape, its bytes (row-major, little-endian)."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+@dataclass
+class ShardReader:
+    """Reads the weights of a model by name. One thread may `prefetch`, and another `take` when it is done."""
+
+    model: ModelDirectory
+    memory: WeightsMemory = "copy"
+    _ready: dict[str, StoredTensor] = field(default_factory=dict)
+    _stopped: threading.Event = field(default_factory=threading.Event)
+
+    def prefetch(self, specs: Iterable[TensorSpec]) -> None:
+        """Reads `specs`, for `take` to find them. Raises as `take` does, and AotGaudiError once `stop` was called."""
+        self._ready |= self._read({spec.name: spec for spec in specs})
+
+    def take(self, specs: Iterable[TensorSpec]) -> dict[str, StoredTensor]:
+        """Returns the tensors by name, and keeps none of them.
+
+        Raises:
+            SpecError: a file cannot be read as safetensors, or a tensor is missing, or has another shape, or a dtype that
+                cannot stand for the one that is asked for; names the file, and the tensor.
+            CorruptError, UntrustedError: as `ModelDirectory`.
+        """
+        wanted = {spec.name: spec for spec in specs}
+        found = {name: self._ready.pop(name) for name in wanted if name in self._ready}
+        rest = {name: spec for name, spec in wanted.items() if name not in found}
+        return {**found, **(self._read(rest) if rest else {})}
+
+    def stop(self) -> None:
+        """Ends a `prefetch` on another thread soon."""
+        self._stopped.set()
+
+    def _read(self, wanted: Mapping[str, TensorSpec]) -> dict[str, StoredTensor]:
+        names = self.model.weight_files(wanted)
+        found: dict[str, StoredTensor] = {}
+        with ThreadPoolExecutor(max(1, min(_MAX_THREADS, os.cpu_count() or 1, len(names)))) as pool:
+            for tensors in pool.map(lambda name: self._read_file(name, wanted), names):
+                found |= tensors
+        missing = sorted(wanted.keys() - found.keys())
+        if missing:
+            problem = f"holds no tensor {missing[0]!r} ({len(missing)} missing in all)"
+            raise SpecError(str(self.model.path), problem, WEIGHTS_REMEDY)
+        return found
+
+    def _read_file(self, name: str, wanted: Mapping[str, TensorSpec]) -> dict[str, StoredTensor]:
+        expected = self.model.expected(name)
+        where = str(self.model.path / name)
+        try:
+            with self.model.open(name) as raw:
+                file = _File(raw, where, self._stopped, hashes=expected is not None)
+                rows = list(_rows(file))
+                for row in rows:
+                    if row.name in wanted:
+                        row.require(wanted[row.name], where)
+                found = _mapped(file, rows, wanted) if self.memory == "map" else _copied(file, rows, wanted)
+                if expected is not None:
+                    self.model.compare(name, file.digest(), expected)
+        except FileNotFoundError as error:
+            if expected is not None:
+                raise CorruptError(f"{where} is missing, and the bundle binds it") from error
+            raise SpecError(where, "cannot be read as safetensors: no such file", WEIGHTS_REMEDY) from error
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One tensor of a header; `begin` and `end` are offsets in the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    def require(self, spec: TensorSpec, where: str) -> None:
+        """Raises SpecError unless the tensor can stand for `spec`: the same shape, and the same dtype or both floats."""
+        remedy = "use the model that the bundle was built for"
+        if self.shape != spec.shape:
+            problem = f"{self.name} has shape {list(self.shape)}, the bundle needs {list(spec.shape)}"
+            raise SpecError(where, problem, remedy)
+        dtype = DTYPES.get(self.dtype, "")
+        if dtype != spec.dtype and not {dtype, spec.dtype} <= _FLOATS:
+            raise SpecError(
+                where, f"{self.name} has dtype {self.dtype:.20}, the bundle needs {spec.dtype}", remedy
+            )
+
+
+class _File:
+    """A file that is read from its start to its end, and hashed on the way with `hashes`."""
+
+    def __init__(self, raw: FileIO, where: str, stopped: threading.Event, *, hashes: bool) -> None:
+        self.raw, self.where, self.at = raw, where, 0
+        self.size_bytes = os.fstat(raw.fileno()).st_size
+        self._stopped, self._state = stopped, hashlib.sha256() if hashes else None
+
+    def bad(self, problem: str) -> SpecError:
+        return SpecError(self.where, f"cannot be read as safetensors: {problem}")
+
+    def fill(self, view: memoryview) -> None:
+        """Reads as many bytes as `view` has."""
+        while view:
+            if self._stopped.is_set():
+                raise self.bad("stopped")
+            count = self.raw.readinto(view[:_CHUNK_BYTES])
+            if not count:
+                raise self.bad("it ends before its tensors do")
+            if self._state is not None:
+                self._state.update(view[:count])
+            self.at, view = self.at + count, view[count:]
+
+    def pass_to(self, offset: int) -> None:
+        """Goes on to `offset`; reads what lies between only where it must be hashed."""
+        if self._state is None:
+            self.at = self.raw.seek(offset)
+            return
+        scratch = memoryview(bytearray(min(_CHUNK_BYTES, max(0, offset - self.at))))
+        while self.at < offset:
+            self.fill(scratch[: offset - self.at])
+
+    def digest(self) -> Digest:
+        """Reads the rest, and returns the digest of the whole."""
+        assert self._state is not None
+        self.pass_to(self.size_bytes)
+        if self.raw.read(1):
+            raise self.bad("it grows while it is read")
+        return Digest(self._state.hexdigest(), self.at)
+
+
+def _rows(file: _File) -> Iterator[_Row]:
+    """Reads the header. Yields the tensors in the order in which they lie in the file."""
+    head = bytearray(8)
+    if file.size_bytes < len(head):
+        raise file.bad("it is too short")
+    file.fill(memoryview(head))
+    length = int.from_bytes(head, "little")
+    if length > min(MAX_TEXT_BYTES, file.size_bytes - len(head)):
+        raise file.bad(f"its header would have {length} bytes")
+    header = bytearray(length)
+    file.fill(memoryview(header))
+    start = end = len(head) + length
+    rows = [_row(name, value, start, file) for name, value in _tensors(bytes(header), file)]
+    for row in sorted(rows, key=lambda row: (row.begin, row.end)):
+        if row.begin != end:
+            raise file.bad(f"{row.name!r:.100} overlaps another tensor, or leaves a gap")
+        end = row.end
+        yield row
+    if end != file.size_bytes:
+        raise file.bad(f"it has {file.size_bytes} bytes, its tensors need {end}")
+
+
+def _tensors(header: bytes, file: _File) -> Iterable[tuple[str, Any]]:
+    values = load_foreign_object(header, file.where)
+    values.pop("__metadata__", None)
+    return values.items()
+
+
+def _row(name: str, value: object, start: int, file: _File) -> _Row:
+    if not (isinstance(value, dict) and isinstance(value.get("dtype"), str)):
+        raise file.bad(f"{name!r:.100} is no tensor")
+    dtype, shape, offsets = value["dtype"], _sizes(value.get("shape")), _sizes(value.get("data_offsets"))
+    if shape is None or offsets is None or len(offsets) != 2:
+        raise file.bad(f"{name!r:.100} lacks a shape or data_offsets")
+    num_bytes = offsets[1] - offsets[0]
+    if num_bytes < 0 or (dtype in _ITEM_BYTES and num_bytes != math.prod(shape) * _ITEM_BYTES[dtype]):
+        raise file.bad(f"{name!r:.100} has {num_bytes} bytes, which is not what its shape and dtype need")
+    return _Row(name, dtype, shape, start + offsets[0], start + offsets[1])
+
+
+def _sizes(value: object) -> tuple[int, ...] | None:
+    """`value` as sizes; None if it is anything else."""
+    if not isinstance(value, list) or len(value) > _MAX_DIMENSIONS:
+        return None
+    return tuple(value) if all(type(item) is int and 0 <= item < 1 << 63 for item in value) else None
+
+
+def _copied(file: _File, rows: Iterable[_Row], wanted: Mapping[str, TensorSpec]) -> dict[str, StoredTensor]:
+    found = {}
+    for row in rows:
+        if row.name in wanted:
+            file.pass_to(row.begin)
+            data = _new_memory(row.end - row.begin)
+            file.fill(data)
+            found[row.name] = StoredTensor(DTYPES[row.dtype], row.shape, data)
+    return found
+
+
+def _mapped(file: _File, rows: Iterable[_Row], wanted: Mapping[str, TensorSpec]) -> dict[str, StoredTensor]:
+    """As `_copied`, by mapping the file. Pages that somebody writes to become ours; the others stay the file's."""
+    pages = memoryview(mmap.mmap(file.raw.fileno(), file.size_bytes, access=mmap.ACCESS_COPY))
+    return {
+        row.name: StoredTensor(DTYPES[row.dtype], row.shape, pages[row.begin : row.end])
+        for row in rows
+        if row.name in wanted
+    }
+
+
+def _new_memory(num_bytes: int) -> memoryview:
+    """Pages of our own, large ones where the kernel has them: fewer to fault in while reading, and to look up later."""
+    pages = mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if num_bytes >= _HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(pages)[:num_bytes]

@@ -1,0 +1,162 @@
+"""A model directory: read with bounds, one line for whatever is wrong, and nobody else's to change."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aotgaudi.bundle.model import MAX_TEXT_BYTES, ModelDirectory
+from aotgaudi.bundle.permissions import OwnerRule
+from aotgaudi.digest import Digest
+from aotgaudi.errors import AotGaudiError, CorruptError, SpecError, UntrustedError
+
+CONFIG = {"model_type": "llama", "hidden_size": 8}
+DEEP = 200_000
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> ModelDirectory:
+    folder = tmp_path / "parent" / "model"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return ModelDirectory(folder)
+
+
+def sparse(path: Path) -> None:
+    path.write_bytes(b"{")
+    os.truncate(path, 6 << 30)
+
+
+BAD: dict[str, Callable[[Path], object]] = {
+    "deep list": lambda path: path.write_bytes(b"[" * DEEP + b"]" * DEEP),
+    "deep object": lambda path: path.write_bytes(b'{"a":' * DEEP + b"1" + b"}" * DEEP),
+    "NaN": lambda path: path.write_bytes(b'{"model_type": "llama", "a": NaN}'),
+    "infinite": lambda path: path.write_bytes(b'{"model_type": "llama", "a": -Infinity}'),
+    "6 GB": sparse,
+    "FIFO": os.mkfifo,
+    "directory": os.mkdir,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "loop": lambda path: path.symlink_to(path.name),
+    "latin": lambda path: path.write_bytes(b'{"a": "\xe9"}'),
+    "list": lambda path: path.write_bytes(b"[]"),
+    "empty": lambda path: path.write_bytes(b""),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors.index.json"])
+def test_a_file_that_cannot_be_used_is_one_line_and_soon(model: ModelDirectory, name: str, what: str) -> None:
+    (model.path / name).unlink(missing_ok=True)
+    BAD[what](model.path / name)
+    started = time.monotonic()
+
+    with pytest.raises(SpecError) as refusal:
+        _ = model.model_spec("float32") if name == "config.json" else model.read_object(name)
+
+    assert refusal.value.exit_code == 2
+    assert str(refusal.value).startswith(f"{model.path / name}: ")
+    assert "\n" not in str(refusal.value)
+    assert time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize("value", ["1e999", "1" * 20, '{"b": 1e999}'])
+def test_numbers_that_a_key_cannot_hold_are_refused_in_the_config(model: ModelDirectory, value: str) -> None:
+    (model.path / "config.json").write_text(f'{{"model_type": "llama", "a": {value}}}')
+
+    with pytest.raises(SpecError, match=r"config\.json: "):
+        model.model_spec("float32")
+
+
+def test_the_config_and_what_is_absent(model: ModelDirectory) -> None:
+    assert model.model_spec("float32").config == CONFIG
+    assert model.model_spec("float32").name == "model"
+    assert model.read("chat_template.jinja") is None
+    assert model.read_object("tokenizer_config.json") == {}
+    with pytest.raises(SpecError, match=r"has no config\.json"):
+        ModelDirectory(model.path / "none").model_spec("float32")
+
+
+def test_a_text_may_not_be_endless(model: ModelDirectory) -> None:
+    (model.path / "config.json").write_bytes(b" " * (MAX_TEXT_BYTES + 1))
+
+    with pytest.raises(SpecError, match=f"at most {MAX_TEXT_BYTES} are read"):
+        model.read_object("config.json")
+
+
+MINE = OwnerRule(os.geteuid(), trusts_group=True)
+
+
+def refusal_of(model: ModelDirectory) -> str:
+    owned = ModelDirectory(model.path, owners=MINE)
+    with pytest.raises(UntrustedError) as caught:
+        (owned.check_owners(), owned.model_spec("float32"))
+    assert caught.value.exit_code == 4
+    return str(caught.value)
+
+
+def test_what_everybody_may_write_to_is_refused(model: ModelDirectory) -> None:
+    ModelDirectory(model.path, owners=MINE).check_owners()
+    model.path.chmod(0o775)
+    (model.path / "config.json").chmod(0o664)
+    ModelDirectory(model.path, owners=MINE).check_owners()
+    assert ModelDirectory(model.path, owners=MINE).model_spec("float32").config == CONFIG
+
+    (model.path / "config.json").chmod(0o666)
+    assert "config.json can be written to by everybody (mode 0666) (chmod -R go-w" in refusal_of(model)
+    model.path.chmod(0o777)
+    assert f"{model.path} can be written to by everybody (mode 0777)" in refusal_of(model)
+    model.path.chmod(0o755)
+    model.path.parent.chmod(0o777)
+    assert refusal_of(model).startswith(f"everybody may replace {model.path}, for everybody may write to")
+    model.path.parent.chmod(0o1777)
+    (model.path / "config.json").chmod(0o644)
+    ModelDirectory(model.path, owners=MINE).check_owners()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_what_belongs_to_somebody_else_is_refused(model: ModelDirectory) -> None:
+    os.chown(model.path / "config.json", 12345, -1)
+    assert "config.json belongs to uid 12345, who can change it" in refusal_of(model)
+
+
+def bound(model: ModelDirectory, **others: bytes) -> ModelDirectory:
+    data = (model.path / "config.json").read_bytes()
+    return ModelDirectory(model.path, {"config.json": Digest.of(data)})
+
+
+def test_what_is_bound_is_read_and_nothing_else(model: ModelDirectory) -> None:
+    binding = bound(model)
+    (model.path / "README.md").write_text("never read")
+
+    assert binding.model_spec("float32").config == CONFIG
+    assert binding.read("tokenizer.json") is None
+
+    (model.path / "tokenizer.json").symlink_to("nowhere")
+    with pytest.raises(
+        UntrustedError, match=r"tokenizer\.json is not one of the files that the bundle binds"
+    ):
+        binding.read("tokenizer.json")
+
+
+@pytest.mark.parametrize("change", ["edited", "longer", "removed"])
+def test_a_bound_file_that_differs_is_refused_by_name(model: ModelDirectory, change: str) -> None:
+    binding, path = bound(model), model.path / "config.json"
+    if change == "removed":
+        path.unlink()
+    else:
+        path.write_bytes(
+            path.read_bytes().replace(b"8", b"9") if change == "edited" else path.read_bytes() + b" "
+        )
+
+    with pytest.raises(
+        CorruptError, match=r"config\.json is (not what the bundle binds|missing, and)"
+    ) as caught:
+        binding.model_spec("float32")
+
+    assert isinstance(caught.value, AotGaudiError)
+    assert caught.value.exit_code == 4
