@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,26 +183,12 @@ class Workplace:
         bundle: Path | None = None,
         model: Path | None = None,
         strict: bool = True,
+        prefix: Sequence[str] = (),
         **changes: str,
     ) -> Server:
-        """A server that is started by entering it. Options as on the command line."""
-        command = command_line(
-            "serve",
-            "--bundle",
-            bundle or self.bundle,
-            "--model",
-            model or self.model,
-            "--port",
-            "0",
-            "--drain-delay",
-            "0",
-            *options,
-        )
-        return Server(
-            [*command, *(["--require-warm"] if strict else [])],
-            environment(self.folder / "cache", **changes),
-            self.folder,
-        )
+        """A server that is started by entering it. Options as on the command line; `prefix` is a command that runs it."""
+        command = self._serve_command(bundle, model, "0", ("--drain-delay", "0", *options), strict)
+        return Server([*prefix, *command], environment(self.folder / "cache", **changes), self.folder)
 
     def refusal(
         self,
@@ -293,11 +279,11 @@ class Server:
 
     def __init__(self, command: list[str], env: Mapping[str, str], folder: Path) -> None:
         self._command, self._env, self._folder = command, dict(env), folder
-        self._log_path = folder / f"serve-{time.monotonic_ns()}.log"
+        self.log_path = folder / f"serve-{time.monotonic_ns()}.log"
         self.base_url = ""
 
     def __enter__(self) -> Server:
-        with self._log_path.open("wb") as log:
+        with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 self._command, cwd=self._folder, env=self._env, stdout=log, stderr=subprocess.STDOUT
             )
@@ -321,7 +307,7 @@ class Server:
     @property
     def log(self) -> str:
         """What the server has printed so far."""
-        return self._log_path.read_text(encoding="utf-8", errors="replace")
+        return self.log_path.read_text(encoding="utf-8", errors="replace")
 
     @property
     def model_name(self) -> str:

@@ -3,52 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.e2e.harness import MAX_MODEL_LEN, VOCAB_SIZE, Server, Workplace, events_of, eventually
+from tests.e2e.harness import MAX_MODEL_LEN, VOCAB_SIZE, Server, Workplace, eventually
+from tests.e2e.traffic import PROBES, Order, Outcome, outcome_of, send_all
 
 pytestmark = pytest.mark.slow
 
 NUM_REQUESTS = 500
 NUM_CONNECTIONS = 12
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "jar", "of", "Zürich", "狐")
-
-PROBES: tuple[Mapping[str, Any], ...] = (
-    {"prompt": "the quick brown fox", "max_tokens": 24, "temperature": 0},
-    {"prompt": [9] * 33, "max_tokens": 20, "temperature": 1, "seed": 7},
-    {"prompt": "seven wizards", "max_tokens": 30, "temperature": 0.7, "top_p": 0.9, "top_k": 20, "seed": 1},
-    {"prompt": list(range(1, 17)), "max_tokens": 40, "temperature": 1.3, "seed": -5, "ignore_eos": True},
-    {"prompt": "a jar", "max_tokens": 24, "temperature": 0.9, "top_k": 50, "seed": 3, "stop": ["44", "q"]},
-)
-"""Repeatable requests, asked again and again among the others."""
-
-
-@dataclass(frozen=True)
-class Order:
-    """One request of the traffic. `probe` is its number among `PROBES`; `is_cancelled`: left after one event."""
-
-    path: str
-    body: Mapping[str, Any]
-    probe: int | None = None
-    is_cancelled: bool = False
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of an order: status, the text of each choice, and the finish reasons."""
-
-    status: int
-    texts: tuple[str, ...]
-    finish_reasons: tuple[str, ...]
 
 
 def make_orders(random: Random) -> list[Order]:
@@ -59,17 +29,17 @@ def make_order(random: Random) -> Order:
     stream = random.random() < 0.5
     if random.random() < 0.2:
         probe = random.randrange(len(PROBES))
-        return Order("/v1/completions", {**PROBES[probe], "stream": stream}, probe)
-    is_cancelled = stream and random.random() < 0.2
-    max_tokens = random.randint(8 if is_cancelled else 1, 24)
+        return Order("/v1/completions", {**PROBES[probe], "stream": stream}, probe=probe)
+    leave_after = 0 if stream and random.random() < 0.2 else None
+    max_tokens = random.randint(1 if leave_after is None else 8, 24)
     body = {"max_tokens": max_tokens, "stream": stream, **make_sampling(random)}
     if random.random() < 0.3:
         content = " ".join(random.choices(WORDS, k=random.randint(1, 3)))
         messages = [{"role": random.choice(["user", "system"]), "content": content}]
-        return Order("/v1/chat/completions", {**body, "messages": messages}, None, is_cancelled)
+        return Order("/v1/chat/completions", {**body, "messages": messages}, leave_after=leave_after)
     prompts = [make_prompt(random, MAX_MODEL_LEN - max_tokens) for _ in range(random.choice([1, 1, 1, 2, 3]))]
     prompt = prompts[0] if len(prompts) == 1 else prompts
-    return Order("/v1/completions", {**body, "prompt": prompt}, None, is_cancelled)
+    return Order("/v1/completions", {**body, "prompt": prompt}, leave_after=leave_after)
 
 
 def make_prompt(random: Random, longest: int) -> list[int]:
@@ -91,46 +61,6 @@ def make_sampling(random: Random) -> dict[str, Any]:
     return chosen
 
 
-async def send_all(base_url: str, orders: Sequence[Order]) -> list[Outcome | None]:
-    """Sends all orders, `NUM_CONNECTIONS` at a time; None for one that was left."""
-    gate = asyncio.Semaphore(NUM_CONNECTIONS)
-    async with httpx.AsyncClient(base_url=base_url, timeout=120) as client:
-
-        async def one(order: Order) -> Outcome | None:
-            async with gate:
-                return await send(client, order)
-
-        return list(await asyncio.gather(*map(one, orders)))
-
-
-async def send(client: httpx.AsyncClient, order: Order) -> Outcome | None:
-    async with client.stream("POST", order.path, json=dict(order.body)) as response:
-        if not order.body["stream"]:
-            data = json.loads(await response.aread())
-            return outcome_of(response.status_code, data.get("choices", [data]))
-        lines = []
-        async for line in response.aiter_lines():
-            lines.append(line)
-            if order.is_cancelled:
-                assert response.status_code == 200
-                return None
-        choices = [choice for event in events_of(iter(lines)) for choice in event["choices"]]
-        return outcome_of(response.status_code, choices)
-
-
-def outcome_of(status: int, choices: Sequence[Mapping[str, Any]]) -> Outcome:
-    """Puts the pieces of each choice together, whether whole or in chunks, of a completion or a chat."""
-    texts: dict[int, str] = {}
-    reasons: dict[int, str] = {}
-    for choice in choices:
-        index = choice["index"]
-        message = choice.get("message") or choice.get("delta") or {}
-        texts[index] = texts.get(index, "") + (choice.get("text") or message.get("content") or "")
-        if choice["finish_reason"]:
-            reasons[index] = choice["finish_reason"]
-    return Outcome(status, tuple(texts[i] for i in sorted(texts)), tuple(reasons[i] for i in sorted(texts)))
-
-
 def test_500_mixed_requests_compile_nothing_and_probes_among_them_are_answered_as_alone(
     server: Server,
 ) -> None:
@@ -138,9 +68,10 @@ def test_500_mixed_requests_compile_nothing_and_probes_among_them_are_answered_a
     counts = ("aotgaudi_compilations_total", "aotgaudi_not_warmed_total", "aotgaudi_failed_steps_total")
     orders = make_orders(Random(500))
 
-    outcomes = asyncio.run(send_all(server.base_url, orders))
+    outcomes: list[tuple[Order, Outcome | None]] = []
+    asyncio.run(send_all(server.base_url, orders, NUM_CONNECTIONS, lambda *outcome: outcomes.append(outcome)))
 
-    answered = [(order, outcome) for order, outcome in zip(orders, outcomes, strict=True) if outcome]
+    answered = [(order, outcome) for order, outcome in outcomes if outcome]
     assert Counter(outcome.status for _, outcome in answered) == {200: len(answered)}
     assert {reason for _, outcome in answered for reason in outcome.finish_reasons} == {"stop", "length"}
     assert len(answered) < NUM_REQUESTS  # Some were left.

@@ -1,0 +1,64 @@
+"""Attacks on a real server. The ordinary run leaves them out; ``ci/test --hostile`` runs them."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import pytest
+
+from tests.e2e.conftest import workplace
+from tests.e2e.harness import Server, Workplace
+from tests.hostile.server import Ordeal, ordeal
+
+__all__ = ["workplace"]
+
+_ROWS = pytest.StashKey[list[str]]()
+
+
+class Trial(Protocol):
+    """Starts a server with these options of ``serve`` and attacks it; see `ordeal`."""
+
+    def __call__(self, *options: str, server: Server | None = None) -> AbstractContextManager[Ordeal]: ...
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How long the long attacks are."""
+    parser.addoption("--requests", type=int, default=2000, help="how many requests the soak sends")
+    parser.addoption("--soak-seed", type=int, default=9, help="of the soak's random mix")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Makes room for the figures."""
+    config.stash[_ROWS] = []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what is in this folder."""
+    for item in items:
+        if "tests/hostile/" in item.path.as_posix():
+            item.add_marker(pytest.mark.hostile)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Prints the figures, which docs/reliability.md quotes."""
+    if rows := config.stash.get(_ROWS, []):
+        terminalreporter.section("figures")
+        terminalreporter.write_line("\n".join(rows))
+
+
+@pytest.fixture
+def record(pytestconfig: pytest.Config) -> list[str]:
+    """What is printed at the end, a line each."""
+    return pytestconfig.stash[_ROWS]
+
+
+@pytest.fixture
+def trial(workplace: Workplace, request: pytest.FixtureRequest, record: list[str]) -> Trial:
+    """Attacks on servers of the shared bundle, named for the test."""
+
+    def start(*options: str, server: Server | None = None) -> AbstractContextManager[Ordeal]:
+        name = request.node.name.removeprefix("test_")
+        return ordeal(name, server or workplace.serve(*options), record)
+
+    return start
