@@ -15,7 +15,7 @@ from typing import Any
 from tests.e2e.harness import Server, eventually
 from tests.hostile.witnesses import Figures, Watch, watching
 
-QUIET_SECONDS = 4.0
+QUIET_SECONDS = 3.0
 MAX_SLOWER = 2.0
 NOISE_SECONDS = 0.05
 """A shared machine's own hiccups, which are no part of a ratio of two small numbers."""

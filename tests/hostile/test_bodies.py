@@ -13,7 +13,7 @@ from tests.hostile import attackers
 from tests.hostile.attackers import CHAT, COMPLETIONS
 from tests.hostile.conftest import Trial
 
-SECONDS = 6.0
+SECONDS = 5.0
 MESSAGES = b'{"messages":[' + b",".join([b'{"role":"user","content":""}'] * 142_000) + b"]}"
 PARTS = (
     b'{"messages":[{"role":"user","content":[' + b",".join([b'{"type":"text","text":""}'] * 150_000) + b"]}]}"
@@ -28,33 +28,41 @@ IDS = b'{"prompt":[' + b",".join([b"1"] * 2_000_000) + b"]}"
 STOPS = b'{"prompt":"a","stop":[' + b",".join([b'"a"'] * 1_000_000) + b"]}"
 
 
-@pytest.mark.parametrize("num_clients", [1, 4])
 @pytest.mark.parametrize(
-    ("path", "body"),
+    ("path", "body", "num_clients"),
     [
-        (CHAT, MESSAGES),
-        (CHAT, PARTS),
-        (COMPLETIONS, METADATA),
-        (COMPLETIONS, NESTED),
-        (COMPLETIONS, IDS),
-        (COMPLETIONS, STOPS),
+        pytest.param(CHAT, MESSAGES, 1, id="messages-1"),
+        pytest.param(CHAT, MESSAGES, 4, id="messages-4"),
+        pytest.param(CHAT, PARTS, 4, id="parts-4"),
+        pytest.param(COMPLETIONS, METADATA, 4, id="metadata-4"),
+        pytest.param(CHAT, PARTS, 1, id="parts-1", marks=pytest.mark.nightly),
+        pytest.param(COMPLETIONS, METADATA, 1, id="metadata-1", marks=pytest.mark.nightly),
+        pytest.param(COMPLETIONS, NESTED, 4, id="nesting-4", marks=pytest.mark.nightly),
+        pytest.param(COMPLETIONS, IDS, 4, id="ids-4", marks=pytest.mark.nightly),
+        pytest.param(COMPLETIONS, STOPS, 4, id="stops-4", marks=pytest.mark.nightly),
     ],
-    ids=["messages", "parts", "metadata", "nesting", "ids", "stops"],
 )
 def test_h4_bodies_of_many_pieces(trial: Trial, path: str, body: bytes, num_clients: int) -> None:
     with trial() as it:
         it.attack(attackers.repeat, path, body, SECONDS, (200, 400, 413, 429, 503), times=num_clients)
 
 
-TEMPLATES = {
-    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "a long text": "{{ 'a' * 3000000000 }}",
-    "a deep indent": "{{ messages | tojson(indent=2000000000) }}",
-    "a power": "{% set n = 9 %}{{ n ** 99999999 }}",
-    "recursion": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-    "a growing text": "{% set ns = namespace(t='aaaaaaaa') %}{% for a in range(99) %}"
-    "{% set ns.t = ns.t ~ ns.t %}{% endfor %}{{ ns.t }}",
-}
+TEMPLATES = [
+    pytest.param(
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", id="loops"
+    ),
+    pytest.param("{{ 'a' * 3000000000 }}", id="a long text"),
+    pytest.param(
+        "{% set ns = namespace(t='aaaaaaaa') %}{% for a in range(99) %}{% set ns.t = ns.t ~ ns.t %}{% endfor %}"
+        "{{ ns.t }}",
+        id="a growing text",
+    ),
+    pytest.param("{{ messages | tojson(indent=2000000000) }}", id="a deep indent", marks=pytest.mark.nightly),
+    pytest.param("{% set n = 9 %}{{ n ** 99999999 }}", id="a power", marks=pytest.mark.nightly),
+    pytest.param(
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", id="recursion", marks=pytest.mark.nightly
+    ),
+]
 CHAT_BODY = json.dumps({"messages": [{"role": "user", "content": "go"}], "max_tokens": 2}).encode()
 
 
@@ -65,7 +73,7 @@ def model_with(workplace: Workplace, folder: Path, template: str) -> Path:
     return model
 
 
-@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+@pytest.mark.parametrize("template", TEMPLATES)
 def test_m4_chat_templates_that_do_not_end_when_asked(
     trial: Trial, workplace: Workplace, tmp_path: Path, template: str
 ) -> None:

@@ -12,9 +12,11 @@ from tests.hostile import attackers
 from tests.hostile.attackers import COMPLETIONS, head
 from tests.hostile.conftest import Trial
 
+nightly = pytest.mark.nightly
+
 LONG = {"prompt": [[5]] * 64, "max_tokens": 60, "ignore_eos": True}
 SHORT = {"prompt": [5], "max_tokens": 1}
-BRIEF: tuple[str, ...] = ()
+BRIEF = ("--client-timeout", "3")
 """Options by which a server waits for its clients for seconds, not minutes."""
 ALMOST_4_MIB = 4 * 1024 * 1024 - 99
 
@@ -30,7 +32,9 @@ def test_h1_9000_single_requests_at_once_are_answered_or_refused(trial: Trial) -
         it.attack(attackers.flood, 9000, SHORT, (200, 429, 503))
 
 
-@pytest.mark.parametrize("num_files", [110, 200])
+@pytest.mark.parametrize(
+    "num_files", [110, pytest.param(120, marks=nightly), pytest.param(200, marks=nightly)]
+)
 def test_h2_idle_connections_beyond_the_limit_of_files(
     trial: Trial, workplace: Workplace, num_files: int
 ) -> None:

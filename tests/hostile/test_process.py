@@ -22,7 +22,16 @@ from tests.hostile.test_bodies import MESSAGES
 from tests.hostile.test_connections import LONG
 
 
-@pytest.mark.parametrize("numbers", [["TERM"], ["INT"], ["TERM", "TERM"], ["INT", "INT"]], ids="-".join)
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        ["TERM"],
+        pytest.param(["INT"], marks=pytest.mark.nightly),
+        pytest.param(["TERM", "TERM"], marks=pytest.mark.nightly),
+        ["INT", "INT"],
+    ],
+    ids="-".join,
+)
 def test_h1_a_signal_under_load_ends_the_server_within_its_contract(trial: Trial, numbers: list[str]) -> None:
     with trial() as it, it.attacking(attackers.vanish, 200, LONG, 60.0):
         time.sleep(4)
