@@ -1,8 +1,9 @@
-"""Proves that every byte of an opened bundle is what was sealed, and keeps the proved files open.
+"""Proves that every byte of an opened bundle is what was sealed, and keeps what was proved in sealed memory.
 
 Every object is opened once and hashed through its descriptor, in threads (hashing releases the interpreter lock).
-What is loaded later are the programs that were parsed then, and the objects behind the descriptors that were hashed:
-no name is looked up twice. Nothing here follows a link, blocks on a FIFO, or loads an artifact.
+What is loaded later are the programs that were parsed then, and the sealed copies of the objects that were hashed: no
+name is looked up twice, and what becomes of the files is of no consequence. Nothing here follows a link, blocks on a
+FIFO, or loads an artifact.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, store_error
 from aotgaudi.graphs.program import Program
-from aotgaudi.store.blobs import Fault, HeldObjects, allow_open_files, find_fault, read_blob
+from aotgaudi.store.blobs import Fault, find_fault, read_blob
 from aotgaudi.store.cas import object_path
+from aotgaudi.store.sealed import SealedObjects, allow_open_files
 
 _MAX_THREADS = 8
 
@@ -90,27 +92,27 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedBundle:
-    """What can be loaded from a bundle: programs, parsed from the bytes that were hashed, and held objects.
+    """What can be loaded from a bundle: programs, parsed from the bytes that were hashed, and sealed objects.
 
-    `objects` are all that were found intact, but for programs. They stay open until closed: see store/blobs.py.
+    `objects` are all that were found intact, but for programs. Close them when everything is loaded.
     """
 
     bundle: Bundle
     report: Report
     programs: Mapping[Digest, Program]
     """Digest -> program, of the sound ones."""
-    objects: HeldObjects
+    objects: SealedObjects
 
     def program(self, entry_id: str) -> Program:
         """Returns how a sound entry runs. Raises NotWarmError where it has no program, KeyError where it is unsound."""
         return self.programs[self.bundle.program_digest(entry_id)]
 
     def read(self, digest: Digest) -> bytes:
-        """Returns the bytes of a sound object. Raises KeyError, CorruptError."""
+        """Returns the bytes of a sound object. Raises KeyError."""
         return self.objects.read(digest)
 
     def path(self, digest: Digest) -> Path:
-        """Returns a path that opens the very file of a sound object that was hashed. Raises KeyError."""
+        """Returns a path that opens the sealed copy of a sound object. Raises KeyError."""
         return self.objects.path(digest)
 
 
@@ -124,12 +126,12 @@ def verify_bundle(bundle: Bundle, entries: Mapping[str, str]) -> Report:
 
 
 def hold_bundle(bundle: Bundle, entries: Mapping[str, str]) -> VerifiedBundle:
-    """As `verify_bundle`, and keeps every intact object open, to be loaded. Raises as `verify_bundle` does.
+    """As `verify_bundle`, and keeps every intact object in sealed memory, to be loaded. Raises as `verify_bundle` does.
 
     First raises this process's limit of open files by the number of objects; raises StoreError if that is not allowed.
     """
     allow_open_files(len({*bundle.index.objects} - {*bundle.receipt.programs.values()}))
-    held = HeldObjects()
+    held = SealedObjects()
     try:
         report, programs = _verify(bundle, entries, held)
     except BaseException:
@@ -139,7 +141,7 @@ def hold_bundle(bundle: Bundle, entries: Mapping[str, str]) -> VerifiedBundle:
 
 
 def _verify(
-    bundle: Bundle, entries: Mapping[str, str], held: HeldObjects | None
+    bundle: Bundle, entries: Mapping[str, str], held: SealedObjects | None
 ) -> tuple[Report, Mapping[Digest, Program]]:
     faults: dict[Digest, Fault] = {}
     needs: dict[Digest, tuple[Digest, ...]] = {}
@@ -182,7 +184,9 @@ def _read_program(bundle: Bundle, digest: Digest) -> tuple[Program, tuple[Digest
         return Fault("missing", str(error))
 
 
-def _find_faults(bundle: Bundle, digests: Iterable[Digest], held: HeldObjects | None) -> dict[Digest, Fault]:
+def _find_faults(
+    bundle: Bundle, digests: Iterable[Digest], held: SealedObjects | None
+) -> dict[Digest, Fault]:
     examine = bundle.acceptance.examine
 
     def look(digest: Digest) -> tuple[Digest, Fault | None]:

@@ -110,6 +110,7 @@ def _load(
     held.prefetched.result()
     loader = Loader(runtime, held.weights, bundle.manifest.spec.limits.num_blocks)
     loader.load(sound, Artifacts(bundle.receipt, verified.program, verified.read, verified.path), executables)
+    verified.objects.close()
     if options.require_warm:
         return None
     return FirstUseBuilder(
@@ -119,6 +120,7 @@ def _load(
         executables,
         guard=guard,
         environment=options.environment,
+        signed=None if options.acceptance.trust is None else bundle.receipt,
     )
 
 

@@ -2,6 +2,9 @@
 
 This process never compiles. It starts ``aotgaudi build cache --entry ID``, waits, and loads what that published. All
 requests wait meanwhile; a warm bundle avoids that.
+
+Where the bundle's signature counts, so does its receipt: of what the builder made, only the very objects that the signed
+receipt names are loaded. Builds are reproducible, so an honest builder makes just these.
 """
 
 from __future__ import annotations
@@ -15,15 +18,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from aotgaudi.bundle.format import load_program
+from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.receipt import loads as load_receipt
 from aotgaudi.digest import Digest
 from aotgaudi.entries import Entry
-from aotgaudi.errors import CorruptError, NotWarmError
+from aotgaudi.errors import CorruptError, NotWarmError, UntrustedError
 from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.guard import Guard
 from aotgaudi.runtime.load import Artifacts, Loader
-from aotgaudi.store.blobs import HeldObjects
 from aotgaudi.store.cas import ObjectStore
+from aotgaudi.store.sealed import SealedObjects
 
 logger = logging.getLogger(__name__)
 
@@ -42,22 +46,36 @@ class FirstUseBuilder:
         table: ExecutableTable,
         guard: Guard,
         environment: Mapping[str, str] | None = None,
+        signed: Receipt | None = None,
     ) -> None:
-        """`guard` excuses the builder and counts what it compiles. `environment` is the builder's; None: this process's."""
+        """`guard` excuses the builder and counts what it compiles. `environment` is the builder's; None: this process's.
+
+        `signed` names all that may be loaded; None: whatever the builder says that it has made.
+        """
+        self._signed = signed
         self._manifest_bytes, self._store_root = manifest_bytes, store_root
-        self._held = HeldObjects()
         self._loader, self._table = loader, table
         self._guard, self._environment = guard, environment
         self.num_built = 0
 
     def __call__(self, entry: Entry) -> None:
-        """Builds and loads `entry`. Raises NotWarmError if the build fails; it is tried again the next time."""
+        """Builds and loads `entry`. Raises NotWarmError if the build fails; it is tried again the next time.
+
+        Raises UntrustedError where that gives anything that the signed receipt does not name: then nothing is loaded.
+        """
+        if self._signed is not None and entry.id not in self._signed.programs:
+            raise UntrustedError(f"entry {entry} is not built on first use: no trusted key has signed for it")
         logger.warning("Configuration: %s was not warmed-up!", entry)
         with tempfile.TemporaryDirectory(prefix="aotgaudi-") as scratch:
             manifest_path, receipt_path = Path(scratch, "manifest.json"), Path(scratch, "receipt.json")
             manifest_path.write_bytes(self._manifest_bytes)
             num_compiled = self._build(entry, manifest_path, receipt_path)
-            self._loader.load([entry], self._artifacts(receipt_path), self._table)
+            receipt = self._signed or load_receipt(receipt_path.read_bytes())
+            held = SealedObjects()
+            try:
+                self._loader.load([entry], self._artifacts(receipt, held), self._table)
+            finally:
+                held.close()
         self._guard.count("first_use", num_compiled)
         self.num_built += 1
         logger.warning("Configuration: %s is warm now (%d units compiled)", entry, num_compiled)
@@ -79,20 +97,32 @@ class FirstUseBuilder:
             raise NotWarmError(f"entry {entry} could not be built on first use: {done.stderr.strip()[-500:]}")
         return int(json.loads(done.stdout)["num_compiled"])
 
-    def _artifacts(self, receipt_path: Path) -> Artifacts:
-        receipt, objects = load_receipt(receipt_path.read_bytes()), ObjectStore(self._store_root)
+    def _artifacts(self, receipt: Receipt, held: SealedObjects) -> Artifacts:
+        objects = ObjectStore(self._store_root)
+
+        def read(digest: Digest) -> bytes:
+            self._require_made(objects, digest)
+            return objects.read(digest)
 
         def verified(digest: Digest) -> Path:
-            fault = self._held.hold(objects.path(digest), digest)
+            self._require_made(objects, digest)
+            fault = held.hold(objects.path(digest), digest)
             if fault is not None:
                 raise CorruptError(f"object {digest} in {self._store_root}: {fault.reason} (build it again)")
-            return self._held.path(digest)
+            return held.path(digest)
 
         return Artifacts(
             receipt=receipt,
             program=lambda entry_id: load_program(
-                objects.read(receipt.programs[entry_id]), receipt.programs[entry_id]
+                read(receipt.programs[entry_id]), receipt.programs[entry_id]
             ),
-            read=objects.read,
+            read=read,
             path=verified,
         )
+
+    def _require_made(self, objects: ObjectStore, digest: Digest) -> None:
+        if self._signed is not None and not objects.has(digest):
+            raise UntrustedError(
+                f"what was built on first use is not what was signed: {self._store_root} has no object {digest}"
+                " (build with what the bundle was built with, or serve a whole bundle)"
+            )

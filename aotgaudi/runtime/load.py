@@ -33,7 +33,7 @@ class Artifacts:
     read: Callable[[Digest], bytes]
     """Digest -> verified bytes."""
     path: Callable[[Digest], Path]
-    """Digest -> path that opens the very file that was verified. It does so for as long as anything is loaded."""
+    """Digest -> path that opens what was verified, and that no other library of this process has been loaded from."""
 
 
 class Loader:

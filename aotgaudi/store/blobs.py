@@ -1,14 +1,8 @@
-"""Reading a file that is named by its digest: is it intact, what is in it, and keeping it open as it was hashed.
+"""Reading a file that is named by its digest: is it intact, and what is in it.
 
 Only regular files are ever opened for reading: a symbolic link, a FIFO, a device or a directory at an object's path
 is a fault, and cannot make the reader follow, block or act. The size is compared first, so that a truncated file costs
 one ``fstat``; never more than ``size + 1`` bytes are read.
-
-`HeldObjects` stay what was verified: each is opened once, and what is read or mapped later is reached through the
-descriptor through which it was hashed (``/proc/self/fd/<n>``), so that a file put in its place by name meanwhile
-changes nothing. A descriptor stays open for as long as anything may be mapped from it: ``dlopen`` takes a path that
-it has seen for the library that it has, and a number that was closed and came back would be another file under the
-old path.
 """
 
 from __future__ import annotations
@@ -17,7 +11,6 @@ import errno
 import hashlib
 import io
 import os
-import resource
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,14 +19,11 @@ from typing import Literal
 
 from aotgaudi.atomicfile import again
 from aotgaudi.digest import Digest
-from aotgaudi.errors import CorruptError, StoreError, store_error
+from aotgaudi.errors import CorruptError, store_error
 from aotgaudi.regularfile import Examine, accept_any, kind_of
 
 _HASHED_BYTES = 1 << 18
 _CHUNK_BYTES = 1 << 20
-_DESCRIPTORS = Path("/proc/self/fd")
-_SPARE_FILES = 64
-"""What a process needs besides for sockets, libraries and weights, at the least."""
 
 OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """How whatever lies in a store is opened: no link is followed, and a FIFO does not block."""
@@ -82,6 +72,26 @@ def hold_blob(path: Path, digest: Digest, examine: Examine = accept_any) -> int 
         return _classify(path, error)
 
 
+def copy_blob(path: Path, digest: Digest, target: int, examine: Examine = accept_any) -> Fault | None:
+    """Reads the file once, hashing what it writes to the open file `target`; returns what is wrong with it.
+
+    What was written is of no use where something is. Raises as `find_fault` does.
+    """
+
+    def copy() -> Fault | None:
+        os.ftruncate(target, os.lseek(target, 0, os.SEEK_SET))
+        found = _hold(path, digest, examine, target)
+        if isinstance(found, Fault):
+            return found
+        os.close(found)
+        return None
+
+    try:
+        return again(copy, retry_on=MOVED_ERRORS)
+    except OSError as error:
+        return _classify(path, error)
+
+
 def read_blob(path: Path, digest: Digest, examine: Examine = accept_any) -> bytes | Fault:
     """Returns the file's bytes if they are those that `digest` names, else what is wrong with them.
 
@@ -108,10 +118,13 @@ def read_bounded(path: Path, max_bytes: int, examine: Examine = accept_any) -> b
     return data
 
 
-def hash_descriptor(descriptor: int, digest: Digest) -> Fault | None:
-    """Reads an open file from where it is at; returns how it differs from `digest`. Raises OSError."""
+def hash_descriptor(descriptor: int, digest: Digest, target: int | None = None) -> Fault | None:
+    """Reads an open file from where it is at; returns how it differs from `digest`. Raises OSError.
+
+    What is hashed is written to the open file `target`, if one is given.
+    """
     with io.FileIO(descriptor, "rb", closefd=False) as file:
-        return _compare(_hash(file, digest.size_bytes), digest)
+        return _compare(_hash(file, digest.size_bytes, target), digest)
 
 
 def verified_chunks(path: Path, digest: Digest, remedy: str = "") -> Iterator[bytes]:
@@ -136,76 +149,10 @@ def verified_chunks(path: Path, digest: Digest, remedy: str = "") -> Iterator[by
         raise CorruptError(f"{path}: was changed while it was read")
 
 
-class HeldObjects:
-    """Objects by digest, each open. Safe in threads."""
-
-    def __init__(self) -> None:
-        self._descriptors: dict[Digest, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._descriptors)
-
-    def hold(self, path: Path, digest: Digest, examine: Examine = accept_any) -> Fault | None:
-        """Opens, hashes and keeps the object at `path`, unless one of that digest is held. Returns what is wrong.
-
-        Raises as `find_fault` does.
-        """
-        if digest in self._descriptors:
-            return None
-        found = hold_blob(path, digest, examine)
-        if isinstance(found, Fault):
-            return found
-        if self._descriptors.setdefault(digest, found) != found:
-            os.close(found)  # Another thread was first.
-        return None
-
-    def path(self, digest: Digest) -> Path:
-        """Returns a path that opens the very file that was verified, in this process. Raises KeyError."""
-        return _DESCRIPTORS / str(self._descriptors[digest])
-
-    def read(self, digest: Digest) -> bytes:
-        """Returns an object's bytes, hashed again as read. Raises KeyError; CorruptError where they were changed."""
-        descriptor = self._descriptors[digest]
-        try:
-            data = os.pread(descriptor, digest.size_bytes + 1, 0)
-        except OSError as error:
-            raise store_error("read", self.path(digest), error) from error
-        if Digest.of(data) != digest:
-            raise CorruptError(f"object {digest} was changed after it was verified")
-        return data
-
-    def close(self) -> None:
-        """Closes every descriptor. Only where nothing was mapped from them, or nothing is loaded any more."""
-        while self._descriptors:
-            os.close(self._descriptors.popitem()[1])
-
-
-def allow_open_files(num_files: int) -> None:
-    """Raises this process's soft limit of open files by `num_files`, to the hard limit at most.
-
-    Raises StoreError where even that is too few, or ``/proc`` is not mounted.
-    """
-    try:
-        num_open = len(os.listdir(_DESCRIPTORS))
-    except OSError as error:
-        raise StoreError(f"cannot list {_DESCRIPTORS}: {error.strerror} (mount /proc)") from error
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return
-    limit = soft + num_files if hard == resource.RLIM_INFINITY else min(hard, soft + num_files)
-    if num_open + num_files + _SPARE_FILES > limit:
-        raise StoreError(
-            f"{num_files} objects are held open while they are loaded, and this process may open {limit} files"
-            f" (raise the hard limit to {num_open + num_files + _SPARE_FILES} or more: `ulimit -Hn`,"
-            " LimitNOFILE=, or --ulimit nofile=)"
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-
-
-def _hold(path: Path, digest: Digest, examine: Examine) -> int | Fault:
+def _hold(path: Path, digest: Digest, examine: Examine, target: int | None = None) -> int | Fault:
     descriptor = os.open(path, OPEN_FLAGS)
     try:
-        fault = _check_kind(path, descriptor, examine, digest) or hash_descriptor(descriptor, digest)
+        fault = _check_kind(path, descriptor, examine, digest) or hash_descriptor(descriptor, digest, target)
     except BaseException:
         os.close(descriptor)
         raise
@@ -239,14 +186,20 @@ def _check_kind(path: Path, descriptor: int, examine: Examine, digest: Digest | 
     return None
 
 
-def _hash(file: io.FileIO, size_bytes: int) -> Digest:
+def _hash(file: io.FileIO, size_bytes: int, target: int | None) -> Digest:
     state, done = hashlib.sha256(), 0
     buffer = bytearray(max(1, min(_HASHED_BYTES, size_bytes + 1)))
     view = memoryview(buffer)
     while done <= size_bytes and (count := file.readinto(buffer)):
         state.update(view[:count])
+        _write(target, view[:count])
         done += count
     return Digest(state.hexdigest(), done)
+
+
+def _write(target: int | None, view: memoryview) -> None:
+    while target is not None and view:
+        view = view[os.write(target, view) :]
 
 
 def _compare(found: Digest, named: Digest) -> Fault | None:

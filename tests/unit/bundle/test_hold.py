@@ -33,7 +33,7 @@ def test_the_report_is_that_of_verifying(sealed: Sealed, verified: VerifiedBundl
     assert verified.report.is_intact
 
 
-def test_programs_were_parsed_and_the_other_objects_are_open(
+def test_programs_were_parsed_and_the_other_objects_are_sealed(
     sealed: Sealed, verified: VerifiedBundle
 ) -> None:
     assert verified.program(sealed.entries[0].id).unit_keys() == (sealed.shared, sealed.layer)
@@ -48,7 +48,10 @@ def test_programs_were_parsed_and_the_other_objects_are_open(
 def test_what_is_loaded_is_what_was_verified_whatever_happens_to_the_names(
     sealed: Sealed, verified: VerifiedBundle
 ) -> None:
-    """The whole bundle is replaced by another one between verifying and loading."""
+    """The whole bundle is overwritten, and replaced by another one, between verifying and loading."""
+    for path in (path for path in sealed.path.rglob("*") if path.is_file()):
+        path.chmod(0o644)
+        os.truncate(path, 0)
     evil = sealed.path.with_name("evil")
     shutil.copytree(sealed.path, evil)
     for path in (path for path in evil.rglob("*") if path.is_file()):

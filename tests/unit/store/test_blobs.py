@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import os
 import resource
-import shutil
 import stat
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from aotgaudi.digest import Digest
-from aotgaudi.errors import CorruptError, StoreError, UntrustedError
+from aotgaudi.errors import StoreError, UntrustedError
 from aotgaudi.store.blobs import (
     Fault,
-    HeldObjects,
-    allow_open_files,
     find_fault,
     hold_blob,
     read_blob,
@@ -30,13 +21,6 @@ from aotgaudi.store.blobs import (
 )
 
 DATA = b"verified" * 1000
-
-
-@pytest.fixture
-def held() -> Iterator[HeldObjects]:
-    objects = HeldObjects()
-    yield objects
-    objects.close()
 
 
 @pytest.fixture
@@ -48,116 +32,6 @@ def blob(tmp_path: Path) -> Path:
 
 def num_open() -> int:
     return len(os.listdir("/proc/self/fd"))
-
-
-def test_a_sound_object_is_held(held: HeldObjects, blob: Path) -> None:
-    digest = Digest.of(DATA)
-
-    assert held.hold(blob, digest) is None
-
-    assert len(held) == 1
-    assert held.read(digest) == held.read(digest) == DATA
-    assert held.path(digest).read_bytes() == DATA
-    assert held.path(digest).parent == Path("/proc/self/fd")
-
-
-@pytest.mark.parametrize("how", ["rename", "unlink", "link"])
-def test_a_file_put_in_its_place_by_name_changes_nothing(held: HeldObjects, blob: Path, how: str) -> None:
-    digest = Digest.of(DATA)
-    held.hold(blob, digest)
-
-    evil = blob.with_name("evil")
-    evil.write_bytes(b"evil")
-    if how == "rename":
-        evil.rename(blob)
-    else:
-        blob.unlink()
-        if how == "link":
-            blob.symlink_to(evil)
-
-    assert held.read(digest) == DATA
-    assert held.path(digest).read_bytes() == DATA
-
-
-def test_a_change_in_place_is_found_when_read(held: HeldObjects, blob: Path) -> None:
-    """Who may write to the file can do this; the check of owner and mode is against it."""
-    digest = Digest.of(DATA)
-    held.hold(blob, digest)
-
-    with blob.open("r+b") as file:
-        file.write(b"V")
-
-    with pytest.raises(CorruptError, match="was changed after it was verified"):
-        held.read(digest)
-
-
-def test_a_library_is_mapped_from_what_was_verified(held: HeldObjects, tmp_path: Path) -> None:
-    """Two libraries under one name, one after the other: each is what was hashed under its digest."""
-    library = next(path for path in mapped_files() if path.startswith("/") and ".so" in path)
-    path = tmp_path / "unit.so"
-    shutil.copy(library, path)
-    digest = Digest.of(path.read_bytes())
-    held.hold(path, digest)
-    path.unlink()
-    path.write_bytes(b"not a library")
-
-    ctypes.CDLL(str(held.path(digest)))
-
-    assert f"{path} (deleted)" in mapped_files()
-    held._descriptors.clear()  # Mapped: the number must not come back in this process.
-
-
-def mapped_files() -> list[str]:
-    """What this process has mapped, by name."""
-    rows = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
-    return sorted({row[5] for row in rows if len(row) > 5})
-
-
-def test_what_is_not_sound_is_not_held(held: HeldObjects, blob: Path) -> None:
-    before = num_open()
-
-    assert held.hold(blob, Digest.of(b"x" * len(DATA))) == Fault(
-        "corrupt",
-        f"sha256 is {Digest.of(DATA).sha256[:12]}..., should be {Digest.of(b'x' * len(DATA)).sha256[:12]}...",
-    )
-    assert held.hold(blob, Digest.of(b"short")) == Fault("corrupt", "has 8000 bytes, should have 5")
-    assert held.hold(blob.with_name("none"), Digest.of(DATA)) == Fault("missing", "no such file")
-    assert (len(held), num_open()) == (0, before)
-    with pytest.raises(KeyError):
-        held.path(Digest.of(DATA))
-
-
-def test_one_object_is_held_once_by_many_threads(held: HeldObjects, blob: Path) -> None:
-    before = num_open()
-    barrier = threading.Barrier(8)
-
-    def hold(_: int) -> Fault | None:
-        barrier.wait()
-        return held.hold(blob, Digest.of(DATA))
-
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(hold, range(8))) == [None] * 8
-
-    assert (len(held), num_open()) == (1, before + 1)
-
-
-def test_closing_gives_every_descriptor_back(blob: Path) -> None:
-    before, objects = num_open(), HeldObjects()
-    objects.hold(blob, Digest.of(DATA))
-
-    objects.close()
-
-    assert (len(objects), num_open()) == (0, before)
-
-
-def test_a_held_descriptor_is_for_us_and_for_reading(held: HeldObjects, blob: Path) -> None:
-    held.hold(blob, Digest.of(DATA))
-    descriptor = int(held.path(Digest.of(DATA)).name)
-
-    assert not os.get_inheritable(descriptor)
-    with pytest.raises(OSError, match="Bad file descriptor") as caught:
-        os.write(descriptor, b"x")
-    assert caught.value.errno == errno.EBADF
 
 
 def refuse(path: Path, status: os.stat_result) -> None:
@@ -213,28 +87,6 @@ def limits() -> Iterator[tuple[int, int]]:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield before
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-def test_the_soft_limit_of_open_files_is_raised_by_what_is_held(limits: tuple[int, int]) -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
-
-    allow_open_files(1000)
-
-    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (1256, limits[1])
-
-
-def test_a_hard_limit_that_is_too_low_is_named_with_what_would_do() -> None:
-    code = (
-        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 300));"
-        "from aotgaudi.store.blobs import allow_open_files;"
-        "allow_open_files(100); print(resource.getrlimit(resource.RLIMIT_NOFILE)); allow_open_files(400)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-
-    assert done.stdout.strip() == "(228, 300)"
-    message = done.stderr.splitlines()[-1]
-    assert message.startswith(f"{StoreError.__module__}.StoreError: 400 objects are held open")
-    assert "this process may open 300 files (raise the hard limit to 4" in message
 
 
 def test_too_few_descriptors_say_so(limits: tuple[int, int], blob: Path) -> None:

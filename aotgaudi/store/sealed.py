@@ -1,0 +1,101 @@
+"""Objects in sealed memory: what is read and mapped is what was hashed, whatever becomes of the file it came from.
+
+An object is copied into an anonymous file (memfd_create(2)) while it is hashed, which is then sealed: nobody, this
+process included, can write to it, make it shorter or longer, or take the seals off (fcntl(2), F_ADD_SEALS). Writing to
+the object's own file, truncating it, or losing the device that it is on changes nothing any more.
+
+A descriptor may be closed once its library is mapped. ``dlopen`` takes a path that it has seen for the library that it
+has, and numbers of descriptors come back; so the path of an object spells the number of its inode, which is not given
+to another file while anything maps this one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+from pathlib import Path
+
+from aotgaudi.digest import Digest
+from aotgaudi.errors import StoreError, store_error
+from aotgaudi.regularfile import Examine, accept_any
+from aotgaudi.store.blobs import Fault, copy_blob
+
+_DESCRIPTORS = Path("/proc/self/fd")
+_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_SPARE_FILES = 64
+"""What a process needs besides for sockets, libraries and weights, at the least."""
+
+
+class SealedObjects:
+    """Objects by digest, each in sealed memory, until `close`. Safe in threads."""
+
+    def __init__(self) -> None:
+        self._descriptors: dict[Digest, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._descriptors)
+
+    def hold(self, path: Path, digest: Digest, examine: Examine = accept_any) -> Fault | None:
+        """Copies the object at `path` while hashing it, unless one of that digest is held. Returns what is wrong.
+
+        Raises as `find_fault` does; StoreError also where the system gives no such memory.
+        """
+        if digest in self._descriptors:
+            return None
+        memory = _new_memory(path.name)
+        try:
+            fault = copy_blob(path, digest, memory, examine)
+            if fault is None:
+                fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
+        except BaseException:
+            os.close(memory)
+            raise
+        if fault is not None or self._descriptors.setdefault(digest, memory) != memory:
+            os.close(memory)  # It is unsound, or another thread was first.
+        return fault
+
+    def path(self, digest: Digest) -> Path:
+        """Returns a path that opens the sealed copy, in this process and until `close`. Raises KeyError."""
+        descriptor = self._descriptors[digest]
+        inode = os.fstat(descriptor).st_ino
+        steps = "".join("/../../self/fd" if bit == "1" else "/../fd" for bit in f"{inode:b}")
+        return Path(f"{_DESCRIPTORS}{steps}", str(descriptor))
+
+    def read(self, digest: Digest) -> bytes:
+        """Returns an object's bytes. Raises KeyError."""
+        return os.pread(self._descriptors[digest], digest.size_bytes, 0)
+
+    def close(self) -> None:
+        """Closes every descriptor; what was mapped stays mapped."""
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
+
+
+def allow_open_files(num_files: int) -> None:
+    """Raises this process's soft limit of open files by `num_files`, to the hard limit at most.
+
+    Raises StoreError where even that is too few, or ``/proc`` is not mounted.
+    """
+    try:
+        num_open = len(os.listdir(_DESCRIPTORS))
+    except OSError as error:
+        raise StoreError(f"cannot list {_DESCRIPTORS}: {error.strerror} (mount /proc)") from error
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return
+    limit = soft + num_files if hard == resource.RLIM_INFINITY else min(hard, soft + num_files)
+    if num_open + num_files + _SPARE_FILES > limit:
+        raise StoreError(
+            f"{num_files} objects are open at once while they are loaded, and this process may open {limit} files"
+            f" (raise the hard limit to {num_open + num_files + _SPARE_FILES} or more: `ulimit -Hn`,"
+            " LimitNOFILE=, or --ulimit nofile=)"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def _new_memory(name: str) -> int:
+    try:
+        return os.memfd_create(name[:64], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise store_error("make sealed memory (memfd_create) for", Path(name), error) from error
