@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aotgaudi.engine.output import TokenEvent
 from aotgaudi.errors import RequestError
-from aotgaudi.server.body import body_schema, openapi_schema, parse_body
+from aotgaudi.server.body import BodyT, body_schema, openapi_schema, parse_body
 from aotgaudi.server.generation import Generation
 from aotgaudi.server.hosts import ANY_HOST, AllowedHosts, HostCheck
 from aotgaudi.server.http import (
@@ -37,12 +37,12 @@ from aotgaudi.server.http import (
     error_body,
     error_headers,
     error_status,
-    read_json_bytes,
     sse,
     unless_disconnected,
 )
 from aotgaudi.server.metrics import Metrics
 from aotgaudi.server.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from aotgaudi.server.reading import BodyReader
 from aotgaudi.server.responses import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat, TokenTexts
 from aotgaudi.server.service import Service
 
@@ -87,7 +87,7 @@ class Api:
     """The handlers of the routes, bound to a service."""
 
     def __init__(self, service: Service) -> None:
-        self._service = service
+        self._service, self._bodies = service, BodyReader(service.max_body_bytes)
 
     async def list_models(self) -> Response:
         """Lists what is served."""
@@ -101,7 +101,7 @@ class Api:
     async def complete(self, request: Request) -> Response:
         """Completes one prompt or several."""
         service = self._service
-        body = parse_body(CompletionRequest, await read_json_bytes(request, service.max_body_bytes))
+        body = await self._read(CompletionRequest, request)
         answer_format = CompletionFormat(self._head("cmpl", body), self._texts(body))
         service.check_open()
         return await self._answer(request, body, await service.encode_prompts(body), answer_format)
@@ -109,7 +109,7 @@ class Api:
     async def chat(self, request: Request) -> Response:
         """Answers a conversation."""
         service = self._service
-        body = parse_body(ChatCompletionRequest, await read_json_bytes(request, service.max_body_bytes))
+        body = await self._read(ChatCompletionRequest, request)
         answer_format = ChatFormat(self._head("chatcmpl", body), self._texts(body))
         service.check_open()
         return await self._answer(request, body, await service.encode_chat(body), answer_format)
@@ -141,6 +141,10 @@ class Api:
             "owned_by": "aotgaudi",
             "max_model_len": self._service.max_model_len,
         }
+
+    async def _read(self, body_class: type[BodyT], request: Request) -> BodyT:
+        async with self._bodies.json_bytes(request) as raw:
+            return parse_body(body_class, raw)
 
     def _head(self, prefix: str, body: GenerationRequest) -> AnswerHead:
         return AnswerHead(

@@ -29,6 +29,8 @@ _PAUSE_SECONDS = 0.1
 _LOG_SECONDS = 10.0
 _SEND_BUFFER_BYTES = 128 * 1024
 """What the kernel holds for a client that does not read; by default some megabytes."""
+_RECEIVE_BUFFER_BYTES = 64 * 1024
+"""And from one that sends much: the loop reads as many bytes of each client before any of them is looked at."""
 _BUSY_BODY = json.dumps(error_body(503, "The server has as many connections as it takes")).encode()
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\n"
@@ -77,7 +79,8 @@ class Listener:
         self._socket, self._config = listener, config
         self._waiting: dict[Connection, None] = {}
         """Whose clients keep us waiting; the longest since its last byte first."""
-        self._opening: set[asyncio.Task[None]] = set()
+        self._opening: dict[Connection, asyncio.Task[None]] = {}
+        """Taken, but not yet among `state.connections`."""
         self._count = count
         self._loop: asyncio.AbstractEventLoop
         self._incidents: Incidents
@@ -85,6 +88,7 @@ class Listener:
     def listen(self) -> None:
         """Lets clients queue. Raises OSError."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
         self._socket.setblocking(False)
         self._socket.listen(_BACKLOG)
 
@@ -102,6 +106,7 @@ class Listener:
 
     def note(self, connection: Connection) -> None:
         """Part of `Watcher`."""
+        self._opening.pop(connection, None)
         self._waiting.pop(connection, None)
         if connection.keeps_us_waiting:
             self._waiting[connection] = None
@@ -155,9 +160,9 @@ class Listener:
             self.tell("refused", peer)
             _turn_away(client)
             return
-        task = self._loop.create_task(self._open(client))
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+        client.setblocking(False)
+        connection = Connection(self._config, self, self._loop)
+        self._opening[connection] = self._loop.create_task(self._open(client, connection))
 
     def _evict(self) -> bool:
         connection = next(iter(self._waiting), None)
@@ -167,13 +172,11 @@ class Listener:
         connection.drop("evicted")
         return True
 
-    async def _open(self, client: socket.socket) -> None:
+    async def _open(self, client: socket.socket, connection: Connection) -> None:
         try:
-            client.setblocking(False)
-            await self._loop.connect_accepted_socket(
-                lambda: Connection(self._config, self, self._loop), client
-            )
+            await self._loop.connect_accepted_socket(lambda: connection, client)
         except OSError as error:
+            del self._opening[connection]
             client.close()
             self.tell("no_resources", error.strerror or str(error))
 

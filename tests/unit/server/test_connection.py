@@ -7,6 +7,7 @@ import errno
 import http.client
 import json
 import logging
+import select
 import socket
 import threading
 import time
@@ -181,6 +182,27 @@ def test_who_reads_slowly_but_enough_gets_everything(serve: Serve, engine) -> No
     assert received.count(b"x" * 4096) == pieces
     assert "write_timeout" not in running.closed
     client.close()
+
+
+def test_bodies_that_wait_do_not_add_up_without_end(serve: Serve) -> None:
+    running = serve(ConnectionLimits())
+    num_bytes = 4 * 1024 * 1024 - 99
+    head = HEAD + b"Content-Length: %d\r\n\r\n" % (num_bytes + 99)
+    clients = [running.connect(head + b" " * num_bytes) for _ in range(20)]
+
+    refused = [client for client in clients if _answered(client)]
+
+    assert len(refused) == 4
+    assert refused[0].recv(100).startswith(b"HTTP/1.1 429 ")
+    small = json.dumps({"prompt": "a"}).encode()
+    sent = HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(small), small)
+    assert read(running.connect(sent)).startswith(b"HTTP/1.1 200 ")
+    for client in clients:
+        client.close()
+
+
+def _answered(client: socket.socket) -> bool:
+    return bool(select.select([client], [], [], 0.05)[0])
 
 
 def test_a_further_client_takes_the_place_of_whoever_kept_us_waiting_longest(serve: Serve) -> None:
