@@ -6,6 +6,7 @@ import functools
 import json
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,12 +145,16 @@ def serve(  # noqa: PLR0913 - one argument per option
     """Serve a model from a verified BUNDLE. With --require-warm it starts warm or not at all."""
     from aotgaudi.llm.running import ModelOptions
     from aotgaudi.server.launch import ServeOptions, launch
+    from aotgaudi.server.log import log_handler
     from aotgaudi.server.run import StopTimes
 
     if seccomp == "require" and not require_warm:
         raise click.UsageError("--seccomp require goes with --require-warm: else a builder may have to start")
     logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(message)s",
+        datefmt="%H:%M:%S",
+        handlers=[log_handler(sys.stderr)],
     )
     _bound_spinning()
     model_options = ModelOptions(

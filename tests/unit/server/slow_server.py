@@ -21,6 +21,7 @@ from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.llm.running import Warmth
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.server.app import create_app
+from aotgaudi.server.log import log_handler
 from aotgaudi.server.run import HttpServer, StopTimes, bind
 from aotgaudi.server.service import Service
 from aotgaudi.spec.limits import ServingLimits
@@ -41,7 +42,7 @@ class _Runner:
 
 
 def main(delay: float, drain: float) -> None:
-    logging.basicConfig(level=logging.INFO)
+    logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr)])
     table = BucketTable((PromptEntry(1, 64, 1000),), (DecodeEntry(2, 1, 2000),))
     tokenizer = Tokenizer(make_backend())
     engine = Engine(

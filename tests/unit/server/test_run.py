@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import http.client
 import json
 import os
@@ -205,7 +206,9 @@ def test_bad_address_is_a_spec_error(host: str, port: int) -> None:
 
 
 @contextmanager
-def slow_server(delay: float = 0, drain: float = 30) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def slow_server(
+    delay: float = 0, drain: float = 30, stderr: int = subprocess.PIPE
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A server in a process of its own, and its port; see slow_server.py."""
     root = Path(__file__).parents[3]
     child = subprocess.Popen(
@@ -213,7 +216,7 @@ def slow_server(delay: float = 0, drain: float = 30) -> Iterator[tuple[subproces
         cwd=root,
         env={**os.environ, "PYTHONPATH": str(root)},
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
     )
     try:
@@ -312,3 +315,21 @@ def test_a_request_that_is_never_sent_to_its_end_delays_the_stop_briefly() -> No
         child.send_signal(signal.SIGTERM)
 
         ended(child)
+
+
+def test_a_log_that_nobody_reads_stops_nothing() -> None:
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    os.write(writer, b"x" * 4096)
+    with slow_server(stderr=writer) as (child, port):
+        for _ in range(200):
+            with socket.create_connection(("127.0.0.1", port), timeout=WAIT_SECONDS) as client:
+                client.sendall(b"nonsense\r\n\r\n")
+                assert client.recv(100).startswith(b"HTTP/1.1 400 ")
+
+        assert status_of(port, "GET", "/ready") == 200
+        child.send_signal(signal.SIGTERM)
+
+        assert child.wait(WAIT_SECONDS) == 0
+    os.close(reader)
+    os.close(writer)
