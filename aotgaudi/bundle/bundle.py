@@ -79,6 +79,12 @@ class Acceptance:
                 raise SpecError(name, "is about signatures", "it needs --trusted-key PEM")
         return cls(owners)
 
+    def require_signature(self, signature: bytes | None, index_bytes: bytes, path: Path) -> Statement | None:
+        """Returns what trusted keys have signed of the index; None where no key is demanded. Raises UntrustedError."""
+        if self.trust is None:
+            return None
+        return self.trust.verify(_required(signature, path), index_bytes, path)
+
     @property
     def examine(self) -> Examine:
         """Looks at a file of the bundle before it is read. Raises UntrustedError."""
@@ -176,10 +182,8 @@ def open_bundle(path: str | os.PathLike[str], acceptance: Acceptance = ANY_BUNDL
     path = Path(path)
     examine = acceptance.examine
     index_bytes = _read_index(path, examine)
-    statement = None
-    if acceptance.trust is not None:
-        signature = read_signature(path, examine)
-        statement = acceptance.trust.verify(_required(signature, path), index_bytes, path)
+    signature = None if acceptance.trust is None else read_signature(path, examine)
+    statement = acceptance.require_signature(signature, index_bytes, path)
     index = load_index(index_bytes)
     if acceptance.owners is not None:
         check_directories(path, _directories(path, index), acceptance.owners)

@@ -1,7 +1,8 @@
 """Pushing a bundle to a remote, and pulling it from several: documents first, then every object by its digest.
 
 Nothing of a bundle is trusted until it is verified: the index is what the pointer names by digest, everything else is
-what the index names, and a signature, where one is demanded, is verified before the first object is asked for.
+what the index names, and a signature, where one is demanded, is verified before anything but the index is asked for. So
+the sizes of all that is received are the signed ones, and are compared with the room that there is.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from aotgaudi.bundle.bundle import ANY_BUNDLE, Acceptance, Bundle, open_bundle, 
 from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
+    MAX_INDEX_BYTES,
+    OBJECTS_NAME,
     RECEIPT_NAME,
     SIGNATURE_NAME,
     BundleIndex,
@@ -25,7 +28,7 @@ from aotgaudi.bundle.staging import PARTIAL_NAME, publish, staging_directory
 from aotgaudi.digest import Digest
 from aotgaudi.document import MAX_DOCUMENT_BYTES
 from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError
-from aotgaudi.remotes.receiving import Partial, receive
+from aotgaudi.remotes.receiving import Partial, receive, require_room
 from aotgaudi.remotes.remote import Pointer, Remote
 from aotgaudi.remotes.transfer import Conduct, Sources, send
 from aotgaudi.store.blobs import verified_chunks
@@ -84,9 +87,10 @@ def pull_bundle(
     """
     pointers = list(_pointers(sources, name))
     with staging_directory(out) as staging:
-        pointer = _receive_documents(sources, pointers, staging)
+        pointer = _receive_documents(sources, pointers, staging, acceptance)
         bundle = open_bundle(staging, acceptance)
         digests = sorted(bundle.index.objects, key=lambda digest: -digest.size_bytes)
+        require_room(staging, sum(digest.size_bytes for digest in digests) - _received_bytes(staging))
         expect(bundle.index.counts.object_bytes)
         sources.each(lambda digest: _receive_object(sources, digest, staging, out), digests)
         publish(staging, out, _documents(pointer, bundle.index), digests)
@@ -107,24 +111,40 @@ def _pointers(sources: Sources, name: str) -> Iterator[Pointer]:
         raise RemoteError(f"no bundle {name!r} at {labels}")
 
 
-def _receive_documents(sources: Sources, pointers: list[Pointer], staging: Path) -> Pointer:
+def _received_bytes(staging: Path) -> int:
+    """What an interrupted pull has left there of objects, which is used again."""
+    folders = (staging / OBJECTS_NAME, staging / PARTIAL_NAME)
+    return sum(path.lstat().st_size for folder in folders for path in folder.rglob("*") if not path.is_dir())
+
+
+def _receive_documents(
+    sources: Sources, pointers: list[Pointer], staging: Path, acceptance: Acceptance
+) -> Pointer:
     """Receives the documents of the first bundle of `pointers` whose documents can be had."""
     for position, pointer in enumerate(pointers, start=1):
         try:
-            _receive_named(sources, INDEX_NAME, pointer.index, staging, MAX_DOCUMENT_BYTES)
-            index = load_index((staging / INDEX_NAME).read_bytes())
+            index = _receive_index(sources, pointer, staging, acceptance)
             for name, digest in _documents(pointer, index).items():
-                limit = MAX_ENVELOPE_BYTES if name == SIGNATURE_NAME else MAX_DOCUMENT_BYTES
-                _receive_named(sources, name, digest, staging, limit)
+                _receive_named(sources, name, digest, staging, MAX_DOCUMENT_BYTES)
         except (CorruptError, MissingObjectError) as error:
             if position == len(pointers):
                 raise
             sources.conduct.warn(f"{error}; going on with what another remote means by that name")
             continue
-        if pointer.signature is None:
-            (staging / SIGNATURE_NAME).unlink(missing_ok=True)  # Of an earlier, interrupted pull.
         return pointer
     raise AssertionError("there is at least one pointer")
+
+
+def _receive_index(sources: Sources, pointer: Pointer, staging: Path, acceptance: Acceptance) -> BundleIndex:
+    """Receives the index and the signature. Raises UntrustedError where `acceptance` demands another one."""
+    _receive_named(sources, INDEX_NAME, pointer.index, staging, MAX_INDEX_BYTES)
+    if pointer.signature is None:
+        (staging / SIGNATURE_NAME).unlink(missing_ok=True)  # Of an earlier, interrupted pull.
+    else:
+        _receive_named(sources, SIGNATURE_NAME, pointer.signature, staging, MAX_ENVELOPE_BYTES)
+    index_bytes = (staging / INDEX_NAME).read_bytes()
+    acceptance.require_signature(read_signature(staging), index_bytes, staging)
+    return load_index(index_bytes)
 
 
 def _documents(pointer: Pointer, index: BundleIndex) -> dict[str, Digest]:

@@ -1,27 +1,39 @@
-"""Pushing an image that was written, and taking the bundle out of one: of a registry, or of a layout."""
+"""Pushing an image that was written, and taking the bundle out of one: of a registry, or of a layout.
+
+Before a layer is received, its first files are read: the index, which must be the one that the image names, and the
+signature, which must be a trusted key's where one is demanded. What they say is how large the layer may be.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol, cast
 
 from aotgaudi.bundle.bundle import ANY_BUNDLE, Acceptance, Bundle, open_bundle
-from aotgaudi.bundle.format import INDEX_NAME, MANIFEST_NAME, OBJECTS_NAME, RECEIPT_NAME, SIGNATURE_NAME
+from aotgaudi.bundle.format import (
+    INDEX_NAME,
+    MANIFEST_NAME,
+    OBJECTS_NAME,
+    RECEIPT_NAME,
+    SIGNATURE_NAME,
+    load_index,
+)
 from aotgaudi.bundle.staging import PARTIAL_NAME, publish, staging_directory
 from aotgaudi.digest import Digest, sha256_bytes
-from aotgaudi.errors import CorruptError, SpecError
+from aotgaudi.errors import CorruptError, SpecError, store_error
 from aotgaudi.oci.image import WrittenImage
-from aotgaudi.oci.layer import open_layer
+from aotgaudi.oci.layer import MAX_ARCHIVE_BYTES, open_layer
 from aotgaudi.oci.layout import Layout
-from aotgaudi.oci.unpack import DirectorySink, unpack_bundle
-from aotgaudi.remotes.receiving import Partial, receive
+from aotgaudi.oci.unpack import DirectorySink, Head, largest_archive_bytes, read_head, unpack_bundle
+from aotgaudi.remotes.receiving import Partial, receive, require_room
 from aotgaudi.remotes.registry import Registry
 from aotgaudi.remotes.registry_remote import BundleLayer, RegistryRemote, bundle_layer_of
 from aotgaudi.remotes.transfer import Conduct, Sources, in_threads
-from aotgaudi.store.blobs import verified_chunks
+from aotgaudi.store.blobs import OPEN_FLAGS, verified_chunks
 
 _DOCUMENTS = (INDEX_NAME, MANIFEST_NAME, RECEIPT_NAME, SIGNATURE_NAME)
 
@@ -36,17 +48,30 @@ class ImageSource(Protocol):
         """Completes the file with the layer's blob."""
         ...
 
+    def read_head(self) -> Head:
+        """Reads the first files of the layer, unverified."""
+        ...
+
 
 class RegistryImage:
     """An image in a registry."""
 
     def __init__(self, remote: RegistryRemote, layer: BundleLayer, conduct: Conduct) -> None:
         self.layer, self.label = layer, remote.label
+        self._remote, self._retry = remote, conduct.retry
         self._sources = Sources((remote,), conduct)
 
     def fill(self, partial: Partial) -> None:
         """See `ImageSource.fill`."""
         self._sources.fill(self.layer.blob, partial)
+
+    def read_head(self) -> Head:
+        """See `ImageSource.read_head`. Raises RemoteError."""
+        return self._retry.call(self._try_head)
+
+    def _try_head(self) -> Head:
+        with self._remote.read(self.layer.blob) as download:
+            return _head_of(cast("BinaryIO", _Chunks(download.chunks)), self.layer)
 
 
 class LayoutImage:
@@ -66,6 +91,35 @@ class LayoutImage:
         for chunk in verified_chunks(self._layout.blob_path(self.layer.blob), self.layer.blob):
             partial.write(chunk)
 
+    def read_head(self) -> Head:
+        """See `ImageSource.read_head`. Raises CorruptError."""
+        path = self._layout.blob_path(self.layer.blob)
+        try:
+            with open(os.open(path, OPEN_FLAGS), "rb") as file:
+                return _head_of(file, self.layer)
+        except OSError as error:
+            raise store_error("read", path, error) from error
+
+
+class _Chunks:
+    """As much of a file as a decompressor asks for, of what comes in chunks."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks, self._rest, self._position = chunks, b"", 0
+
+    def read(self, size: int = -1) -> bytes:
+        """Returns at most `size` bytes; none at the end."""
+        if not self._rest:
+            self._rest = next(self._chunks, b"")
+        data = self._rest if size < 0 else self._rest[:size]
+        self._rest = self._rest[len(data) :]
+        self._position += len(data)
+        return data
+
+    def tell(self) -> int:
+        """How much was read, in bytes."""
+        return self._position
+
 
 def pull_image(
     source: ImageSource,
@@ -75,9 +129,10 @@ def pull_image(
 ) -> Bundle:
     """Makes `out` the bundle in the image, and returns it opened. What an interrupted pull has received is used.
 
-    Raises CorruptError for a layer that is not that of one whole bundle, or of another than the image says;
-    UntrustedError where `acceptance` does not allow it; RemoteError, and StoreError.
+    Raises CorruptError for a layer that is not that of one whole bundle, or of another than the image says, or larger than
+    the bundle; UntrustedError where `acceptance` does not allow it: then nothing was written; RemoteError, and StoreError.
     """
+    max_bytes = _accepted_bytes(source, out, acceptance)
     expect(source.layer.blob.size_bytes)
     with staging_directory(out) as staging:
         blob = staging / PARTIAL_NAME / "layer"
@@ -86,7 +141,7 @@ def pull_image(
         )
         _clear(staging)
         try:
-            index_bytes = _unpack(blob, source.layer, staging)
+            index_bytes = _unpack(blob, source.layer, staging, max_bytes)
         except BaseException:
             _clear(staging)
             raise
@@ -132,9 +187,35 @@ def find_image(remote: RegistryRemote, name: str, conduct: Conduct) -> RegistryI
     return None if layer is None else RegistryImage(remote, layer, conduct)
 
 
-def _unpack(blob: Path, layer: BundleLayer, staging: Path) -> bytes:
-    """Unpacks into `staging`; returns the bytes of the index."""
-    with blob.open("rb") as file, open_layer(file, layer.media_type) as archive:
+def _head_of(file: BinaryIO, layer: BundleLayer) -> Head:
+    with open_layer(file, layer.media_type) as archive:
+        return read_head(archive)
+
+
+def _accepted_bytes(source: ImageSource, out: Path, acceptance: Acceptance) -> int:
+    """Returns the most that the layer's archive may have, by its index.
+
+    Raises CorruptError, UntrustedError or StoreError where the layer should not be received, or cannot be.
+    """
+    layer, head = source.layer, source.read_head()
+    if sha256_bytes(head.index_bytes) != layer.index_sha256:
+        raise CorruptError(f"{source.label}: the bundle in the layer is another than the image says")
+    acceptance.require_signature(head.signature, head.index_bytes, Path(source.label))
+    index = load_index(head.index_bytes)
+    num_bytes = largest_archive_bytes(index)
+    largest = num_bytes + num_bytes // 64  # What does not compress becomes a little larger.
+    if num_bytes > MAX_ARCHIVE_BYTES or layer.blob.size_bytes > largest:
+        raise CorruptError(
+            f"{source.label}: claims a layer of {layer.blob.size_bytes} bytes for a bundle of"
+            f" {index.counts.object_bytes} (at most {min(largest, MAX_ARCHIVE_BYTES)} are received)"
+        )
+    require_room(out.parent, layer.blob.size_bytes + sum(digest.size_bytes for digest in index.objects))
+    return num_bytes
+
+
+def _unpack(blob: Path, layer: BundleLayer, staging: Path, max_bytes: int) -> bytes:
+    """Unpacks into `staging`, at most `max_bytes`; returns the bytes of the index."""
+    with blob.open("rb") as file, open_layer(file, layer.media_type, max_bytes) as archive:
         unpack_bundle(archive, DirectorySink(staging))
     return (staging / INDEX_NAME).read_bytes()
 

@@ -6,6 +6,8 @@ So no name can lead outside, and no size can exceed the index's. Everything but 
 (links, devices, FIFOs, extension headers) is refused by its type, with what else no bundle has: setuid, setgid and sticky
 bits, names twice, further entries. Memory is bounded by blocks and by the index; decompression stops at a ratio
 and at a size. What is wrong is one CorruptError, in one line.
+
+The first files of a layer, index and signature, say whether the rest is wanted, and how large it may be: `read_head`.
 """
 
 from __future__ import annotations
@@ -13,13 +15,15 @@ from __future__ import annotations
 import hashlib
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol
 
 from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
+    MAX_INDEX_BYTES,
     RECEIPT_NAME,
     SIGNATURE_NAME,
     BundleIndex,
@@ -30,9 +34,6 @@ from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError
 from aotgaudi.remotes.oci_documents import BUNDLE_ROOT
 from aotgaudi.store.cas import object_path
-
-MAX_INDEX_BYTES = 32 << 20
-"""Of the index, which is held in memory: some 300,000 objects."""
 
 _BLOCK = tarfile.BLOCKSIZE
 _CHUNK_BYTES = 1 << 20
@@ -73,6 +74,47 @@ def unpack_bundle(source: Source, sink: Sink) -> BundleIndex:
     Raises CorruptError for whatever is not the archive of one whole bundle, and what `sink` raises.
     """
     reader = _Reader(source)
+    data, index = _read_index(reader)
+    sink.write(INDEX_NAME, Digest.of(data), iter((data,)))
+    _read_files(reader, index, sink)
+    return index
+
+
+@dataclass(frozen=True)
+class Head:
+    """The bytes of the first files of a layer: the index, and the signature where that follows."""
+
+    index_bytes: bytes
+    signature: bytes | None
+
+
+def read_head(source: Source) -> Head:
+    """Reads the beginning of an archive; parses none of it, for nobody has vouched for it. Raises CorruptError."""
+    reader = _Reader(source)
+    index_bytes = _read_index_bytes(reader)
+    member = reader.next_file(_DIRECTORIES)
+    if member is None or member.name != f"{BUNDLE_ROOT}/{SIGNATURE_NAME}":
+        return Head(index_bytes, None)
+    _check_size(member, MAX_ENVELOPE_BYTES)
+    return Head(index_bytes, b"".join(reader.content(member)))
+
+
+def largest_archive_bytes(index: BundleIndex) -> int:
+    """Returns the most that an archive of this bundle can have: its files, headers, directories and end."""
+    files = _files(index)
+    content = sum(digest.size_bytes for digest in files.values()) + MAX_INDEX_BYTES + MAX_ENVELOPE_BYTES
+    return content + 2 * _BLOCK * (len(files) + len(_directories(files)) + 4) + _MAX_TRAILING_BYTES
+
+
+def _read_index(reader: _Reader) -> tuple[bytes, BundleIndex]:
+    data = _read_index_bytes(reader)
+    try:
+        return data, load_index(data)
+    except ManifestError as error:
+        raise _refusal(str(error)) from error
+
+
+def _read_index_bytes(reader: _Reader) -> bytes:
     member = reader.next_file(_DIRECTORIES)
     if member is None or member.name != f"{BUNDLE_ROOT}/{INDEX_NAME}":
         raise _refusal("its first file is not the bundle's index" if member else "there is no bundle in it")
@@ -80,19 +122,12 @@ def unpack_bundle(source: Source, sink: Sink) -> BundleIndex:
         raise _refusal(
             f"{member.name!r:.200} would have {member.size} bytes, at most {MAX_INDEX_BYTES} are read"
         )
-    data = b"".join(reader.content(member))
-    try:
-        index = load_index(data)
-    except ManifestError as error:
-        raise _refusal(str(error)) from error
-    sink.write(INDEX_NAME, Digest.of(data), iter((data,)))
-    _read_files(reader, index, sink)
-    return index
+    return b"".join(reader.content(member))
 
 
 def _read_files(reader: _Reader, index: BundleIndex, sink: Sink) -> None:
     files = _files(index)
-    directories = frozenset(str(parent) for name in files for parent in PurePosixPath(name).parents)
+    directories = _directories(files)
     signature = f"{BUNDLE_ROOT}/{SIGNATURE_NAME}"
     while (member := reader.next_file(directories)) is not None:
         if member.name == signature:
@@ -107,6 +142,10 @@ def _read_files(reader: _Reader, index: BundleIndex, sink: Sink) -> None:
         sink.write(member.name.removeprefix(f"{BUNDLE_ROOT}/"), digest, reader.content(member))
     if files:
         raise _refusal(f"{len(files)} files are missing, first: {min(files)}")
+
+
+def _directories(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(str(parent) for name in names for parent in PurePosixPath(name).parents)
 
 
 def _files(index: BundleIndex) -> dict[str, Digest]:

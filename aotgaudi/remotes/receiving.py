@@ -84,6 +84,7 @@ def receive(digest: Digest, partial: Path, path: Path, fill: Fill, *, is_staged:
             if find_fault(path, digest) is None:  # Another process was quicker.
                 partial.unlink()
                 return False
+            require_room(partial.parent, digest.size_bytes - file.size_bytes)
             fill(file)
             file.set_mode(_MODE)
             if is_staged:
@@ -96,6 +97,25 @@ def receive(digest: Digest, partial: Path, path: Path, fill: Fill, *, is_staged:
         raise store_error("receive an object to", path, error, needed_bytes=digest.size_bytes) from error
     _verify_written(path, digest)
     return True
+
+
+def require_room(directory: Path, num_bytes: int) -> None:
+    """Raises StoreError unless `num_bytes` more fit below `directory`, which need not be there yet.
+
+    What a remote claims is compared with the disk before a byte is asked for, not when the disk is full.
+    """
+    while not directory.exists():
+        directory = directory.parent
+    try:
+        status = os.statvfs(directory)
+    except OSError as error:
+        raise store_error("look at", directory, error) from error
+    free_bytes = status.f_bavail * status.f_frsize
+    if num_bytes > free_bytes:
+        raise StoreError(
+            f"there is no room for {num_bytes} bytes at {directory}: {free_bytes} are free (free space there, or"
+            " use another place; if that is far more than the bundle should have, do not trust the remote)"
+        )
 
 
 def fill_from(

@@ -234,6 +234,24 @@ def test_a_document_that_is_too_large_is_not_asked_for(
         pull(remote, tmp_path / "out", conduct)
 
 
+def test_what_does_not_fit_is_not_asked_for(
+    sealed: Sealed, remote: Counting, conduct: Conduct, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size_bytes = sealed.open().index.counts.object_bytes
+    num_documents = 3
+    status = os.statvfs(tmp_path)
+
+    def look(_: Path) -> os.statvfs_result:
+        free_bytes = 10**9 if remote.num_reads < num_documents else size_bytes - 1
+        return os.statvfs_result((status[0], 1, *status[2:4], free_bytes, *status[5:]))
+
+    monkeypatch.setattr(os, "statvfs", look)
+    with pytest.raises(StoreError, match=f"no room for {size_bytes} bytes"):
+        pull(remote, tmp_path / "out", conduct)
+    assert remote.num_reads == num_documents
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_signature_travels_and_is_demanded_before_any_object(
     sealed: Sealed, conduct: Conduct, tmp_path: Path
 ) -> None:
@@ -245,7 +263,7 @@ def test_a_signature_travels_and_is_demanded_before_any_object(
 
     with pytest.raises(UntrustedError, match="is not signed"):
         pull(remote, tmp_path / "out", conduct, acceptance=trusted)
-    assert remote.num_reads == 3
+    assert remote.num_reads == 1, "the index alone"
 
     sealed.pack(signing=Signing((load_signing_key(tmp_path / "key.pem"),), 7))
     push_bundle(sealed.open(), remote, "latest", conduct)

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 import zstandard
 
-from aotgaudi.bundle.bundle import open_bundle
+from aotgaudi.bundle.bundle import Acceptance, open_bundle
 from aotgaudi.bundle.signing import Signing, generate_key, load_signing_key
+from aotgaudi.bundle.trust import TrustPolicy
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
-from aotgaudi.errors import CorruptError, ManifestError, SpecError, StoreError, TargetError
+from aotgaudi.errors import CorruptError, ManifestError, SpecError, StoreError, TargetError, UntrustedError
 from aotgaudi.oci.image import read_base, write_image
 from aotgaudi.oci.image_transfer import LayoutImage, RegistryImage, find_image, pull_image, push_image
 from aotgaudi.oci.layer import Compression
@@ -38,7 +39,7 @@ from aotgaudi.remotes.transfer import Conduct
 from tests.unit.bundle.conftest import MANIFEST_ID, Sealed
 from tests.unit.failing import CALLS, fail_each
 from tests.unit.oci.archives import archive, file, honest
-from tests.unit.remotes.fake_registry import FakeRegistry, cut_after, on, times
+from tests.unit.remotes.fake_registry import FakeRegistry, Handler, cut_after, on, times
 from tests.unit.remotes.test_registry_remote import files
 
 
@@ -409,6 +410,123 @@ def test_a_hostile_layer_leaves_nothing_behind(
         pull_image(RegistryImage(remote, layer, conduct), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert {path.name for path in (tmp_path / ".out.pull").iterdir()} == {".partial"}
+
+
+HUGE = 4 << 40
+
+
+def boast(
+    registry: FakeRegistry, remote: RegistryRemote, conduct: Conduct, data: bytes, index_bytes: bytes
+) -> tuple[RegistryImage, list[int]]:
+    """An image of a registry that claims a layer of 4 TiB, and sends `data` and then zeros; and how much it has sent."""
+    num_sent = [0]
+
+    def send(handler: Handler) -> None:
+        handler.close_connection = True
+        handler.connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % HUGE + data)
+        while num_sent[0] < 1 << 30:
+            handler.connection.sendall(bytes(1 << 16))
+            num_sent[0] += 1 << 16
+
+    registry.faults.append(on("GET", "/blobs/", send))
+    layer = BundleLayer(Digest("0" * 64, HUGE), LAYER_TYPES["gzip"], sha256_bytes(index_bytes))
+    return RegistryImage(remote, layer, conduct), num_sent
+
+
+def layer_bytes(sealed: Sealed, tmp_path: Path) -> bytes:
+    write_image(sealed.open(), tmp_path / "image", tag="v1", compression="gzip")
+    image = LayoutImage(tmp_path / "image", "v1")
+    return blob(tmp_path / "image", f"sha256:{image.layer.blob.sha256}")
+
+
+@pytest.mark.parametrize("is_honest", [False, True], ids=["zeros", "a bundle, then zeros"])
+def test_a_layer_that_is_larger_than_its_bundle_is_refused_before_anything_is_written(
+    sealed: Sealed,
+    tmp_path: Path,
+    remote: RegistryRemote,
+    registry: FakeRegistry,
+    conduct: Conduct,
+    is_honest: bool,
+) -> None:
+    data = layer_bytes(sealed, tmp_path) if is_honest else b""
+    image, num_sent = boast(registry, remote, conduct, data, sealed.open().index_bytes)
+    (tmp_path / "there").mkdir()
+
+    reason = f"claims a layer of {HUGE} bytes" if is_honest else "cannot be decompressed"
+    with pytest.raises(CorruptError, match=reason):
+        pull_image(image, tmp_path / "there" / "out")
+    assert list((tmp_path / "there").iterdir()) == []
+    assert num_sent[0] < 64 << 20
+
+
+@pytest.mark.parametrize("signer", [None, "other"])
+def test_a_signature_is_demanded_before_the_layer(
+    sealed: Sealed,
+    tmp_path: Path,
+    remote: RegistryRemote,
+    registry: FakeRegistry,
+    conduct: Conduct,
+    signer: str | None,
+) -> None:
+    acceptance = Acceptance(trust=TrustPolicy(frozenset([generate_key(tmp_path / "key.pem")])))
+    generate_key(tmp_path / "other.pem")
+    if signer is not None:
+        sealed.pack(signing=Signing((load_signing_key(tmp_path / f"{signer}.pem"),), 7))
+    data = layer_bytes(sealed, tmp_path)
+    image, num_sent = boast(registry, remote, conduct, data, sealed.open().index_bytes)
+    (tmp_path / "there").mkdir()
+
+    with pytest.raises(UntrustedError, match="is not signed" if signer is None else "trusted keys that have"):
+        pull_image(image, tmp_path / "there" / "out", acceptance)
+    assert list((tmp_path / "there").iterdir()) == []
+    assert num_sent[0] < 64 << 20
+
+
+def test_a_signed_image_is_pulled_with_its_signature(
+    sealed: Sealed, tmp_path: Path, remote: RegistryRemote, conduct: Conduct
+) -> None:
+    acceptance = Acceptance(trust=TrustPolicy(frozenset([generate_key(tmp_path / "key.pem")])))
+    sealed.pack(signing=Signing((load_signing_key(tmp_path / "key.pem"),), 7))
+    written = write_image(sealed.open(), tmp_path / "image", tag="v1")
+    push_image(Layout(tmp_path / "image"), written, remote.registry, "v1", conduct)
+
+    image = find_image(remote, "v1", conduct)
+    assert image is not None
+    pulled = pull_image(image, tmp_path / "out", acceptance)
+
+    assert pulled.statement is not None
+    assert files(pulled.path) == files(sealed.path)
+
+
+@pytest.mark.parametrize(
+    ("object_bytes", "error", "reason"),
+    [
+        (HUGE, CorruptError, "at most 274877906944 are received"),
+        (200 << 30, StoreError, "there is no room for"),
+    ],
+)
+def test_an_index_that_claims_more_than_there_can_be_is_refused(
+    sealed: Sealed,
+    tmp_path: Path,
+    remote: RegistryRemote,
+    registry: FakeRegistry,
+    conduct: Conduct,
+    monkeypatch: pytest.MonkeyPatch,
+    object_bytes: int,
+    error: type[Exception],
+    reason: str,
+) -> None:
+    index = sealed.open().index.model_copy(update={"objects": (Digest("a" * 64, object_bytes),)})
+    data = gzip.compress(archive([file(f"{BUNDLE_ROOT}/aotgaudi.bundle.json", index.dumps()), file("x")]))
+    registry.add_blob(data)
+    layer = BundleLayer(Digest.of(data), LAYER_TYPES["gzip"], sha256_bytes(index.dumps()))
+    status = os.statvfs(tmp_path)
+    small = os.statvfs_result((4096, 4096, *status[2:4], 1 << 20, *status[5:]))
+    monkeypatch.setattr(os, "statvfs", lambda _: small)
+
+    with pytest.raises(error, match=reason):
+        pull_image(RegistryImage(remote, layer, conduct), tmp_path / "out")
+    assert not (tmp_path / ".out.pull").exists()
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
