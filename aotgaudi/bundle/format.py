@@ -48,7 +48,7 @@ SIGNATURE_NAME = "aotgaudi.signature.json"
 OBJECTS_NAME = "objects"
 
 MAX_INDEX_BYTES = 32 << 20
-"""Of an index that somebody else may have written: some 380,000 objects. It is held in memory, ten times as large."""
+"""Of an index that somebody else may have written: some 440,000 objects. It is held in memory, ten times as large."""
 
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 

@@ -225,12 +225,13 @@ def test_one_process_at_a_time_writes_a_bundle(remote: Counting, conduct: Conduc
     pull(remote, tmp_path / "out", conduct)
 
 
-def test_a_document_that_is_too_large_is_not_asked_for(
-    remote: Counting, conduct: Conduct, tmp_path: Path
+@pytest.mark.parametrize("size_bytes", [1 << 40, 228 << 20], ids=["a TiB", "of 3,000,000 objects"])
+def test_an_index_that_is_too_large_is_not_asked_for(
+    remote: Counting, conduct: Conduct, tmp_path: Path, size_bytes: int
 ) -> None:
-    remote.publish("latest", Pointer(index=Digest("0" * 64, 1 << 40)), [])
+    remote.publish("latest", Pointer(index=Digest("0" * 64, size_bytes)), [])
 
-    with pytest.raises(CorruptError, match="would have 1099511627776 bytes"):
+    with pytest.raises(CorruptError, match=f"would have {size_bytes} bytes"):
         pull(remote, tmp_path / "out", conduct)
 
 
