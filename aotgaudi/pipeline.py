@@ -19,6 +19,7 @@ from aotgaudi.build.plan import Plan, is_known_complete, make_plan, remember_com
 from aotgaudi.build.run import BuildOutcome, Progress, Watch, run_plan
 from aotgaudi.build.workers import UNIT_TIMEOUT_SECONDS, LocalPool, Pool
 from aotgaudi.bundle.format import BundleIndex
+from aotgaudi.bundle.model import bind_model
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.signing import Signing, load_signing_key
@@ -82,6 +83,7 @@ def build(
     store: PathLike | Store | None = None,
     jobs: int | Workers | None = None,
     sign_key: PathLike | Signing | None = None,
+    model: PathLike | None = None,
     on_progress: Callable[[Progress], None] | Watch | None = None,
 ) -> BuildResult:
     """Enumerates what `spec` needs, compiles what of it the store lacks, and seals a bundle. Does nothing twice.
@@ -92,6 +94,8 @@ def build(
         store: The store or its directory. None: $AOTGAUDI_STORE, else the user's cache directory.
         jobs: Worker processes on this machine (None: one a core), or `Workers` for other places.
         sign_key: The private key that signs the bundle (``aotgaudi key generate``). None: it is not signed.
+        model: The model directory that the bundle is bound to: its weights, tokenizer, template and configuration are then
+            covered by the signature, and nothing else is served with it. None: it serves any checkpoint of its model.
         on_progress: Called several times a second while jobs run. A `Watch` may stop the build, too.
 
     Raises:
@@ -114,7 +118,8 @@ def build(
     watch = on_progress if isinstance(on_progress, Watch) else Watch(on_progress or (lambda _: None))
     with opened.in_use():
         outcome = compile_missing(manifest, opened, manifest.entries, workers, watch)
-        index = None if place is None else seal(manifest, opened, place, signing=signing)
+        directory = None if model is None else Path(model)
+        index = None if place is None else seal(manifest, opened, place, signing=signing, model=directory)
     if opened is not store:
         opened.close()
     return BuildResult(manifest, outcome, place, index)
@@ -171,10 +176,12 @@ def seal(
     *,
     allow_missing: bool = False,
     signing: Signing | None = None,
+    model: Path | None = None,
 ) -> BundleIndex:
     """Seals what the store has for `manifest` into a bundle at `out`, signed if `signing` is given.
 
-    Raises NotWarmError when entries are missing, unless `allow_missing`; MissingPackageError where torch or
+    With `model` the bundle is bound to the files of that model directory. Raises SpecError where they are of another model,
+    NotWarmError when entries are missing, unless `allow_missing`; MissingPackageError where torch or
     transformers is not installed.
     """
     require_key_parts()
@@ -185,6 +192,8 @@ def seal(
             f"{len(missing)} of {len(manifest.entries)} entries have no artifact in the store, first: {missing[0]} "
             "(run: aotgaudi build cache MANIFEST)"
         )
+    if model is not None:
+        receipt = receipt.model_copy(update={"model": bind_model(model, manifest.spec)})
     return pack_bundle(dump_manifest(manifest), manifest.id, receipt, store.objects, out, signing)
 
 

@@ -7,6 +7,7 @@ read and is not among the bound ones is refused; other files (``README.md``) are
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +16,9 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.permissions import OwnerRule
+from aotgaudi.bundle.receipt import require_file_name
 from aotgaudi.digest import Digest
 from aotgaudi.document import load_foreign_object
 from aotgaudi.errors import CorruptError, SpecError, UntrustedError, store_error
@@ -33,9 +36,14 @@ CHAT_TEMPLATE = "chat_template.jinja"
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 
+TEXTS = (CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, CHAT_TEMPLATE, WEIGHTS_INDEX)
+"""What a server reads of a model directory, where it is there, besides the files of weights."""
+
 MAX_TEXT_BYTES = 32 << 20
 """Of a JSON file, a template, or the header of a file of weights. The largest known index has 15 MB."""
 MAX_TOKENIZER_BYTES = 256 << 20
+
+_PIECE_BYTES = 1 << 20
 
 WEIGHTS_REMEDY = "convert it with: aotgaudi model import SOURCE DIR"
 
@@ -104,6 +112,34 @@ class ModelDirectory:
                 f" bytes, should be {expected.sha256[:12]}..., {expected.size_bytes} bytes (use the model that was bound)"
             )
 
+    def digest(self, name: str) -> Digest:
+        """Returns the digest of a file, read piece by piece. Raises FileNotFoundError where there is none."""
+        state, num_bytes = hashlib.sha256(), 0
+        with self.open(name) as file:
+            while piece := file.read(_PIECE_BYTES):
+                state.update(piece)
+                num_bytes += len(piece)
+        return Digest(state.hexdigest(), num_bytes)
+
+    def verify(self) -> None:
+        """Compares every bound file, and refuses others that would be read."""
+        for name in {*TEXTS, WEIGHTS, *(self.bound or ())}:
+            expected = None if name == WEIGHTS and self._has_index else self.expected(name)
+            try:
+                found = None if expected is None else self.digest(name)
+            except FileNotFoundError:
+                raise CorruptError(f"{self.path / name} is missing, and the bundle binds it") from None
+            if expected is not None and found is not None:
+                self.compare(name, found, expected)
+
+    def describe(self) -> str:
+        """Returns what is bound, for people."""
+        return "not bound" if self.bound is None else f"bound ({len(self.bound)} files)"
+
+    @property
+    def _has_index(self) -> bool:
+        return self.bound is not None and WEIGHTS_INDEX in self.bound
+
     def read_object(self, name: str) -> dict[str, Any]:
         """Returns the JSON object in a file; an empty one if there is no such file."""
         data = self.read(name)
@@ -142,6 +178,45 @@ class ModelDirectory:
     @property
     def _examine(self) -> Examine:
         return accept_any if self.owners is None else self.owners.check
+
+
+def bind_model(path: Path, spec: BuildSpec) -> dict[str, Digest]:
+    """Returns the digest of every file that a server reads of the model directory at `path`, by name.
+
+    Raises SpecError for a directory that cannot be served with bundles of `spec`.
+    """
+    model = ModelDirectory(path)
+    check_model(spec, model)
+    names = [name for name in TEXTS if os.path.lexists(path / name)] + model.weight_files()
+    for name in names:
+        try:
+            require_file_name(name)
+        except ValueError as error:
+            raise SpecError(str(path), f"has a file that cannot be bound: {error}") from error
+    try:
+        return {name: model.digest(name) for name in names}
+    except FileNotFoundError as error:
+        raise SpecError(str(error.filename), "is missing", WEIGHTS_REMEDY) from error
+    except OSError as error:
+        raise store_error("read", path, error) from error
+
+
+def open_model(bundle: Bundle, path: Path, *, allow_unbound: bool = False) -> ModelDirectory:
+    """Returns the model directory that `bundle` is to be served with; nothing of it has been read.
+
+    Raises UntrustedError where its signature must count and does not cover a model, unless `allow_unbound`; and where
+    others may write to the directory.
+    """
+    acceptance = bundle.acceptance
+    if acceptance.trust is not None and bundle.receipt.model is None and not allow_unbound:
+        raise UntrustedError(
+            f"bundle {bundle.path} does not bind its model: trusted keys have signed for the code, not for weights,"
+            " tokenizer and chat template (bind them: aotgaudi build bundle MANIFEST -o DIR --model DIR --sign-key"
+            " FILE; or trust the directory: --allow-unbound-model)"
+        )
+    model = ModelDirectory(path, bundle.receipt.model, acceptance.model_owners)
+    model.check_owners()
+    return model
 
 
 def check_model(spec: BuildSpec, model: ModelDirectory) -> None:

@@ -7,9 +7,10 @@
      "target":      what the artifacts were compiled for (backends.base.Target),
      "programs":    {entry id: digest of the program's JSON},
      "units":       {unit key: {"artifact": {relative file name: digest}, "tolerance": float}},
-     "builder":     {component: version}}
+     "builder":     {component: version},
+     "model":       {file name: digest}}     absent where no model is bound
 
-Versions: 1 (first).
+Versions: 1 (first; `model`, which may be absent, came later: receipts without it have the bytes that they always had).
 
 A receipt is sealed, so it holds nothing that two builds of the same inputs could disagree in: no times, no
 host, no measurement (docs/adr/0002-receipt-and-bundle.md). What was measured is in `UnitRecord`, which the
@@ -22,7 +23,14 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints, field_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    field_validator,
+    model_serializer,
+)
 
 from aotgaudi.backends.base import Target
 from aotgaudi.document import DigestField, Document, Value, load_document
@@ -33,7 +41,8 @@ RECEIPT_SCHEMA: Literal["aotgaudi.receipt/1"] = "aotgaudi.receipt/1"
 _FILE_NAME = re.compile(r"(?:[A-Za-z0-9_+-][A-Za-z0-9._+-]{0,127}/){0,4}[A-Za-z0-9_+-][A-Za-z0-9._+-]{0,127}")
 
 
-def _safe_relative_name(name: str) -> str:
+def require_file_name(name: str) -> str:
+    """Returns `name`. Raises ValueError unless a receipt may hold it, see `FileName`."""
     if not _FILE_NAME.fullmatch(name):
         raise ValueError(f"not a plain relative file name: {name!r:.100}")
     return name
@@ -41,7 +50,7 @@ def _safe_relative_name(name: str) -> str:
 
 EntryId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}\z")]
 UnitKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
-FileName = Annotated[str, AfterValidator(_safe_relative_name)]
+FileName = Annotated[str, AfterValidator(require_file_name)]
 """Relative, at most five parts of ``[A-Za-z0-9._+-]``, none of which begins with a dot."""
 Measure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -76,7 +85,8 @@ class UnitRecord(SealedUnit):
 class Receipt(Document):
     """See the module. `units` may be given as records; they are reduced to what is sealed.
 
-    `builder` maps components of the builder to versions; neither hosts nor times belong there.
+    `builder` maps components of the builder to versions; neither hosts nor times belong there. `model` names every file of
+    a model directory that a server reads, where the bundle is bound to one (bundle/model.py).
     """
 
     schema_: Literal["aotgaudi.receipt/1"] = Field(default=RECEIPT_SCHEMA, alias="schema")
@@ -85,6 +95,14 @@ class Receipt(Document):
     programs: dict[EntryId, DigestField]
     units: Mapping[UnitKey, SealedUnit]
     builder: dict[str, str]
+    model: Annotated[dict[FileName, DigestField], Field(min_length=1)] | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = serialize(self)
+        if self.model is None:
+            values.pop("model", None)
+        return values
 
     @field_validator("units", mode="before")
     @classmethod

@@ -78,7 +78,8 @@ class LLM:
         require_warm: Refuse to start unless every entry is warm. Otherwise a missing entry is built on first use by
             another process, into `store`.
         threads: Threads of matrix products; None: as many as this process may use cores.
-        trusted_keys: Public keys (PEM files), one of which must have signed the bundle; none accepts any bundle.
+        trusted_keys: Public keys (PEM files), one of which must have signed the bundle and its model; none accepts any.
+        allow_unbound_model: With `trusted_keys`, take a bundle that is not bound to a model, too.
         generation_config: Where sampling defaults come from, as ``--generation-config``: "auto", "vllm" or a directory.
         guard: What may not compile: "engine", the engine's thread; "process", anything in this process; "kernel", the
             same, enforced for good by a seccomp filter; only with `require_warm`.
@@ -92,7 +93,7 @@ class LLM:
         CoverageError: under `require_warm`, a step that the scheduler can form has no entry.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument a setting
         self,
         bundle: str | os.PathLike[str],
         model: str | os.PathLike[str],
@@ -100,6 +101,7 @@ class LLM:
         require_warm: bool = True,
         threads: int | None = None,
         trusted_keys: Sequence[str | os.PathLike[str]] = (),
+        allow_unbound_model: bool = False,
         generation_config: str = "auto",
         guard: Literal["engine", "process", "kernel"] = "engine",
         store: str | os.PathLike[str] | None = None,
@@ -115,6 +117,7 @@ class LLM:
         options = ModelOptions(
             bundle=Path(bundle),
             acceptance=Acceptance.demanding(trusted_keys),
+            allow_unbound_model=allow_unbound_model,
             model_dir=Path(model),
             require_warm=require_warm,
             num_threads=threads or available_cores(),

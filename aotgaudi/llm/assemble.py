@@ -76,7 +76,13 @@ def _assembled(options: ModelOptions, held: Holding) -> RunningModel:
     engine = make_engine(manifest, runner, tokenizer, options.on_step, options.room)
     engine.start()
     num_total = len(manifest.entries)
-    logger.info("%d of %d entries warm, manifest %s", len(executables), num_total, manifest.id[:16])
+    logger.info(
+        "%d of %d entries warm, manifest %s, model: %s",
+        len(executables),
+        num_total,
+        manifest.id[:16],
+        model.describe(),
+    )
 
     def warmth() -> Warmth:
         num_built = 0 if builder is None else builder.num_built
@@ -88,6 +94,7 @@ def _assembled(options: ModelOptions, held: Holding) -> RunningModel:
         chat_template=chat_template,
         defaults=defaults,
         manifest_id=manifest.id,
+        binding=model.describe(),
         max_model_len=spec.limits.max_model_len,
         guard=guard,
         warmth=warmth,

@@ -28,6 +28,7 @@ class ModelOptions:
         model_dir: Directory with config.json, weights and tokenizer.
         require_warm: Refuse to start unless every entry is warm; refuse to compile.
         num_threads: Threads of matrix products.
+        allow_unbound_model: Where a signature is demanded, take one that does not cover the model directory.
         weights_memory: "copy": weights are read into memory of our own; "map": mapped from files that must never change.
         generation_config: Where sampling defaults come from.
         store_root: Where a builder started on first use keeps what it builds; used only without `require_warm`.
@@ -42,6 +43,7 @@ class ModelOptions:
     require_warm: bool
     num_threads: int
     store_root: Path
+    allow_unbound_model: bool = False
     weights_memory: WeightsMemory = "copy"
     generation_config: GenerationConfig = GenerationConfig()  # noqa: RUF009 - a frozen value
     environment: Mapping[str, str] | None = None
@@ -68,7 +70,8 @@ class Warmth:
 class RunningModel:
     """A model that can be asked, and what is known of it.
 
-    `defaults` are the sampling parameters of requests that do not state them, by the names of `SamplingParams`.
+    `defaults` are the sampling parameters of requests that do not state them, by the names of `SamplingParams`. `binding`
+    says whether the bundle binds the model directory, e.g. "bound (6 files)".
     """
 
     engine: Engine
@@ -76,6 +79,7 @@ class RunningModel:
     chat_template: ChatTemplate | None
     defaults: Mapping[str, Any]
     manifest_id: str
+    binding: str
     max_model_len: int
     guard: Guard
     warmth: Callable[[], Warmth]

@@ -9,7 +9,7 @@ import warnings
 
 from aotgaudi.backends.online import check_target
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.bundle.model import ModelDirectory
+from aotgaudi.bundle.model import open_model
 from aotgaudi.llm.holding import holding
 from aotgaudi.llm.running import ModelOptions, RunningModel
 from aotgaudi.runtime.shards import ShardReader
@@ -26,8 +26,7 @@ def start(options: ModelOptions) -> RunningModel:
         CoverageError: under `require_warm`, a step that the scheduler can form has no entry.
     """
     bundle = open_bundle(options.bundle, options.acceptance)
-    model = ModelDirectory(options.model_dir, owners=options.acceptance.model_owners)
-    model.check_owners()
+    model = open_model(bundle, options.model_dir, allow_unbound=options.allow_unbound_model)
     check_target(bundle.receipt.target)
     with holding(bundle, ShardReader(model, options.weights_memory)) as held:
         with warnings.catch_warnings():

@@ -98,6 +98,7 @@ def _start(options: ServeOptions) -> Service:
         model_names=options.served_model_names,
         max_model_len=model.max_model_len,
         manifest_id=model.manifest_id,
+        binding=model.binding,
         warmth=model.warmth,
         version=__version__,
         defaults=model.defaults,

@@ -25,7 +25,10 @@ _INLINE_ENCODE_CHARS = 16 * 1024  # A few milliseconds; a longer text is encoded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readiness:
-    """What ``/ready`` answers; `reason` is empty when ready, `guard` is "seccomp+hook" or "hook"."""
+    """What ``/ready`` answers; `reason` is empty when ready, `guard` is "seccomp+hook" or "hook".
+
+    `model` says whether the bundle binds the model directory: "bound (6 files)", "not bound".
+    """
 
     ready: bool
     reason: str
@@ -34,6 +37,7 @@ class Readiness:
     manifest_id: str
     compilations: int
     guard: str
+    model: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +58,7 @@ class Service:
     manifest_id: str
     warmth: Callable[[], Warmth]
     version: str
+    binding: str = "not bound"
     defaults: Mapping[str, Any] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=Metrics)
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
@@ -100,6 +105,7 @@ class Service:
             manifest_id=self.manifest_id,
             compilations=sum(warmth.compilations.values()),
             guard="+".join(warmth.layers),
+            model=self.binding,
         )
 
     def resolve_model(self, name: str | None) -> str:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from aotgaudi.bundle.bundle import open_bundle
+from aotgaudi.bundle.model import bind_model
 from aotgaudi.bundle.signing import generate_key
 from aotgaudi.entries import DecodeEntry
 from tests.e2e.harness import Refusal, Workplace, copy_bundle, own_object, reseal
@@ -156,14 +158,69 @@ def test_a_bundle_that_nobody_trusted_has_signed_is_refused(
     check(workplace.refusal(*trusting(ours), bundle=bundle), 4, "is not what was signed")
 
 
-def test_a_signed_bundle_is_served(workplace: Workplace, tmp_path: Path, keys: tuple[Path, Path]) -> None:
+def bind(bundle: Path, model: Path) -> None:
+    """Binds a copied bundle to a model directory."""
+    spec = open_bundle(bundle).manifest.spec
+    reseal(bundle, lambda receipt: receipt.model_copy(update={"model": bind_model(model, spec)}))
+
+
+def test_a_signed_bundle_is_served_with_the_model_that_it_binds(
+    workplace: Workplace, tmp_path: Path, keys: tuple[Path, Path]
+) -> None:
     bundle = copy_bundle(workplace.bundle, tmp_path / "signed.bundle")
+    bind(bundle, workplace.model)
     assert workplace.run("sign", bundle, "--sign-key", keys[0], "--epoch", "2").returncode == 0
 
     with workplace.serve(*trusting(keys[0], "--minimum-epoch", "2"), bundle=bundle) as server:
-        assert server.complete("the quick", max_tokens=4)["usage"]["completion_tokens"] == 4
         maps = Path(f"/proc/{server.process.pid}/maps").read_text(encoding="utf-8")
-        assert str(own_object(bundle, ENTRY)) in maps
+        assert f"/memfd:{own_object(bundle, ENTRY).name}" in maps
+        assert str(bundle) not in maps
+        assert str(workplace.model) not in maps
+        for path in (path for path in bundle.rglob("*") if path.is_file()):
+            path.chmod(0o644)
+            path.write_bytes(b"\xcc" * path.stat().st_size)
+        assert server.complete("the quick", max_tokens=4)["usage"]["completion_tokens"] == 4
+        assert server.client.get("/ready").json()["model"].startswith("bound (")
+
+
+def test_a_signature_that_covers_no_model_is_refused_unless_that_is_allowed(
+    workplace: Workplace, tmp_path: Path, keys: tuple[Path, Path]
+) -> None:
+    bundle = copy_bundle(workplace.bundle, tmp_path / "signed.bundle")
+    assert workplace.run("sign", bundle, "--sign-key", keys[0]).returncode == 0
+
+    refusal = workplace.refusal(*trusting(keys[0]), bundle=bundle)
+
+    check(refusal, 4, "does not bind its model", "--model DIR", "--allow-unbound-model")
+    with workplace.serve(*trusting(keys[0], "--allow-unbound-model"), bundle=bundle) as server:
+        assert server.client.get("/ready").json()["model"] == "not bound"
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "tokenizer.json", "config.json", "chat_template.jinja"]
+)
+def test_a_model_that_is_not_the_one_that_was_bound_is_refused_by_file(
+    workplace: Workplace, tmp_path: Path, name: str
+) -> None:
+    bundle = copy_bundle(workplace.bundle, tmp_path / "bound.bundle")
+    bind(bundle, workplace.model)
+    model = Path(shutil.copytree(workplace.model, tmp_path / "model"))
+    with (model / name).open("ab") as file:
+        file.write(b" ")
+
+    check(workplace.refusal(model=model, bundle=bundle), 4, str(model / name), "binds")
+    verified = workplace.run("verify", bundle, "--model", model)
+    assert verified.returncode == 4
+    assert str(model / name) in verified.stderr
+
+
+def test_a_model_directory_that_everybody_may_write_to_is_refused(
+    workplace: Workplace, tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(workplace.model, tmp_path / "model"))
+    model.chmod(0o777)
+
+    check(workplace.refusal(model=model), 4, str(model), "everybody", "--allow-unsafe-permissions")
 
 
 @pytest.mark.parametrize(("path", "mode"), [("", 0o777), ("manifest.json", 0o664), ("objects", 0o1777)])

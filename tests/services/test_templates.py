@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ from typing import Optional
 import pytest
 
 from aotgaudi.bundle.signing import generate_key
+from aotgaudi.spec.parse import load_spec
 from tests.environment import ROOT, make_bare_environment
 from tests.services.conftest import REQUIRED, RealRegistry, aotgaudi
 from tests.unit.build.test_share import built
@@ -40,6 +42,10 @@ def project(built: object, registry: RealRegistry, tmp_path: Path) -> Path:
         "--store",
         tmp_path / "built",
     )
+    (folder / "model").mkdir()
+    config = load_spec(folder / "model.toml").model.config
+    (folder / "model" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "model" / "model.safetensors").write_bytes(b"weights")
     generate_key(tmp_path / "bundle.key")
     (tmp_path / "bundle.key.pub").rename(folder / "bundle.key.pub")
     return folder

@@ -14,6 +14,7 @@ from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.cli.commands.build_bundle import bundle_document, bundle_line
 from aotgaudi.cli.commands.build_cache import outcome_document, outcome_line
 from aotgaudi.cli.commands.cache import collect_after_build, collection_line
+from aotgaudi.cli.options.model import bound_model_option, find_model
 from aotgaudi.cli.options.signing import signing_options
 from aotgaudi.cli.options.spec_source import default_manifest_path
 from aotgaudi.cli.options.store import StorePlace, store_limit_option, store_options
@@ -33,6 +34,7 @@ from aotgaudi.pipeline import Workers, build, plan_manifest
     metavar="DIR",
     help="The bundle  [default: SPEC's name with .bundle]",
 )
+@bound_model_option
 @signing_options
 @store_options
 @worker_options
@@ -41,6 +43,7 @@ from aotgaudi.pipeline import Workers, build, plan_manifest
 def build_all(
     spec_path: Path,
     output: Path | None,
+    model: str | None,
     signing: Signing | None,
     place: StorePlace,
     workers: Workers,
@@ -51,12 +54,19 @@ def build_all(
     manifest = load_manifest_or_spec(spec_path)
     bundle = output or default_bundle_path(spec_path)
     refuse_foreign(bundle)
+    directory = None if model is None else find_model(model)
     store = place.open()
     manifest_path = _write_manifest(manifest, spec_path)
     if not as_json:
         click.echo(f"manifest: {manifest_path}: {len(manifest.entries)} entries, id {manifest.id[:16]}")
     outcome = build(
-        manifest, bundle, store=store, jobs=workers, sign_key=signing, on_progress=BuildDisplay()
+        manifest,
+        bundle,
+        store=store,
+        jobs=workers,
+        sign_key=signing,
+        model=directory,
+        on_progress=BuildDisplay(),
     ).outcome
     sealed = open_bundle(bundle)
     document: dict[str, Any] = {

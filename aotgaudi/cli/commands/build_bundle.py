@@ -11,6 +11,7 @@ import click
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
+from aotgaudi.cli.options.model import bound_model_option, find_model
 from aotgaudi.cli.options.signing import signing_options
 from aotgaudi.cli.options.store import StorePlace, store_options
 from aotgaudi.manifest.codec import load_manifest_or_spec
@@ -23,6 +24,7 @@ from aotgaudi.pipeline import seal
     "-o", "--output", type=click.Path(path_type=Path), required=True, metavar="DIR", help="The bundle."
 )
 @click.option("--allow-missing", is_flag=True, help="Seal what is there; the rest compiles on first use.")
+@bound_model_option
 @signing_options
 @store_options
 @click.option("--json", "as_json", is_flag=True, help="Print what was sealed as JSON.")
@@ -30,6 +32,7 @@ def build_bundle(
     manifest_path: Path,
     output: Path,
     allow_missing: bool,
+    model: str | None,
     signing: Signing | None,
     place: StorePlace,
     as_json: bool,
@@ -37,9 +40,10 @@ def build_bundle(
     """Seal what the store has for MANIFEST (or a spec) into DIR."""
     manifest = load_manifest_or_spec(manifest_path)
     refuse_foreign(output)
+    directory = None if model is None else find_model(model)
     store = place.open()
     with store.in_use():
-        seal(manifest, store, output, allow_missing=allow_missing, signing=signing)
+        seal(manifest, store, output, allow_missing=allow_missing, signing=signing, model=directory)
     document = bundle_document(open_bundle(output), len(manifest.entries))
     click.echo(json.dumps(document, indent=2) if as_json else bundle_line(document))
 
@@ -57,12 +61,15 @@ def bundle_document(bundle: Bundle, num_entries: int) -> dict[str, Any]:
         "num_units": counts.units,
         "num_calls": sum(len(bundle.program(entry_id).calls) for entry_id in distinct.values()),
         "object_bytes": counts.object_bytes,
+        "num_model_files": len(bundle.receipt.model or ()),
     }
 
 
 def bundle_line(document: dict[str, Any]) -> str:
     """Returns the same in one line for people."""
+    num_bound = document["num_model_files"]
     return (
         f"bundle: {document['path']}: {document['num_entries']} entries run on {document['num_units']} units "
         f"({document['num_programs']} programs, {document['num_calls']} calls, {document['object_bytes'] / 1e6:.1f} MB)"
+        + (f", bound to {num_bound} files of its model" if num_bound else "")
     )

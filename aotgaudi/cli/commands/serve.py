@@ -18,9 +18,8 @@ from aotgaudi.cli.options.acceptance import acceptance_options
 from aotgaudi.cli.options.capacity import capacity_options
 from aotgaudi.cli.options.common import Command, store_option
 from aotgaudi.cli.options.listening import listening_options
+from aotgaudi.cli.options.model import find_model
 from aotgaudi.cores import available_cores
-from aotgaudi.errors import SpecError
-from aotgaudi.remotes.hub import fetch_model, is_hub_id
 
 if TYPE_CHECKING:
     from aotgaudi.engine.room import RoomLimits
@@ -101,6 +100,11 @@ def _parse_override(
     help="Threads of matrix products  [default: $OMP_NUM_THREADS, or one per core of this process's quota]",
 )
 @click.option(
+    "--allow-unbound-model",
+    is_flag=True,
+    help="With --trusted-key: take a bundle whose signature does not cover the model directory.",
+)
+@click.option(
     "--weights-memory",
     type=click.Choice(["copy", "map"]),
     default="copy",
@@ -134,6 +138,7 @@ def serve(  # noqa: PLR0913 - one argument per option
     names: tuple[str, ...],
     generation_config: GenerationConfig,
     threads: int | None,
+    allow_unbound_model: bool,
     weights_memory: WeightsMemory,
     drain_delay: float,
     room: RoomLimits,
@@ -163,6 +168,7 @@ def serve(  # noqa: PLR0913 - one argument per option
         model_dir=find_model(model),
         require_warm=require_warm,
         num_threads=threads or _threads(),
+        allow_unbound_model=allow_unbound_model,
         weights_memory=weights_memory,
         store_root=store_root,
         generation_config=generation_config,
@@ -179,18 +185,6 @@ def serve(  # noqa: PLR0913 - one argument per option
             stall_seconds=stall_seconds,
         )
     )
-
-
-def find_model(model: str) -> Path:
-    """Returns a model directory: the path itself, or a snapshot of a hub id. Raises SpecError and RemoteError."""
-    path = Path(model)
-    if path.is_dir():
-        return path
-    if path.exists() or not is_hub_id(model):
-        raise SpecError(
-            model, "is not a model directory", "a directory with config.json and safetensors, or a hub id"
-        )
-    return fetch_model(model, ["*.json", "*.safetensors", "*.jinja"])
 
 
 def served_name(model: str) -> str:

@@ -14,8 +14,10 @@ import pydantic
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.online import check_target, this_machine
 from aotgaudi.bundle.bundle import Acceptance, Bundle, open_bundle
+from aotgaudi.bundle.model import ModelDirectory, open_model
 from aotgaudi.bundle.verify import Report, verify_bundle
 from aotgaudi.cli.options.acceptance import acceptance_options
+from aotgaudi.cli.options.model import find_model
 from aotgaudi.document import first_problem
 from aotgaudi.errors import (
     AotGaudiError,
@@ -24,6 +26,7 @@ from aotgaudi.errors import (
     NotWarmError,
     SpecError,
     TargetError,
+    UntrustedError,
 )
 from aotgaudi.manifest.codec import loads
 
@@ -69,6 +72,9 @@ def _print_target(context: click.Context, parameter: click.Parameter, is_asked: 
     help="Describe this machine, as --target reads it, and do nothing else.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option(
+    "--model", metavar="DIR", help="Compare this model directory (or hub id) with what the bundle binds."
+)
 @acceptance_options
 @click.pass_context
 def verify(
@@ -77,6 +83,7 @@ def verify(
     target_path: Path | None,
     no_target: bool,
     as_json: bool,
+    model: str | None,
     acceptance: Acceptance,
 ) -> None:
     """Re-hash every object of BUNDLE, and check that its entries are answered and that this machine can serve it.
@@ -88,6 +95,8 @@ def verify(
         raise click.UsageError("--no-target and --target exclude each other")
     described = None if target_path is None else _read_target(target_path)
     bundle = open_bundle(path, acceptance)
+    if model is not None:
+        _verify_model(bundle, find_model(model))
     labels = _labels(bundle)
     fit = _Fit("", None, "--no-target") if no_target else _check_machine(bundle, target_path, described)
     report = verify_bundle(bundle, labels)
@@ -100,6 +109,16 @@ def verify(
         for error in errors:
             click.echo(f"error: {error}", err=True)  # A table: it would not survive as one line.
     context.exit(errors[0].exit_code if errors else 0)
+
+
+def _verify_model(bundle: Bundle, path: Path) -> None:
+    """Raises CorruptError or UntrustedError where the directory is not what the bundle binds."""
+    if bundle.receipt.model is None:
+        raise UntrustedError(
+            f"bundle {bundle.path} binds no model, so nothing says what {path} should be"
+            " (bind it: aotgaudi build bundle MANIFEST -o DIR --model DIR)"
+        )
+    open_model(bundle, path).verify()
 
 
 def _read_target(path: Path) -> Target:
@@ -154,6 +173,7 @@ def _summary(bundle: Bundle, report: Report, fit: _Fit) -> str:
         ("entries", f"{report.num_entries}, all answered"),
         ("objects", f"{report.num_objects}, {report.object_bytes} bytes, all re-hashed"),
         ("signed", _signed(bundle)),
+        ("model", ModelDirectory(bundle.path, bundle.receipt.model).describe()),
     )
     return "\n".join(f"{name:10}{value}" for name, value in rows)
 
@@ -173,6 +193,9 @@ def _document(bundle: Bundle, report: Report, fit: _Fit) -> dict[str, Any]:
         "backend": bundle.index.backend,
         "target": bundle.receipt.target.model_dump(mode="json"),
         "machine": {"of": fit.of or None, "satisfies_target": fit.is_satisfied, "reason": fit.reason},
+        "model": None
+        if bundle.receipt.model is None
+        else {n: str(d) for n, d in bundle.receipt.model.items()},
         "epoch": None if bundle.statement is None else bundle.statement.epoch,
         **dataclasses.asdict(report),
     }

@@ -7,13 +7,22 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from aotgaudi.bundle.model import MAX_TEXT_BYTES, ModelDirectory
+from aotgaudi.bundle.bundle import Acceptance, open_bundle
+from aotgaudi.bundle.model import MAX_TEXT_BYTES, TEXTS, ModelDirectory, bind_model, open_model
 from aotgaudi.bundle.permissions import OwnerRule
+from aotgaudi.bundle.signing import Signing, SigningKey, generate_key, load_signing_key
+from aotgaudi.bundle.trust import TrustPolicy
 from aotgaudi.digest import Digest
 from aotgaudi.errors import AotGaudiError, CorruptError, SpecError, UntrustedError
+from aotgaudi.spec.build_spec import BuildSpec
+from tests.specs import spec_of
+
+if TYPE_CHECKING:
+    from tests.unit.bundle.conftest import Sealed
 
 CONFIG = {"model_type": "llama", "hidden_size": 8}
 DEEP = 200_000
@@ -124,7 +133,7 @@ def test_what_belongs_to_somebody_else_is_refused(model: ModelDirectory) -> None
     assert "config.json belongs to uid 12345, who can change it" in refusal_of(model)
 
 
-def bound(model: ModelDirectory, **others: bytes) -> ModelDirectory:
+def bound(model: ModelDirectory) -> ModelDirectory:
     data = (model.path / "config.json").read_bytes()
     return ModelDirectory(model.path, {"config.json": Digest.of(data)})
 
@@ -160,3 +169,108 @@ def test_a_bound_file_that_differs_is_refused_by_name(model: ModelDirectory, cha
 
     assert isinstance(caught.value, AotGaudiError)
     assert caught.value.exit_code == 4
+
+
+# Binding
+
+
+@pytest.fixture
+def spec() -> BuildSpec:
+    return spec_of()
+
+
+@pytest.fixture
+def whole(tmp_path: Path, spec: BuildSpec) -> Path:
+    """A model directory in which every file that a server may read is there."""
+    folder = tmp_path / "whole"
+    folder.mkdir()
+    for name in TEXTS:
+        (folder / name).write_text("{}")
+    (folder / "config.json").write_text(json.dumps(spec.model.config))
+    (folder / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}'
+    )
+    for name in ("1.safetensors", "2.safetensors", "model.safetensors", "README.md"):
+        (folder / name).write_bytes(name.encode())
+    return folder
+
+
+def test_what_a_server_reads_is_bound_and_nothing_else(whole: Path, spec: BuildSpec) -> None:
+    bound = bind_model(whole, spec)
+
+    assert bound.keys() == {*TEXTS, "1.safetensors", "2.safetensors"}
+    assert bound["1.safetensors"] == Digest.of(b"1.safetensors")
+    ModelDirectory(whole, bound).verify()
+    assert ModelDirectory(whole, bound).describe() == "bound (9 files)"
+    assert ModelDirectory(whole).describe() == "not bound"
+
+    (whole / "README.md").write_text("changed")
+    (whole / "model.safetensors").write_text("changed")
+    ModelDirectory(whole, bound).verify()
+
+
+@pytest.mark.parametrize("name", [*TEXTS, "1.safetensors", "2.safetensors"])
+@pytest.mark.parametrize("how", ["changed", "removed"])
+def test_a_bound_directory_is_verified_file_by_file(
+    whole: Path, spec: BuildSpec, name: str, how: str
+) -> None:
+    model = ModelDirectory(whole, bind_model(whole, spec))
+    _ = (whole / name).unlink() if how == "removed" else (whole / name).write_bytes(b"changed")
+
+    with pytest.raises(CorruptError, match=rf"{name} is (not what the bundle binds|missing, and the bundle)"):
+        model.verify()
+
+
+@pytest.mark.parametrize(
+    "name", ["chat_template.jinja", "generation_config.json", "model.safetensors.index.json"]
+)
+def test_a_file_that_would_be_read_and_is_not_bound_is_refused(
+    whole: Path, spec: BuildSpec, name: str
+) -> None:
+    (whole / name).unlink()
+    model = ModelDirectory(whole, bind_model(whole, spec))
+    (whole / name).write_text("{}")
+
+    with pytest.raises(UntrustedError, match=f"{name} is not one of the files that the bundle binds"):
+        model.verify()
+    with pytest.raises(UntrustedError, match=f"{name} is not one of the files"):
+        model.read(name)
+
+
+def test_another_model_is_not_bound(whole: Path, spec: BuildSpec) -> None:
+    (whole / "config.json").write_text(json.dumps({**spec.model.config, "hidden_size": 8}))
+    with pytest.raises(SpecError, match="is another model than the bundle was built for"):
+        bind_model(whole, spec)
+
+
+@pytest.mark.parametrize("shard", ["with space.safetensors", "absent.safetensors"])
+def test_a_shard_that_cannot_be_bound_is_named(whole: Path, spec: BuildSpec, shard: str) -> None:
+    (whole / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
+
+    with pytest.raises(SpecError, match=shard):
+        bind_model(whole, spec)
+
+
+def test_a_signature_must_cover_the_model_unless_it_is_said_that_it_need_not(
+    sealed: Sealed, tmp_path: Path
+) -> None:
+    key = load_signing_key_of(tmp_path)
+    trust = Acceptance(trust=TrustPolicy(frozenset([key.public])))
+    sealed.pack(signing=Signing((key,)))
+    unbound = open_bundle(sealed.path, trust)
+
+    with pytest.raises(
+        UntrustedError, match=r"does not bind its model: .*--model DIR .*--allow-unbound-model"
+    ):
+        open_model(unbound, tmp_path)
+    assert open_model(unbound, tmp_path, allow_unbound=True).bound is None
+    assert open_model(sealed.open(), tmp_path).bound is None
+
+    digests = {"config.json": Digest.of(b"{}")}
+    sealed.pack(receipt=sealed.receipt.model_copy(update={"model": digests}), signing=Signing((key,)))
+    assert open_model(open_bundle(sealed.path, trust), tmp_path).bound == digests
+
+
+def load_signing_key_of(folder: Path) -> SigningKey:
+    generate_key(folder / "key")
+    return load_signing_key(folder / "key")

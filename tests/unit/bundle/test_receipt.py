@@ -143,3 +143,21 @@ def test_a_malformed_receipt_is_one_line(data: bytes, message: str) -> None:
         loads(data)
     assert str(caught.value).startswith("receipt")
     assert "\n" not in str(caught.value)
+
+
+def test_a_bound_model_is_part_of_the_wire_form_and_absent_where_none_is_bound() -> None:
+    bound = make_receipt(model={"config.json": BLOB, "model-00001-of-00002.safetensors": BLOB})
+
+    assert json.loads(dumps(bound)) == {
+        **json.loads(dumps(make_receipt())),
+        "model": {"config.json": BLOB, "model-00001-of-00002.safetensors": BLOB},
+    }
+    assert loads(dumps(bound)) == bound
+    assert make_receipt().model is None
+    assert b"model" not in dumps(make_receipt())
+
+
+@pytest.mark.parametrize("model", [{}, None, {"../config.json": BLOB}, {"config.json": "sha256:ab"}, []])
+def test_a_model_that_is_none_is_refused(model: object) -> None:
+    with pytest.raises(ManifestError):
+        loads(edited(model=model))

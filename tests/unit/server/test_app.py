@@ -237,6 +237,7 @@ def test_ready_tells_how_warm_the_server_is(client: TestClient) -> None:
         "manifest_id": "0123456789abcdef",
         "compilations": 0,
         "guard": "seccomp+hook",
+        "model": "not bound",
     }
 
 
