@@ -176,7 +176,7 @@ class CompileForbiddenError(AotGaudiError):
 
 
 class RequestError(AotGaudiError):
-    """A request that is refused. ``http_status`` is 4xx, ``param`` names the field at fault."""
+    """A request that is refused, or that fails by itself (500). ``param`` names the field at fault."""
 
     def __init__(self, message: str, *, param: str | None = None, http_status: int = 400) -> None:
         self.param, self.http_status = param, http_status

@@ -23,6 +23,7 @@ from aotgaudi.engine.request import Request
 from aotgaudi.engine.scheduler import Scheduled, Scheduler, UncoveredStepError
 from aotgaudi.engine.steps import DefragStep, PromptRow, Step, StepRunner, TokenLogprobs
 from aotgaudi.entries import Entry
+from aotgaudi.errors import RequestError
 from aotgaudi.spec.defrag import DefragSpec
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class EngineStats:
 
     `num_steps` counts finished steps by entry. `num_prefill_tokens` counts tokens computed in prefill steps,
     including those computed again after a preemption; `num_output_tokens` counts sampled tokens. `num_finished`
-    counts requests by finish reason, or "error".
+    counts requests by finish reason, or "error". `num_invalid_logits` counts requests for which the model computed NaN.
 
     The last three are the engine's, not the core's: `num_refused` counts refusals for want of room by reason,
     `oldest_waiting_seconds` is how long the oldest waiting request has been there (0: nobody waits), and
@@ -55,6 +56,7 @@ class EngineStats:
     num_preemptions: int
     num_defrag_swaps: int
     num_finished: Mapping[str, int]
+    num_invalid_logits: int = 0
     num_refused: Mapping[str, int] = field(default_factory=dict)
     oldest_waiting_seconds: float = 0.0
     stalled_seconds: float = 0.0
@@ -64,7 +66,7 @@ class EngineCore:
     """Runs the scheduler's steps and turns their results into events. Not thread-safe.
 
     When a step fails, its own requests fail with it, each with an `ErrorEvent`, and no others. A request whose next
-    step no entry covers fails by itself.
+    step no entry covers fails by itself, and so does one for which the model computes NaN.
 
     Args:
         scheduler: Forms the steps.
@@ -94,6 +96,7 @@ class EngineCore:
         self._num_prefill_tokens = 0
         self._num_output_tokens = 0
         self._num_defrag_swaps = 0
+        self._num_invalid_logits = 0
 
     @property
     def has_work(self) -> bool:
@@ -151,6 +154,7 @@ class EngineCore:
             num_preemptions=scheduler.num_preemptions,
             num_defrag_swaps=self._num_defrag_swaps,
             num_finished=dict(self._num_finished),
+            num_invalid_logits=self._num_invalid_logits,
         )
 
     # Steps
@@ -173,11 +177,26 @@ class EngineCore:
         except Exception as error:  # The edge of the step.
             self._fail_step(step, scheduled.requests, error)
             return
+        invalid = [scheduled.requests[row] for row in sorted(result.invalid_rows)]
+        sampled = tuple(request for request in sampled if request not in invalid)
         self._count(step, sampled)
         self._observe(step.entry, seconds, len(step.rows))
         logprobs = {scheduled.requests[row]: values for row, values in result.logprobs.items()}
         for request in sampled:
             self._tell(self._streams[request], logprobs.get(request))
+        self._refuse_to_sample(invalid)
+
+    def _refuse_to_sample(self, requests: Sequence[Request]) -> None:
+        """Fails requests for which the model computed NaN. The log has the first: a damaged model does it every time."""
+        error = RequestError(
+            "The model computed NaN or infinite logits for this request: no token can be chosen. Its weights are damaged, "
+            "or too large for their data type",
+            http_status=500,
+        )
+        if requests and not self._num_invalid_logits:
+            logger.error("request %r: %s", requests[0].request_id, error)
+        self._num_invalid_logits += len(requests)
+        self._fail(requests, error)
 
     def _defragment(self) -> None:
         step = None if self._defrag is None else plan_step(self.scheduler.pool, self._defrag)

@@ -7,12 +7,14 @@ row and show no token.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from aotgaudi.engine.blocks import PADDING_BLOCK
 from aotgaudi.engine.sampler import Sampler
 from aotgaudi.engine.steps import DecodeStep, DefragStep, PromptRow, PromptStep, Step, StepResult
 from aotgaudi.entries import Entry
@@ -55,8 +57,38 @@ class ProgramRunner:
         self._sampler = Sampler(table, self._program)
 
     def run(self, step: Step) -> StepResult:
-        """Runs a step and samples the rows that ask for it."""
+        """Runs a step and samples the rows that ask for it. A row whose logits are NaN spoils no other row's."""
+        result = self._run(step)
+        return self._isolated(step, result) if result.invalid_rows else result
+
+    def _run(self, step: Step) -> StepResult:
         return self._sampler.sample(self.logits(step), [row.sampling for row in step.rows])
+
+    def _isolated(self, step: Step, joint: StepResult) -> StepResult:
+        """Returns the result without contagion: each row that seemed invalid is run once more, alone.
+
+        What is masked is multiplied by 0, and 0 times NaN is NaN. So one row's NaNs reach those that share the padding
+        block, or a sum over blocks, with it; and they would reach whoever gets its blocks next. A row alone writes its own
+        part of the cache again before it reads it.
+        """
+        invalid_rows: set[int] = set()
+        for r in sorted(joint.invalid_rows):
+            row = step.rows[r]
+            self._clear([PADDING_BLOCK])
+            alone = joint if len(step.rows) == 1 else self._run(_with_one_row(step, r))
+            if alone.invalid_rows:
+                invalid_rows.add(r)
+                self._clear(row.block_table)
+                continue
+            joint.token_ids[r] = alone.token_ids[0]
+            if 0 in alone.logprobs:
+                joint.logprobs[r] = alone.logprobs[0]
+        self._clear([PADDING_BLOCK])
+        return replace(joint, invalid_rows=invalid_rows)
+
+    def _clear(self, blocks: Sequence[int]) -> None:
+        for cache in self._table.caches:
+            cache.index_fill_(1, _ids(blocks), 0)
 
     def logits(self, step: Step) -> Tensor:
         """Runs a step without sampling. Returns logits [entry.batch_size, vocab]."""
@@ -87,6 +119,13 @@ class ProgramRunner:
         if program is None:
             raise NotWarmError(f"entry {entry} is not warm")
         return program
+
+
+def _with_one_row(step: Step, r: int) -> Step:
+    """Returns what is left of a step with one of its rows: its entry covers that, too."""
+    if isinstance(step, PromptStep):
+        return PromptStep(step.entry, step.rows[r : r + 1])
+    return DecodeStep(step.entry, step.rows[r : r + 1])
 
 
 class _Inputs(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
@@ -78,18 +79,23 @@ class Sampler:
         """
         result = StepResult([None] * len(rows))
         wanted = [r for r, row in enumerate(rows) if row is not None]
-        if not wanted:
-            return result
+        if wanted:
+            self._sample(logits, rows, wanted, result)
+        result.invalid_rows.update(_invalid_rows(logits, result.token_ids))
+        return result
+
+    def _sample(
+        self, logits: Tensor, rows: Sequence[SamplingRow | None], wanted: list[int], result: StepResult
+    ) -> None:
         if logits.shape[0] in self._sizes:
             batch = [row or GREEDY_ROW for row in rows] + [GREEDY_ROW] * (logits.shape[0] - len(rows))
             self._run(logits, batch, {r: r for r in wanted}, result)
-            return result
+            return
         for part in _parts(wanted, self._sizes[-1]):
             size = next(s for s in self._sizes if s >= len(part))
             picked = part + part[:1] * (size - len(part))
             batch = [rows[r] or GREEDY_ROW for r in picked]
             self._run(logits.index_select(0, _ids(picked)), batch, dict(enumerate(part)), result)
-        return result
 
     def _run(
         self, logits: Tensor, batch: Sequence[SamplingRow], places: dict[int, int], result: StepResult
@@ -127,6 +133,21 @@ class Sampler:
             tensors = self._histories[len(batch)] = HistoryTensors(*logits.shape)
         tensors.update([row.history for row in batch])
         return tensors
+
+
+def _invalid_rows(logits: Tensor, token_ids: Sequence[int | None]) -> Iterable[int]:
+    """Returns the rows without a finite maximum, without a pass over all logits.
+
+    Where there is none, a sampler chooses a token whose logit is not finite (the arg-max), or the first or the last one
+    (cumulative probabilities of NaN, or of nothing; graphs/sampler.py). So only rows with such a token are looked at
+    whole. Rows that are not sampled are judged by their first logit: one NaN in a hidden state makes all logits NaN.
+    """
+    edges = (0, logits.shape[1] - 1)
+    columns = _ids(token_id or 0 for token_id in token_ids)
+    values = logits[: len(token_ids)].gather(1, columns[:, None])[:, 0].tolist()
+    for row, (token_id, value) in enumerate(zip(token_ids, values, strict=True)):
+        if (token_id in edges or not math.isfinite(value)) and not math.isfinite(logits[row].amax().item()):
+            yield row
 
 
 def _parts(values: list[int], size: int) -> Iterable[list[int]]:

@@ -108,10 +108,15 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One token id per row, None where the row has no `sampling`; log-probabilities by row, of those that asked."""
+    """One token id per row, None where the row has no `sampling`; log-probabilities by row, of those that asked.
+
+    `invalid_rows` are those whose logits have no finite maximum (NaN, or nothing but infinities): their token ids mean
+    nothing.
+    """
 
     token_ids: list[int | None]
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    invalid_rows: set[int] = field(default_factory=set)
 
 
 class StepTable(Protocol):

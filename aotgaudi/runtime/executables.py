@@ -70,9 +70,13 @@ class BoundProgram:
 
 
 class ExecutableTable:
-    """Entry -> bound program, for the entries that are warm. `add` may grow it between steps."""
+    """Entry -> bound program, for the entries that are warm. `add` may grow it between steps.
+
+    `caches` are the KV caches that the programs share, ``[2, num_blocks + 1, K, B, D]``, one a layer.
+    """
 
     def __init__(self) -> None:
+        self.caches: list[Tensor] = []
         self._programs: dict[Entry, BoundProgram] = {}
         self._samplers: dict[tuple[int, SamplerSignature], SamplerEntry] = {}
         self._serving: dict[tuple[int, SamplerSignature], SamplerEntry] = {}

@@ -59,7 +59,7 @@ class Loader:
         fresh = {digest: entry for entry, digest in found if digest not in self._bound}
         programs = {digest: artifacts.program(entry.id) for digest, entry in fresh.items()}
         self._add_weights(programs.values())
-        self._add_caches(programs.values())
+        table.caches += self._add_caches(programs.values())
         for digest, program in programs.items():
             self._bound[digest] = self._bind(program, artifacts)
         for entry, digest in found:
@@ -90,13 +90,16 @@ class Loader:
             weights = load_weights(self._weights, fresh)
             self._tensors.update({f"weight:{name}": value for name, value in weights.items()})
 
-    def _add_caches(self, programs: Iterable[Program]) -> None:
-        """Makes one cache per layer, zeroed: padding reads from block 0, which must not hold NaNs."""
-        for spec in {spec.name: spec for program in programs for spec in program.caches}.values():
-            if f"kv:{spec.name}" not in self._tensors:
-                self._tensors[f"kv:{spec.name}"] = torch.zeros(
-                    spec.sizes(self._num_blocks), dtype=getattr(torch, spec.dtype)
-                )
+    def _add_caches(self, programs: Iterable[Program]) -> list[Tensor]:
+        """Makes one cache per layer, zeroed: padding reads from block 0, which must not hold NaNs. Returns the new ones."""
+        specs = {f"kv:{spec.name}": spec for program in programs for spec in program.caches}
+        fresh = {
+            name: torch.zeros(spec.sizes(self._num_blocks), dtype=getattr(torch, spec.dtype))
+            for name, spec in specs.items()
+            if name not in self._tensors
+        }
+        self._tensors.update(fresh)
+        return list(fresh.values())
 
 
 def declare_samplers(entries: Iterable[Entry], table: ExecutableTable) -> None:

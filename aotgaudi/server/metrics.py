@@ -47,6 +47,11 @@ class _EngineCollector(Collector):
             "aotgaudi_defrag_swaps", "KV block pairs exchanged.", stats.num_defrag_swaps
         )
         yield CounterMetricFamily("aotgaudi_failed_steps", "Steps that raised.", stats.num_failed_steps)
+        yield CounterMetricFamily(
+            "aotgaudi_invalid_logits",
+            "Requests for which the model computed NaN or infinite logits.",
+            stats.num_invalid_logits,
+        )
         yield GaugeMetricFamily(
             "aotgaudi_oldest_waiting_request_seconds",
             "How long the oldest request in the queue has waited; 0 for an empty queue.",

@@ -12,7 +12,7 @@ import torch
 
 from aotgaudi.engine.runner import ProgramRunner
 from aotgaudi.engine.steps import DecodeRow, DecodeStep, DefragStep, PromptRow, PromptStep, SamplingRow
-from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry
+from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry, SamplerEntry
 from aotgaudi.store.store import Store
 from tests.integration.models import ARCHITECTURES, Built, build, reference, save_checkpoint, spec_of
 
@@ -130,6 +130,44 @@ def test_two_checkpoints_run_through_the_same_artifacts(
         assert talk.prompt(FRESH, (0, 0, 32)) < TOLERANCE
         assert talk.prompt(CHUNK, (0, 32, 16)) < TOLERANCE
         assert talk.decode((0, 48)) < TOLERANCE
+
+
+POISON = 7
+
+
+def test_a_token_that_is_nan_spoils_its_own_sequence_and_no_other(store: Store, tmp_path: Path) -> None:
+    model = reference("llama")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[POISON] = float("nan")
+    sampler = SamplerEntry(4, 0.0, 1.0, 0, True)
+    built = build(spec_of(model), (CHUNK, DECODE, sampler), store)
+    runner = built.runner(save_checkpoint(model, tmp_path))
+    first, second, third = (list(range(start, start + 12)) for start in (20, 40, 60))
+
+    def prompt(tokens: list[int], block: int) -> PromptRow:
+        return PromptRow(tuple(tokens), 0, (block,), SamplingRow())
+
+    def decode(tokens: list[int], block: int) -> DecodeRow:
+        return DecodeRow(tokens[-1], len(tokens) - 1, (block,), SamplingRow())
+
+    def next_token(tokens: list[int]) -> int:
+        with torch.no_grad():
+            return int(model(torch.tensor([tokens])).logits[0, -1].argmax())
+
+    beside = runner.run(PromptStep(CHUNK, (prompt([30, POISON, 31], 1), prompt(first, 2))))
+    assert (beside.token_ids[1], beside.invalid_rows) == (next_token(first), {0})
+    reused = runner.run(PromptStep(CHUNK, (prompt(second, 1), prompt(third, 3))))
+    assert (reused.token_ids, reused.invalid_rows) == ([next_token(second), next_token(third)], set())
+
+    for tokens, token in ((first, beside.token_ids[1]), (second, reused.token_ids[0]), (third, POISON)):
+        tokens.append(token or 0)
+    joint = runner.run(DecodeStep(DECODE, (decode(third, 3), decode(first, 2), decode(second, 1))))
+    assert joint.invalid_rows == {0}
+    assert joint.token_ids[1:] == [next_token(first), next_token(second)]
+    for tokens, token in ((first, joint.token_ids[1]), (second, joint.token_ids[2])):
+        tokens.append(token or 0)
+    later = runner.run(DecodeStep(DECODE, (decode(second, 1), decode(first, 2))))
+    assert (later.token_ids, later.invalid_rows) == ([next_token(second), next_token(first)], set())
 
 
 def test_equal_layers_are_one_unit(built: Callable[[str], tuple[Any, Built]]) -> None:

@@ -14,7 +14,7 @@ from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.engine.steps import DefragStep, Step, StepResult, TokenLogprobs
 from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, PromptEntry
-from aotgaudi.errors import CoverageError
+from aotgaudi.errors import CoverageError, RequestError
 from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.limits import ServingLimits
 
@@ -39,11 +39,13 @@ class ScriptedRunner:
         self.fail: Callable[[Step | DefragStep], None] = lambda step: None
         self.exchanged: list[DefragStep] = []
         self.logprobs: dict[int, TokenLogprobs] = {}
+        self.invalid_rows: set[int] = set()
 
     def run(self, step: Step) -> StepResult:
         self.fail(step)
         token_id = ord(next(self._text))
-        return StepResult([None if row.sampling is None else token_id for row in step.rows], self.logprobs)
+        tokens = [None if row.sampling is None else token_id for row in step.rows]
+        return StepResult(tokens, self.logprobs, self.invalid_rows)
 
     def exchange(self, step: DefragStep) -> None:
         self.fail(step)
@@ -211,6 +213,41 @@ class TestFailures:
         assert (stats.num_failed_steps, stats.num_finished) == (1, {"error": 2, "length": 1})
         assert stats.num_blocks_used == 0
         assert stats.num_steps == {PROMPT: 1}
+
+    def test_a_row_of_nan_fails_its_own_request_and_no_other(self, caplog: pytest.LogCaptureFixture) -> None:
+        runner = ScriptedRunner()
+        core = _core(runner)
+        _, broken = _add(core, "broken", max_tokens=1)
+        _, sound = _add(core, "sound")
+        _add(core, "chunked", num_prompt_tokens=20)
+        runner.invalid_rows = {0}
+        core.step()
+        runner.invalid_rows = set()
+        _, second = _add(core, "second")
+        _drive(core)
+
+        (event,) = broken
+        assert isinstance(event, ErrorEvent)
+        assert isinstance(event.error, RequestError)
+        assert (event.error.http_status, event.error.param) == (500, None)
+        assert "NaN" in str(event.error)
+        assert [_text(events) for events in (sound, second)] == ["abd", "efg"]
+        stats = core.stats()
+        assert (stats.num_invalid_logits, stats.num_failed_steps) == (1, 0)
+        assert stats.num_finished == {"error": 1, "length": 3}
+        assert stats.num_blocks_used == 0
+        assert len(caplog.records) == 1
+
+    def test_a_chunk_of_nan_fails_before_the_prompt_ends(self) -> None:
+        runner = ScriptedRunner()
+        core = _core(runner)
+        _, events = _add(core, "r", num_prompt_tokens=20)
+        runner.invalid_rows = {0}
+
+        assert _drive(core) == 1
+
+        assert isinstance(events[0], ErrorEvent)
+        assert core.scheduler.pool.num_used == 0
 
     def test_a_runner_that_answers_too_little_fails_the_step(self) -> None:
         runner = ScriptedRunner()

@@ -278,3 +278,120 @@ def test_more_rows_than_the_largest_sampler_takes_are_sampled_in_several_runs() 
 
     assert result.token_ids == [0, 1, 2, 3, 4]
     assert sampler.num_runs == 3
+
+
+NAN, INF = float("nan"), float("inf")
+NOT_SAMPLED = {
+    "NaN first": {0: NAN},
+    "NaN inside": {3: NAN},
+    "NaN last": {VOCAB - 1: NAN},
+    "negative NaN": {3: -NAN},
+    "all NaN": dict.fromkeys(range(VOCAB), NAN),
+    "infinity": {3: INF},
+    "all infinite": dict.fromkeys(range(VOCAB), INF),
+    "nothing possible": dict.fromkeys(range(VOCAB), -INF),
+}
+ASKED = {
+    "greedy": {},
+    "random": {"temperature": 1.0},
+    "top_k": {"temperature": 1.0, "top_k": 3},
+    "top_p": {"temperature": 0.5, "top_p": 0.5},
+    "min_p": {"temperature": 1.0, "min_p": 0.1},
+    "penalties": {"presence_penalty": 1.0, "repetition_penalty": 2.0},
+    "everything": {
+        "temperature": 1.0,
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": 0.1,
+        "frequency_penalty": 1,
+        "logprobs": 2,
+    },
+}
+
+
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize("wrong", NOT_SAMPLED.values(), ids=NOT_SAMPLED)
+@pytest.mark.parametrize("num_rows", [2, 3])
+def test_a_row_without_a_finite_maximum_is_named(
+    asked: dict[str, Any], wrong: dict[int, float], num_rows: int
+) -> None:
+    logits = torch.randn(num_rows, VOCAB, generator=torch.Generator().manual_seed(0))
+    for column, value in wrong.items():
+        logits[1, column] = value
+    entries = [SamplerEntry(2, 0.0, 1.0, 0, True), SamplerEntry(2, 1.0, 1.0, 0, True), PENALISED, FULL]
+    runner, _ = eager_runner(*entries, logits=logits)
+    requests = [request_of([1], **asked) for _ in range(num_rows)]
+
+    for _ in range(5):
+        result = runner._sampler.sample(logits, [request.sampling for request in requests])
+
+        assert result.invalid_rows == {1}
+        for request in requests:
+            request.append_token(3)
+
+
+def test_rows_with_impossible_tokens_are_valid() -> None:
+    logits = torch.full((3, VOCAB), -INF)
+    for row, column in enumerate((0, 4, VOCAB - 1)):
+        logits[row, column] = -1e30
+    runner, _ = eager_runner(FULL, logits=logits)
+
+    result = runner.run(decode_step(3, *(request_of([1], temperature=1.0, logprobs=1) for _ in range(3))))
+
+    assert (result.token_ids, result.invalid_rows) == ([0, 4, VOCAB - 1], set())
+
+
+def test_a_chunk_that_samples_nothing_is_judged_too() -> None:
+    entry = PromptEntry(2, 4, 0)
+    logits = torch.stack([torch.full((VOCAB,), NAN), torch.zeros(VOCAB)])
+    runner = runner_of({entry: Recorder(prompt_inputs(entry, SIZE, (None,)), logits)})
+
+    rows = (PromptRow((1,), 0, (1,), None), PromptRow((2,), 0, (2,), None))
+
+    assert runner.run(PromptStep(entry, rows)).invalid_rows == {0}
+
+
+class Contagious:
+    """A decode step in which a NaN in any block that is read reaches every row, as 0 times NaN does.
+
+    Token `POISON` is a NaN; the answer to another token is the next one. Padding is written to block 0.
+    """
+
+    POISON = 5
+
+    def __init__(self, entry: DecodeEntry, cache: torch.Tensor) -> None:
+        self.inputs = decode_inputs(entry, SIZE, (None,))
+        self._cache = cache
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        x = {spec.name: value for spec, value in zip(self.inputs, inputs, strict=True)}
+        values = torch.where(x["input_ids"] == self.POISON, NAN, 1.0)
+        self._write(x["slots"], values)
+        reached = values + 0 * self._cache.index_select(1, x["block_list"]).sum()
+        self._write(x["slots"], reached)
+        answers = torch.nn.functional.one_hot((x["input_ids"] + 1) % VOCAB, VOCAB)
+        return [answers * reached[:, None]]
+
+    def _write(self, slots: torch.Tensor, values: torch.Tensor) -> None:
+        self._cache[:, slots // SIZE, 0, slots % SIZE, 0] = values
+
+
+def test_a_nan_of_one_row_reaches_neither_the_others_nor_what_comes_later() -> None:
+    decode, sampler = DecodeEntry(4, 1, 8), SamplerEntry(4, 0.0, 1.0, 0, True)
+    table = ExecutableTable()
+    table.caches.append(torch.zeros(2, 9, 1, SIZE, 1))
+    table.add(decode, Contagious(decode, table.caches[0]))  # type: ignore[arg-type]
+    table.add(sampler, EagerSampler(sampler, VOCAB))  # type: ignore[arg-type]
+    table.declare_sampler(sampler)
+    runner = ProgramRunner(table, SIZE)
+
+    def step(*rows: tuple[int, int]) -> DecodeStep:
+        return DecodeStep(decode, tuple(DecodeRow(token, 1, (block,), GREEDY) for token, block in rows))
+
+    poisoned = runner.run(step((2, 3), (Contagious.POISON, 4), (3, 6)))
+    later = runner.run(step((1, 3), (2, 4)))
+
+    assert poisoned.invalid_rows == {1}
+    assert (poisoned.token_ids[0], poisoned.token_ids[2]) == (3, 4)
+    assert (later.token_ids, later.invalid_rows) == ([2, 3], set())
+    assert not table.caches[0].isnan().any()

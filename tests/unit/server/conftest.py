@@ -120,6 +120,7 @@ class FakeEngine:
             num_preemptions=11,
             num_defrag_swaps=13,
             num_finished={},
+            num_invalid_logits=19,
             num_refused={"server_requests": 17},
             oldest_waiting_seconds=1.5,
             stalled_seconds=self.stalled_seconds,

@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from aotgaudi.engine.output import TokenEvent
+from aotgaudi.engine.output import ErrorEvent, TokenEvent
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.entries import DecodeEntry
 from aotgaudi.errors import RequestError
@@ -18,6 +18,7 @@ from aotgaudi.llm.running import Warmth
 from aotgaudi.runtime.guard import CAUSES
 from aotgaudi.server.app import create_app
 from aotgaudi.server.generation import Generation
+from aotgaudi.server.http import sse
 from aotgaudi.server.service import Service
 
 HI = {"messages": [{"role": "user", "content": "hi"}]}
@@ -172,6 +173,31 @@ def test_error_in_mid_stream_is_an_event(client: TestClient, engine, scripts) ->
     assert "secret" not in response.text
 
 
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_a_request_for_which_nan_is_computed_is_told_so(client: TestClient, engine, path: str) -> None:
+    error = RequestError("The model computed NaN", http_status=500)
+    engine.script = lambda request_id: (ErrorEvent(request_id=request_id, error=error),)
+    body = {"prompt": "a"} if path == "completions" else HI
+
+    whole = client.post(f"/v1/{path}", json=body)
+    stream = client.post(f"/v1/{path}", json={**body, "stream": True})
+
+    assert whole.status_code == 500
+    assert whole.json() == _events(stream.text)[-1]
+    assert whole.json()["error"] == {
+        "message": "The model computed NaN",
+        "type": "server_error",
+        "param": None,
+        "code": "internal_error",
+    }
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_no_event_has_what_json_does_not_have(value: float) -> None:
+    with pytest.raises(ValueError, match="JSON compliant"):
+        sse({"logprob": value})
+
+
 def test_unexpected_error_is_500_and_tells_nothing(make_service, caplog) -> None:
     def fail() -> object:
         raise RuntimeError("secret detail")
@@ -293,6 +319,7 @@ def test_metrics_are_there_from_the_start(client: TestClient) -> None:
     assert samples["aotgaudi_kv_blocks_free", ()] == 7
     assert samples["aotgaudi_preemptions_total", ()] == 11
     assert samples["aotgaudi_defrag_swaps_total", ()] == 13
+    assert samples["aotgaudi_invalid_logits_total", ()] == 19
     assert samples["aotgaudi_requests_refused_total", (("reason", "server_requests"),)] == 17
     assert samples["aotgaudi_oldest_waiting_request_seconds", ()] == 1.5
     assert samples["aotgaudi_stalled_seconds", ()] == 0
