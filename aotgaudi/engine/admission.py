@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from aotgaudi.engine.blocks import num_blocks_for
-from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.engine.sampling_params import SamplingParams, shown
 from aotgaudi.errors import RequestError
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.sampler import SamplerSpec
@@ -63,7 +63,7 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int | None) -> None:
     for token_id in token_ids:
         if not _is_token_id(token_id, vocab_size):
             bound = "" if vocab_size is None else f" below the vocabulary's size {vocab_size}"
-            raise RequestError(f"token ids must be integers{bound}, not {token_id!r}", param="prompt")
+            raise RequestError(f"token ids must be integers{bound}, not {shown(token_id)}", param="prompt")
 
 
 def check_sampling(params: SamplingParams, sampler: SamplerSpec) -> None:

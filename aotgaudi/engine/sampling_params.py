@@ -9,7 +9,8 @@ from aotgaudi.spec.sampler_signature import SamplerSignature, signature_of
 
 MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
-_MIN_SEED, _MAX_SEED = -(2**63), 2**63 - 1
+_MIN_INT, _MAX_INT = -(2**63), 2**63 - 1
+_MAX_SHOWN_CHARS = 100
 _MIN_TEMPERATURE = 1e-5
 """Smaller ones would make logits overflow 32-bit floats; sampling is greedy long before that."""
 _MIN_TOP_P = 1e-30
@@ -59,10 +60,10 @@ class SamplingParams:
         is_count = self.logprobs is None or (_is_int(self.logprobs) and 0 <= self.logprobs <= MAX_LOGPROBS)
         self._require("logprobs", is_count, f"an integer from 0 to {MAX_LOGPROBS}, or none")
         self._bring_into_range()
-        is_seed = self.seed is None or (_is_int(self.seed) and _MIN_SEED <= self.seed <= _MAX_SEED)
+        is_seed = self.seed is None or (_is_int(self.seed) and _MIN_INT <= self.seed <= _MAX_INT)
         self._require("seed", is_seed, "a 64-bit signed integer, or none")
-        is_count = self.max_tokens is None or (_is_int(self.max_tokens) and self.max_tokens >= 1)
-        self._require("max_tokens", is_count, "an integer of at least 1, or none")
+        is_count = self.max_tokens is None or (_is_int(self.max_tokens) and 1 <= self.max_tokens <= _MAX_INT)
+        self._require("max_tokens", is_count, "a 64-bit integer of at least 1, or none")
         self._require("ignore_eos", isinstance(self.ignore_eos, bool), "true or false")
         self._check_stops()
         object.__setattr__(self, "signature", signature_of(self, logprobs=self.logprobs is not None))
@@ -96,7 +97,16 @@ class SamplingParams:
 
     def _require(self, param: str, is_allowed: bool, allowed: str) -> None:
         if not is_allowed:
-            raise RequestError(f"{param} must be {allowed}, not {getattr(self, param)!r}", param=param)
+            raise RequestError(f"{param} must be {allowed}, not {shown(getattr(self, param))}", param=param)
+
+
+def shown(value: object) -> str:
+    """Returns how a message shows a wrong value: not at length, and not at all where Python refuses to write it."""
+    try:
+        text = repr(value)
+    except ValueError:  # An integer of more than 4,300 digits.
+        return "a number that is too long to be written"
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
 
 
 def _is_int(value: object) -> bool:

@@ -57,6 +57,11 @@ def test_token_ids_outside_the_vocabulary_are_refused(token_ids: list[int]) -> N
         check_token_ids([0, 9, *token_ids], 10)
 
 
+def test_a_token_id_too_long_to_be_written_is_refused_in_few_words() -> None:
+    with pytest.raises(RequestError, match="not a number that is too long"):
+        check_token_ids([10**5000], 10)
+
+
 def test_without_a_vocabulary_size_there_is_no_upper_bound() -> None:
     check_token_ids([10**9], None)
     with pytest.raises(RequestError):

@@ -82,6 +82,7 @@ def test_top_k_of_minus_one_is_off() -> None:
         ("seed", 2**63),
         ("seed", 1.5),
         ("max_tokens", 0),
+        ("max_tokens", 2**63),
         ("max_tokens", True),
         ("stop", ("",)),
         ("stop", "a string is not a tuple of strings"),
@@ -99,3 +100,13 @@ def test_a_refusal_names_the_parameter_the_value_and_what_is_allowed(param: str,
     assert refusal.value.http_status == 400
     assert str(refusal.value).startswith(f"{param} must be ")
     assert repr(value) in str(refusal.value)
+
+
+@pytest.mark.parametrize("value", [10**4299, 10**5000, (-(10**5000),)], ids=["4300", "5001", "tuple"])
+@pytest.mark.parametrize("param", ["max_tokens", "seed", "logprobs", "temperature", "stop_token_ids", "stop"])
+def test_a_number_too_long_to_be_written_is_refused_in_few_words(param: str, value: Any) -> None:
+    with pytest.raises(RequestError) as refusal:
+        SamplingParams(**{param: value})
+
+    assert refusal.value.param == param
+    assert len(str(refusal.value)) < 200

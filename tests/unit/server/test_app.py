@@ -112,6 +112,33 @@ def test_the_engine_is_told_which_connection_a_request_came_over(client: TestCli
     assert [added.connection for added in engine.added] == [("testclient", 50000)] * 2
 
 
+LONG_NUMBERS = (
+    "max_tokens",
+    "top_k",
+    "seed",
+    "logprobs",
+    "temperature",
+    "top_p",
+    "min_p",
+    "stop_token_ids",
+    "n",
+    "prompt",
+)
+
+
+@pytest.mark.parametrize("num_digits", [20, 400, 4300, 4301])
+@pytest.mark.parametrize("name", LONG_NUMBERS)
+def test_a_number_of_any_length_is_answered(client: TestClient, name: str, num_digits: int) -> None:
+    number = "9" * num_digits
+    value = f"[{number}]" if name in ("stop_token_ids", "prompt") else number
+    body = json.dumps({"prompt": "a"})[:-1] + f', "{name}": {value}}}'
+
+    response = client.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+
+    assert response.status_code == 400
+    assert len(response.text) < 500
+
+
 def test_completion_stream(client: TestClient) -> None:
     response = client.post("/v1/completions", json={"prompt": "hi", "stream": True})
 
