@@ -194,6 +194,7 @@ def open_bundle(path: str | os.PathLike[str], acceptance: Acceptance = ANY_BUNDL
             f"bundle {path}: the receipt answers manifest {receipt.manifest_id},"
             f" the index is of {index.manifest_id}"
         )
+    _require_needed(index, receipt, path)
     if statement is not None:
         require_match(statement, Statement.of(index_bytes, index, receipt, statement.epoch), path)
     return Bundle(path, index, index_bytes, manifest_bytes, receipt, statement, acceptance)
@@ -235,12 +236,35 @@ def _directories(path: Path, index: BundleIndex) -> list[Path]:
 
 
 def _read_index(path: Path, examine: Examine) -> bytes:
-    data = read_bounded(path / INDEX_NAME, MAX_DOCUMENT_BYTES, examine)
+    data = read_bounded(path / INDEX_NAME, _max_index_bytes(path), examine)
     if not isinstance(data, Fault):
         return data
     if data.state == "missing":
         raise StoreError(f"no bundle at {path}: it has no {INDEX_NAME} ({mending_command(path)})")
     raise CorruptError(f"{path / INDEX_NAME}: {data.reason} ({mending_command(path)})")
+
+
+def _max_index_bytes(path: Path) -> int:
+    """What an index may have, given its manifest: 80 bytes an object; an entry has 20 bytes and a few objects a layer.
+
+    So an index that claims millions of objects is refused by its size, unless its manifest has as many entries.
+    """
+    try:
+        manifest_bytes = os.lstat(path / MANIFEST_NAME).st_size
+    except OSError:
+        manifest_bytes = 0  # Reading it says what is wrong.
+    return min(MAX_DOCUMENT_BYTES, (1 << 20) + 1024 * manifest_bytes)
+
+
+def _require_needed(index: BundleIndex, receipt: Receipt, path: Path) -> None:
+    """Raises CorruptError where the index lists more objects than the receipt can need: constants are one a program."""
+    num_files = sum(len(unit.artifact) for unit in receipt.units.values())
+    most = 2 * len(receipt.programs) + num_files
+    if len(index.objects) > most:
+        raise CorruptError(
+            f"bundle {path}: the index lists {len(index.objects)} objects, its receipt needs {most} at most"
+            f" ({mending_command(path)})"
+        )
 
 
 def _read_document(path: Path, digest: Digest, examine: Examine) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from aotgaudi.build.run import Progress, Watch
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.signing import generate_key
+from aotgaudi.digest import Digest
 from aotgaudi.errors import BuildInterruptedError, CompileError, ManifestError, SpecError, StoreError
 from aotgaudi.manifest.codec import write_manifest
 from aotgaudi.manifest.manifest import Manifest
@@ -91,6 +93,26 @@ def test_a_key_signs_the_bundle(folder: Path) -> None:
     build(MANIFEST, folder / "out", store=folder / "store", jobs=1, sign_key=folder / "key.pem")
 
     assert (folder / "out" / "aotgaudi.signature.json").is_file()
+
+
+def test_a_model_is_bound_in_the_receipt_alone(folder: Path) -> None:
+    model = folder / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(MANIFEST.spec.model.config), encoding="utf-8")
+    (model / "model.safetensors").write_bytes(b"weights")
+    unbound = build(MANIFEST, folder / "unbound", store=folder / "store", jobs=1)
+
+    bound = build(MANIFEST, folder / "out", store=folder / "store", jobs=1, model=model)
+
+    assert bound.outcome.compiled == ()
+    assert bound.index is not None
+    assert unbound.index is not None
+    assert bound.index.objects == unbound.index.objects
+    receipt = open_bundle(folder / "out").receipt
+    assert receipt.model == {
+        name: Digest.of((model / name).read_bytes()) for name in ("config.json", "model.safetensors")
+    }
+    assert receipt.model_copy(update={"model": None}) == open_bundle(folder / "unbound").receipt
 
 
 def test_a_watch_is_entered_while_jobs_run_and_may_stop_them(folder: Path) -> None:

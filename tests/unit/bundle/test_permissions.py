@@ -148,3 +148,22 @@ def test_an_unsafe_signature_is_not_read(sealed: Sealed) -> None:
 
     with pytest.raises(UntrustedError, match="can be written to by everybody"):
         read_signature(sealed.path, MINE.examine)
+
+
+def test_a_directory_in_which_everybody_may_replace_the_bundle_is_refused(
+    sealed: Sealed, tmp_path: Path
+) -> None:
+    parent = tmp_path / "shared"
+    parent.mkdir()
+    bundle = sealed.path.rename(parent / "bundle")
+    open_bundle(bundle, MINE)
+    parent.chmod(0o777)
+
+    with pytest.raises(
+        UntrustedError, match=rf"everybody may replace {bundle}, .* \(chmod o-w .*, or \+t, or"
+    ):
+        open_bundle(bundle, MINE)
+
+    assert open_bundle(bundle).path == bundle
+    parent.chmod(0o1777)
+    open_bundle(bundle, MINE)

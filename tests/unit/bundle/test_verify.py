@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -350,3 +351,24 @@ def test_the_bundle_package_imports_no_torch_numpy_or_sqlite() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[]"
+
+
+def test_an_index_that_claims_millions_of_objects_is_refused_unread(sealed: Sealed) -> None:
+    os.truncate(sealed.path / "aotgaudi.bundle.json", 228_000_000)
+    started = time.monotonic()
+
+    with pytest.raises(CorruptError, match=r"aotgaudi\.bundle\.json: has more than 1\d{6} bytes"):
+        sealed.open()
+
+    assert time.monotonic() - started < 1
+
+
+def test_an_index_with_more_objects_than_its_receipt_can_need_is_refused(sealed: Sealed) -> None:
+    index = load_index((sealed.path / "aotgaudi.bundle.json").read_bytes())
+    more = sorted(map(str, (*index.objects, *(Digest(f"{number:064x}", 5) for number in range(1000)))))
+    (sealed.path / "aotgaudi.bundle.json").write_bytes(
+        dump_index(index.model_copy(update={"objects": tuple(map(Digest.parse, more))}))
+    )
+
+    with pytest.raises(CorruptError, match=r"the index lists 1005 objects, its receipt needs 8 at most"):
+        sealed.open()

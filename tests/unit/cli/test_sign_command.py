@@ -203,14 +203,16 @@ def test_serve_has_the_same_options_and_refuses_before_torch(bundle: Path, key: 
     run("sign", bundle, "--sign-key", key)
     bundle.chmod(0o777)
     unsafe = subprocess.run(command, capture_output=True, text=True, check=False)
-    signed = subprocess.run(
-        [*command, "--allow-unsafe-permissions"], capture_output=True, text=True, check=False
-    )
+    command.append("--allow-unsafe-permissions")
+    unbound = subprocess.run(command, capture_output=True, text=True, check=False)
+    signed = subprocess.run([*command, "--allow-unbound-model"], capture_output=True, text=True, check=False)
 
     assert (unsigned.returncode, unsigned.stdout) == (4, "False False\n")
     assert "is not signed" in unsigned.stderr
     assert (unsafe.returncode, unsafe.stdout) == (4, "False False\n")
     assert "can be written to by everybody" in unsafe.stderr
+    assert (unbound.returncode, unbound.stdout) == (4, "False False\n")
+    assert "does not bind its model" in unbound.stderr
     assert signed.returncode == 5, signed.stderr
     assert "compiled for the backend 'fake'" in signed.stderr
 
