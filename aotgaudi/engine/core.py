@@ -106,7 +106,7 @@ class EngineCore:
     @property
     def oldest_waiting(self) -> Request | None:
         """The request that has waited longest; None when nobody waits."""
-        return self.scheduler.next_waiting
+        return self.scheduler.oldest_waiting
 
     def add(self, stream: OutputStream) -> None:
         """Queues the stream's request, which admission has let in."""

@@ -98,7 +98,10 @@ class Engine:
         streams = [self._stream(request, on_event, connection) for request in requests]
         with self._wake:
             self._check_open(requests)
+            is_crowd = self._room.is_crowd(connection, len(streams))
             self._room.enter(connection, [stream.request.num_prompt_tokens for stream in streams])
+            for stream in streams:
+                stream.request.is_in_crowd = is_crowd
             if not self._streams:
                 self._progress_at = self._clock()
             self._streams.update((stream.request.request_id, stream) for stream in streams)

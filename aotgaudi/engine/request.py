@@ -46,7 +46,9 @@ class Request:
 
     `max_tokens` is resolved: prompt and output together fit the server's limits. The i-th sampled token
     always uses the i-th draw of the request's own generator, so that neither preemption nor other requests in
-    the batch change the result. `arrived_at` is in seconds of the engine's clock.
+    the batch change the result. `arrived_at` is in seconds of the engine's clock. `is_in_crowd`: it came together with
+    others over one connection, or while others of that connection were open. `number` is its place in the order of
+    arrival.
 
     Many may wait, so what only a running one needs (its generator is 2.5 kB) is made when it is first asked for.
     """
@@ -57,6 +59,8 @@ class Request:
     max_tokens: int
     seed: int
     arrived_at: float = 0.0
+    is_in_crowd: bool = False
+    number: int = field(default=-1, init=False)
     state: RequestState = RequestState.WAITING
     finish_reason: FinishReason | None = None
     token_ids: list[int] = field(init=False)

@@ -78,6 +78,10 @@ class Room:
         """Whether nothing is open."""
         return self._requests.num_taken == 0
 
+    def is_crowd(self, connection: Hashable, num_prompts: int) -> bool:
+        """Returns whether these prompts, with what the connection has open, are several."""
+        return connection is not None and num_prompts + self._requests.by_connection[connection] > 1
+
     def enter(self, connection: Hashable, prompt_lens: Sequence[int]) -> None:
         """Takes room for all these prompts, or for none. `leave` gives it back, prompt by prompt.
 
@@ -86,7 +90,7 @@ class Room:
         """
         asked = ((self._requests, len(prompt_lens)), (self._tokens, sum(prompt_lens)))
         for quota, amount in asked:
-            self._check(quota, amount, connection, is_single=len(prompt_lens) == 1)
+            self._check(quota, amount, connection, has_share=self.is_crowd(connection, len(prompt_lens)))
         for quota, amount in asked:
             quota.add(connection, amount)
 
@@ -95,9 +99,8 @@ class Room:
         self._requests.add(connection, -1)
         self._tokens.add(connection, -prompt_len)
 
-    def _check(self, quota: _Quota, amount: int, connection: Hashable, *, is_single: bool) -> None:
+    def _check(self, quota: _Quota, amount: int, connection: Hashable, *, has_share: bool) -> None:
         num_held = quota.by_connection[connection]
-        has_share = connection is not None and not (is_single and num_held == 0)
         most = quota.limit // _SHARE if has_share else quota.limit
         what = "prompts" if quota is self._requests else "prompt tokens"
         if amount > most:

@@ -3,7 +3,9 @@
 Policy, in one place:
 
 * First come, first served. The head of the waiting queue is admitted when fewer than `max_num_seqs` requests
-  run and the free blocks hold all of its known tokens; nobody overtakes it.
+  run and the free blocks hold all of its known tokens. Nobody overtakes it, except that requests which came alone over
+  their connection go before those that came in a crowd, while one of a crowd runs; where they have no room, the newest
+  requests of crowds are preempted, but never the last one (aotgaudi/engine/queue.py).
 * A step is a prefill step or a decode step. Prefill goes first, so that new requests get their first token
   soon; while there is work of both kinds they take turns, so that neither a stream of prompts nor a long
   generation starves the other.
@@ -20,12 +22,12 @@ Policy, in one place:
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
 from aotgaudi.engine.blocks import BlockPool, num_blocks_for
+from aotgaudi.engine.queue import WaitingQueue
 from aotgaudi.engine.request import FinishReason, Request, RequestState
 from aotgaudi.engine.steps import DecodeRow, DecodeStep, PromptRow, PromptStep, Step, StepTable
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
@@ -77,20 +79,20 @@ class Scheduler:
         self.limits, self.table, self.pool = limits, table, pool
         self.num_preemptions = 0
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._waiting: OrderedDict[Request, None] = OrderedDict()  # Its head first; leaving it takes O(1).
+        self._waiting = WaitingQueue()
         self._running: list[Request] = []  # In the order of admission.
         self._was_prefill = False
         self._decode_clock = count(1)
 
     @property
     def waiting(self) -> tuple[Request, ...]:
-        """The queue, its head first."""
+        """The queue, in the order of arrival."""
         return tuple(self._waiting)
 
     @property
-    def next_waiting(self) -> Request | None:
-        """The head of the queue, which has waited longest; None when nobody waits."""
-        return next(iter(self._waiting), None)
+    def oldest_waiting(self) -> Request | None:
+        """The request that has waited longest; None when nobody waits."""
+        return self._waiting.oldest
 
     @property
     def running(self) -> tuple[Request, ...]:
@@ -114,12 +116,12 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queues a request that admission has let in (see `aotgaudi.engine.admission`)."""
-        self._waiting[request] = None
+        self._waiting.add(request)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """Ends a waiting or running request now and frees its blocks."""
         if request.state is RequestState.WAITING:
-            del self._waiting[request]
+            self._waiting.remove(request)
         elif request.state is RequestState.RUNNING:
             self._running.remove(request)
         self.pool.free(request.finish(reason))
@@ -130,6 +132,7 @@ class Scheduler:
         Raises:
             UncoveredStepError: No entry covers a request's next step. Finish that request and call again.
         """
+        self._displace_crowds()
         forms = (self._form_prompt_step, self._form_decode_step)
         for form in reversed(forms) if self._was_prefill else forms:
             scheduled = form()
@@ -208,15 +211,32 @@ class Scheduler:
     def _prefill_candidates(self) -> Iterator[Request]:
         """Yields partly prefilled requests, then heads of the queue: admit one before you ask for the next."""
         yield from [request for request in self._running if not request.is_prefilled]
-        while (request := self.next_waiting) is not None and self._can_admit(request):
+        while (request := self._next_waiting()) is not None and self._can_admit(request):
             yield request
+
+    def _next_waiting(self) -> Request | None:
+        """Returns who is to be admitted next; see aotgaudi/engine/queue.py."""
+        runs_crowd = any(request.is_in_crowd for request in self._running)
+        return (self._waiting.first_alone if runs_crowd else None) or self._waiting.oldest
+
+    def _displace_crowds(self) -> None:
+        """Preempts the newest requests of crowds, but for the last, where one that came alone has no room otherwise."""
+        request = self._waiting.first_alone
+        if request is None or self._can_admit(request):
+            return
+        crowds = [one for one in self._running if one.is_in_crowd][1:]
+        num_free = self.pool.num_free + sum(len(one.block_table) for one in crowds)
+        if num_free < num_blocks_for(request.num_tokens, self.limits.block_size):
+            return
+        while crowds and not self._can_admit(request):
+            self._preempt(crowds.pop())
 
     def _can_admit(self, request: Request) -> bool:
         has_seat = len(self._running) < self.limits.max_num_seqs
         return has_seat and self.pool.can_allocate(num_blocks_for(request.num_tokens, self.limits.block_size))
 
     def _admit(self, request: Request) -> None:
-        del self._waiting[request]
+        self._waiting.remove(request)
         request.admit(self.pool.allocate(num_blocks_for(request.num_tokens, self.limits.block_size)))
         self._running.append(request)
 
@@ -275,8 +295,7 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         self._running.remove(request)
         self.pool.free(request.preempt())
-        self._waiting[request] = None
-        self._waiting.move_to_end(request, last=False)
+        self._waiting.put_back(request)
         self.num_preemptions += 1
 
     def _covered(self, requests: list[Request]) -> tuple[DecodeEntry, list[Request]]:

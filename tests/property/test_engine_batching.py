@@ -222,8 +222,8 @@ class SharedEngine(RuleBasedStateMachine):
         self.core = EngineCore(scheduler, self.runner, defrag=defrag)
         self.clients: list[Client] = []
 
-    @rule(prompt=prompts, params=sampling_params(), seed=st.integers(0, 5))
-    def arrive(self, prompt: tuple[int, ...], params: SamplingParams, seed: int) -> None:
+    @rule(prompt=prompts, params=sampling_params(), seed=st.integers(0, 5), is_in_crowd=st.booleans())
+    def arrive(self, prompt: tuple[int, ...], params: SamplingParams, seed: int, is_in_crowd: bool) -> None:
         asked = len(prompt) + (params.max_tokens or 1)
         fits_cache = asked - 1 <= self.limits.num_blocks * self.limits.block_size
         try:
@@ -233,6 +233,7 @@ class SharedEngine(RuleBasedStateMachine):
             return
         assert asked <= self.limits.max_model_len
         assert fits_cache
+        client.request.is_in_crowd = is_in_crowd
         self.clients.append(client)
         self.core.add(client.stream)
 

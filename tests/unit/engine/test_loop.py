@@ -392,6 +392,22 @@ def test_a_connection_may_not_take_all_of_a_server(
     runner.gate.set()
 
 
+def test_prompts_that_share_a_connection_are_a_crowd(
+    make_engine: Callable[..., Engine], runner: GatedRunner
+) -> None:
+    engine = make_engine(room=RoomLimits(max_requests=64))
+    runner.gate.clear()
+
+    _add_many(engine, "alone", 1, connection="a")
+    _add_many(engine, "later", 1, connection="a")
+    _add_many(engine, "pair", 2, connection="b")
+    _add_many(engine, "unconnected", 2)
+
+    crowd = {name for name, stream in engine._streams.items() if stream.request.is_in_crowd}
+    assert crowd == {"later-0", "pair-0", "pair-1"}
+    runner.gate.set()
+
+
 def test_a_request_that_no_server_would_have_room_for_is_a_mistake(
     make_engine: Callable[..., Engine],
 ) -> None:

@@ -46,13 +46,21 @@ def _scheduler(
     )
 
 
-def _add(scheduler: Scheduler, num_prompt_tokens: int, *, max_tokens: int = 32, **params: object) -> Request:
+def _add(
+    scheduler: Scheduler,
+    num_prompt_tokens: int,
+    *,
+    max_tokens: int = 32,
+    is_in_crowd: bool = False,
+    **params: object,
+) -> Request:
     request = Request(
         request_id=f"r{num_prompt_tokens}",
         prompt_token_ids=tuple(range(num_prompt_tokens)),
         params=SamplingParams(**params),  # type: ignore[arg-type]
         max_tokens=max_tokens,
         seed=0,
+        is_in_crowd=is_in_crowd,
     )
     scheduler.add(request)
     return request
@@ -402,9 +410,11 @@ def test_leaving_a_long_queue_costs_little_wherever_one_stands() -> None:
     assert scheduler.waiting == (requests[0],)
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.one_of(st.integers(-30, 30), st.none()), max_size=60))
-def test_requests_stay_in_the_order_of_their_arrival_whoever_leaves(actions: list[int | None]) -> None:
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.one_of(st.tuples(st.integers(-30, 30), st.booleans()), st.none()), max_size=60))
+def test_each_kind_of_request_stays_in_the_order_of_its_arrival_whoever_leaves(
+    actions: list[tuple[int, bool] | None],
+) -> None:
     """A positive number adds a request of so many tokens, another ends one of those that are there, None is a step."""
     scheduler = _scheduler(num_blocks=9)
     arrived: list[Request] = []
@@ -412,12 +422,88 @@ def test_requests_stay_in_the_order_of_their_arrival_whoever_leaves(actions: lis
         if action is None:
             if scheduler.has_work:
                 _step(scheduler)
-        elif action > 0:
-            arrived.append(_add(scheduler, action, max_tokens=37 - action))
+        elif action[0] > 0:
+            arrived.append(_add(scheduler, action[0], max_tokens=37 - action[0], is_in_crowd=action[1]))
         elif arrived:
-            scheduler.finish(arrived[action % len(arrived)], "abort")
+            scheduler.finish(arrived[action[0] % len(arrived)], "abort")
         arrived = [request for request in arrived if not request.is_finished]
 
-        assert [*scheduler.running, *scheduler.waiting] == arrived
-        assert scheduler.next_waiting is next(iter(scheduler.waiting), None)
+        there = [*scheduler.running, *scheduler.waiting]
+        for kind in (True, False):
+            assert [r for r in there if r.is_in_crowd is kind] == [
+                r for r in arrived if r.is_in_crowd is kind
+            ]
+        assert scheduler.waiting == tuple(r for r in arrived if r in scheduler.waiting)
+        assert scheduler.oldest_waiting is next(iter(scheduler.waiting), None)
         scheduler.check_integrity()
+
+
+def _steps(scheduler: Scheduler, num: int) -> None:
+    for _ in range(num):
+        _step(scheduler)
+
+
+class TestCrowds:
+    def test_who_came_alone_goes_first_while_a_crowd_runs(self) -> None:
+        scheduler = _scheduler(max_num_seqs=2)
+        crowd = [_add(scheduler, 2, is_in_crowd=True) for _ in range(6)]
+        _steps(scheduler, 3)
+        assert scheduler.running == (crowd[0], crowd[1])
+
+        alone = _add(scheduler, 3)
+        _steps(scheduler, 2)
+
+        assert scheduler.running == (crowd[0], alone)
+        assert scheduler.waiting == tuple(crowd[1:])
+        assert alone.num_output_tokens == 1
+
+    def test_one_of_a_crowd_always_runs_on(self) -> None:
+        scheduler = _scheduler(max_num_seqs=2)
+        crowd = [_add(scheduler, 2, is_in_crowd=True, max_tokens=20) for _ in range(2)]
+
+        for _ in range(200):
+            if scheduler.num_waiting < 4:
+                _add(scheduler, 3, max_tokens=8)
+            _step(scheduler)
+
+        assert all(request.is_finished for request in crowd)
+
+    def test_without_a_crowd_that_runs_nobody_overtakes(self) -> None:
+        scheduler = _scheduler(max_num_seqs=1)
+        first = _add(scheduler, 3, max_tokens=2)
+        crowd, last = _add(scheduler, 2, is_in_crowd=True), _add(scheduler, 3)
+
+        _step(scheduler)
+        _step(scheduler)
+        assert first.is_finished
+        _step(scheduler)
+
+        assert scheduler.running == (crowd,)
+        assert scheduler.waiting == (last,)
+
+    def test_a_crowd_gives_up_no_blocks_that_would_not_be_enough(self) -> None:
+        scheduler = _scheduler(num_blocks=10)
+        _add(scheduler, 24, max_tokens=8, is_in_crowd=True)
+        small = _add(scheduler, 4, max_tokens=4, is_in_crowd=True)
+        _steps(scheduler, 3)
+
+        _add(scheduler, 30)
+        _steps(scheduler, 2)
+
+        assert small in scheduler.running
+        assert scheduler.num_preemptions == 0
+
+    def test_ten_crowds_make_nobody_else_wait_for_a_first_token(self) -> None:
+        scheduler = _scheduler()
+        for _ in range(10 * 64):
+            _add(scheduler, 1, is_in_crowd=True)
+        for _ in range(20):
+            _step(scheduler)
+
+        alone = _add(scheduler, 5, max_tokens=4)
+        steps = 0
+        while not alone.num_output_tokens:
+            _step(scheduler)
+            steps += 1
+
+        assert steps <= 4
