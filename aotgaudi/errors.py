@@ -182,6 +182,11 @@ class RequestError(AotGaudiError):
         self.param, self.http_status = param, http_status
         super().__init__(message)
 
+    def renamed(self, names: Mapping[str, str]) -> RequestError:
+        """Returns this error with another name for the field, where `names` has one."""
+        param = names.get(self.param or "", self.param)
+        return RequestError(str(self), param=param, http_status=self.http_status)
+
 
 def store_error(doing: str, path: Path, error: OSError, *, needed_bytes: int = 0) -> StoreError:
     """Returns the StoreError for `error`, met while `doing` something (an infinitive) at `path`.

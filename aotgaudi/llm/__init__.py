@@ -1,9 +1,26 @@
 """A model that runs: from a bundle and a model directory to an engine, its tokenizer and its templates.
 
-`LLM` is the Python API; `aotgaudi serve` builds on the same parts. Importing this package imports no torch.
+`LLM` is the Python API; `aotgaudi serve` builds on the same parts. Importing this package imports no torch. The names are
+imported when they are first asked for: whoever needs only the tokenizer and the template has them at once.
 """
 
-from aotgaudi.engine.sampling_params import SamplingParams
-from aotgaudi.llm.api import LLM, Output
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aotgaudi.engine.sampling_params import SamplingParams
+    from aotgaudi.llm.api import LLM, Output
 
 __all__ = ["LLM", "Output", "SamplingParams"]
+
+_HOMES = {
+    "LLM": "aotgaudi.llm.api",
+    "Output": "aotgaudi.llm.api",
+    "SamplingParams": "aotgaudi.engine.sampling_params",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

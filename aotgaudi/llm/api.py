@@ -27,7 +27,8 @@ from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
 from aotgaudi.engine.request import FinishReason, NewRequest
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.steps import TokenLogprobs
-from aotgaudi.errors import AotGaudiError, RequestError, SpecError, TargetError
+from aotgaudi.errors import AotGaudiError, RequestError, SpecError
+from aotgaudi.llm.chat import ChatTemplate
 from aotgaudi.llm.model_files import GenerationConfig
 from aotgaudi.llm.running import ModelOptions, RunningModel, Warmth
 from aotgaudi.llm.start import start
@@ -126,11 +127,12 @@ class LLM:
         )
         self._model: RunningModel = start(options)
         try:
+            self._chat_template = ChatTemplate.load(self._model.directory)
             self._model.guard.arm(
                 self._model.engine.thread_ident if guard == "engine" else None,
                 seccomp="require" if guard == "kernel" else "off",
             )
-        except TargetError:
+        except AotGaudiError:
             self.close()
             raise
         self._numbers = count()
@@ -180,7 +182,7 @@ class LLM:
         Raises:
             RequestError: The model has no chat template, or the template refuses the messages.
         """
-        template = self._model.chat_template
+        template = self._chat_template
         if template is None:
             raise RequestError("the model has no chat template; use generate", param="messages")
         conversations = _conversations(messages)

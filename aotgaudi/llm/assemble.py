@@ -1,4 +1,4 @@
-"""Puts a running model together from a bundle that is being verified: programs, engine, tokenizer, templates.
+"""Puts a running model together from a bundle that is being verified: programs, engine, tokenizer.
 
 Importing this module imports torch, which takes as long as hashing the bundle; `start` does both at once.
 """
@@ -26,7 +26,6 @@ from aotgaudi.engine.runner import ProgramRunner, refuse_cold
 from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.entries import Entry
 from aotgaudi.errors import CoverageError
-from aotgaudi.llm.chat import ChatTemplate
 from aotgaudi.llm.holding import Holding
 from aotgaudi.llm.model_files import GenerationConfig, split_by_sampler
 from aotgaudi.llm.running import ModelOptions, RunningModel, Warmth
@@ -66,7 +65,7 @@ def _assembled(options: ModelOptions, held: Holding) -> RunningModel:
     manifest, model = held.bundle.manifest, held.weights.model
     spec = manifest.spec
     check_model(spec, model)
-    tokenizer, chat_template = Tokenizer.load(model), ChatTemplate.load(model)
+    tokenizer = Tokenizer.load(model)
     defaults = sampling_defaults(options.generation_config, model, spec.sampler)
     check_coverage(manifest, require_warm=options.require_warm)
 
@@ -91,7 +90,7 @@ def _assembled(options: ModelOptions, held: Holding) -> RunningModel:
     return RunningModel(
         engine=engine,
         tokenizer=tokenizer,
-        chat_template=chat_template,
+        directory=model,
         defaults=defaults,
         manifest_id=manifest.id,
         binding=model.describe(),

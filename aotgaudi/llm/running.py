@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from aotgaudi.bundle.bundle import Acceptance
+from aotgaudi.bundle.model import ModelDirectory
 from aotgaudi.engine.core import OnStep
 from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.room import UNLIMITED, RoomLimits
-from aotgaudi.llm.chat import ChatTemplate
 from aotgaudi.llm.model_files import GenerationConfig
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.runtime.guard import Cause, Guard, Layer
@@ -34,6 +34,7 @@ class ModelOptions:
         store_root: Where a builder started on first use keeps what it builds; used only without `require_warm`.
         environment: What that builder inherits; None: this process's environment.
         on_step: Observes the time of each step, on the engine's thread.
+        on_model: Is told the model directory once it is known what must be in it, before anything is loaded.
         room: How much may be open at once.
     """
 
@@ -48,6 +49,7 @@ class ModelOptions:
     generation_config: GenerationConfig = GenerationConfig()  # noqa: RUF009 - a frozen value
     environment: Mapping[str, str] | None = None
     on_step: OnStep | None = None
+    on_model: Callable[[ModelDirectory], None] | None = None
     room: RoomLimits = UNLIMITED
 
 
@@ -76,7 +78,7 @@ class RunningModel:
 
     engine: Engine
     tokenizer: Tokenizer
-    chat_template: ChatTemplate | None
+    directory: ModelDirectory
     defaults: Mapping[str, Any]
     manifest_id: str
     binding: str

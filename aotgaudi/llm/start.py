@@ -28,6 +28,8 @@ def start(options: ModelOptions) -> RunningModel:
     bundle = open_bundle(options.bundle, options.acceptance)
     model = open_model(bundle, options.model_dir, allow_unbound=options.allow_unbound_model)
     check_target(bundle.receipt.target)
+    if options.on_model is not None:
+        options.on_model(model)
     with holding(bundle, ShardReader(model, options.weights_memory)) as held:
         with warnings.catch_warnings():
             # torch warns while it is imported where numpy is not installed; [serve] does without, and so do we.

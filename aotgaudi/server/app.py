@@ -4,7 +4,7 @@
 ``GET /v1/models``, ``/v1/models/ID``  what is served
 ``POST /v1/completions``               text or token ids in, text out; streamed on request
 ``POST /v1/chat/completions``          messages in, a message out; streamed on request
-``GET /health``                        200 while the engine lives and advances, else 503; with the reason
+``GET /health``                        200 while engine and intake live and the engine advances, else 503; with the reason
 ``GET /ready``                         200 while requests are taken, else 503; with the reason
 ``GET /metrics``                       Prometheus or OpenMetrics text
 ``GET /version``                       this program's version
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import asdict
 
 from fastapi import FastAPI
@@ -26,7 +26,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aotgaudi.engine.output import TokenEvent
 from aotgaudi.errors import RequestError
-from aotgaudi.server.body import BodyT, body_schema, openapi_schema, parse_body
 from aotgaudi.server.generation import Generation
 from aotgaudi.server.hosts import ANY_HOST, AllowedHosts, HostCheck
 from aotgaudi.server.http import (
@@ -41,7 +40,9 @@ from aotgaudi.server.http import (
     unless_disconnected,
 )
 from aotgaudi.server.metrics import Metrics
-from aotgaudi.server.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from aotgaudi.server.openapi import body_schema, openapi_schema
+from aotgaudi.server.prepare import Kind, PreparedRequest
+from aotgaudi.server.protocol import ChatCompletionRequest, CompletionRequest
 from aotgaudi.server.reading import BodyReader
 from aotgaudi.server.responses import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat, TokenTexts
 from aotgaudi.server.service import Service
@@ -91,31 +92,27 @@ class Api:
 
     async def list_models(self) -> Response:
         """Lists what is served."""
-        models = [self._model_card(name) for name in self._service.model_names]
+        models = [self._model_card(name) for name in self._service.model.names]
         return JSONResponse({"object": "list", "data": models})
 
     async def retrieve_model(self, model_id: str) -> Response:
         """Describes one model."""
-        return JSONResponse(self._model_card(self._service.resolve_model(model_id)))
+        return JSONResponse(self._model_card(self._service.model.resolve(model_id)))
 
     async def complete(self, request: Request) -> Response:
         """Completes one prompt or several."""
-        service = self._service
-        body = await self._read(CompletionRequest, request)
-        answer_format = CompletionFormat(self._head("cmpl", body), self._texts(body))
-        service.check_open()
-        return await self._answer(request, body, await service.encode_prompts(body), answer_format)
+        prepared = await self._prepared("completion", request)
+        head, texts = self._head("cmpl", prepared), self._texts(prepared)
+        return await self._answer(request, prepared, CompletionFormat(head, texts))
 
     async def chat(self, request: Request) -> Response:
         """Answers a conversation."""
-        service = self._service
-        body = await self._read(ChatCompletionRequest, request)
-        answer_format = ChatFormat(self._head("chatcmpl", body), self._texts(body))
-        service.check_open()
-        return await self._answer(request, body, await service.encode_chat(body), answer_format)
+        prepared = await self._prepared("chat", request)
+        head, texts = self._head("chatcmpl", prepared), self._texts(prepared)
+        return await self._answer(request, prepared, ChatFormat(head, texts))
 
     async def health(self) -> Response:
-        """Says whether the engine lives and advances, and if not, why."""
+        """Says whether engine and intake live, and the engine advances, and if not, why."""
         trouble = self._service.trouble
         return JSONResponse({"alive": not trouble, "reason": trouble}, 503 if trouble else 200)
 
@@ -139,44 +136,42 @@ class Api:
             "object": "model",
             "created": self._service.started_at,
             "owned_by": "aotgaudi",
-            "max_model_len": self._service.max_model_len,
+            "max_model_len": self._service.model.max_len,
         }
 
-    async def _read(self, body_class: type[BodyT], request: Request) -> BodyT:
+    async def _prepared(self, kind: Kind, request: Request) -> PreparedRequest:
+        service = self._service
         async with self._bodies.json_bytes(request) as raw:
-            return parse_body(body_class, raw)
+            service.check_open()
+            return await unless_disconnected(service.intake.prepare(kind, raw), request.receive)
 
-    def _head(self, prefix: str, body: GenerationRequest) -> AnswerHead:
+    def _head(self, prefix: str, prepared: PreparedRequest) -> AnswerHead:
         return AnswerHead(
             id=f"{prefix}-{uuid.uuid4().hex}",
             created=self._service.unix_seconds(),
-            model=self._service.resolve_model(body.model),
+            model=prepared.model,
             system_fingerprint=f"aotgaudi-{self._service.manifest_id[:12]}",
         )
 
-    def _texts(self, body: GenerationRequest) -> TokenTexts | None:
-        return None if body.num_logprobs is None else TokenTexts(self._service.tokenizer.token_text)
+    def _texts(self, prepared: PreparedRequest) -> TokenTexts | None:
+        return None if prepared.params.logprobs is None else TokenTexts(self._service.tokenizer.token_text)
 
     async def _answer(
-        self,
-        request: Request,
-        body: GenerationRequest,
-        prompts: Sequence[Sequence[int]],
-        answer_format: AnswerFormat,
+        self, request: Request, prepared: PreparedRequest, answer_format: AnswerFormat
     ) -> Response:
-        service = self._service
+        service, num_choices = self._service, len(prepared.prompts)
         generation = Generation(
             service.engine, answer_format.head.id, service.metrics, service.clock, request.client
         )
         try:
-            generation.submit(prompts, body.sampling_params(service.defaults))
+            generation.submit(prepared.prompts, prepared.params)
         except RequestError as error:
-            raise body.in_own_names(error) from error
-        if body.stream:
-            events = _stream(generation, answer_format, len(prompts), body.include_usage)
+            raise error.renamed(prepared.own_names) from error
+        if prepared.stream:
+            events = _stream(generation, answer_format, num_choices, prepared.include_usage)
             return EventStreamResponse(events, on_close=generation.close)
         try:
-            outputs = await unless_disconnected(_collect(generation, len(prompts)), request.receive)
+            outputs = await unless_disconnected(_collect(generation, num_choices), request.receive)
         finally:
             generation.close()
         return JSONResponse(answer_format.whole(outputs, generation.token_counts))

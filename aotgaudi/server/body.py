@@ -1,4 +1,4 @@
-"""What all request bodies have in common: closed, strict, clear about what is wrong, and described in OpenAPI."""
+"""What all request bodies have in common: closed, strict, and clear about what is wrong."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, TypeVar
 
-from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 from pydantic import BeforeValidator, ValidationError, model_validator
-from pydantic.json_schema import models_json_schema
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from aotgaudi.document import Value
@@ -19,7 +16,6 @@ _MAX_ECHO_CHARS = 64
 _MAX_UNCOUNTED_BYTES = 64 * 1024
 _MAX_CONTAINERS, _MAX_STRINGS, _MAX_VALUES = 32_768, 65_536, 524_288
 """Of one body: objects and arrays, strings (names included), values. What Python makes of 4 MiB of ``{},`` is 100 MB."""
-_REF = "#/components/schemas/{model}"
 
 BodyT = TypeVar("BodyT", bound="Body")
 
@@ -128,19 +124,3 @@ def _path(location: Sequence[int | str]) -> str:
         elif not step.startswith("<") and step != "[key]":
             path += f".{name}" if path else name
     return path
-
-
-def body_schema(body_class: type[Body]) -> dict[str, object]:
-    """Returns what a route adds to its OpenAPI description to say which body it takes."""
-    content = {"application/json": {"schema": {"$ref": _REF.format(model=body_class.__name__)}}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-def openapi_schema(app: FastAPI, body_classes: Sequence[type[Body]]) -> dict[str, object]:
-    """Returns ``/openapi.json``: FastAPI's document with the bodies, which we parse ourselves. Made anew at each call."""
-    wanted = [(body_class, "validation") for body_class in body_classes]
-    _, definitions = models_json_schema(wanted, ref_template=_REF)  # type: ignore[arg-type]
-    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    schemas.update(definitions.get("$defs", {}))
-    return document

@@ -19,8 +19,10 @@ from aotgaudi.llm.start import start
 from aotgaudi.runtime.guard import Seccomp
 from aotgaudi.server.app import create_app
 from aotgaudi.server.hosts import AllowedHosts
+from aotgaudi.server.intake import Intake
 from aotgaudi.server.limits import Listening
 from aotgaudi.server.metrics import Metrics
+from aotgaudi.server.prepare import ServedModel
 from aotgaudi.server.run import HttpServer, StopTimes, bind
 from aotgaudi.server.service import DEFAULT_STALL_SECONDS, Service
 
@@ -58,53 +60,52 @@ def launch(options: ServeOptions) -> None:
         NotWarmError, CorruptError, UntrustedError, TargetError: the bundle cannot be served; nothing was mapped.
         TargetError: the kernel is required to refuse processes, and cannot.
         CoverageError: under `require_warm`, a step that the scheduler can form has no entry.
+        AotGaudiError: the intake ended before the server was ready.
     """
     listener = bind(options.listening.host, options.listening.port)
-    try:
-        service = _start(options)
-        limits = options.listening.limits()
-    except BaseException:
-        listener.close()
-        raise
+    with listener, Intake() as intake:
+        service = _start(options, intake)
 
-    def on_listening(host: str, port: int) -> None:
-        seconds = seconds_since_start()
-        service.metrics.time_to_ready.set(seconds)
-        logger.info(
-            "ready in %.2f s: http://%s:%d (model %s)", seconds, host, port, options.served_model_names[0]
+        def on_listening(host: str, port: int) -> None:
+            intake.attach()
+            seconds = seconds_since_start()
+            service.metrics.time_to_ready.set(seconds)
+            name = options.served_model_names[0]
+            logger.info("ready in %.2f s: http://%s:%d (model %s)", seconds, host, port, name)
+
+        hosts = AllowedHosts.of(options.listening.host, options.listening.allowed_hosts)
+        server = HttpServer(
+            create_app(service, hosts),
+            listener,
+            service,
+            on_listening=on_listening,
+            stop_times=options.stop_times,
+            limits=options.listening.limits(),
+            on_close=service.metrics.count_closed,
         )
-
-    hosts = AllowedHosts.of(options.listening.host, options.listening.allowed_hosts)
-    server = HttpServer(
-        create_app(service, hosts),
-        listener,
-        service,
-        on_listening=on_listening,
-        stop_times=options.stop_times,
-        limits=limits,
-        on_close=service.metrics.count_closed,
-    )
-    service.metrics.connections.set_function(lambda: server.num_connections)
-    server.run_until_stopped()
+        service.metrics.connections.set_function(lambda: server.num_connections)
+        server.run_until_stopped()
 
 
-def _start(options: ServeOptions) -> Service:
+def _start(options: ServeOptions, intake: Intake) -> Service:
     metrics = Metrics()
-    model = start(replace(options.model, on_step=metrics.observe_step))
+    model = start(replace(options.model, on_step=metrics.observe_step, on_model=intake.load))
+    served = ServedModel(
+        names=options.served_model_names, max_len=model.max_model_len, defaults=model.defaults
+    )
     service = Service(
         engine=model.engine,
+        intake=intake,
         tokenizer=model.tokenizer,
-        chat_template=model.chat_template,
-        model_names=options.served_model_names,
-        max_model_len=model.max_model_len,
+        model=served,
         manifest_id=model.manifest_id,
         binding=model.binding,
         warmth=model.warmth,
         version=__version__,
-        defaults=model.defaults,
         metrics=metrics,
         stall_seconds=options.longest_step_seconds,
     )
+    intake.open(served)
     model.guard.arm(seccomp=options.seccomp if options.model.require_warm else "off")
     return service
 

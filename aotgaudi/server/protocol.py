@@ -22,7 +22,6 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from aotgaudi.engine.sampling_params import MAX_STOP_STRINGS, SamplingParams
-from aotgaudi.errors import RequestError
 from aotgaudi.server.body import (
     Body,
     Ignored,
@@ -174,12 +173,8 @@ class GenerationRequest(Body):
         """How many likeliest tokens' log-probabilities to return beside the chosen one's; None: nothing."""
         return None
 
-    def in_own_names(self, error: RequestError) -> RequestError:
-        """`error` of the engine, with the name that this body has for the parameter at fault."""
-        param = self._own_names().get(error.param or "", error.param)
-        return RequestError(str(error), param=param, http_status=error.http_status)
-
-    def _own_names(self) -> Mapping[str, str]:
+    def own_names(self) -> Mapping[str, str]:
+        """Returns this body's names of parameters that the engine calls otherwise."""
         return {}
 
     def sampling_params(self, defaults: Mapping[str, Any] = MappingProxyType({})) -> SamplingParams:
@@ -324,7 +319,8 @@ class ChatCompletionRequest(GenerationRequest):
         """`top_logprobs`, where `logprobs` is true."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def _own_names(self) -> Mapping[str, str]:
+    def own_names(self) -> Mapping[str, str]:
+        """The messages are the prompt; the limits have two names each."""
         names = {"prompt": "messages"}
         if self.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from aotgaudi.server.intake_lane import LANES
 from tests.e2e.harness import PACKAGE_ROOT, Server, Workplace, environment, eventually
 
 pytestmark = pytest.mark.slow
@@ -125,13 +126,15 @@ def test_a_strict_server_works_without_a_compiler_and_starts_no_process(
     with workplace.serve(PATH=empty_path, CXX="", **witness.settings) as server:
         ready_at = time.time()
         process = psutil.Process(server.process.pid)
+        intake = {child.pid for child in process.children(recursive=True)}
+        assert len(intake) == 1 + len(LANES)
         for length in range(1, 50, 7):
             server.complete([11] * length, max_tokens=14, ignore_eos=True)
             server.complete([[11] * length, [12] * length], max_tokens=14, temperature=1, top_k=5)
         chat = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "the fox"}]})
         assert chat.status_code == 200
         assert server.metric("aotgaudi_compilations_total") == 0
-        assert process.children(recursive=True) == []
+        assert {child.pid for child in process.children(recursive=True)} == intake
         times = process.cpu_times()
         assert (times.children_user, times.children_system) == (0, 0)
 

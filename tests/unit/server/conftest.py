@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import pytest
 import tokenizers
@@ -22,6 +24,9 @@ from aotgaudi.llm.running import Warmth
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.runtime.guard import CAUSES
 from aotgaudi.server.app import create_app
+from aotgaudi.server.intake_wire import answer as answer_of
+from aotgaudi.server.intake_wire import message_of, prepared_of
+from aotgaudi.server.prepare import Kind, PreparedRequest, Preparer, ServedModel
 from aotgaudi.server.service import Service
 from aotgaudi.spec.sampler import SamplerSpec
 from tests.unit.llm.conftest import BOS, make_backend
@@ -132,6 +137,18 @@ class FakeEngine:
                 request.on_event(event)
 
 
+@dataclass
+class DirectIntake:
+    """Prepares requests where it is called, and sends them over the wire's encoding to itself."""
+
+    preparer: Preparer
+    is_alive: bool = True
+
+    async def prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
+        message = answer_of(self.preparer.prepare(kind, raw))
+        return prepared_of(message_of(json.dumps(message.head).encode(), message.tail))
+
+
 def first_piece_only(request_id: str) -> Sequence[Event]:
     return (TokenEvent(request_id=request_id, text="Hel", token_ids=(1,)),)
 
@@ -173,13 +190,20 @@ def engine() -> Iterator[FakeEngine]:
 def make_service(engine: FakeEngine, backend: tokenizers.Tokenizer) -> Callable[..., Service]:
     """Makes a service of the fake engine; keywords override its fields."""
 
-    def make(**overrides: object) -> Service:
+    def make(
+        template: str | None = TEMPLATE,
+        max_model_len: int = MAX_MODEL_LEN,
+        defaults: Mapping[str, object] = MappingProxyType({}),
+        **overrides: object,
+    ) -> Service:
+        tokenizer = Tokenizer(backend, [257])
+        chat_template = None if template is None else ChatTemplate(template, {"bos_token": BOS})
+        model = ServedModel(names=("tiny", "org/tiny"), max_len=max_model_len, defaults=defaults)
         fields: dict[str, object] = {
             "engine": engine,
-            "tokenizer": Tokenizer(backend, [257]),
-            "chat_template": ChatTemplate(TEMPLATE, {"bos_token": BOS}),
-            "model_names": ("tiny", "org/tiny"),
-            "max_model_len": MAX_MODEL_LEN,
+            "intake": DirectIntake(Preparer(tokenizer, chat_template, model)),
+            "tokenizer": tokenizer,
+            "model": model,
             "manifest_id": "0123456789abcdef",
             "warmth": lambda: Warmth(4, 4, 0, dict.fromkeys(CAUSES, 0), ("seccomp", "hook")),
             "version": "9.9.9",

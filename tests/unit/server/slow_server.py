@@ -22,10 +22,12 @@ from aotgaudi.llm.running import Warmth
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.server.app import create_app
 from aotgaudi.server.log import log_handler
+from aotgaudi.server.prepare import Preparer, ServedModel
 from aotgaudi.server.run import HttpServer, StopTimes, bind
 from aotgaudi.server.service import Service
 from aotgaudi.spec.limits import ServingLimits
 from tests.unit.llm.conftest import make_backend
+from tests.unit.server.conftest import DirectIntake
 
 LIMITS = ServingLimits(
     max_num_seqs=2, max_num_batched_tokens=64, max_model_len=100_000, block_size=100, num_blocks=2000
@@ -51,12 +53,12 @@ def main(delay: float, drain: float) -> None:
         lambda ids: IncrementalDetokenizer(tokenizer.decode, ids),
     )
     engine.start()
+    model = ServedModel(names=("slow",), max_len=LIMITS.max_model_len, defaults={})
     service = Service(
         engine=engine,
+        intake=DirectIntake(Preparer(tokenizer, None, model)),
         tokenizer=tokenizer,
-        chat_template=None,
-        model_names=("slow",),
-        max_model_len=LIMITS.max_model_len,
+        model=model,
         manifest_id="0",
         warmth=lambda: Warmth(1, 1, 0, {}),
         version="0",

@@ -70,7 +70,7 @@ def test_stream_of_several_prompts(client: TestClient) -> None:
     assert texts == {0: "Hello", 1: "Hello"}
 
 
-def test_long_text_is_encoded_on_another_thread(make_service: Callable[..., Service], engine) -> None:
+def test_text_longer_than_a_socket_buffer_is_served(make_service: Callable[..., Service], engine) -> None:
     engine.refusal = RequestError("seen", param="prompt")
     client = TestClient(create_app(make_service(max_model_len=100_000)))
 
@@ -170,7 +170,7 @@ def test_chat_stream_starts_with_the_role_and_ends_with_usage(client: TestClient
 
 
 def test_chat_without_template_is_refused(make_service: Callable[..., Service]) -> None:
-    client = TestClient(create_app(make_service(chat_template=None)))
+    client = TestClient(create_app(make_service(template=None)))
 
     response = client.post("/v1/chat/completions", json=HI)
 

@@ -1,0 +1,142 @@
+"""From a body to what the engine is asked for: parsed, validated, rendered by the chat template, and tokenized.
+
+All of it holds the interpreter's lock, for a second where the body is large, and for as long as it likes where the chat
+template is bad. So it is done by a lane of the intake, a process of its own (see `aotgaudi.server.intake`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.errors import RequestError
+from aotgaudi.llm.chat import ChatTemplate
+from aotgaudi.llm.tokenizer import Tokenizer
+from aotgaudi.server.body import parse_body
+from aotgaudi.server.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
+
+Kind = Literal["completion", "chat"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """What a request is checked against.
+
+    `names` are those that requests may use; an answer carries the one that was asked for, or else the first. `max_len` is
+    in tokens. `defaults` are the sampling parameters of requests that do not state them.
+    """
+
+    names: tuple[str, ...]
+    max_len: int
+    defaults: Mapping[str, Any]
+
+    def resolve(self, name: str | None) -> str:
+        """Returns the name that an answer carries.
+
+        Raises:
+            RequestError: 404; no such model is served here.
+        """
+        if name is None:
+            return self.names[0]
+        if name not in self.names:
+            served = ", ".join(self.names)
+            raise RequestError(
+                f"The model {name[:256]!r} does not exist; this server has: {served}",
+                param="model",
+                http_status=404,
+            )
+        return name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRequest:
+    """A request that needs nothing but the engine.
+
+    `model` is the name that the answer carries, `prompts` are token ids, one list a choice. `own_names` are the body's
+    names of parameters that the engine calls otherwise.
+    """
+
+    model: str
+    prompts: Sequence[Sequence[int]]
+    params: SamplingParams
+    stream: bool
+    include_usage: bool
+    own_names: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Preparer:
+    """Prepares requests for one model."""
+
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    model: ServedModel
+
+    def prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
+        """Returns what the body `raw` asks for.
+
+        Raises:
+            RequestError: 400, or 404 for another model's name; says what is wrong, and where.
+        """
+        if kind == "chat":
+            chat = parse_body(ChatCompletionRequest, raw)
+            return self._prepared(chat, self.model.resolve(chat.model), self._chat_prompts(chat))
+        completion = parse_body(CompletionRequest, raw)
+        name = self.model.resolve(completion.model)
+        return self._prepared(completion, name, self._completion_prompts(completion))
+
+    def _prepared(
+        self, body: GenerationRequest, model: str, prompts: Sequence[Sequence[int]]
+    ) -> PreparedRequest:
+        try:
+            params = body.sampling_params(self.model.defaults)
+        except RequestError as error:
+            raise error.renamed(body.own_names()) from error
+        return PreparedRequest(
+            model=model,
+            prompts=prompts,
+            params=params,
+            stream=bool(body.stream),
+            include_usage=body.include_usage,
+            own_names=body.own_names(),
+        )
+
+    def _completion_prompts(self, body: CompletionRequest) -> Sequence[Sequence[int]]:
+        """Text gets the model's special tokens unless the request says otherwise."""
+        prompts = body.prompts()
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        if texts:
+            return self._encoded(texts, body.add_special_tokens is not False, "prompt")
+        return [self._bounded(ids) for ids in prompts if not isinstance(ids, str)]
+
+    def _bounded(self, token_ids: list[int]) -> list[int]:
+        """Refuses here what is far too long, so that it need not cross to the server."""
+        if len(token_ids) > self.model.max_len:
+            raise RequestError(
+                f"the prompt has {len(token_ids)} tokens; max_model_len = {self.model.max_len}",
+                param="prompt",
+            )
+        return token_ids
+
+    def _chat_prompts(self, body: ChatCompletionRequest) -> Sequence[Sequence[int]]:
+        """The template writes the special tokens itself."""
+        if self.chat_template is None:
+            raise RequestError(
+                f"The model {self.model.names[0]!r} has no chat template; use /v1/completions",
+                param="messages",
+            )
+        text = self.chat_template.render([message.as_variables() for message in body.messages])
+        return self._encoded([text], False, "messages")
+
+    def _encoded(self, texts: Sequence[str], with_special: bool, param: str) -> list[list[int]]:
+        num_chars = max(map(len, texts), default=0)
+        bound = self.model.max_len * self.tokenizer.max_token_chars
+        if num_chars > bound:
+            raise RequestError(
+                f"The text is {num_chars} characters long; max_model_len = {self.model.max_len} tokens "
+                f"hold at most {bound}",
+                param=param,
+            )
+        return self.tokenizer.encode_batch(texts, with_special)

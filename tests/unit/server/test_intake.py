@@ -1,0 +1,372 @@
+"""The intake, with real processes: what goes in comes out, and whatever a lane dies of, the server does not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+import pytest
+
+from aotgaudi.bundle.model import ModelDirectory
+from aotgaudi.errors import RequestError, SpecError
+from aotgaudi.llm.tokenizer import Tokenizer
+from aotgaudi.server.intake import Intake
+from aotgaudi.server.intake_lane import LANES, LaneLimits
+from aotgaudi.server.prepare import ServedModel
+from tests.unit.llm.conftest import make_backend
+
+T = TypeVar("T")
+MODEL = ServedModel(names=("tiny",), max_len=10_000, defaults={"temperature": 0.5})
+QUICK = {
+    "completion": LaneLimits(seconds=1.0, memory_bytes=32 << 20, wall_seconds=2.0),
+    "chat": LaneLimits(seconds=0.2, memory_bytes=32 << 20),
+    "large": LaneLimits(seconds=1.0, memory_bytes=72 << 20, niceness=10),
+}
+BOMBS = """
+{%- set what = messages[0].content -%}
+{%- if what == 'time' -%}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}
+{%- elif what == 'power' -%}{% set x = 9 ** 999999999 %}
+{%- elif what == 'memory' -%}{{ 'a' * 3000000000 }}
+{%- elif what == 'pieces' -%}{% set ns = namespace(x=['a' * 1000000]) %}
+    {%- for i in range(9999) %}{% set ns.x = ns.x + ['a' * 1000000] %}{% endfor %}
+{%- elif what == 'indent' -%}{{ messages | tojson(indent=2000000000) }}
+{%- elif what == 'recursion' -%}{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}
+{%- elif what == 'refuse' -%}{{ raise_exception('no') }}
+{%- else -%}{{ what }}{%- endif -%}
+"""
+
+
+TOKENIZER = Tokenizer(make_backend())
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+def completion(prompt: object, **fields: object) -> bytes:
+    return json.dumps({"prompt": prompt, **fields}).encode()
+
+
+def chat(content: str, **fields: object) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": content}], **fields}).encode()
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    make_backend().save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(BOMBS, encoding="utf-8")
+    return folder
+
+
+@contextmanager
+def opened(model_dir: Path, lanes: dict[str, LaneLimits] | None = None) -> Iterator[Intake]:
+    with Intake(lanes or QUICK) as intake:
+        intake.load(ModelDirectory(model_dir))
+        intake.open(MODEL)
+        yield intake
+    assert psutil.Process().children(recursive=True) == []
+
+
+@pytest.fixture
+def intake(model_dir: Path) -> Iterator[Intake]:
+    with opened(model_dir) as intake:
+        yield intake
+
+
+def run(intake: Intake, use: Callable[[], Awaitable[T]]) -> T:
+    async def attached() -> T:
+        intake.attach()
+        return await asyncio.wait_for(use(), 60)
+
+    return asyncio.run(attached())
+
+
+def companion() -> psutil.Process:
+    (found,) = [
+        child
+        for child in psutil.Process().children()
+        if "aotgaudi.server.intake_companion" in child.cmdline()
+    ]
+    return found
+
+
+def lanes() -> list[psutil.Process]:
+    """In the order of `LANES`, as long as none was forked again."""
+    return sorted(companion().children(), key=lambda child: child.pid)
+
+
+def is_gone(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE  # Whoever adopted it may take its time.
+    except psutil.NoSuchProcess:
+        return True
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_what_goes_in_comes_out(intake: Intake) -> None:
+    async def use() -> None:
+        text, numbers, told = await asyncio.gather(
+            intake.prepare(
+                "completion", completion(["ab", "c"], stop=["x"], stop_token_ids=[7], stream=True)
+            ),
+            intake.prepare("completion", completion([[1, 2], [3]], logprobs=2, temperature=0, seed=-5)),
+            intake.prepare("chat", chat("ab", max_completion_tokens=9, model="tiny")),
+        )
+        assert text.prompts == [[256, *ids("ab")], [256, *ids("c")]]
+        assert (text.params.stop, text.params.stop_token_ids, text.stream) == (("x",), (7,), True)
+        assert text.params.temperature == 0.5
+        assert numbers.prompts == [[1, 2], [3]]
+        assert (numbers.params.logprobs, numbers.params.temperature, numbers.params.seed) == (2, 0.0, -5)
+        assert told.prompts == [ids("ab")]
+        assert (told.model, told.params.max_tokens, told.stream) == ("tiny", 9, False)
+        assert told.own_names["max_tokens"] == "max_completion_tokens"
+
+    run(intake, use)
+
+
+def test_no_answer_is_anothers(intake: Intake) -> None:
+    async def ask(number: int) -> bool:
+        text = f"{number}." + "x" * (number * 7919 % 3000) + ("y" * 70_000 if number % 17 == 0 else "")
+        if number % 11 == 0:
+            with pytest.raises(RequestError, match=f"model 'm{number}' does not exist"):
+                await intake.prepare("completion", completion(text, model=f"m{number}"))
+            return True
+        task = asyncio.ensure_future(intake.prepare("completion", completion(text[:9000], seed=number)))
+        if number % 5 == 0:
+            await asyncio.sleep(0.001 * (number % 13))
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return True
+        prepared = await task
+        return prepared.prompts == [[256, *ids(text[:9000])]] and prepared.params.seed == number
+
+    async def use() -> list[bool]:
+        return await asyncio.gather(*map(ask, range(400)))
+
+    assert all(run(intake, use))
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("time", "took more than 0.2 s of processor time"),
+        ("power", "took more than 0.2 s of processor time"),
+        ("memory", "refuses these messages: MemoryError"),
+        ("pieces", "refuses these messages: MemoryError"),
+        ("indent", "refuses these messages"),
+        ("recursion", "refuses these messages: maximum recursion"),
+        ("refuse", "refuses these messages: no"),
+    ],
+)
+def test_template_without_bound_is_refused_and_the_next_request_served(
+    intake: Intake, what: str, message: str
+) -> None:
+    async def use() -> None:
+        bad = asyncio.ensure_future(intake.prepare("chat", chat(what)))
+        beside = await intake.prepare("completion", completion("a"))
+        assert not bad.done() or what not in ("time", "power")
+        with pytest.raises(RequestError, match=message) as caught:
+            await bad
+        assert caught.value.http_status == 400
+        assert beside.prompts == [[256, *ids("a")]]
+        assert (await intake.prepare("chat", chat("fine"))).prompts == [ids("fine")]
+
+    run(intake, use)
+
+
+def test_lane_that_is_killed_in_the_middle_is_replaced_and_asked_again(intake: Intake) -> None:
+    async def use() -> None:
+        lane = lanes()[0]
+        lane.suspend()
+        asked = asyncio.ensure_future(intake.prepare("completion", completion("a")))
+        await asyncio.sleep(0.05)
+        lane.kill()
+        assert (await asked).prompts == [[256, *ids("a")]]
+        lanes()[-1].kill()
+        assert (await intake.prepare("completion", completion("b"))).prompts == [[256, *ids("b")]]
+
+    run(intake, use)
+
+
+def test_lane_that_does_not_answer_is_killed(intake: Intake) -> None:
+    async def use() -> None:
+        lane = lanes()[0]
+        lane.suspend()
+        assert (await intake.prepare("completion", completion("a"))).prompts == [[256, *ids("a")]]
+        assert is_gone(lane)
+
+    run(intake, use)
+
+
+def test_lane_that_has_grown_ends_and_gives_its_memory_back(model_dir: Path) -> None:
+    with opened(model_dir, dict(LANES)) as intake:
+
+        async def use() -> None:
+            before = {lane.pid for lane in lanes()}
+            prompts = [[7] * 8000] * 60
+            assert (await intake.prepare("completion", completion(prompts))).prompts == prompts
+            assert (await intake.prepare("completion", completion(prompts))).prompts == prompts
+            assert len(before & {lane.pid for lane in lanes()}) == 2
+
+        run(intake, use)
+
+
+def test_clients_that_leave_leave_the_queue(intake: Intake) -> None:
+    async def use() -> None:
+        slow = asyncio.ensure_future(intake.prepare("chat", chat("time")))
+        await asyncio.sleep(0.01)
+        gone = [asyncio.ensure_future(intake.prepare("chat", chat("x"))) for _ in range(1000)]
+        await asyncio.sleep(0)
+        for task in gone:
+            task.cancel()
+        await asyncio.gather(*gone, return_exceptions=True)
+        many = [asyncio.ensure_future(intake.prepare("chat", chat("x"))) for _ in range(1023)]
+        await asyncio.sleep(0)
+        with pytest.raises(RequestError, match="Too many requests") as caught:
+            await intake.prepare("chat", chat("x"))
+        assert caught.value.http_status == 429
+        with pytest.raises(RequestError, match="took more than"):
+            await slow
+        assert [prepared.prompts for prepared in await asyncio.gather(*many)] == [[ids("x")]] * 1023
+
+    run(intake, use)
+
+
+def test_bytes_that_wait_are_bounded(intake: Intake) -> None:
+    async def use() -> None:
+        large = completion("x" * (4 << 20))
+        results = await asyncio.gather(
+            *(intake.prepare("completion", large) for _ in range(5)), return_exceptions=True
+        )
+        statuses = [result.http_status for result in results if isinstance(result, RequestError)]
+        assert statuses == [400, 400, 400, 429, 429]
+
+    run(intake, use)
+
+
+def test_small_requests_pass_large_ones(intake: Intake) -> None:
+    async def use() -> None:
+        order: list[int] = []
+
+        async def ask(size: int) -> None:
+            await intake.prepare("completion", completion("x" * size))
+            order.append(size)
+
+        first = asyncio.ensure_future(ask(1))
+        await asyncio.sleep(0)
+        await asyncio.gather(first, *map(ask, (9000, 6000, 3000, 2)))
+        assert order == [1, 2, 3000, 6000, 9000]
+
+    run(intake, use)
+
+
+def test_without_its_companion_it_is_dead_and_says_so(
+    intake: Intake, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def use() -> None:
+        lane = lanes()[0]
+        lane.suspend()
+        asked = asyncio.ensure_future(intake.prepare("completion", completion("a")))
+        await asyncio.sleep(0.05)
+        assert intake.is_alive
+        companion().kill()
+        for _ in range(2):
+            with pytest.raises(RequestError, match="its intake has ended") as caught:
+                await asked
+            assert caught.value.http_status == 503
+            asked = asyncio.ensure_future(intake.prepare("completion", completion("a")))
+        await asyncio.gather(asked, return_exceptions=True)
+        assert not intake.is_alive
+        lane.resume()
+
+    others = lanes()
+    run(intake, use)
+    assert "the intake has ended" in caplog.text
+    assert eventually(lambda: all(map(is_gone, others)))
+
+
+def test_signals_to_the_group_are_not_for_it(intake: Intake) -> None:
+    async def use() -> None:
+        for process in (companion(), *lanes()):
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGINT)
+        assert (await intake.prepare("completion", completion("a"))).prompts == [[256, *ids("a")]]
+        assert (await intake.prepare("chat", chat("a"))).prompts == [ids("a")]
+
+    run(intake, use)
+
+
+def test_it_has_one_thread_each_and_no_torch(intake: Intake) -> None:
+    for process in (companion(), *lanes()):
+        assert process.num_threads() == 1
+        assert not [entry.path for entry in process.memory_maps() if "torch" in entry.path]
+        assert {fd.path for fd in process.open_files()} <= {os.devnull}
+
+
+def test_server_does_little_for_a_large_body(intake: Intake) -> None:
+    raw = b'{"messages": [' + b",".join([b"{}"] * 1_000_000) + b"]}"
+
+    async def use() -> float:
+        began = time.process_time()
+        for _ in range(10):
+            with pytest.raises(RequestError, match="objects and arrays"):
+                await intake.prepare("chat", raw)
+        return time.process_time() - began
+
+    assert run(intake, use) < 0.3
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("chat_template.jinja", "{% if %}", "chat_template.jinja:1: is not a valid chat template"),
+        ("tokenizer.json", "{}", "is not a usable tokenizer"),
+    ],
+)
+def test_model_that_cannot_be_used_is_a_spec_error(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
+    make_backend().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / name).write_text(text, encoding="utf-8")
+
+    with Intake() as intake:
+        intake.load(ModelDirectory(tmp_path))
+        with pytest.raises(SpecError, match=message):
+            intake.open(MODEL)
+
+
+def test_nothing_is_left_of_it_when_the_server_is_killed(model_dir: Path) -> None:
+    code = (
+        "import sys, time, psutil, pathlib; from tests.unit.server.test_intake import *\n"
+        "intake = Intake(); intake.load(ModelDirectory(pathlib.Path(sys.argv[1]))); intake.open(MODEL)\n"
+        "print(*[child.pid for child in psutil.Process().children(recursive=True)], flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(model_dir)], stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        processes = [psutil.Process(int(pid)) for pid in server.stdout.readline().split()]
+        assert len(processes) == 1 + len(LANES)
+
+        server.kill()
+
+        assert eventually(lambda: all(map(is_gone, processes)))
