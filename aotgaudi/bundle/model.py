@@ -221,7 +221,10 @@ def open_model(bundle: Bundle, path: Path, *, allow_unbound: bool = False) -> Mo
 
 def check_model(spec: BuildSpec, model: ModelDirectory) -> None:
     """Raises SpecError unless the directory's configuration gives the same graphs as the manifest's."""
-    found = model.model_spec(spec.model.dtype)
+    mode = {
+        "batch_invariant": spec.model.batch_invariant
+    }  # A choice of the builder's, which no config.json makes.
+    found = model.model_spec(spec.model.dtype).model_copy(update=mode)
     differences = spec.model.signature().differences(found.signature())
     if differences:
         name, wanted, got = differences[0]

@@ -29,7 +29,8 @@ IGNORED_KWARGS = frozenset({"position_ids", "use_cache", "output_router_logits",
 """Keywords that reach an attention function and that paged attention does not need: positions and the
 cache come from `paged`, dropout is 0 in inference, and router logits do not concern attention."""
 
-_MASKED = -1.0e30
+MASKED = -1.0e30
+"""A score of what is not seen: its exponential is 0."""
 
 
 class PagedState(Protocol):
@@ -129,7 +130,7 @@ class PromptState:
     def attend(self, call: AttentionCall) -> Tensor:
         """Attends to cached context and to the new tokens themselves. Returns [1, T, H, D]."""
         write_cache(call.cache, self.slots_T, call.k_TKD, call.v_TKD)
-        mask = _mask_for(self.masks, call.sliding_window)
+        mask = mask_for(self.masks, call.sliding_window)
         b, q = mask.shape[0], mask.shape[2]
         keys, values = (
             self._with_context(call.cache[i], new, b) for i, new in ((0, call.k_TKD), (1, call.v_TKD))
@@ -165,14 +166,14 @@ class DecodeState:
     def attend(self, call: AttentionCall) -> Tensor:
         """Attends per block, then merges the blocks of each row (softmax by parts). Returns [1, b, H, D]."""
         write_cache(call.cache, self.slots_b, call.k_TKD, call.v_TKD)
-        seen_nB = _mask_for(self.masks, call.sliding_window)
+        seen_nB = mask_for(self.masks, call.sliding_window)
         (b, heads, size), kv_heads = call.q_THD.shape, call.k_TKD.shape[1]
         keys_nKBD = call.cache[0].index_select(0, self.block_list_n)
         values_nKBD = call.cache[1].index_select(0, self.block_list_n)
         query_nKGD = call.q_THD.index_select(0, self.block_rows_n).unflatten(1, (kv_heads, heads // kv_heads))
         scores = torch.matmul(query_nKGD, keys_nKBD.transpose(2, 3)).float() * call.scaling
-        scores = torch.where(seen_nB[:, None, None, :], _softcapped(scores, call.softcap), _MASKED)
-        top_bKG = self._row_max(scores.amax(-1))
+        scores = torch.where(seen_nB[:, None, None, :], softcapped(scores, call.softcap), MASKED)
+        top_bKG = self.row_max(scores.amax(-1))
         if call.sinks_H is not None:
             top_bKG = torch.maximum(top_bKG, call.sinks_H.float().view(1, kv_heads, -1))
         weights = torch.exp(scores - top_bKG.index_select(0, self.block_rows_n)[..., None])
@@ -183,15 +184,17 @@ class DecodeState:
         out = self._row_sum(weighted_nKGD).view(b, heads, size) / total_bH.clamp_min(1e-30)[..., None]
         return out.to(call.q_THD.dtype)[None]
 
-    def _row_max(self, x_nKG: Tensor) -> Tensor:
+    def row_max(self, x_nKG: Tensor) -> Tensor:
+        """Returns the largest of each row's blocks, [b, K, G]."""
         mine = self.rows_bn[:, :, None, None]
-        return torch.where(mine, x_nKG[None], _MASKED).amax(1)
+        return torch.where(mine, x_nKG[None], MASKED).amax(1)
 
     def _row_sum(self, x_n: Tensor) -> Tensor:
         return torch.matmul(self.rows_bn.float(), x_n.flatten(1))
 
 
-def _mask_for(masks: dict[int | None, Tensor], window: int | None) -> Tensor:
+def mask_for(masks: dict[int | None, Tensor], window: int | None) -> Tensor:
+    """Returns the mask of a window. Raises SpecError for one that the configuration does not name."""
     if window not in masks:
         raise SpecError(
             "model",
@@ -201,7 +204,8 @@ def _mask_for(masks: dict[int | None, Tensor], window: int | None) -> Tensor:
     return masks[window]
 
 
-def _softcapped(scores: Tensor, softcap: float | None) -> Tensor:
+def softcapped(scores: Tensor, softcap: float | None) -> Tensor:
+    """Returns scores within ``-softcap`` and ``softcap``; None: as they are."""
     return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 
@@ -216,7 +220,7 @@ def _attend_dense(
     groups = q_bHqD.shape[1] // k_bKkD.shape[1]
     keys, values = (x.repeat_interleave(groups, dim=1) for x in (k_bKkD, v_bKkD))
     scores = torch.matmul(q_bHqD, keys.transpose(2, 3)).float() * call.scaling
-    scores = torch.where(mask, _softcapped(scores, call.softcap), _MASKED)
+    scores = torch.where(mask, softcapped(scores, call.softcap), MASKED)
     if call.sinks_H is not None:
         sinks = call.sinks_H.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, sinks], dim=-1)

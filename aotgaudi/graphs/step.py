@@ -6,6 +6,7 @@ No checkpoint is read; parameters are allocated and never touched.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from typing import Any, Union
 
@@ -21,6 +22,8 @@ from aotgaudi.graphs.attention import (
     PromptState,
     paged_attention,
 )
+from aotgaudi.graphs.invariant import batch_invariant, require_invariant
+from aotgaudi.graphs.invariant_attention import InvariantDecodeState, InvariantPromptState
 from aotgaudi.graphs.program import ANY_NUM_BLOCKS, CacheSpec, TensorSpec
 from aotgaudi.graphs.step_inputs import Window, decode_inputs, mask_name, prompt_inputs
 from aotgaudi.spec.limits import ServingLimits
@@ -111,11 +114,16 @@ def any_blocks() -> dict[int, Any]:
     return {1: torch.export.Dim("num_blocks", min=2)}
 
 
-def export_step(model: Any, entry: StepEntry, limits: ServingLimits) -> torch.export.ExportedProgram:
-    """Exports the step of `entry`. Inputs: those of `step_inputs`, then one cache a layer, of any number of blocks."""
+def export_step(
+    model: Any, entry: StepEntry, limits: ServingLimits, *, is_invariant: bool = False
+) -> torch.export.ExportedProgram:
+    """Exports the step of `entry`. Inputs: those of `step_inputs`, then one cache a layer, of any number of blocks.
+
+    `is_invariant`: in the batch-invariant form (`invariant.py`).
+    """
     config = model.config.get_text_config()
-    windows = _windows(config)
-    wrapper = _PromptStep(model, windows) if isinstance(entry, PromptEntry) else _DecodeStep(model, windows)
+    kind = _PromptStep if isinstance(entry, PromptEntry) else _DecodeStep
+    wrapper = kind(model, _windows(config), is_invariant)
     specs = step_inputs(model, entry, limits)
     inputs = {spec.name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in specs}
     caches = [
@@ -125,11 +133,14 @@ def export_step(model: Any, entry: StepEntry, limits: ServingLimits) -> torch.ex
         warnings.simplefilter("ignore")
         try:
             dynamic = (dict.fromkeys(inputs), [any_blocks()] * len(caches))
-            return torch.export.export(wrapper, (inputs, caches), dynamic_shapes=dynamic, strict=False)
+            exported = torch.export.export(wrapper, (inputs, caches), dynamic_shapes=dynamic, strict=False)
         except (torch._dynamo.exc.UserError, TypeError, NotImplementedError) as error:
             raise SpecError(
                 f"model ({model.config.model_type})", f"does not export: {_first_line(error)}"
             ) from error
+    if is_invariant:
+        require_invariant(exported.graph, model.config.model_type)
+    return exported
 
 
 def step_inputs(model: Any, entry: StepEntry, limits: ServingLimits) -> tuple[TensorSpec, ...]:
@@ -147,22 +158,22 @@ def _windows(config: Any) -> tuple[Window, ...]:
 
 
 class _Step(nn.Module):
-    def __init__(self, model: Any, windows: tuple[Window, ...]) -> None:
+    def __init__(self, model: Any, windows: tuple[Window, ...], is_invariant: bool) -> None:
         super().__init__()
-        self.model = model
-        self.windows = windows
+        self.model, self.windows, self.is_invariant = model, windows, is_invariant
 
     def masks(self, inputs: dict[str, Tensor]) -> dict[Window, Tensor]:
         return {window: inputs[mask_name(window)] for window in self.windows}
 
     def logits(self, inputs: dict[str, Tensor], paged: PagedState, keep: Tensor | int) -> Tensor:
-        out = self.model(
-            input_ids=inputs["input_ids"][None],
-            position_ids=inputs["positions"][None],
-            use_cache=False,
-            logits_to_keep=keep,
-            paged=paged,
-        )
+        with batch_invariant() if self.is_invariant else contextlib.nullcontext():
+            out = self.model(
+                input_ids=inputs["input_ids"][None],
+                position_ids=inputs["positions"][None],
+                use_cache=False,
+                logits_to_keep=keep,
+                paged=paged,
+            )
         logits: Tensor = out.logits[0]
         return logits
 
@@ -170,14 +181,16 @@ class _Step(nn.Module):
 class _PromptStep(_Step):
     def forward(self, inputs: dict[str, Tensor], caches: list[Tensor]) -> Tensor:
         """Returns logits [b, vocab]."""
-        state = PromptState(caches, inputs["slots"], inputs.get("ctx_blocks"), self.masks(inputs))
+        kind = InvariantPromptState if self.is_invariant else PromptState
+        state = kind(caches, inputs["slots"], inputs.get("ctx_blocks"), self.masks(inputs))
         return self.logits(inputs, state, inputs["logits_indices"])
 
 
 class _DecodeStep(_Step):
     def forward(self, inputs: dict[str, Tensor], caches: list[Tensor]) -> Tensor:
         """Returns logits [b, vocab]."""
-        state = DecodeState(
+        kind = InvariantDecodeState if self.is_invariant else DecodeState
+        state = kind(
             caches,
             slots_b=inputs["slots"],
             block_list_n=inputs["block_list"],

@@ -6,6 +6,7 @@ every target.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, MhcEntry, PromptEn
 from aotgaudi.errors import SpecError
 from aotgaudi.graphs.canonical import to_text
 from aotgaudi.graphs.hyper_connections import HcPostGraph, HcPreGraph
+from aotgaudi.graphs.invariant import batch_invariant, require_invariant
 from aotgaudi.graphs.program import CacheSpec, TensorSpec
 from aotgaudi.graphs.sampler import SamplerGraph
 from aotgaudi.graphs.split import Piece, SplitStep, split_step
@@ -70,7 +72,7 @@ def trace(entry: Entry, model: ModelSpec, limits: ServingLimits) -> TracedProgra
 
 
 def _trace_step(entry: PromptEntry | DecodeEntry, model: ModelSpec, limits: ServingLimits) -> TracedProgram:
-    tracer = _tracer(json.dumps(model.config), model.dtype)
+    tracer = _tracer(json.dumps(model.config), model.dtype, model.batch_invariant)
     split = tracer.split(entry, limits)
     used = {name for piece in split.pieces for name in piece.inputs}
     _require_paged(model, _caches(model, limits), used)
@@ -95,7 +97,11 @@ def _trace_sampler(entry: SamplerEntry, model: ModelSpec) -> TracedProgram:
     specs = sampler_inputs(entry.batch_size, entry.signature, model.vocab_size, model.dtype)
     graph = SamplerGraph(entry.signature, entry.num_logprobs)
     outputs = tuple(f"0.{number}" for number in range(graph.num_outputs))
-    piece = Piece(_text(graph, *specs), _steps(*specs), outputs, "sampler")
+    with batch_invariant() if model.batch_invariant else contextlib.nullcontext():
+        exported = _export(graph, tuple(_zeros(spec) for spec in specs)).graph
+    if model.batch_invariant:
+        require_invariant(exported, str(entry))
+    piece = Piece(to_text(exported), _steps(*specs), outputs, "sampler")
     return TracedProgram(
         inputs=specs, weights=(), caches=(), pieces=(piece,), outputs=outputs, constants=None
     )
@@ -120,6 +126,10 @@ def _trace_hyper_connection(entry: MhcEntry, model: ModelSpec) -> TracedProgram:
     The weights are inputs of the step, not of the checkpoint: one program serves every layer, and attention
     and ffn alike, whose entries give equal units. Outputs: the sublayer's input, and the next streams.
     """
+    if model.batch_invariant:
+        raise SpecError(
+            f"entry {entry}", "splits its sums by the number of tokens", "model.batch_invariant = false"
+        )
     streams = HyperConnections.of(model)
     if streams is None:
         raise SpecError(f"entry {entry}", f"{model.model_type!r} has no hyper-connections", "another spec")
@@ -173,8 +183,8 @@ def stored_names(module: nn.Module) -> Mapping[str, str]:
 class _StepTracer:
     """Traces the steps of one model; by stamping, once that was seen to give the same as a full trace."""
 
-    def __init__(self, module: Any) -> None:
-        self.module = module
+    def __init__(self, module: Any, is_invariant: bool) -> None:
+        self.module, self._is_invariant = module, is_invariant
         self._stored = stored_names(module)
         self._can_stamp: dict[type[StepEntry], bool] = {}
 
@@ -189,7 +199,8 @@ class _StepTracer:
         return self._stamped(entry, limits) if self._can_stamp[kind] else self._full(entry, limits)
 
     def _full(self, entry: StepEntry, limits: ServingLimits) -> SplitStep:
-        return split_step(export_step(self.module, entry, limits), self._stored)
+        exported = export_step(self.module, entry, limits, is_invariant=self._is_invariant)
+        return split_step(exported, self._stored)
 
     def _stamped(self, entry: StepEntry, limits: ServingLimits) -> SplitStep:
         with stamped(self.module):
@@ -197,9 +208,9 @@ class _StepTracer:
 
 
 @functools.lru_cache(maxsize=2)
-def _tracer(config_json: str, dtype: str) -> _StepTracer:
+def _tracer(config_json: str, dtype: str, is_invariant: bool) -> _StepTracer:
     """Returns the tracer of a model; one model is enough for a build."""
-    return _StepTracer(build_model(json.loads(config_json), dtype))
+    return _StepTracer(build_model(json.loads(config_json), dtype), is_invariant)
 
 
 def _require_paged(model: ModelSpec, caches: tuple[CacheSpec, ...], used: set[str]) -> None:

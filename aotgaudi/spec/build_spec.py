@@ -49,6 +49,7 @@ class BuildSpec(SpecValue):
         check_limits(self.limits)
         check_scheduler(self.scheduler, self.limits)
         check_parallel(self.parallel, self.model)
+        self._check_batch_invariant()
         limits, positions = self.limits, self.model.max_position_embeddings
         if limits.max_model_len > positions and not limits.allow_long_max_model_len:
             raise SpecError(
@@ -57,6 +58,18 @@ class BuildSpec(SpecValue):
                 f"at most max_position_embeddings {positions}, or allow_long_max_model_len = true",
             )
         return self
+
+    def _check_batch_invariant(self) -> None:
+        """Only graphs that are traced here have the form; those of other servers and devices are theirs."""
+        if self.model.batch_invariant and (self.scheduler.engine, self.target.backend) not in (
+            ("aotgaudi", "cpu"),
+            ("aotgaudi", "fake"),
+        ):
+            raise SpecError(
+                "model.batch_invariant",
+                f"is true, with engine {self.scheduler.engine!r} and backend {self.target.backend!r}",
+                'engine = "aotgaudi" and backend = "cpu", or leave it out',
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Returns the spec as a JSON value, from which ``spec.parse.spec_from_json`` makes an equal spec."""

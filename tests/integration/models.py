@@ -78,7 +78,9 @@ def reference(architecture: str, seed: int = 0, **others: Any) -> Any:
     return model
 
 
-def spec_of(model: Any, num_blocks: int = 40, dtype: str = "float32") -> BuildSpec:
+def spec_of(
+    model: Any, num_blocks: int = 40, dtype: str = "float32", *, batch_invariant: bool = False
+) -> BuildSpec:
     """Returns a spec for the reference model: 4 rows, 64 tokens a step, blocks of 16 tokens."""
     config = json.loads(model.config.to_json_string(use_diff=False))
     limits = {
@@ -90,7 +92,12 @@ def spec_of(model: Any, num_blocks: int = 40, dtype: str = "float32") -> BuildSp
     }
     document = {
         "schema": "aotgaudi.spec/1",
-        "model": {"name": model.config.model_type, "dtype": dtype, "config": config},
+        "model": {
+            "name": model.config.model_type,
+            "dtype": dtype,
+            "config": config,
+            "batch_invariant": batch_invariant,
+        },
         "limits": limits,
     }
     return BuildSpec.model_validate_json(json.dumps(document))

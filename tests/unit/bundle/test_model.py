@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aotgaudi.bundle.bundle import Acceptance, open_bundle
-from aotgaudi.bundle.model import MAX_TEXT_BYTES, TEXTS, ModelDirectory, bind_model, open_model
+from aotgaudi.bundle.model import MAX_TEXT_BYTES, TEXTS, ModelDirectory, bind_model, check_model, open_model
 from aotgaudi.bundle.permissions import OwnerRule
 from aotgaudi.bundle.signing import Signing, SigningKey, generate_key, load_signing_key
 from aotgaudi.bundle.trust import TrustPolicy
@@ -193,6 +193,11 @@ def whole(tmp_path: Path, spec: BuildSpec) -> Path:
     for name in ("1.safetensors", "2.safetensors", "model.safetensors", "README.md"):
         (folder / name).write_bytes(name.encode())
     return folder
+
+
+def test_a_directory_fits_a_bundle_in_either_mode(whole: Path) -> None:
+    for is_invariant in (False, True):
+        check_model(spec_of(model={"batch_invariant": is_invariant}), ModelDirectory(whole))
 
 
 def test_what_a_server_reads_is_bound_and_nothing_else(whole: Path, spec: BuildSpec) -> None:

@@ -38,9 +38,9 @@ class Eager:
             return list(self._graph(*inputs))
 
 
-def eager_runner(model: Any) -> ProgramRunner:
+def eager_runner(model: Any, *, batch_invariant: bool = False) -> ProgramRunner:
     """Returns a runner over the traced programs of a model, uncompiled."""
-    spec, table = spec_of(model), ExecutableTable()
+    spec, table = spec_of(model, batch_invariant=batch_invariant), ExecutableTable()
     state, units, tensors = model.state_dict(), dict[str, Eager](), dict[str, torch.Tensor]()
     for entry in ENTRIES:
         traced = trace(entry, spec.model, spec.limits)
@@ -65,10 +65,16 @@ def eager_runner(model: Any) -> ProgramRunner:
     return ProgramRunner(table, BLOCK_SIZE)
 
 
-@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
-def test_traced_programs_compute_what_transformers_computes(architecture: str) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "batch_invariant"),
+    [
+        *((name, False) for name in sorted(ARCHITECTURES)),
+        *((name, True) for name in ("gemma2", "gpt_oss")),
+    ],
+)
+def test_traced_programs_compute_what_transformers_computes(architecture: str, batch_invariant: bool) -> None:
     model = reference(architecture)
-    talk = Conversation(model, eager_runner(model))
+    talk = Conversation(model, eager_runner(model, batch_invariant=batch_invariant))
 
     errors = [
         talk.prompt(FRESH, (0, 0, 32)),

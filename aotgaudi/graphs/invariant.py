@@ -1,0 +1,237 @@
+"""Batch invariance: what a row computes has one order of operations, whatever else is in the step.
+
+The rule, in one place. A result depends on company where a sum's order follows from a shape: a library's matrix product
+takes another kernel for one row than for sixteen, and splits work by the number of threads. So in this mode
+
+* no library computes a sum. Products are written as multiply and add, which inductor turns into loops of the artifact:
+  one loop over the summed dimension for each element of the result, the same whatever the other sizes are;
+* sums along a row are made by lanes (`row_sum`), in an order that the graph itself states;
+* sums over blocks of a context run from the first block to the last. A block that a row does not see adds 0, which
+  changes nothing wherever it stands (`attention.py`);
+* functions that have one code for vectors and another for single numbers are computed in float64 where a kernel may
+  hold single numbers, one a row, and rounded.
+
+`batch_invariant` replaces what a model's own code calls while it is traced; `require_invariant` refuses a graph that
+holds anything else than what is known to treat each row by itself. Whoever changes how a linear layer or attention is
+computed keeps the rule by changing the forms below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+from torch.overrides import TorchFunctionMode
+
+from aotgaudi.errors import SpecError
+from aotgaudi.graphs.stamp import MARKER
+
+_ROWS_AT_ONCE = 8
+"""Rows of a linear layer that share one pass over its weights, so that each weight is loaded and converted once for
+them. It decides speed only: every row has an accumulator of its own."""
+
+_LANES = 16
+
+_aten = torch.ops.aten
+_ROW_WISE = frozenset(
+    {
+        _aten.amax.default,
+        _aten.argmax.default,
+        _aten.topk.default,
+        _aten.cumsum.default,
+        _aten.sum.dim_IntList,
+        _aten.all.dim,
+        _aten.any.dim,
+        _aten.gather.default,
+        _aten.index.Tensor,
+        _aten.index_select.default,
+        _aten.embedding.default,
+        _aten.index_put_.default,
+        _aten.cat.default,
+        _aten.stack.default,
+        _aten.pad.default,
+        _aten.constant_pad_nd.default,
+        _aten.clone.default,
+        _aten.repeat_interleave.self_int,
+        _aten.arange.default,
+        _aten.arange.start,
+        _aten.arange.start_step,
+        _aten.zeros.default,
+        _aten.zeros_like.default,
+        _aten.ones_like.default,
+        _aten.full.default,
+        _aten.full_like.default,
+        _aten.scalar_tensor.default,
+        _aten.lift_fresh_copy.default,
+        _aten.detach_.default,
+        _aten.floor_divide.default,
+        _aten.__or__.Tensor,
+        _aten.type_as.default,
+        _aten.dropout.default,
+        MARKER,
+        _aten.where.ScalarOther,
+        _aten.where.ScalarSelf,
+        _aten.where.Scalar,
+        _aten._assert_tensor_metadata.default,
+    }
+)
+"""What is neither pointwise nor a view and yet treats rows one by one, in one order: maxima are exact, picking and
+placing computes nothing, `cumsum` and `topk` go through a row from its start. `sum` is here for integers, and for the
+loops that the forms below are made of: float sums of a model's own are rewritten before."""
+
+
+class batch_invariant(TorchFunctionMode):  # noqa: N801 - used as a context manager, like torch's own modes
+    """While active, what sums is replaced by its invariant form. For tracing; nests with nothing."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Calls the form that stands for `func`, or `func` itself."""
+        form = _FORMS.get(getattr(func, "__name__", ""), func)
+        return form(*args, **(kwargs or {}))
+
+
+def require_invariant(graph: fx.Graph, where: str) -> None:
+    """Raises SpecError, naming `where`, for an operator that is not known to treat each row by itself."""
+    for node in graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            target = node.target
+            if not (target.is_view or torch.Tag.pointwise in target.tags or target in _ROW_WISE):
+                raise SpecError(
+                    "model.batch_invariant",
+                    f"{where}: {target} has no batch-invariant form",
+                    "another architecture, or false",
+                )
+
+
+def linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    """Returns ``x @ weight.T + bias``, summed in float32, in the dtype of `x`."""
+    rows_TK = x.reshape(-1, x.shape[-1]).float()
+    num_rows = rows_TK.shape[0]
+    at_once = max(n for n in range(1, _ROWS_AT_ONCE + 1) if num_rows % n == 0)
+    tiles, weight = rows_TK.view(-1, at_once, x.shape[-1]), weight_NK.float()
+    sums = [(tiles[:, row, None, :] * weight).sum(-1) for row in range(at_once)]
+    out = torch.stack(sums, dim=1).view(*x.shape[:-1], -1)
+    return (out if bias_N is None else out + bias_N.float()).to(x.dtype)
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """Returns ``a @ b.mT`` in float32: sums along the last dimension of both."""
+    return (a.float()[..., :, None, :] * b.float()[..., None, :, :]).sum(-1)
+
+
+def weighted(weights: Tensor, values: Tensor) -> Tensor:
+    """Returns ``weights @ values`` in float32: the rows of `values`, first to last, are added up."""
+    return (weights.float()[..., None] * values.float()[..., None, :, :]).sum(-2)
+
+
+def row_sum(x: Tensor) -> Tensor:
+    """Returns the sums of the last dimension, in float32: lane by lane, then the lanes by halves."""
+    lanes = x.float()
+    if x.shape[-1] > 1:
+        padded = F.pad(lanes, (0, -x.shape[-1] % _LANES))
+        lanes = padded.unflatten(-1, (-1, _LANES)).sum(-2)
+    while lanes.shape[-1] > 1:
+        half = lanes.shape[-1] // 2
+        lanes = lanes[..., :half] + lanes[..., half:]
+    return lanes[..., 0]
+
+
+def single(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Returns ``function(x)`` in float32, by way of float64: vectors and single numbers give the same."""
+    return function(x.double()).float()
+
+
+def softmax(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Returns the softmax over the last dimension."""
+    _require_last(x, dim, "softmax")
+    scores = x.float()
+    weights = torch.exp(scores - scores.amax(-1, keepdim=True))
+    return (weights / row_sum(weights)[..., None]).to(dtype or x.dtype)
+
+
+def logsumexp(x: Tensor, dim: int, *, keepdim: bool = False) -> Tensor:
+    """Returns the logarithm of the sum of exponentials over the last dimension."""
+    _require_last(x, dim, "logsumexp")
+    top = x.float().amax(-1, keepdim=True)
+    total = single(torch.log, row_sum(torch.exp(x.float() - top))[..., None]) + top
+    return total if keepdim else total[..., 0]
+
+
+def _matmul(a: Tensor, b: Tensor) -> Tensor:
+    """Sums along what lies together in memory, for `b` as it comes."""
+    if a.dim() == 1 or b.dim() == 1:
+        raise SpecError("model.batch_invariant", "a product of a vector has no batch-invariant form", "false")
+    if a.shape[-1] == 1:
+        return a * b
+    if not a.is_floating_point():
+        return torch.matmul(a, b)  # Refused later.
+    out = dot(a, b.mT) if b.shape[-1] == 1 or b.stride(-2) == 1 else weighted(a, b)
+    return out.to(a.dtype)
+
+
+def _addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return (bias.float() + weighted(a, b)).to(a.dtype)
+
+
+def _sum(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    if not x.is_floating_point() or x.dtype == torch.float64 or dim not in (-1, x.dim() - 1, (-1,), [-1]):
+        return torch.sum(x, dim, keepdim, dtype=dtype)
+    total = row_sum(x).to(dtype or x.dtype)
+    return total[..., None] if keepdim else total
+
+
+def _mean(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    if dim not in (-1, x.dim() - 1, (-1,), [-1]):
+        return torch.mean(x, dim, keepdim, dtype=dtype)  # Refused later.
+    mean = (row_sum(x) / x.shape[-1]).to(dtype or x.dtype)
+    return mean[..., None] if keepdim else mean
+
+
+def _layer_norm(
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    if len(normalized_shape) != 1:
+        return F.layer_norm(x, list(normalized_shape), weight, bias, eps)  # Refused later.
+    centred = x.float() - _mean(x.float(), -1, keepdim=True)
+    out = centred * torch.rsqrt(_mean(centred * centred, -1, keepdim=True) + eps)
+    out = out if weight is None else out * weight.float()
+    return (out if bias is None else out + bias.float()).to(x.dtype)
+
+
+def _softmax(x: Tensor, dim: int = -1, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
+    return softmax(x, dim, dtype=dtype)
+
+
+def _require_last(x: Tensor, dim: int, name: str) -> None:
+    if dim not in (-1, x.dim() - 1):
+        raise SpecError(
+            "model.batch_invariant", f"{name} over another than the last dimension has no such form", "false"
+        )
+
+
+_FORMS: Mapping[str, Callable[..., Any]] = {
+    "linear": linear,
+    "matmul": _matmul,
+    "__matmul__": _matmul,
+    "bmm": _matmul,
+    "mm": _matmul,
+    "addmm": _addmm,
+    "sum": _sum,
+    "mean": _mean,
+    "softmax": _softmax,
+    "logsumexp": logsumexp,
+    "layer_norm": _layer_norm,
+}
+"""By the name of the function, which torch's functions and tensors' methods share."""
