@@ -16,6 +16,7 @@ from pathlib import Path
 from aotgaudi import __version__
 from aotgaudi.llm.running import ModelOptions
 from aotgaudi.llm.start import start
+from aotgaudi.runtime.allocator import freed_memory
 from aotgaudi.runtime.guard import Seccomp
 from aotgaudi.server.app import create_app
 from aotgaudi.server.hosts import AllowedHosts
@@ -82,6 +83,7 @@ def launch(options: ServeOptions) -> None:
             stop_times=options.stop_times,
             limits=options.listening.limits(),
             on_close=service.metrics.count_closed,
+            housekeeping=freed_memory().give_back,
         )
         service.metrics.connections.set_function(lambda: server.num_connections)
         server.run_until_stopped()

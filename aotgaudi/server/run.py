@@ -31,6 +31,7 @@ from aotgaudi.server.listener import Listener
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
+_HOUSEKEEPING_SECONDS = 5.0
 _MAX_PORT = 65535
 
 OnListening = Callable[[str, int], None]
@@ -104,7 +105,8 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
     """An application on a bound socket. `run_until_stopped` blocks; `stop` may be called on any thread.
 
     `on_listening` is called once requests are answered, and `on_close` with the reason whenever the server ends a
-    connection, or does not begin one, for a reason of its own. Threads are not needed to stop.
+    connection, or does not begin one, for a reason of its own. `housekeeping` is called every few seconds on the event
+    loop. Threads are not needed to stop.
     """
 
     started: bool
@@ -120,11 +122,13 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
         stop_times: StopTimes = StopTimes(),
         limits: ConnectionLimits = DEFAULT_LIMITS,
         on_close: Callable[[Reason], None] = lambda _: None,
+        housekeeping: Callable[[], object] = lambda: None,
     ) -> None:
         super().__init__(_config(app))
         self._socket, self._service = listener, service
         self._listener = Listener(listener, self.config, self.server_state, limits, on_close)
         self._on_listening, self._stop_times = on_listening, stop_times
+        self._housekeeping, self._housekeeping_at = housekeeping, 0.0
         self._stop_at = math.inf
 
     def run_until_stopped(self) -> None:
@@ -171,7 +175,11 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
 
     async def on_tick(self, counter: int) -> bool:
         """Part of uvicorn's life: returns whether to stop listening."""
-        return await super().on_tick(counter) or time.monotonic() >= self._stop_at
+        now = time.monotonic()
+        if now >= self._housekeeping_at:
+            self._housekeeping_at = now + _HOUSEKEEPING_SECONDS
+            self._housekeeping()
+        return await super().on_tick(counter) or now >= self._stop_at
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Part of uvicorn's life: closes the socket, lets requests end, aborts the others, ends the service."""
