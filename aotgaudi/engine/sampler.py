@@ -142,9 +142,9 @@ def _invalid_rows(logits: Tensor, token_ids: Sequence[int | None]) -> Iterable[i
     (cumulative probabilities of NaN, or of nothing; graphs/sampler.py). So only rows with such a token are looked at
     whole. Rows that are not sampled are judged by their first logit: one NaN in a hidden state makes all logits NaN.
     """
-    edges = (0, logits.shape[1] - 1)
-    columns = _ids(token_id or 0 for token_id in token_ids)
-    values = logits[: len(token_ids)].gather(1, columns[:, None])[:, 0].tolist()
+    width = logits.shape[1]
+    edges = (0, width - 1)
+    values = logits.take(_ids(row * width + (i or 0) for row, i in enumerate(token_ids))).tolist()
     for row, (token_id, value) in enumerate(zip(token_ids, values, strict=True)):
         if (token_id in edges or not math.isfinite(value)) and not math.isfinite(logits[row].amax().item()):
             yield row

@@ -436,6 +436,23 @@ def test_many_aborts_cost_little(make_engine: Callable[..., Engine], runner: Gat
     assert time.monotonic() - started < 3
 
 
+def test_shutdown_tells_everybody_soon_however_many_wait(
+    make_engine: Callable[..., Engine], runner: GatedRunner
+) -> None:
+    engine = make_engine()
+    events: list[Event] = []
+    runner.gate.clear()
+    engine.add([NewRequest(str(i), [1], GREEDY) for i in range(20_000)], events.append)
+
+    started = time.monotonic()
+    runner.gate.set()
+
+    assert engine.shutdown(TIMEOUT_SECONDS)
+    assert time.monotonic() - started < 5
+    last = [event for event in events if isinstance(event, ErrorEvent) or event.finish_reason is not None]
+    assert len({event.request_id for event in last}) == len(last) == 20_000
+
+
 def test_an_engine_with_work_that_ends_no_step_is_seen_to_stall(
     make_engine: Callable[..., Engine], runner: GatedRunner
 ) -> None:
