@@ -14,9 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.permissions import OwnerRule
 from aotgaudi.bundle.receipt import require_file_name
 from aotgaudi.digest import Digest
@@ -26,6 +25,11 @@ from aotgaudi.regularfile import Examine, accept_any, open_regular, read_regular
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.model import ModelSpec
 from aotgaudi.spec.parse import value_from_json
+
+if (
+    TYPE_CHECKING
+):  # The intake's companion reads a model directory, and no bundle: it is ready sooner without.
+    from aotgaudi.bundle.bundle import Bundle
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import platform
+import re
 import signal
 import subprocess
 import sys
@@ -313,6 +315,16 @@ def test_signals_to_the_group_are_not_for_it(intake: Intake) -> None:
         assert (await intake.prepare("chat", chat("a"))).prompts == [ids("a")]
 
     run(intake, use)
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="no filter is known")
+def test_a_lane_can_start_no_process(intake: Intake) -> None:
+    filters = [
+        re.findall(r"^Seccomp:\t(\d)", Path(f"/proc/{lane.pid}/status").read_text(), re.MULTILINE)
+        for lane in lanes()
+    ]
+
+    assert filters == [["2"]] * len(LANES)
 
 
 def test_it_has_one_thread_each_and_no_torch(intake: Intake) -> None:

@@ -1,0 +1,118 @@
+"""What a lane says is what the server hears, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.errors import AotGaudiError, RequestError
+from aotgaudi.server.intake_wire import (
+    LENGTHS_BYTES,
+    LaneGoneError,
+    Message,
+    answer,
+    failure,
+    lengths_of,
+    message_of,
+    prepared_of,
+    receive,
+    refusal,
+    send,
+)
+from aotgaudi.server.prepare import PreparedRequest
+
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.floats(0, 2),
+    top_p=st.floats(1e-9, 1),
+    top_k=st.integers(-1, 2**63 - 1),
+    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+    logprobs=st.none() | st.integers(0, 20),
+    stop=st.lists(st.text(min_size=1), max_size=3).map(tuple),
+    stop_token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple),
+)
+PREPARED = st.builds(
+    PreparedRequest,
+    model=st.text(),
+    prompts=st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=20), max_size=5),
+    params=PARAMS,
+    stream=st.booleans(),
+    include_usage=st.booleans(),
+    own_names=st.dictionaries(st.text(), st.text(), max_size=2),
+)
+
+
+def over_a_socket(message: Message) -> Message:
+    here, there = socket.socketpair()
+    with here, there:
+        sender = threading.Thread(target=send, args=(here, message))
+        sender.start()
+        received = receive(there)
+        sender.join()
+    return received
+
+
+@given(PREPARED)
+def test_prepared_request_crosses_as_it_is(prepared: PreparedRequest) -> None:
+    assert prepared_of(over_a_socket(answer(prepared))) == prepared
+
+
+def test_long_answer_crosses() -> None:
+    prepared = PreparedRequest(
+        model="m",
+        prompts=[list(range(300_000)), [], [7]],
+        params=SamplingParams(),
+        stream=False,
+        include_usage=False,
+        own_names={},
+    )
+
+    assert prepared_of(over_a_socket(answer(prepared))) == prepared
+
+
+@given(st.text(), st.none() | st.text(), st.sampled_from([400, 404]))
+def test_refusal_crosses_as_it_is(text: str, param: str | None, status: int) -> None:
+    with pytest.raises(RequestError) as caught:
+        prepared_of(over_a_socket(refusal(RequestError(text, param=param, http_status=status))))
+
+    assert (str(caught.value), caught.value.param, caught.value.http_status) == (text, param, status)
+
+
+def test_failure_is_an_error_of_ours() -> None:
+    with pytest.raises(AotGaudiError, match="could not prepare a request: ZeroDivisionError") as caught:
+        prepared_of(over_a_socket(failure("ZeroDivisionError at x.py:3")))
+
+    assert not isinstance(caught.value, RequestError)
+
+
+def test_lane_that_closes_its_connection_is_gone() -> None:
+    here, there = socket.socketpair()
+    with there:
+        with here:
+            here.sendall(Message({"a": 1}, b"tail").opening())
+        with pytest.raises(LaneGoneError):
+            receive(there)
+
+
+@pytest.mark.parametrize("opening", [b"\xff" * LENGTHS_BYTES, b"\0\0\0\1\xff\xff\xff\xff"])
+def test_length_that_cannot_be_is_not_waited_for(opening: bytes) -> None:
+    with pytest.raises(LaneGoneError, match="a message of"):
+        lengths_of(opening)
+
+
+@pytest.mark.parametrize("head", [b"[]", b"null", b"7"])
+def test_head_that_is_no_object_is_refused(head: bytes) -> None:
+    with pytest.raises(LaneGoneError, match="no JSON object"):
+        message_of(head, b"")
+
+
+@pytest.mark.parametrize("head", [{}, {"refusal": []}, {"params": {}}, {"lengths": "x", "params": []}])
+def test_answer_that_lacks_something_is_an_error_and_no_request(head: dict[str, object]) -> None:
+    with pytest.raises((KeyError, ValueError, TypeError)):
+        prepared_of(message_of(json.dumps(head).encode(), b""))
