@@ -13,6 +13,7 @@ known to be final count as transient, and are retried a bounded number of times.
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -21,6 +22,8 @@ from typing import Any, TypeVar
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, MissingObjectError, RemoteError
+from aotgaudi.remotes.object_streams import Stream, open_stream, timed
+from aotgaudi.remotes.pace import DEFAULT_LIMITS, Limits
 from aotgaudi.remotes.remote import (
     MAX_POINTER_BYTES,
     Download,
@@ -31,9 +34,6 @@ from aotgaudi.remotes.remote import (
 )
 from aotgaudi.store.blobs import find_fault
 from aotgaudi.store.records import LARGEST_RECORD_BYTES
-
-_PART_BYTES = 8 << 20
-"""How much is asked for at once: one request, and what one thread holds in memory."""
 
 _USER_INFO = re.compile(r"://[^/@\s]*@")
 _FINAL_WORDS = ("NoSuchBucket", "InvalidAccessKeyId", "SignatureDoesNotMatch", "Unable to locate credentials")
@@ -48,26 +48,41 @@ class ObjectStoreRemote:
     missing.
     """
 
-    def __init__(self, url: str, **options: Any) -> None:
+    def __init__(self, url: str, *, limits: Limits = DEFAULT_LIMITS, **options: Any) -> None:
         self.label = _USER_INFO.sub("://", url)
+        self._limits = limits
         self._files, self._prefix = _open_file_system(url, self.label, options)
 
     def has(self, digest: Digest) -> bool:
         """See `Remote.has`."""
-        found = self._find(lambda: self._files.info(self._object(digest)))
+        found = self._find(partial(self._files.info, self._object(digest), **self._soon()))
         return found is not None and found.get("type") == "file" and found.get("size") == digest.size_bytes
 
     @contextlib.contextmanager
     def read(self, digest: Digest, offset: int = 0) -> Iterator[Download]:
         """See `Remote.read`."""
-        yield Download(offset, self._parts(digest, offset))
+        try:
+            stream = self._open(self._object(digest), offset, digest.size_bytes)
+        except RemoteError as error:
+            if offset and _is_past_end(error.__cause__):  # It is shorter than what we have of it.
+                yield Download(0, iter(()))
+                return
+            raise
+        if stream is None:
+            raise MissingObjectError(f"{self.label} has no object {digest}")
+        try:
+            yield Download(stream.offset, self._translated(stream.chunks, digest))
+        finally:
+            stream.close()
 
     def put(self, digest: Digest, path: Path) -> None:
         """See `Remote.put`."""
         fault = find_fault(path, digest)
         if fault is not None:
             raise CorruptError(f"{path} is not object {digest}: {fault.reason}")
-        self._run(lambda: self._files.put_file(str(path), self._object(digest)))
+        seconds = self._limits.answer_seconds + digest.size_bytes / self._limits.least_bytes_per_second
+        put = partial(self._files.put_file, str(path), self._object(digest), **timed(self._files, seconds))
+        self._run(put)
 
     def get_record(self, key: str) -> bytes | None:
         """See `Remote.get_record`."""
@@ -75,7 +90,8 @@ class ObjectStoreRemote:
 
     def put_record(self, key: str, data: bytes, digests: Iterable[Digest]) -> None:
         """See `Remote.put_record`."""
-        self._run(lambda: self._files.pipe_file(self._path(f"records/{key[:2]}/{key}.json"), data))
+        path = self._path(f"records/{key[:2]}/{key}.json")
+        self._run(partial(self._files.pipe_file, path, data, **self._soon()))
 
     def resolve(self, name: str) -> Pointer | None:
         """See `Remote.resolve`."""
@@ -87,31 +103,38 @@ class ObjectStoreRemote:
 
     def publish(self, name: str, pointer: Pointer, digests: Iterable[Digest]) -> str:
         """See `Remote.publish`."""
-        self._run(lambda: self._files.pipe_file(self._path(f"bundles/{check_name(name)}"), pointer.dumps()))
+        path = self._path(f"bundles/{check_name(name)}")
+        self._run(partial(self._files.pipe_file, path, pointer.dumps(), **self._soon()))
         return f"{self.label} {name}"
 
-    def _parts(self, digest: Digest, offset: int) -> Iterator[bytes]:
-        path = self._object(digest)
-        while offset < digest.size_bytes:
-            stop = min(offset + _PART_BYTES, digest.size_bytes)
-            part = self._find(partial(self._files.cat_file, path, start=offset, end=stop))
-            if part is None:
-                raise MissingObjectError(f"{self.label} has no object {digest}")
-            if not part:
-                return
-            yield bytes(part)
-            offset += len(part)
+    def _open(self, path: str, offset: int, num_bytes: int) -> Stream | None:
+        return self._find(partial(open_stream, self._files, path, offset, num_bytes, self._limits))
+
+    def _translated(self, chunks: Iterator[bytes], what: object) -> Iterator[bytes]:
+        while (chunk := self._find(partial(next, chunks, b""))) != b"":
+            if chunk is None:
+                raise MissingObjectError(f"{self.label} has no object {what}")
+            yield chunk
+
+    def _soon(self) -> dict[str, float]:
+        """The time limit of a request that carries little."""
+        return timed(self._files, self._limits.answer_seconds)
 
     def _read_small(self, name: str, max_bytes: int) -> bytes | None:
         path = self._path(name)
-        found = self._find(lambda: self._files.info(path))
+        found = self._find(partial(self._files.info, path, **self._soon()))
         if found is None:
             return None
         size_bytes = found.get("size") or 0
         if size_bytes > max_bytes:
             raise RemoteError(f"{self.label}: {name} has {size_bytes} bytes, at most {max_bytes} are read")
-        data = self._find(lambda: self._files.cat_file(path))
-        return None if data is None else bytes(data)
+        stream = self._open(path, 0, max_bytes)
+        if stream is None:
+            return None
+        try:
+            return b"".join(self._translated(stream.chunks, name))
+        finally:
+            stream.close()
 
     def _object(self, digest: Digest) -> str:
         return self._path(f"objects/sha256/{digest.sha256[:2]}/{digest.sha256}")
@@ -142,6 +165,11 @@ class ObjectStoreRemote:
             word in text for word in _FINAL_WORDS
         )
         return RemoteError(text) if is_final else TransientError(text)
+
+
+def _is_past_end(error: BaseException | None) -> bool:
+    """Whether a range was refused since the file ends before it: aiohttp's error, or s3fs's."""
+    return getattr(error, "status", None) == 416 or getattr(error, "errno", None) == errno.EINVAL
 
 
 def _open_file_system(url: str, label: str, options: dict[str, Any]) -> tuple[Any, str]:
