@@ -11,7 +11,6 @@ pass.
 
 from __future__ import annotations
 
-import _posixsubprocess  # noqa: F401 - so that its entry point can be replaced
 import functools
 import logging
 import sys
@@ -23,11 +22,12 @@ from types import FrameType, ModuleType
 from typing import Any, Literal
 
 from aotgaudi.errors import CompileForbiddenError, TargetError
-from aotgaudi.runtime.seccomp import forbid_processes
+from aotgaudi.runtime.forbidden import ENTRY_POINTS, PROCESS_EVENTS, PROCESS_SYMBOLS, is_compiler
+from aotgaudi.runtime.seccomp import HandOver, forbid_processes
 
 logger = logging.getLogger(__name__)
 
-Cause = Literal["first_use", "process", "import", "torchscript", "dynamo", "backend"]
+Cause = Literal["first_use", "process", "kernel", "import", "torchscript", "dynamo", "backend"]
 Layer = Literal["seccomp", "hook"]
 LAYERS: tuple[Layer, ...] = ("seccomp", "hook")
 Seccomp = Literal["auto", "require", "off"]
@@ -35,63 +35,14 @@ Seccomp = Literal["auto", "require", "off"]
 
 CAUSES: Mapping[Cause, str] = {
     "first_use": "units compiled by the builder that was started for an entry that was missing",
-    "process": "attempts to start a process, refused",
+    "process": "attempts of Python code to start a process, refused",
+    "kernel": "system calls of other code to start a process or a program, refused by the kernel",
     "import": "attempts to import a compiler, refused",
     "torchscript": "attempts to trace, compile or load TorchScript, refused",
     "dynamo": "graphs that torch.compile captured in this process",
     "backend": "graphs that the device's compiler compiled in this process",
 }
 """What can make the count of compilations rise. All are 0 under ``--require-warm`` unless something is wrong."""
-
-PROCESS_EVENTS = frozenset(
-    {
-        "subprocess.Popen",
-        "os.exec",
-        "os.fork",
-        "os.forkpty",
-        "os.posix_spawn",
-        "os.spawn",
-        "os.system",
-        "pty.spawn",
-    }
-)
-PROCESS_SYMBOLS = frozenset(
-    {
-        *("execl", "execle", "execlp", "execv", "execve", "execveat", "execvp", "execvpe", "fexecve"),
-        *("fork", "forkpty", "popen", "posix_spawn", "posix_spawnp", "system", "vfork"),
-    }
-)
-"""Functions of the C library that start a process or a program, where somebody looks them up with ctypes."""
-
-COMPILER_MODULES = (
-    "torch._dynamo",
-    "torch._inductor",
-    "torch._export",
-    "triton",
-    "transformers",
-    "numba",
-    "llvmlite",
-)
-
-ENTRY_POINTS: Mapping[tuple[str, str], Cause] = {
-    (
-        "_posixsubprocess",
-        "fork_exec",
-    ): "process",  # Of multiprocessing: shared memory, locks, pools, fork servers.
-    ("torch._C", "_jit_script_compile"): "torchscript",
-    ("torch._C", "_jit_script_compile_overload"): "torchscript",
-    ("torch._C", "_jit_script_class_compile"): "torchscript",
-    ("torch._C", "_jit_script_interface_compile"): "torchscript",
-    ("torch._C", "_create_module_with_type"): "torchscript",
-    ("torch._C", "_create_function_from_trace"): "torchscript",
-    ("torch._C", "_create_function_from_trace_with_dict"): "torchscript",
-    ("torch._C", "_create_function_from_graph"): "torchscript",
-    ("torch._C", "_create_graph_by_tracing"): "torchscript",
-    ("torch._C", "_import_ir_module_from_package"): "torchscript",
-    ("torch._C", "import_ir_module"): "torchscript",
-    ("torch._C", "import_ir_module_from_buffer"): "torchscript",
-}
-"""Functions in C that raise no audit event, by module and name. Python code calls them by their modules' attributes."""
 
 _PURPOSES: Mapping[Cause, str] = {"process": "start a process", "torchscript": "compile TorchScript"}
 _INTERMEDIARIES = frozenset(
@@ -117,12 +68,18 @@ class Guard:
         self._watched: dict[Cause, tuple[Callable[[], int], int]] = {}
         self.watch("dynamo", _num_dynamo_graphs)
 
-    def arm(self, only_thread: int | None = None, *, seccomp: Seccomp = "off") -> None:
+    def arm(
+        self,
+        only_thread: int | None = None,
+        *,
+        seccomp: Seccomp = "off",
+        hand_over: HandOver | None = None,
+    ) -> None:
         """Refuses from now on: in the whole process, or in the thread with this identifier only.
 
         Whoever tries gets a CompileForbiddenError. A guard of one thread leaves the rest of the process alone: it does
         not forbid dynamo to trace again. `seccomp` is always about the whole process, and `disarm` does not end it: even
-        `excusing` starts no process then.
+        `excusing` starts no process then. `hand_over` finds who counts what the kernel refuses; without it nobody does.
 
         Raises:
             TargetError: the kernel is required to refuse processes, and cannot.
@@ -137,19 +94,21 @@ class Guard:
             self._replace_entry_points()
         if only_thread is None:
             _set_stance("fail_on_recompile")
-        self._layers = (*self._sealed(seccomp), "hook")
+        self._layers = (*self._sealed(seccomp, hand_over), "hook")
 
-    def _sealed(self, seccomp: Seccomp) -> tuple[Layer, ...]:
+    def _sealed(self, seccomp: Seccomp, hand_over: HandOver | None) -> tuple[Layer, ...]:
         """Installs the filter where it is asked for. Returns the layer that it is, if it is there."""
         if "seccomp" in self._layers or seccomp == "off":
             return tuple(layer for layer in self._layers if layer == "seccomp")
         try:
-            forbid_processes()
+            refused = forbid_processes(hand_over)
         except TargetError as error:
             if seccomp == "require":
                 raise
             logger.warning("%s; code that is not Python's could still start one", error)
             return ()
+        if refused is not None:
+            self.watch("kernel", refused.num)
         return ("seccomp",)
 
     @property
@@ -189,7 +148,7 @@ class Guard:
 
     def check_import(self, module: str) -> None:
         """Raises CompileForbiddenError for a module that compiles."""
-        if _is_compiler(module) and self._is_in_force():
+        if is_compiler(module) and self._is_in_force():
             self._refuse("import", f"to import {module}")
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
@@ -201,10 +160,12 @@ class Guard:
             self._check("process", f"the C library's {_text(args[1])}")
 
     def _replace_entry_points(self) -> None:
-        for (module_name, name), cause in ENTRY_POINTS.items():
-            module = sys.modules.get(module_name)
-            if hasattr(module, name):
-                setattr(module, name, self._checked(getattr(module, name), cause, f"{module_name}.{name}"))
+        for module in ENTRY_POINTS.keys() & sys.modules.keys():
+            for name, cause in ENTRY_POINTS[module].items():
+                *path, attribute = name.split(".")
+                owner = functools.reduce(getattr, path, sys.modules[module])
+                checked = self._checked(getattr(owner, attribute), cause, f"{module}.{name}")
+                setattr(owner, attribute, checked)
 
     def _checked(self, function: Callable[..., Any], cause: Cause, name: str) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -242,12 +203,6 @@ class _Finder:
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         """Part of the import system's protocol."""
         self._guard.check_import(name)
-
-
-def _is_compiler(module: str) -> bool:
-    return module.startswith(COMPILER_MODULES) and any(
-        module == name or module.startswith(f"{name}.") for name in COMPILER_MODULES
-    )
 
 
 def _text(name: str | bytes) -> str:

@@ -6,26 +6,35 @@ What the filter answers, in this order (everything else is allowed, and threads 
 system call                                         answer   because
 ==================================================  =======  ====================================================
 any, by another ABI (i386, x32, 32-bit ARM)         EPERM    its numbers mean other calls
-execve, execveat, fork, vfork                       EPERM    they start a program or a process
+execve, execveat                                    EPERM    they start a program
+fork, vfork                                         EPERM    they start a process
 clone3                                              ENOSYS   its flags are behind a pointer, which a filter cannot
                                                              follow; C libraries fall back to clone
 clone without CLONE_THREAD                          EPERM    it starts a process
 ==================================================  =======  ====================================================
 
-Sources: seccomp(2), clone(2), and Documentation/userspace-api/seccomp_filter.rst of Linux. The numbers are those of its
-headers asm/unistd_64.h, asm-generic/unistd.h, linux/audit.h, linux/bpf_common.h, linux/prctl.h and linux/seccomp.h.
-libseccomp would write the same filter, but slim images lack its shared library.
+Refusals are counted where another process answers for the kernel (``SECCOMP_RET_USER_NOTIF``): the caller waits for it.
+It must be another process, for whoever calls ``fork`` from Python holds the interpreter's lock meanwhile. When that process
+ends, the kernel answers ENOSYS by itself: nothing starts, and nothing waits.
+
+Sources: seccomp(2), seccomp_unotify(2), clone(2), and Documentation/userspace-api/seccomp_filter.rst of Linux. The numbers
+are those of its headers asm/unistd_64.h, asm-generic/unistd.h, linux/audit.h, linux/bpf_common.h, linux/prctl.h and
+linux/seccomp.h. libseccomp would write the same filter, but slim images lack its shared library.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import platform
+import select
 import struct
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from aotgaudi.errors import TargetError
@@ -34,11 +43,15 @@ _LOAD, _EQUALS, _AT_LEAST, _HAS_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 """BPF_LD|BPF_W|BPF_ABS, BPF_JMP|BPF_JEQ|BPF_K, BPF_JMP|BPF_JGE|BPF_K, BPF_JMP|BPF_JSET|BPF_K, BPF_RET|BPF_K."""
 _NUMBER_AT, _ARCH_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
 """Offsets in struct seccomp_data. Of an argument, which has 64 bits, this is the low half: both ABIs are little-endian."""
-_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+_ALLOW, _ASK, _ERRNO = 0x7FFF0000, 0x7FC00000, 0x00050000
 _DENY, _ABSENT = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
 
 _CLONE_THREAD = 0x00010000
-_PR_SET_NO_NEW_PRIVS, _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC = 38, 1, 1
+_PR_SET_NO_NEW_PRIVS, _SECCOMP_SET_MODE_FILTER = 38, 1
+_TSYNC, _NEW_LISTENER, _TSYNC_ESRCH = 1, 8, 16
+_NOTIF_RECV, _NOTIF_SEND = 0xC0502100, 0xC0182101
+_NOTIF_BYTES, _NOTIF_ID, _NOTIF_RESPONSE = 80, "=Q", "=QqiI"
+"""struct seccomp_notif begins with its id; struct seccomp_notif_resp: id, value, negative error, flags."""
 
 _Instruction = tuple[int, int, int, int]
 """struct sock_filter: code, instructions to skip if true, if false, operand."""
@@ -51,7 +64,8 @@ class _Abi:
     audit_arch: int
     first_foreign: int
     seccomp: int
-    denied: tuple[int, ...]
+    programs: tuple[int, ...]
+    processes: tuple[int, ...]
     clone: int
     clone3: int
 
@@ -61,7 +75,8 @@ _ABIS = {
         audit_arch=0xC000003E,
         first_foreign=0x40000000,
         seccomp=317,
-        denied=(59, 322, 57, 58),  # execve, execveat, fork, vfork
+        programs=(59, 322),  # execve, execveat
+        processes=(57, 58),  # fork, vfork
         clone=56,
         clone3=435,
     ),
@@ -69,7 +84,8 @@ _ABIS = {
         audit_arch=0xC00000B7,
         first_foreign=0x40000000,
         seccomp=277,
-        denied=(221, 281),  # execve, execveat; the others do not exist
+        programs=(221, 281),
+        processes=(),
         clone=220,
         clone3=435,
     ),
@@ -82,10 +98,56 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
 
-def forbid_processes() -> None:
+HandOver = Callable[[int, int], None]
+"""Gives two descriptors to another process, which calls `refuse` with both whenever the first is readable, until this
+process ends. Raises OSError where that process is gone. The first is closed here after: so nobody waits for a dead one."""
+
+
+class RefusedCalls:
+    """How many system calls were refused to this process, by the word of the one that answers. Thread-safe.
+
+    One attempt may be several calls: C libraries and Python try the next one when the first is refused.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._num = threading.Lock(), 0
+        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def num(self) -> int:
+        """Returns how many there were up to now. Never falls."""
+        with self._lock, suppress(BlockingIOError):
+            self._num += os.eventfd_read(self.descriptor)
+        return self._num
+
+
+def refuse(listener: int, counter: int) -> None:
+    """Refuses one system call of another process that waits for it, and adds it to that process's `RefusedCalls`.
+
+    Does nothing where the caller has stopped waiting. Does not block.
+    """
+    waiting = select.poll()
+    waiting.register(listener, select.POLLIN)
+    if not any(event & select.POLLIN for _, event in waiting.poll(0)):
+        return  # The other process has ended; before Linux 6.6 the next call would wait for ever.
+    notification = bytearray(_NOTIF_BYTES)
+    with suppress(OSError):
+        fcntl.ioctl(listener, _NOTIF_RECV, notification)
+        (call_id,) = struct.unpack_from(_NOTIF_ID, notification)
+        os.eventfd_write(counter, 1)
+        fcntl.ioctl(listener, _NOTIF_SEND, struct.pack(_NOTIF_RESPONSE, call_id, 0, -errno.EPERM, 0))
+
+
+def forbid_processes(hand_over: HandOver | None = None, *, may_fork: bool = False) -> RefusedCalls | None:
     """Keeps every thread of this process, those that run and those to come, from starting processes and programs.
 
     Cannot be undone. Also sets ``no_new_privs``, which the kernel asks for. May be called on any thread.
+
+    Args:
+        hand_over: Finds a process that answers and counts; None: nobody counts.
+        may_fork: Forbid programs only.
+
+    Returns:
+        What is counted; None where nobody counts, or the kernel knows no such thing (before Linux 5.7; some sandboxes).
 
     Raises:
         TargetError: this machine cannot: another architecture or system, a 32-bit Python, an old kernel, or a sandbox that
@@ -97,39 +159,62 @@ def forbid_processes() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))) != 0:
         raise _impossible(f"prctl(PR_SET_NO_NEW_PRIVS): {os.strerror(ctypes.get_errno())}")
-    encoded = b"".join(struct.pack("=HBBI", *instruction) for instruction in _filter(abi))
-    program = _Program(len(encoded) // 8, encoded)
-    libc.syscall.restype = ctypes.c_long
-    result = libc.syscall(
-        ctypes.c_long(abi.seccomp),
-        ctypes.c_ulong(_SECCOMP_SET_MODE_FILTER),
-        ctypes.c_ulong(_SECCOMP_FILTER_FLAG_TSYNC),
-        ctypes.byref(program),
-    )
+    if hand_over is not None:
+        listener = _install(libc, abi, _filter(abi, _ASK, may_fork), _TSYNC | _NEW_LISTENER | _TSYNC_ESRCH)
+        if listener >= 0:
+            return _handed_over(listener, hand_over)
+    result = _install(libc, abi, _filter(abi, _DENY, may_fork), _TSYNC)
     if result > 0:
         raise _impossible(f"thread {result} has a filter of its own")
     if result < 0:
         raise _impossible(f"seccomp: {os.strerror(ctypes.get_errno())}")
+    return None
 
 
-def _filter(abi: _Abi) -> Sequence[_Instruction]:
+def _handed_over(listener: int, hand_over: HandOver) -> RefusedCalls | None:
+    refused = RefusedCalls()
+    try:
+        hand_over(listener, refused.descriptor)
+    except OSError:
+        return None
+    finally:
+        os.close(listener)
+    return refused
+
+
+def _install(libc: ctypes.CDLL, abi: _Abi, instructions: Sequence[_Instruction], flags: int) -> int:
+    """Returns what seccomp(2) does."""
+    encoded = b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)
+    libc.syscall.restype = ctypes.c_long
+    numbers = map(ctypes.c_ulong, (abi.seccomp, _SECCOMP_SET_MODE_FILTER, flags))
+    return int(libc.syscall(*numbers, ctypes.byref(_Program(len(instructions), encoded))))
+
+
+def _filter(abi: _Abi, deny: int, may_fork: bool) -> Sequence[_Instruction]:
     """Returns the program in classic BPF. A jump skips the return after it, or does not."""
+    denied = abi.programs if may_fork else (*abi.programs, *abi.processes)
     return (
         (_LOAD, 0, 0, _ARCH_AT),
         (_EQUALS, 1, 0, abi.audit_arch),
-        (_RETURN, 0, 0, _DENY),
+        (_RETURN, 0, 0, deny),
         (_LOAD, 0, 0, _NUMBER_AT),
         (_AT_LEAST, 0, 1, abi.first_foreign),
-        (_RETURN, 0, 0, _DENY),
-        *(step for number in abi.denied for step in ((_EQUALS, 0, 1, number), (_RETURN, 0, 0, _DENY))),
+        (_RETURN, 0, 0, deny),
+        *(step for number in denied for step in ((_EQUALS, 0, 1, number), (_RETURN, 0, 0, deny))),
+        *(() if may_fork else _threads_only(abi, deny)),
+        (_RETURN, 0, 0, _ALLOW),
+    )
+
+
+def _threads_only(abi: _Abi, deny: int) -> Sequence[_Instruction]:
+    return (
         (_EQUALS, 0, 1, abi.clone3),
         (_RETURN, 0, 0, _ABSENT),
         (_EQUALS, 1, 0, abi.clone),
         (_RETURN, 0, 0, _ALLOW),
         (_LOAD, 0, 0, _FIRST_ARGUMENT_AT),
-        (_HAS_BITS, 0, 1, _CLONE_THREAD),
-        (_RETURN, 0, 0, _ALLOW),
-        (_RETURN, 0, 0, _DENY),
+        (_HAS_BITS, 1, 0, _CLONE_THREAD),
+        (_RETURN, 0, 0, deny),
     )
 
 

@@ -29,9 +29,10 @@ from typing import Any
 from aotgaudi import errors
 from aotgaudi.bundle.model import ModelDirectory
 from aotgaudi.errors import AotGaudiError, SpecError
+from aotgaudi.runtime.guard import Seccomp
 from aotgaudi.server.intake_lane import LANES, LARGE_BODY_BYTES, LaneLimits
 from aotgaudi.server.intake_queue import LaneQueue, Replacement
-from aotgaudi.server.intake_wire import MAX_PACKET_BYTES
+from aotgaudi.server.intake_wire import ANSWER_FOR_KERNEL, MAX_PACKET_BYTES
 from aotgaudi.server.prepare import Kind, PreparedRequest, ServedModel
 
 logger = logging.getLogger(__name__)
@@ -47,11 +48,12 @@ class Intake:
     on the event loop.
     """
 
-    def __init__(self, lanes: Mapping[str, LaneLimits] = LANES) -> None:
-        """Starts the companion, and returns at once."""
+    def __init__(self, lanes: Mapping[str, LaneLimits] = LANES, *, seccomp: Seccomp = "auto") -> None:
+        """Starts the companion, and returns at once. Unless `seccomp` is off, the kernel keeps it to forking."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-m", "aotgaudi.server.intake_companion", str(theirs.fileno())]
+            arguments = (str(theirs.fileno()), seccomp)
+            command = [sys.executable, "-m", "aotgaudi.server.intake_companion", *arguments]
             self._companion = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
             )
@@ -77,6 +79,10 @@ class Intake:
         for _ in self._lanes:
             self._take_packet()
         self._control.setblocking(False)
+
+    def answer_for_kernel(self, listener: int, counter: int) -> None:
+        """Has the companion refuse and count what the kernel asks it about. Is a `HandOver`; to be called once, opened."""
+        socket.send_fds(self._control, [ANSWER_FOR_KERNEL], [listener, counter])
 
     def attach(self) -> None:
         """Begins to work, on the running event loop."""

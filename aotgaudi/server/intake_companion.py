@@ -1,13 +1,15 @@
 """The intake's companion: loads tokenizer and chat template once, and forks the lanes, again and again.
 
-``python -m aotgaudi.server.intake_companion FD`` is started by `aotgaudi.server.intake` before the server is ready;
+``python -m aotgaudi.server.intake_companion FD SECCOMP`` is started by `aotgaudi.server.intake` before the server is ready;
 FD is its socket to the server. The server itself may fork nothing by then, and has threads, which a fork would leave
-behind; the companion has one thread, and imports neither torch nor what serves HTTP.
+behind; the companion has one thread, and imports neither torch nor what serves HTTP. Unless SECCOMP is "off", the kernel
+lets it fork but run no other program, and lets a lane do neither.
 
 ::
 
     server -> companion   the model directory, as soon as it is known; what a request is checked against, and the lanes;
-                          then the names of lanes that do not answer, to be killed
+                          then the names of lanes that do not answer, to be killed; and, with two descriptors, that
+                          it is to refuse, and count, what the kernel stops the server from doing
     companion -> server   {"lane": name, "cause": why the lane before it ended}, with the new lane's socket
                           {"error": [class, arguments]} where the model directory cannot be used
 
@@ -30,11 +32,12 @@ from contextlib import suppress
 from typing import Any
 
 from aotgaudi.bundle.model import ModelDirectory
-from aotgaudi.errors import AotGaudiError, SpecError
+from aotgaudi.errors import AotGaudiError, SpecError, TargetError
 from aotgaudi.llm.chat import ChatTemplate
 from aotgaudi.llm.tokenizer import Tokenizer
+from aotgaudi.runtime.seccomp import forbid_processes, refuse
 from aotgaudi.server.intake_lane import LaneLimits, run_lane
-from aotgaudi.server.intake_wire import MAX_PACKET_BYTES, Cause
+from aotgaudi.server.intake_wire import ANSWER_FOR_KERNEL, MAX_PACKET_BYTES, Cause
 from aotgaudi.server.prepare import Preparer
 
 _LOAD_SECONDS = 60
@@ -44,8 +47,12 @@ _LOAD_SECONDS = 60
 class Companion:
     """Forks the lanes, and forks each again when it ends."""
 
-    def __init__(self, control: socket.socket, preparer: Preparer, lanes: Mapping[str, LaneLimits]) -> None:
+    def __init__(
+        self, control: socket.socket, preparer: Preparer, lanes: Mapping[str, LaneLimits], *, is_guarded: bool
+    ) -> None:
+        """`is_guarded`: the kernel lets lanes start no process."""
         self._control, self._preparer, self._lanes = control, preparer, lanes
+        self._is_guarded, self._listener, self._counter = is_guarded, -1, -1
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ)
         self._pids: dict[int, int] = {}
@@ -58,16 +65,26 @@ class Companion:
                 self._fork(name, "none")
             while True:
                 for key, _ in self._selector.select():
-                    if key.fileobj is not self._control:
+                    if key.fd == self._listener:
+                        refuse(self._listener, self._counter)
+                    elif key.fileobj is not self._control:
                         self._fork(key.data, self._reap(key.fd))
-                    elif packet := self._control.recv(MAX_PACKET_BYTES):
-                        os.kill(self._pids[self._lives[packet.decode()]], signal.SIGKILL)
-                    else:
+                    elif not self._obey():
                         return  # The server is gone.
         finally:
             for pid in self._pids.values():
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
+
+    def _obey(self) -> bool:
+        """Does what the server says next. Returns whether it is there."""
+        packet, descriptors, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, 2)
+        if packet == ANSWER_FOR_KERNEL:
+            self._listener, self._counter = descriptors
+            self._selector.register(self._listener, selectors.EVENT_READ)
+        elif packet:
+            os.kill(self._pids[self._lives[packet.decode()]], signal.SIGKILL)
+        return bool(packet)
 
     def _fork(self, name: str, cause: Cause) -> None:
         ours, theirs = socket.socketpair()
@@ -90,6 +107,8 @@ class Companion:
                 if fd > 2 and fd not in (connection.fileno(), life):
                     with suppress(OSError):
                         os.close(fd)
+            if self._is_guarded:
+                forbid_processes()
             run_lane(connection, self._preparer, self._lanes[name])
         finally:
             os._exit(1)
@@ -118,7 +137,7 @@ _CAUSES: Mapping[int, Cause] = {
 }
 
 
-def main(control: socket.socket) -> None:
+def main(control: socket.socket, seccomp: str) -> None:
     """Serves the server at the other end of `control` until it closes."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -135,7 +154,17 @@ def main(control: socket.socket) -> None:
     model, lanes = _next(control)
     gc.collect()
     gc.freeze()  # What is there stays; so no lane copies it merely by looking for garbage.
-    Companion(control, Preparer(tokenizer, chat_template, model), lanes).run()
+    preparer = Preparer(tokenizer, chat_template, model)
+    Companion(control, preparer, lanes, is_guarded=seccomp != "off" and _can_only_fork()).run()
+
+
+def _can_only_fork() -> bool:
+    """Has the kernel refuse to run other programs, lanes included. Returns False where it cannot; the server tells."""
+    try:
+        forbid_processes(may_fork=True)
+    except TargetError:
+        return False
+    return True
 
 
 def _load(model: ModelDirectory) -> tuple[Tokenizer, ChatTemplate | None]:
@@ -156,4 +185,4 @@ def _next(control: socket.socket) -> Any:
 
 if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as inherited:
-        main(inherited)
+        main(inherited, sys.argv[2])

@@ -7,7 +7,7 @@ processor time      a timer of the process (``ITIMER_PROF``), whose signal ends 
                     the interpreter's lock. Time that others take from it does not count
 memory              ``RLIMIT_AS``, what the process had when it began and so much more: Python raises MemoryError, the
                     tokenizer aborts
-processes           seccomp, where there is it: a lane starts none
+processes           seccomp, by the companion, where there is it: a lane starts none
 priority            a lane of large bodies is nice to the engine and to the other lanes
 ==================  =============================================================================================
 """
@@ -25,8 +25,7 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import NoReturn
 
-from aotgaudi.errors import RequestError, TargetError
-from aotgaudi.runtime.seccomp import forbid_processes
+from aotgaudi.errors import RequestError
 from aotgaudi.server.intake_wire import Message, answer, failure, receive, refusal, send
 from aotgaudi.server.prepare import Preparer
 
@@ -87,10 +86,6 @@ def _confine(limits: LaneLimits) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(nothing, number)
-    with suppress(
-        TargetError
-    ):  # A machine without seccomp; a lane asks for no process, whatever a template says.
-        forbid_processes()
     os.nice(limits.niceness)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     num_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])

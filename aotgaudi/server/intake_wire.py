@@ -33,6 +33,9 @@ Cause = Literal["none", "done", "time", "memory", "killed"]
 MAX_PACKET_BYTES = 1 << 20
 """Of what server and companion say to each other."""
 
+ANSWER_FOR_KERNEL = b"answer for kernel"
+"""What the server says to the companion with the two descriptors of a `HandOver`."""
+
 _LENGTHS = struct.Struct("!II")
 LENGTHS_BYTES = _LENGTHS.size
 _MAX_BYTES = 64 << 20

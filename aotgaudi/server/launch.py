@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 class ServeOptions:
     """What ``aotgaudi serve`` was told: the model, where to listen, under which names, how to guard and how to stop.
 
-    `seccomp` counts only where `model` requires warm: else the server has to start a builder.
+    `seccomp` is about the server only where `model` requires warm, since else it starts builders; and about the intake.
     `stall_seconds` is what ``/health`` takes for stuck. None: 60 under `require_warm`, else never, since a step
     that builds an entry on first use takes as long as it takes.
     """
@@ -64,7 +64,7 @@ def launch(options: ServeOptions) -> None:
         AotGaudiError: the intake ended before the server was ready.
     """
     listener = bind(options.listening.host, options.listening.port)
-    with listener, Intake() as intake:
+    with listener, Intake(seccomp=options.seccomp) as intake:
         service = _start(options, intake)
 
         def on_listening(host: str, port: int) -> None:
@@ -108,7 +108,8 @@ def _start(options: ServeOptions, intake: Intake) -> Service:
         stall_seconds=options.longest_step_seconds,
     )
     intake.open(served)
-    model.guard.arm(seccomp=options.seccomp if options.model.require_warm else "off")
+    seccomp = options.seccomp if options.model.require_warm else "off"
+    model.guard.arm(seccomp=seccomp, hand_over=intake.answer_for_kernel)
     return service
 
 

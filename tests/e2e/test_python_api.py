@@ -172,3 +172,39 @@ def test_a_process_may_be_guarded_whole_until_the_model_is_closed(
     assert {cause: num for cause, num in said["counts"].items() if num} == {"process": 1}
     assert said["absent"] == ["fastapi", "prometheus_client", "torch._dynamo", "transformers", "uvicorn"]
     assert 1 <= said["num"] <= 3
+
+
+KERNEL_SCRIPT = """
+import ctypes, subprocess, sys
+from aotgaudi.llm import LLM, SamplingParams
+system = ctypes.CDLL(None).system
+assert system(b"exit 3") == 3 << 8
+with LLM(*sys.argv[1:], guard="kernel", threads=2) as llm:
+    output = llm.generate([3, 4], SamplingParams(temperature=0, max_tokens=3))[0]
+    print(len(output.token_ids) > 0, llm.warmth.layers, system(b"exit 3") == 127 << 8)
+try:
+    subprocess.run(["true"])
+except PermissionError as error:
+    print(error.strerror)
+"""
+
+
+def test_the_kernel_guards_a_process_that_asks_for_it_to_its_end(
+    workplace: Workplace, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KERNEL_SCRIPT, str(workplace.bundle), str(workplace.model)],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["True ('seccomp', 'hook') True", "Operation not permitted"]
+
+
+def test_the_kernel_cannot_guard_a_process_that_may_have_to_build(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="nothing can be built on first use"):
+        LLM(tmp_path, tmp_path, guard="kernel", require_warm=False, store=tmp_path)

@@ -125,7 +125,7 @@ def _parse_override(
     type=click.Choice(["auto", "require", "off"]),
     default="auto",
     show_default=True,
-    help="With --require-warm: have the kernel refuse to start processes, once ready.",
+    help="Have the kernel refuse to start processes, once ready (the server's own with --require-warm only).",
 )
 @acceptance_options
 @store_option

@@ -42,17 +42,21 @@ def in_a_process(body: str) -> str:
         "subprocess.run(['true'])",
         "subprocess.Popen('true', shell=True)",
         "os.system('true')",
+        "os.popen('true')",
         "os.fork()",
         "os.forkpty()",
         "os.posix_spawn('/bin/true', ['true'], {})",
+        "os.posix_spawnp('true', ['true'], {})",
         "os.execv('/bin/true', ['true'])",
         "os.spawnv(os.P_WAIT, '/bin/true', ['true'])",
         "__import__('pty').spawn(['true'])",
+        "__import__('pty').fork()",
         "__import__('multiprocessing').get_context('spawn').Process().start()",
         "__import__('multiprocessing').get_context('forkserver').Process().start()",
         "__import__('multiprocessing').get_context('fork').Process().start()",
         "__import__('multiprocessing.shared_memory').shared_memory.SharedMemory(create=True, size=1)",
         "__import__('multiprocessing').get_context('spawn').Lock()",
+        "__import__('multiprocessing').Manager()",
         "__import__('multiprocessing.resource_tracker').resource_tracker.ensure_running()",
         "__import__('multiprocessing.forkserver').forkserver.ensure_running()",
         "__import__('concurrent.futures').futures.ProcessPoolExecutor(1, mp_context=SPAWN).submit(print)",
@@ -123,6 +127,8 @@ def test_compiling_torchscript_is_refused_and_counted() -> None:
             lambda: torch.jit.script(functions.two),
             lambda: torch.jit.script(linear),
             lambda: torch.jit.load(io.BytesIO(saved.getvalue())),
+            lambda: torch.jit.CompilationUnit("def three(x):\\n    return x + 3\\n"),
+            lambda: torch.jit._state._python_cu.define("def four(x):\\n    return x + 4\\n"),
         )
         guard = Guard()
         guard.arm()
@@ -136,11 +142,11 @@ def test_compiling_torchscript_is_refused_and_counted() -> None:
     )
 
     *messages, count = printed.splitlines()
-    assert len(messages) == 5
+    assert len(messages) == 7
     for message in messages:
         assert message.startswith("refused while serving: an attempt to compile TorchScript (torch._C.")
         assert message.endswith("), by __main__")
-    assert count == "5 2"
+    assert count == "7 2"
 
 
 def test_torch_compile_and_export_are_refused_where_dynamo_was_never_loaded() -> None:
@@ -402,7 +408,7 @@ def test_refusals_are_counted_by_cause() -> None:
     )
 
     assert printed == (
-        "{'first_use': 3, 'process': 1, 'import': 2, 'torchscript': 0, 'dynamo': 0, 'backend': 0}\n"
+        "{'first_use': 3, 'process': 1, 'kernel': 0, 'import': 2, 'torchscript': 0, 'dynamo': 0, 'backend': 0}\n"
     )
 
 

@@ -16,9 +16,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 _PREAMBLE = """
-import ctypes, errno, mmap, os, signal, struct, sys, threading
+import ctypes, errno, mmap, os, select, signal, socket, struct, subprocess, sys, threading
 from aotgaudi.errors import TargetError
-from aotgaudi.runtime.seccomp import forbid_processes
+from aotgaudi.runtime.seccomp import forbid_processes, refuse
 libc = ctypes.CDLL(None, use_errno=True)
 X86 = os.uname().machine == "x86_64"
 NUMBER = (
@@ -61,6 +61,20 @@ def forbid_by_another_filter(number):
         _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
     assert libc.prctl(38, *map(ctypes.c_ulong, (1, 0, 0, 0))) == 0
     assert libc.prctl(22, ctypes.c_ulong(2), ctypes.byref(Program(len(steps), code))) == 0
+class Answerer:
+    "A process that answers for the kernel."
+    def __init__(self):
+        self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.pid = os.fork()
+        if self.pid == 0:
+            _, (listener, counter), _, _ = socket.recv_fds(theirs, 1, 2)
+            while select.select([listener], [], [], 30)[0]:
+                refuse(listener, counter)
+    def take(self, listener, counter):
+        socket.send_fds(self.connection, [b"x"], [listener, counter])
+    def kill(self):
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
 def status(name, thread="self"):
     lines = open(f"/proc/self/task/{thread}/status" if thread != "self" else "/proc/self/status").read().splitlines()
     return next(line.split()[1] for line in lines if line.startswith(name + ":"))
@@ -213,6 +227,88 @@ def test_threads_start_torch_computes_on_two_of_them_and_libraries_load() -> Non
     )
 
     assert lines == ["512.0 1000000.0 True", "a thread", "True", "True"]
+
+
+def test_another_process_answers_for_the_kernel_and_counts_and_the_answers_are_the_same() -> None:
+    attempts = ", ".join(CALLS.values())
+    lines = in_a_process(
+        f"""
+        attempts = lambda: [{attempts}]
+        earlier, answerer = Waiting(attempts), Answerer()
+        refused = forbid_processes(answerer.take)
+        print(refused.num())
+        for attempt in (attempts, lambda: on_a_thread(attempts), earlier.result):
+            print(*attempt(), refused.num())
+        answerer.kill()
+        """
+    )
+
+    answers = ["ENOSYS" if name == "clone3" else "EPERM" for name in CALLS]
+    num = len(CALLS) - 1  # clone3 is not refused: C libraries ask for threads by it, too.
+    assert lines == ["0", *(" ".join([*answers, str(num * times)]) for times in (1, 2, 3))]
+
+
+def test_a_caller_that_holds_the_interpreters_lock_gets_its_answer() -> None:
+    lines = in_a_process(
+        """
+        answerer = Answerer()
+        refused = forbid_processes(answerer.take)
+        for _ in range(100):
+            try:
+                subprocess.run(["true"])
+            except PermissionError:
+                pass
+        print(refused.num() >= 100)
+        answerer.kill()
+        """
+    )
+
+    assert lines == ["True"]
+
+
+def test_nothing_starts_and_nobody_waits_when_the_answering_process_has_died() -> None:
+    lines = in_a_process(
+        """
+        answerer = Answerer()
+        refused = forbid_processes(answerer.take)
+        answerer.kill()
+        print(syscall(NUMBER["execve"], 0, 0, 0), libc.system(b"true") == 127 << 8, refused.num())
+        """
+    )
+
+    assert lines == ["ENOSYS True 0"]
+
+
+def test_where_nobody_can_answer_the_kernel_refuses_by_itself() -> None:
+    lines = in_a_process(
+        """
+        def gone(listener, counter):
+            raise BrokenPipeError
+        answerer = Answerer()
+        print(forbid_processes(answerer.take) is not None)  # Linux has one such process for all filters of a thread:
+        print(forbid_processes(answerer.take))
+        print(forbid_processes(gone))
+        print(syscall(NUMBER["execve"], 0, 0, 0))
+        answerer.kill()
+        """
+    )
+
+    assert lines == ["True", "None", "None", "EPERM"]
+
+
+def test_a_process_may_keep_forking_and_yet_start_no_program() -> None:
+    lines = in_a_process(
+        """
+        forbid_processes(may_fork=True)
+        child = os.fork()
+        if child == 0:
+            os._exit(7 if syscall(NUMBER["execve"], 0, 0, 0) == "EPERM" else 1)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), syscall(NUMBER["execveat"], 0, 0, 0, 0, 0))
+        print(on_a_thread(lambda: "a thread"))
+        """
+    )
+
+    assert lines == ["7 EPERM", "a thread"]
 
 
 def test_nothing_is_in_force_before_it_is_asked_for() -> None:
