@@ -43,12 +43,12 @@ def stats(place: StorePlace, as_json: bool) -> None:
     required=True,
     metavar="SIZE",
     callback=to_store_size,
-    help="Most that results, logs, tool caches and unfinished pulls may take, e.g. 20GiB.",
+    help="Most that results, logs and tool caches may take, e.g. 20GiB.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
 def gc(place: StorePlace, max_size: int, dry_run: bool, as_json: bool) -> None:
-    """Shrink the store to SIZE: least recently used first; what a root keeps is never removed.
+    """Shrink the store to SIZE: least recently used first; what a root keeps is never removed. Unfinished pulls always go.
 
     Refuses to run while a build or a seal uses the store.
     """

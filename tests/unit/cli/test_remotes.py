@@ -63,6 +63,26 @@ def test_an_image_is_described_as_json_and_is_always_the_same(sealed: Sealed) ->
     assert set(documents[0]) == {"tag", "manifest", "layer", "layer_bytes", "diff_id", "path"}
 
 
+@pytest.mark.parametrize("has_key", [False, True])
+def test_an_image_that_claims_too_much_is_refused_in_one_line_and_leaves_nothing(
+    sealed: Sealed, registry: FakeRegistry, has_key: bool
+) -> None:
+    done("build", "image", "bundle", "-o", "image", "--push", f"{registry.host}/team/model:v1")
+    done("key", "generate", "key")
+    manifest = json.loads(registry.manifests["v1"])
+    manifest["layers"][-1]["size"] = 4 << 40
+    registry.manifests["v1"] = json.dumps(manifest).encode()
+    before = set(os.listdir())
+
+    demand = ("--trusted-key", "key.pub") if has_key else ()
+    result = run("cache", "pull", f"{registry.host}/team/model:v1", "-o", "out", *demand)
+
+    assert result.exit_code == 4
+    assert len(result.stderr.splitlines()) == 1
+    assert ("is not signed" if has_key else "claims a layer of 4398046511104 bytes") in result.stderr
+    assert set(os.listdir()) == before
+
+
 def test_an_image_goes_to_a_registry_and_comes_back_a_bundle(sealed: Sealed, registry: FakeRegistry) -> None:
     pushed = done("build", "image", "bundle", "-o", "image", "--push", f"{registry.host}/team/model:v1")
     reference = pushed.stdout.splitlines()[1].removeprefix("pushed: ")
