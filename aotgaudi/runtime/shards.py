@@ -7,8 +7,8 @@
 
 (https://github.com/huggingface/safetensors#format; the rules below are those of its `validate`.) The tensors cover the
 data from the first byte to the last, in any order and without overlap. safetensors maps a file and leaves it
-mapped, so that a change in place changes what is computed, and a truncated file ends the process. Here each wanted
-tensor has pages of its own; what nobody asked for is hashed and not kept. With ``map`` the file is mapped all the same.
+mapped, so that a change in place changes what is computed, and a truncated file ends the process. Here the wanted
+tensors have pages of our own; what nobody asked for is hashed and not kept. With ``map`` the file is mapped all the same.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ DTYPES: Mapping[str, str] = MappingProxyType(
 _ITEM_BYTES = {"BOOL": 1} | {name: int(name.lstrip("BFIU")) // 8 for name in DTYPES if name != "BOOL"}
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 
-_CHUNK_BYTES = 1 << 19
+_CHUNK_BYTES = 8 << 20
+"""Large: after each piece a thread waits for its turn with the interpreter, which is busy importing torch."""
 _HUGE_BYTES = 2 << 20
+_ALIGNMENT = 64
 _MAX_THREADS = 8
 _MAX_DIMENSIONS = 64
 
@@ -170,6 +172,12 @@ class _File:
                 self._state.update(view[:count])
             self.at, view = self.at + count, view[count:]
 
+    def fill_at(self, offset: int, view: memoryview) -> None:
+        """Goes on to `offset`, and reads as many bytes as `view` has."""
+        if view:
+            self.pass_to(offset)
+            self.fill(view)
+
     def pass_to(self, offset: int) -> None:
         """Goes on to `offset`; reads what lies between only where it must be hashed."""
         if self._state is None:
@@ -236,14 +244,34 @@ def _sizes(value: object) -> tuple[int, ...] | None:
 
 
 def _copied(file: _File, rows: Iterable[_Row], wanted: Mapping[str, TensorSpec]) -> dict[str, StoredTensor]:
-    found = {}
-    for row in rows:
-        if row.name in wanted:
-            file.pass_to(row.begin)
-            data = _new_memory(row.end - row.begin)
-            file.fill(data)
-            found[row.name] = StoredTensor(DTYPES[row.dtype], row.shape, data)
+    """Tensors that are used as they are share one piece of memory; one that will be converted has its own, to give back."""
+    mine = [(row, DTYPES[row.dtype] == wanted[row.name].dtype) for row in rows if row.name in wanted]
+    shared = _new_memory(sum(_aligned_bytes(row) for row, is_kept in mine if is_kept))
+    found: dict[str, StoredTensor] = {}
+    run_at, run_bytes, used = (
+        0,
+        0,
+        0,
+    )  # Neighbours are read at once: where, how many bytes, up to where they go.
+    for row, is_kept in mine:
+        num_bytes = row.end - row.begin
+        if not is_kept or row.begin != run_at + run_bytes or used % _ALIGNMENT:
+            file.fill_at(run_at, shared[used - run_bytes : used])
+            run_at, run_bytes, used = row.begin, 0, -(-used // _ALIGNMENT) * _ALIGNMENT
+        data = shared[used : used + num_bytes] if is_kept else _new_memory(num_bytes)
+        if is_kept:
+            run_bytes, used = run_bytes + num_bytes, used + num_bytes
+        else:
+            file.fill_at(row.begin, data)
+            run_at = row.end
+        found[row.name] = StoredTensor(DTYPES[row.dtype], row.shape, data)
+    file.fill_at(run_at, shared[used - run_bytes : used])
     return found
+
+
+def _aligned_bytes(row: _Row) -> int:
+    """What the tensor takes, up to where the next may begin: on a cache line."""
+    return -(-(row.end - row.begin) // _ALIGNMENT) * _ALIGNMENT
 
 
 def _mapped(file: _File, rows: Iterable[_Row], wanted: Mapping[str, TensorSpec]) -> dict[str, StoredTensor]:

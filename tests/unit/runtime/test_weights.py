@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -292,3 +293,33 @@ def test_a_tensor_without_elements(tmp_path: Path) -> None:
     wanted = (TensorSpec(name="a", shape=(0, 3), dtype="float32"),)
 
     assert load_weights(reader(tmp_path), wanted)["a"].shape == (0, 3)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("memory", ["copy", "map"])
+def test_any_mixture_of_sizes_dtypes_and_names_is_read_right(
+    tmp_path: Path, memory: WeightsMemory, seed: int
+) -> None:
+    random = Random(seed)
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    tensors = {
+        f"{number:02}": torch.rand(random.choice((0, 1, 3, 16, 32, 64, 65))).to(
+            random.choice([*dtypes.values()])
+        )
+        for number in range(30)
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    data = (tmp_path / "model.safetensors").read_bytes()
+    specs = [
+        TensorSpec(
+            name=name, shape=tuple(value.shape), dtype=random.choice(("float32", "bfloat16", "bfloat16"))
+        )
+        for name, value in tensors.items()
+        if random.random() < 0.7
+    ]
+
+    for bound in ({}, {"model__safetensors": data}):
+        weights = load_weights(reader(tmp_path, memory, **bound), specs)
+        assert weights.keys() == {spec.name for spec in specs}
+        for spec in specs:
+            assert torch.equal(weights[spec.name], tensors[spec.name].to(dtypes[spec.dtype])), spec
