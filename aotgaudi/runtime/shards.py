@@ -49,7 +49,6 @@ _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 
 _CHUNK_BYTES = 8 << 20
 """Large: after each piece a thread waits for its turn with the interpreter, which is busy importing torch."""
-_HUGE_BYTES = 2 << 20
 _ALIGNMENT = 64
 _MAX_THREADS = 8
 _MAX_DIMENSIONS = 64
@@ -285,8 +284,6 @@ def _mapped(file: _File, rows: Iterable[_Row], wanted: Mapping[str, TensorSpec])
 
 
 def _new_memory(num_bytes: int) -> memoryview:
-    """Pages of our own, large ones where the kernel has them: fewer to fault in while reading, and to look up later."""
+    """Pages of our own. Not large ones: to find them costs a kernel with a full page cache more than they save here."""
     pages = mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if num_bytes >= _HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(pages)[:num_bytes]

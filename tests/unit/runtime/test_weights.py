@@ -162,7 +162,7 @@ def test_the_same_bytes_under_another_dtype_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["zeros", "truncated", "removed"])
 def test_weights_that_were_read_stay_whatever_happens_to_the_file(tmp_path: Path, how: str) -> None:
     path = tmp_path / "model.safetensors"
-    large = torch.arange(3.0 * (1 << 20)).reshape(3, -1)  # Several chunks, and large pages.
+    large = torch.arange(3.0 * (1 << 20)).reshape(3, -1)  # More than one piece.
     save_file({"a": large, "b": B}, path)
     wanted = (TensorSpec(name="a", shape=tuple(large.shape), dtype="float32"), SPECS[1])
     shards_reader = reader(tmp_path)
