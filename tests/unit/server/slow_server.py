@@ -1,6 +1,6 @@
 """A server of a model that answers "a" every 20 ms: ``python -m tests.unit.server.slow_server DELAY DRAIN``.
 
-It prints its port once it listens.
+It prints its port once it listens. From then on it cannot start a thread, as if the system had none left.
 """
 
 from __future__ import annotations
@@ -43,6 +43,11 @@ class _Runner:
         raise NotImplementedError
 
 
+def _refuse_threads(event: str, _arguments: object) -> None:
+    if event == "_thread.start_new_thread":
+        raise RuntimeError("can't start new thread")
+
+
 def main(delay: float, drain: float) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr)])
     table = BucketTable((PromptEntry(1, 64, 1000),), (DecodeEntry(2, 1, 2000),))
@@ -63,11 +68,16 @@ def main(delay: float, drain: float) -> None:
         warmth=lambda: Warmth(1, 1, 0, {}),
         version="0",
     )
+
+    def on_listening(_host: str, port: int) -> None:
+        sys.addaudithook(_refuse_threads)
+        print(port, flush=True)
+
     HttpServer(
         create_app(service),
         bind("127.0.0.1", 0),
         service,
-        on_listening=lambda _host, port: print(port, flush=True),
+        on_listening=on_listening,
         stop_times=StopTimes(delay=delay, drain=drain, flush=1),
     ).run_until_stopped()
 
