@@ -14,13 +14,15 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from aotgaudi.errors import RequestError
+from aotgaudi.server.http import error_body
 
 _ANY = "*"
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(:[0-9]*)?")
 _MAX_ECHO_CHARS = 64
+_MISDIRECTED = 421
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,10 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 class HostCheck:
-    """Refuses requests for other servers with 421. HTTP/1.0 does without ``Host``, and no browser speaks it."""
+    """Refuses requests for other servers with 421, and what else comes on that connection.
+
+    HTTP/1.0 does without ``Host``, and no browser speaks it.
+    """
 
     def __init__(self, app: ASGIApp, hosts: AllowedHosts) -> None:
         self._app, self._hosts = app, hosts
@@ -88,8 +93,8 @@ class HostCheck:
         """The ASGI application."""
         host = Headers(scope=scope).get("host") if scope["type"] == "http" else None
         if host is not None and not self._hosts.has(host):
-            raise RequestError(
-                f"This server is not {host[:_MAX_ECHO_CHARS]!r} (`serve --allowed-host NAME` says which names it has)",
-                http_status=421,
-            )
+            message = f"This server is not {host[:_MAX_ECHO_CHARS]!r} (`serve --allowed-host NAME` says which names it has)"
+            answer = JSONResponse(error_body(_MISDIRECTED, message), _MISDIRECTED, {"Connection": "close"})
+            await answer(scope, receive, send)
+            return
         await self._app(scope, receive, send)

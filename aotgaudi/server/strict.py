@@ -1,8 +1,9 @@
 """Reads requests with h11, and refuses what h11 forgives.
 
 Two servers that read one message differently can be made to disagree on where it ends; so what RFC 9112 lets a server
-refuse is refused here: a head with a bare LF (2.2) or a folded line (5.2), ``Transfer-Encoding`` beside
-``Content-Length``, or in HTTP/1.0 (6.1).
+refuse is refused here: a head with a bare LF (2.2) or a folded line (5.2), another major version than 1 (2.3),
+``Transfer-Encoding`` beside ``Content-Length``, or in HTTP/1.0 (6.1). And a head of more than 16 KiB, which h11 takes
+where it comes in one piece.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ Event: TypeAlias = (
 
 
 class StrictReader(h11.Connection):
-    """The server's side of one connection. `refusal` is why the client's bytes were refused; None while they are not."""
+    """The server's side of one connection.
+
+    Attributes:
+        refusal: Why the client's bytes were refused; None while they are not.
+        has_partial_head: Whether some of a request's head has come, but not all.
+    """
 
     def __init__(self) -> None:
         super().__init__(h11.SERVER, _MAX_HEAD_BYTES)
         self.refusal: h11.RemoteProtocolError | None = None
-
-    @property
-    def has_partial_head(self) -> bool:
-        """Whether some of a request's head has come, but not all."""
-        return self.their_state is h11.IDLE and bool(self.trailing_data[0])
+        self.has_partial_head = False
 
     @property
     def may_answer(self) -> bool:
@@ -43,25 +45,34 @@ class StrictReader(h11.Connection):
         """
         try:
             if self.their_state is h11.IDLE:
-                _check_lines(self.trailing_data[0])
+                self._check_head()
             event = super().next_event()
             if isinstance(event, h11.Request):
+                self.has_partial_head = False
                 _check_framing(event)
         except h11.RemoteProtocolError as error:
             self.refusal = error
             raise
         return event
 
-
-def _check_lines(received: bytes) -> None:
-    head = received.partition(b"\r\n\r\n")[0]
-    if head.count(b"\n") != head.count(b"\r\n"):
-        raise h11.RemoteProtocolError("a line of the head ends without CR")
-    if b"\r\n " in head or b"\r\n\t" in head:
-        raise h11.RemoteProtocolError("a line of the head is folded")
+    def _check_head(self) -> None:
+        received = self.trailing_data[0]
+        self.has_partial_head = bool(received)
+        end = received.find(b"\r\n\r\n")
+        head = received if end < 0 else received[:end]
+        if len(head) > _MAX_HEAD_BYTES:
+            raise h11.RemoteProtocolError(
+                f"the head is too long: {_MAX_HEAD_BYTES} bytes are allowed", error_status_hint=431
+            )
+        if head.count(b"\n") != head.count(b"\r\n"):
+            raise h11.RemoteProtocolError("a line of the head ends without CR")
+        if b"\r\n " in head or b"\r\n\t" in head:
+            raise h11.RemoteProtocolError("a line of the head is folded")
 
 
 def _check_framing(request: h11.Request) -> None:
+    if not request.http_version.startswith(b"1."):
+        raise h11.RemoteProtocolError("this is a server of HTTP/1.1", error_status_hint=505)
     names = {name for name, _ in request.headers}
     if b"transfer-encoding" not in names:
         return

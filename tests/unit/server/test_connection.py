@@ -292,6 +292,8 @@ def test_without_descriptors_the_silent_make_room_and_nothing_spins(
         ),
         (b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "HTTP/1.0"),
         (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 20_000, "too long"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n" + b"X: x\r\n" * 4000 + b"\r\n", "too long"),
+        (b"GET / HTTP/2.0\r\nHost: a\r\n\r\n", "HTTP/1.1"),
     ],
 )
 def test_what_is_not_strictly_http_is_refused_and_the_connection_closed(
@@ -302,7 +304,7 @@ def test_what_is_not_strictly_http_is_refused_and_the_connection_closed(
     answer = read(running.connect(sent))
 
     head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 "))
+    assert head.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 ", b"HTTP/1.1 505 "))
     assert b"connection: close" in head.lower()
     assert said in json.loads(body)["error"]["message"]
     assert running.closed == {"malformed": 1}
