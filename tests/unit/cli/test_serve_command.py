@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from aotgaudi.bundle.bundle import Acceptance
 from aotgaudi.cli.commands.serve import served_name
 from aotgaudi.cli.main import cli
+from aotgaudi.llm.running import ModelOptions
+from aotgaudi.server.launch import ServeOptions
+from aotgaudi.server.limits import Listening
 
 
 def test_a_model_is_served_under_the_name_that_was_given(
@@ -49,8 +54,34 @@ def test_a_delay_is_not_negative(tmp_path: Path) -> None:
     assert CliRunner().invoke(cli, ["serve", *where, "--drain-delay", "-1"]).exit_code == 2
 
 
-@pytest.mark.parametrize("option", ["--max-connections", "--client-timeout"])
-def test_limits_on_clients_are_above_nothing(tmp_path: Path, option: str) -> None:
+@pytest.mark.parametrize(
+    "option",
+    ["--max-connections", "--client-timeout", "--max-requests", "--max-prompt-tokens", "--stall-seconds"],
+)
+def test_limits_on_clients_and_steps_are_above_nothing(tmp_path: Path, option: str) -> None:
     where = ["--bundle", str(tmp_path), "--model", str(tmp_path)]
 
     assert CliRunner().invoke(cli, ["serve", *where, option, "0"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("require_warm", "asked", "expected"),
+    [(True, None, 60), (True, 5.0, 5), (False, None, math.inf), (False, 900.0, 900)],
+)
+def test_only_a_step_that_builds_nothing_has_a_limit_of_its_own(
+    tmp_path: Path, require_warm: bool, asked: float | None, expected: float
+) -> None:
+    model = ModelOptions(
+        bundle=tmp_path,
+        acceptance=Acceptance(),
+        model_dir=tmp_path,
+        require_warm=require_warm,
+        num_threads=1,
+        store_root=tmp_path,
+    )
+
+    options = ServeOptions(
+        model=model, listening=Listening(host="", port=0), served_model_names=(), stall_seconds=asked
+    )
+
+    assert options.longest_step_seconds == expected
