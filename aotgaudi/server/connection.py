@@ -68,7 +68,10 @@ class Watcher(Protocol):
 
 
 class Connection(H11Protocol):  # type: ignore[misc,unused-ignore]
-    """One connection. On the event loop only."""
+    """One connection. On the event loop only.
+
+    `last_heard` is when the client last sent something, or was answered, in the loop's time.
+    """
 
     conn: StrictReader
     transport: asyncio.Transport
@@ -80,7 +83,7 @@ class Connection(H11Protocol):  # type: ignore[misc,unused-ignore]
         self.logger = logger
         self._watcher, self._limits = watcher, watcher.limits
         self._phase: Phase = "head"
-        self._since = loop.time()
+        self._since = self.last_heard = loop.time()
         self._num_read = self._num_unsent = 0
 
     @property
@@ -108,6 +111,7 @@ class Connection(H11Protocol):  # type: ignore[misc,unused-ignore]
     def data_received(self, data: bytes) -> None:
         """Part of asyncio's protocol."""
         self._num_read += len(data)
+        self.last_heard = self.loop.time()
         super().data_received(data)
         self._step()
 
@@ -124,6 +128,7 @@ class Connection(H11Protocol):  # type: ignore[misc,unused-ignore]
     def on_response_complete(self) -> None:
         """Part of uvicorn's life of a request. Its own timer is not needed."""
         super().on_response_complete()
+        self.last_heard = self.loop.time()
         self._unset_keepalive_if_required()
         self._step(is_new=True)
 

@@ -26,6 +26,8 @@ _BACKLOG = 2048
 _BATCH = 16
 """Connections taken at once, and so how many more than the limit there may be for a moment."""
 _PAUSE_SECONDS = 0.1
+_GRACE_SECONDS = 0.25
+"""Nobody makes room sooner: what a client has sent may be here, and not yet read."""
 _LOG_SECONDS = 10.0
 _SEND_BUFFER_BYTES = 128 * 1024
 """What the kernel holds for a client that does not read; by default some megabytes."""
@@ -166,7 +168,7 @@ class Listener:
 
     def _evict(self) -> bool:
         connection = next(iter(self._waiting), None)
-        if connection is None:
+        if connection is None or self._loop.time() - connection.last_heard < _GRACE_SECONDS:
             return False
         del self._waiting[connection]
         connection.drop("evicted")

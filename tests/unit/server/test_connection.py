@@ -211,7 +211,7 @@ def test_a_further_client_takes_the_place_of_whoever_kept_us_waiting_longest(ser
     idle = [running.connect() for _ in range(3)]
     running.until(lambda: running.server.num_connections == 3)
     idle[0].sendall(b"GET /")  # No longer the one that has been silent for longest.
-    time.sleep(0.1)
+    time.sleep(0.4)
 
     assert running.status() == 200
 
@@ -237,6 +237,19 @@ def test_where_all_connections_are_answering_a_further_client_gets_503(serve: Se
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "service_unavailable"
     assert running.closed == {"refused": 1}
     for client in busy:
+        client.close()
+
+
+def test_in_a_crowd_nobody_makes_room_before_what_it_sent_is_read(serve: Serve, engine, scripts) -> None:
+    engine.script = scripts["hold"]
+    running = serve(ConnectionLimits(max_connections=20))
+    body = json.dumps({"prompt": "a"}).encode()
+
+    crowd = [running.connect(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)) for _ in range(60)]
+    running.until(lambda: running.closed.total() == 40)
+
+    assert running.closed == {"refused": 40}
+    for client in crowd:
         client.close()
 
 
@@ -270,7 +283,7 @@ def test_without_descriptors_the_silent_make_room_and_nothing_spins(
     time.sleep(0.5)
     num_tries, scarce.error = scarce.num_tries, 0
 
-    assert num_tries <= 7
+    assert num_tries <= 12
     assert read(late).startswith(b"HTTP/1.1 200 ")
     assert running.closed["evicted"] == 1
     assert len(caplog.records) <= 3
