@@ -58,7 +58,7 @@ class Intake:
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
             )
         self._model_dir, self._limits = Path(), lanes
-        self._lanes = {name: LaneQueue(limits, self._killer(name)) for name, limits in lanes.items()}
+        self._lanes: dict[str, LaneQueue] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self.is_alive = True
 
@@ -74,7 +74,9 @@ class Intake:
             SpecError, CorruptError, UntrustedError: tokenizer or chat template cannot be used.
             AotGaudiError: the companion has ended.
         """
-        self._tell((model, self._limits))
+        lanes = {name: limits.for_model(model.max_len) for name, limits in self._limits.items()}
+        self._lanes = {name: LaneQueue(limits, self._killer(name)) for name, limits in lanes.items()}
+        self._tell((model, lanes))
         self._control.settimeout(_OPEN_SECONDS)
         for _ in self._lanes:
             self._take_packet()

@@ -20,7 +20,7 @@ import signal
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from traceback import extract_tb
 from typing import NoReturn
@@ -40,15 +40,23 @@ class LaneLimits:
 
     Attributes:
         seconds: Of processor time, for a request with a body of no length.
-        memory_bytes: More than what it began with.
+        memory_bytes: More than what it began with, for a model that reads no tokens.
+        memory_bytes_per_token: So much more for each token that the model reads: a tokenizer takes some 200 bytes a
+            character, and a token has four or five.
         niceness: As of nice(2).
         wall_seconds: A lane that is not done by then is stopped, or starved: what it does itself takes a few seconds.
     """
 
     seconds: float
     memory_bytes: int
+    memory_bytes_per_token: int = 0
     niceness: int = 0
     wall_seconds: float = 60.0
+
+    def for_model(self, max_len: int) -> LaneLimits:
+        """Returns what the lane may use for a model that reads `max_len` tokens."""
+        num_bytes = self.memory_bytes + max_len * self.memory_bytes_per_token
+        return replace(self, memory_bytes=num_bytes, memory_bytes_per_token=0)
 
     def seconds_for(self, num_bytes: int) -> float:
         """Returns how much processor time a request with a body of `num_bytes` may take: a second more for each MB."""
@@ -61,9 +69,9 @@ LARGE_BODY_BYTES = 64 * 1024
 LANES: Mapping[str, LaneLimits] = {
     "completion": LaneLimits(seconds=2.0, memory_bytes=32 << 20),
     "chat": LaneLimits(seconds=2.0, memory_bytes=32 << 20),
-    "large": LaneLimits(seconds=2.0, memory_bytes=72 << 20, niceness=10),
+    "large": LaneLimits(seconds=2.0, memory_bytes=64 << 20, memory_bytes_per_token=1024, niceness=10),
 }
-"""One lane each: so no chat template delays a completion, and no large body a small one. 136 MiB in all."""
+"""One lane each: so no chat template delays a completion, and no large body a small one. 136 MiB in all at 8,192 tokens."""
 
 
 def run_lane(connection: socket.socket, preparer: Preparer, limits: LaneLimits) -> NoReturn:
@@ -104,9 +112,11 @@ def _answer(preparer: Preparer, asked: Message, limits: LaneLimits) -> Message:
         return refusal(error)
     except MemoryError:
         return refusal(too_large(limits))
-    except BaseException as error:
+    except Exception as error:
         place = extract_tb(error.__traceback__)[-1]
         return failure(f"{type(error).__name__} at {place.filename}:{place.lineno}")
+    except BaseException:  # A panic: Rust code that runs out of memory panics where it does not abort.
+        os.abort()
 
 
 def too_large(limits: LaneLimits) -> RequestError:

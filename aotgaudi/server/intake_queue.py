@@ -155,8 +155,8 @@ class LaneQueue:
         loop = asyncio.get_running_loop()
         deadline = loop.call_later(self._limits.wall_seconds, self._kill)
         try:
-            await loop.sock_sendall(connection, message.opening())
-            await loop.sock_sendall(connection, message.tail)
+            for piece in message.pieces():
+                await loop.sock_sendall(connection, piece)
             num_head_bytes, num_tail_bytes = lengths_of(await _received(connection, LENGTHS_BYTES))
             head = await _received(connection, num_head_bytes)
             return message_of(head, await _received(connection, num_tail_bytes))

@@ -39,6 +39,7 @@ ANSWER_FOR_KERNEL = b"answer for kernel"
 _LENGTHS = struct.Struct("!II")
 LENGTHS_BYTES = _LENGTHS.size
 _MAX_BYTES = 64 << 20
+_SHORT_BYTES = 64 << 10
 _TYPE_CODE = "I"
 
 Head = Mapping[str, Any]
@@ -51,10 +52,11 @@ class Message:
     head: Head
     tail: bytes = b""
 
-    def opening(self) -> bytes:
-        """Returns all of it but the tail."""
+    def pieces(self) -> tuple[bytes, ...]:
+        """Returns what to send, piece by piece: a short message in one, which wakes the other side once."""
         head = json.dumps(self.head).encode()
-        return _LENGTHS.pack(len(head), len(self.tail)) + head
+        opening = _LENGTHS.pack(len(head), len(self.tail)) + head
+        return (opening + self.tail,) if len(self.tail) <= _SHORT_BYTES else (opening, self.tail)
 
 
 class LaneGoneError(ConnectionError):
@@ -96,8 +98,8 @@ def _received(connection: socket.socket, num_bytes: int) -> bytes:
 
 def send(connection: socket.socket, message: Message) -> None:
     """Sends a message, and waits until it is sent."""
-    connection.sendall(message.opening())
-    connection.sendall(message.tail)
+    for piece in message.pieces():
+        connection.sendall(piece)
 
 
 def question(kind: Kind, raw: bytes) -> Message:

@@ -109,14 +109,13 @@ class Preparer:
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if texts:
             return self._encoded(texts, body.add_special_tokens is not False, "prompt")
-        return [self._bounded(ids) for ids in prompts if not isinstance(ids, str)]
+        return [self._bounded(ids, "prompt") for ids in prompts if not isinstance(ids, str)]
 
-    def _bounded(self, token_ids: list[int]) -> list[int]:
-        """Refuses here what is far too long, so that it need not cross to the server."""
+    def _bounded(self, token_ids: list[int], param: str) -> list[int]:
+        """Refuses here what is too long, so that it need not cross to the server."""
         if len(token_ids) > self.model.max_len:
             raise RequestError(
-                f"the prompt has {len(token_ids)} tokens; max_model_len = {self.model.max_len}",
-                param="prompt",
+                f"the prompt has {len(token_ids)} tokens; max_model_len = {self.model.max_len}", param=param
             )
         return token_ids
 
@@ -139,4 +138,4 @@ class Preparer:
                 f"hold at most {bound}",
                 param=param,
             )
-        return self.tokenizer.encode_batch(texts, with_special)
+        return [self._bounded(ids, param) for ids in self.tokenizer.encode_batch(texts, with_special)]

@@ -195,6 +195,20 @@ def test_template_without_bound_is_refused_and_the_next_request_served(
     run(intake, use)
 
 
+def test_text_that_takes_its_tokenizer_more_memory_than_there_is_is_refused(model_dir: Path) -> None:
+    tight = {**QUICK, "large": LaneLimits(seconds=9, memory_bytes=6 << 20, memory_bytes_per_token=100)}
+
+    with opened(model_dir, tight) as intake:
+
+        async def use() -> None:
+            with pytest.raises(RequestError, match="needs more than 6 MiB of memory") as caught:
+                await intake.prepare("completion", completion("é" * 39_000))
+            assert caught.value.http_status == 400
+            assert (await intake.prepare("completion", completion("a"))).prompts == [[256, *ids("a")]]
+
+        run(intake, use)
+
+
 def test_lane_that_is_killed_in_the_middle_is_replaced_and_asked_again(intake: Intake) -> None:
     async def use() -> None:
         lane = lanes()[0]

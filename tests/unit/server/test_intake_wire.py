@@ -95,7 +95,7 @@ def test_lane_that_closes_its_connection_is_gone() -> None:
     here, there = socket.socketpair()
     with there:
         with here:
-            here.sendall(Message({"a": 1}, b"tail").opening())
+            here.sendall(Message({"a": 1}, b"tail").pieces()[0][:-1])
         with pytest.raises(LaneGoneError):
             receive(there)
 
