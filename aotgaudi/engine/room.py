@@ -101,7 +101,7 @@ class Room:
 
     def _check(self, quota: _Quota, amount: int, connection: Hashable, *, has_share: bool) -> None:
         num_held = quota.by_connection[connection]
-        most = quota.limit // _SHARE if has_share else quota.limit
+        most = max(quota.limit // _SHARE, 1) if has_share else quota.limit
         what = "prompts" if quota is self._requests else "prompt tokens"
         if amount > most:
             raise RequestError(

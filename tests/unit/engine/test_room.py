@@ -82,6 +82,13 @@ def test_what_an_empty_server_would_refuse_is_a_mistake(prompt_lens: list[int]) 
     assert _refusal(Room(LIMITS, MAX_MODEL_LEN), "a", prompt_lens) == (400, "")
 
 
+def test_a_small_server_says_what_it_takes() -> None:
+    room = Room(RoomLimits(max_requests=2), MAX_MODEL_LEN)
+
+    with pytest.raises(RequestError, match="2 prompts are more than the 1 that this server takes at once"):
+        room.enter("a", [1, 1])
+
+
 def test_the_longest_prompt_has_room_on_an_empty_server() -> None:
     Room(RoomLimits(max_requests=1, max_prompt_tokens=1), MAX_MODEL_LEN).enter("a", [MAX_MODEL_LEN])
 
