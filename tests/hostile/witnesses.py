@@ -22,6 +22,7 @@ import psutil
 NUM_WITNESSES = 8
 PAUSE_SECONDS = 0.1
 PERIOD_SECONDS = 0.05
+DOZE_SECONDS = 0.01
 TIMEOUT_SECONDS = 30.0
 QUESTIONS: tuple[dict[str, Any], ...] = (
     {"prompt": "the quick brown fox", "max_tokens": 8, "temperature": 0},
@@ -40,6 +41,7 @@ class Figures:
 
     first_token: list[float] = field(default_factory=list)
     health: list[float] = field(default_factory=list)
+    late: list[float] = field(default_factory=list)
     peak_bytes: int = 0
     num_refused: int = 0
     wrong: list[str] = field(default_factory=list)
@@ -48,6 +50,7 @@ class Figures:
         """Takes in what was seen later."""
         self.first_token += other.first_token
         self.health += other.health
+        self.late += other.late
         self.peak_bytes = max(self.peak_bytes, other.peak_bytes)
         self.num_refused += other.num_refused
         self.wrong += other.wrong
@@ -61,6 +64,11 @@ class Figures:
     def health_p99(self) -> float:
         """See `p99`."""
         return p99(self.health)
+
+    @property
+    def late_p99(self) -> float:
+        """How late the machine woke the witnesses themselves: what its other work adds to any time. See `p99`."""
+        return p99(self.late)
 
 
 def p99(values: Sequence[float]) -> float:
@@ -114,7 +122,11 @@ class _Witnesses:
         async with self._client() as client:
             self._answers = [(await self._ask(client, body))[1] for body in QUESTIONS]
         tasks = [asyncio.create_task(self._witness(number)) for number in range(NUM_WITNESSES)]
-        tasks += [asyncio.create_task(self._monitor()), asyncio.create_task(self._weigh())]
+        tasks += [
+            asyncio.create_task(self._monitor()),
+            asyncio.create_task(self._weigh()),
+            asyncio.create_task(self._doze()),
+        ]
         loop = asyncio.get_running_loop()
         while True:
             await loop.run_in_executor(None, pipe.recv)
@@ -198,6 +210,12 @@ class _Witnesses:
             response = await client.get("/health")
         if response.status_code != 200:
             raise _RefusedError(PERIOD_SECONDS)
+
+    async def _doze(self) -> None:
+        while True:
+            due = time.monotonic() + DOZE_SECONDS
+            await asyncio.sleep(DOZE_SECONDS)
+            self._figures.late.append(time.monotonic() - due)
 
     async def _weigh(self) -> None:
         while True:
