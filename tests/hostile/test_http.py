@@ -23,6 +23,9 @@ REFUSED = {
     "space before the colon": get("/health", "Host: 127.0.0.1", "X : a"),
     "NUL in a header": b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: \0\r\n\r\n",
     "a head of 1 MB": get("/health", "Host: 127.0.0.1", *(f"X-{n}: {'a' * 990}" for n in range(1000))),
+    "10,000 headers": get("/health", "Host: 127.0.0.1", *(f"X-{n}: a" for n in range(10_000))),
+    "HTTP/3.7": b"GET /health HTTP/3.7\r\nHost: 127.0.0.1\r\n\r\n",
+    "a forged Host": get("/health", "Host: evil.example"),
     "two lengths": head(COMPLETIONS, 5, "Content-Length: 6") + b"12345",
     "a negative length": head(COMPLETIONS, -1),
     "a chunk of negative size": b"POST /v1/completions HTTP/1.1\r\n"
