@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 HOST = "127.0.0.1"
+ANSWER_SECONDS = 55.0
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
@@ -168,9 +169,10 @@ def repeat(port: int, path: str, body: bytes, seconds: float, allowed: Sequence[
     """Posts the same body again and again, one at a time (H4)."""
     data = post(path, body)
     deadline = time.monotonic() + seconds
+    data = data.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
     results: Counter[int] = Counter()
     while time.monotonic() < deadline:
-        results[status_of(say(port, data.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)))] += 1
+        results[status_of(say(port, data, ANSWER_SECONDS))] += 1
         time.sleep(0.01)
     print(f"repeat: {dict(results)}", flush=True)
     assert set(results) <= {*allowed}, results
