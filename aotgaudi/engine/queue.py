@@ -33,7 +33,10 @@ class WaitingQueue:
     @property
     def oldest(self) -> Request | None:
         """Who arrived first; None when nobody waits."""
-        return next(iter(self), None)
+        alone, crowd = self.first_alone, next(iter(self._crowds), None)
+        if alone is None or crowd is None:
+            return alone or crowd
+        return min(alone, crowd, key=lambda request: request.number)
 
     @property
     def first_alone(self) -> Request | None:

@@ -113,7 +113,8 @@ class Request:
     @property
     def sampling(self) -> SamplingRow:
         """How the next token is sampled; the same value until that token is appended."""
-        return SamplingRow(self.params, self._current_noise(), self._history)
+        noise = self._draw() if self._noise is None else self._noise
+        return SamplingRow(self.params, noise, self._history)
 
     def admit(self, block_table: list[int]) -> None:
         """WAITING -> RUNNING: all known tokens are to be prefilled into these blocks."""
@@ -137,14 +138,14 @@ class Request:
     def append_token(self, token_id: int) -> None:
         """Appends a sampled token and draws the noise of the next one."""
         self._require(RequestState.RUNNING)
-        self._current_noise()  # The token's own draw, whether or not it was asked for.
+        if self._noise is None:
+            self._draw()  # The token's own, whether or not it was asked for.
         self.token_ids.append(token_id)
         self._noise = None
 
-    def _current_noise(self) -> float:
-        if self._noise is None:
-            self._generator = self._generator or Random(self.seed)  # noqa: S311 - sampling, not secrets
-            self._noise = self._generator.random()
+    def _draw(self) -> float:
+        self._generator = self._generator or Random(self.seed)  # noqa: S311 - sampling, not secrets
+        self._noise = self._generator.random()
         return self._noise
 
     def _release(self) -> list[int]:
