@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Union
 
 from aotgaudi import LLM
-from aotgaudi.engine.steps import PromptStep, Step
+from aotgaudi.engine.steps import Step
 from aotgaudi.llm import SamplingParams
 from benchmarks import harness, online
 from benchmarks.harness import Spread, Table
 
 COMPANIES = (2, 3, 5, 8, 12, 16)
+CONTEXT, PROMPT = 100, 128
 SENTENCES = (
     "The harbour froze in January, and the boats stood still until March.",
     "She wrote every number twice, once in ink and once from memory.",
@@ -100,33 +102,34 @@ def _differing_under(llm: LLM, setting: Mapping[str, Any], max_tokens: int) -> i
 
 
 def _times(bundles: Mapping[str, Path], args: argparse.Namespace) -> dict[str, dict[str, Spread]]:
-    """Returns seconds by bundle and case, taken in turns."""
+    """Returns seconds by case and bundle, taken in turns."""
     loaded = {name: online.load(path, args.model, args.threads) for name, path in bundles.items()}
-    times: dict[str, dict[str, Spread]] = {name: {} for name in loaded}
-    for case, steps in _cases(next(iter(loaded.values()))).items():
-        samples: dict[str, list[float]] = {name: [] for name in loaded}
+    times: dict[str, dict[str, Spread]] = {}
+    for case, steps_of in CASES.items():
+        steps = {name: steps_of(model) for name, model in loaded.items()}
+        able = {name: found for name, found in steps.items() if not isinstance(found, str)}
+        samples: dict[str, list[float]] = {name: [] for name in able}
         for number in range(1 + args.rounds):
-            for name, model in loaded.items():
-                seconds = _seconds(model, steps)
+            for name, found in able.items():
+                seconds = _seconds(loaded[name], found)
                 if number:  # The first round warms up.
                     samples[name].append(seconds)
-        for name, seconds_of in samples.items():
-            times[name][case] = Spread(tuple(seconds_of))
-            print(case, name, times[name][case].text(1, 1e3), "ms", flush=True)
+        times[case] = {name: Spread(tuple(values)) for name, values in samples.items()}
+        print(case, {name: spread.text(1, 1e3) for name, spread in times[case].items()}, flush=True)
     return times
 
 
-def _cases(model: online.Online) -> dict[str, Sequence[Step]]:
-    random = Random(0)
-    cases: dict[str, Sequence[Step]] = {}
-    for batch_size in (1, 4, 16):
-        step = model.decode(batch_size, 100, random)
-        if not isinstance(step, str):
-            cases[f"decode, {batch_size} rows"] = [step]
-    steps = model.prefill(128, random)
-    if not isinstance(steps, str):
-        cases["prompt of 128 tokens"] = list[PromptStep](steps)
-    return cases
+def _decode(model: online.Online, batch_size: int) -> Sequence[Step] | str:
+    step = model.decode(batch_size, CONTEXT, Random(0))
+    return step if isinstance(step, str) else [step]
+
+
+Case = Callable[[online.Online], Union[Sequence[Step], str]]
+CASES: Mapping[str, Case] = {
+    **{f"decode, {size} rows of {CONTEXT} tokens": partial(_decode, batch_size=size) for size in (1, 4, 16)},
+    f"prompt of {PROMPT} tokens": lambda model: model.prefill(PROMPT, Random(0)),
+}
+"""Steps to time; a bundle that has no entry for one says why not."""
 
 
 def _seconds(model: online.Online, steps: Sequence[Step]) -> float:
@@ -146,10 +149,13 @@ def _texts_table(differing: Mapping[str, Mapping[str, int]], args: argparse.Name
 
 
 def _times_table(times: Mapping[str, Mapping[str, Spread]], args: argparse.Namespace) -> Table:
-    cases = next(iter(times.values()))
-    rows = tuple((case, *(of[case].text(1, 1e3) for of in times.values())) for case in cases)
+    bundles = list(next(iter(times.values())))
+    rows = tuple(
+        (case, *(of[name].text(1, 1e3) if name in of else "-" for name in bundles))
+        for case, of in times.items()
+    )
     note = f"median (min to max) of {args.rounds} rounds in turns, {args.threads} threads"
-    return Table("Milliseconds a step", ("step", *times), rows, note)
+    return Table("Milliseconds a step", ("step", *bundles), rows, note)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,9 @@ takes another kernel for one row than for sixteen, and splits work by the number
 
 * no library computes a sum. Products are written as multiply and add, which inductor turns into loops of the artifact:
   one loop over the summed dimension for each element of the result, the same whatever the other sizes are;
+* activations are float32, whatever the dtype of weights, cache and logits. A compiler rounds to bfloat16 where it stores
+  and not where it fuses, and what it fuses depends on shapes. So values are rounded only where they are stored anyway: in
+  the cache, from which a prompt reads its own keys too, and as logits;
 * sums along a row are made by lanes (`row_sum`), in an order that the graph itself states;
 * sums over blocks of a context run from the first block to the last. A block that a row does not see adds 0, which
   changes nothing wherever it stands (`attention.py`);
@@ -112,14 +115,14 @@ def require_invariant(graph: fx.Graph, where: str) -> None:
 
 
 def linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
-    """Returns ``x @ weight.T + bias``, summed in float32, in the dtype of `x`."""
+    """Returns ``x @ weight.T + bias`` in float32."""
     rows_TK = x.reshape(-1, x.shape[-1]).float()
     num_rows = rows_TK.shape[0]
     at_once = max(n for n in range(1, _ROWS_AT_ONCE + 1) if num_rows % n == 0)
     tiles, weight = rows_TK.view(-1, at_once, x.shape[-1]), weight_NK.float()
     sums = [(tiles[:, row, None, :] * weight).sum(-1) for row in range(at_once)]
     out = torch.stack(sums, dim=1).view(*x.shape[:-1], -1)
-    return (out if bias_N is None else out + bias_N.float()).to(x.dtype)
+    return out if bias_N is None else out + bias_N.float()
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
@@ -173,12 +176,15 @@ def _matmul(a: Tensor, b: Tensor) -> Tensor:
         return a * b
     if not a.is_floating_point():
         return torch.matmul(a, b)  # Refused later.
-    out = dot(a, b.mT) if b.shape[-1] == 1 or b.stride(-2) == 1 else weighted(a, b)
-    return out.to(a.dtype)
+    return dot(a, b.mT) if b.shape[-1] == 1 or b.stride(-2) == 1 else weighted(a, b)
 
 
 def _addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    return (bias.float() + weighted(a, b)).to(a.dtype)
+    return bias.float() + weighted(a, b)
+
+
+def _embedding(input_ids: Tensor, weight: Tensor, padding_idx: int | None = None, **options: Any) -> Tensor:
+    return F.embedding(input_ids, weight, padding_idx, **options).float()
 
 
 def _sum(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -222,6 +228,7 @@ def _require_last(x: Tensor, dim: int, name: str) -> None:
 
 
 _FORMS: Mapping[str, Callable[..., Any]] = {
+    "embedding": _embedding,
     "linear": linear,
     "matmul": _matmul,
     "__matmul__": _matmul,

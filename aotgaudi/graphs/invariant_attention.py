@@ -1,13 +1,13 @@
 """Paged attention in the batch-invariant form (`invariant.py`): prompts and decode steps do the same for each query.
 
-Keys come in the blocks of the cache, also those of a prompt's own tokens. A query's scores with a block, the block's
-part of its output and of its total are computed by loops whose sizes do not depend on the step; then the parts are
-added up from the first block to the last. So it makes no difference whether a token was computed by a prompt or by a
-decode step, in which chunk, after how many padded blocks, or beside whom: what a preempted request computes again is
-what it had. The largest score, which is taken off before exponentials, is exact in any order.
+Keys and values are read from the blocks of the cache, also those of a prompt's own tokens. A query's scores with a
+block, and the block's part of its output and of its total, are computed by loops whose sizes do not depend on the step;
+then the parts are added up from the first block to the last. So it makes no difference whether a token was computed by a
+prompt or by a decode step, in which chunk, after how many padded blocks, or beside whom: what a preempted request
+computes again is what it had. The largest score, which is taken off before exponentials, is exact in any order.
 
-Legend of shape suffixes: see `attention.py`; n blocks (a prompt's: c cached ones, then its own), X = D + 1: the part
-of the output, then that of the total.
+Legend of shape suffixes: see `attention.py`; n blocks (a prompt row's: c of cached context, then its own), X = D + 1:
+the part of the output, then that of the total.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ class InvariantPromptState(PromptState):
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Returns [1, T, H, D]."""
-        write_cache(call.cache, self.slots_T, call.k_TKD, call.v_TKD)
+        _write(call, self.slots_T)
         mask = mask_for(self.masks, call.sliding_window)
         b, q, heads = mask.shape[0], mask.shape[2], _heads(call)
+        size = call.cache.shape[3]
+        blocks_bn = self._blocks(b, size)
         keys_bnKBD, values_bnKBD = (
-            self._blocks(call.cache[i], new, b) for i, new in ((0, call.k_TKD), (1, call.v_TKD))
+            call.cache[i].index_select(0, blocks_bn.flatten()).unflatten(0, blocks_bn.shape) for i in (0, 1)
         )
-        size = keys_bnKBD.shape[3]
         seen_bnqB = F.pad(mask[:, 0], (0, -q % size)).unflatten(2, (-1, size)).transpose(1, 2)
         query_bKGqD = call.q_THD.unflatten(0, (b, q)).unflatten(2, heads).permute(0, 2, 3, 1, 4)
         scores = _scores(query_bKGqD.flatten(2, 3)[:, None], keys_bnKBD, call).unflatten(3, (heads[1], q))
@@ -54,16 +55,10 @@ class InvariantPromptState(PromptState):
         out_bKGqD = _divided(sums, top_bKGq, call)
         return out_bKGqD.permute(0, 3, 1, 2, 4).reshape(1, b * q, *call.q_THD.shape[1:])
 
-    def _blocks(self, cache_nKBD: Tensor, new_TKD: Tensor, b: int) -> Tensor:
-        """Returns [b, n, K, B, D]: cached context, then the new tokens, the last block filled up with zeros."""
-        size = cache_nKBD.shape[2]
-        new_bqKD = new_TKD.unflatten(0, (b, -1))
-        padded = F.pad(new_bqKD, (0, 0, 0, 0, 0, -new_bqKD.shape[1] % size))
-        new_bnKBD: Tensor = padded.unflatten(1, (-1, size)).transpose(2, 3)
-        if self.ctx_blocks_bc is None:
-            return new_bnKBD
-        cached = cache_nKBD.index_select(0, self.ctx_blocks_bc.flatten())
-        return torch.cat([cached.unflatten(0, self.ctx_blocks_bc.shape), new_bnKBD], dim=1)
+    def _blocks(self, b: int, block_size: int) -> Tensor:
+        """Returns the ids of the blocks, [b, n]: of cached context, then those that the new tokens were written to."""
+        own_bn = self.slots_T.unflatten(0, (b, -1))[:, ::block_size] // block_size
+        return own_bn if self.ctx_blocks_bc is None else torch.cat([self.ctx_blocks_bc, own_bn], dim=1)
 
 
 @dataclass
@@ -72,7 +67,7 @@ class InvariantDecodeState(DecodeState):
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Returns [1, b, H, D]."""
-        write_cache(call.cache, self.slots_b, call.k_TKD, call.v_TKD)
+        _write(call, self.slots_b)
         seen_nB = mask_for(self.masks, call.sliding_window)
         keys_nKBD = call.cache[0].index_select(0, self.block_list_n)
         values_nKBD = call.cache[1].index_select(0, self.block_list_n)
@@ -84,6 +79,11 @@ class InvariantDecodeState(DecodeState):
         mine = self.rows_bn[:, :, None]
         sums = torch.where(mine, parts_nKGX.flatten(1)[None], 0.0).sum(1).view(*top_bKG.shape, -1)
         return _divided(sums, top_bKG, call).reshape(call.q_THD.shape)[None]
+
+
+def _write(call: AttentionCall, slots: Tensor) -> None:
+    dtype = call.cache.dtype
+    write_cache(call.cache, slots, call.k_TKD.to(dtype), call.v_TKD.to(dtype))
 
 
 def _heads(call: AttentionCall) -> tuple[int, int]:
@@ -109,7 +109,7 @@ def _divided(sums_X: Tensor, top: Tensor, call: AttentionCall) -> Tensor:
     total = sums_X[..., -1]
     if call.sinks_H is not None:
         total = total + single(torch.exp, _sinks(call, top) - top)
-    return (sums_X[..., :-1] / total.clamp_min(1e-30)[..., None]).to(call.q_THD.dtype)
+    return sums_X[..., :-1] / total.clamp_min(1e-30)[..., None]
 
 
 def _sinks(call: AttentionCall, top: Tensor) -> Tensor:

@@ -175,7 +175,7 @@ class _Step(nn.Module):
                 paged=paged,
             )
         logits: Tensor = out.logits[0]
-        return logits
+        return logits.to(self.model.dtype) if self.is_invariant else logits
 
 
 class _PromptStep(_Step):

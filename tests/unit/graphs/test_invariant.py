@@ -60,6 +60,22 @@ def test_a_row_of_a_linear_layer_does_not_depend_on_how_many_there_are(num_rows:
         torch.testing.assert_close(rows[row], linear(x[row : row + 1], weight)[0], rtol=1e-6, atol=1e-6)
 
 
+def test_activations_are_float32_and_what_is_stored_has_the_models_dtype() -> None:
+    spec = spec_of(reference("llama", num_hidden_layers=1), dtype="bfloat16", batch_invariant=True)
+
+    embedding, layer, head = trace(DecodeEntry(4, 1, 16), spec.model, spec.limits).pieces
+
+    for piece in (embedding, layer, head):
+        graph, specs = from_text(piece.text)
+        inputs = [
+            torch.zeros([2 if n == "N" else n for n in sizes], dtype=getattr(torch, dtype))
+            for dtype, sizes, _ in specs
+        ]
+        outputs = graph(*inputs)
+        expected = torch.bfloat16 if piece is head else torch.float32
+        assert {output.dtype for output in outputs if output.is_floating_point()} == {expected}
+
+
 def test_zeros_do_not_change_a_sum_of_lanes() -> None:
     x = random(3, 20)
 
