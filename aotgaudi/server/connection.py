@@ -14,8 +14,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import logging
+import termios
 from typing import Literal, Protocol
 
 import h11
@@ -68,10 +70,7 @@ class Watcher(Protocol):
 
 
 class Connection(H11Protocol):  # type: ignore[misc,unused-ignore]
-    """One connection. On the event loop only.
-
-    `last_heard` is when the client last sent something, or was answered, in the loop's time.
-    """
+    """One connection. On the event loop only."""
 
     conn: StrictReader
     transport: asyncio.Transport
@@ -83,7 +82,7 @@ class Connection(H11Protocol):  # type: ignore[misc,unused-ignore]
         self.logger = logger
         self._watcher, self._limits = watcher, watcher.limits
         self._phase: Phase = "head"
-        self._since = self.last_heard = loop.time()
+        self._since = loop.time()
         self._num_read = self._num_unsent = 0
 
     @property
@@ -95,6 +94,12 @@ class Connection(H11Protocol):  # type: ignore[misc,unused-ignore]
     def keeps_us_waiting(self) -> bool:
         """Whether it is the client's turn to send something."""
         return self._phase in ("head", "body", "discard", "idle")
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether the client has sent something that the event loop has not come to yet."""
+        num_bytes = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.FIONREAD, b"\0" * 4)
+        return any(num_bytes)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override,unused-ignore]
         """Part of asyncio's protocol. The loop's buffer holds nothing unless the client is slow to read."""
@@ -111,7 +116,6 @@ class Connection(H11Protocol):  # type: ignore[misc,unused-ignore]
     def data_received(self, data: bytes) -> None:
         """Part of asyncio's protocol."""
         self._num_read += len(data)
-        self.last_heard = self.loop.time()
         super().data_received(data)
         self._step()
 
@@ -128,7 +132,6 @@ class Connection(H11Protocol):  # type: ignore[misc,unused-ignore]
     def on_response_complete(self) -> None:
         """Part of uvicorn's life of a request. Its own timer is not needed."""
         super().on_response_complete()
-        self.last_heard = self.loop.time()
         self._unset_keepalive_if_required()
         self._step(is_new=True)
 

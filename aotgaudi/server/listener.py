@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import socket
@@ -26,8 +27,6 @@ _BACKLOG = 2048
 _BATCH = 16
 """Connections taken at once, and so how many more than the limit there may be for a moment."""
 _PAUSE_SECONDS = 0.1
-_GRACE_SECONDS = 0.25
-"""Nobody makes room sooner: what a client has sent may be here, and not yet read."""
 _LOG_SECONDS = 10.0
 _SEND_BUFFER_BYTES = 128 * 1024
 """What the kernel holds for a client that does not read; by default some megabytes."""
@@ -167,12 +166,12 @@ class Listener:
         self._opening[connection] = self._loop.create_task(self._open(client, connection))
 
     def _evict(self) -> bool:
-        connection = next(iter(self._waiting), None)
-        if connection is None or self._loop.time() - connection.last_heard < _GRACE_SECONDS:
-            return False
-        del self._waiting[connection]
-        connection.drop("evicted")
-        return True
+        for connection in itertools.islice(self._waiting, _BATCH):
+            if not connection.has_unread:
+                del self._waiting[connection]
+                connection.drop("evicted")
+                return True
+        return False
 
     async def _open(self, client: socket.socket, connection: Connection) -> None:
         try:
