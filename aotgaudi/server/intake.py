@@ -20,8 +20,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -54,9 +55,10 @@ class Intake:
         with theirs:
             arguments = (str(theirs.fileno()), seccomp)
             command = [sys.executable, "-m", "aotgaudi.server.intake_companion", *arguments]
-            self._companion = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-            )
+            with _interrupts_ignored():
+                self._companion = subprocess.Popen(
+                    command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+                )
         self._model_dir, self._limits = Path(), lanes
         self._lanes: dict[str, LaneQueue] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -106,6 +108,8 @@ class Intake:
         """Ends the companion and its lanes. Idempotent."""
         self.is_alive = False
         self._control.close()
+        if not self._lanes:  # It has not forked any; it need not load to the end.
+            self._companion.kill()
         try:
             self._companion.wait(_CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -169,3 +173,16 @@ class Intake:
         if code == -signal.SIGPROF:
             return SpecError(str(self._model_dir), "its tokenizer and chat template take too long to load")
         return AotGaudiError(f"the intake has ended (exit status {code})")
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """What is started meanwhile ignores Ctrl-C from its first moment. Does nothing but on the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

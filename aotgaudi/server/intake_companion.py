@@ -184,5 +184,11 @@ def _next(control: socket.socket) -> Any:
 
 
 if __name__ == "__main__":
-    with socket.socket(fileno=int(sys.argv[1])) as inherited:
-        main(inherited, sys.argv[2])
+    with (
+        socket.socket(fileno=int(sys.argv[1])) as inherited,
+        suppress(ConnectionError),
+    ):  # The server is gone.
+        try:
+            main(inherited, sys.argv[2])
+        except AotGaudiError as failed:
+            sys.exit(str(failed))

@@ -380,6 +380,17 @@ def test_model_that_cannot_be_used_is_a_spec_error(
             intake.open(MODEL)
 
 
+def test_interrupt_or_failure_at_the_start_ends_it_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+    with Intake():
+        starting = companion()
+        starting.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        assert not is_gone(starting)
+
+    assert is_gone(starting)
+    assert capfd.readouterr().err == ""
+
+
 def test_nothing_is_left_of_it_when_the_server_is_killed(model_dir: Path) -> None:
     code = (
         "import sys, time, psutil, pathlib; from tests.unit.server.test_intake import *\n"
@@ -387,12 +398,17 @@ def test_nothing_is_left_of_it_when_the_server_is_killed(model_dir: Path) -> Non
         "print(*[child.pid for child in psutil.Process().children(recursive=True)], flush=True); time.sleep(60)"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", code, str(model_dir)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, str(model_dir)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as server:
         assert server.stdout is not None
+        assert server.stderr is not None
         processes = [psutil.Process(int(pid)) for pid in server.stdout.readline().split()]
         assert len(processes) == 1 + len(LANES)
 
         server.kill()
 
         assert eventually(lambda: all(map(is_gone, processes)))
+        assert server.stderr.read() == ""
