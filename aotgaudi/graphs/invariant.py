@@ -11,8 +11,9 @@ takes another kernel for one row than for sixteen, and splits work by the number
 * sums along a row are made by lanes (`row_sum`), in an order that the graph itself states;
 * sums over blocks of a context run from the first block to the last. A block that a row does not see adds 0, which
   changes nothing wherever it stands (`attention.py`);
-* functions that have one code for vectors and another for single numbers are computed in float64 where a kernel may
-  hold single numbers, one a row, and rounded.
+* functions that have one code for vectors and another for single numbers are not called: which one a loop gets depends
+  on its shape. `exp` is written out in additions and products, which are exact to the bit either way, and others are made
+  of it; the rest, off the beaten path, is computed in float64 and rounded.
 
 `batch_invariant` replaces what a model's own code calls while it is traced; `require_invariant` refuses a graph that
 holds anything else than what is known to treat each row by itself. Whoever changes how a linear layer or attention is
@@ -37,6 +38,7 @@ _ROWS_AT_ONCE = 8
 them. It decides speed only: every row has an accumulator of its own."""
 
 _LANES = 16
+_LEAST, _MOST = -87.3, 88.0
 
 _aten = torch.ops.aten
 _ROW_WISE = frozenset(
@@ -101,17 +103,46 @@ class batch_invariant(TorchFunctionMode):  # noqa: N801 - used as a context mana
         return form(*args, **(kwargs or {}))
 
 
+_TWO_CODES = frozenset(
+    getattr(_aten, name).default
+    for name in (
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log2",
+        "log1p",
+        "sin",
+        "cos",
+        "tanh",
+        "sigmoid",
+        "silu",
+        "erf",
+        "softplus",
+    )
+) | {_aten.gelu.default, _aten.log_sigmoid.default, _aten.mish.default}
+"""Pointwise, but of two codes: fine in float64 only, to be rounded."""
+
+
+def _is_row_wise(node: fx.Node) -> bool:
+    target = node.target
+    if target in _TWO_CODES:
+        return bool(node.meta["val"].dtype == torch.float64)
+    return isinstance(target, torch._ops.OpOverload) and (
+        target.is_view or torch.Tag.pointwise in target.tags or target in _ROW_WISE
+    )
+
+
 def require_invariant(graph: fx.Graph, where: str) -> None:
     """Raises SpecError, naming `where`, for an operator that is not known to treat each row by itself."""
     for node in graph.nodes:
-        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
-            target = node.target
-            if not (target.is_view or torch.Tag.pointwise in target.tags or target in _ROW_WISE):
-                raise SpecError(
-                    "model.batch_invariant",
-                    f"{where}: {target} has no batch-invariant form",
-                    "another architecture, or false",
-                )
+        is_operator = node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
+        if is_operator and not _is_row_wise(node):
+            raise SpecError(
+                "model.batch_invariant",
+                f"{where}: {node.target} has no batch-invariant form",
+                "another architecture, or false",
+            )
 
 
 def linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
@@ -127,7 +158,7 @@ def linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
     """Returns ``a @ b.mT`` in float32: sums along the last dimension of both."""
-    return (a.float()[..., :, None, :] * b.float()[..., None, :, :]).sum(-1)
+    return row_sum(a.float()[..., :, None, :] * b.float()[..., None, :, :])
 
 
 def weighted(weights: Tensor, values: Tensor) -> Tensor:
@@ -147,16 +178,52 @@ def row_sum(x: Tensor) -> Tensor:
     return lanes[..., 0]
 
 
-def single(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Returns ``function(x)`` in float32, by way of float64: vectors and single numbers give the same."""
-    return function(x.double()).float()
+def exp(x: Tensor) -> Tensor:
+    """Returns the exponential in float32, by additions and products: 0 below -87.3, no more than that of 88.
+
+    Cephes' expf (netlib.org/cephes, single/expf.c): the power of two nearest, times a polynomial of what remains.
+    """
+    bounded = x.float().clamp(_LEAST, _MOST)
+    power = torch.round(bounded * 1.44269504088896341)
+    rest = bounded - power * 0.693359375 - power * -2.12194440e-4
+    series = rest * 1.9875691500e-4
+    for coefficient in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1):
+        series = (series + coefficient) * rest
+    value = (series + 5.0000001201e-1) * (rest * rest) + rest + 1.0
+    scale = ((power.to(torch.int32) + 127) * (1 << 23)).view(torch.float32)
+    return torch.where(x.float() < _LEAST, 0.0, value * scale)
+
+
+def _by_float64(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Returns ``function`` in float32, by way of float64: both codes differ there, but for one rounding of 2**28."""
+    return lambda x: function(x.double()).float()
+
+
+def tanh(x: Tensor) -> Tensor:
+    """Returns the hyperbolic tangent in float32."""
+    return 1.0 - 2.0 / (exp(2.0 * x.float()) + 1.0)
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    return 1.0 / (1.0 + exp(-x.float()))
+
+
+def _silu(x: Tensor, inplace: bool = False) -> Tensor:
+    return x.float() / (1.0 + exp(-x.float()))
+
+
+def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    x = x.float()
+    if approximate == "tanh":
+        return 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    return 0.5 * x * (1.0 + _by_float64(torch.erf)(x * 0.7071067811865476))
 
 
 def softmax(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     """Returns the softmax over the last dimension."""
     _require_last(x, dim, "softmax")
     scores = x.float()
-    weights = torch.exp(scores - scores.amax(-1, keepdim=True))
+    weights = exp(scores - scores.amax(-1, keepdim=True))
     return (weights / row_sum(weights)[..., None]).to(dtype or x.dtype)
 
 
@@ -164,7 +231,7 @@ def logsumexp(x: Tensor, dim: int, *, keepdim: bool = False) -> Tensor:
     """Returns the logarithm of the sum of exponentials over the last dimension."""
     _require_last(x, dim, "logsumexp")
     top = x.float().amax(-1, keepdim=True)
-    total = single(torch.log, row_sum(torch.exp(x.float() - top))[..., None]) + top
+    total = _by_float64(torch.log)(row_sum(exp(x.float() - top))[..., None]) + top
     return total if keepdim else total[..., 0]
 
 
@@ -228,7 +295,14 @@ def _require_last(x: Tensor, dim: int, name: str) -> None:
 
 
 _FORMS: Mapping[str, Callable[..., Any]] = {
+    "cos": _by_float64(torch.cos),
     "embedding": _embedding,
+    "exp": exp,
+    "gelu": _gelu,
+    "sigmoid": _sigmoid,
+    "silu": _silu,
+    "sin": _by_float64(torch.sin),
+    "tanh": tanh,
     "linear": linear,
     "matmul": _matmul,
     "__matmul__": _matmul,

@@ -27,7 +27,7 @@ from aotgaudi.graphs.attention import (
     softcapped,
     write_cache,
 )
-from aotgaudi.graphs.invariant import dot, row_sum, single, weighted
+from aotgaudi.graphs.invariant import dot, exp, row_sum, weighted
 
 
 @dataclass
@@ -49,7 +49,7 @@ class InvariantPromptState(PromptState):
         scores = _scores(query_bKGqD.flatten(2, 3)[:, None], keys_bnKBD, call).unflatten(3, (heads[1], q))
         scores = torch.where(seen_bnqB[:, :, None, None], scores, MASKED)
         top_bKGq = _with_sinks(scores.amax(-1).amax(1), call)
-        weights = torch.exp(scores - top_bKGq[:, None, ..., None]).flatten(3, 4)
+        weights = exp(scores - top_bKGq[:, None, ..., None]).flatten(3, 4)
         parts_bnKMX = _parts(weights, values_bnKBD)
         sums = parts_bnKMX.flatten(2).sum(1).view(b, *heads, q, -1)
         out_bKGqD = _divided(sums, top_bKGq, call)
@@ -74,7 +74,7 @@ class InvariantDecodeState(DecodeState):
         query_nKGD = call.q_THD.index_select(0, self.block_rows_n).unflatten(1, _heads(call))
         scores = torch.where(seen_nB[:, None, None, :], _scores(query_nKGD, keys_nKBD, call), MASKED)
         top_bKG = _with_sinks(self.row_max(scores.amax(-1)), call)
-        weights = torch.exp(scores - top_bKG.index_select(0, self.block_rows_n)[..., None])
+        weights = exp(scores - top_bKG.index_select(0, self.block_rows_n)[..., None])
         parts_nKGX = _parts(weights, values_nKBD)
         mine = self.rows_bn[:, :, None]
         sums = torch.where(mine, parts_nKGX.flatten(1)[None], 0.0).sum(1).view(*top_bKG.shape, -1)
@@ -108,7 +108,7 @@ def _parts(weights: Tensor, values: Tensor) -> Tensor:
 def _divided(sums_X: Tensor, top: Tensor, call: AttentionCall) -> Tensor:
     total = sums_X[..., -1]
     if call.sinks_H is not None:
-        total = total + single(torch.exp, _sinks(call, top) - top)
+        total = total + exp(_sinks(call, top) - top)
     return sums_X[..., :-1] / total.clamp_min(1e-30)[..., None]
 
 

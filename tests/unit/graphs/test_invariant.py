@@ -34,6 +34,12 @@ def random(*shape: int, seed: int = 0) -> Tensor:
         lambda: random(4, 37).mean(-1, keepdim=True),
         lambda: random(4, 37).sum(1),
         lambda: torch.softmax(random(4, 37), dim=-1),
+        lambda: (
+            torch.exp(torch.linspace(-87, 88, 1001)) / torch.linspace(-87, 88, 1001).exp().clamp_min(1e-38)
+        ),
+        lambda: torch.tanh(random(4, 37)) + random(4, 37).sigmoid(),
+        lambda: F.silu(random(4, 37)) + F.gelu(random(4, 37)) + F.gelu(random(4, 37), approximate="tanh"),
+        lambda: torch.cos(random(4, 37)) + random(4, 37).sin(),
         lambda: F.softmax(random(4, 37), dim=1, dtype=torch.float32),
         lambda: torch.logsumexp(random(4, 37), dim=-1, keepdim=True),
         lambda: F.layer_norm(random(4, 37), (37,), random(37, seed=1), random(37, seed=2)),
