@@ -122,6 +122,10 @@ class ShardReader:
             if expected is not None:
                 raise CorruptError(f"{where} is missing, and the bundle binds it") from error
             raise SpecError(where, "cannot be read as safetensors: no such file", WEIGHTS_REMEDY) from error
+        except SpecError:
+            if expected is not None:  # What is wrong with it is first of all that it is another file.
+                self.model.compare(name, self.model.digest(name), expected)
+            raise
         return found
 
 

@@ -25,6 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import aotgaudi
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.format import BundleIndex, dump_index, load_index
+from aotgaudi.bundle.model import bind_model
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.receipt import dumps as dump_receipt
 from aotgaudi.digest import Digest
@@ -33,7 +34,7 @@ from aotgaudi.store.cas import object_path
 
 MAX_MODEL_LEN = 64
 VOCAB_SIZE = 512
-START_TIMEOUT_SECONDS = 30.0
+START_TIMEOUT_SECONDS = 90.0
 STOP_TIMEOUT_SECONDS = 60.0
 REQUEST_TIMEOUT_SECONDS = 120.0
 PACKAGE_ROOT = str(Path(aotgaudi.__file__).parents[1])
@@ -413,6 +414,12 @@ def reseal(bundle: Path, change: Callable[[Receipt], Receipt]) -> None:
     (bundle / "receipt.json").write_bytes(receipt)
     changed = index.model_copy(update={"receipt": str(Digest.of(receipt))})
     (bundle / "aotgaudi.bundle.json").write_bytes(dump_index(changed))
+
+
+def bind(bundle: Path, model: Path) -> None:
+    """Binds a copied bundle to a model directory."""
+    spec = open_bundle(bundle).manifest.spec
+    reseal(bundle, lambda receipt: receipt.model_copy(update={"model": bind_model(model, spec)}))
 
 
 def store_without(store: Path, lost: Path, to: Path) -> Path:

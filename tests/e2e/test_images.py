@@ -23,7 +23,7 @@ import httpx
 import pytest
 
 from tests.container import drop_privileges
-from tests.e2e.harness import Workplace, copy_bundle, free_port
+from tests.e2e.harness import Workplace, bind, copy_bundle, free_port
 from tests.environment import ROOT, make_bare_environment
 from tests.unit.test_templates import Stage, dockerfile, documents
 
@@ -184,6 +184,7 @@ def test_the_deployment_mounts_a_signed_bundle_into_the_server_without_one(
     assert aotgaudi("key", "generate", place / "bundle.key").returncode == 0
     shutil.move(place / "bundle.key.pub", place / "key")
     bundle = place / "bundle" / "opt" / "aotgaudi" / "bundle"
+    bind(bundle, workplace.model)
     assert aotgaudi("sign", bundle, "--sign-key", place / "bundle.key", "--epoch", "1").returncode == 0
     image.build(server)
     for mount in container["volumeMounts"]:

@@ -12,17 +12,16 @@ from typing import Any
 
 import pytest
 
-from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.bundle.model import bind_model
 from aotgaudi.bundle.signing import generate_key
 from aotgaudi.entries import DecodeEntry
-from tests.e2e.harness import Refusal, Workplace, copy_bundle, own_object, reseal
+from tests.e2e.harness import Refusal, Workplace, bind, copy_bundle, own_object, reseal
 
 pytestmark = pytest.mark.slow
 
 ENTRY = DecodeEntry(batch_size=1, query_len=1, num_blocks=2)
 OTHER_ENTRY = DecodeEntry(batch_size=2, query_len=1, num_blocks=4)
-LIMIT_SECONDS = 5.0
+LIMIT_SECONDS = 10.0
+"""Of processor time, the intake's included; a slow machine takes 5."""
 
 
 def check(refusal: Refusal, exit_code: int, *words: str) -> None:
@@ -156,12 +155,6 @@ def test_a_bundle_that_nobody_trusted_has_signed_is_refused(
     check(workplace.refusal(*trusting(ours, "--minimum-epoch", "1"), bundle=bundle), 4, "signed for epoch 0")
     reseal(bundle, lambda receipt: receipt.model_copy(update={"builder": {"graphs": "evil"}}))
     check(workplace.refusal(*trusting(ours), bundle=bundle), 4, "is not what was signed")
-
-
-def bind(bundle: Path, model: Path) -> None:
-    """Binds a copied bundle to a model directory."""
-    spec = open_bundle(bundle).manifest.spec
-    reseal(bundle, lambda receipt: receipt.model_copy(update={"model": bind_model(model, spec)}))
 
 
 def test_a_signed_bundle_is_served_with_the_model_that_it_binds(
