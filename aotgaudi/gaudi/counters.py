@@ -1,0 +1,136 @@
+"""What the bridge counts in this process: graphs compiled, recipes found and missed, operators that fell back to the CPU.
+
+``habana_frameworks.torch.hpu.metrics`` comes in two styles. The older counts when something happens; the newer queues
+events and counts them when it is asked (K-16), so it must be asked now and then. Both are read here in the same way;
+the module is passed in by whoever has imported it. Source: ``metrics.py`` of the bridge.
+
+Compiling may go on in a thread of the bridge: synchronize with the device before a count is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from aotgaudi.errors import TargetError
+
+COMPILATIONS = "graph_compilation"
+RECIPES = "recipe_cache"
+FALLBACKS = "cpu_fallback"
+
+
+class MetricsModule(Protocol):
+    """As much of ``habana_frameworks.torch.hpu.metrics`` as is needed."""
+
+    def metric_global(self, name: str) -> Any:
+        """Returns a metric, or None if there is none of that name."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Totals of a process, or the difference of two.
+
+    Attributes:
+        compiled: Graphs compiled; operators run one by one are not among them (K-17).
+        compile_microseconds: How long that took.
+        hits: Key of a recipe (H, decimal) -> how often it was found, in memory or on disk.
+        misses: The same, for recipes that were not found.
+        fallbacks: Operators that ran on the CPU.
+        eager_compiled: Entries of the cache for single operators; it grows with what `compiled` leaves out.
+    """
+
+    compiled: int = 0
+    compile_microseconds: int = 0
+    hits: Mapping[str, int] = field(default_factory=dict)
+    misses: Mapping[str, int] = field(default_factory=dict)
+    fallbacks: int = 0
+    eager_compiled: int = 0
+
+    def since(self, before: Counts) -> Counts:
+        """Returns what was counted between `before` and this."""
+        return Counts(
+            self.compiled - before.compiled,
+            self.compile_microseconds - before.compile_microseconds,
+            _rise(before.hits, self.hits),
+            _rise(before.misses, self.misses),
+            self.fallbacks - before.fallbacks,
+            self.eager_compiled - before.eager_compiled,
+        )
+
+    @property
+    def recipes(self) -> frozenset[str]:
+        """The keys of all recipes that were looked up."""
+        return frozenset((*self.hits, *self.misses))
+
+
+class Counters:
+    """Reads the bridge's metrics. Thread-safe as far as the bridge is."""
+
+    def __init__(self, metrics: MetricsModule, eager_cache_size: Callable[[], int] | None = None) -> None:
+        """Reads from `metrics`, and the number of compiled single operators where the bridge tells it.
+
+        Raises:
+            TargetError: this bridge does not count compiled graphs, so nothing could be proved.
+        """
+        self._metrics, self._eager_cache_size = metrics, eager_cache_size
+        if metrics.metric_global(COMPILATIONS) is None:
+            raise TargetError(f"target: this bridge has no metric {COMPILATIONS!r}")
+
+    @property
+    def knows_recipes(self) -> bool:
+        """Whether recipes are told apart; else only compiled graphs are counted."""
+        return self._metrics.metric_global(RECIPES) is not None
+
+    def read(self) -> Counts:
+        """Returns the totals since the process began, or since somebody reset the metrics."""
+        eager_compiled = 0 if self._eager_cache_size is None else int(self._eager_cache_size())
+        return counts_of(*map(self._stats, (COMPILATIONS, RECIPES, FALLBACKS)), eager_compiled=eager_compiled)
+
+    def stop_telling_recipes(self) -> None:
+        """Ends the counting of recipes: where nobody reads it any more, the newer style's queue would grow for ever."""
+        metric = self._metrics.metric_global(RECIPES)
+        if metric is not None:
+            metric.stop()
+
+    def _stats(self, name: str) -> Mapping[str, Any]:
+        metric = self._metrics.metric_global(name)
+        if metric is None:
+            return {}
+        process = getattr(metric, "process", None)
+        if process is not None:
+            process()
+        return dict(metric.stats())
+
+
+def counts_of(
+    compilations: Mapping[str, Any],
+    recipes: Mapping[str, Any],
+    fallbacks: Mapping[str, Any],
+    *,
+    eager_compiled: int = 0,
+) -> Counts:
+    """Returns what the statistics of the three metrics say. Raises ValueError or TypeError for what is no number."""
+    return Counts(
+        compiled=_number(compilations, "TotalNumber"),
+        compile_microseconds=_number(compilations, "TotalTime"),
+        hits=_table(recipes, "RecipeHit"),
+        misses=_table(recipes, "RecipeMiss"),
+        fallbacks=_number(fallbacks, "TotalNumber"),
+        eager_compiled=eager_compiled,
+    )
+
+
+def _number(stats: Mapping[str, Any], tag: str) -> int:
+    return int(stats.get(tag, 0))
+
+
+def _table(stats: Mapping[str, Any], tag: str) -> Mapping[str, int]:
+    """Recipe -> count. Keys may be numbers; negative ones are those of a signed 64-bit print."""
+    return {str(int(key) % 2**64): int(count) for key, count in dict(stats.get(tag) or {}).items()}
+
+
+def _rise(before: Mapping[str, int], after: Mapping[str, int]) -> Mapping[str, int]:
+    rises = {key: count - before.get(key, 0) for key, count in after.items()}
+    return {key: rise for key, rise in rises.items() if rise}

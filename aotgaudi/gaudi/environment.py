@@ -1,0 +1,182 @@
+"""What environment variables do to compiled code, and which ones a process must have before it imports torch.
+
+Everything that may change code is part of what was sealed: whatever begins like a variable of the bridge, the graph
+compiler, its kernels or the collectives, unless it is on the neutral list, where each has its reason. What vLLM's own
+variables do is in `aotgaudi.vllm.variables`: here they change nothing. The bridge
+reads nearly all of them once, when it is imported, which ``import torch`` may do (K-01); so what is set later has no
+effect, and processes are started with what they need.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from aotgaudi.digest import sha256_bytes, sha256_file
+from aotgaudi.errors import SpecError
+from aotgaudi.gaudi.cache_setting import VARIABLE as CACHE_VARIABLE
+from aotgaudi.gaudi.cache_setting import sealed_setting
+
+_MAY_CHANGE_CODE = re.compile(
+    r"(PT_|HABANA_|HCCL_|HCL_|GC_|GCFG_|ENABLE_|DISABLE_|SRAM_|MME_|TPC_|FUSER_|RUNTIME_|QUANT|HPU_|EXP_FLAGS|SYN"
+    r"|GAUDI|EXPERIMENTAL_|COMPLEX_GUID|TORCH|INC_).*"
+    r"|DETERMINISTIC_MODE|RUN_TPC_FUSER|MAX_EXPERTS_PER_SLICE"
+)
+
+NEUTRAL: Mapping[str, str] = MappingProxyType(
+    {
+        name: reason
+        for reason, names in {
+            "where recipes are kept; their content is sealed": f"{CACHE_VARIABLE} PT_RECIPE_CACHE_DUMP_DEBUG",
+            "counts and writes what happens": """
+                PT_HPU_METRICS_FILE PT_HPU_METRICS_FILE_FORMAT PT_HPU_METRICS_DUMP_TRIGGERS PT_HPU_METRICS_GC_DETAILS
+                HABANA_PT_METRICS_FILE PT_HPU_ENABLE_CACHE_METRICS""",
+            "logs": "HABANA_LOGS PT_HPU_PRINT_STATS PT_HPU_PRINT_STATS_TABLE TORCH_LOGS",
+            "profiles": "HABANA_PROFILE HABANA_PROFILE_WRITE_HLTV",
+            "where other compilers keep their files": "TORCHINDUCTOR_CACHE_DIR TORCH_HOME TORCH_EXTENSIONS_DIR",
+            "which card is used; all of one type compile alike": """
+                HABANA_VISIBLE_DEVICES HABANA_VISIBLE_MODULES""",
+            "how many recipes stay in memory": "HABANA_PGM_LRU_MAX",
+            "when the bridge is imported": "PT_HPU_AUTOLOAD TORCH_DEVICE_BACKEND_AUTOLOAD",
+            "checked by the versions of the libraries": "HABANA_SOFTWARE_VERSION",
+        }.items()
+        for name in names.split()
+    }
+)
+"""Variables that begin like those that change code and do not, each with the reason."""
+
+_PATH_VALUED = frozenset({"QUANT_CONFIG", "SYNAPSE_CONFIGURATION_FILE"})
+_LIST_VALUED = frozenset({"GC_KERNEL_PATH"})
+_CARD_VARIABLES = ("HLS_MODULE_ID", "HABANA_VISIBLE_MODULES")
+
+BUILD_SETTINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "PT_HPU_AUTOLOAD": "1",
+        "PT_HPU_ENABLE_CACHE_METRICS": "1",
+        "PT_HPU_METRICS_GC_DETAILS": "1",
+        "PT_HPU_PGM_ENABLE_CACHE": "1",
+        "PT_HPU_COMPILE_GRAPH_FREEZE": "0",  # K-32: constants cannot be restored.
+        "PT_HPU_ENABLE_JIT_GRAPH_NAME_HASH": "0",  # K-11: these two put a process's counters into keys.
+        "PT_HPU_ENABLE_UNIQUE_GRAPH": "0",
+        "PT_HPU_USE_EAGER_FALLBACK": "0",  # K-18: an operator that is not lowered is an error.
+        "PT_HPU_WEIGHT_SHARING": "0",
+        "HABANA_PGM_LRU_MAX": "100000",
+    }
+)
+"""What a process that compiles has, and one that serves as well: keys depend on some of it."""
+
+REMOVED: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"), "one card, one process"
+        ),
+        "PT_HPU_INFERENCE_MODE": "appends the rank to the cache's directory",
+        **dict.fromkeys(
+            ("PT_RECIPE_CACHE_PATH", "PT_CACHE_FOLDER_DELETE", "PT_CACHE_FOLDER_SIZE_MB"),
+            "old names of the cache's setting",
+        ),
+        "PT_COMPILE_ONLY_MODE": "leaves results unset, so nothing could be compared",
+        "PYTORCH_JIT": "switches off what graphs are lowered through",
+        "TORCH_COMPILE_DISABLE": "switches the compiler off",
+        "TORCHDYNAMO_DISABLE": "switches the compiler off",
+    }
+)
+"""What such a process must not have, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentDifference:
+    """A variable that may change code and differs; None: not set."""
+
+    name: str
+    sealed: str | None
+    found: str | None
+
+    def __str__(self) -> str:
+        sealed, found = ("absent" if value is None else repr(value) for value in (self.sealed, self.found))
+        return f"{self.name}: {sealed} -> {found}"
+
+
+def may_change_code(name: str) -> bool:
+    """Returns whether a variable of this name is part of what is sealed."""
+    return name not in NEUTRAL and _MAY_CHANGE_CODE.fullmatch(name) is not None and not _is_log_level(name)
+
+
+def sealed_variables(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Returns the variables that may change code, in order, with the values that are sealed.
+
+    A variable that names files is sealed by their content: ``sha256:<hex>`` (for a list, of the digests in order).
+
+    Raises:
+        SpecError: such a file cannot be read.
+    """
+    names = sorted(name for name in environment if may_change_code(name))
+    return {name: _sealed_value(name, environment[name]) for name in names}
+
+
+def differences(sealed: Mapping[str, str], found: Mapping[str, str]) -> tuple[EnvironmentDifference, ...]:
+    """Returns what differs between two results of `sealed_variables`, in order of names."""
+    return tuple(
+        EnvironmentDifference(name, sealed.get(name), found.get(name))
+        for name in sorted({*sealed, *found})
+        if sealed.get(name) != found.get(name)
+    )
+
+
+def process_environment(
+    inherited: Mapping[str, str], cache_directory: Path, module_id: int | None = None
+) -> dict[str, str]:
+    """Returns the environment of a process that compiles into, or serves from, `cache_directory`.
+
+    That is `inherited` without `REMOVED`, with `BUILD_SETTINGS`, the cache's setting, and the card. Both kinds of
+    processes get the same, since keys depend on it; they differ in whether the directory may be written to.
+
+    Args:
+        inherited: What the process would have had.
+        cache_directory: Of the recipes.
+        module_id: Of the card to use; None: any free one. Both variables are set: by the first alone the bridge would
+            take another card where this one is busy (K-25).
+
+    Raises:
+        SpecError: the directory's path has a comma.
+    """
+    kept = {name: value for name, value in inherited.items() if name not in REMOVED}
+    card = {} if module_id is None else dict.fromkeys(_CARD_VARIABLES, str(module_id))
+    return {**kept, **BUILD_SETTINGS, CACHE_VARIABLE: sealed_setting(cache_directory), **card}
+
+
+def overridden(inherited: Mapping[str, str]) -> Mapping[str, str]:
+    """Returns the variables that `process_environment` removes or sets to something else, each with the reason."""
+    removed = {name: reason for name, reason in REMOVED.items() if name in inherited}
+    changed = {
+        name: f"set to {value}"
+        for name, value in BUILD_SETTINGS.items()
+        if inherited.get(name, value) != value
+    }
+    cache = {CACHE_VARIABLE: "set to a directory of our own"} if CACHE_VARIABLE in inherited else {}
+    return dict(sorted({**removed, **changed, **cache}.items()))
+
+
+def _is_log_level(name: str) -> bool:
+    return name.startswith(("LOG_LEVEL_", "HABANA_LOGS"))
+
+
+def _sealed_value(name: str, value: str) -> str:
+    if name in _PATH_VALUED and value:
+        return f"sha256:{_digest_of(name, Path(value))}"
+    if name in _LIST_VALUED and value:
+        digests = [_digest_of(name, Path(part)) for part in value.split(":") if part]
+        return f"sha256:{sha256_bytes(' '.join(digests).encode())}"
+    return value
+
+
+def _digest_of(name: str, path: Path) -> str:
+    try:
+        return sha256_file(path)
+    except OSError as error:
+        raise SpecError(
+            name, f"names {path}, which cannot be read: {error.strerror}", "an existing file"
+        ) from error

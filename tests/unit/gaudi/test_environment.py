@@ -1,0 +1,107 @@
+"""Which variables are sealed, by what, and what processes get."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aotgaudi.errors import SpecError
+from aotgaudi.gaudi.environment import (
+    BUILD_SETTINGS,
+    NEUTRAL,
+    REMOVED,
+    differences,
+    may_change_code,
+    overridden,
+    process_environment,
+    sealed_variables,
+)
+
+names = st.from_regex(r"[A-Z][A-Z0-9_]{0,20}", fullmatch=True) | st.sampled_from(
+    [*NEUTRAL, *REMOVED, *BUILD_SETTINGS, "PT_HPU_LAZY_MODE", "ENABLE_EXPERIMENTAL_FLAGS", "HOME"]
+)
+environments = st.dictionaries(names, st.text(st.characters(codec="ascii", exclude_characters="\0")))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("PT_HPU_LAZY_MODE", "PT_HPU_ANYTHING_NEW", "PT_ENABLE_INT64_SUPPORT", "HABANA_ANYTHING"),
+        *("ENABLE_EXPERIMENTAL_FLAGS", "EXP_FLAGS", "FUSER_ENABLE_LOW_UTILIZATION", "RUNTIME_SCALE_PATCHING"),
+        *(
+            "QUANT_CONFIG",
+            "GC_KERNEL_PATH",
+            "SYNAPSE_CONFIGURATION_FILE",
+            "DETERMINISTIC_MODE",
+            "RUN_TPC_FUSER",
+        ),
+        *("HCL_X", "TPC_X", "INC_X", "TORCH_X"),
+    ],
+)
+def test_what_may_change_code_is_sealed(name: str) -> None:
+    assert may_change_code(name)
+
+
+@pytest.mark.parametrize("name", [*NEUTRAL, "LOG_LEVEL_ALL", "HOME", "PATH", "VLLM_PORT", "HOSTNAME"])
+def test_what_cannot_is_not(name: str) -> None:
+    assert not may_change_code(name)
+
+
+def test_every_neutral_name_would_be_sealed_without_its_reason() -> None:
+    assert all(reason for reason in NEUTRAL.values())
+
+
+@given(environments, st.integers(0, 7) | st.none())
+def test_a_process_has_what_it_needs_and_nothing_that_harms(
+    environment: dict[str, str], module: int | None
+) -> None:
+    environment.pop("QUANT_CONFIG", None)
+
+    made = process_environment(environment, Path("/run/recipes"), module)
+
+    assert not REMOVED.keys() & made.keys()
+    assert made.items() >= BUILD_SETTINGS.items()
+    assert made["PT_HPU_RECIPE_CACHE_CONFIG"] == "/run/recipes,false,0"
+    assert process_environment(made, Path("/run/recipes"), module) == made
+    untouched = set(environment) - set(overridden(environment)) - {"HLS_MODULE_ID", "HABANA_VISIBLE_MODULES"}
+    assert all(made[name] == environment[name] for name in untouched)
+
+
+@given(environments, st.integers(0, 7))
+def test_neither_directory_nor_card_changes_what_is_sealed(environment: dict[str, str], module: int) -> None:
+    environment = {name: value for name, value in environment.items() if name not in _FILES}
+    one = process_environment(environment, Path("/one"), 0)
+    other = process_environment(environment, Path("/other"), module)
+
+    assert not differences(sealed_variables(one), sealed_variables(other))
+
+
+def test_a_variable_that_differs_is_named(tmp_path: Path) -> None:
+    sealed = sealed_variables({"PT_HPU_LAZY_MODE": "0", "HOME": "/a"})
+    found = sealed_variables({"FUSER_ENABLE_LOW_UTILIZATION": "true", "PT_HPU_LAZY_MODE": "1", "HOME": "/b"})
+
+    texts = [str(difference) for difference in differences(sealed, found)]
+
+    assert texts == ["FUSER_ENABLE_LOW_UTILIZATION: absent -> 'true'", "PT_HPU_LAZY_MODE: '0' -> '1'"]
+
+
+def test_files_are_sealed_by_their_content(tmp_path: Path) -> None:
+    def sealed(folder: str, content: bytes) -> object:
+        (tmp_path / folder).mkdir()
+        path = tmp_path / folder / "file"
+        path.write_bytes(content)
+        return sealed_variables({"QUANT_CONFIG": str(path), "GC_KERNEL_PATH": f"{path}:{path}"})
+
+    assert sealed("a", b"1") == sealed("b", b"1")
+    assert sealed("c", b"1") != sealed("d", b"2")
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    with pytest.raises(SpecError, match="QUANT_CONFIG: names /nowhere"):
+        sealed_variables({"QUANT_CONFIG": "/nowhere"})
+
+
+_FILES = ("QUANT_CONFIG", "SYNAPSE_CONFIGURATION_FILE", "GC_KERNEL_PATH")
