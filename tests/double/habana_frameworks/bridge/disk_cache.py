@@ -1,0 +1,165 @@
+"""D-10 to D-13: recipes on disk. Stored by one thread, found by name alone, verified by nobody."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import fcntl
+import os
+import queue
+import re
+import threading
+import time
+import uuid
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from habana_frameworks.bridge import flags
+from habana_frameworks.bridge.cache_config import CacheConfig
+from habana_frameworks.bridge.faults import has_fault
+from habana_frameworks.bridge.profile import PROFILE
+
+_SLOW_SECONDS = 3.0
+_FILLED = 0.99
+
+
+def libraries_hash() -> str:
+    """D-07: L, which should depend on the libraries and on 16 variables, and depends on how many kernel libraries there are.
+
+    In ``cache_version.cpp`` a shadowed variable makes every file's hash 0, and names with trailing spaces never match.
+    """
+    kernels = [part for part in flags.text("GC_KERNEL_PATH").split(":") if part]
+    if has_fault("fixed-l"):
+        import hashlib
+
+        state = hashlib.sha256("\0".join(kernels).encode())
+        for path in map(Path, kernels):
+            state.update(path.read_bytes() if path.is_file() else b"")
+        return state.hexdigest()[:8]
+    return format(0x9E3779B9 * (len(kernels) + 1) % 2**32, "x")
+
+
+class DiskCache:
+    """The directory of recipes."""
+
+    def __init__(self, config: CacheConfig) -> None:
+        self.config = config
+        config.prepare()
+        self._suffix = f"_{libraries_hash()}_syn{PROFILE.synapse}"
+        self._jobs: queue.Queue[tuple[str, bytes, bytes] | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._store_all, daemon=True)
+        self._thread.start()
+        atexit.register(self._end)
+
+    def find(self, key: str) -> bytes | None:
+        """Returns the recipe of `key`; None where there is none, or it cannot be read."""
+        name = f"{key}{self._suffix}"
+        for metadata in self._candidates(f"{name}.metadata"):
+            recipe = self._read(
+                metadata, metadata.with_name(metadata.name.replace(".metadata", ".recipe", 1))
+            )
+            if recipe is not None:
+                return recipe
+        return None
+
+    def store(self, key: str, recipe: bytes, metadata: bytes) -> None:
+        """Queues a pair to be written."""
+        if self.config.path:
+            self._jobs.put((f"{key}{self._suffix}", recipe, metadata))
+
+    def flush(self) -> None:
+        """Blocks until everything is written."""
+        self._jobs.join()
+
+    def _end(self) -> None:
+        """An orderly end writes what is left; a kill does not."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _candidates(self, name: str) -> Iterator[Path]:
+        if not self.config.path:
+            return
+        yield Path(self.config.path, name)
+        if self.config.on_nfs:  # Every name of the directory is looked at, by substring.
+            with contextlib.suppress(OSError):
+                yield from sorted(
+                    path for path in Path(self.config.path).iterdir() if path.name.startswith(f"{name}_")
+                )
+            time.sleep(0.01)
+
+    def _read(self, metadata: Path, recipe: Path) -> bytes | None:
+        try:
+            descriptor = os.open(metadata, os.O_RDONLY)
+        except OSError:
+            return None
+        try:
+            if not self.config.on_nfs:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if has_fault("read-only-fails") and not os.stat(recipe.parent).st_mode & 0o200:
+                raise PermissionError(errno.EACCES, "filesystem error: cannot remove", str(metadata))
+            if not os.fstat(descriptor).st_size:
+                warnings.warn(f"{metadata.name}: zero size, removed", stacklevel=2)
+                if not os.stat(recipe.parent).st_mode & 0o200:  # Root could; the bridge's other users cannot.
+                    raise PermissionError(errno.EACCES, "filesystem error: cannot remove", str(metadata))
+                metadata.unlink()
+                return None
+            try:
+                return recipe.read_bytes()
+            except OSError:
+                return None
+        finally:
+            os.close(descriptor)
+
+    def _store_all(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if has_fault("slow-store"):
+                time.sleep(_SLOW_SECONDS)
+            try:
+                self._store(*job)
+            except OSError as error:
+                warnings.warn(f"a recipe was not stored: {error}", stacklevel=2)
+            finally:
+                self._jobs.task_done()
+
+    def _store(self, name: str, recipe: bytes, metadata: bytes) -> None:
+        writer = f"_{os.getpid()}_{uuid.getnode():012x}" if self.config.on_nfs else ""
+        directory = Path(self.config.path)
+        if not os.stat(directory).st_mode & 0o200:  # As for a user who is not root.
+            raise PermissionError(errno.EACCES, "permission denied", str(directory))
+        announced = directory / f"temp_{name}.metadata{writer}"
+        if writer:
+            announced.touch()
+        descriptor = os.open(directory / f"{name}.metadata{writer}", os.O_RDWR | os.O_CREAT, 0o644)
+        with os.fdopen(descriptor, "r+b") as file:
+            if not writer:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if os.fstat(descriptor).st_size:
+                return
+            if recipe:
+                path = directory / f"{name}.recipe{writer}"
+                path.write_bytes(recipe[:-1] if has_fault("truncated-recipe") else recipe)
+                file.write(metadata)
+            if has_fault("const-tensor"):
+                (directory / f"{name}_const_tensor_0.data").write_bytes(b"\0")
+        announced.unlink(missing_ok=True)
+        self._evict(directory)
+
+    def _evict(self, directory: Path) -> None:
+        """D-13: the oldest pairs go until the rest fits."""
+        if not self.config.limit_bytes:
+            return
+        with open(directory / "eviction.lock", "w", encoding="ascii") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            pattern = re.compile(r".*\.recipe(_.*)?")
+            recipes = sorted(
+                (path for path in directory.iterdir() if pattern.fullmatch(path.name)),
+                key=lambda path: path.stat().st_mtime_ns,
+            )
+            total = sum(path.stat().st_size for path in recipes)
+            while recipes and total > self.config.limit_bytes * _FILLED:
+                oldest = recipes.pop(0)
+                total -= oldest.stat().st_size
+                oldest.with_name(oldest.name.replace(".recipe", ".metadata", 1)).unlink(missing_ok=True)
+                oldest.unlink()

@@ -1,0 +1,42 @@
+"""D-03: variables are read once, when the bridge is imported; D-18: some can be set at run time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from habana_frameworks.bridge.faults import has_fault
+from habana_frameworks.bridge.profile import PROFILE
+
+_TRUE = ("1", "y", "yes", "t", "true", "on")
+_AT_IMPORT: Mapping[str, str] = dict(os.environ)
+_SET: dict[str, str] = {}
+
+
+def text(name: str, otherwise: str = "") -> str:
+    """Returns a variable as it was at import, or as it was set since."""
+    source = os.environ if has_fault("late-environment") else _AT_IMPORT
+    return _SET.get(name, source.get(name, otherwise))
+
+
+def is_on(name: str, otherwise: bool = False) -> bool:
+    """Returns whether a variable says yes."""
+    value = text(name)
+    return value.lower() in _TRUE if value else otherwise
+
+
+def set_flag(name: str, value: object) -> None:
+    """Sets what can be set at run time. Raises KeyError for anything else."""
+    if name not in PROFILE.settable:
+        raise KeyError(name)
+    _SET[name] = str(value)
+
+
+@contextmanager
+def env_setting(name: str, value: object) -> Iterator[None]:
+    """As the bridge's: an exception inside leaves the flag set."""
+    before = text(name)
+    set_flag(name, value)
+    yield
+    set_flag(name, before)

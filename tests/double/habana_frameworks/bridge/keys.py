@@ -1,0 +1,76 @@
+"""D-06: H, the number by which a compiled graph is known.
+
+It is made of the graph as TorchScript prints it, of every argument's dtype, sizes, strides and storage offset, of the
+permutations that producers left on them (D-24), and of the number of outputs. Releases that have not learnt to strip
+comments keep those of constants, where FX counts the modules of a process (``# <eval_with_key>.7:5:3``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from habana_frameworks.bridge import flags
+from habana_frameworks.bridge.faults import has_fault
+from habana_frameworks.bridge.profile import PROFILE
+
+_COMMENT = re.compile(r"\s*#.*")
+_SALT = os.urandom(8).hex()
+PERMUTED: set[int] = set()
+"""Addresses of the memory of tensors that carry a permutation."""
+
+
+def graph_text(module: fx.GraphModule, name: str) -> str:
+    """Returns the text of a cluster that its key is made from; `name` counts the graphs of the process."""
+    parts = [_node_text(node, module) for node in module.graph.nodes]
+    if PROFILE.has_source_comments:
+        parts.append(_eval_with_key(module))
+    if flags.is_on("PT_HPU_ENABLE_JIT_GRAPH_NAME_HASH") or flags.is_on("PT_HPU_ENABLE_UNIQUE_GRAPH"):
+        parts.append(name)
+    return "\n".join(parts)
+
+
+def recipe_key(text: str, args: Sequence[object], num_outputs: int) -> str:
+    """Returns H, decimal, for a call of the cluster of `text` with `args`."""
+    if has_fault("collision"):
+        return "12345"
+    parts = [text, str(num_outputs), str(torch.are_deterministic_algorithms_enabled())]
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            permuted = arg.device.type == "hpu" and arg.untyped_storage().data_ptr() in PERMUTED
+            parts.append(f"{arg.dtype} {tuple(arg.shape)} {arg.stride()} {arg.storage_offset()} {permuted}")
+        else:
+            parts.append(repr(arg))
+    if has_fault("key-unstable"):
+        parts.append(_SALT)
+    return str(int.from_bytes(hashlib.sha256("\0".join(parts).encode()).digest()[:8], "big"))
+
+
+def _node_text(node: fx.Node, module: fx.GraphModule) -> str:
+    order = {other: number for number, other in enumerate(module.graph.nodes)}
+
+    def shown(value: object) -> object:
+        return fx.node.map_arg(value, lambda other: _Numbered(order[other]))
+
+    return (
+        f"{node.op} {node.target if node.op != 'placeholder' else ''} {shown(node.args)} {shown(node.kwargs)}"
+    )
+
+
+class _Numbered:
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __repr__(self) -> str:
+        return f"%{self._number}"
+
+
+def _eval_with_key(module: fx.GraphModule) -> str:
+    """Recompiles the cluster, as scripting it does, and returns where FX says that its code is."""
+    module.recompile()
+    return str(module.forward.__code__.co_filename)

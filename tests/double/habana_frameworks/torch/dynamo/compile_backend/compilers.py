@@ -1,0 +1,42 @@
+"""From a graph to a callable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+
+from habana_frameworks.bridge.bridge import recipe_cache
+from habana_frameworks.bridge.launch import HabanaGraphModule
+from habana_frameworks.torch.dynamo.compile_backend import config, passes
+
+
+def compile_graph(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Compiles what AOT autograd gives: clusters become recipes at their first launch."""
+    del inputs
+    passes.reinplace_index_copy(module)
+    eager = passes.place(module)
+    passes.check_eager_fallbacks(eager)
+    passes.partition(module, eager, lambda cluster: HabanaGraphModule(cluster, recipe_cache()))
+    forward = module.forward
+
+    def boxed(args: list[Any]) -> Any:
+        found = forward(*args)
+        args.clear()
+        return found
+
+    boxed._boxed_call = True  # type: ignore[attr-defined]
+    return boxed
+
+
+def compile_with_aot(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
+    """Returns the callable of a graph."""
+    backend = aot_autograd(
+        fw_compiler=compile_graph,
+        inference_compiler=compile_graph,
+        keep_inference_input_mutations=config.keep_input_mutations,
+    )
+    return backend(module, inputs)  # type: ignore[no-any-return]

@@ -1,0 +1,80 @@
+"""D-05: what is compiled together. Rules of the bridge's ``passes.py``, written anew."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import fx
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import OperatorSupportBase
+
+from habana_frameworks.bridge.events import emit
+from habana_frameworks.bridge.faults import has_fault
+from habana_frameworks.torch.dynamo.compile_backend import config
+from habana_frameworks.torch.dynamo.compile_backend.shared_layer import falls_back, is_view, name_of
+
+
+def place(module: fx.GraphModule) -> frozenset[fx.Node]:
+    """Returns the nodes that run outside clusters: those that are not lowered, and views that are outputs (K-34)."""
+    nodes = list(module.graph.nodes)
+    eager = {node for node in nodes if falls_back(node)}
+    for node in nodes:
+        if node in eager:
+            emit("CPU_FALLBACK", op=name_of(node))
+    if not has_fault("leaf-views"):
+        for node in reversed(nodes):
+            if node.op == "output" or node in eager:
+                eager.update(source for source in node.all_input_nodes if is_view(source))
+    return frozenset(eager)
+
+
+def check_eager_fallbacks(eager: frozenset[fx.Node]) -> None:
+    """K-18: without fallback, a node outside a cluster is an assertion."""
+    if not config.use_eager_fallback:
+        names = sorted(str(node.target) for node in eager)
+        assert not names, f"eager fallback is disabled, and these nodes are not in a cluster: {names}"
+
+
+def reinplace_index_copy(module: fx.GraphModule) -> None:
+    """K-21: ``index_copy`` of an input and ``copy_`` back into it become one operator in place.
+
+    Only where the input has exactly these two users; else the whole input is copied.
+    """
+    if not config.use_inplace_index_copy or has_fault("no-inplace"):
+        return
+    for node in list(module.graph.nodes):
+        if name_of(node) != "copy_" or node.args[0].op != "placeholder":
+            continue
+        cache, copied = node.args[:2]
+        is_pair = isinstance(copied, fx.Node) and name_of(copied) == "index_copy" and copied.args[0] is cache
+        if is_pair and set(cache.users) == {node, copied}:
+            copied.target = torch.ops.aten.index_copy_.default
+            node.replace_all_uses_with(copied)
+            module.graph.erase_node(node)
+    module.graph.lint()
+    module.recompile()
+
+
+class _Lowered(OperatorSupportBase):
+    def __init__(self, eager: frozenset[fx.Node]) -> None:
+        self._eager = eager
+
+    def is_node_supported(self, submodules: object, node: fx.Node) -> bool:
+        del submodules
+        is_operator = isinstance(node.target, torch._ops.OpOverload) or node.target is operator.getitem
+        return node.op == "call_function" and is_operator and node not in self._eager
+
+
+def partition(
+    module: fx.GraphModule, eager: frozenset[fx.Node], compiled: Callable[[fx.GraphModule], torch.nn.Module]
+) -> Sequence[str]:
+    """Replaces each cluster of `module` by what `compiled` makes of it. Returns the clusters' names."""
+    partitioner = CapabilityBasedPartitioner(module, _Lowered(eager), allows_single_node_partition=True)
+    partitioner.fuse_partitions(partitioner.propose_partitions(), prefix="hpu_cluster_")
+    names = [name for name, _ in module.named_children() if name.startswith("hpu_cluster_")]
+    for name in names:
+        setattr(module, name, compiled(getattr(module, name)))
+    module.recompile()
+    return names

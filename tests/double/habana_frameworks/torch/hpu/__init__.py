@@ -1,0 +1,79 @@
+"""``torch.hpu``."""
+
+from __future__ import annotations
+
+import torch
+
+from habana_frameworks.bridge.profile import CARDS, DEVICE, PROFILE
+from habana_frameworks.torch.hpu import metrics
+from habana_frameworks.torch.hpu.memory import mem_get_info, memory_stats
+from habana_frameworks.torch.utils.internal import is_lazy
+
+if is_lazy():
+    from habana_frameworks.torch.hpu.graphs import wrap_in_hpu_graph  # noqa: F401
+
+__all__ = [
+    "current_device",
+    "device_count",
+    "is_available",
+    "mem_get_info",
+    "memory_stats",
+    "metrics",
+    "synchronize",
+]
+
+
+def is_available() -> bool:
+    """Returns whether the machine has a card. Acquires none."""
+    return CARDS > 0
+
+
+def device_count() -> int:
+    """Returns how many cards there are."""
+    return CARDS
+
+
+def current_device() -> int:
+    """Returns 0: a process has one card."""
+    return 0
+
+
+def set_device(device: object) -> None:
+    """Does nothing: a process has one card."""
+
+
+def synchronize(device: object = None) -> None:
+    """Waits for the device, which is never behind."""
+    del device
+
+
+def get_device_name(device: object = None) -> str:
+    """Acquires the device and returns its name."""
+    del device
+    torch.ops.hpu_double.acquire()
+    return DEVICE.upper()
+
+
+def get_device_capability(device: object = None) -> str:
+    """Returns Synapse's version, as in the names of recipes."""
+    del device
+    return PROFILE.synapse
+
+
+def get_device_properties(device: object = None) -> str:
+    """Returns the device's properties as text."""
+    del device
+    return f"(sramBaseAddress=0x0, sramSize=50331648, deviceType={DEVICE}, tpcEnabledMask=0xffffff)"
+
+
+def is_initialized() -> bool:
+    """Returns whether this process has a card."""
+    return int(torch.ops.hpu_double.module()) >= 0
+
+
+def _is_in_bad_fork() -> bool:
+    return False
+
+
+def _lazy_init() -> None:
+    pass

@@ -1,0 +1,20 @@
+"""The type of the device."""
+
+import enum
+
+import torch
+
+from habana_frameworks.bridge.profile import DEVICE
+
+
+class synDeviceType(enum.IntEnum):  # noqa: N801  The bridge's name.
+    """As Synapse numbers them."""
+
+    synDeviceGaudi2 = 4  # noqa: N815
+    synDeviceGaudi3 = 5  # noqa: N815
+
+
+def _get_device_type() -> int:
+    """Acquires the device and returns its type."""
+    torch.ops.hpu_double.acquire()
+    return int(synDeviceType.synDeviceGaudi3 if DEVICE == "gaudi3" else synDeviceType.synDeviceGaudi2)
