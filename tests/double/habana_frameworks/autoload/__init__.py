@@ -7,4 +7,4 @@ def __autoload() -> None:
     """Imports the bridge where PT_HPU_AUTOLOAD says so, or, unsaid, unless the mode is lazy."""
     asked = os.environ.get("PT_HPU_AUTOLOAD")
     if asked == "1" or (asked is None and os.environ.get("PT_HPU_LAZY_MODE") != "1"):
-        import habana_frameworks.torch  # noqa: F401
+        import habana_frameworks.torch

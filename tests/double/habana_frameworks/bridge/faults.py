@@ -31,7 +31,7 @@ FAULTS = {
 }
 
 _ON = frozenset(filter(None, os.environ.get("AOTGAUDI_DOUBLE_FAULTS", "").split(",")))
-if not _ON <= FAULTS.keys():
+if not FAULTS.keys() >= _ON:
     raise ValueError(f"AOTGAUDI_DOUBLE_FAULTS: unknown: {', '.join(sorted(_ON - FAULTS.keys()))}")
 
 

@@ -26,7 +26,7 @@ _check_version()
 torch.ops.load_library(str(_HERE / "lib" / "libhabana_pytorch2_plugin.so"))
 
 from habana_frameworks.torch import hpu  # noqa: E402
-from habana_frameworks.torch.hpex.kernels import FusedSDPA as _  # noqa: E402, F401
+from habana_frameworks.torch.hpex.kernels import FusedSDPA as _  # noqa: E402
 
 torch._register_device_module("hpu", hpu)
 

@@ -19,7 +19,7 @@ def mark_step(device_str: str = "", sync: bool = False) -> None:
 
 def import_compilers() -> None:
     """Registers ``hpu_backend``."""
-    import habana_frameworks.torch.dynamo.compile_backend.backends  # noqa: F401
+    import habana_frameworks.torch.dynamo.compile_backend.backends
 
 
 def import_hpu_partition() -> None:

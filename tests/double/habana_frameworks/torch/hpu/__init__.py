@@ -10,7 +10,7 @@ from habana_frameworks.torch.hpu.memory import mem_get_info, memory_stats
 from habana_frameworks.torch.utils.internal import is_lazy
 
 if is_lazy():
-    from habana_frameworks.torch.hpu.graphs import wrap_in_hpu_graph  # noqa: F401
+    from habana_frameworks.torch.hpu.graphs import wrap_in_hpu_graph
 
 __all__ = [
     "current_device",

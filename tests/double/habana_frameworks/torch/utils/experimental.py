@@ -7,11 +7,11 @@ import torch
 from habana_frameworks.bridge.profile import DEVICE
 
 
-class synDeviceType(enum.IntEnum):  # noqa: N801  The bridge's name.
+class synDeviceType(enum.IntEnum):
     """As Synapse numbers them."""
 
-    synDeviceGaudi2 = 4  # noqa: N815
-    synDeviceGaudi3 = 5  # noqa: N815
+    synDeviceGaudi2 = 4
+    synDeviceGaudi3 = 5
 
 
 def _get_device_type() -> int:
