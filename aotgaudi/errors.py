@@ -79,7 +79,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "build": ("torch", "transformers", "safetensors"),
         "serve": (
             *("torch", "safetensors", "tokenizers", "jinja2", "prometheus_client"),
-            *("fastapi", "h11", "starlette", "uvicorn"),
+            *("h11", "starlette", "uvicorn"),
         ),
         "ray": ("ray",),
         "s3": ("s3fs",),

@@ -1,6 +1,6 @@
 """The least that any server of this bundle and model does before it can answer; bench_ready.py times it.
 
-It imports torch, FastAPI and uvicorn, maps the weights and touches none of them, reads and hashes every file
+It imports torch, Starlette and uvicorn, maps the weights and touches none of them, reads and hashes every file
 of the bundle, loads the tokenizer, and prints one line. Nothing overlaps: it is the plain sum.
 """
 
@@ -10,7 +10,7 @@ import hashlib
 import sys
 from pathlib import Path
 
-import fastapi  # noqa: F401 - imported for its time
+import starlette.applications  # noqa: F401 - imported for its time
 import torch  # noqa: F401 - imported for its time
 import uvicorn  # noqa: F401 - imported for its time
 from safetensors import safe_open

@@ -95,11 +95,15 @@ class Engine:
             RequestError: 400 when one of them can never run, or its id is in use; 429 when there is no room for all of
                 them; 503 when the engine drains, was shut down, or has died.
         """
+        prompt_lens = [len(request.prompt_token_ids) for request in requests]
+        with self._wake:  # Refusing must cost little: nothing is made of requests that there is no room for.
+            self._check_open(requests)
+            self._room.check(connection, prompt_lens)
         streams = [self._stream(request, on_event, connection) for request in requests]
         with self._wake:
             self._check_open(requests)
             is_crowd = self._room.is_crowd(connection, len(streams))
-            self._room.enter(connection, [stream.request.num_prompt_tokens for stream in streams])
+            self._room.enter(connection, prompt_lens)
             for stream in streams:
                 stream.request.is_in_crowd = is_crowd
             if not self._streams:

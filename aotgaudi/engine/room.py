@@ -82,17 +82,17 @@ class Room:
         """Returns whether these prompts, with what the connection has open, are several."""
         return connection is not None and num_prompts + self._requests.by_connection[connection] > 1
 
-    def enter(self, connection: Hashable, prompt_lens: Sequence[int]) -> None:
-        """Takes room for all these prompts, or for none. `leave` gives it back, prompt by prompt.
+    def check(self, connection: Hashable, prompt_lens: Sequence[int]) -> None:
+        """Raises RequestError: 429 where there is no room for all these prompts now, 400 where there never is."""
+        has_share = self.is_crowd(connection, len(prompt_lens))
+        self._check(self._requests, len(prompt_lens), connection, has_share=has_share)
+        self._check(self._tokens, sum(prompt_lens), connection, has_share=has_share)
 
-        Raises:
-            RequestError: 429 where there is no room now; 400 where there would not be on an empty server either.
-        """
-        asked = ((self._requests, len(prompt_lens)), (self._tokens, sum(prompt_lens)))
-        for quota, amount in asked:
-            self._check(quota, amount, connection, has_share=self.is_crowd(connection, len(prompt_lens)))
-        for quota, amount in asked:
-            quota.add(connection, amount)
+    def enter(self, connection: Hashable, prompt_lens: Sequence[int]) -> None:
+        """Takes room for all these prompts, or for none. `leave` gives it back, prompt by prompt. Raises as `check` does."""
+        self.check(connection, prompt_lens)
+        self._requests.add(connection, len(prompt_lens))
+        self._tokens.add(connection, sum(prompt_lens))
 
     def leave(self, connection: Hashable, prompt_len: int) -> None:
         """Gives back the room of one request that `enter` has let in."""

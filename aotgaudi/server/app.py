@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import asdict
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aotgaudi.engine.output import TokenEvent
@@ -40,7 +42,7 @@ from aotgaudi.server.http import (
     unless_disconnected,
 )
 from aotgaudi.server.metrics import Metrics
-from aotgaudi.server.openapi import body_schema, openapi_schema
+from aotgaudi.server.openapi import openapi_document
 from aotgaudi.server.prepare import Kind, PreparedRequest
 from aotgaudi.server.protocol import ChatCompletionRequest, CompletionRequest
 from aotgaudi.server.reading import BodyReader
@@ -50,38 +52,48 @@ from aotgaudi.server.service import Service
 logger = logging.getLogger(__name__)
 
 _CLIENT_GONE_STATUS = 499  # nginx's; nobody reads it but the metrics
+_BODIES = {"/v1/completions": CompletionRequest, "/v1/chat/completions": ChatCompletionRequest}
 
 
-def create_app(service: Service, hosts: AllowedHosts = ANY_HOST) -> FastAPI:
+def create_app(service: Service, hosts: AllowedHosts = ANY_HOST) -> Starlette:
     """Returns the application that serves `service` to requests for `hosts`.
 
     It has no life of its own: whoever runs it ends the service. A path with a slash too many is unknown: a redirect would
     go wherever ``Host`` says.
     """
-    app = FastAPI(
-        title="aotgaudi", version=service.version, docs_url=None, redoc_url=None, redirect_slashes=False
+    routes = _routes(Api(service))
+    document = openapi_document(service.version, routes, _BODIES)
+
+    async def describe(_: Request) -> Response:
+        return JSONResponse(document)
+
+    app = Starlette(
+        routes=[*routes, Route("/openapi.json", describe)],
+        middleware=[
+            Middleware(RequestBoundary, metrics=service.metrics, routes=routes),
+            Middleware(HostCheck, hosts=hosts),
+        ],
+        exception_handlers={
+            RequestError: _answer_error,
+            HTTPException: _answer_http_exception,
+            ClientGoneError: _answer_nobody,
+        },
     )
-    bodies = (CompletionRequest, ChatCompletionRequest)
-    app.openapi = lambda: openapi_schema(app, bodies)  # type: ignore[method-assign]
-    _add_routes(app, Api(service))
-    app.add_exception_handler(RequestError, _answer_error)
-    app.add_exception_handler(HTTPException, _answer_http_exception)
-    app.add_exception_handler(ClientGoneError, _answer_nobody)
-    app.add_middleware(HostCheck, hosts=hosts)
-    app.add_middleware(RequestBoundary, metrics=service.metrics)  # The last is the outermost.
+    app.router.redirect_slashes = False
     return app
 
 
-def _add_routes(app: FastAPI, api: Api) -> None:
-    completions, chat = body_schema(CompletionRequest), body_schema(ChatCompletionRequest)
-    app.add_api_route("/v1/models", api.list_models, methods=["GET"])
-    app.add_api_route("/v1/models/{model_id:path}", api.retrieve_model, methods=["GET"])
-    app.add_api_route("/v1/completions", api.complete, methods=["POST"], openapi_extra=completions)
-    app.add_api_route("/v1/chat/completions", api.chat, methods=["POST"], openapi_extra=chat)
-    app.add_api_route("/health", api.health, methods=["GET"])
-    app.add_api_route("/ready", api.ready, methods=["GET"])
-    app.add_api_route("/metrics", api.metrics, methods=["GET"])
-    app.add_api_route("/version", api.version, methods=["GET"])
+def _routes(api: Api) -> list[Route]:
+    return [
+        Route("/v1/completions", api.complete, methods=["POST"]),
+        Route("/v1/chat/completions", api.chat, methods=["POST"]),
+        Route("/v1/models", api.list_models),
+        Route("/v1/models/{model_id:path}", api.retrieve_model),
+        Route("/health", api.health),
+        Route("/ready", api.ready),
+        Route("/metrics", api.metrics),
+        Route("/version", api.version),
+    ]
 
 
 class Api:
@@ -90,13 +102,14 @@ class Api:
     def __init__(self, service: Service) -> None:
         self._service, self._bodies = service, BodyReader(service.max_body_bytes)
 
-    async def list_models(self) -> Response:
+    async def list_models(self, _: Request) -> Response:
         """Lists what is served."""
         models = [self._model_card(name) for name in self._service.model.names]
         return JSONResponse({"object": "list", "data": models})
 
-    async def retrieve_model(self, model_id: str) -> Response:
+    async def retrieve_model(self, request: Request) -> Response:
         """Describes one model."""
+        model_id = request.path_params["model_id"]
         return JSONResponse(self._model_card(self._service.model.resolve(model_id)))
 
     async def complete(self, request: Request) -> Response:
@@ -111,12 +124,12 @@ class Api:
         head, texts = self._head("chatcmpl", prepared), self._texts(prepared)
         return await self._answer(request, prepared, ChatFormat(head, texts))
 
-    async def health(self) -> Response:
+    async def health(self, _: Request) -> Response:
         """Says whether engine and intake live, and the engine advances, and if not, why."""
         trouble = self._service.trouble
         return JSONResponse({"alive": not trouble, "reason": trouble}, 503 if trouble else 200)
 
-    async def ready(self) -> Response:
+    async def ready(self, _: Request) -> Response:
         """Says whether requests are taken, and how warm the server is."""
         readiness = self._service.readiness()
         return JSONResponse(asdict(readiness), 200 if readiness.ready else 503)
@@ -126,7 +139,7 @@ class Api:
         content, content_type = self._service.metrics.expose(request.headers.get("accept", ""))
         return Response(content, headers={"content-type": content_type})
 
-    async def version(self) -> Response:
+    async def version(self, _: Request) -> Response:
         """Says which version this is."""
         return JSONResponse({"version": self._service.version})
 
@@ -227,8 +240,9 @@ async def _answer_nobody(_request: Request, _error: Exception) -> Response:
 class RequestBoundary:
     """The outermost layer: counts answers by endpoint and status, and answers uncaught errors with 500."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, routes: Iterable[Route]) -> None:
         self._app, self._metrics = app, metrics
+        self._paths = {route.endpoint: route.path for route in routes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application."""
@@ -250,9 +264,6 @@ class RequestBoundary:
                 raise
             await (await _answer_error(Request(scope), error))(scope, receive, watch)
         finally:
-            self._metrics.requests.labels(_endpoint(scope), str(status or _CLIENT_GONE_STATUS)).inc()
-
-
-def _endpoint(scope: Scope) -> str:
-    """Returns the path of the route that answered, not of the request: clients must not make labels up."""
-    return getattr(scope.get("route"), "path", "other")
+            # The path of the route that answered, not of the request: clients must not make labels up.
+            path = self._paths.get(scope.get("endpoint"), "other")
+            self._metrics.requests.labels(path, str(status or _CLIENT_GONE_STATUS)).inc()

@@ -58,12 +58,12 @@ class AllowedHosts:
         if found is None:
             return False
         name = _normal(found["name"])
+        if name in self.names:
+            return True
         address = _address(name)
         if address is not None and (self.all_addresses or address.is_loopback):
             return True
-        return name in self.names or any(
-            name.endswith(known[1:]) for known in self.names if known.startswith("*.")
-        )
+        return any(name.endswith(known[1:]) for known in self.names if known.startswith("*."))
 
 
 ANY_HOST = AllowedHosts()

@@ -98,6 +98,11 @@ class Service:
             return f"the engine is stuck: requests wait, and no step has ended for {seconds:.0f} s"
         return ""
 
+    @property
+    def _reason(self) -> str:
+        """Why no requests are taken; empty while they are."""
+        return self.trouble or ("draining" if self._draining.is_set() else "")
+
     def unix_seconds(self) -> int:
         """Returns the time of day in whole seconds since 1970."""
         return int(self.now().timestamp())
@@ -105,7 +110,7 @@ class Service:
     def readiness(self) -> Readiness:
         """Returns whether requests are taken now, and if not, why."""
         warmth = self.warmth()
-        reason = self.trouble or ("draining" if self._draining.is_set() else "")
+        reason = self._reason
         return Readiness(
             ready=not reason,
             reason=reason,
@@ -119,7 +124,7 @@ class Service:
 
     def check_open(self) -> None:
         """Raises RequestError (503) unless requests are taken."""
-        reason = self.readiness().reason
+        reason = self._reason
         if reason:
             raise RequestError(f"The server takes no requests: {reason}", http_status=503)
 

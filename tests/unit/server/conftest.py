@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import pytest
 import tokenizers
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from aotgaudi.engine.admission import check_sampling
 from aotgaudi.engine.core import EngineStats

@@ -7,8 +7,8 @@ import json
 from collections.abc import Callable, Mapping
 
 import pytest
-from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
 
 from aotgaudi.engine.output import ErrorEvent, TokenEvent
 from aotgaudi.engine.sampling_params import SamplingParams

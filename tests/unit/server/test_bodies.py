@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 
 import pytest
-from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.testclient import TestClient
 
 from aotgaudi.errors import RequestError
 from aotgaudi.server.app import create_app

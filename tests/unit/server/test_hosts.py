@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from aotgaudi.server.app import create_app
 from aotgaudi.server.hosts import AllowedHosts

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from aotgaudi.engine.output import Event, TokenEvent
 from aotgaudi.engine.steps import TokenLogprobs
