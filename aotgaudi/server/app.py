@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import asdict
 
 from starlette.applications import Starlette
@@ -28,6 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aotgaudi.engine.output import TokenEvent
 from aotgaudi.errors import RequestError
+from aotgaudi.server.body import Body
 from aotgaudi.server.generation import Generation
 from aotgaudi.server.hosts import ANY_HOST, AllowedHosts, HostCheck
 from aotgaudi.server.http import (
@@ -52,7 +53,10 @@ from aotgaudi.server.service import Service
 logger = logging.getLogger(__name__)
 
 _CLIENT_GONE_STATUS = 499  # nginx's; nobody reads it but the metrics
-_BODIES = {"/v1/completions": CompletionRequest, "/v1/chat/completions": ChatCompletionRequest}
+_BODIES: Mapping[str, type[Body]] = {
+    "/v1/completions": CompletionRequest,
+    "/v1/chat/completions": ChatCompletionRequest,
+}
 
 
 def create_app(service: Service, hosts: AllowedHosts = ANY_HOST) -> Starlette:
@@ -242,7 +246,7 @@ class RequestBoundary:
 
     def __init__(self, app: ASGIApp, metrics: Metrics, routes: Iterable[Route]) -> None:
         self._app, self._metrics = app, metrics
-        self._paths = {route.endpoint: route.path for route in routes}
+        self._paths: Mapping[object, str] = {route.endpoint: route.path for route in routes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application."""

@@ -142,19 +142,17 @@ class _Witnesses:
         self._figures = Figures()
         return figures
 
-    def _client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self._base_url, timeout=TIMEOUT_SECONDS)
+    def _client(self, *, is_kept: bool = True) -> httpx.AsyncClient:
+        """A client that keeps its connection, or opens one for each request: making clients would be the slowest part."""
+        limits = httpx.Limits(max_keepalive_connections=1 if is_kept else 0)
+        return httpx.AsyncClient(base_url=self._base_url, timeout=TIMEOUT_SECONDS, limits=limits)
 
     async def _witness(self, number: int) -> None:
         """Half of them keep their connection, half open one for each request."""
-        async with self._client() as kept:
+        async with self._client(is_kept=bool(number % 2)) as client:
             while True:
                 for question, answer in zip(QUESTIONS, self._answers, strict=True):
-                    if number % 2:
-                        await self._question(number, kept, question, answer)
-                    else:
-                        async with self._client() as fresh:
-                            await self._question(number, fresh, question, answer)
+                    await self._question(number, client, question, answer)
                     await asyncio.sleep(PAUSE_SECONDS)
 
     async def _question(
@@ -198,16 +196,16 @@ class _Witnesses:
 
     async def _monitor(self) -> None:
         """Asks for /health on a connection of its own each time, as probes do."""
-        while True:
-            self._asked_health = time.monotonic()
-            await self._persist(self._health)
-            self._figures.health.append(time.monotonic() - self._asked_health)
-            self._asked_health = None
-            await asyncio.sleep(PERIOD_SECONDS)
+        async with self._client(is_kept=False) as client:
+            while True:
+                self._asked_health = time.monotonic()
+                await self._persist(lambda: self._health(client))
+                self._figures.health.append(time.monotonic() - self._asked_health)
+                self._asked_health = None
+                await asyncio.sleep(PERIOD_SECONDS)
 
-    async def _health(self) -> None:
-        async with self._client() as client:
-            response = await client.get("/health")
+    async def _health(self, client: httpx.AsyncClient) -> None:
+        response = await client.get("/health")
         if response.status_code != 200:
             raise _RefusedError(PERIOD_SECONDS)
 
