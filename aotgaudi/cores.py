@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-_CGROUPS = Path("/sys/fs/cgroup")
-_MEMBERSHIP = Path("/proc/self/cgroup")
+from aotgaudi.cgroups import group_folders, lines_of
 
 
 def available_cores(root: Path = Path("/")) -> int:
@@ -25,40 +24,20 @@ def available_cores(root: Path = Path("/")) -> int:
 
 def _quotas(root: Path) -> Iterator[float]:
     """The quotas, in cores, of this process's groups and of all groups above them."""
-    mounts = root / _CGROUPS.relative_to("/")
-    for controllers, group in _memberships(root / _MEMBERSHIP.relative_to("/")):
-        if not controllers:
-            yield from _found(_unified_quota(folder) for folder in _folders(mounts, group))
-        elif "cpu" in controllers:
-            for name in (",".join(controllers), "cpu"):
-                yield from _found(_legacy_quota(folder) for folder in _folders(mounts / name, group))
-
-
-def _memberships(path: Path) -> Iterator[tuple[list[str], str]]:
-    """The controllers (none in version 2) and the path of each group, from lines such as ``4:cpu,cpuacct:/path``."""
-    for line in _lines(path):
-        _, _, rest = line.partition(":")
-        controllers, _, group = rest.partition(":")
-        yield [name for name in controllers.split(",") if name], group
-
-
-def _folders(mount: Path, group: str) -> Iterator[Path]:
-    """The group's folder and those above it. Inside a container the path may be the host's: then only the mount is there."""
-    inner = PurePosixPath(group.lstrip("/"))
-    if ".." not in inner.parts:
-        yield from (mount / part for part in (inner, *inner.parents))
-    else:
-        yield mount
+    for folder, is_unified in group_folders("cpu", root):
+        quota = _unified_quota(folder) if is_unified else _legacy_quota(folder)
+        if quota is not None:
+            yield quota
 
 
 def _unified_quota(folder: Path) -> float | None:
     """``cpu.max`` holds ``QUOTA PERIOD`` in microseconds; the quota may be ``max``."""
-    return _ratio(*(" ".join(_lines(folder / "cpu.max")).split() or ("max", "1"))[:2])
+    return _ratio(*(" ".join(lines_of(folder / "cpu.max")).split() or ("max", "1"))[:2])
 
 
 def _legacy_quota(folder: Path) -> float | None:
     """A quota of -1 means no limit."""
-    quota, period = (_lines(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+    quota, period = (lines_of(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
     return _ratio(quota[0], period[0]) if quota and period else None
 
 
@@ -66,14 +45,3 @@ def _ratio(quota: str, period: str = "100000") -> float | None:
     if not (quota.isdigit() and period.isdigit() and int(period)):
         return None
     return int(quota) / int(period)
-
-
-def _found(quotas: Iterator[float | None]) -> Iterator[float]:
-    return (quota for quota in quotas if quota is not None)
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return []  # Missing or unreadable: such a group sets no limit for us.

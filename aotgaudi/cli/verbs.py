@@ -98,6 +98,9 @@ COMMANDS: Mapping[str, LazyCommand] = MappingProxyType(
         ),
         "sign": LazyCommand("aotgaudi.cli.commands.sign:sign", "Sign a bundle."),
         "key": LazyCommand("aotgaudi.cli.commands.sign:key", "Make keys that sign bundles."),
+        "doctor": LazyCommand(
+            "aotgaudi.cli.commands.doctor:doctor", "Say what this machine can build and serve."
+        ),
     }
 )
 

@@ -86,13 +86,18 @@ def replaceable_in(path: Path) -> Path | None:
 
 def is_on_network(path: Path, mounts: Path = _MOUNTS) -> bool:
     """Whether `path` is on a file system that other hosts may mount; False where that cannot be told."""
+    return file_system(path, mounts) in NETWORK_FILE_SYSTEMS
+
+
+def file_system(path: Path, mounts: Path = _MOUNTS) -> str:
+    """Returns the type of the file system that `path` is or would be on (``ext4``); empty where that cannot be told."""
     place = str(path.resolve())
     best, found = "", ""
     for mount_point, kind in _mount_points(mounts):
         inside = place == mount_point or place.startswith(mount_point.rstrip("/") + "/")
         if inside and len(mount_point) >= len(best):
             best, found = mount_point, kind
-    return found in NETWORK_FILE_SYSTEMS
+    return found
 
 
 def _refuse_directory(root: Path, path: Path) -> None:

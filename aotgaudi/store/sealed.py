@@ -22,7 +22,9 @@ from aotgaudi.regularfile import Examine, accept_any
 from aotgaudi.store.blobs import Fault, copy_blob
 
 _DESCRIPTORS = Path("/proc/self/fd")
-_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+"""Nobody may write, nor change the size, nor add or take off seals."""
+
 _SPARE_FILES = 64
 """What a process needs besides for sockets, libraries and weights, at the least."""
 
@@ -47,7 +49,7 @@ class SealedObjects:
         try:
             fault = copy_blob(path, digest, memory, examine)
             if fault is None:
-                fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
+                fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS)
         except BaseException:
             os.close(memory)
             raise

@@ -81,6 +81,17 @@ def test_a_spec_is_enumerated_proved_planned_and_compared(light: Light) -> None:
     light.output("cache", "stats", "--store", "store")
 
 
+def test_doctor_says_what_is_missing_and_for_what(light: Light) -> None:
+    document = json.loads(light.output("doctor", "--store", "store", "--json"))
+
+    assert (document["can_build"], document["can_serve"]) == (False, False)
+    found = {finding["subject"]: finding for finding in document["findings"]}
+    assert "torch, transformers, safetensors not installed" in found["[build]"]["observation"]
+    assert found["[serve]"]["remedy"] == "pip install 'aotgaudi[serve]'"
+    assert {"torch", "trial compile"}.isdisjoint(found)
+    assert not (light.folder / "store").exists()
+
+
 def test_a_vllm_command_is_enumerated(light: Light) -> None:
     command = "vllm serve llama --max-num-seqs 4 --max-model-len 1024 --num-gpu-blocks-override 64"
 

@@ -47,8 +47,8 @@ def probe(isa: str) -> Target:
         isa=level.features,
         toolchain={
             "torch": version_of("torch"),
-            "compiler": _version_of("g++"),
-            "linker": _version_of("ld"),
+            "compiler": tool_version("g++"),
+            "linker": tool_version("ld"),
             "libc": " ".join(platform.libc_ver()),
             "compile_code": compile_code_digest(),
         },
@@ -96,7 +96,7 @@ def require_satisfied(target: Target, machine: Target | None = None) -> None:
             )
     missing = sorted({*target.isa}.difference(machine.isa))
     if missing:
-        levels = [level.name for level in _levels_within(frozenset(machine.isa))]
+        levels = [level.name for level in levels_within(frozenset(machine.isa))]
         remedy = f'rebuild with target.isa = "{levels[-1]}"' if levels else "no level is low enough for it"
         raise TargetError(
             f"target: compiled for a CPU with {', '.join(missing)}, which {whose} one lacks; {remedy}"
@@ -117,7 +117,7 @@ def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 
 
 def _resolve(isa: str, features: frozenset[str]) -> IsaLevel:
-    have = _levels_within(features)
+    have = levels_within(features)
     if isa == "native" and have:
         return have[-1]
     for level in have:
@@ -140,14 +140,23 @@ def _flags_of(level: IsaLevel) -> dict[str, str]:
     }
 
 
-def _levels_within(features: frozenset[str]) -> list[IsaLevel]:
+def levels_within(features: frozenset[str]) -> list[IsaLevel]:
+    """Returns the levels for which a CPU has all features, the lowest first."""
     return [level for level in ISA_LEVELS.values() if features.issuperset(level.features)]
 
 
-def _version_of(tool: str) -> str:
-    """The first line of what `tool` says of itself: ``g++ (Debian 12.2.0-14) 12.2.0``."""
+def tool_version(tool: str) -> str:
+    """Returns the first line of what a tool of the toolchain says of itself: ``g++ (Debian 12.2.0-14) 12.2.0``.
+
+    Raises SpecError where there is none, or it does not run.
+    """
     path = shutil.which(tool)
     if path is None:
         raise SpecError("target", f"no C++ compiler found: {tool} is missing", "install g++ and binutils")
-    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()[0]
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError) as error:
+        raise SpecError(
+            "target", f"{path} does not say its version: {error}", f"a {tool} that runs"
+        ) from error

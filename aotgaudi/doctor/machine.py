@@ -1,0 +1,207 @@
+"""What this machine can build and serve: a finding for each thing that decides it. Imports no torch, compiles nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import aotgaudi
+from aotgaudi.backends.base import NOT_INSTALLED, version_of
+from aotgaudi.backends.inductor.levels import ISA_LEVELS
+from aotgaudi.backends.inductor.probe import cpu_features, levels_within, tool_version
+from aotgaudi.cores import available_cores
+from aotgaudi.doctor.kernel import kernel_findings
+from aotgaudi.doctor.machine_finding import MachineFinding, Purpose, Status
+from aotgaudi.doctor.memory import Memory, available_memory
+from aotgaudi.errors import EXTRAS, SpecError, StoreError
+from aotgaudi.gaudi.inventory import Inventory, find_cards
+from aotgaudi.store.access import NETWORK_FILE_SYSTEMS, file_system
+from aotgaudi.store.store import Store
+
+EXTRA_PURPOSES: Mapping[str, str] = MappingProxyType(
+    {
+        "build": "traces and compiles",
+        "serve": "serves bundles",
+        "ray": "builds on a Ray cluster",
+        "s3": "reads and writes s3://",
+        "gguf": "imports GGUF files",
+    }
+)
+"""What each extra is for."""
+
+TOOLS = ("g++", "ld", "strip")
+"""What a build calls."""
+
+WORKER_BYTES = 1_000_000_000
+"""What a build's worker and the compilers that it starts may take."""
+
+TOOLCACHE_BYTES = 300_000_000
+"""What a build keeps for itself in the store (docs/adr/0015-same-bytes.md: precompiled headers, some 270 MB)."""
+
+ROOM_BYTES = 2_000_000_000
+"""With less, a store is soon full: a small model's results beside that, and what other models and versions add."""
+
+_BOTH: tuple[Purpose, ...] = ("build", "serve")
+_CONSTRAINTS = Path(aotgaudi.__file__).with_name("constraints.txt")
+"""The versions that the tests ran with; the wheel has it."""
+
+
+def examine_machine(store_root: Path) -> Iterator[MachineFinding]:
+    """Yields what is found, in the order in which a person would mend it. Takes a second or two; changes nothing."""
+    can_build = not missing_modules("build")
+    yield of_system()
+    yield from (of_extra(extra) for extra in EXTRAS)
+    yield from of_torch(version_of("torch"), version_in(_CONSTRAINTS, "torch"))
+    yield of_tools(is_needed=can_build)
+    yield of_cpu(cpu_features())
+    yield of_memory(available_memory(), available_cores())
+    yield of_store(store_root)
+    yield of_temporary_files()
+    yield from kernel_findings()
+    yield of_gaudi(find_cards())
+
+
+def of_system() -> MachineFinding:
+    """Whether this is a Python and an operating system that aotgaudi runs on."""
+    bits = 64 if sys.maxsize > 1 << 32 else 32
+    seen = (
+        f"Python {platform.python_version()}, {bits} bits,"
+        f" {platform.system()} {platform.release()} on {platform.machine()}"
+    )
+    if sys.platform == "linux" and bits == 64:
+        return MachineFinding("python", "ok", seen)
+    return MachineFinding("python", "error", seen, "a 64-bit Python on Linux", _BOTH)
+
+
+def missing_modules(extra: str) -> tuple[str, ...]:
+    """Returns what `extra` brings and is not installed."""
+    return tuple(name for name in EXTRAS[extra] if version_of(name) == NOT_INSTALLED)
+
+
+def of_extra(extra: str) -> MachineFinding:
+    """Whether what an extra brings is installed; of those that neither build nor serve, nothing is wrong if not."""
+    subject, missing = f"[{extra}]", missing_modules(extra)
+    if not missing:
+        return MachineFinding(
+            subject, "ok", ", ".join(f"{name} {version_of(name)}" for name in EXTRAS[extra])
+        )
+    seen = f"{', '.join(missing)} not installed: needed by what {EXTRA_PURPOSES[extra]}"
+    remedy = f"pip install 'aotgaudi[{extra}]'"
+    needed_to: tuple[Purpose, ...] = tuple(purpose for purpose in _BOTH if purpose == extra)
+    return MachineFinding(subject, "warning" if needed_to else "ok", seen, remedy, needed_to)
+
+
+def version_in(constraints: Path, package: str) -> str:
+    """Returns the version that a file of pip's constraints has of a package; empty where it has none."""
+    for line in constraints.read_text(encoding="utf-8").splitlines():
+        name, is_pinned, rest = line.partition("==")
+        if is_pinned and name.strip() == package:
+            return rest.partition(";")[0].strip()
+    return ""
+
+
+def of_torch(found: str, tested: str) -> Iterator[MachineFinding]:
+    """Whether torch is of the minor version that is tested. Nothing where it is not installed: extras say that."""
+    if found == NOT_INSTALLED:
+        return
+    minor = tested.rpartition(".")[0]
+    if f"{found}.".startswith(f"{minor}."):
+        yield MachineFinding("torch", "ok", f"{found}; bundles are for this version alone")
+        return
+    yield MachineFinding(
+        "torch", "error", f"{found}; aotgaudi {aotgaudi.__version__} is for {minor}", f"torch {tested}", _BOTH
+    )
+
+
+def of_tools(*, is_needed: bool) -> MachineFinding:
+    """Which compiler a build would call. Where `is_needed` is not set, nothing here could build anyway."""
+    try:
+        versions = [f"{shutil.which(tool)}: {tool_version(tool)}" for tool in TOOLS]
+    except SpecError as error:
+        status: Status = "error" if is_needed else "warning"
+        return MachineFinding("compiler", status, error.problem, error.remedy, ("build",))
+    return MachineFinding("compiler", "ok", "; ".join(versions))
+
+
+def of_cpu(features: frozenset[str]) -> MachineFinding:
+    """Which instruction set a build would choose, and which bundles could run."""
+    levels = [level.name for level in levels_within(features)]
+    cores = f"{available_cores()} of {os.cpu_count()} cores"
+    if not levels:
+        seen = f"{platform.machine()}, none of {', '.join(ISA_LEVELS)}; {cores}"
+        return MachineFinding("cpu", "error", seen, "an x86-64 processor with AVX2", _BOTH)
+    lower = f", runs {' and '.join(levels[:-1])} as well" if levels[:-1] else ""
+    return MachineFinding("cpu", "ok", f"{platform.machine()}, builds for {levels[-1]}{lower}; {cores}")
+
+
+def of_memory(memory: Memory, num_cores: int) -> MachineFinding:
+    """Whether a worker a core has room."""
+    seen = f"{_size(memory.free_bytes)} of {_size(memory.total_bytes)} free, limits of control groups counted"
+    if memory.free_bytes >= WORKER_BYTES * num_cores:
+        return MachineFinding("memory", "ok", seen)
+    workers = memory.free_bytes // WORKER_BYTES
+    remedy = f"build with -j {workers}" if workers else f"{_size(WORKER_BYTES)} for each worker of a build"
+    return MachineFinding("memory", "warning", f"{seen}: {num_cores} workers may need more", remedy)
+
+
+def of_store(root: Path) -> MachineFinding:
+    """Whether builds can use the store, or make it; and how much room there is."""
+    try:
+        if root.exists():
+            Store.open(root, create=False).close()
+    except StoreError as error:
+        return MachineFinding("store", "error", str(error), "another place: --store DIR", ("build",))
+    return _of_place("store", root, TOOLCACHE_BYTES)
+
+
+def of_temporary_files() -> MachineFinding:
+    """Whether compilers can write temporary files."""
+    try:
+        place = Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        return MachineFinding(
+            "temporary files", "error", str(error), "a TMPDIR that can be written to", ("build",)
+        )
+    return _of_place("temporary files", place, 0)
+
+
+def of_gaudi(found: Inventory) -> MachineFinding:
+    """Which cards the driver shows. None is nothing wrong."""
+    if not found.cards:
+        return MachineFinding("gaudi", "ok", "no card: manifests for them can be made and planned here")
+    types = ", ".join(sorted({card.device_type for card in found.cards}))
+    return MachineFinding("gaudi", "ok", f"{len(found.cards)} of {types}, by {found.source}")
+
+
+def _of_place(subject: str, path: Path, least_bytes: int) -> MachineFinding:
+    """How the directory is, or the one in which it would be made."""
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        problem = f"{path}: {there} is not a directory that uid {os.geteuid()} may write to"
+        return MachineFinding(
+            subject, "error", problem, "its permissions changed, or another place", ("build",)
+        )
+    status = os.statvfs(there)
+    free, kind = status.f_bavail * status.f_frsize, file_system(there)
+    seen = f"{path}{'' if there == path else ', not made yet'}: {kind or 'file system unknown'}, {_size(free)} free"
+    if free < least_bytes:
+        return MachineFinding(
+            subject, "error", seen, f"{_size(least_bytes)} at least, or another place", ("build",)
+        )
+    if kind in NETWORK_FILE_SYSTEMS:
+        return MachineFinding(
+            subject, "warning", f"{seen}; on a network", "a local disk, shared by `aotgaudi cache push`"
+        )
+    if free < ROOM_BYTES:
+        return MachineFinding(subject, "warning", seen, f"{_size(ROOM_BYTES)} or more")
+    return MachineFinding(subject, "ok", seen)
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB"

@@ -1,0 +1,110 @@
+"""``aotgaudi doctor``: what it prints, what it exits with, and what misuse gives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from aotgaudi.cli.main import cli
+from aotgaudi.doctor.machine_finding import MachineFinding
+
+GOOD = MachineFinding("cpu", "ok", "x86_64")
+LACKING = MachineFinding("[serve]", "warning", "uvicorn not installed", "pip install it", ("serve",))
+BROKEN = MachineFinding("store", "error", "no room", "another place", ("build",))
+TRIED = MachineFinding("trial compile", "ok", "3 units")
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, ["doctor", *map(str, arguments)])
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> list[MachineFinding]:
+    """What is found: a test puts it there."""
+    found: list[MachineFinding] = []
+    monkeypatch.setattr("aotgaudi.cli.commands.doctor.examine_machine", lambda store: iter(found))
+    monkeypatch.setattr("aotgaudi.cli.commands.doctor.try_to_compile", lambda seconds: TRIED)
+    return found
+
+
+def test_what_is_found_is_a_line_each_and_a_line_that_sums_it_up(machine: list[MachineFinding]) -> None:
+    machine += [GOOD, LACKING]
+
+    result = run()
+
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        "ok       cpu              x86_64",
+        "warning  [serve]          uvicorn not installed",
+        "                          right: pip install it",
+        "ok       trial compile    3 units",
+        "this machine can enumerate, plan and verify, build; it cannot serve ([serve])",
+    ]
+    assert "--no-trial leaves it out" in result.stderr
+
+
+def test_what_is_broken_is_one_line_of_error_and_exit_code_5_and_nothing_is_tried(
+    machine: list[MachineFinding],
+) -> None:
+    machine += [GOOD, BROKEN]
+
+    result = run()
+
+    assert result.exit_code == 5
+    assert result.stderr == "error: store: no room (right: another place)\n"
+    assert result.stdout.splitlines()[-1] == (
+        "this machine can enumerate, plan and verify, serve; it cannot build (store)"
+    )
+
+
+def test_json_is_one_document_also_where_something_is_broken(machine: list[MachineFinding]) -> None:
+    machine += [GOOD, BROKEN]
+
+    result = run("--json")
+    document = json.loads(result.stdout)
+
+    assert result.exit_code == 5
+    assert (document["can_build"], document["can_serve"]) == (False, True)
+    assert document["findings"][1] == {
+        "subject": "store",
+        "status": "error",
+        "observation": "no room",
+        "remedy": "another place",
+        "prevents": ["build"],
+    }
+
+
+def test_without_the_trial_nothing_is_compiled(machine: list[MachineFinding]) -> None:
+    machine += [GOOD]
+
+    assert "trial" not in run("--no-trial").output
+    assert "trial compile" in run().stdout
+
+
+def test_a_real_machine_is_examined_without_a_trial(tmp_path: Path) -> None:
+    result = run("--no-trial", "--json", "--store", tmp_path / "store")
+
+    document = json.loads(result.stdout)
+    assert result.exit_code == (5 if "error" in [f["status"] for f in document["findings"]] else 0)
+    assert {"python", "[build]", "[serve]", "compiler", "cpu", "memory", "store"} <= {
+        finding["subject"] for finding in document["findings"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--no-trail"], "No such option"),
+        (["--trial-timeout", "0"], "0.0 is not in the range x>0"),
+        (["--trial-timeout", "soon"], "is not a valid float"),
+        (["now"], "unexpected extra argument"),
+    ],
+)
+def test_wrong_use_is_refused_with_what_is_right(arguments: list[str], expected: str) -> None:
+    result = run(*arguments)
+
+    assert result.exit_code == 2
+    assert expected in result.output

@@ -1,0 +1,211 @@
+"""What is found about machines: this one, and made-up ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aotgaudi.backends.base import NOT_INSTALLED
+from aotgaudi.backends.inductor.levels import ISA_LEVELS
+from aotgaudi.doctor.machine import (
+    EXTRA_PURPOSES,
+    ROOM_BYTES,
+    WORKER_BYTES,
+    examine_machine,
+    missing_modules,
+    of_cpu,
+    of_extra,
+    of_gaudi,
+    of_memory,
+    of_store,
+    of_temporary_files,
+    of_tools,
+    of_torch,
+    version_in,
+)
+from aotgaudi.doctor.memory import Memory
+from aotgaudi.errors import EXTRAS
+from aotgaudi.gaudi.inventory import Card, Inventory
+from aotgaudi.store.store import Store
+from tests.environment import ROOT
+
+
+def test_every_finding_that_is_not_ok_says_what_would_be_right_and_subjects_differ(tmp_path: Path) -> None:
+    found = list(examine_machine(tmp_path / "store"))
+
+    assert all(finding.remedy for finding in found if finding.status != "ok")
+    assert all("\n" not in finding.observation for finding in found)
+    assert len({finding.subject for finding in found}) == len(found)
+    assert not (tmp_path / "store").exists()
+
+
+def test_every_extra_has_a_purpose() -> None:
+    assert EXTRA_PURPOSES.keys() == EXTRAS.keys()
+
+
+@pytest.mark.parametrize(
+    ("extra", "status", "prevents"),
+    [
+        ("build", "warning", ("build",)),
+        ("serve", "warning", ("serve",)),
+        ("ray", "ok", ()),
+        ("gguf", "ok", ()),
+    ],
+)
+def test_an_extra_that_is_not_installed_names_its_packages_and_what_they_are_for(
+    monkeypatch: pytest.MonkeyPatch, extra: str, status: str, prevents: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("aotgaudi.doctor.machine.version_of", lambda package: NOT_INSTALLED)
+
+    finding = of_extra(extra)
+
+    assert (finding.status, finding.prevents) == (status, prevents)
+    assert EXTRAS[extra][0] in finding.observation
+    assert EXTRA_PURPOSES[extra] in finding.observation
+    assert finding.remedy == f"pip install 'aotgaudi[{extra}]'"
+    assert missing_modules(extra) == EXTRAS[extra]
+
+
+@pytest.mark.parametrize(
+    ("found", "statuses"),
+    [
+        ("2.13.0", ["ok"]),
+        ("2.13.1+cpu", ["ok"]),
+        ("2.130.0", ["error"]),
+        ("2.12.1", ["error"]),
+        ("3.0", ["error"]),
+        (NOT_INSTALLED, []),
+    ],
+)
+def test_torch_is_of_the_minor_version_that_is_tested(found: str, statuses: list[str]) -> None:
+    findings = list(of_torch(found, "2.13.0"))
+
+    assert [finding.status for finding in findings] == statuses
+    assert all(finding.prevents == ("build", "serve") for finding in findings if finding.status == "error")
+
+
+def test_the_version_that_is_tested_is_that_of_the_constraints(tmp_path: Path) -> None:
+    path = tmp_path / "constraints.txt"
+    path.write_text('# torch==1\ntorchvision==9\ntorch==2.13.0 ; python_version >= "3.11"\n')
+
+    assert (version_in(path, "torch"), version_in(path, "numpy")) == ("2.13.0", "")
+    assert version_in(ROOT / "aotgaudi" / "constraints.txt", "torch").startswith("2.")
+
+
+@pytest.mark.parametrize(("is_needed", "status"), [(True, "error"), (False, "warning")])
+def test_a_missing_compiler_is_an_error_where_the_rest_could_build(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_needed: bool, status: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    finding = of_tools(is_needed=is_needed)
+
+    assert (finding.status, finding.prevents) == (status, ("build",))
+    assert "g++ is missing" in finding.observation
+    assert finding.remedy == "install g++ and binutils"
+
+
+def test_a_compiler_that_does_not_run_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\nexit 3\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+
+    finding = of_tools(is_needed=True)
+
+    assert finding.status == "error"
+    assert f"{compiler} does not say its version" in finding.observation
+
+
+def test_the_compiler_that_a_build_would_call_is_named_with_its_path() -> None:
+    finding = of_tools(is_needed=True)
+
+    assert finding.status == "ok"
+    assert "/g++: g++" in finding.observation
+
+
+def test_the_best_instruction_set_is_what_a_build_would_choose() -> None:
+    best = of_cpu(frozenset(ISA_LEVELS["avx512"].features))
+    none = of_cpu(frozenset({"sse2"}))
+
+    assert best.status == "ok"
+    assert "builds for avx512, runs avx2 as well" in best.observation
+    assert (none.status, none.prevents) == ("error", ("build", "serve"))
+    assert "none of avx2" in none.observation
+
+
+@pytest.mark.parametrize(
+    ("workers", "status", "remedy"),
+    [(2, "ok", ""), (1, "warning", "build with -j 1"), (0, "warning", "1.0 GB for each worker of a build")],
+)
+def test_memory_is_for_a_worker_a_core(workers: int, status: str, remedy: str) -> None:
+    finding = of_memory(Memory(WORKER_BYTES * 8, WORKER_BYTES * workers), 2)
+
+    assert (finding.status, finding.remedy, finding.prevents) == (status, remedy, ())
+
+
+def test_a_store_is_checked_as_a_build_would_and_a_place_for_one_is_left_alone(tmp_path: Path) -> None:
+    Store.open(tmp_path / "good").close()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("mine")
+
+    good, other, none = (of_store(tmp_path / name) for name in ("good", "other", "none/yet"))
+
+    assert "error" not in (good.status, none.status)
+    assert "not made yet" in none.observation
+    assert (other.status, other.prevents) == ("error", ("build",))
+    assert "--store DIR" in other.remedy
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["good", "other"]
+
+
+def test_a_store_below_a_file_can_not_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    finding = of_store(tmp_path / "file" / "store")
+
+    assert (finding.status, finding.prevents) == ("error", ("build",))
+
+
+@pytest.mark.parametrize(
+    ("free", "kind", "status", "words"),
+    [
+        (ROOM_BYTES, "ext4", "ok", "ext4, 2.0 GB free"),
+        (ROOM_BYTES - 1, "ext4", "warning", "free"),
+        (100_000_000, "ext4", "error", "0.1 GB free"),
+        (ROOM_BYTES, "nfs4", "warning", "on a network"),
+        (ROOM_BYTES, "", "ok", "file system unknown"),
+    ],
+)
+def test_a_place_needs_room_and_a_local_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, kind: str, status: str, words: str
+) -> None:
+    class Status:
+        f_bavail, f_frsize = free, 1
+
+    monkeypatch.setattr("aotgaudi.doctor.machine.os.statvfs", lambda _: Status)
+    monkeypatch.setattr("aotgaudi.doctor.machine.file_system", lambda _: kind)
+
+    finding = of_store(tmp_path / "store")
+
+    assert finding.status == status
+    assert words in finding.observation
+
+
+def test_compilers_need_a_place_for_temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert of_temporary_files().status in ("ok", "warning")
+
+    def refuse() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.gettempdir", refuse)
+    finding = of_temporary_files()
+    assert (finding.status, finding.prevents) == ("error", ("build",))
+
+
+def test_cards_are_counted_and_having_none_is_nothing_wrong() -> None:
+    cards = tuple(Card(index, "gaudi3", index, f"0000:0{index}:00.0") for index in range(8))
+
+    assert of_gaudi(Inventory(cards, "sysfs")).observation == "8 of gaudi3, by sysfs"
+    assert of_gaudi(Inventory()).status == "ok"
