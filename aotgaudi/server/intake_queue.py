@@ -1,7 +1,7 @@
 """The server's end of one lane: what waits for it, in which order, and what becomes of it when the lane dies.
 
-One task asks the lane, one request at a time. A client that leaves takes its request out of the queue; a request that the
-lane has already is prepared to the end, within the lane's limits, and forgotten.
+One task asks the lane, some small requests at a time, which it answers one after the other. A client that leaves takes its
+request out of the queue; one that the lane has already is prepared to the end, within the lane's limits, and forgotten.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import asyncio
 import heapq
 import socket
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -31,6 +32,10 @@ from aotgaudi.server.prepare import Kind, PreparedRequest
 MAX_WAITING = 1024
 MAX_WAITING_BYTES = 16 << 20
 _SECONDS_PER_BYTE = 1e-5
+_MAX_ASKED, _MAX_ASKED_BYTES = 16, 64 << 10
+"""Requests that are asked at once: each turn of the event loop may be long. What is more than a socket holds goes alone."""
+_CHUNK_BYTES = 256 << 10
+_MAX_LOST = 2
 
 
 @dataclass(order=True, slots=True)
@@ -42,6 +47,54 @@ class _Job:
     kind: Kind = field(compare=False)
     raw: bytes = field(compare=False)
     done: asyncio.Future[PreparedRequest] = field(compare=False)
+    num_lost: int = field(default=0, compare=False)
+    """Lanes that ended, for no fault of this request, before they had answered it."""
+
+    def settle(self, answered: Message) -> None:
+        """Hands the lane's answer over, if the client is still there."""
+        if self.done.done():
+            return
+        try:
+            self.done.set_result(prepared_of(answered))
+        except Exception as error:
+            self.done.set_exception(error)
+
+    def refuse(self, error: RequestError) -> None:
+        """Ends the request, if the client is still there."""
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class _Line:
+    """A connection to a lane. Takes more than one answer at a time from the kernel, if there are more."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._buffer = connection, bytearray()
+        self._loop = asyncio.get_running_loop()
+
+    async def ask(self, jobs: Sequence[_Job]) -> None:
+        """Sends all of it. Raises OSError."""
+        pieces = [piece for job in jobs for piece in question(job.kind, job.raw).pieces()]
+        for piece in (b"".join(pieces),) if len(jobs) > 1 else pieces:
+            await self._loop.sock_sendall(self._connection, piece)
+
+    async def answer(self) -> Message:
+        """Waits for the next answer. Raises OSError if the lane dies before, or says what cannot be."""
+        num_head_bytes, num_tail_bytes = lengths_of(await self._take(LENGTHS_BYTES))
+        return message_of(await self._take(num_head_bytes), await self._take(num_tail_bytes))
+
+    def close(self) -> None:
+        self._connection.close()
+
+    async def _take(self, num_bytes: int) -> bytes:
+        while len(self._buffer) < num_bytes:
+            received = await self._loop.sock_recv(self._connection, _CHUNK_BYTES)
+            if not received:
+                raise LaneGoneError("the connection was closed")
+            self._buffer += received
+        taken = bytes(self._buffer[:num_bytes])
+        del self._buffer[:num_bytes]
+        return taken
 
 
 @dataclass(frozen=True)
@@ -58,7 +111,7 @@ class LaneQueue:
     def __init__(self, limits: LaneLimits, kill: Callable[[], None]) -> None:
         """`kill` ends a lane that does not answer, from outside."""
         self._limits, self._kill = limits, kill
-        self._connection: socket.socket | None = None
+        self._line: _Line | None = None
         self._newest: socket.socket | None = None
         self._replacements: asyncio.Queue[Replacement] = asyncio.Queue()
         self._waiting: list[_Job] = []
@@ -101,74 +154,78 @@ class LaneQueue:
         self._replacements.put_nowait(replacement)
 
     async def run(self) -> None:
-        """Asks the lane for what waits, for ever."""
+        """Asks the lane for what waits, for ever. What a lane that ends leaves unanswered, the next one is asked."""
         while True:
-            job = await self._next()
-            try:
-                answered = await self._answer(job)
-                outcome = prepared_of(answered)
-            except Exception as error:
-                if not job.done.done():
-                    job.done.set_exception(error)
-            else:
-                if not job.done.done():
-                    job.done.set_result(outcome)
+            jobs = await self._next()
+            while jobs:
+                await self._answer(jobs)
 
-    async def _next(self) -> _Job:
-        """Waits for a request whose client has not left."""
-        while True:
-            while self._waiting:
+    async def _next(self) -> deque[_Job]:
+        """Waits for requests whose clients have not left."""
+        jobs: deque[_Job] = deque()
+        num_bytes = 0
+        while not jobs:
+            while self._waiting and len(jobs) < _MAX_ASKED:
+                num_bytes += len(self._waiting[0].raw)
+                if jobs and num_bytes > _MAX_ASKED_BYTES:
+                    break
                 job = heapq.heappop(self._waiting)
                 if not job.done.done():
-                    return job
-            self._has_come.clear()
-            await self._has_come.wait()
+                    jobs.append(job)
+            if not jobs:
+                self._has_come.clear()
+                await self._has_come.wait()
+        return jobs
 
-    async def _answer(self, job: _Job) -> Message:
-        """Returns the lane's answer. A lane that something else ends is given the request once more.
-
-        Raises:
-            RequestError: 400 if the lane died of the request, 503 if there is no lane.
-        """
-        num_bytes = len(job.raw)
-        for _ in range(2):
-            while not self._replacements.empty():  # The lane before ended while it had nothing to do.
-                await self._replaced()
-            if self._connection is None:
-                break
-            try:
-                answered = await self._asked(self._connection, question(job.kind, job.raw))
-            except OSError:
-                cause = await self._replaced()
-                if cause == "time":
-                    raise too_slow(self._limits, num_bytes) from None
-                if cause == "memory":
-                    raise too_large(self._limits) from None
-                continue
-            if answered.head.get("is_last"):
-                await self._replaced()
-            return answered
-        raise RequestError("The server could not read the request: its intake has ended", http_status=503)
-
-    async def _asked(self, connection: socket.socket, message: Message) -> Message:
-        """Raises OSError if the lane dies, or says what cannot be."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.call_later(self._limits.wall_seconds, self._kill)
+    async def _answer(self, jobs: deque[_Job]) -> None:
+        """Takes from `jobs` what one lane answers, and what it dies of. There may be none: then all are refused."""
+        while not self._replacements.empty():  # The lane before ended while it had nothing to do.
+            await self._replaced()
+        if self._line is None:
+            self._refuse_all(jobs)
+            return
         try:
-            for piece in message.pieces():
-                await loop.sock_sendall(connection, piece)
-            num_head_bytes, num_tail_bytes = lengths_of(await _received(connection, LENGTHS_BYTES))
-            head = await _received(connection, num_head_bytes)
-            return message_of(head, await _received(connection, num_tail_bytes))
+            await self._line.ask(jobs)
+            while jobs:
+                answered = await self._in_time(self._line)
+                jobs.popleft().settle(answered)
+                if answered.head.get("is_last"):
+                    await self._replaced()
+                    return
+        except OSError:
+            self._blame(jobs, await self._replaced())
+
+    async def _in_time(self, line: _Line) -> Message:
+        deadline = asyncio.get_running_loop().call_later(self._limits.wall_seconds, self._kill)
+        try:
+            return await line.answer()
         finally:
             deadline.cancel()
 
+    def _blame(self, jobs: deque[_Job], cause: Cause) -> None:
+        """Refuses what the lane was at when it ended, if that was its fault or if lanes keep ending over it."""
+        job = jobs[0]
+        job.num_lost += 1
+        if cause == "time":
+            job.refuse(too_slow(self._limits, len(job.raw)))
+        elif cause == "memory":
+            job.refuse(too_large(self._limits))
+        elif job.num_lost >= _MAX_LOST:
+            job.refuse(_no_lane())
+        if job.done.done():
+            jobs.popleft()
+
+    def _refuse_all(self, jobs: deque[_Job]) -> None:
+        for job in jobs:
+            job.refuse(_no_lane())
+        jobs.clear()
+
     async def _replaced(self) -> Cause:
         """Waits for the lane's replacement. Returns why the lane has ended."""
-        if self._connection is not None:
-            self._connection.close()
+        if self._line is not None:
+            self._line.close()
         replacement = await self._replacements.get()
-        self._connection = replacement.connection
+        self._line = None if replacement.connection is None else _Line(replacement.connection)
         return replacement.cause
 
     def _forget_the_gone(self) -> None:
@@ -178,12 +235,5 @@ class LaneQueue:
             heapq.heapify(self._waiting)
 
 
-async def _received(connection: socket.socket, num_bytes: int) -> bytes:
-    data = bytearray(num_bytes)
-    view, start = memoryview(data), 0
-    while start < num_bytes:
-        num = await asyncio.get_running_loop().sock_recv_into(connection, view[start:])
-        if num == 0:
-            raise LaneGoneError("the connection was closed")
-        start += num
-    return bytes(data)
+def _no_lane() -> RequestError:
+    return RequestError("The server could not read the request: its intake has ended", http_status=503)

@@ -73,7 +73,10 @@ def lengths_of(opening: bytes) -> tuple[int, int]:
 
 def message_of(head: bytes, tail: bytes) -> Message:
     """Returns the message that these bytes are."""
-    value = json.loads(head)
+    try:
+        value = json.loads(head)
+    except ValueError as error:
+        raise LaneGoneError("a message that is no JSON") from error
     if not isinstance(value, dict):
         raise LaneGoneError("a message that is no JSON object")
     return Message(value, tail)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +29,10 @@ from aotgaudi.server.run import HttpServer, StopTimes, bind
 from aotgaudi.server.service import DEFAULT_STALL_SECONDS, Service
 
 logger = logging.getLogger(__name__)
+
+_SWITCH_SECONDS = 5e-4
+"""How long the engine's thread may keep the event loop from going on each time that it has called the kernel: Python's own
+5 ms, some ten times a request, would be most of what a request takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +68,7 @@ def launch(options: ServeOptions) -> None:
         CoverageError: under `require_warm`, a step that the scheduler can form has no entry.
         AotGaudiError: the intake ended before the server was ready.
     """
+    sys.setswitchinterval(_SWITCH_SECONDS)
     listener = bind(options.listening.host, options.listening.port)
     with listener, Intake(seccomp=options.seccomp) as intake:
         service = _start(options, intake)
