@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from aotgaudi.backends.base import Target
 from aotgaudi.backends.offline import build_target
 from aotgaudi.build.jobs import BuildJob
 from aotgaudi.build.keys import builder_versions, require_key_parts
@@ -125,9 +126,17 @@ def build(
     return BuildResult(manifest, outcome, place, index)
 
 
-def plan_manifest(manifest: Manifest, store: Store, entries: Iterable[Entry] | None = None) -> Plan:
-    """Returns what is missing for `entries` (default: all of the manifest) on this machine's target."""
-    target = build_target(manifest.spec)
+def plan_manifest(
+    manifest: Manifest,
+    store: Store,
+    entries: Iterable[Entry] | None = None,
+    described: Target | None = None,
+) -> Plan:
+    """Returns what is missing for `entries` (default: all of the manifest) on this machine's target, or on `described`.
+
+    Raises SpecError as `build_target` does.
+    """
+    target = build_target(manifest.spec, described)
     return make_plan(manifest.entries if entries is None else entries, manifest.spec, target, store)
 
 

@@ -6,6 +6,7 @@ A device is one folder with three files: ``probe.py`` (what am I), ``compiler.py
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -60,6 +61,10 @@ class Target(Value):
             *((f"target.toolchain.{name}", value) for name, value in sorted(self.toolchain.items())),
             *((f"target.flags.{name}", value) for name, value in sorted(self.flags.items())),
         )
+
+    def as_file(self) -> str:
+        """Returns the text of a file that ``--target`` reads (docs/formats/target.md), but for the last line feed."""
+        return json.dumps(self.model_dump(mode="json"), indent=2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,20 @@ from aotgaudi.spec.target import TargetSpec
 
 AVAILABLE = ("cpu", "fake")
 
+HPU_NEEDS = (
+    "it takes a Gaudi, and the HPU backend, which this version lacks; `aotgaudi build plan --target FILE` plans it,"
+    " with what `aotgaudi doctor --hpu --write-target FILE` wrote on a Gaudi"
+)
+"""What compiling for hpu needs, in the words of a message."""
 
-def build_target(spec: BuildSpec) -> Target:
-    """Returns what this machine compiles `spec` for.
+
+def build_target(spec: BuildSpec, described: Target | None = None) -> Target:
+    """Returns what this machine compiles `spec` for, or what `described` does, which is to be planned for.
 
     Raises:
         SpecError: the backend cannot be built for here, or the spec asks for what can only be enumerated.
     """
-    target = probe_target(spec.target)
+    target = find_target(spec.target, described)
     for where, problem in _enumerated_only(spec):
         remedy = "one device, unquantized and without adapters; `aotgaudi build manifest` enumerates it"
         raise SpecError(where, f"{problem}, which the {target.backend} backend cannot build", remedy)
@@ -43,6 +49,23 @@ def _enumerated_only(spec: BuildSpec) -> Iterator[tuple[str, str]]:
         yield "lora", f"asks for {spec.lora.max_loras} adapter slots"
 
 
+def find_target(spec: TargetSpec, described: Target | None = None) -> Target:
+    """Returns `described`, if it is given, else what this machine compiles for `spec`.
+
+    Raises:
+        SpecError: as `probe_target` does; or `described` is not whole, or of another backend than the spec.
+    """
+    if described is None:
+        return probe_target(spec)
+    for backend, whose in ((spec.backend, "the spec's target.backend"), (described.backend, "that file's")):
+        if backend != "hpu":
+            raise SpecError("--target", f"is for hpu alone, and {whose} is {backend!r}", "leave it out")
+    from aotgaudi.backends.hpu.probe import require_whole
+
+    require_whole(described)
+    return described
+
+
 def probe_target(spec: TargetSpec) -> Target:
     """Returns what this machine compiles for `spec`. Raises SpecError for a backend that cannot be built here."""
     if spec.backend == "cpu":
@@ -53,13 +76,18 @@ def probe_target(spec: TargetSpec) -> Target:
         from aotgaudi.backends.fake.probe import probe as fake_probe
 
         return fake_probe()
+    needs = f": {HPU_NEEDS}" if spec.backend == "hpu" else ""
     raise SpecError(
-        "target.backend", f"{spec.backend!r} cannot be compiled for yet", f"available: {', '.join(AVAILABLE)}"
+        "target.backend",
+        f"{spec.backend!r} cannot be compiled for yet{needs}",
+        f"available: {', '.join(AVAILABLE)}",
     )
 
 
 def with_isa(target: Target, isa: str) -> Target:
     """Returns `target` as it would be on a machine of level `isa`. Raises SpecError if there is no such level."""
+    if target.backend == "hpu":
+        raise SpecError("target.isa", f"is {isa!r}, and a Gaudi has no instruction sets to choose from")
     if target.backend != "cpu":
         return target.model_copy(update={"isa": tuple(isa.split())})
     from aotgaudi.backends.inductor.probe import at_level

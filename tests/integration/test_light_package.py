@@ -81,6 +81,14 @@ def test_a_spec_is_enumerated_proved_planned_and_compared(light: Light) -> None:
     light.output("cache", "stats", "--store", "store")
 
 
+def test_a_manifest_for_a_gaudi_is_planned_and_explained(light: Light) -> None:
+    manifest = ROOT / "manifests" / "llama-3.1-8b.gaudi3.manifest.json"
+    options = ("--target", ROOT / "tests" / "golden" / "data" / "hpu.target.json", "--store", "store")
+
+    assert "nothing of it can be compiled yet" in light.output("build", "plan", manifest, *options)
+    assert "never built" in light.output("explain", manifest, *options)
+
+
 def test_doctor_says_what_is_missing_and_for_what(light: Light) -> None:
     document = json.loads(light.output("doctor", "--store", "store", "--json"))
 

@@ -20,6 +20,7 @@ from aotgaudi.cli.commands.cache import collect_after_build, collection_line
 from aotgaudi.cli.options.common import refuse_unwritable
 from aotgaudi.cli.options.entry import entry_option, find_entries
 from aotgaudi.cli.options.store import StorePlace, store_limit_option, store_options
+from aotgaudi.cli.options.target import refused_target_option
 from aotgaudi.cli.options.worker import worker_options
 from aotgaudi.cli.show.progress import BuildDisplay
 from aotgaudi.entries import Entry
@@ -115,6 +116,7 @@ def _sample_option(function: Command) -> Command:
 @store_limit_option
 @click.option("--receipt", type=click.Path(path_type=Path), metavar="FILE", help="Write the receipt there.")
 @check_options
+@refused_target_option
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
 def build_cache(
     manifest_path: Path,

@@ -10,11 +10,13 @@ from typing import Any
 
 import click
 
+from aotgaudi.backends.base import Target
 from aotgaudi.bucketing.closure import AddedEntry, closing_entries
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.padding import Padding, decode_padding, prompt_padding
 from aotgaudi.bucketing.proof import Coverage, PhaseCoverage, ReachableSteps, uncovered
 from aotgaudi.bucketing.reachable import counted
+from aotgaudi.cli.options.target import planned_target_option, refuse_other_target
 from aotgaudi.cli.show.manifest_report import described_scheduler, server_document, server_lines
 from aotgaudi.errors import CoverageError
 from aotgaudi.manifest.codec import load_manifest_or_spec
@@ -26,17 +28,20 @@ _SHOWN = 12
 
 @click.command("coverage")
 @click.argument("manifest_path", metavar="MANIFEST", type=click.Path(path_type=Path))
+@planned_target_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def coverage(manifest_path: Path, as_json: bool) -> None:
+def coverage(manifest_path: Path, described: Target | None, as_json: bool) -> None:
     """Prove that every step that can be formed under the limits of MANIFEST (or a spec) has an entry.
 
     The steps are those of the scheduler that the spec describes. Where that is vLLM's, the table that the server makes
     for itself is judged as well, and what is left out of the proof is named.
 
     Exits with 0 if every step has an entry in the manifest; else exits with 7 and prints the holes and a smallest
-    counterexample. What the server's own table lacks does not change the exit code.
+    counterexample. What the server's own table lacks does not change the exit code. No entry depends on --target: it is
+    checked to be one for MANIFEST, and changes nothing.
     """
     manifest = load_manifest_or_spec(manifest_path)
+    refuse_other_target(described, manifest.spec)
     result = coverage_of(manifest)
     document = _document(manifest, result)
     click.echo(json.dumps(document, indent=2) if as_json else "\n".join(_lines(manifest_path, document)))

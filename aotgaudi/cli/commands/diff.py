@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from aotgaudi.backends.base import Target
+from aotgaudi.cli.options.target import planned_target_option, refuse_other_target
 from aotgaudi.manifest.codec import load_manifest_or_spec
 from aotgaudi.manifest.difference import Cause, Difference, EntryChange, difference, examples
 from aotgaudi.manifest.manifest import Manifest
@@ -20,16 +22,20 @@ _EXIT_DIFFERENT = 3
 @click.argument("old", metavar="A", type=click.Path(path_type=Path))
 @click.argument("new", metavar="B", type=click.Path(path_type=Path))
 @click.option("--exit-code", is_flag=True, help="Exit with 3 when they differ.")
+@planned_target_option
 @click.option("--json", "as_json", is_flag=True, help="Print the difference as JSON.")
 @click.pass_context
-def diff(context: click.Context, old: Path, new: Path, exit_code: bool, as_json: bool) -> None:
+def diff(
+    context: click.Context, old: Path, new: Path, exit_code: bool, described: Target | None, as_json: bool
+) -> None:
     """Show what B has and A lacks, and the reverse: values of the spec, and entries.
 
     A and B are manifests or specs (.toml). Each changed value is tried alone on A's spec, so that it can be
     named as the cause of the entries that it adds or removes. Without --exit-code it exits with 0 even if they
-    differ.
+    differ. No entry depends on --target: it is checked to be one for A and B, and changes nothing.
     """
     before, after = load_manifest_or_spec(old), load_manifest_or_spec(new)
+    refuse_other_target(described, before.spec, after.spec)
     found = difference(before, after)
     if as_json:
         click.echo(

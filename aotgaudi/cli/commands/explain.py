@@ -9,11 +9,13 @@ from typing import Any
 
 import click
 
-from aotgaudi.backends.offline import probe_target
+from aotgaudi.backends.base import Target
+from aotgaudi.backends.offline import find_target
 from aotgaudi.build.keys import ProgramKeys
 from aotgaudi.build.plan import Plan
 from aotgaudi.cli.options.entry import find_entries
 from aotgaudi.cli.options.store import StorePlace, store_options
+from aotgaudi.cli.options.target import planned_target_option
 from aotgaudi.cli.show.explanation import counted, reason_document, reason_lines
 from aotgaudi.entries import Entry
 from aotgaudi.explain.findings import Finding, Reason, explain_against, explain_plan, reasons
@@ -34,31 +36,38 @@ from aotgaudi.store.store import Store
     help="Compare with this bundle or receipt, in place of the store.",
 )
 @store_options
+@planned_target_option
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def explain(
-    manifest_path: Path, entry_text: str | None, against: Path | None, place: StorePlace, as_json: bool
+    manifest_path: Path,
+    entry_text: str | None,
+    against: Path | None,
+    place: StorePlace,
+    described: Target | None,
+    as_json: bool,
 ) -> None:
     """Say why entries of MANIFEST (or a spec) are not warm: which component of their keys differs from what was built.
 
     ENTRY is an entry as printed, "(prompt, 1, 64, 0)", a pattern for such text, "(prompt, *, 64, *)", or the first digits
-    of an id. With --against, what a bundle or a receipt holds is compared with what would be built here and now. Exits
-    with 0 whatever it finds.
+    of an id. With --against, what a bundle or a receipt holds is compared with what would be built here and now, or, with
+    --target, on the Gaudi that FILE describes. Exits with 0 whatever it finds.
     """
     manifest = load_manifest_or_spec(manifest_path)
     entries = find_entries(manifest, () if entry_text is None else (entry_text,))
     if against is not None:
-        document, lines = _against(manifest, entries, against, place)
+        target = find_target(manifest.spec.target, described)
+        document, lines = _against(manifest, entries, target, against, place)
     else:
-        document, lines = _with_store(
-            manifest, entries, place.open(), is_one=entry_text is not None and len(entries) == 1
-        )
+        store = place.open()
+        plan = plan_manifest(manifest, store, entries, described)
+        is_one = entry_text is not None and len(entries) == 1
+        document, lines = _with_store(manifest, entries, plan, store, is_one=is_one)
     click.echo(json.dumps(document, indent=2) if as_json else "\n".join(lines))
 
 
 def _with_store(
-    manifest: Manifest, entries: tuple[Entry, ...], store: Store, *, is_one: bool
+    manifest: Manifest, entries: tuple[Entry, ...], plan: Plan, store: Store, *, is_one: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    plan = plan_manifest(manifest, store, entries)
     history = History() if plan.is_complete and not is_one else History.of_store(store)
     findings = explain_plan(plan, store, history)
     document = _document(manifest, entries, plan, findings, history)
@@ -139,12 +148,12 @@ def _entry_lines(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _against(
-    manifest: Manifest, entries: tuple[Entry, ...], path: Path, place: StorePlace
+    manifest: Manifest, entries: tuple[Entry, ...], target: Target, path: Path, place: StorePlace
 ) -> tuple[dict[str, Any], list[str]]:
     store = place.open(create=False) if place.root.exists() else None
     history = History.of_store(store) if store else History()
     sealed = read_sealed(path, manifest, store, history)
-    keys = ProgramKeys(manifest.spec, probe_target(manifest.spec.target))
+    keys = ProgramKeys(manifest.spec, target)
     found = reasons(findings := explain_against(entries, keys, sealed.programs))
     same = [finding for finding in findings if finding.state == "warm"]
     document = {

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import pydantic
 
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.online import check_target, this_machine
@@ -18,18 +17,18 @@ from aotgaudi.bundle.model import ModelDirectory, open_model
 from aotgaudi.bundle.verify import Report, verify_bundle
 from aotgaudi.cli.options.acceptance import acceptance_options
 from aotgaudi.cli.options.model import find_model
-from aotgaudi.document import first_problem
+from aotgaudi.cli.options.target import read_target
 from aotgaudi.errors import (
     AotGaudiError,
     CorruptError,
     MissingPackageError,
     NotWarmError,
-    SpecError,
     TargetError,
     UntrustedError,
 )
 from aotgaudi.manifest.codec import loads
 
+_PRINTED = "what `aotgaudi verify --print-target` prints on the machine that serves"
 _NO_TORCH = "torch is not installed, so this machine cannot serve (pip install 'aotgaudi[serve]')"
 
 
@@ -49,7 +48,7 @@ def _print_target(context: click.Context, parameter: click.Parameter, is_asked: 
     machine = this_machine()
     if machine is None:
         raise MissingPackageError("torch", "serve")
-    click.echo(json.dumps(machine.model_dump(mode="json"), indent=2))
+    click.echo(machine.as_file())
     context.exit()
 
 
@@ -93,7 +92,7 @@ def verify(
     """
     if no_target and target_path is not None:
         raise click.UsageError("--no-target and --target exclude each other")
-    described = None if target_path is None else _read_target(target_path)
+    described = None if target_path is None else read_target(target_path, _PRINTED)
     bundle = open_bundle(path, acceptance)
     if model is not None:
         _verify_model(bundle, find_model(model))
@@ -119,16 +118,6 @@ def _verify_model(bundle: Bundle, path: Path) -> None:
             " (bind it: aotgaudi build bundle MANIFEST -o DIR --model DIR)"
         )
     open_model(bundle, path).verify()
-
-
-def _read_target(path: Path) -> Target:
-    remedy = "what `aotgaudi verify --print-target` prints on the machine that serves"
-    try:
-        return Target.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise SpecError(str(path), f"cannot be read: {error.strerror}", remedy) from error
-    except pydantic.ValidationError as error:
-        raise SpecError(str(path), f"does not describe a machine: {first_problem(error)}", remedy) from error
 
 
 def _check_machine(bundle: Bundle, path: Path | None, described: Target | None) -> _Fit:

@@ -1,0 +1,118 @@
+"""A Gaudi's target: what it consists of, that each part is in every key, and what is refused of a file with one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aotgaudi.backends.base import Target
+from aotgaudi.backends.hpu.probe import ENVIRONMENT, KEY_MODE, TOOLCHAIN, hpu_target, require_whole
+from aotgaudi.backends.offline import find_target, with_isa
+from aotgaudi.build.keys import program_key, unit_key
+from aotgaudi.entries import DecodeEntry
+from aotgaudi.errors import SpecError
+from aotgaudi.gaudi.environment import BUILD_SETTINGS, sealed_variables
+from aotgaudi.spec.target import TargetSpec
+from tests.environment import ROOT
+from tests.specs import spec_of
+
+GOLDEN = ROOT / "tests" / "golden" / "data" / "hpu.target.json"
+TARGET = Target.model_validate_json(GOLDEN.read_bytes())
+COMPONENTS = [name for name, _ in TARGET.components() if name not in ("target.backend", "target.isa")]
+
+
+def changed(component: str, value: str | None) -> Target:
+    """`TARGET` with another value of one component, or without it."""
+    document: dict[str, Any] = TARGET.model_dump()
+    *place, name = component.removeprefix("target.").split(".", 1)
+    table = document[place[0]] if place else document
+    if value is None:
+        del table[name]
+    else:
+        table[name] = value
+    return Target.model_validate(document)
+
+
+def test_the_file_is_what_a_machine_gives_byte_for_byte() -> None:
+    variables = {
+        name.removeprefix(ENVIRONMENT): value for name, value in TARGET.flags.items() if name != KEY_MODE
+    }
+
+    target = hpu_target(
+        "gaudi3",
+        dict(reversed(TARGET.toolchain.items())),
+        "stable",
+        {**dict(reversed(variables.items()))},
+    )
+
+    assert target == TARGET
+    assert f"{target.as_file()}\n".encode() == GOLDEN.read_bytes()
+
+
+def test_what_a_build_sets_may_be_in_a_target() -> None:
+    variables = sealed_variables({**BUILD_SETTINGS, "PATH": "/bin", "PT_HPU_METRICS_FILE": "/tmp/x"})
+
+    target = hpu_target("gaudi2", TARGET.toolchain, "pinned", variables)
+
+    assert target.flags["env.PT_HPU_USE_EAGER_FALLBACK"] == "0"
+    assert {"env.PATH", "env.PT_HPU_METRICS_FILE"}.isdisjoint(target.flags)
+
+
+def test_the_key_of_a_unit_stays_what_it_is() -> None:
+    assert unit_key("graph", TARGET).hex == "08c47deebbe71515baa08e16c6937d96306258e800cd745025296a3a36cda452"
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_every_component_is_in_every_key_by_its_name(component: str) -> None:
+    entry, spec = DecodeEntry(1, 1, 1), spec_of(target={"backend": "hpu"})
+
+    other = changed(component, "other")
+
+    (difference,) = program_key(entry, spec, TARGET).differences(program_key(entry, spec, other))
+    assert (difference[0], difference[2]) == (component, "other")
+    assert unit_key("graph", TARGET) != unit_key("graph", other)
+
+
+@pytest.mark.parametrize(
+    ("component", "value", "where", "problem"),
+    [
+        ("target.machine", "gaudi9", "machine", "is 'gaudi9', none of gaudi, gaudi2, gaudi3"),
+        *((f"target.toolchain.{name}", None, f"toolchain.{name}", "is missing") for name in TOOLCHAIN),
+        ("target.toolchain.gcc", "12", "toolchain.gcc", "is not known to this version"),
+        ("target.toolchain.kernels", "A" * 64, "toolchain.kernels", "is not a sha256"),
+        ("target.toolchain.bridge", "", "toolchain.bridge", "is not a sha256"),
+        ("target.flags.hpu.key_mode", None, "flags.hpu.key_mode", "is None, neither of stable, pinned"),
+        ("target.flags.hpu.key_mode", "none", "flags.hpu.key_mode", "is 'none'"),
+        ("target.flags.env.HOME", "/root", "flags.env.HOME", "is not known"),
+        ("target.flags.env.HABANA_LOGS", "/x", "flags.env.HABANA_LOGS", "is not known"),
+        ("target.flags.O3", "1", "flags.O3", "is not known"),
+    ],
+)
+def test_a_target_that_is_not_whole_is_refused_by_the_name_of_the_component(
+    component: str, value: str | None, where: str, problem: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        require_whole(changed(component, value))
+
+    assert caught.value.where == where
+    assert problem in caught.value.problem
+    assert "aotgaudi doctor --hpu --write-target FILE" in caught.value.remedy
+
+
+def test_instruction_sets_are_of_cpus() -> None:
+    with pytest.raises(SpecError, match="no instruction sets"):
+        require_whole(TARGET.model_copy(update={"isa": ("avx2",)}))
+    with pytest.raises(SpecError, match="no instruction sets"):
+        with_isa(TARGET, "avx2")
+
+
+def test_a_description_stands_for_this_machine_only_where_both_are_of_hpu() -> None:
+    assert find_target(TargetSpec(backend="hpu"), TARGET) == TARGET
+    assert find_target(TargetSpec(backend="fake")).backend == "fake"
+    with pytest.raises(SpecError, match=r"the spec's target\.backend is 'fake'"):
+        find_target(TargetSpec(backend="fake"), TARGET)
+    with pytest.raises(SpecError, match="that file's is 'cpu'"):
+        find_target(TargetSpec(backend="hpu"), Target(backend="cpu", machine="x86_64"))
+    with pytest.raises(SpecError, match="is missing"):
+        find_target(TargetSpec(backend="hpu"), Target(backend="hpu", machine="gaudi2"))
