@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aotgaudi.backends.base import Target
-from aotgaudi.backends.hpu.probe import ENVIRONMENT, KEY_MODE, TOOLCHAIN, hpu_target, require_whole
+from aotgaudi.backends.hpu.probe import ENVIRONMENT, KEY_MODE, TOOLCHAIN, assemble, hpu_target, require_whole
 from aotgaudi.backends.offline import find_target, with_isa
 from aotgaudi.build.keys import program_key, unit_key
 from aotgaudi.entries import DecodeEntry
-from aotgaudi.errors import SpecError
-from aotgaudi.gaudi.environment import BUILD_SETTINGS, sealed_variables
+from aotgaudi.errors import SpecError, TargetError
 from aotgaudi.spec.target import TargetSpec
 from tests.environment import ROOT
 from tests.specs import spec_of
@@ -39,7 +39,7 @@ def test_the_file_is_what_a_machine_gives_byte_for_byte() -> None:
         name.removeprefix(ENVIRONMENT): value for name, value in TARGET.flags.items() if name != KEY_MODE
     }
 
-    target = hpu_target(
+    target = assemble(
         "gaudi3",
         dict(reversed(TARGET.toolchain.items())),
         "stable",
@@ -50,17 +50,62 @@ def test_the_file_is_what_a_machine_gives_byte_for_byte() -> None:
     assert f"{target.as_file()}\n".encode() == GOLDEN.read_bytes()
 
 
-def test_what_a_build_sets_may_be_in_a_target() -> None:
-    variables = sealed_variables({**BUILD_SETTINGS, "PATH": "/bin", "PT_HPU_METRICS_FILE": "/tmp/x"})
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A root with Intel's software, and its Python package where it is found."""
+    plugin = tmp_path / "site-packages" / "habana_frameworks"
+    system = tmp_path / "usr" / "lib" / "habanalabs"
+    for path in (
+        plugin / "__init__.py",
+        plugin / "torch" / "lib" / "libhabana_pytorch_plugin.so",
+        plugin / "torch" / "dynamo" / "passes.py",
+        *(system / name for name in ("libSynapse.so", "libtpc_fuser.so", "libtpc_kernels.so")),
+        system / "libgaudi2_complex_guid_lib.so",
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(path.name)
+    monkeypatch.syspath_prepend(plugin.parent)
+    return tmp_path
 
-    target = hpu_target("gaudi2", TARGET.toolchain, "pinned", variables)
 
-    assert target.flags["env.PT_HPU_USE_EAGER_FALLBACK"] == "0"
-    assert {"env.PATH", "env.PT_HPU_METRICS_FILE"}.isdisjoint(target.flags)
+def target_of(machine: Path, **environment: str) -> Target:
+    return hpu_target(
+        "gaudi2", "1.24.1.482.abc", "pinned", environment, memory=machine / "memory", root=machine
+    )
+
+
+def test_a_machine_has_a_whole_target_with_what_builds_set_and_without_what_they_remove(
+    machine: Path,
+) -> None:
+    target = target_of(machine, PATH="/bin", RANK="1", PT_HPU_METRICS_FILE="/x", FUSER_ENABLE_A="1")
+
+    require_whole(target)
+    assert target.toolchain["synapse"] == "1.24.1.482.abc"
+    assert target.flags.items() >= {
+        ("env.PT_HPU_USE_EAGER_FALLBACK", "0"),
+        ("env.FUSER_ENABLE_A", "1"),
+        ("hpu.key_mode", "pinned"),
+    }
+    assert {"env.PATH", "env.RANK", "env.PT_HPU_METRICS_FILE"}.isdisjoint(target.flags)
+    assert str(machine) not in target.as_file()
+
+
+def test_another_library_is_another_target(machine: Path) -> None:
+    before = target_of(machine)
+    (machine / "usr" / "lib" / "habanalabs" / "libSynapse.so").write_text("a newer one")
+
+    changed = dict(target_of(machine).components()).items() - dict(before.components()).items()
+
+    assert [name for name, _ in changed] == ["target.toolchain.graph-compiler"]
+
+
+def test_a_machine_without_the_software_says_so(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match="habana-torch-plugin is not installed"):
+        target_of(tmp_path)
 
 
 def test_the_key_of_a_unit_stays_what_it_is() -> None:
-    assert unit_key("graph", TARGET).hex == "08c47deebbe71515baa08e16c6937d96306258e800cd745025296a3a36cda452"
+    assert unit_key("graph", TARGET).hex == "4ccbeed406192713ac380376b8928021892514b0dda79cb63d79d98292f80a96"
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
@@ -82,7 +127,7 @@ def test_every_component_is_in_every_key_by_its_name(component: str) -> None:
         ("target.toolchain.gcc", "12", "toolchain.gcc", "is not known to this version"),
         ("target.toolchain.kernels", "A" * 64, "toolchain.kernels", "is not a sha256"),
         ("target.toolchain.bridge", "", "toolchain.bridge", "is not a sha256"),
-        ("target.flags.hpu.key_mode", None, "flags.hpu.key_mode", "is None, neither of stable, pinned"),
+        ("target.flags.hpu.key_mode", None, "flags.hpu.key_mode", "is None, none of stable, pinned"),
         ("target.flags.hpu.key_mode", "none", "flags.hpu.key_mode", "is 'none'"),
         ("target.flags.env.HOME", "/root", "flags.env.HOME", "is not known"),
         ("target.flags.env.HABANA_LOGS", "/x", "flags.env.HABANA_LOGS", "is not known"),
