@@ -47,6 +47,9 @@ TOOLCACHE_BYTES = 300_000_000
 ROOM_BYTES = 2_000_000_000
 """With less, a store is soon full: a small model's results beside that, and what other models and versions add."""
 
+_BRIDGE = "habana-torch-plugin"
+_ELSEWHERE = "in another environment than the Gaudi bridge's: "
+
 _BOTH: tuple[Purpose, ...] = ("build", "serve")
 _CONSTRAINTS = Path(aotgaudi.__file__).with_name("constraints.txt")
 """The versions that the tests ran with; the wheel has it."""
@@ -54,10 +57,10 @@ _CONSTRAINTS = Path(aotgaudi.__file__).with_name("constraints.txt")
 
 def examine_machine(store_root: Path) -> Iterator[MachineFinding]:
     """Yields what is found, in the order in which a person would mend it. Takes a second or two; changes nothing."""
-    can_build = not missing_modules("build")
+    can_build, bridge = not missing_modules("build"), version_of(_BRIDGE)
     yield of_system()
-    yield from (of_extra(extra) for extra in EXTRAS)
-    yield from of_torch(version_of("torch"), version_in(_CONSTRAINTS, "torch"))
+    yield from (of_extra(extra, bridge) for extra in EXTRAS)
+    yield from of_torch(version_of("torch"), version_in(_CONSTRAINTS, "torch"), bridge)
     yield of_tools(is_needed=can_build)
     yield of_cpu(cpu_features())
     yield of_memory(available_memory(), available_cores())
@@ -84,15 +87,19 @@ def missing_modules(extra: str) -> tuple[str, ...]:
     return tuple(name for name in EXTRAS[extra] if version_of(name) == NOT_INSTALLED)
 
 
-def of_extra(extra: str) -> MachineFinding:
-    """Whether what an extra brings is installed; of those that neither build nor serve, nothing is wrong if not."""
+def of_extra(extra: str, bridge: str = NOT_INSTALLED) -> MachineFinding:
+    """Whether what an extra brings is installed; of those that neither build nor serve, nothing is wrong if not.
+
+    `bridge` is the version of Gaudi's plugin of torch. What brings another torch must not be installed beside it.
+    """
     subject, missing = f"[{extra}]", missing_modules(extra)
     if not missing:
         return MachineFinding(
             subject, "ok", ", ".join(f"{name} {version_of(name)}" for name in EXTRAS[extra])
         )
     seen = f"{', '.join(missing)} not installed: needed by what {EXTRA_PURPOSES[extra]}"
-    remedy = f"pip install 'aotgaudi[{extra}]'"
+    elsewhere = _ELSEWHERE if "torch" in EXTRAS[extra] and bridge != NOT_INSTALLED else ""
+    remedy = f"{elsewhere}pip install 'aotgaudi[{extra}]'"
     needed_to: tuple[Purpose, ...] = tuple(purpose for purpose in _BOTH if purpose == extra)
     return MachineFinding(subject, "warning" if needed_to else "ok", seen, remedy, needed_to)
 
@@ -106,17 +113,23 @@ def version_in(constraints: Path, package: str) -> str:
     return ""
 
 
-def of_torch(found: str, tested: str) -> Iterator[MachineFinding]:
-    """Whether torch is of the minor version that is tested. Nothing where it is not installed: extras say that."""
+def of_torch(found: str, tested: str, bridge: str = NOT_INSTALLED) -> Iterator[MachineFinding]:
+    """Whether torch is of the minor version that is tested. Nothing where it is not installed: extras say that.
+
+    Beside `bridge`, the version of Gaudi's plugin of torch, another one is right, but nothing can be built or served here.
+    """
     if found == NOT_INSTALLED:
         return
     minor = tested.rpartition(".")[0]
     if f"{found}.".startswith(f"{minor}."):
         yield MachineFinding("torch", "ok", f"{found}; bundles are for this version alone")
         return
-    yield MachineFinding(
-        "torch", "error", f"{found}; aotgaudi {aotgaudi.__version__} is for {minor}", f"torch {tested}", _BOTH
-    )
+    seen = f"{found}; aotgaudi {aotgaudi.__version__} is for {minor}"
+    if bridge == NOT_INSTALLED:
+        yield MachineFinding("torch", "error", seen, f"torch {tested}", _BOTH)
+    else:
+        seen = f"{seen}, and this one belongs to the Gaudi bridge {bridge}"
+        yield MachineFinding("torch", "warning", seen, f"{_ELSEWHERE}torch {tested}", _BOTH)
 
 
 def of_tools(*, is_needed: bool) -> MachineFinding:
@@ -195,9 +208,7 @@ def _of_place(subject: str, path: Path, least_bytes: int) -> MachineFinding:
             subject, "error", seen, f"{_size(least_bytes)} at least, or another place", ("build",)
         )
     if kind in NETWORK_FILE_SYSTEMS:
-        return MachineFinding(
-            subject, "warning", f"{seen}; on a network", "a local disk, shared by `aotgaudi cache push`"
-        )
+        seen = f"{seen}; on a network, where other machines may use it, too"
     if free < ROOM_BYTES:
         return MachineFinding(subject, "warning", seen, f"{_size(ROOM_BYTES)} or more")
     return MachineFinding(subject, "ok", seen)

@@ -85,6 +85,20 @@ def test_torch_is_of_the_minor_version_that_is_tested(found: str, statuses: list
     assert all(finding.prevents == ("build", "serve") for finding in findings if finding.status == "error")
 
 
+def test_beside_the_bridge_of_a_gaudi_torch_is_the_bridges_and_nothing_may_replace_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (torch,) = of_torch("2.11.0+git1", "2.13.0", "1.24.1.482")
+    monkeypatch.setattr("aotgaudi.doctor.machine.version_of", lambda package: NOT_INSTALLED)
+    build, ray = of_extra("build", "1.24.1.482"), of_extra("ray", "1.24.1.482")
+
+    assert (torch.status, torch.prevents) == ("warning", ("build", "serve"))
+    assert "belongs to the Gaudi bridge 1.24.1.482" in torch.observation
+    assert torch.remedy == "in another environment than the Gaudi bridge's: torch 2.13.0"
+    assert build.remedy == "in another environment than the Gaudi bridge's: pip install 'aotgaudi[build]'"
+    assert ray.remedy == "pip install 'aotgaudi[ray]'"
+
+
 def test_the_version_that_is_tested_is_that_of_the_constraints(tmp_path: Path) -> None:
     path = tmp_path / "constraints.txt"
     path.write_text('# torch==1\ntorchvision==9\ntorch==2.13.0 ; python_version >= "3.11"\n')
@@ -173,11 +187,11 @@ def test_a_store_below_a_file_can_not_be_made(tmp_path: Path) -> None:
         (ROOM_BYTES, "ext4", "ok", "ext4, 2.0 GB free"),
         (ROOM_BYTES - 1, "ext4", "warning", "free"),
         (100_000_000, "ext4", "error", "0.1 GB free"),
-        (ROOM_BYTES, "nfs4", "warning", "on a network"),
+        (ROOM_BYTES, "nfs4", "ok", "on a network, where other machines may use it, too"),
         (ROOM_BYTES, "", "ok", "file system unknown"),
     ],
 )
-def test_a_place_needs_room_and_a_local_disk(
+def test_a_place_needs_room_and_may_be_on_a_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, kind: str, status: str, words: str
 ) -> None:
     class Status:
