@@ -166,9 +166,9 @@ def of_memory(memory: Memory, num_cores: int) -> MachineFinding:
 def of_store(root: Path) -> MachineFinding:
     """Whether builds can use the store, or make it; and how much room there is."""
     try:
-        if root.exists():
+        if _is_filled(root):
             Store.open(root, create=False).close()
-    except StoreError as error:
+    except (StoreError, OSError) as error:
         return MachineFinding("store", "error", str(error), "another place: --store DIR", ("build",))
     return _of_place("store", root, TOOLCACHE_BYTES)
 
@@ -194,7 +194,7 @@ def of_gaudi(found: Inventory) -> MachineFinding:
 
 def _of_place(subject: str, path: Path, least_bytes: int) -> MachineFinding:
     """How the directory is, or the one in which it would be made."""
-    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    there = next(place for place in (path, *path.absolute().parents) if os.path.exists(place))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         problem = f"{path}: {there} is not a directory that uid {os.geteuid()} may write to"
         return MachineFinding(
@@ -212,6 +212,13 @@ def _of_place(subject: str, path: Path, least_bytes: int) -> MachineFinding:
     if free < ROOM_BYTES:
         return MachineFinding(subject, "warning", seen, f"{_size(ROOM_BYTES)} or more")
     return MachineFinding(subject, "ok", seen)
+
+
+def _is_filled(path: Path) -> bool:
+    """Whether something is there already; of an empty directory a build makes a store. Raises OSError."""
+    if not os.path.exists(path):  # False also where it may not be looked at; Path raises there.
+        return False
+    return not path.is_dir() or any(path.iterdir())
 
 
 def _size(num_bytes: int) -> str:

@@ -161,16 +161,33 @@ def test_memory_is_for_a_worker_a_core(workers: int, status: str, remedy: str) -
 
 def test_a_store_is_checked_as_a_build_would_and_a_place_for_one_is_left_alone(tmp_path: Path) -> None:
     Store.open(tmp_path / "good").close()
+    (tmp_path / "empty").mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("mine")
 
-    good, other, none = (of_store(tmp_path / name) for name in ("good", "other", "none/yet"))
+    names = ("good", "empty", "other", "none/yet")
+    good, empty, other, none = (of_store(tmp_path / name) for name in names)
 
-    assert "error" not in (good.status, none.status)
+    assert "error" not in (good.status, empty.status, none.status)
     assert "not made yet" in none.observation
     assert (other.status, other.prevents) == ("error", ("build",))
     assert "--store DIR" in other.remedy
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["good", "other"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "good", "other"]
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
+def test_a_place_that_may_not_be_looked_at_is_an_error_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("aotgaudi.doctor.machine._is_filled", refuse)
+
+    finding = of_store(tmp_path / "store")
+
+    assert finding.status == "error"
+    assert "Permission denied" in finding.observation
 
 
 def test_a_store_below_a_file_can_not_be_made(tmp_path: Path) -> None:
