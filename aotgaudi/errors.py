@@ -16,6 +16,7 @@
       NotReproducibleError        4   a unit compiled again gave other bytes
       TargetError                 5   this machine cannot run what was compiled
       CompileError                6   a unit failed to compile, or computed something else
+      UnexaminedError             6   doctor could not reach what it was to examine
       BuildInterruptedError     130   a build was stopped at a unit boundary; resumable
       CoverageError               7   a reachable step has no entry
       CompileForbiddenError       1   something tried to compile, or to start a process, while serving
@@ -155,6 +156,12 @@ class TargetError(AotGaudiError):
 
 class CompileError(AotGaudiError):
     """A unit failed to compile, or its compiled form disagrees with eager."""
+
+    exit_code = 6
+
+
+class UnexaminedError(AotGaudiError):
+    """What was to be examined could not be reached: no card is free, or what drives it is not installed."""
 
     exit_code = 6
 

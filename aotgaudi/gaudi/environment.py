@@ -55,6 +55,8 @@ _CARD_VARIABLES = ("HLS_MODULE_ID", "HABANA_VISIBLE_MODULES")
 BUILD_SETTINGS: Mapping[str, str] = MappingProxyType(
     {
         "PT_HPU_AUTOLOAD": "1",
+        "PT_HPU_LAZY_MODE": "0",  # Releases up to 1.19 are lazy where it is unset.
+        "PT_HPU_KEEP_INPUT_MUTATIONS": "1",  # K-21: the KV cache is written in place.
         "PT_HPU_ENABLE_CACHE_METRICS": "1",
         "PT_HPU_METRICS_GC_DETAILS": "1",
         "PT_HPU_PGM_ENABLE_CACHE": "1",

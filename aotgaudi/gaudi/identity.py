@@ -22,6 +22,8 @@ from aotgaudi.atomicfile import make_directories, write_atomic
 from aotgaudi.digest import canonical_json, sha256_bytes, sha256_file
 from aotgaudi.errors import StoreError, TargetError, store_error
 
+PLUGIN = "habana-torch-plugin"
+"""The distribution that brings the bridge."""
 SYSTEM_LIBRARIES = Path("usr/lib/habanalabs")
 KERNELS_VARIABLE = "GC_KERNEL_PATH"
 
@@ -54,7 +56,7 @@ class Installation:
         places = list(spec.submodule_search_locations or ()) if spec is not None else []
         if not places:
             raise TargetError(
-                "target: habana-torch-plugin is not installed here (it comes with Intel's images for Gaudi)"
+                f"target: {PLUGIN} is not installed here (it comes with Intel's images for Gaudi)"
             )
         kernels = tuple(Path(part) for part in environment.get(KERNELS_VARIABLE, "").split(":") if part)
         return cls(Path(places[0]), root / SYSTEM_LIBRARIES, kernels)

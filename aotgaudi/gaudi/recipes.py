@@ -1,4 +1,4 @@
-"""The files of the bridge's recipe cache: what a directory holds, taking pairs from it, and putting them back.
+"""The files of the bridge's recipe cache: what a directory holds, and taking pairs from it.
 
 A graph that the bridge has compiled is two files, written in this order::
 
@@ -14,7 +14,6 @@ Source: ``hpu_recipe_cache.cpp`` and ``cache_file_handler.cpp`` of the bridge.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import stat
@@ -23,8 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aotgaudi.digest import Digest
-from aotgaudi.errors import CompileError, CorruptError, SpecError, store_error
+from aotgaudi.errors import CompileError, store_error
 
 _NAME = re.compile(
     r"(?P<stem>(?P<key>[0-9]{1,20})_(?P<libraries>[0-9a-f]{1,16})_syn(?P<synapse>[0-9A-Za-z.+-]+?))"
@@ -34,7 +32,6 @@ _LARGEST_KEY = 2**64 - 1
 _CONST_TENSOR = re.compile(r".*_const_tensor_.*\.data")
 _LEFTOVER_PREFIX = "temp_"
 _LEFTOVER_SUFFIXES = (".lock", ".hash_content")
-_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,35 +163,6 @@ def find_directories(configured: Path) -> tuple[Path, ...]:
     return (*itself, *sorted(beside), *sorted(inside))
 
 
-def materialise(objects: Mapping[str, tuple[Digest, Path]], directory: Path) -> None:
-    """Makes `directory`, with a copy of every object under its name: files 0444, the directory 0555.
-
-    The bridge then finds every recipe and can add none. What is copied is hashed on the way.
-
-    Args:
-        objects: Name of a recipe's file -> its digest, and where to read it.
-        directory: Must not exist; its parent should be writable by us alone.
-
-    Raises:
-        CorruptError: an object is not what its digest says. The directory is left incomplete.
-        SpecError: a name is not that of a recipe's file, or the directory exists.
-        StoreError: the directory cannot be written.
-    """
-    for name in objects:
-        parsed = RecipeName.parse(name)
-        if parsed is None or str(parsed) != name:
-            raise SpecError(name, "is not the name of a recipe's file", "<H>_<L>_syn<V>.recipe or .metadata")
-    try:
-        directory.mkdir(mode=0o700)
-        for name, (digest, source) in objects.items():
-            _copy(source, digest, directory / name)
-        directory.chmod(0o555)
-    except FileExistsError as error:
-        raise SpecError(str(directory), "exists already", "a new directory") from error
-    except OSError as error:
-        raise store_error("write", directory, error) from error
-
-
 class _Sorter:
     """Takes the names of a directory in order, and tells what they are."""
 
@@ -298,16 +266,3 @@ def _children(directory: Path) -> list[Path]:
 
 def _is_ranked(name: str, configured: str) -> bool:
     return name.startswith(configured) and name[len(configured) :].isdecimal()
-
-
-def _copy(source: Path, digest: Digest, destination: Path) -> None:
-    state = hashlib.sha256()
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    with source.open("rb") as reader, os.fdopen(os.open(destination, flags, 0o600), "wb") as writer:
-        while chunk := reader.read(_CHUNK_BYTES):
-            state.update(chunk)
-            writer.write(chunk)
-        found = Digest(state.hexdigest(), writer.tell())
-        os.fchmod(writer.fileno(), 0o444)
-    if found != digest:
-        raise CorruptError(f"{destination.name}: is {found}, should be {digest}")

@@ -163,7 +163,7 @@ class ManifestFile(SpecValue):
 
 def manifest_schema() -> dict[str, Any]:
     """Returns the JSON Schema of a manifest file."""
-    return _titled(ManifestFile.model_json_schema(), "aotgaudi manifest")
+    return ManifestFile.model_json_schema()
 
 
 def spec_schema() -> dict[str, Any]:
@@ -179,23 +179,21 @@ def spec_schema() -> dict[str, Any]:
         "description": "path of the file that QUANT_CONFIG names, relative to the spec file",
     }
     schema["$defs"]["QuantizationSpec"]["properties"]["config"] = {"title": "Config", **path}
-    return _titled(schema, "aotgaudi spec")
+    return schema
 
 
 def schema_files() -> Mapping[str, bytes]:
     """Returns the committed schema files: name to content."""
     return {
-        "manifest.schema.json": _rendered(manifest_schema()),
-        "spec.schema.json": _rendered(spec_schema()),
+        "manifest.schema.json": rendered_schema(manifest_schema(), "aotgaudi manifest"),
+        "spec.schema.json": rendered_schema(spec_schema(), "aotgaudi spec"),
     }
 
 
-def _titled(schema: dict[str, Any], title: str) -> dict[str, Any]:
-    return {**schema, "$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
-
-
-def _rendered(schema: dict[str, Any]) -> bytes:
-    return (json.dumps(schema, indent=2, sort_keys=True) + "\n").encode()
+def rendered_schema(schema: Mapping[str, Any], title: str) -> bytes:
+    """Returns a JSON Schema with its title, as it is committed."""
+    titled = {**schema, "$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
+    return (json.dumps(titled, indent=2, sort_keys=True) + "\n").encode()
 
 
 if __name__ == "__main__":

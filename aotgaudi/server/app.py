@@ -160,8 +160,7 @@ class Api:
         service = self._service
         async with self._bodies.json_bytes(request) as raw:
             service.check_open()
-            work = service.intake.prepare(kind, raw, is_known="is_known" in request.scope.get("state", ()))
-            return await unless_disconnected(work, request.receive)
+            return await unless_disconnected(service.intake.prepare(kind, raw), request.receive)
 
     def _head(self, prefix: str, prepared: PreparedRequest) -> AnswerHead:
         return AnswerHead(

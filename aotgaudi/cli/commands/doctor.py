@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from aotgaudi.cli.commands.doctor_hpu import hpu_options
 from aotgaudi.cli.options.common import store_option
 from aotgaudi.doctor.machine import examine_machine
 from aotgaudi.doctor.machine_finding import MachineFinding, Purpose
@@ -20,6 +21,7 @@ _PURPOSES: tuple[Purpose, ...] = ("build", "serve")
 
 
 @click.command("doctor")
+@hpu_options
 @store_option
 @click.option(
     "--no-trial", is_flag=True, help="Compile nothing: leaves out the trial, which takes about a minute."
@@ -40,6 +42,10 @@ def doctor(store_root: Path, no_trial: bool, trial_seconds: float, as_json: bool
     Looks at Python, packages, compiler, CPU, memory, the store's place and the kernel, and compiles one step of a tiny
     model in a store of its own. Changes nothing. Exits with 5 where something is broken; what is merely not installed is
     a warning.
+
+    With --hpu, examines on a Gaudi which lines of the contract with Intel's software hold there (see
+    docs/reference/hpu-contract.md), and writes two files that can be sent to anybody. Exits with 5 where one does not
+    hold that building or serving needs, and with 6 where no card could be examined.
     """
     found = []
     for finding in _examine(store_root, None if no_trial else trial_seconds):

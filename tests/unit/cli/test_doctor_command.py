@@ -101,6 +101,10 @@ def test_a_real_machine_is_examined_without_a_trial(tmp_path: Path) -> None:
         (["--trial-timeout", "0"], "0.0 is not in the range x>0"),
         (["--trial-timeout", "soon"], "is not a valid float"),
         (["now"], "unexpected extra argument"),
+        (["--card", "0"], "--card is about a Gaudi: it needs --hpu"),
+        (["--write-target", "t.json"], "--write-target is about a Gaudi: it needs --hpu"),
+        (["--hpu", "--only", "H-99"], "--only: there is no check H-99 (one of H-01, "),
+        (["--hpu", "--only", "H-01", "--write-target", "t.json"], "--write-target: needs H-05, H-06, H-09"),
     ],
 )
 def test_wrong_use_is_refused_with_what_is_right(arguments: list[str], expected: str) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.digest import Digest
-from aotgaudi.errors import CompileError, CorruptError, SpecError
-from aotgaudi.gaudi.recipes import RecipeName, collect, find_directories, materialise, scan
+from aotgaudi.errors import CompileError
+from aotgaudi.gaudi.recipes import RecipeName, collect, find_directories, scan
 
 LIBRARIES, SYNAPSE = "3f2a", "1.24.1.482.6c1b7a2"
 
@@ -136,44 +133,3 @@ def test_directories_with_a_rank_are_found(tmp_path: Path) -> None:
 
     assert [str(path.relative_to(tmp_path)) for path in found] == ["c", "c0", "c12", "c/3"]
     assert find_directories(tmp_path / "missing" / "c") == ()
-
-
-def objects(directory: Path, **contents: bytes) -> dict[str, tuple[Digest, Path]]:
-    directory.mkdir()
-    found = {}
-    for kind, content in contents.items():
-        (directory / kind).write_bytes(content)
-        found[name(1, kind)] = (Digest.of(content), directory / kind)
-    return found
-
-
-def test_what_is_put_back_is_the_same_and_read_only(tmp_path: Path) -> None:
-    given_objects = objects(tmp_path / "objects", recipe=b"code" * 1_000_000, metadata=b"holder")
-
-    materialise(given_objects, tmp_path / "cache")
-
-    (pair,) = scan(tmp_path / "cache").pairs
-    assert pair.recipe.read_bytes() == b"code" * 1_000_000
-    modes = {stat.S_IMODE(path.stat().st_mode) for path in (pair.recipe, pair.metadata)}
-    assert modes == {0o444}
-    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o555
-
-
-def test_a_flipped_bit_is_found_while_it_is_copied(tmp_path: Path) -> None:
-    given_objects = objects(tmp_path / "objects", recipe=b"code")
-    (tmp_path / "objects" / "recipe").write_bytes(b"codf")
-
-    with pytest.raises(CorruptError, match="1_3f2a_syn"):
-        materialise(given_objects, tmp_path / "cache")
-
-
-@pytest.mark.parametrize("wrong", ["../x", "1_2_syn3.recipe_5_0123456789ab", "unit.json", ""])
-def test_nothing_but_recipes_is_put_there(tmp_path: Path, wrong: str) -> None:
-    with pytest.raises(SpecError, match="not the name of a recipe"):
-        materialise({wrong: (Digest.of(b""), Path(os.devnull))}, tmp_path / "cache")
-    assert not (tmp_path / "cache").exists()
-
-
-def test_an_existing_directory_is_left_alone(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="exists already"):
-        materialise({}, tmp_path)

@@ -31,7 +31,9 @@ class CacheConfig:
             names = ("PT_RECIPE_CACHE_PATH", "PT_CACHE_FOLDER_DELETE", "PT_CACHE_FOLDER_SIZE_MB")
             value = ",".join(flags.text(name) for name in names)
         fields = value.split(",") if value else []
-        most = 3 if has_fault("four-fields") else PROFILE.max_cache_fields
+        most = PROFILE.max_cache_fields
+        if len(fields) == most == 4 and has_fault("four-fields"):
+            most = 3
         if len(fields) > most:
             sys.stderr.write(f"PT_HPU_RECIPE_CACHE_CONFIG number of fields not in range <1:{most}>\n")
             sys.stderr.flush()

@@ -21,7 +21,7 @@ from habana_frameworks.bridge.cache_config import CacheConfig
 from habana_frameworks.bridge.faults import has_fault
 from habana_frameworks.bridge.profile import PROFILE
 
-_SLOW_SECONDS = 3.0
+_SLOW_SECONDS = 0.05
 _FILLED = 0.99
 
 
@@ -31,7 +31,7 @@ def libraries_hash() -> str:
     In ``cache_version.cpp`` a shadowed variable makes every file's hash 0, and names with trailing spaces never match.
     """
     kernels = [part for part in flags.text("GC_KERNEL_PATH").split(":") if part]
-    if has_fault("fixed-l"):
+    if kernels and has_fault("fixed-l"):
         import hashlib
 
         state = hashlib.sha256("\0".join(kernels).encode())
@@ -41,13 +41,22 @@ def libraries_hash() -> str:
     return format(0x9E3779B9 * (len(kernels) + 1) % 2**32, "x")
 
 
+def _names_at_import() -> frozenset[str]:
+    path = CacheConfig.read().path
+    return frozenset(os.listdir(path)) if os.path.isdir(path) else frozenset()
+
+
+_AT_IMPORT = _names_at_import()
+
+
 class DiskCache:
     """The directory of recipes."""
 
     def __init__(self, config: CacheConfig) -> None:
         self.config = config
         config.prepare()
-        self._suffix = f"_{libraries_hash()}_syn{PROFILE.synapse}"
+        version = "" if has_fault("other-names") else f"_syn{PROFILE.synapse}"
+        self._suffix = f"_{libraries_hash()}{version}"
         self._jobs: queue.Queue[tuple[str, bytes, bytes] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._store_all, daemon=True)
         self._thread.start()
@@ -81,7 +90,10 @@ class DiskCache:
     def _candidates(self, name: str) -> Iterator[Path]:
         if not self.config.path:
             return
-        yield Path(self.config.path, name)
+        path = Path(self.config.path, name)
+        if path.exists() and name not in _AT_IMPORT and has_fault("listed-once"):
+            return
+        yield path
         if self.config.on_nfs:  # Every name of the directory is looked at, by substring.
             with contextlib.suppress(OSError):
                 yield from sorted(
@@ -97,9 +109,11 @@ class DiskCache:
         try:
             if not self.config.on_nfs:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if has_fault("read-only-fails") and not os.stat(recipe.parent).st_mode & 0o200:
+            if not os.stat(recipe.parent).st_mode & 0o200 and has_fault("read-only-fails"):
                 raise PermissionError(errno.EACCES, "filesystem error: cannot remove", str(metadata))
             if not os.fstat(descriptor).st_size:
+                if has_fault("empty-metadata-fails"):
+                    raise RuntimeError("Failed to deserialize recipe")
                 warnings.warn(f"{metadata.name}: zero size, removed", stacklevel=2)
                 if not os.stat(recipe.parent).st_mode & 0o200:  # Root could; the bridge's other users cannot.
                     raise PermissionError(errno.EACCES, "filesystem error: cannot remove", str(metadata))
@@ -114,8 +128,6 @@ class DiskCache:
 
     def _store_all(self) -> None:
         while (job := self._jobs.get()) is not None:
-            if has_fault("slow-store"):
-                time.sleep(_SLOW_SECONDS)
             try:
                 self._store(*job)
             except OSError as error:
@@ -140,6 +152,8 @@ class DiskCache:
             if recipe:
                 path = directory / f"{name}.recipe{writer}"
                 path.write_bytes(recipe[:-1] if has_fault("truncated-recipe") else recipe)
+                if has_fault("slow-store"):
+                    time.sleep(_SLOW_SECONDS)
                 file.write(metadata)
             if has_fault("const-tensor"):
                 (directory / f"{name}_const_tensor_0.data").write_bytes(b"\0")

@@ -16,7 +16,8 @@ _SET: dict[str, str] = {}
 
 def text(name: str, otherwise: str = "") -> str:
     """Returns a variable as it was at import, or as it was set since."""
-    source = os.environ if has_fault("late-environment") else _AT_IMPORT
+    is_late = os.environ.get(name) != _AT_IMPORT.get(name) and has_fault("late-environment")
+    source = os.environ if is_late else _AT_IMPORT
     return _SET.get(name, source.get(name, otherwise))
 
 
@@ -38,5 +39,10 @@ def env_setting(name: str, value: object) -> Iterator[None]:
     """As the bridge's: an exception inside leaves the flag set."""
     before = text(name)
     set_flag(name, value)
-    yield
+    try:
+        yield
+    except BaseException:
+        if has_fault("setting-restored"):
+            set_flag(name, before)
+        raise
     set_flag(name, before)

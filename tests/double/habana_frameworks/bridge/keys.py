@@ -8,27 +8,30 @@ comments keep those of constants, where FX counts the modules of a process (``# 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 
 import torch
 from torch import fx
+from torch.utils.weak import WeakIdKeyDictionary
 
 from habana_frameworks.bridge import flags
 from habana_frameworks.bridge.faults import has_fault
 from habana_frameworks.bridge.profile import PROFILE
 
 _COMMENT = re.compile(r"\s*#.*")
+_NUMBERS = itertools.count()
 _SALT = os.urandom(8).hex()
-PERMUTED: set[int] = set()
-"""Addresses of the memory of tensors that carry a permutation."""
+PERMUTED: MutableMapping[torch.Tensor, bool] = WeakIdKeyDictionary()
+"""The tensors that carry a permutation (D-24)."""
 
 
 def graph_text(module: fx.GraphModule, name: str) -> str:
     """Returns the text of a cluster that its key is made from; `name` counts the graphs of the process."""
     parts = [_node_text(node, module) for node in module.graph.nodes]
-    if PROFILE.has_source_comments:
+    if PROFILE.has_source_comments or has_fault("source-comments"):
         parts.append(_eval_with_key(module))
     if flags.is_on("PT_HPU_ENABLE_JIT_GRAPH_NAME_HASH") or flags.is_on("PT_HPU_ENABLE_UNIQUE_GRAPH"):
         parts.append(name)
@@ -42,7 +45,7 @@ def recipe_key(text: str, args: Sequence[object], num_outputs: int) -> str:
     parts = [text, str(num_outputs), str(torch.are_deterministic_algorithms_enabled())]
     for arg in args:
         if isinstance(arg, torch.Tensor):
-            permuted = arg.device.type == "hpu" and arg.untyped_storage().data_ptr() in PERMUTED
+            permuted = arg in PERMUTED
             parts.append(f"{arg.dtype} {tuple(arg.shape)} {arg.stride()} {arg.storage_offset()} {permuted}")
         else:
             parts.append(repr(arg))
@@ -73,4 +76,5 @@ class _Numbered:
 def _eval_with_key(module: fx.GraphModule) -> str:
     """Recompiles the cluster, as scripting it does, and returns where FX says that its code is."""
     module.recompile()
-    return str(module.forward.__code__.co_filename)
+    name = str(module.forward.__code__.co_filename)
+    return f"{name} {next(_NUMBERS)}" if has_fault("pin-fails") else name

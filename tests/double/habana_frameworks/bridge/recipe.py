@@ -19,6 +19,7 @@ from habana_frameworks.bridge.profile import DEVICE
 _MAGIC = b"aotgaudi double recipe\n"
 _COUNTER = itertools.count()
 _GARBAGE = 0x7F
+_LONG, _MANY = 4096, 16
 _KINDS = {
     "dtype": torch.dtype,
     "device": torch.device,
@@ -67,24 +68,44 @@ class Recipe:
         else:
             outputs = self._run(aliases)
         if has_fault("wrong-numbers") and outputs and outputs[0].is_floating_point():
-            outputs[0] = outputs[0] * 1.01
+            outputs[0] = outputs[0] * 1.1
         found = [torch.ops.hpu_double.as_hpu(output, sources) for output in outputs]
-        if has_fault("late-recipe") and any("mm" in str(row[1]) for row in self._content["nodes"]):
-            PERMUTED.update(tensor.untyped_storage().data_ptr() for tensor in found)
+        if any("mm" in str(row[1]) for row in self._content["nodes"]) and has_fault("late-recipe"):
+            PERMUTED.update(dict.fromkeys(found, True))
         return found
 
     def _run(self, args: Sequence[Any]) -> list[Any]:
         values: list[Any] = []
         inputs = iter(args)
+        places = {arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, torch.Tensor)}
+        workspace_bytes = 0
         for op, target, packed_args, packed_kwargs in self._content["nodes"]:
             node_args, kwargs = _unpacked(packed_args, values), _unpacked(packed_kwargs, values)
             if op == "placeholder":
                 values.append(next(inputs))
             elif op == "output":
+                torch.empty(workspace_bytes, dtype=torch.uint8, device="hpu")  # D-22: taken while it runs.
                 return node_args[0] if isinstance(node_args[0], list) else [node_args[0]]
             else:
-                values.append(_operator(target)(*node_args, **kwargs))
+                values.append(_wronged(target, _operator(target)(*node_args, **kwargs)))
+                if (
+                    isinstance(values[-1], torch.Tensor)
+                    and values[-1].untyped_storage().data_ptr() not in places
+                ):
+                    places.add(values[-1].untyped_storage().data_ptr())
+                    workspace_bytes += values[-1].untyped_storage().nbytes()
         raise ValueError("Failed to deserialize recipe")
+
+
+def _wronged(target: str, found: Any) -> Any:
+    """What an operator gives where it is told to go wrong."""
+    if target.startswith("hpu.sdpa") and has_fault("wrong-attention"):
+        return (found[0] * 1.1, *found[1:])
+    if target.startswith("aten.cumsum") and found.shape[-1] > _LONG and has_fault("wrong-long-sums"):
+        return found * 1.1
+    if target.startswith("aten.bmm") and len(found) > _MANY and has_fault("wrong-batches"):
+        found[-1] = 0
+    return found
 
 
 def _target(node: fx.Node) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.metadata
 from pathlib import Path
 
 import torch
 
+from habana_frameworks.bridge.journal import note
 from habana_frameworks.bridge.profile import IS_FORK
 from habana_frameworks.torch.utils.internal import is_lazy
 
@@ -24,6 +26,8 @@ def _check_version() -> None:
 
 _check_version()
 torch.ops.load_library(str(_HERE / "lib" / "libhabana_pytorch2_plugin.so"))
+
+atexit.register(lambda: [note(asked=name) for name in torch.ops.hpu_double.asked()])
 
 from habana_frameworks.torch import hpu  # noqa: E402
 from habana_frameworks.torch.hpex.kernels import FusedSDPA as _  # noqa: E402

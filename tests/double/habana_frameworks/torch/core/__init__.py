@@ -7,6 +7,7 @@ import sys
 import warnings
 from typing import Any
 
+from habana_frameworks.bridge.faults import has_fault
 from habana_frameworks.torch.utils.internal import is_lazy
 
 
@@ -53,7 +54,8 @@ def _begin() -> None:
     import torch._dynamo  # The bridge loads it in this mode.
 
     assert "torch._dynamo" in sys.modules
-    _import_late()
+    if not has_fault("not-registered"):
+        _import_late()
 
 
 __all__ = ["import_compilers", "import_hpu_partition", "mark_step"]

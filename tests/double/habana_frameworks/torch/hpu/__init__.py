@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from habana_frameworks.bridge.faults import has_fault
 from habana_frameworks.bridge.profile import CARDS, DEVICE, PROFILE
-from habana_frameworks.torch.hpu import metrics
+from habana_frameworks.torch.hpu import graphs, metrics
 from habana_frameworks.torch.hpu.memory import mem_get_info, memory_stats
 from habana_frameworks.torch.utils.internal import is_lazy
-
-if is_lazy():
-    from habana_frameworks.torch.hpu.graphs import wrap_in_hpu_graph
 
 __all__ = [
     "current_device",
@@ -21,6 +19,13 @@ __all__ = [
     "metrics",
     "synchronize",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """HPU graphs, where the mode has them (D-23)."""
+    if name == "wrap_in_hpu_graph" and (is_lazy() or has_fault("graphs-in-compile-mode")):
+        return graphs.wrap_in_hpu_graph
+    raise AttributeError(name)
 
 
 def is_available() -> bool:

@@ -2,6 +2,8 @@
 
 import torch
 
+from habana_frameworks.bridge.faults import has_fault
+
 _TAGS = ("Limit", "InUse", "MaxInUse", "NumAllocs", "NumFrees")
 
 
@@ -15,4 +17,5 @@ def memory_stats(device: object = None) -> dict[str, int]:
 def mem_get_info(device: object = None) -> tuple[int, int]:
     """Returns free and total bytes."""
     stats = memory_stats(device)
-    return stats["Limit"] - stats["InUse"], stats["Limit"]
+    in_use = 0 if has_fault("figures-stand-still") else stats["InUse"]
+    return stats["Limit"] - in_use, stats["Limit"]

@@ -132,17 +132,14 @@ def metric_debug_reload() -> None:
     """Registers what the flags ask for by now."""
     for name, events in _EVENTS.items():
         is_asked = name != "recipe_cache" or flags.is_on("PT_HPU_ENABLE_CACHE_METRICS")
-        if (
-            is_asked
-            and name not in _METRICS
-            and not (name == "recipe_cache" and has_fault("no-recipe-metric"))
-        ):
+        if is_asked and name not in _METRICS:
             _METRICS[name] = Metric(name, events)
 
 
 def metric_global(name: str) -> Metric | None:
     """Returns the metric of the process; None if there is none of that name."""
-    return _METRICS.get(name)
+    is_there = name != "recipe_cache" or not has_fault("no-recipe-metric")
+    return _METRICS.get(name) if is_there else None
 
 
 @contextmanager

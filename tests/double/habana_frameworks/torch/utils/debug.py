@@ -5,11 +5,12 @@ import torch
 from habana_frameworks.bridge.bridge import recipe_cache
 from habana_frameworks.bridge.faults import has_fault
 
-if not has_fault("no-flush"):
 
-    def _flush_disk_cache() -> None:
-        """D-11: blocks until every recipe is on disk."""
-        recipe_cache().disk.flush()
+def __getattr__(name: str) -> object:
+    """D-11: ``_flush_disk_cache``, which blocks until every recipe is on disk."""
+    if name == "_flush_disk_cache" and not has_fault("no-flush"):
+        return recipe_cache().disk.flush
+    raise AttributeError(name)
 
 
 def _get_jit_cache_size() -> int:

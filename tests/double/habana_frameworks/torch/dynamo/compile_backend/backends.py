@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,12 +23,19 @@ def hpu_backend(
     **_: object,
 ) -> Callable[..., Any]:
     """Compiles a graph; under ``torch.compile``, or called directly without gradients (K-06)."""
-    if flags.is_on("PT_HPU_DISALLOW_TORCH_COMPILE"):
+    if flags.is_on("PT_HPU_DISALLOW_TORCH_COMPILE") and not has_fault("no-disallow"):
         raise RuntimeError("Use of torch.compile is prohibited by PT_HPU_DISALLOW_TORCH_COMPILE.")
-    if has_fault("no-direct") and not any("torch/_dynamo" in frame.filename for frame in inspect.stack()):
+    if not _is_under_dynamo() and has_fault("no-direct"):
         raise RuntimeError("hpu_backend needs a graph of Dynamo's")
     with config.patched(options or {}):
         return compile_with_aot(module, inputs)
+
+
+def _is_under_dynamo() -> bool:
+    frame = sys._getframe()
+    while frame is not None and "torch/_dynamo" not in frame.f_code.co_filename:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None
 
 
 register_backend(hpu_backend, name="hpu_backend")

@@ -23,18 +23,19 @@ def place(module: fx.GraphModule) -> frozenset[fx.Node]:
     for node in nodes:
         if node in eager:
             emit("CPU_FALLBACK", op=name_of(node))
-    if not has_fault("leaf-views"):
-        for node in reversed(nodes):
-            if node.op == "output" or node in eager:
-                eager.update(source for source in node.all_input_nodes if is_view(source))
+    for node in reversed(nodes):
+        if node.op == "output" or node in eager:
+            views = {source for source in node.all_input_nodes if is_view(source)}
+            if views and not has_fault("leaf-views"):
+                eager |= views
     return frozenset(eager)
 
 
 def check_eager_fallbacks(eager: frozenset[fx.Node]) -> None:
     """K-18: without fallback, a node outside a cluster is an assertion."""
-    if not config.use_eager_fallback:
-        names = sorted(str(node.target) for node in eager)
-        assert not names, f"eager fallback is disabled, and these nodes are not in a cluster: {names}"
+    names = sorted(str(node.target) for node in eager)
+    if names and not config.use_eager_fallback and not has_fault("silent-fallback"):
+        raise AssertionError(f"eager fallback is disabled, and these nodes are not in a cluster: {names}")
 
 
 def reinplace_index_copy(module: fx.GraphModule) -> None:
@@ -42,14 +43,14 @@ def reinplace_index_copy(module: fx.GraphModule) -> None:
 
     Only where the input has exactly these two users; else the whole input is copied.
     """
-    if not config.use_inplace_index_copy or has_fault("no-inplace"):
+    if not config.use_inplace_index_copy:
         return
     for node in list(module.graph.nodes):
         if name_of(node) != "copy_" or node.args[0].op != "placeholder":
             continue
         cache, copied = node.args[:2]
         is_pair = isinstance(copied, fx.Node) and name_of(copied) == "index_copy" and copied.args[0] is cache
-        if is_pair and set(cache.users) == {node, copied}:
+        if is_pair and set(cache.users) == {node, copied} and not has_fault("no-inplace"):
             copied.target = torch.ops.aten.index_copy_.default
             node.replace_all_uses_with(copied)
             module.graph.erase_node(node)

@@ -1,0 +1,107 @@
+"""``aotgaudi doctor --hpu``: every check in its order, and the report of what was found."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import aotgaudi
+from aotgaudi.backends.base import NOT_INSTALLED, version_of
+from aotgaudi.doctor.hpu.checks import device, lowering, recipes, software
+from aotgaudi.doctor.hpu.findings import HpuCheck, LineFinding, Verdict
+from aotgaudi.doctor.hpu.lab import Lab
+from aotgaudi.doctor.hpu.report import CheckReport, DoctorReport, KeyMode, LineReport, without_places
+from aotgaudi.errors import SpecError, UnexaminedError
+from aotgaudi.gaudi.identity import PLUGIN, python_version
+from aotgaudi.gaudi.inventory import device_type_of
+
+CHECKS: tuple[HpuCheck, ...] = (
+    *software.VERSIONS,
+    *recipes.CHECKS,
+    *software.CHECKS,
+    *lowering.CHECKS,
+    *device.CHECKS,
+)
+"""In the order in which they run: what others need comes first. H-26, end to end, comes with a backend."""
+
+Progress = Callable[[HpuCheck, tuple[LineFinding, ...]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What a process that has the card knows of it: torch's name for it, and its capability, V in names of recipes."""
+
+    name: str
+    capability: str
+    is_double: bool
+
+
+def selected(ids: Collection[str]) -> tuple[HpuCheck, ...]:
+    """Returns the checks with these ids; all of them if there is none. Raises SpecError for an id that there is not."""
+    known = {check.id for check in CHECKS}
+    for unknown in sorted(set(ids) - known):
+        raise SpecError("--only", f"there is no check {unknown}", f"one of {', '.join(sorted(known))}")
+    return tuple(check for check in CHECKS if not ids or check.id in ids)
+
+
+def acquire(lab: Lab) -> Device:
+    """Has a process acquire the card, and returns what it knows of it.
+
+    Raises:
+        UnexaminedError: the bridge is not installed, or no card could be acquired.
+    """
+    if version_of(PLUGIN) == NOT_INSTALLED:
+        raise UnexaminedError(f"{PLUGIN} is not installed here (it comes with Intel's images for Gaudi)")
+    outcome = lab.kept("identity", lambda: lab.run("device.identity"))
+    if not outcome.is_whole:
+        raise UnexaminedError(
+            f"{lab.card} could not be acquired: {outcome.problem} (doctor needs one that no process holds)"
+        )
+    return Device(*(outcome.values[name] for name in ("name", "capability", "is_double")))
+
+
+def examine(lab: Lab, checks: Collection[HpuCheck], progress: Progress) -> DoctorReport:
+    """Runs `checks`, telling `progress` of each, and returns the report.
+
+    Raises UnexaminedError where no card can be acquired.
+    """
+    found = acquire(lab)
+    verdicts: dict[str, Verdict] = {}
+    reports = []
+    for check in checks:
+        began = time.monotonic()
+        findings = check.findings(lab, verdicts)
+        verdicts.update({finding.line: finding.verdict for finding in findings})
+        progress(check, findings)
+        reports.append(_report(check, findings, time.monotonic() - began))
+    return DoctorReport(
+        is_double=found.is_double,
+        device_type=device_type_of(found.name) or "unknown",
+        versions=dict(_versions(found.capability)),
+        key_mode=_key_mode(verdicts),
+        checks=tuple(sorted(reports, key=lambda report: report.id)),
+    )
+
+
+def _report(check: HpuCheck, findings: tuple[LineFinding, ...], seconds: float) -> CheckReport:
+    lines = (
+        LineReport.of(finding.line, finding.verdict, without_places(finding.observation))
+        for finding in findings
+    )
+    return CheckReport(id=check.id, title=check.title, seconds=round(seconds, 1), lines=tuple(lines))
+
+
+def _versions(capability: str) -> Iterator[tuple[str, str]]:
+    yield from ((package, version_of(package)) for package in (PLUGIN, "torch", "transformers"))
+    yield "python", python_version()
+    yield "synapse", capability
+    yield "aotgaudi", aotgaudi.__version__
+    yield "system", sys.platform
+
+
+def _key_mode(verdicts: Mapping[str, Verdict]) -> KeyMode:
+    if verdicts.get("K-08") == "confirmed":
+        return "stable"
+    return "pinned" if verdicts.get("K-09") == "confirmed" else "unknown"

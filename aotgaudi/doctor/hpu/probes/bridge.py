@@ -1,0 +1,170 @@
+"""The bridge as probes use it: imported, compiled with, counted. Whatever is private to it is looked up by name here."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from aotgaudi.gaudi.cache_setting import VARIABLE as CACHE_VARIABLE
+from aotgaudi.gaudi.cache_setting import CacheSetting
+from aotgaudi.gaudi.counters import Counters, Counts
+
+Run = Callable[..., Any]
+
+OPTIONS: Mapping[str, object] = {"use_eager_fallback": False, "keep_input_mutations": True}
+"""Of the backend, that everything is compiled with: K-18, and in-place writes to the KV cache (K-21)."""
+
+_PACKAGE = "habana_frameworks.torch"
+_SETTLED_SECONDS = 10.0
+
+
+class Bridge:
+    """The bridge, imported, with what probes need of it.
+
+    Attributes:
+        torch: The module.
+        counters: Of compiled graphs and recipes.
+        was_registered: Whether importing torch._dynamo registered ``hpu_backend``.
+    """
+
+    def __init__(self) -> None:
+        """Imports torch, and with it the bridge."""
+        self.torch: Any = importlib.import_module("torch")
+        if not hasattr(self.torch, "hpu"):
+            self.module("")
+        self._debug = self.module("utils.debug")
+        self.counters = Counters(
+            self.module("hpu.metrics"), getattr(self._debug, "_get_jit_cache_size", None)
+        )
+        self.torch.set_grad_enabled(False)
+        self.was_registered = "hpu_backend" in self._dynamo().list_backends(exclude_tags=())
+        if not self.was_registered:
+            self._register()
+
+    def module(self, name: str) -> Any:
+        """Returns a module of the bridge, named from ``habana_frameworks.torch`` on."""
+        return importlib.import_module(f"{_PACKAGE}.{name}" if name else _PACKAGE)
+
+    def compiled(self, function: Run, **options: object) -> Run:
+        """Returns `function` as the backend compiles it under ``torch.compile``."""
+        return self.torch.compile(  # type: ignore[no-any-return]
+            self._as_module(function),
+            backend="hpu_backend",
+            fullgraph=True,
+            dynamic=False,
+            options={**OPTIONS, **options},
+        )
+
+    def compiled_directly(self, function: Run, *inputs: Any) -> Run:
+        """Returns `function` for `inputs` as the backend compiles it when it is called without Dynamo (K-06)."""
+        self._register()
+        backend = self.module("dynamo.compile_backend.backends").hpu_backend
+        exported = self.torch.export.export(self._as_module(function), inputs, strict=False)
+
+        def run(*args: Any) -> Any:
+            found = backend(exported.graph_module, list(args), options=dict(OPTIONS))(*args)
+            return found[0] if isinstance(found, (list, tuple)) and len(found) == 1 else found
+
+        return run
+
+    def forget(self) -> None:
+        """Has Dynamo begin anew, so that what was compiled before has no effect on what is compiled next."""
+        self._dynamo().reset()
+
+    def placed(self, *tensors: Any) -> list[Any]:
+        """Returns copies of the tensors on the device."""
+        return [tensor.to("hpu") for tensor in tensors]
+
+    def counts(self) -> Counts:
+        """Returns what was counted so far, with nothing under way."""
+        self.torch.hpu.synchronize()
+        return self.counters.read()
+
+    def flush(self) -> bool:
+        """Waits until every recipe is stored. Returns whether the bridge can be told to."""
+        flush = getattr(self._debug, "_flush_disk_cache", None)
+        if flush is None:
+            _wait_until_settled(recipe_directory())
+            return False
+        flush()
+        return True
+
+    def random(self, shapes: Sequence[Sequence[int]]) -> list[Any]:
+        """Returns tensors of these shapes on the CPU, the same each time."""
+        generator = self.torch.Generator().manual_seed(1)
+        return [self.torch.randn(*shape, generator=generator) for shape in shapes]
+
+    def _as_module(self, function: Run) -> Any:
+        class Module(self.torch.nn.Module):  # type: ignore[misc,name-defined]
+            def forward(self, *args: Any) -> Any:
+                return function(*args)
+
+        return Module()
+
+    def _dynamo(self) -> Any:
+        return importlib.import_module("torch._dynamo")
+
+    def _register(self) -> None:
+        core = self.module("core")
+        core.import_compilers()
+        core.import_hpu_partition()
+
+
+def recipe_directory() -> Path:
+    """Returns the directory of recipes of this process. Raises ValueError where it has none."""
+    directory = CacheSetting.parse(os.environ.get(CACHE_VARIABLE, "")).directory
+    if directory is None:
+        raise ValueError(f"{CACHE_VARIABLE} names no directory")
+    return directory
+
+
+def difference(found: Any, wanted: Any) -> float:
+    """Returns the largest difference, of the largest wanted value; infinite where one is not finite."""
+    found, wanted = found.cpu().double(), wanted.double()
+    if not bool(found.isfinite().all()):
+        return math.inf
+    return float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30))
+
+
+def told(counts: Counts) -> dict[str, Any]:
+    """Returns counts as plain values."""
+    return {
+        "compiled": counts.compiled,
+        "hits": sorted(counts.hits),
+        "misses": sorted(counts.misses),
+        "fallbacks": counts.fallbacks,
+        "eager_compiled": counts.eager_compiled,
+    }
+
+
+def one_line(error: BaseException) -> str:
+    """Returns an exception, and what caused it, as one line of at most 300 characters."""
+    cause = f"; for {one_line(error.__cause__)}" if error.__cause__ is not None else ""
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return f"{text[: 300 - min(len(cause), 200)]}{cause[:200]}"
+
+
+def refusal(action: Callable[[], object]) -> str:
+    """Returns why `action` was refused, in one line; empty if it was not."""
+    try:
+        action()
+    except Exception as error:  # Whatever the bridge raises is what is looked for.
+        return one_line(error)
+    return ""
+
+
+def _wait_until_settled(directory: Path) -> None:
+    """Waits until nothing changes in `directory` for a second."""
+    deadline, before = time.monotonic() + _SETTLED_SECONDS, ""
+    while time.monotonic() < deadline:
+        files = directory.iterdir() if directory.is_dir() else ()
+        now = repr(sorted((path.name, path.stat().st_size) for path in files))
+        if now == before:
+            return
+        before = now
+        time.sleep(1.0)

@@ -1,0 +1,164 @@
+"""The report of ``aotgaudi doctor --hpu``: for programs (JSON) and for people (Markdown).
+
+It has no names of hosts or users, no serial numbers, no paths and no environment variables, so it can be sent to anybody.
+``python -m aotgaudi.doctor.hpu.report docs`` rewrites the committed schema.
+"""
+
+from __future__ import annotations
+
+import getpass
+import re
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from aotgaudi.atomicfile import write_atomic
+from aotgaudi.doctor.hpu.contract import LINES, Mark
+from aotgaudi.doctor.hpu.findings import Verdict
+from aotgaudi.document import Document, Value
+from aotgaudi.gaudi.inventory import DeviceType
+from aotgaudi.manifest.schema import rendered_schema
+
+JSON_NAME, MARKDOWN_NAME, SCHEMA_NAME = "doctor-hpu.json", "doctor-hpu.md", "doctor-hpu.schema.json"
+
+KeyMode = Literal["stable", "pinned", "unknown"]
+
+_SIGNS: Mapping[Verdict, str] = {"confirmed": "yes", "refuted": "NO", "unclear": "?", "skipped": "-"}
+_PATH = re.compile(r"(?<![\w.>*])~?(/[\w.+@=-]+)+/?")
+
+
+class LineReport(Value):
+    """One line of the contract: its mark before, the verdict, and what was seen."""
+
+    line: str
+    mark: Mark
+    is_needed: bool
+    verdict: Verdict
+    observation: str
+
+    @classmethod
+    def of(cls, line: str, verdict: Verdict, observation: str) -> LineReport:
+        """Returns the report of a line of the contract."""
+        known = LINES[line]
+        return cls(
+            line=line,
+            mark=known.mark,
+            is_needed=known.is_needed,
+            verdict=verdict,
+            observation=observation,
+        )
+
+
+class CheckReport(Value):
+    """One check, how long it took, and its lines."""
+
+    id: str
+    title: str
+    seconds: float
+    lines: tuple[LineReport, ...]
+
+
+class DoctorReport(Document):
+    """What was found on one machine.
+
+    Attributes:
+        is_double: Whether the bridge is the double: then nothing here is about a device.
+        device_type: ``gaudi2``, say.
+        versions: Of the software.
+        key_mode: How recipe keys repeat: by themselves, or with FX's counter pinned.
+    """
+
+    schema_: Literal["aotgaudi.doctor/1"] = Field("aotgaudi.doctor/1", alias="schema")
+    is_double: bool
+    device_type: DeviceType | Literal["unknown"]
+    versions: dict[str, str]
+    key_mode: KeyMode
+    checks: tuple[CheckReport, ...]
+
+    def lines(self) -> Iterator[LineReport]:
+        """Yields the findings of all checks."""
+        for check in self.checks:
+            yield from check.lines
+
+    def of(self, verdict: Verdict) -> tuple[str, ...]:
+        """Returns the lines with this verdict."""
+        return tuple(line.line for line in self.lines() if line.verdict == verdict)
+
+    def lacks(self) -> tuple[str, ...]:
+        """Returns the lines that building and serving need and that were not found to hold."""
+        bad = (line for line in self.lines() if line.is_needed and line.verdict in ("refuted", "unclear"))
+        return tuple(line.line for line in bad)
+
+    def summary(self) -> str:
+        """Returns the report in one line."""
+        lacks = self.lacks()
+        what = (
+            f"not usable for {', '.join(lacks)}" if lacks else f"usable: torch_compile, keys {self.key_mode}"
+        )
+        counts = ", ".join(f"{len(self.of(verdict))} {verdict}" for verdict in _SIGNS if self.of(verdict))
+        return f"{self.prefix()}{what}; {counts}"
+
+    def prefix(self) -> str:
+        """Returns what begins each line about a double."""
+        return "this is a double: " if self.is_double else ""
+
+    def as_markdown(self) -> str:
+        """Returns the report for people."""
+        return "\n".join([*self._head(), *self._table(), *self._advice(), ""])
+
+    def _head(self) -> Iterator[str]:
+        yield f"# {self.prefix()}{self.device_type}"
+        yield ""
+        yield self.summary()
+        yield ""
+        yield ", ".join(f"{name} {version}" for name, version in sorted(self.versions.items()))
+        yield ""
+
+    def _table(self) -> Iterator[str]:
+        yield "| check | line | what we rely on | sources say | holds | seen |"
+        yield "|---|---|---|---|---|---|"
+        for check in self.checks:
+            for found in check.lines:
+                row = (
+                    check.id,
+                    found.line,
+                    LINES[found.line].statement,
+                    found.mark,
+                    _SIGNS[found.verdict],
+                    f"{self.prefix()}{found.observation}",
+                )
+                yield f"| {' | '.join(cell.replace('|', '/') for cell in row)} |"
+
+    def _advice(self) -> Iterator[str]:
+        refuted = self.of("refuted")
+        if refuted and not self.is_double:
+            yield ""
+            yield f"Public sources say what did not hold here: {', '.join(refuted)}. Please send us this file."
+
+
+def without_places(text: str) -> str:
+    """Returns `text` without paths and without the names of this host and user."""
+    shown = _PATH.sub("...", text)
+    for private in filter(None, (socket.gethostname(), _user())):
+        shown = re.sub(rf"\b{re.escape(private)}\b", "...", shown)
+    return shown
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""  # A user id without a name.
+
+
+def report_schema() -> bytes:
+    """Returns the JSON Schema of a report, as it is committed."""
+    return rendered_schema(DoctorReport.model_json_schema(), "aotgaudi doctor --hpu")
+
+
+if __name__ == "__main__":
+    write_atomic(Path(sys.argv[1]) / SCHEMA_NAME, report_schema())

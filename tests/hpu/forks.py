@@ -1,0 +1,116 @@
+"""Probes in processes of their own that need not import torch: forked from this one, which has.
+
+A probe's process gets the environment that a new interpreter would get, and loads the bridge as ``import torch`` would
+there (D-01). What it cannot have is a torch that was imported with other variables; the tests that are about that use
+real processes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import gc
+import importlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from aotgaudi.doctor.hpu.probes import run as probe_process
+from aotgaudi.doctor.hpu.probes.recipes import SHAPES, graph
+
+
+def import_torch() -> None:
+    """Imports, without the bridge, whatever probes will need of torch, and compiles a graph, so that forks need not."""
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    torch = importlib.import_module("torch")
+    common = importlib.import_module("torch._dynamo.backends.common")
+    for name in ("torch.export", "torch._dynamo", "torch.fx.passes.infra.partitioner", "torch.utils.weak"):
+        importlib.import_module(name)
+
+    def compile_nothing(module, _inputs):  # type: ignore[no-untyped-def]
+        def boxed(args):  # type: ignore[no-untyped-def]
+            return module.forward(*args)
+
+        boxed._boxed_call = True  # type: ignore[attr-defined]
+        return boxed
+
+    backend = common.aot_autograd(fw_compiler=compile_nothing, inference_compiler=compile_nothing)
+
+    class Module(torch.nn.Module):
+        def forward(self, *args):  # type: ignore[no-untyped-def]
+            return graph(2)(*args)
+
+    with torch.no_grad():
+        run = torch.compile(Module(), backend=backend, fullgraph=True, dynamic=False)
+        run(*(torch.ones(*shape) for shape in SHAPES))
+    torch._dynamo.reset()
+    gc.collect()
+    gc.freeze()  # Forks share what their collectors do not touch.
+
+
+class Fork:
+    """A forked process that runs a probe."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        if self._code is None:
+            found, status = os.waitpid(self._pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if found else None
+        return self._code
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._pid, signal.SIGKILL)
+        if self._code is None:
+            self._code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+
+
+def start_probe(arguments: Sequence[str], environment: Mapping[str, str], output: Path) -> Fork:
+    """Starts a probe in a fork of this process; see `aotgaudi.doctor.hpu.lab.StartProbe`."""
+    return start_fork(lambda: probe_process.main(*arguments), environment, output)
+
+
+def start_fork(action: Callable[[], None], environment: Mapping[str, str], output: Path) -> Fork:
+    """Starts a fork that does `action` beside the bridge; what it prints goes to a file."""
+    pid = os.fork()
+    if pid:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.setpgid(pid, pid)  # Whoever is first, so that a kill finds the group.
+        return Fork(pid)
+    code = 1
+    try:
+        _begin(environment, output)
+        action()
+        atexit._run_exitfuncs()
+        code = 0
+    except Exception:  # The edge of the process.
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _begin(environment: Mapping[str, str], output: Path) -> None:
+    """Makes this fork what a new interpreter would be after ``import torch``."""
+    with contextlib.suppress(PermissionError):
+        os.setpgid(0, 0)
+    atexit._clear()
+    faulthandler.disable()
+    for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    for target in (1, 2):
+        os.dup2(descriptor, target)
+    sys.stdout = sys.stderr = open(1, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:0] = environment.get("PYTHONPATH", "").split(":")
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") != "0":
+        getattr(importlib.import_module("habana_frameworks.autoload"), "__autoload")()
+    importlib.import_module("torch._dynamo")  # As a first look-up of a backend would.

@@ -1,0 +1,96 @@
+"""``aotgaudi doctor --hpu`` as its owner runs it: new interpreters, files, exit codes, and nothing private."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aotgaudi.doctor.hpu.report import DoctorReport
+from aotgaudi.document import load_document
+
+pytestmark = pytest.mark.hpu_double
+
+SECONDS = 300.0
+
+
+def doctor(
+    folder: Path, directory: Path, *arguments: str, **settings: str
+) -> subprocess.CompletedProcess[str]:
+    (directory / "state").mkdir(exist_ok=True)
+    environment = {
+        name: value for name, value in os.environ.items() if name != "TORCH_DEVICE_BACKEND_AUTOLOAD"
+    }
+    kernels = folder / "usr" / "lib" / "habanalabs" / "libtpc_kernels.so"
+    environment.update(
+        PYTHONPATH=str(folder),
+        PATH=f"{folder / 'bin'}:{environment['PATH']}",
+        AOTGAUDI_DOUBLE_STATE=str(directory / "state"),
+        AOTGAUDI_DOUBLE_COMPILE_MS="1",
+        GC_KERNEL_PATH=str(kernels),
+        **settings,
+    )
+    command = [sys.executable, "-m", "aotgaudi", "doctor", "--hpu", *arguments]
+    return subprocess.run(
+        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+
+
+def test_a_report_is_written_in_two_files_with_nothing_private(newest: Path, tmp_path: Path) -> None:
+    done = doctor(newest, tmp_path, "--only", "H-01,H-02", "--card", "0", "--out", "found")
+
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("this is a double: H-01  versions")
+    assert "K-01 confirmed, K-04 confirmed" in done.stdout
+    report = load_document((tmp_path / "found" / "doctor-hpu.json").read_bytes(), DoctorReport, "report")
+    assert [check.id for check in report.checks] == ["H-01", "H-02"]
+    text = (tmp_path / "found" / "doctor-hpu.md").read_text() + report.dumps().decode()
+    for private in (str(tmp_path), str(Path.home()), socket.gethostname(), f" {getpass.getuser()} "):
+        assert private not in text
+
+
+def test_what_does_not_hold_and_is_needed_ends_with_5(newest: Path, tmp_path: Path) -> None:
+    done = doctor(newest, tmp_path, "--only", "H-05", AOTGAUDI_DOUBLE_FAULTS="collision")
+
+    assert done.returncode == 5
+    assert "K-29: two graphs have the key 12345" in done.stdout
+    assert done.stderr.strip() == "error: target: K-29 did not hold: see doctor-hpu.md"
+
+
+def test_a_card_that_another_process_holds_ends_with_6(newest: Path, tmp_path: Path) -> None:
+    done = doctor(newest, tmp_path, "--card", "0", AOTGAUDI_DOUBLE_FAULTS="busy-card")
+
+    assert done.returncode == 6
+    assert "the card with module id 0 could not be acquired" in done.stderr
+    assert not (tmp_path / "doctor-hpu.json").exists()
+
+
+def test_a_bridge_for_another_torch_ends_with_6_and_its_own_words(newest: Path, tmp_path: Path) -> None:
+    other = tmp_path / "double"
+    shutil.copytree(newest, other)
+    (other / "habana_frameworks" / "torch" / "required_version.txt").write_text("1.0.0", encoding="ascii")
+
+    done = doctor(other, tmp_path)
+
+    assert done.returncode == 6
+    assert "is not 1.0.0" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(("--only", "H-99"), "there is no check H-99"), (("--card", "3"), "--card: is 3 (0 to 0)")],
+)
+def test_what_there_is_not_is_named(
+    newest: Path, tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    done = doctor(newest, tmp_path, *arguments)
+
+    assert done.returncode == 2
+    assert said in done.stderr

@@ -1,0 +1,108 @@
+"""Each fault of the double refutes its line of the contract, and no other (docs/reliability.md has the same table)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from aotgaudi.doctor.hpu.contract import LINES
+from aotgaudi.doctor.hpu.report import DoctorReport
+from tests.environment import ROOT
+from tests.hpu.conftest import InstalledDouble
+from tests.hpu.doctors import Patient, examined
+
+pytestmark = pytest.mark.hpu_double
+
+REFUTES = {
+    "late-environment": "K-01",
+    "graphs-in-compile-mode": "K-03",
+    "not-registered": "K-04",
+    "no-option": "K-05",
+    "no-direct": "K-06",
+    "source-comments": "K-08",
+    "late-recipe": "K-10",
+    "no-recipe-metric": "K-12",
+    "other-names": "K-13",
+    "empty-metadata-fails": "K-15",
+    "no-event": "K-16",
+    "eager-op-raises": "K-17",
+    "silent-fallback": "K-18",
+    "fallback-op": "K-19",
+    "no-int-narrowing": "K-20",
+    "no-inplace": "K-21",
+    "no-disallow": "K-22",
+    "setting-restored": "K-23",
+    "wrong-attention": "K-24",
+    "shared-card": "K-25",
+    "listed-once": "K-26",
+    "four-fields": "K-27",
+    "collision": "K-29",
+    "key-unstable": "K-31",
+    "truncated-recipe": "K-31",
+    "const-tensor": "K-32",
+    "leaf-views": "K-34",
+    "no-flush": "K-35",
+    "read-only-fails": "K-36",
+    "wrong-numbers": "K-37",
+    "fixed-l": "K-38",
+    "wrong-long-sums": "K-39",
+    "wrong-batches": "K-40",
+    "figures-stand-still": "K-41",
+    "zero-metadata": "K-42",
+}
+ELSEWHERE = {"graphs-are-fresh": "K-33", "hang": "", "busy-card": "", "slow-store": ""}
+"""Shown by other tests: K-33 needs Intel's torch; the others are about processes."""
+
+
+@pytest.fixture(scope="module")
+def reports(double: InstalledDouble, double_memory: Path) -> dict[str, DoctorReport | str]:
+    newest = double("1.24.1")
+    if not double_memory.exists():
+        examined([Patient(newest, memory=double_memory)])
+    found = examined([Patient(newest, fault, memory=double_memory) for fault in REFUTES])
+    return dict(zip(REFUTES, found, strict=True))
+
+
+@pytest.mark.parametrize("fault", REFUTES)
+def test_a_fault_refutes_its_line_and_no_other(reports: dict[str, DoctorReport | str], fault: str) -> None:
+    report = reports[fault]
+
+    assert isinstance(report, DoctorReport), report
+    assert report.of("unclear") == ()
+    assert report.of("refuted") == (REFUTES[fault],)
+    assert f"| {REFUTES[fault]} |" in report.as_markdown()
+    assert (REFUTES[fault] in report.lacks()) == LINES[REFUTES[fault]].is_needed
+
+
+def test_keys_that_do_not_repeat_when_pinned_are_refuted(double: InstalledDouble) -> None:
+    (report,) = examined([Patient(double("1.19"), "pin-fails", only=("H-05", "H-06", "H-09"))])
+
+    assert isinstance(report, DoctorReport), report
+    assert report.of("refuted") == ("K-09",)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"), [("busy-card", "Device acquire failed"), ("hang", "took more than 2 s")]
+)
+def test_without_a_card_nothing_is_examined(newest: Path, fault: str, said: str) -> None:
+    (refused,) = examined([Patient(newest, fault, seconds=2.0)])
+
+    assert isinstance(refused, str)
+    assert refused.startswith("6: a card could not be acquired: ")
+    assert said in refused
+
+
+def test_every_fault_of_the_double_is_in_a_table() -> None:
+    place = ROOT / "tests" / "double" / "habana_frameworks" / "bridge" / "faults.py"
+    names = re.findall(r'^    "([a-z-]+)": "', place.read_text(encoding="utf-8"), re.MULTILINE)
+    documented = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+
+    assert sorted(names) == sorted({*REFUTES, *ELSEWHERE, "pin-fails"})
+    for fault, line in {**REFUTES, **ELSEWHERE, "pin-fails": "K-09"}.items():
+        assert re.search(rf"\| `{fault}` \| {line or '-'} \|", documented), fault
+
+
+def test_every_line_of_the_contract_has_a_fault_that_refutes_it() -> None:
+    assert {*REFUTES.values(), *ELSEWHERE.values(), "K-09", "K-02"} - {""} == set(LINES)

@@ -1,0 +1,194 @@
+"""A set of recipes that one process compiled, another finds; whatever is not that set is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from aotgaudi.digest import Digest
+from aotgaudi.doctor.hpu.lab import Lab, Outcome, start_process
+from aotgaudi.errors import CompileError, CorruptError, TargetError
+from aotgaudi.gaudi.recipe_set import RecipeSet, materialise
+from aotgaudi.gaudi.recipes import RecipeName, collect
+from tests.hpu.collecting import environment_of
+from tests.hpu.forks import start_probe
+
+pytestmark = pytest.mark.hpu_double
+
+SYNAPSE = "1.24.1.482.6c1b7a2"
+ORDER = [1, 2, 3]
+
+
+def a_lab(folder: Path, directory: Path, **settings: str) -> Lab:
+    environment = environment_of(folder, directory, **settings)
+    return Lab(directory, environment=environment, start=start_probe)
+
+
+def keys_of(outcome: Outcome) -> dict[int, list[str]]:
+    return {run["graph"]: run["keys"] for run in outcome.values["runs"]}
+
+
+@pytest.fixture
+def built(newest: Path, tmp_path: Path) -> tuple[Path, Outcome]:
+    """A directory that one process filled, and what it saw."""
+    (tmp_path / "lab").mkdir()
+    lab = a_lab(newest, tmp_path / "lab")
+    directory = lab.new_directory("built")
+    outcome = lab.run("recipes.keys", directory, order=ORDER)
+    assert outcome.is_whole, outcome.problem
+    return directory, outcome
+
+
+def restored(directory: Path, keys: list[str], target: Path) -> RecipeSet:
+    files = collect(directory, keys).files
+    recipes = RecipeSet.of("gaudi2", files)
+    materialise({name: (recipes.files[name], path) for name, path in files.items()}, target)
+    return recipes
+
+
+def test_a_new_interpreter_finds_each_unit_by_its_key_and_compiles_nothing(
+    newest: Path, tmp_path: Path, built: tuple[Path, Outcome]
+) -> None:
+    directory, outcome = built
+    keys = [key for found in keys_of(outcome).values() for key in found]
+    recipes = restored(directory, keys, tmp_path / "restored")
+    lab = Lab(tmp_path / "lab", environment=environment_of(newest, tmp_path), start=start_process)
+
+    again = lab.run("recipes.keys", tmp_path / "restored", order=list(reversed(ORDER)))
+
+    assert again.is_whole, again.problem
+    assert keys_of(again) == keys_of(outcome)
+    assert set(again.values["total"]["hits"]) == set(keys) == set(recipes.keys)
+    assert (again.values["total"]["compiled"], again.values["total"]["misses"]) == (0, [])
+    assert all(run["error"] == 0.0 for run in again.values["runs"])
+    assert sorted(again.values["files"]) == sorted(keys)
+
+
+def lose_a_file(directory: Path) -> None:
+    sorted(directory.glob("*.recipe"))[0].unlink()
+
+
+def lose_a_pair(directory: Path) -> None:
+    lose_a_file(directory)
+    sorted(directory.glob("*.metadata"))[0].unlink()
+
+
+def add_constants(directory: Path) -> None:
+    name = sorted(directory.glob("*.recipe"))[0].name
+    (directory / name.replace(".recipe", "_const_tensor_0.data")).write_bytes(b"\0")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lose_a_file, "has metadata and no recipe"),
+        (lose_a_pair, "is not there"),
+        (add_constants, "_const_tensor_0"),
+    ],
+)
+def test_what_is_not_whole_is_not_collected(
+    built: tuple[Path, Outcome], damage: Callable[[Path], None], said: str
+) -> None:
+    directory, outcome = built
+    damage(directory)
+
+    with pytest.raises(CompileError, match=said):
+        collect(directory, [key for found in keys_of(outcome).values() for key in found])
+
+
+def without_a_file(recipes: RecipeSet) -> dict[str, Digest]:
+    return dict(list(recipes.files.items())[1:])
+
+
+def with_constants(recipes: RecipeSet) -> dict[str, Digest]:
+    name = next(iter(recipes.files)).rpartition(".")[0]
+    return {**recipes.files, f"{name}_const_tensor_0.data": Digest.of(b"")}
+
+
+def of_another(**changed: str) -> Callable[[RecipeSet], dict[str, Digest]]:
+    def changed_files(recipes: RecipeSet) -> dict[str, Digest]:
+        name, *others = recipes.files
+        parsed = RecipeName.parse(name)
+        assert parsed is not None
+        return {
+            str(replace(parsed, **changed)): recipes.files[name],
+            **{one: recipes.files[one] for one in others},
+        }
+
+    return changed_files
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (without_a_file, "recipe [0-9]+: its metadata is missing"),
+        (with_constants, "_const_tensor_0.data: is not the name of a recipe's file"),
+        (of_another(synapse="1.25.0.1.abc"), "another version of synapse"),
+        (of_another(libraries="abc"), "another version of libraries"),
+    ],
+)
+def test_what_was_sealed_whole_is_refused_if_it_is_not(
+    built: tuple[Path, Outcome], damage: Callable[[RecipeSet], dict[str, Digest]], said: str
+) -> None:
+    directory, outcome = built
+    recipes = RecipeSet.of("gaudi2", collect(directory, outcome.values["files"]).files)
+
+    with pytest.raises(CorruptError, match=said):
+        RecipeSet(recipes.device_type, recipes.synapse, recipes.libraries, damage(recipes))
+
+
+def test_a_flipped_bit_is_refused_by_the_files_name(tmp_path: Path, built: tuple[Path, Outcome]) -> None:
+    directory, outcome = built
+    files = collect(directory, outcome.values["files"]).files
+    recipes = RecipeSet.of("gaudi2", files)
+    name, path = next(item for item in files.items() if item[0].endswith(".recipe"))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+    with pytest.raises(CorruptError, match=name):
+        materialise({one: (recipes.files[one], files[one]) for one in files}, tmp_path / "restored")
+
+
+@pytest.mark.parametrize(
+    ("settings", "component"),
+    [
+        ({"AOTGAUDI_DOUBLE_DEVICE": "gaudi3"}, "target.machine"),
+        ({"GC_KERNEL_PATH": "/dev/null"}, "target.toolchain.libraries"),
+    ],
+)
+def test_another_machine_is_refused_by_what_differs(
+    newest: Path, tmp_path: Path, built: tuple[Path, Outcome], settings: dict[str, str], component: str
+) -> None:
+    directory, outcome = built
+    recipes = RecipeSet.of("gaudi2", collect(directory, outcome.values["files"]).files)
+    lab = a_lab(newest, tmp_path / "lab", **settings)
+    device, own = lab.run("device.identity").values, lab.run("recipes.keys", order=[1]).values
+
+    with pytest.raises(TargetError, match=f"{component}: recipes were compiled for"):
+        recipes.require_usable(device["name"].lower(), device["capability"], own["libraries"][0])
+
+
+def test_another_release_is_refused_by_its_version(
+    double: Callable[[str], Path], tmp_path: Path, built: tuple[Path, Outcome]
+) -> None:
+    directory, outcome = built
+    recipes = RecipeSet.of("gaudi2", collect(directory, outcome.values["files"]).files)
+    device = a_lab(double("1.19"), tmp_path / "lab").run("device.identity").values
+
+    with pytest.raises(TargetError, match=f"target.toolchain.synapse: .* {SYNAPSE}, this machine has 1.19"):
+        recipes.require_usable(device["name"].lower(), device["capability"])
+
+
+def test_the_bridge_itself_fails_with_recipes_of_another_type_of_device(
+    newest: Path, tmp_path: Path, built: tuple[Path, Outcome]
+) -> None:
+    """K-28: not a miss, which is why they are refused before."""
+    lab = a_lab(newest, tmp_path / "lab", AOTGAUDI_DOUBLE_DEVICE="gaudi3")
+
+    outcome = lab.run("recipes.keys", built[0], order=[1])
+
+    assert "synInvalidArgument" in outcome.values["runs"][0]["problem"]

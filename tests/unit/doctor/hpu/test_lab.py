@@ -1,0 +1,94 @@
+"""A probe's process: what it told, what it died of, and that it is ended when its time is over."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from aotgaudi.doctor.hpu.lab import Lab, Outcome, ProbeProcess, start_process
+from aotgaudi.gaudi.cache_setting import VARIABLE
+
+
+class Script:
+    """A process that runs a line of Python in a probe's place; it has ``argv`` as a probe has."""
+
+    def __init__(self, line: str) -> None:
+        self._line = line
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, arguments: Sequence[str], environment: Mapping[str, str], output: Path) -> ProbeProcess:
+        command = [sys.executable, "-c", f"import json, os, sys, time; {self._line}", *arguments]
+        with output.open("wb") as file:
+            self.processes.append(subprocess.Popen(command, env=dict(environment), stdout=file, stderr=file))
+        return self.processes[-1]
+
+
+def ran(tmp_path: Path, line: str, seconds: float = 30.0, **arguments: object) -> Outcome:
+    lab = Lab(tmp_path, environment={"RANK": "3"}, module_id=2, seconds=seconds, start=Script(line).start)
+    return lab.run("a.probe", **arguments)  # type: ignore[arg-type]
+
+
+def test_what_a_probe_tells_is_its_outcome(tmp_path: Path) -> None:
+    tell = "json.dump({'values': {'argv': sys.argv[1:3], 'env': dict(os.environ)}, 'problem': ''}, open(sys.argv[3], 'w'))"
+
+    outcome = ran(tmp_path, tell, number=7)
+
+    assert outcome.is_whole
+    assert outcome.values["argv"] == ["a.probe", '{"number": 7}']
+    environment = outcome.values["env"]
+    assert environment["HLS_MODULE_ID"] == environment["HABANA_VISIBLE_MODULES"] == "2"
+    assert environment[VARIABLE].endswith(",false,0")
+    assert "RANK" not in environment
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("sys.exit(3)", "it ended with exit status 3"),
+        ("os.abort()", "it ended with SIGABRT"),
+        ("pass", "it ended without a result"),
+        ("open(sys.argv[3], 'w').write('{')", "it ended without a result"),
+        ("json.dump({'values': {}, 'problem': 'ValueError: no'}, open(sys.argv[3], 'w'))", "ValueError: no"),
+    ],
+)
+def test_a_probe_without_an_end_of_its_own_has_a_problem(tmp_path: Path, line: str, problem: str) -> None:
+    assert ran(tmp_path, line) == Outcome({}, problem)
+
+
+def test_a_probe_that_takes_too_long_is_killed(tmp_path: Path) -> None:
+    script = Script("time.sleep(600)")
+
+    outcome = Lab(tmp_path, environment={}, seconds=0.2, start=script.start).run("a.probe")
+
+    assert outcome.problem == "it took more than 0.2 s"
+    assert script.processes[0].wait(30) != 0
+
+
+def test_a_probe_that_runs_meanwhile_is_killed_at_the_end(tmp_path: Path) -> None:
+    script = Script("time.sleep(600)")
+
+    with Lab(tmp_path, environment={}, start=script.start).running("a.probe") as process:
+        assert process.poll() is None
+
+    assert script.processes[0].wait(30) != 0
+
+
+def test_a_real_probe_without_the_bridge_tells_why(tmp_path: Path) -> None:
+    result = tmp_path / "result"
+    process = start_process(["nowhere.probe", "{}", str(result)], {"PATH": "/usr/bin"}, tmp_path / "output")
+    while process.poll() is None:
+        pass
+
+    assert json.loads(result.read_bytes())["problem"].startswith("ModuleNotFoundError")
+
+
+def test_what_is_kept_is_made_once(tmp_path: Path) -> None:
+    lab, made = Lab(tmp_path, environment={}), []
+
+    for _ in range(2):
+        assert lab.kept("name", lambda: made.append(1) or len(made)) == 1  # type: ignore[func-returns-value]
