@@ -179,7 +179,7 @@ class _Witnesses:
 
     async def _ask(self, client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[float, str]:
         """Returns when the first token came, and the text."""
-        first, text = 0.0, ""
+        first, text, is_whole = 0.0, "", False
         async with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
             if response.status_code in (429, 503):
                 raise _RefusedError(float(response.headers.get("retry-after", "1")))
@@ -190,9 +190,8 @@ class _Witnesses:
                     first = first or time.monotonic()
                     event = json.loads(line[6:])
                     text += "".join(choice["text"] for choice in event.get("choices", [event]))
-                elif line == "data: [DONE]":
-                    return first, text
-        return time.monotonic(), f"{text} without an end"
+                is_whole = is_whole or line == "data: [DONE]"  # Who stops reading here loses the connection.
+        return (first, text) if is_whole else (time.monotonic(), f"{text} without an end")
 
     async def _monitor(self) -> None:
         """Asks for /health on a connection of its own each time, as probes do."""
