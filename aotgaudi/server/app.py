@@ -160,7 +160,8 @@ class Api:
         service = self._service
         async with self._bodies.json_bytes(request) as raw:
             service.check_open()
-            return await unless_disconnected(service.intake.prepare(kind, raw), request.receive)
+            work = service.intake.prepare(kind, raw, is_known="is_known" in request.scope.get("state", ()))
+            return await unless_disconnected(work, request.receive)
 
     def _head(self, prefix: str, prepared: PreparedRequest) -> AnswerHead:
         return AnswerHead(

@@ -132,6 +132,7 @@ class Connection(H11Protocol):  # type: ignore[misc,unused-ignore]
     def on_response_complete(self) -> None:
         """Part of uvicorn's life of a request. Its own timer is not needed."""
         super().on_response_complete()
+        self.app_state["is_known"] = True
         self._unset_keepalive_if_required()
         self._step(is_new=True)
 

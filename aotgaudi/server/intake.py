@@ -94,15 +94,15 @@ class Intake:
         loop.add_reader(self._control, self._on_packet)
         self._tasks = [loop.create_task(lane.run()) for lane in self._lanes.values()]
 
-    async def prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
-        """Returns what the body `raw` asks for. Cancelling it takes it out of the queue.
+    async def prepare(self, kind: Kind, raw: bytes, *, is_known: bool = False) -> PreparedRequest:
+        """Returns what the body `raw` asks for. Cancelling it takes it out of the queue. `is_known`: see `LaneQueue`.
 
         Raises:
             RequestError: 400 or 404 for what is wrong with the body, also if preparing it takes too much time or memory;
                 429 if too much waits; 503 if the intake has ended.
         """
         name = "large" if len(raw) > LARGE_BODY_BYTES else kind
-        return await self._lanes[name].prepare(kind, raw)
+        return await self._lanes[name].prepare(kind, raw, is_known=is_known)
 
     def close(self) -> None:
         """Ends the companion and its lanes. Idempotent."""

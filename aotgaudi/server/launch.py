@@ -6,6 +6,7 @@ listens before everything is loaded, and from then on nothing in this process ca
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import os
@@ -92,7 +93,13 @@ def launch(options: ServeOptions) -> None:
             housekeeping=freed_memory().give_back,
         )
         service.metrics.connections.set_function(lambda: server.num_connections)
+        gc.freeze()  # What is loaded stays, and need not be looked through again and again for garbage.
         server.run_until_stopped()
+    if (
+        not service.has_ended()
+    ):  # Its thread is in the middle of a step that does not end; unwinding would crash.
+        logging.shutdown()
+        os._exit(0)
 
 
 def _start(options: ServeOptions, intake: Intake) -> Service:

@@ -186,7 +186,7 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
         self._listener.close()
         if not await self._until(self._service.has_drained, self._stop_times.drain):
             logger.warning("requests still ran after %g s and are aborted", self._stop_times.drain)
-        if not await self._until(self._service.has_ended, self._stop_times.flush):
+        if not await self._until(self._service.has_ended, self._stop_times.flush, is_hurried=False):
             logger.warning("the engine did not end within %g s", self._stop_times.flush)
         await self._until(lambda: not self.server_state.tasks, self._stop_times.flush)
         for connection in list(self.server_state.connections):
@@ -194,11 +194,15 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
                 connection.transport.abort()  # Its client does not read, or has not sent its request to the end.
         await super().shutdown(sockets)
 
-    async def _until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Waits for `condition`, `seconds` at most and not at all once `force_exit` is set. Returns whether it came."""
+    async def _until(self, condition: Callable[[], bool], seconds: float, *, is_hurried: bool = True) -> bool:
+        """Waits for `condition`, `seconds` at most. Returns whether it came.
+
+        What `is_hurried` is not waited for once `force_exit` is set. The step that runs is: to end a process in the middle
+        of one is to crash.
+        """
         deadline = time.monotonic() + seconds
         while not condition():
-            if self.force_exit or time.monotonic() >= deadline:
+            if (is_hurried and self.force_exit) or time.monotonic() >= deadline:
                 return False
             await asyncio.sleep(_POLL_SECONDS)
         return True

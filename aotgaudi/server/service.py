@@ -28,8 +28,11 @@ class IntakeLike(Protocol):
         """Whether requests can be prepared."""
         ...
 
-    async def prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
-        """Returns what the body `raw` asks for. Raises RequestError."""
+    async def prepare(self, kind: Kind, raw: bytes, *, is_known: bool) -> PreparedRequest:
+        """Returns what the body `raw` asks for. Raises RequestError.
+
+        `is_known`: it came over a connection that has had an answer before, and goes before those that came at once.
+        """
         ...
 
 

@@ -144,7 +144,7 @@ class DirectIntake:
     preparer: Preparer
     is_alive: bool = True
 
-    async def prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
+    async def prepare(self, kind: Kind, raw: bytes, *, is_known: bool) -> PreparedRequest:
         message = answer_of(self.preparer.prepare(kind, raw))
         return prepared_of(message_of(json.dumps(message.head).encode(), message.tail))
 

@@ -247,6 +247,36 @@ def test_lane_that_has_grown_ends_and_gives_its_memory_back(model_dir: Path) -> 
         run(intake, use)
 
 
+def test_what_waits_goes_by_length_and_what_comes_over_a_known_connection_before(intake: Intake) -> None:
+    ended: list[str] = []
+
+    async def ask(name: str, num_chars: int, *, is_known: bool = False) -> None:
+        await intake.prepare("chat", chat("x" * num_chars), is_known=is_known)
+        ended.append(name)
+
+    async def use() -> None:
+        slow = asyncio.ensure_future(intake.prepare("chat", chat("time")))
+        await asyncio.sleep(0.05)
+        waiting = [ask("long", 3000), ask("short", 10), ask("known and long", 3000, is_known=True)]
+        await asyncio.gather(*waiting, slow, return_exceptions=True)
+
+    run(intake, use)
+    assert ended == ["short", "known and long", "long"]
+
+
+def test_only_what_a_lane_dies_of_is_refused_of_what_it_was_asked_together(intake: Intake) -> None:
+    async def use() -> list[object]:
+        slow = asyncio.ensure_future(intake.prepare("chat", chat("time")))
+        await asyncio.sleep(0.05)
+        texts = ["a", "bb", "time", "eeeee", "ffffff"]
+        asked = [intake.prepare("chat", chat(text)) for text in texts]
+        outcomes = await asyncio.gather(*asked, slow, return_exceptions=True)
+        return [type(each) if isinstance(each, Exception) else each.prompts for each in outcomes]
+
+    expected = [[ids("a")], [ids("bb")], RequestError, [ids("eeeee")], [ids("ffffff")], RequestError]
+    assert run(intake, use) == expected
+
+
 def test_clients_that_leave_leave_the_queue(intake: Intake) -> None:
     async def use() -> None:
         slow = asyncio.ensure_future(intake.prepare("chat", chat("time")))
