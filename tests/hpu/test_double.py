@@ -1,0 +1,158 @@
+"""Behaviours of the double (D-nn) that no check of doctor looks at, and what the Gaudi core makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aotgaudi.doctor.hpu.lab import Lab, Outcome
+from aotgaudi.gaudi.cache_setting import VARIABLE
+from aotgaudi.gaudi.metric_file import metric_files, read_metric_file
+from aotgaudi.gaudi.recipes import find_directories, scan
+from tests.hpu.collecting import environment_of
+from tests.hpu.forks import start_probe
+
+pytestmark = pytest.mark.hpu_double
+
+Settings = dict[str, str | None]
+
+
+@pytest.fixture
+def compile_one(newest: Path, tmp_path: Path) -> Callable[[Settings], Outcome]:
+    """Has a process compile a graph, with some variables set or (None) removed."""
+    (tmp_path / "state").mkdir()
+    settings = {"AOTGAUDI_DOUBLE_STATE": str(tmp_path / "state")}
+    lab = Lab(tmp_path, environment=environment_of(newest, tmp_path, **settings), start=start_probe)
+    return lambda changes: lab.run("device.compile_one", environment=changes)
+
+
+def test_a_shared_file_system_gets_names_with_their_writer(
+    compile_one: Callable[[Settings], Outcome], tmp_path: Path
+) -> None:
+    """D-12: and nothing is left of what announced the compilation."""
+    outcome = compile_one({VARIABLE: f"{tmp_path / 'nfs'},true,1,true"})
+
+    assert outcome.is_whole, outcome.problem
+    found = scan(tmp_path / "nfs")
+    assert len(found.pairs) == 1
+    assert not found.leftovers
+    assert found.pairs[0].recipe.name.count("_") == 4
+    again = compile_one({VARIABLE: f"{tmp_path / 'nfs'},true,1,true"})
+    assert again.is_whole, again.problem
+    assert len(list((tmp_path / "nfs").iterdir())) == 2  # Found, and not deleted.
+
+
+def test_the_rank_is_appended_in_inference_mode(
+    compile_one: Callable[[Settings], Outcome], tmp_path: Path
+) -> None:
+    """D-12: which is why a build removes both variables; the core finds such a directory all the same."""
+    compile_one({VARIABLE: f"{tmp_path / 'cache'},false,0", "RANK": "3", "PT_HPU_INFERENCE_MODE": "1"})
+
+    assert find_directories(tmp_path / "cache") == (tmp_path / "cache3",)
+    assert len(scan(tmp_path / "cache3").pairs) == 1
+
+
+@pytest.mark.parametrize(("rank", "is_deleted"), [(None, True), ("0", True), ("1", False)])
+def test_a_directory_is_emptied_at_the_start_by_the_first_rank_and_by_those_without_one(
+    compile_one: Callable[[Settings], Outcome], tmp_path: Path, rank: str | None, is_deleted: bool
+) -> None:
+    """D-12."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "of-before").touch()
+
+    compile_one({VARIABLE: f"{cache},true,0", "LOCAL_RANK": rank})
+
+    assert (cache / "of-before").exists() != is_deleted
+
+
+def test_beyond_the_limit_the_oldest_pairs_go(
+    compile_one: Callable[[Settings], Outcome], tmp_path: Path
+) -> None:
+    """D-13: which is why a build sets no limit."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "1_2_syn3.recipe").write_bytes(bytes(2 << 20))
+    (cache / "1_2_syn3.metadata").write_bytes(b"holder")
+
+    compile_one({VARIABLE: f"{cache},false,1"})
+
+    found = scan(cache)
+    assert len(found.pairs) == 1
+    assert found.pairs[0].key != "1"
+    assert found.leftovers == ("eviction.lock",)
+
+
+def test_a_recipe_that_is_torn_is_compiled_again(
+    compile_one: Callable[[Settings], Outcome], tmp_path: Path
+) -> None:
+    """D-10: the bridge warns and misses; it does not mend what has metadata."""
+    setting = {VARIABLE: f"{tmp_path / 'cache'},false,0"}
+    compile_one(setting)
+    (pair,) = scan(tmp_path / "cache").pairs
+    torn = pair.recipe.read_bytes()[:-1]
+    pair.recipe.write_bytes(torn)
+
+    outcome = compile_one(setting)
+
+    assert outcome.values == {"error": 0.0}
+    assert pair.recipe.read_bytes() == torn
+
+
+def test_a_process_tells_what_it_counted_when_it_ends(
+    compile_one: Callable[[Settings], Outcome], tmp_path: Path
+) -> None:
+    """D-14: the metrics file, which the core reads."""
+    configured = tmp_path / "metrics.json"
+    for rank in (None, None, "2"):
+        compile_one({"PT_HPU_METRICS_FILE": str(configured), "RANK": rank})
+
+    files = metric_files(configured)
+
+    assert [path.name for path in files] == ["metrics-rank2.json", "metrics.json", "metrics.json.1"]
+    assert [read_metric_file(path).compiled for path in files] == [1, 1, 1]
+    assert len(read_metric_file(files[0]).misses) == 1
+
+
+def test_compile_only_stores_recipes_and_leaves_results_unset(
+    compile_one: Callable[[Settings], Outcome], tmp_path: Path
+) -> None:
+    """D-17: which is why a build removes the variable."""
+    outcome = compile_one({VARIABLE: f"{tmp_path / 'cache'},false,0", "PT_COMPILE_ONLY_MODE": "1"})
+
+    assert outcome.values["error"] > 1
+    assert len(scan(tmp_path / "cache").pairs) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"AOTGAUDI_DOUBLE_CARDS": "0"}, "Device acquire failed. No devices found."),
+        ({"AOTGAUDI_DOUBLE_MEMORY_MIB": "0"}, "Allocation failed for size::"),
+    ],
+)
+def test_what_the_device_lacks_is_said_in_the_bridges_words(
+    compile_one: Callable[[Settings], Outcome], settings: Settings, problem: str
+) -> None:
+    """D-20, D-22."""
+    assert problem in compile_one(settings).problem
+
+
+def test_a_busy_module_is_replaced_by_another_unless_others_are_hidden(newest: Path, tmp_path: Path) -> None:
+    """D-20: which is why a process gets both variables."""
+    (tmp_path / "state").mkdir()
+    settings = {"AOTGAUDI_DOUBLE_STATE": str(tmp_path / "state"), "AOTGAUDI_DOUBLE_CARDS": "2"}
+    environment = environment_of(newest, tmp_path, **settings)
+    lab = Lab(tmp_path, environment=environment, module_id=1, start=start_probe)
+    ready = tmp_path / "ready"
+
+    with lab.running("device.hold", ready=str(ready), seconds=60.0) as holder:
+        while not ready.exists():
+            assert holder.poll() is None
+        refused = lab.run("device.compile_one")
+        replaced = lab.run("device.compile_one", environment={"HABANA_VISIBLE_MODULES": None})
+
+    assert "Device acquire failed." in refused.problem
+    assert replaced.is_whole, replaced.problem
