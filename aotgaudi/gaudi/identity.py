@@ -26,8 +26,11 @@ PLUGIN = "habana-torch-plugin"
 """The distribution that brings the bridge."""
 SYSTEM_LIBRARIES = Path("usr/lib/habanalabs")
 KERNELS_VARIABLE = "GC_KERNEL_PATH"
+LOADER_VARIABLE = "LD_LIBRARY_PATH"
+"""Where the dynamic loader looks first (ld.so(8))."""
 
 _MAX_THREADS = 8
+_GRAPH_COMPILER = "libSynapse.so*"
 _MEMORY_NAME = "library-digests.json"
 
 
@@ -37,7 +40,7 @@ class Installation:
 
     Attributes:
         plugin: The folder of the Python package ``habana_frameworks``.
-        system: The folder of the graph compiler and its libraries.
+        system: The folder of the graph compiler and its libraries: the one that the dynamic loader would take.
         kernels: The libraries that ``GC_KERNEL_PATH`` names.
     """
 
@@ -59,7 +62,9 @@ class Installation:
                 f"target: {PLUGIN} is not installed here (it comes with Intel's images for Gaudi)"
             )
         kernels = tuple(Path(part) for part in environment.get(KERNELS_VARIABLE, "").split(":") if part)
-        return cls(Path(places[0]), root / SYSTEM_LIBRARIES, kernels)
+        searched = (Path(part) for part in environment.get(LOADER_VARIABLE, "").split(":") if part)
+        ahead = (folder for folder in searched if any(folder.glob(_GRAPH_COMPILER)))
+        return cls(Path(places[0]), next(ahead, root / SYSTEM_LIBRARIES), kernels)
 
     def components(self) -> Mapping[str, tuple[Path, ...]]:
         """Returns the files of each component of a key, in order of names.
@@ -71,7 +76,7 @@ class Installation:
         found = {
             "bridge": _files(torch / "lib", "libhabana_pytorch*.so*"),
             "bridge-python": _files(torch / "dynamo", "**/*.py"),
-            "graph-compiler": _files(self.system, "libSynapse.so*"),
+            "graph-compiler": _files(self.system, _GRAPH_COMPILER),
             "kernels": (
                 *_files(self.system, "libtpc_fuser*.so*"),
                 *_files(self.system, "lib*complex_guid*.so*"),

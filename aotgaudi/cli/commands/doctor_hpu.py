@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import tempfile
 from dataclasses import dataclass
@@ -144,4 +143,4 @@ def _write_target(path: Path, report: DoctorReport, memory: Path) -> None:
     target = hpu_target(
         report.device_type, report.versions["synapse"], report.key_mode, os.environ, memory=memory
     )
-    write_atomic(path, (json.dumps(target.model_dump(mode="json"), indent=2) + "\n").encode())
+    write_atomic(path, f"{target.as_file()}\n".encode())

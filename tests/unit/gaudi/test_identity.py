@@ -116,6 +116,23 @@ def test_a_file_is_read_again_only_where_it_changed(tmp_path: Path) -> None:
     assert sorted(read) == [one, two, two]
 
 
+def test_the_graph_compiler_is_the_one_that_the_loader_would_take(
+    installation: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (installation.plugin / "__init__.py").write_bytes(b"")
+    monkeypatch.syspath_prepend(tmp_path)
+    other, empty = tmp_path / "other", tmp_path / "empty"
+    empty.mkdir()
+    other.mkdir()
+    (other / "libSynapse.so").write_bytes(b"another")
+
+    def found(path: str) -> Path:
+        return Installation.find({"LD_LIBRARY_PATH": path}, tmp_path).system
+
+    assert found(f":{empty}:{other}") == other
+    assert found(str(empty)) == found("") == installation.system
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[[1]]", b"[" * 100_000, b'{"a": 1}', b'[["/x", ["y"], 3]]'])
 def test_a_damaged_memory_costs_a_reading(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "library.so"
