@@ -20,6 +20,7 @@ from aotgaudi.doctor.kernel import kernel_findings
 from aotgaudi.doctor.machine_finding import MachineFinding, Purpose, Status
 from aotgaudi.doctor.memory import Memory, available_memory
 from aotgaudi.errors import EXTRAS, SpecError, StoreError
+from aotgaudi.gaudi.identity import PLUGIN
 from aotgaudi.gaudi.inventory import Inventory, find_cards
 from aotgaudi.store.access import NETWORK_FILE_SYSTEMS, file_system
 from aotgaudi.store.store import Store
@@ -47,7 +48,6 @@ TOOLCACHE_BYTES = 300_000_000
 ROOM_BYTES = 2_000_000_000
 """With less, a store is soon full: a small model's results beside that, and what other models and versions add."""
 
-_BRIDGE = "habana-torch-plugin"
 _ELSEWHERE = "in another environment than the Gaudi bridge's: "
 
 _BOTH: tuple[Purpose, ...] = ("build", "serve")
@@ -57,7 +57,7 @@ _CONSTRAINTS = Path(aotgaudi.__file__).with_name("constraints.txt")
 
 def examine_machine(store_root: Path) -> Iterator[MachineFinding]:
     """Yields what is found, in the order in which a person would mend it. Takes a second or two; changes nothing."""
-    can_build, bridge = not missing_modules("build"), version_of(_BRIDGE)
+    can_build, bridge = not missing_modules("build"), version_of(PLUGIN)
     yield of_system()
     yield from (of_extra(extra, bridge) for extra in EXTRAS)
     yield from of_torch(version_of("torch"), version_in(_CONSTRAINTS, "torch"), bridge)
@@ -189,7 +189,11 @@ def of_gaudi(found: Inventory) -> MachineFinding:
     if not found.cards:
         return MachineFinding("gaudi", "ok", "no card: manifests for them can be made and planned here")
     types = ", ".join(sorted({card.device_type for card in found.cards}))
-    return MachineFinding("gaudi", "ok", f"{len(found.cards)} of {types}, by {found.source}")
+    return MachineFinding(
+        "gaudi",
+        "ok",
+        f"{len(found.cards)} of {types}, by {found.source}: `aotgaudi doctor --hpu` examines one",
+    )
 
 
 def _of_place(subject: str, path: Path, least_bytes: int) -> MachineFinding:

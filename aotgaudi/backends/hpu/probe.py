@@ -15,14 +15,14 @@ from typing import Literal, get_args
 from aotgaudi.backends.base import Target, version_of
 from aotgaudi.errors import SpecError
 from aotgaudi.gaudi.environment import BUILD_SETTINGS, REMOVED, may_change_code, sealed_variables
-from aotgaudi.gaudi.identity import DigestMemory, Installation, LibraryDigests, python_version
+from aotgaudi.gaudi.identity import PLUGIN, DigestMemory, Installation, LibraryDigests, python_version
 from aotgaudi.gaudi.inventory import DeviceType
 
 TOOLCHAIN: Mapping[str, str] = MappingProxyType(
     {
         "torch": "its version",
         "python": "its version, major and minor: the bridge's libraries differ by it",
-        "habana-torch-plugin": "the bridge's version",
+        PLUGIN: "the bridge's version",
         "synapse": "as the device's capability and the names of recipes have it; learnt from a card",
         "bridge": "sha256 of the bridge's libraries",
         "bridge-python": "sha256 of its part of torch.compile",
@@ -69,7 +69,7 @@ def hpu_target(
     """
     libraries = LibraryDigests.of(Installation.find(environment, root).components(), DigestMemory(memory))
     toolchain = {
-        **{package: version_of(package) for package in ("torch", "habana-torch-plugin")},
+        **{package: version_of(package) for package in ("torch", PLUGIN)},
         "python": python_version(),
         "synapse": synapse,
         **libraries.components,

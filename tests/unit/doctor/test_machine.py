@@ -238,5 +238,5 @@ def test_compilers_need_a_place_for_temporary_files(monkeypatch: pytest.MonkeyPa
 def test_cards_are_counted_and_having_none_is_nothing_wrong() -> None:
     cards = tuple(Card(index, "gaudi3", index, f"0000:0{index}:00.0") for index in range(8))
 
-    assert of_gaudi(Inventory(cards, "sysfs")).observation == "8 of gaudi3, by sysfs"
+    assert of_gaudi(Inventory(cards, "sysfs")).observation.startswith("8 of gaudi3, by sysfs: ")
     assert of_gaudi(Inventory()).status == "ok"
