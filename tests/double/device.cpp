@@ -4,6 +4,8 @@
 // operators, storage offsets and data pointers are real; mixing devices is refused. What the device is documented to do
 // otherwise is done here too: integers of 64 bits keep 32, doubles are floats (D-16), memory has a limit (D-22), one
 // process holds a card (D-20), and an operator outside a compiled cluster is compiled by itself (D-15).
+//
+// Source, of the bridge: create_tensor.cpp and tensor_utils.cpp:390 (D-16), device.cpp:388-492 (D-20), habana_eager (D-15).
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>

@@ -8,6 +8,7 @@ only for another torch.
 from __future__ import annotations
 
 import argparse
+import compileall
 import hashlib
 import shutil
 import stat
@@ -46,6 +47,7 @@ def install(folder: Path, profile: str) -> None:
         _made(tool.parent)
         tool.write_text(_HL_SMI, encoding="ascii")
         tool.chmod(tool.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+        compileall.compile_dir(package, quiet=1)  # Every process imports it.
         shutil.rmtree(folder, ignore_errors=True)
         made.rename(folder)
 

@@ -79,7 +79,9 @@ class RememberingLab(Lab):
             "AOTGAUDI_DOUBLE_JOURNAL": str(self._journal),
             **patient.settings,
         }
-        super().__init__(directory, environment=environment, seconds=patient.seconds, start=start_probe)
+        super().__init__(
+            directory, environment=environment, seconds=patient.seconds, patience_seconds=0, start=start_probe
+        )
         self._fault, self.memory = patient.fault, memory
 
     def run(

@@ -113,4 +113,3 @@ def _begin(environment: Mapping[str, str], output: Path) -> None:
     sys.path[:0] = environment.get("PYTHONPATH", "").split(":")
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") != "0":
         getattr(importlib.import_module("habana_frameworks.autoload"), "__autoload")()
-    importlib.import_module("torch._dynamo")  # As a first look-up of a backend would.

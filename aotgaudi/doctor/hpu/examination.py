@@ -54,7 +54,7 @@ def acquire(lab: Lab) -> Device:
     """
     if version_of(PLUGIN) == NOT_INSTALLED:
         raise UnexaminedError(f"{PLUGIN} is not installed here (it comes with Intel's images for Gaudi)")
-    outcome = lab.kept("identity", lambda: lab.run("device.identity"))
+    outcome = lab.kept("identity", lambda: lab.run_when_free("device.identity"))
     if not outcome.is_whole:
         raise UnexaminedError(
             f"{lab.card} could not be acquired: {outcome.problem} (doctor needs one that no process holds)"

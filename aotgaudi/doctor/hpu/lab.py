@@ -21,8 +21,12 @@ from typing import Any, Protocol, TypeVar, cast
 from aotgaudi.gaudi.environment import process_environment
 
 PROBE_SECONDS = 120.0
+PATIENCE_SECONDS = 30.0
+"""How long a card may stay busy after the process that had it was killed."""
+BUSY = "acquire failed"
+"""What the bridge says of a card that another process has (K-25)."""
 _OUTPUT, _RESULT = "output", "result.json"
-_POLL_SECONDS = 0.02
+_POLL_SECONDS, _RETRY_SECONDS = 0.02, 1.0
 
 T = TypeVar("T")
 
@@ -71,12 +75,14 @@ class Lab:
         environment: Mapping[str, str],
         module_id: int | None = None,
         seconds: float = PROBE_SECONDS,
+        patience_seconds: float = PATIENCE_SECONDS,
         start: StartProbe | None = None,
     ) -> None:
         """Works in `directory`, on the card `module_id` (None: any); a probe has `seconds`."""
         self.directory = directory
         self._inherited, self._module_id = dict(environment), module_id
-        self._seconds, self._start = seconds, start or start_process
+        self._seconds, self._patience_seconds = seconds, patience_seconds
+        self._start = start or start_process
         self.card = "a card" if module_id is None else f"the card with module id {module_id}"
         self._kept: dict[str, Any] = {}
 
@@ -114,6 +120,13 @@ class Lab:
             return Outcome(document["values"], document["problem"] or problem)
         except (OSError, ValueError, KeyError, TypeError):
             return Outcome({}, problem or "it ended without a result")
+
+    def run_when_free(self, probe: str) -> Outcome:
+        """Runs a probe, again and again while the card is busy and there is patience left."""
+        deadline = time.monotonic() + self._patience_seconds
+        while BUSY in (outcome := self.run(probe)).problem and time.monotonic() + _RETRY_SECONDS < deadline:
+            time.sleep(_RETRY_SECONDS)
+        return outcome
 
     @contextlib.contextmanager
     def running(self, probe: str, **arguments: Any) -> Iterator[ProbeProcess]:

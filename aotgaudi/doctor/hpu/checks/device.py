@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from aotgaudi.doctor.hpu.findings import HpuCheck, LineFinding, judged, unclear
-from aotgaudi.doctor.hpu.lab import Lab, ProbeProcess
+from aotgaudi.doctor.hpu.lab import BUSY, Lab, ProbeProcess
 
 _MIB = 1 << 20
 _MEBIBYTES = 64
@@ -53,8 +53,8 @@ def _one_process(lab: Lab) -> Iterator[LineFinding]:
     with lab.running("device.hold", ready=str(ready), seconds=_HOLD_SECONDS) as process:
         _wait_for(ready, process)
         second = lab.run("device.identity")
-    third = lab.run("device.identity")
-    holds = not second.is_whole and "acquire failed" in second.problem and third.is_whole
+    third = lab.run_when_free("device.identity")
+    holds = BUSY in second.problem and third.is_whole
     lacks = "a second process has it, too" if second.is_whole else third.problem or second.problem
     yield judged("K-25", holds, "a second process is refused; it is free when the first was killed", lacks)
 
@@ -68,6 +68,6 @@ def _wait_for(path: Path, process: ProbeProcess) -> None:
 CHECKS = (
     HpuCheck("H-11", "operators outside graphs", ("K-17",), _eager),
     HpuCheck("H-14", "narrow types", ("K-20",), _casts),
-    HpuCheck("H-20", "one process a card", ("K-25",), _one_process),
     HpuCheck("H-21", "memory", ("K-41",), _memory),
+    HpuCheck("H-20", "one process a card", ("K-25",), _one_process),
 )

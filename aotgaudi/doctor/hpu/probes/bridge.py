@@ -29,7 +29,6 @@ class Bridge:
     Attributes:
         torch: The module.
         counters: Of compiled graphs and recipes.
-        was_registered: Whether importing torch._dynamo registered ``hpu_backend``.
     """
 
     def __init__(self) -> None:
@@ -42,9 +41,10 @@ class Bridge:
             self.module("hpu.metrics"), getattr(self._debug, "_get_jit_cache_size", None)
         )
         self.torch.set_grad_enabled(False)
-        self.was_registered = "hpu_backend" in self._dynamo().list_backends(exclude_tags=())
-        if not self.was_registered:
-            self._register()
+
+    def is_registered(self) -> bool:
+        """Returns whether importing torch._dynamo, or anything else so far, has registered ``hpu_backend``."""
+        return "hpu_backend" in self._dynamo().list_backends(exclude_tags=())
 
     def module(self, name: str) -> Any:
         """Returns a module of the bridge, named from ``habana_frameworks.torch`` on."""
@@ -52,6 +52,7 @@ class Bridge:
 
     def compiled(self, function: Run, **options: object) -> Run:
         """Returns `function` as the backend compiles it under ``torch.compile``."""
+        self._register()
         return self.torch.compile(  # type: ignore[no-any-return]
             self._as_module(function),
             backend="hpu_backend",

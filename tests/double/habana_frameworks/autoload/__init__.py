@@ -1,4 +1,7 @@
-"""D-01: what torch calls while it is imported (entry point ``torch.backends``)."""
+"""D-01: what torch calls while it is imported (entry point ``torch.backends``).
+
+Source: ``autoload/__init__.py`` of the bridge.
+"""
 
 import os
 

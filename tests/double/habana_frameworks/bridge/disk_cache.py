@@ -1,4 +1,8 @@
-"""D-10 to D-13: recipes on disk. Stored by one thread, found by name alone, verified by nobody."""
+"""D-10 to D-13: recipes on disk. Stored by one thread, found by name alone, verified by nobody.
+
+Source: ``base_cache_file_handler.cpp``, ``cache_file_handler.cpp``, ``hpu_recipe_cache.cpp:296-400`` and ``job_thread.h``
+of the bridge.
+"""
 
 from __future__ import annotations
 

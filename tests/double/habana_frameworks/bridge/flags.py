@@ -1,4 +1,7 @@
-"""D-03: variables are read once, when the bridge is imported; D-18: some can be set at run time."""
+"""D-03: variables are read once, when the bridge is imported; D-18: some can be set at run time.
+
+Source: ``scripts/env_flags.yaml`` and ``scripts/generate_env.py`` of the bridge.
+"""
 
 from __future__ import annotations
 

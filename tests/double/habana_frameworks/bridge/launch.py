@@ -1,4 +1,7 @@
-"""D-09: from a cluster and its arguments to a recipe: in memory, on disk, or compiled now."""
+"""D-09: from a cluster and its arguments to a recipe: in memory, on disk, or compiled now.
+
+Source: ``hpu_recipe_cache.h`` and ``.cpp``, ``hpu_habana_launch_op_pt.cpp:4918-4966`` of the bridge.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""D-19: a recipe: what a cluster computes, as bytes that another process can run. Running it interprets it on the CPU."""
+"""D-19: a recipe: what a cluster computes, as bytes that another process can run. Running it interprets it on the CPU.
+
+Source: ``graph.cpp:53-66`` of the bridge for names, ``graph.cpp:845`` for the compile-only mode (D-17), Synapse's
+``device_common.cpp:623`` for other types of device.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,10 @@ _HERE = Path(__file__).parent
 
 
 def _check_version() -> None:
-    """D-02: torch must be the release that the bridge was built for, and, in the lazy mode, Intel's fork."""
+    """D-02: torch must be the release that the bridge was built for, and, in the lazy mode, Intel's fork.
+
+    Source: ``torch/__init__.py:33-50`` of the bridge.
+    """
     required = (_HERE / "required_version.txt").read_text(encoding="ascii").strip()
     found = importlib.metadata.version("torch")
     assert found.split(".")[:2] == required.split(".")[:2], f"torch {found} is not {required}"

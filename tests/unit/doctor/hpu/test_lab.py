@@ -69,6 +69,23 @@ def test_a_probe_that_takes_too_long_is_killed(tmp_path: Path) -> None:
     assert script.processes[0].wait(30) != 0
 
 
+@pytest.mark.parametrize(("patience", "num_asked"), [(0.0, 1), (60.0, 2)])
+def test_a_busy_card_is_asked_for_again_while_there_is_patience(
+    tmp_path: Path, patience: float, num_asked: int
+) -> None:
+    busy = "'' if os.path.exists('asked') else 'RuntimeError: Device acquire failed.'"
+    script = Script(
+        f"os.chdir({str(tmp_path)!r}); problem = {busy}; open('asked', 'w');"
+        "json.dump({'values': {}, 'problem': problem}, open(sys.argv[3], 'w'))"
+    )
+    lab = Lab(tmp_path, environment={}, patience_seconds=patience, start=script.start)
+
+    outcome = lab.run_when_free("device.identity")
+
+    assert outcome.is_whole == (num_asked == 2)
+    assert len(script.processes) == num_asked
+
+
 def test_a_probe_that_runs_meanwhile_is_killed_at_the_end(tmp_path: Path) -> None:
     script = Script("time.sleep(600)")
 

@@ -1,4 +1,7 @@
-"""Steps of the lazy mode, and the late import of the backend (D-04)."""
+"""Steps of the lazy mode, and the late import of the backend (D-04).
+
+Source: ``core/__init__.py:58-113`` of the bridge.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from typing import Any
 
 from habana_frameworks.bridge.faults import has_fault
 from habana_frameworks.torch.utils.internal import is_lazy
+
+_BACKEND = "habana_frameworks.torch.dynamo.compile_backend.backends"
 
 
 def mark_step(device_str: str = "", sync: bool = False) -> None:
@@ -41,8 +46,9 @@ def _import_late() -> None:
             depth -= 1
         if is_due and not depth and bootstrap._find_and_load is find_and_load:  # type: ignore[attr-defined]
             bootstrap._find_and_load = original  # type: ignore[attr-defined]
-            import_compilers()
-            import_hpu_partition()
+            if _BACKEND not in sys.modules and not has_fault("not-registered"):
+                import_compilers()
+                import_hpu_partition()
         return found
 
     bootstrap._find_and_load = find_and_load  # type: ignore[attr-defined]
@@ -54,8 +60,7 @@ def _begin() -> None:
     import torch._dynamo  # The bridge loads it in this mode.
 
     assert "torch._dynamo" in sys.modules
-    if not has_fault("not-registered"):
-        _import_late()
+    _import_late()
 
 
 __all__ = ["import_compilers", "import_hpu_partition", "mark_step"]

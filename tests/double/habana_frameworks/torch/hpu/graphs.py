@@ -1,4 +1,4 @@
-"""D-23: graphs of the lazy mode, captured per process and keyed by shapes alone."""
+"""D-23: graphs of the lazy mode, captured per process and keyed by shapes alone. Source: ``hpu/graphs.py`` of the bridge."""
 
 from __future__ import annotations
 

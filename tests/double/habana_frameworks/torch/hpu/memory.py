@@ -1,4 +1,4 @@
-"""D-22: memory of the device."""
+"""D-22: memory of the device. Source: ``hpu/memory.py`` of the bridge."""
 
 import torch
 

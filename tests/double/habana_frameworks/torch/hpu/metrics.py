@@ -1,4 +1,4 @@
-"""D-14: what is counted, in both styles."""
+"""D-14: what is counted, in both styles. Source: ``metrics.py``, old and new, and ``saver.py`` of the bridge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Private helpers of the bridge."""
+"""Private helpers of the bridge. Source: ``utils/debug/__init__.py``."""
 
 import torch
 

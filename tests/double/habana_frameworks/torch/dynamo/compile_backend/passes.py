@@ -1,4 +1,7 @@
-"""D-05: what is compiled together. Rules of the bridge's ``passes.py``, written anew."""
+"""D-05: what is compiled together. Rules of the bridge's ``passes.py``, written anew.
+
+Source: ``passes.py:2014-2096`` (views), ``2575-2637`` (in place), ``2807-2831`` (fallbacks).
+"""
 
 from __future__ import annotations
 

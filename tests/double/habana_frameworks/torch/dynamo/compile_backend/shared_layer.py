@@ -1,4 +1,4 @@
-"""Which operators are lowered, and which fall back to the CPU (K-19)."""
+"""Which operators are lowered, and which fall back to the CPU (K-19). Source: ``shared_layer.py``, ``hpu_op*.yaml``."""
 
 from __future__ import annotations
 

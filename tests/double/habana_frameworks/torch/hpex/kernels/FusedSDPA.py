@@ -1,4 +1,8 @@
-"""D-21: fused attention."""
+"""D-21: fused attention.
+
+Source: ``FusedSDPA.py:60-200`` and ``eager_custom_op_register.cpp:2253`` of the bridge; arguments after the eleventh are
+inferred from vllm-gaudi.
+"""
 
 from __future__ import annotations
 
