@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 
 from aotgaudi.doctor.machine_finding import MachineFinding
-from aotgaudi.server.limits import DEFAULT_MAX_CONNECTIONS
+from aotgaudi.server.front.limits import DEFAULT_MAX_CONNECTIONS
 from aotgaudi.store.sealed import SEALS
 
 _SECONDS = 60.0

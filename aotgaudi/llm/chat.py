@@ -6,7 +6,7 @@ access is an error, not an empty string.
 
 Compiling a template computes nothing that the template says: Jinja would otherwise fold constants, and
 ``{{ 9 ** 9999999 }}`` would keep a process busy before it serves. Rendering has no bound of its own: the server renders
-in a process that may be killed (`aotgaudi.server.intake_lane`), `LLM` in its caller's.
+in a process that may be killed (`aotgaudi.server.intake.lane`), `LLM` in its caller's.
 """
 
 from __future__ import annotations

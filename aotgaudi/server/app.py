@@ -28,9 +28,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aotgaudi.engine.output import TokenEvent
 from aotgaudi.errors import RequestError
-from aotgaudi.server.body import Body
+from aotgaudi.server.front.hosts import ANY_HOST, AllowedHosts, HostCheck
 from aotgaudi.server.generation import Generation
-from aotgaudi.server.hosts import ANY_HOST, AllowedHosts, HostCheck
 from aotgaudi.server.http import (
     DONE,
     ClientGoneError,
@@ -42,10 +41,11 @@ from aotgaudi.server.http import (
     sse,
     unless_disconnected,
 )
+from aotgaudi.server.intake.body import Body
+from aotgaudi.server.intake.prepare import Kind, PreparedRequest
+from aotgaudi.server.intake.protocol import ChatCompletionRequest, CompletionRequest
 from aotgaudi.server.metrics import Metrics
 from aotgaudi.server.openapi import openapi_document
-from aotgaudi.server.prepare import Kind, PreparedRequest
-from aotgaudi.server.protocol import ChatCompletionRequest, CompletionRequest
 from aotgaudi.server.reading import BodyReader
 from aotgaudi.server.responses import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat, TokenTexts
 from aotgaudi.server.service import Service

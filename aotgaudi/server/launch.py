@@ -21,12 +21,12 @@ from aotgaudi.llm.start import start
 from aotgaudi.runtime.allocator import freed_memory
 from aotgaudi.runtime.guard import Seccomp
 from aotgaudi.server.app import create_app
-from aotgaudi.server.hosts import AllowedHosts
-from aotgaudi.server.intake import Intake
-from aotgaudi.server.limits import Listening
+from aotgaudi.server.front.hosts import AllowedHosts
+from aotgaudi.server.front.limits import Listening
+from aotgaudi.server.front.run import HttpServer, StopTimes, bind
+from aotgaudi.server.intake.intake import Intake
+from aotgaudi.server.intake.prepare import ServedModel
 from aotgaudi.server.metrics import Metrics
-from aotgaudi.server.prepare import ServedModel
-from aotgaudi.server.run import HttpServer, StopTimes, bind
 from aotgaudi.server.service import DEFAULT_STALL_SECONDS, Service
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from aotgaudi.engine.core import EngineStats
 from aotgaudi.entries import Entry
 from aotgaudi.llm.running import Warmth
 from aotgaudi.runtime.guard import LAYERS
-from aotgaudi.server.limits import REASONS, Reason
+from aotgaudi.server.front.limits import REASONS, Reason
 
 _STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pydantic.json_schema import models_json_schema
 from starlette.routing import Route
 
-from aotgaudi.server.body import Body
+from aotgaudi.server.intake.body import Body
 
 _REF = "#/components/schemas/{model}"
 

@@ -13,15 +13,15 @@ from aotgaudi.errors import RequestError
 from aotgaudi.llm.running import Warmth
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.server.generation import EngineLike
+from aotgaudi.server.intake.prepare import Kind, PreparedRequest, ServedModel
 from aotgaudi.server.metrics import Metrics
-from aotgaudi.server.prepare import Kind, PreparedRequest, ServedModel
 
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
 DEFAULT_STALL_SECONDS = 60.0
 
 
 class IntakeLike(Protocol):
-    """What the server needs of an intake, such as `aotgaudi.server.intake.Intake`."""
+    """What the server needs of an intake, such as `aotgaudi.server.intake.intake.Intake`."""
 
     @property
     def is_alive(self) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from aotgaudi.server.intake_lane import LANES
+from aotgaudi.server.intake.lane import LANES
 from tests.e2e.harness import PACKAGE_ROOT, Server, Workplace, environment, eventually
 
 pytestmark = pytest.mark.slow

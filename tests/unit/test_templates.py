@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 from aotgaudi.cli.main import cli
 from aotgaudi.remotes.oci_documents import BUNDLE_ROOT
-from aotgaudi.server.run import StopTimes
+from aotgaudi.server.front.run import StopTimes
 from tests.environment import requirements
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from aotgaudi.llm.model_files import GenerationConfig
     from aotgaudi.runtime.guard import Seccomp
     from aotgaudi.runtime.shards import WeightsMemory
-    from aotgaudi.server.limits import Listening
+    from aotgaudi.server.front.limits import Listening
 
 
 def _generation_options(function: Command) -> Command:
@@ -149,9 +149,9 @@ def serve(  # noqa: PLR0913 - one argument per option
 ) -> None:
     """Serve a model from a verified BUNDLE. With --require-warm it starts warm or not at all."""
     from aotgaudi.llm.running import ModelOptions
+    from aotgaudi.server.front.run import StopTimes
     from aotgaudi.server.launch import ServeOptions, launch
     from aotgaudi.server.log import log_handler
-    from aotgaudi.server.run import StopTimes
 
     if seccomp == "require" and not require_warm:
         raise click.UsageError("--seccomp require goes with --require-warm: else a builder may have to start")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from aotgaudi.cli.options.common import Command
-from aotgaudi.server.limits import DEFAULT_LIMITS, Listening
+from aotgaudi.server.front.limits import DEFAULT_LIMITS, Listening
 
 
 def listening_options(function: Command) -> Command:

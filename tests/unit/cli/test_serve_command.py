@@ -12,8 +12,8 @@ from aotgaudi.bundle.bundle import Acceptance
 from aotgaudi.cli.commands.serve import served_name
 from aotgaudi.cli.main import cli
 from aotgaudi.llm.running import ModelOptions
+from aotgaudi.server.front.limits import Listening
 from aotgaudi.server.launch import ServeOptions
-from aotgaudi.server.limits import Listening
 
 
 def test_a_model_is_served_under_the_name_that_was_given(

@@ -24,9 +24,9 @@ from aotgaudi.llm.running import Warmth
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.runtime.guard import CAUSES
 from aotgaudi.server.app import create_app
-from aotgaudi.server.intake_wire import answer as answer_of
-from aotgaudi.server.intake_wire import message_of, prepared_of
-from aotgaudi.server.prepare import Kind, PreparedRequest, Preparer, ServedModel
+from aotgaudi.server.intake.prepare import Kind, PreparedRequest, Preparer, ServedModel
+from aotgaudi.server.intake.wire import answer as answer_of
+from aotgaudi.server.intake.wire import message_of, prepared_of
 from aotgaudi.server.service import Service
 from aotgaudi.spec.sampler import SamplerSpec
 from tests.unit.llm.conftest import BOS, make_backend

@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 
 from aotgaudi.errors import RequestError
 from aotgaudi.server.app import create_app
-from aotgaudi.server.body import parse_body
-from aotgaudi.server.protocol import ChatCompletionRequest, CompletionRequest, Message
+from aotgaudi.server.intake.body import parse_body
+from aotgaudi.server.intake.protocol import ChatCompletionRequest, CompletionRequest, Message
 from aotgaudi.server.service import Service
 
 HI = [{"role": "user", "content": "hi"}]

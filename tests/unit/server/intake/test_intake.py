@@ -22,9 +22,9 @@ import pytest
 from aotgaudi.bundle.model import ModelDirectory
 from aotgaudi.errors import RequestError, SpecError
 from aotgaudi.llm.tokenizer import Tokenizer
-from aotgaudi.server.intake import Intake
-from aotgaudi.server.intake_lane import LANES, LaneLimits
-from aotgaudi.server.prepare import ServedModel
+from aotgaudi.server.intake.intake import Intake
+from aotgaudi.server.intake.lane import LANES, LaneLimits
+from aotgaudi.server.intake.prepare import ServedModel
 from tests.unit.llm.conftest import make_backend
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ def companion() -> psutil.Process:
     (found,) = [
         child
         for child in psutil.Process().children()
-        if "aotgaudi.server.intake_companion" in child.cmdline()
+        if "aotgaudi.server.intake.companion" in child.cmdline()
     ]
     return found
 
@@ -424,7 +424,7 @@ def test_interrupt_or_failure_at_the_start_ends_it_without_a_word(capfd: pytest.
 
 def test_nothing_is_left_of_it_when_the_server_is_killed(model_dir: Path) -> None:
     code = (
-        "import sys, time, psutil, pathlib; from tests.unit.server.test_intake import *\n"
+        "import sys, time, psutil, pathlib; from tests.unit.server.intake.test_intake import *\n"
         "intake = Intake(); intake.load(ModelDirectory(pathlib.Path(sys.argv[1]))); intake.open(MODEL)\n"
         "print(*[child.pid for child in psutil.Process().children(recursive=True)], flush=True); time.sleep(60)"
     )

@@ -1,9 +1,9 @@
 """The intake's companion: loads tokenizer and chat template once, and forks the lanes, again and again.
 
-``python -m aotgaudi.server.intake_companion FD SECCOMP`` is started by `aotgaudi.server.intake` before the server is ready;
-FD is its socket to the server. The server itself may fork nothing by then, and has threads, which a fork would leave
-behind; the companion has one thread, and imports neither torch nor what serves HTTP. Unless SECCOMP is "off", the kernel
-lets it fork but run no other program, and lets a lane do neither.
+``python -m aotgaudi.server.intake.companion FD SECCOMP`` is started by `aotgaudi.server.intake.intake` before the server
+is ready; FD is its socket to the server. The server itself may fork nothing by then, and has threads, which a fork would
+leave behind; the companion has one thread, and imports neither torch nor what serves HTTP. Unless SECCOMP is "off", the
+kernel lets it fork but run no other program, and lets a lane do neither.
 
 ::
 
@@ -36,9 +36,9 @@ from aotgaudi.errors import AotGaudiError, SpecError, TargetError
 from aotgaudi.llm.chat import ChatTemplate
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.runtime.seccomp import forbid_processes, refuse
-from aotgaudi.server.intake_lane import LaneLimits, run_lane
-from aotgaudi.server.intake_wire import ANSWER_FOR_KERNEL, MAX_PACKET_BYTES, Cause
-from aotgaudi.server.prepare import Preparer
+from aotgaudi.server.intake.lane import LaneLimits, run_lane
+from aotgaudi.server.intake.prepare import Preparer
+from aotgaudi.server.intake.wire import ANSWER_FOR_KERNEL, MAX_PACKET_BYTES, Cause
 
 _LOAD_SECONDS = 60
 """Processor time. Compiling a template computes nothing that it says, but one of 32 MiB may be long."""

@@ -20,9 +20,9 @@ import pytest
 
 from aotgaudi.engine.output import TokenEvent
 from aotgaudi.server.app import create_app
-from aotgaudi.server.limits import ConnectionLimits, Reason
-from aotgaudi.server.listener import Incidents
-from aotgaudi.server.run import HttpServer, StopTimes, bind
+from aotgaudi.server.front.limits import ConnectionLimits, Reason
+from aotgaudi.server.front.listener import Incidents
+from aotgaudi.server.front.run import HttpServer, StopTimes, bind
 from aotgaudi.server.service import Service
 
 WAIT_SECONDS = 10

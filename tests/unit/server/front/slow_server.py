@@ -1,4 +1,4 @@
-"""A server of a model that answers "a" every 20 ms: ``python -m tests.unit.server.slow_server DELAY DRAIN``.
+"""A server of a model that answers "a" every 20 ms: ``python -m tests.unit.server.front.slow_server DELAY DRAIN``.
 
 It prints its port once it listens. From then on it cannot start a thread, as if the system had none left.
 """
@@ -21,9 +21,9 @@ from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.llm.running import Warmth
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.server.app import create_app
+from aotgaudi.server.front.run import HttpServer, StopTimes, bind
+from aotgaudi.server.intake.prepare import Preparer, ServedModel
 from aotgaudi.server.log import log_handler
-from aotgaudi.server.prepare import Preparer, ServedModel
-from aotgaudi.server.run import HttpServer, StopTimes, bind
 from aotgaudi.server.service import Service
 from aotgaudi.spec.limits import ServingLimits
 from tests.unit.llm.conftest import make_backend

@@ -22,7 +22,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from aotgaudi.engine.sampling_params import MAX_STOP_STRINGS, SamplingParams
-from aotgaudi.server.body import (
+from aotgaudi.server.intake.body import (
     Body,
     Ignored,
     NoList,

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from aotgaudi.server.limits import DEFAULT_MAX_CONNECTIONS
+from aotgaudi.server.front.limits import DEFAULT_MAX_CONNECTIONS
 
 _PROGRAM = """
 import resource, sys
-from aotgaudi.server.limits import allow_connections
+from aotgaudi.server.front.limits import allow_connections
 soft, hard, asked = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 try:

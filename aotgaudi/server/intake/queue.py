@@ -17,8 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from aotgaudi.errors import RequestError
-from aotgaudi.server.intake_lane import LaneLimits, too_large, too_slow
-from aotgaudi.server.intake_wire import (
+from aotgaudi.server.intake.lane import LaneLimits, too_large, too_slow
+from aotgaudi.server.intake.prepare import Kind, PreparedRequest
+from aotgaudi.server.intake.wire import (
     LENGTHS_BYTES,
     Cause,
     LaneGoneError,
@@ -28,7 +29,6 @@ from aotgaudi.server.intake_wire import (
     prepared_of,
     question,
 )
-from aotgaudi.server.prepare import Kind, PreparedRequest
 
 MAX_WAITING = 1024
 MAX_WAITING_BYTES = 16 << 20

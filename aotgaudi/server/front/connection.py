@@ -25,9 +25,9 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from uvicorn.server import ServerState
 
+from aotgaudi.server.front.limits import ConnectionLimits, Reason
+from aotgaudi.server.front.strict import StrictReader
 from aotgaudi.server.http import error_body
-from aotgaudi.server.limits import ConnectionLimits, Reason
-from aotgaudi.server.strict import StrictReader
 
 logger = logging.getLogger(__name__)
 

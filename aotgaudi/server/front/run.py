@@ -25,8 +25,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from aotgaudi.errors import SpecError
-from aotgaudi.server.limits import DEFAULT_LIMITS, ConnectionLimits, Reason
-from aotgaudi.server.listener import Listener
+from aotgaudi.server.front.limits import DEFAULT_LIMITS, ConnectionLimits, Reason
+from aotgaudi.server.front.listener import Listener
 
 logger = logging.getLogger(__name__)
 

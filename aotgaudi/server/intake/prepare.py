@@ -1,7 +1,7 @@
 """From a body to what the engine is asked for: parsed, validated, rendered by the chat template, and tokenized.
 
 All of it holds the interpreter's lock, for a second where the body is large, and for as long as it likes where the chat
-template is bad. So it is done by a lane of the intake, a process of its own (see `aotgaudi.server.intake`).
+template is bad. So it is done by a lane of the intake, a process of its own (see `aotgaudi.server.intake.intake`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.errors import RequestError
 from aotgaudi.llm.chat import ChatTemplate
 from aotgaudi.llm.tokenizer import Tokenizer
-from aotgaudi.server.body import parse_body
-from aotgaudi.server.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from aotgaudi.server.intake.body import parse_body
+from aotgaudi.server.intake.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
 
 Kind = Literal["completion", "chat"]
 

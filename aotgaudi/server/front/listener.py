@@ -17,9 +17,9 @@ from collections.abc import Callable
 import uvicorn
 from uvicorn.server import ServerState
 
-from aotgaudi.server.connection import Connection
+from aotgaudi.server.front.connection import Connection
+from aotgaudi.server.front.limits import REASONS, ConnectionLimits, Reason
 from aotgaudi.server.http import error_body
-from aotgaudi.server.limits import REASONS, ConnectionLimits, Reason
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.errors import AotGaudiError, RequestError
-from aotgaudi.server.intake_wire import (
+from aotgaudi.server.intake.prepare import PreparedRequest
+from aotgaudi.server.intake.wire import (
     LENGTHS_BYTES,
     LaneGoneError,
     Message,
@@ -25,7 +26,6 @@ from aotgaudi.server.intake_wire import (
     refusal,
     send,
 )
-from aotgaudi.server.prepare import PreparedRequest
 
 PARAMS = st.builds(
     SamplingParams,

@@ -32,7 +32,7 @@ from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.server.app import create_app
-from aotgaudi.server.run import HttpServer, StopTimes, bind
+from aotgaudi.server.front.run import HttpServer, StopTimes, bind
 from aotgaudi.server.service import Service
 from aotgaudi.spec.limits import ServingLimits
 
@@ -212,7 +212,7 @@ def slow_server(
     """A server in a process of its own, and its port; see slow_server.py."""
     root = Path(__file__).parents[3]
     child = subprocess.Popen(
-        [sys.executable, "-m", "tests.unit.server.slow_server", str(delay), str(drain)],
+        [sys.executable, "-m", "tests.unit.server.front.slow_server", str(delay), str(drain)],
         cwd=root,
         env={**os.environ, "PYTHONPATH": str(root)},
         stdout=subprocess.PIPE,

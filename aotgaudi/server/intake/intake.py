@@ -5,7 +5,7 @@
     client -> event loop -> lane's queue -> lane (a process): parse, validate, render, tokenize -> event loop -> engine
 
 A companion process is started before the model is loaded, loads tokenizer and chat template meanwhile, and forks the lanes
-(`aotgaudi.server.intake_companion`). A lane works under limits of time and memory (`aotgaudi.server.intake_lane`); one that
+(`aotgaudi.server.intake.companion`). A lane works under limits of time and memory (`aotgaudi.server.intake.lane`); one that
 dies of a request is forked again, by the companion, and the request is refused. From ready on the server itself starts no
 process.
 """
@@ -31,10 +31,10 @@ from aotgaudi import errors
 from aotgaudi.bundle.model import ModelDirectory
 from aotgaudi.errors import AotGaudiError, SpecError
 from aotgaudi.runtime.guard import Seccomp
-from aotgaudi.server.intake_lane import LANES, LARGE_BODY_BYTES, LaneLimits
-from aotgaudi.server.intake_queue import LaneQueue, Replacement
-from aotgaudi.server.intake_wire import ANSWER_FOR_KERNEL, MAX_PACKET_BYTES
-from aotgaudi.server.prepare import Kind, PreparedRequest, ServedModel
+from aotgaudi.server.intake.lane import LANES, LARGE_BODY_BYTES, LaneLimits
+from aotgaudi.server.intake.prepare import Kind, PreparedRequest, ServedModel
+from aotgaudi.server.intake.queue import LaneQueue, Replacement
+from aotgaudi.server.intake.wire import ANSWER_FOR_KERNEL, MAX_PACKET_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Intake:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             arguments = (str(theirs.fileno()), seccomp)
-            command = [sys.executable, "-m", "aotgaudi.server.intake_companion", *arguments]
+            command = [sys.executable, "-m", "aotgaudi.server.intake.companion", *arguments]
             with _interrupts_ignored():
                 self._companion = subprocess.Popen(
                     command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.errors import AotGaudiError, RequestError
-from aotgaudi.server.prepare import Kind, PreparedRequest
+from aotgaudi.server.intake.prepare import Kind, PreparedRequest
 
 Cause = Literal["none", "done", "time", "memory", "killed"]
 """Why a lane ended: there was none, it had grown, a limit, or anything else."""

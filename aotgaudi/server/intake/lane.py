@@ -26,8 +26,8 @@ from traceback import extract_tb
 from typing import NoReturn
 
 from aotgaudi.errors import RequestError
-from aotgaudi.server.intake_wire import Message, answer, failure, receive, refusal, send
-from aotgaudi.server.prepare import Preparer
+from aotgaudi.server.intake.prepare import Preparer
+from aotgaudi.server.intake.wire import Message, answer, failure, receive, refusal, send
 
 _SECONDS_PER_BYTE = 1e-6
 _KEPT_BYTES = 16 << 20

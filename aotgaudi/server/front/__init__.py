@@ -1,0 +1,1 @@
+"""The socket, the connections and the signals: HTTP below the application."""

@@ -1,0 +1,1 @@
+"""Reading what clients send, in processes of its own."""
