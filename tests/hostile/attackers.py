@@ -103,7 +103,7 @@ def flood(port: int, num_requests: int, body: dict[str, Any], allowed: Sequence[
         async with gate:
             reader, writer = await asyncio.open_connection(HOST, port)
             writer.write(data)
-            received = await asyncio.wait_for(reader.read(), 60)
+            received = await asyncio.wait_for(reader.read(), 120)
             writer.close()
             return status_of(received)
 

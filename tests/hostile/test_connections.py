@@ -29,7 +29,7 @@ def test_h1_2500_connections_of_64_prompts_vanish_in_random_order(trial: Trial) 
 
 def test_h1_9000_single_requests_at_once_are_answered_or_refused(trial: Trial) -> None:
     with trial() as it:
-        it.attack(attackers.flood, 9000, SHORT, (200, 429, 503), seconds=150)
+        it.attack(attackers.flood, 9000, SHORT, (200, 429, 503), seconds=240)
 
 
 @pytest.mark.parametrize(

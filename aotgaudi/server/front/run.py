@@ -15,8 +15,10 @@ import logging
 import math
 import signal
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Protocol
@@ -30,6 +32,7 @@ from aotgaudi.server.front.listener import Listener
 
 logger = logging.getLogger(__name__)
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _POLL_SECONDS = 0.05
 _HOUSEKEEPING_SECONDS = 5.0
 _MAX_PORT = 65535
@@ -150,6 +153,20 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
     def stop(self) -> None:
         """Ends `run_until_stopped` as SIGINT does. Returns at once."""
         self.handle_exit(signal.SIGINT, None)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Part of uvicorn's life: when it has come to rest, the process ends, and no further signal is needed for that."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        for number in _SIGNALS:
+            signal.signal(number, self.handle_exit)
+        try:
+            yield
+        finally:
+            for number in _SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begins to drain. Unlike uvicorn's own, it does not die of the signal after a graceful end."""
