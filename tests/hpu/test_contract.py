@@ -11,7 +11,7 @@ from aotgaudi.doctor.hpu.report import DoctorReport
 from tests.hpu.conftest import InstalledDouble
 from tests.hpu.doctors import Patient, examined
 
-pytestmark = pytest.mark.hpu_double
+pytestmark = [pytest.mark.hpu_double, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -151,6 +152,7 @@ def test_a_busy_module_is_replaced_by_another_unless_others_are_hidden(newest: P
     with lab.running("device.hold", ready=str(ready), seconds=60.0) as holder:
         while not ready.exists():
             assert holder.poll() is None
+            time.sleep(0.01)
         refused = lab.run("device.compile_one")
         replaced = lab.run("device.compile_one", environment={"HABANA_VISIBLE_MODULES": None})
 
