@@ -8,6 +8,7 @@
 ``GET /ready``                         200 while requests are taken, else 503; with the reason
 ``GET /metrics``                       Prometheus or OpenMetrics text
 ``GET /version``                       this program's version
+``GET /openapi.json``                  this interface, described
 =====================================  ==========================================================
 """
 
@@ -17,6 +18,7 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import asdict
+from functools import cached_property
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -66,13 +68,8 @@ def create_app(service: Service, hosts: AllowedHosts = ANY_HOST) -> Starlette:
     go wherever ``Host`` says.
     """
     routes = _routes(Api(service))
-    document = openapi_document(service.version, routes, _BODIES)
-
-    async def describe(_: Request) -> Response:
-        return JSONResponse(document)
-
     app = Starlette(
-        routes=[*routes, Route("/openapi.json", describe)],
+        routes=routes,
         middleware=[
             Middleware(RequestBoundary, metrics=service.metrics, routes=routes),
             Middleware(HostCheck, hosts=hosts),
@@ -97,6 +94,7 @@ def _routes(api: Api) -> list[Route]:
         Route("/ready", api.ready),
         Route("/metrics", api.metrics),
         Route("/version", api.version),
+        Route("/openapi.json", api.describe, include_in_schema=False),
     ]
 
 
@@ -147,6 +145,15 @@ class Api:
         """Says which version this is."""
         return JSONResponse({"version": self._service.version})
 
+    async def describe(self, _: Request) -> Response:
+        """Describes the API."""
+        return JSONResponse(self._description)
+
+    @cached_property
+    def _description(self) -> Mapping[str, object]:
+        """Made when it is first asked for: starts need not wait for it."""
+        return openapi_document(self._service.version, _routes(self), _BODIES)
+
     def _model_card(self, name: str) -> dict[str, object]:
         return {
             "id": name,
@@ -160,7 +167,7 @@ class Api:
         service = self._service
         async with self._bodies.json_bytes(request) as raw:
             service.check_open()
-            work = service.intake.prepare(kind, raw, is_known="is_known" in request.scope.get("state", ()))
+            work = service.intake.prepare(kind, raw, is_known=getattr(request.state, "is_known", False))
             return await unless_disconnected(work, request.receive)
 
     def _head(self, prefix: str, prepared: PreparedRequest) -> AnswerHead:

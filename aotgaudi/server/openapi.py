@@ -21,7 +21,11 @@ def openapi_document(
     return {
         "openapi": "3.1.0",
         "info": {"title": "aotgaudi", "version": version},
-        "paths": {route.path_format: _path(route, bodies.get(route.path)) for route in routes},
+        "paths": {
+            route.path_format: _path(route, bodies.get(route.path))
+            for route in routes
+            if route.include_in_schema
+        },
         "components": {"schemas": definitions["$defs"]},
     }
 

@@ -135,6 +135,24 @@ def test_many_threads_are_served_by_one(engine: Engine, runner: GatedRunner) -> 
     assert runner.thread_names == {"aotgaudi-engine"}
 
 
+def test_nothing_is_made_of_requests_that_there_is_no_room_for(runner: GatedRunner) -> None:
+    made: list[Sequence[int]] = []
+
+    def count(prompt_token_ids: Sequence[int]) -> IncrementalDetokenizer:
+        made.append(prompt_token_ids)
+        return _new_detokenizer(prompt_token_ids)
+
+    core = EngineCore(Scheduler(LIMITS, TABLE, BlockPool(LIMITS.num_blocks)), runner)
+    engine = Engine(core, Admission(LIMITS, vocab_size=256), count, room=RoomLimits(max_requests=1))
+    _add(engine, "first")
+
+    with pytest.raises(RequestError) as refusal:
+        _add(engine, "second")
+
+    assert refusal.value.http_status == 429
+    assert len(made) == 1
+
+
 def test_refusals_come_at_once_and_name_the_fault(engine: Engine) -> None:
     for prompt, params in [([], GREEDY), ([256], GREEDY), ([1] * 32, GREEDY)]:
         with pytest.raises(RequestError) as refusal:

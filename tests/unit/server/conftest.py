@@ -143,8 +143,10 @@ class DirectIntake:
 
     preparer: Preparer
     is_alive: bool = True
+    known: list[bool] = field(default_factory=list)
 
     async def prepare(self, kind: Kind, raw: bytes, *, is_known: bool) -> PreparedRequest:
+        self.known.append(is_known)
         message = answer_of(self.preparer.prepare(kind, raw))
         return prepared_of(message_of(json.dumps(message.head).encode(), message.tail))
 

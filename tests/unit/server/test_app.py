@@ -318,7 +318,11 @@ def test_openapi_describes_the_bodies(client: TestClient) -> None:
     schemas = document["components"]["schemas"]
     assert {"CompletionRequest", "ChatCompletionRequest", "Message"} <= set(schemas)
     assert schemas["CompletionRequest"]["additionalProperties"] is False
+    assert {"/v1/completions", "/ready"} <= set(document["paths"])
+    assert "/openapi.json" not in document["paths"]
     assert client.get("/docs").status_code == 404
+    labels = (("endpoint", "/openapi.json"), ("status", "200"))
+    assert _samples(client)["aotgaudi_requests_total", labels] == 1
 
 
 def _samples(client: TestClient) -> Mapping[tuple[str, tuple[tuple[str, str], ...]], float]:

@@ -137,6 +137,18 @@ def test_who_sends_a_byte_now_and_then_is_let_go(serve: Serve, head: bytes, reas
     client.close()
 
 
+def test_who_has_had_an_answer_goes_before_those_who_come_at_once(serve: Serve, service: Service) -> None:
+    running = serve(ConnectionLimits())
+    client = http.client.HTTPConnection(*running.address, timeout=WAIT_SECONDS)
+
+    for _ in range(2):
+        client.request("POST", "/v1/completions", '{"prompt": "a"}', {"Content-Type": "application/json"})
+        assert client.getresponse().read()
+    client.close()
+
+    assert service.intake.known == [False, True]
+
+
 def test_a_slow_body_that_moves_enough_is_taken(serve: Serve) -> None:
     running = serve(replace(QUICK, least_bytes_per_second=100))
     body = json.dumps({"prompt": "a", "user": "b" * 900}).encode()
