@@ -1,0 +1,1 @@
+"""A guest as our child, watched from inside and outside: for a build, which learns, and a supervisor, which judges."""
