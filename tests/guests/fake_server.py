@@ -1,0 +1,373 @@
+"""A server that is not ours, for tests: standard library only. It compiles into a cache as vLLM does, and misbehaves on request.
+
+::
+
+    fake_server.py serve MODEL [--host H] [--port N] [--workers N] [--max-num-seqs N] [--max-model-len N]
+                               [--served-model-name X] [--log-level X]
+    FAKE_CACHE_ROOT   its cache: <hash of what decides the code>/rank_N/{model, wrapper.py, kernels/*.so}
+    FAKE_FORCE_LOAD   1: an artifact that does not load ends the server
+    FAKE_FAULTS       names of FAULTS, separated by commas; NAME@FILE: only where FILE is there
+
+Three kinds of process, each of which loads the plugins of ``vllm.general_plugins``: the API server (this one), an
+EngineCore and its workers, which compile and load. A request with ``logprobs`` needs a kernel of its own, which is compiled
+on the first such request, as in vLLM 0.32. The files hold the cache's path, and the hash has the model's: both as in vLLM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import hashlib
+import importlib.metadata
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+STANDINS = HERE / "standins"
+FAULTS = {
+    "silent-miss": "makes all its code again at start, without running a compiler",
+    "load-failure": "its artifact does not load: it compiles again, or ends under FAKE_FORCE_LOAD",
+    "eager": "its artifact is not loaded, and nothing is compiled instead",
+    "compile-at-start": "runs a compiler once more at start",
+    "compile-live": "runs a compiler for every request",
+    "rewrite": "another program writes to a file of its cache at start",
+    "rewrite-live": "the same, on the first request",
+    "delete": "removes a file of its cache at start",
+    "plant": "another program puts a library into its cache at start",
+    "plant-and-load": "the same, and it is loaded",
+    "counts-wrong": "its own counter says that it compiled",
+    "wrong-answer": "answers otherwise than it did",
+    "skip-plugin": "its workers load no plugins",
+    "skip-plugins": "no process loads plugins",
+    "crash-at-start": "ends with exit code 13 before it answers",
+    "killed-at-start": "dies of SIGSEGV before it answers",
+    "crash-live": "ends with exit code 13 on the first request",
+    "worker-dies": "a worker dies of SIGKILL at start, and it goes on without",
+    "hang": "never answers, and ignores SIGTERM",
+    "hang-at-end": "ignores SIGTERM",
+    "orphan": "leaves a process in a session of its own",
+    "leak-secret": "writes the value of $FAKE_TOKEN into its cache",
+    "link": "puts a symbolic link into its cache",
+    "slow": "takes two seconds more to start",
+}
+KERNELS = ("embedding", "layer")
+
+
+def has(fault: str) -> bool:
+    """Whether to misbehave in this way, now."""
+    for word in filter(None, os.environ.get("FAKE_FAULTS", "").split(",")):
+        name, _, file = word.partition("@")
+        if name not in FAULTS:
+            raise SystemExit(f"no such fault: {name}")
+        if name == fault and (not file or Path(file).exists()):
+            return True
+    return False
+
+
+def load_plugins() -> None:
+    """What vLLM does first in each process (vllm/plugins/__init__.py)."""
+    if not has("skip-plugins"):
+        for plugin in importlib.metadata.entry_points(group="vllm.general_plugins"):
+            plugin.load()()
+
+
+def say(text: str) -> None:
+    print(f"fake: {text}", file=sys.stderr, flush=True)
+
+
+class Worker:
+    """Compiles or loads, and runs requests."""
+
+    def __init__(self, options: argparse.Namespace, rank: int) -> None:
+        from vllm.compilation.counter import compilation_counter
+
+        self.counter, self.options, self.rank = compilation_counter, options, rank
+        self.root = Path(os.environ["FAKE_CACHE_ROOT"])
+        config = Path(options.model, "config.json").read_bytes()
+        decides = [options.model, options.max_num_seqs, options.max_model_len, config.hex()]
+        name = hashlib.sha256(json.dumps(decides).encode()).hexdigest()
+        self.folder = self.root / "aot" / name / f"rank_{rank}"
+        self.loaded: set[str] = set()
+
+    def start(self) -> None:
+        (self.folder / "kernels").mkdir(parents=True, exist_ok=True)
+        (self.folder / "kernels" / "x.lock").touch()
+        subprocess.run([str(STANDINS / "bin" / "g++"), "--version"], check=True, stdout=subprocess.DEVNULL)
+        if (self.folder / "model").exists() and not has("silent-miss"):
+            self.load_or_compile()
+        else:
+            self.compile_all()
+        self.misbehave()
+
+    def load_or_compile(self) -> None:
+        if has("eager"):
+            return
+        try:
+            self.load()
+        except (OSError, ValueError) as error:
+            say(f"compiling model again due to a load failure: {error}")
+            if os.environ.get("FAKE_FORCE_LOAD") == "1":
+                raise
+            self.compile_all()
+
+    def load(self) -> None:
+        if has("load-failure"):
+            raise ValueError("'function' object has no attribute 'finalize_loading'")
+        artifact = json.loads((self.folder / "model").read_text())
+        if artifact["root"] != str(self.root):
+            raise ValueError(f"the artifact is for {artifact['root']}")
+        wrapper = self.folder / "wrapper.py"
+        exec(compile(wrapper.read_text(), str(wrapper), "exec"), {})
+        for kernel in artifact["kernels"]:
+            self.load_kernel(Path(kernel))
+        self.counter.num_aot_artifacts_loaded += 1
+
+    def compile_all(self) -> None:
+        self.counter.num_aot_compiles += 1
+        kernels = [self.kernel(name) for name in KERNELS]
+        write(self.folder / "wrapper.py", f"KERNELS = {[str(path) for path in kernels]}\n")
+        write(self.folder / "model", json.dumps({"root": str(self.root), "kernels": [*map(str, kernels)]}))
+        self.counter.num_aot_artifacts_saved += 1
+        if has("leak-secret"):
+            write(self.folder / "notes.json", json.dumps({"token": os.environ.get("FAKE_TOKEN")}))
+        if has("link"):
+            (self.folder / "link").symlink_to("/etc/hostname")
+
+    def kernel(self, name: str) -> Path:
+        """Loads a kernel, which is compiled first where the cache has none."""
+        path = self.folder / "kernels" / f"{name}.so"
+        if not path.exists():
+            self.compile(name, path)
+        self.load_kernel(path)
+        return path
+
+    def compile(self, name: str, path: Path) -> None:
+        source = path.with_suffix(".cpp")
+        write(source, f"// {name} for {self.options.model} below {self.root}\n")
+        command = [str(STANDINS / "bin" / "g++"), str(source), "-shared", "-o", str(path)]
+        subprocess.run(command, check=True, env={**os.environ, "FAKE_LIBRARY": a_library()})
+        self.counter.num_inductor_compiles += 1
+
+    def load_kernel(self, path: Path) -> None:
+        if str(path) not in self.loaded:
+            ctypes.CDLL(str(path))
+            self.loaded.add(str(path))
+
+    def misbehave(self) -> None:
+        planted = self.folder / "kernels" / "planted.so"
+        if has("compile-at-start"):
+            self.compile("more", self.folder / "kernels" / "more.so")
+        if has("rewrite"):
+            self.rewrite()
+        if has("delete"):
+            (self.folder / "kernels" / "layer.so").unlink()
+        if has("plant") or has("plant-and-load"):
+            subprocess.run(["/bin/sh", "-c", 'cat "$0" > "$1"', a_library(), str(planted)], check=True)
+        if has("plant-and-load"):
+            self.load_kernel(planted)
+        if has("counts-wrong"):
+            self.counter.num_aot_compiles += 1
+
+    def rewrite(self) -> None:
+        subprocess.run(["/bin/sh", "-c", 'echo >> "$0"', str(self.folder / "wrapper.py")], check=True)
+
+    def answer(self, body: dict[str, object]) -> str:
+        if body.get("logprobs"):
+            self.kernel("logprobs")
+        if has("compile-live"):
+            self.compile("live", self.folder / "kernels" / "live.so")
+        if has("rewrite-live"):
+            self.rewrite()
+        prompt = json.dumps(body.get("prompt", body.get("messages")))
+        salt = "other" if has("wrong-answer") else ""
+        return hashlib.sha256((prompt + salt).encode()).hexdigest()[:16]
+
+
+def write(path: Path, text: str) -> None:
+    path.unlink(missing_ok=True)  # What was restored is read-only.
+    path.write_text(text)
+
+
+def a_library() -> str:
+    """A small library that any process of this interpreter can load."""
+    found = Path(str(sysconfig.get_config_var("DESTSHARED"))).glob("*.so")
+    return str(min(found, key=lambda path: (path.stat().st_size, path.name)))
+
+
+def run_worker(connection: Connection, options: argparse.Namespace, rank: int) -> None:
+    be_a_child()
+    if not has("skip-plugin"):
+        load_plugins()
+    worker = Worker(options, rank)
+    if has("worker-dies") and rank == options.workers - 1:
+        connection.send(None)
+        os.kill(os.getpid(), signal.SIGKILL)
+    worker.start()
+    serve_requests(connection, worker.answer)
+
+
+def run_engine(connection: Connection, options: argparse.Namespace) -> None:
+    be_a_child()
+    load_plugins()
+    context = multiprocessing.get_context("spawn")
+    workers = []
+    for rank in range(options.workers):
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=run_worker, args=(theirs, options, rank), name=f"VllmWorker-{rank}", daemon=True
+        )
+        process.start()
+        theirs.close()
+        workers.append((process, ours))
+    for _, worker in workers:
+        worker.recv()
+
+    def answer(body: dict[str, object]) -> str:
+        for _, worker in workers:
+            with contextlib.suppress(OSError):
+                worker.send(body)
+        texts = []
+        for _, worker in workers:
+            with contextlib.suppress(OSError, EOFError):
+                texts.append(worker.recv())
+        return texts[0]
+
+    serve_requests(connection, answer)
+    for process, worker in workers:
+        worker.close()
+        process.join()
+
+
+def be_a_child() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.path.insert(0, str(STANDINS))
+
+
+def serve_requests(connection: Connection, answer: object) -> None:
+    """Says that it is ready, then answers until the other end closes."""
+    connection.send("ready")
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            connection.send(answer(connection.recv()))  # type: ignore[operator]
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, options: argparse.Namespace, engine: Connection) -> None:
+        self.options, self.engine, self.lock = options, engine, threading.Lock()
+        super().__init__((options.host, options.port), Handler)
+
+    def ask(self, body: dict[str, object]) -> str:
+        with self.lock:
+            self.engine.send(body)
+            return str(self.engine.recv())
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    def do_GET(self) -> None:
+        self.reply(200 if self.path == "/health" else 404, {})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if has("crash-live"):
+            os._exit(13)
+        if body.get("model") not in (self.server.options.served_model_name, self.server.options.model):
+            self.reply(404, {"error": f"no model {body.get('model')}"})
+        elif body.get("response_format"):
+            self.reply(400, {"error": "response_format is not known here"})
+        else:
+            text = self.server.ask(body)
+            self.reply(200, {"choices": [{"text": text, "message": {"content": text}}]})
+
+    def reply(self, status: int, document: dict[str, object]) -> None:
+        data = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        if self.server.options.log_level == "debug":
+            say(format % args)
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("verb", choices=["serve"])
+    parser.add_argument("model")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--max-num-seqs", type=int, default=4)
+    parser.add_argument("--max-model-len", type=int, default=512)
+    parser.add_argument("--served-model-name")
+    parser.add_argument("--log-level", default="info")
+    options = parser.parse_args(arguments)
+    options.served_model_name = options.served_model_name or options.model
+    return options
+
+
+def misbehave_at_start() -> None:
+    if has("slow"):
+        time.sleep(2)
+    if has("hang"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(3600)
+    if has("crash-at-start"):
+        os._exit(13)
+    if has("killed-at-start"):
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if has("orphan"):
+        subprocess.Popen(["/bin/sleep", "3600"], start_new_session=True)
+
+
+def main() -> int:
+    load_plugins()
+    options = parse(sys.argv[1:])
+    os.environ.setdefault("FAKE_CACHE_ROOT", str(Path.home() / ".cache" / "fake"))
+    misbehave_at_start()
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    engine = context.Process(target=run_engine, args=(theirs, options), name="EngineCore_0")
+    engine.start()
+    theirs.close()
+    try:
+        ours.recv()
+    except EOFError:
+        say("the engine failed")
+        return 1
+    server = Server(options, ours)
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        ignored = has("hang-at-end")
+        signal.signal(number, signal.SIG_IGN if ignored else lambda *_: ended.set())
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    say(f"serving {options.model} on port {server.server_address[1]}")
+    while not ended.wait(0.2):
+        if not engine.is_alive():
+            say("the engine died")
+            return 1
+    server.shutdown()
+    ours.close()
+    engine.join()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Stands in for vLLM in the fake guest's processes: only what a witness looks for."""
