@@ -1,4 +1,4 @@
-"""A server that is not ours, for tests: standard library only. It compiles into a cache as vLLM does, and misbehaves on request.
+"""A server that is not ours, for tests: it compiles into a cache as vLLM does, and misbehaves on request. Stdlib only.
 
 ::
 
@@ -302,9 +302,9 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, text: str, *args: object) -> None:
         if self.server.options.log_level == "debug":
-            say(format % args)
+            say(text % args)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
