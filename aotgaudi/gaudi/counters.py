@@ -9,7 +9,7 @@ Compiling may go on in a thread of the bridge: synchronize with the device befor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -120,6 +120,34 @@ def counts_of(
         fallbacks=_number(fallbacks, "TotalNumber"),
         eager_compiled=eager_compiled,
     )
+
+
+def require_found(unit: str, recipes: Iterable[str], counts: Counts, uncached: Collection[str] = ()) -> None:
+    """Raises TargetError, naming a recipe, unless `unit` found all of its recipes, and compiled nothing else.
+
+    A bridge that does not tell recipes apart (`Counters.knows_recipes`) cannot be asked this: there ``counts.compiled``
+    is all that is known.
+
+    Args:
+        unit: Whose they are, for the message.
+        recipes: The keys that were sealed for it.
+        counts: What was counted while it ran for the first time, of this unit alone.
+        uncached: Keys of graphs that compile to nothing, at every start (K-15).
+    """
+    lost = sorted(set(recipes) - counts.hits.keys(), key=int)
+    if lost:
+        raise TargetError(
+            f"target: recipe {lost[0]} of {unit} was not found by the bridge: it looked for"
+            f" {', '.join(sorted(counts.misses)) or 'none'} instead"
+        )
+    new = sorted(counts.misses.keys() - set(uncached), key=int)
+    if new:
+        raise TargetError(f"target: {unit} needed recipe {new[0]}, which was not sealed")
+    if counts.compiled > len(counts.misses):
+        raise TargetError(
+            f"target: {unit} compiled {counts.compiled} graphs, of which the bridge looked up"
+            f" {len(counts.misses)}"
+        )
 
 
 def _number(stats: Mapping[str, Any], tag: str) -> int:

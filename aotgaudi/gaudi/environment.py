@@ -52,41 +52,85 @@ _PATH_VALUED = frozenset({"QUANT_CONFIG", "SYNAPSE_CONFIGURATION_FILE"})
 _LIST_VALUED = frozenset({"GC_KERNEL_PATH"})
 _CARD_VARIABLES = ("HLS_MODULE_ID", "HABANA_VISIBLE_MODULES")
 
-BUILD_SETTINGS: Mapping[str, str] = MappingProxyType(
-    {
-        "PT_HPU_AUTOLOAD": "1",
-        "PT_HPU_LAZY_MODE": "0",  # Releases up to 1.19 are lazy where it is unset.
-        "PT_HPU_KEEP_INPUT_MUTATIONS": "1",  # K-21: the KV cache is written in place.
-        "PT_HPU_ENABLE_CACHE_METRICS": "1",
-        "PT_HPU_METRICS_GC_DETAILS": "1",
-        "PT_HPU_PGM_ENABLE_CACHE": "1",
-        "PT_HPU_COMPILE_GRAPH_FREEZE": "0",  # K-32: constants cannot be restored.
-        "PT_HPU_ENABLE_JIT_GRAPH_NAME_HASH": "0",  # K-11: these two put a process's counters into keys.
-        "PT_HPU_ENABLE_UNIQUE_GRAPH": "0",
-        "PT_HPU_USE_EAGER_FALLBACK": "0",  # K-18: an operator that is not lowered is an error.
-        "PT_HPU_WEIGHT_SHARING": "0",
-        "HABANA_PGM_LRU_MAX": "100000",
-    }
-)
-"""What a process that compiles has, and one that serves as well: keys depend on some of it."""
 
-REMOVED: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(
-            ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"), "one card, one process"
-        ),
-        "PT_HPU_INFERENCE_MODE": "appends the rank to the cache's directory",
-        **dict.fromkeys(
-            ("PT_RECIPE_CACHE_PATH", "PT_CACHE_FOLDER_DELETE", "PT_CACHE_FOLDER_SIZE_MB"),
-            "old names of the cache's setting",
-        ),
-        "PT_COMPILE_ONLY_MODE": "leaves results unset, so nothing could be compared",
-        "PYTORCH_JIT": "switches off what graphs are lowered through",
-        "TORCH_COMPILE_DISABLE": "switches the compiler off",
-        "TORCHDYNAMO_DISABLE": "switches the compiler off",
-    }
+@dataclass(frozen=True, slots=True)
+class ProcessRules:
+    """What a process must have, and must not have, before it imports torch.
+
+    Attributes:
+        settings: Variable -> value.
+        removed: Variable -> why it must not be there.
+    """
+
+    settings: Mapping[str, str]
+    removed: Mapping[str, str]
+
+    def applied(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """Returns `inherited` without what must not be there, and with what must."""
+        kept = {name: value for name, value in inherited.items() if name not in self.removed}
+        return {**kept, **self.settings}
+
+    def changes(self, inherited: Mapping[str, str]) -> Mapping[str, str]:
+        """Returns the variables that are removed or set to something else, in order, each with the reason."""
+        removed = {name: f"removed: {why}" for name, why in self.removed.items() if name in inherited}
+        changed = {
+            name: f"set to {value}"
+            for name, value in self.settings.items()
+            if inherited.get(name, value) != value
+        }
+        return dict(sorted({**removed, **changed}.items()))
+
+
+RECIPE_RULES = ProcessRules(
+    settings=MappingProxyType(
+        {
+            "PT_HPU_ENABLE_CACHE_METRICS": "1",  # K-12: recipes are told apart; read at the import.
+            "PT_HPU_PGM_ENABLE_CACHE": "1",
+            "PT_HPU_COMPILE_GRAPH_FREEZE": "0",  # K-32: constants cannot be restored.
+            "PT_HPU_ENABLE_JIT_GRAPH_NAME_HASH": "0",  # K-11: these two put a process's counters into keys.
+            "PT_HPU_ENABLE_UNIQUE_GRAPH": "0",
+            "HABANA_PGM_LRU_MAX": "100000",
+        }
+    ),
+    removed=MappingProxyType(
+        {
+            **dict.fromkeys(
+                ("PT_RECIPE_CACHE_PATH", "PT_CACHE_FOLDER_DELETE", "PT_CACHE_FOLDER_SIZE_MB"),
+                "old names of the cache's setting",
+            ),
+            "PT_RECIPE_CACHE_IGNORE_VERSION": "leaves Synapse's version out of the names of recipes",
+            "PT_COMPILE_ONLY_MODE": "leaves results unset, so nothing could be compared",
+        }
+    ),
 )
-"""What such a process must not have, and why."""
+"""For every process whose recipes are sealed or restored, whoever wrote it: vLLM's workers, say, in any mode."""
+
+ENGINE_RULES = ProcessRules(
+    settings=MappingProxyType(
+        {
+            **RECIPE_RULES.settings,
+            "PT_HPU_AUTOLOAD": "1",
+            "PT_HPU_LAZY_MODE": "0",  # Releases up to 1.19 are lazy where it is unset.
+            "PT_HPU_KEEP_INPUT_MUTATIONS": "1",  # K-21: the KV cache is written in place.
+            "PT_HPU_USE_EAGER_FALLBACK": "0",  # K-18: an operator that is not lowered is an error.
+            "PT_HPU_WEIGHT_SHARING": "0",
+            "PT_HPU_METRICS_GC_DETAILS": "1",  # Not for vLLM's workers, which then synchronize after each step.
+        }
+    ),
+    removed=MappingProxyType(
+        {
+            **RECIPE_RULES.removed,
+            **dict.fromkeys(
+                ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"), "one card, one process"
+            ),
+            "PT_HPU_INFERENCE_MODE": "appends the rank to the cache's directory",
+            "PYTORCH_JIT": "switches off what graphs are lowered through",
+            "TORCH_COMPILE_DISABLE": "switches the compiler off",
+            "TORCHDYNAMO_DISABLE": "switches the compiler off",
+        }
+    ),
+)
+"""For processes of our own, which compile for one card or serve from it: keys depend on some of it, so both get it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +148,7 @@ class EnvironmentDifference:
 
 def may_change_code(name: str) -> bool:
     """Returns whether a variable of this name is part of what is sealed."""
-    return name not in NEUTRAL and _MAY_CHANGE_CODE.fullmatch(name) is not None and not _is_log_level(name)
+    return name not in NEUTRAL and _MAY_CHANGE_CODE.fullmatch(name) is not None
 
 
 def sealed_variables(environment: Mapping[str, str]) -> Mapping[str, str]:
@@ -129,41 +173,25 @@ def differences(sealed: Mapping[str, str], found: Mapping[str, str]) -> tuple[En
 
 
 def process_environment(
-    inherited: Mapping[str, str], cache_directory: Path, module_id: int | None = None
+    inherited: Mapping[str, str],
+    cache_directory: Path,
+    module_id: int | None = None,
+    rules: ProcessRules = ENGINE_RULES,
 ) -> dict[str, str]:
     """Returns the environment of a process that compiles into, or serves from, `cache_directory`.
-
-    That is `inherited` without `REMOVED`, with `BUILD_SETTINGS`, the cache's setting, and the card. Both kinds of
-    processes get the same, since keys depend on it; they differ in whether the directory may be written to.
 
     Args:
         inherited: What the process would have had.
         cache_directory: Of the recipes.
-        module_id: Of the card to use; None: any free one. Both variables are set: by the first alone the bridge would
-            take another card where this one is busy (K-25).
+        module_id: Of the card to use; None: as inherited, or any free one. Both variables are set: by the first alone
+            the bridge would take another card where this one is busy (K-25).
+        rules: What such a process must have.
 
     Raises:
         SpecError: the directory's path has a comma.
     """
-    kept = {name: value for name, value in inherited.items() if name not in REMOVED}
     card = {} if module_id is None else dict.fromkeys(_CARD_VARIABLES, str(module_id))
-    return {**kept, **BUILD_SETTINGS, CACHE_VARIABLE: sealed_setting(cache_directory), **card}
-
-
-def overridden(inherited: Mapping[str, str]) -> Mapping[str, str]:
-    """Returns the variables that `process_environment` removes or sets to something else, each with the reason."""
-    removed = {name: reason for name, reason in REMOVED.items() if name in inherited}
-    changed = {
-        name: f"set to {value}"
-        for name, value in BUILD_SETTINGS.items()
-        if inherited.get(name, value) != value
-    }
-    cache = {CACHE_VARIABLE: "set to a directory of our own"} if CACHE_VARIABLE in inherited else {}
-    return dict(sorted({**removed, **changed, **cache}.items()))
-
-
-def _is_log_level(name: str) -> bool:
-    return name.startswith(("LOG_LEVEL_", "HABANA_LOGS"))
+    return {**rules.applied(inherited), CACHE_VARIABLE: sealed_setting(cache_directory), **card}
 
 
 def _sealed_value(name: str, value: str) -> str:

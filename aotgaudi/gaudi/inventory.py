@@ -6,8 +6,10 @@ Asked in this order; the first that knows of a card answers: the library of the 
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib
+import io
 import os
 import shutil
 import subprocess
@@ -129,7 +131,8 @@ def _from_hlml(hlml: Any) -> Iterator[Card]:
     if hlml is None:
         return
     try:
-        hlml.hlmlInit()
+        with contextlib.redirect_stdout(io.StringIO()):  # It prints what it also raises.
+            hlml.hlmlInit()
     except Exception:  # HLMLError: no driver, or no library.
         return
     try:

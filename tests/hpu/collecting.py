@@ -8,6 +8,8 @@ from pathlib import Path
 
 from aotgaudi.doctor.hpu.probes.bridge import Bridge, recipe_directory
 from aotgaudi.doctor.hpu.probes.recipes import SHAPES, graph
+from aotgaudi.gaudi.environment import process_environment
+from aotgaudi.gaudi.recipe_set import RecipeSet
 from aotgaudi.gaudi.recipes import collect
 from aotgaudi.store.store import Store
 
@@ -23,16 +25,14 @@ def publish_recipes(root: Path, key: str) -> None:
     store = Store.open(root)
     try:
         files = collect(recipe_directory(), bridge.counts().recipes).files
-        recipes = {name: str(store.objects.put_file(path)) for name, path in files.items()}
-        store.actions.put(key, {"recipes": recipes})
+        recipes = RecipeSet.of("gaudi2", files, store.objects.put_file)
+        store.actions.put(key, recipes.as_record())
     finally:
         store.close()
 
 
 def environment_of(folder: Path, directory: Path, **more: str) -> Mapping[str, str]:
     """Returns the environment of a process that compiles on the double into `directory`."""
-    from aotgaudi.gaudi.environment import process_environment
-
     inherited = {name: value for name, value in os.environ.items() if name != "TORCH_DEVICE_BACKEND_AUTOLOAD"}
     settings = {"PYTHONPATH": str(folder), "AOTGAUDI_DOUBLE_COMPILE_MS": "1", **more}
     return process_environment({**inherited, **settings}, directory)

@@ -6,12 +6,11 @@ import random
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from aotgaudi.digest import Digest
 from aotgaudi.gaudi.recipe_set import RecipeSet
-from aotgaudi.gaudi.recipes import RecipeName
 from aotgaudi.store.fsck import check_store
 from aotgaudi.store.store import Store
 from tests.hpu.collecting import GRAPHS, environment_of, publish_recipes
@@ -44,14 +43,11 @@ def ended(process: Fork, seconds: float) -> bool:
     return process.poll() is not None
 
 
-def check(store: Store, record: Mapping[str, Mapping[str, str]]) -> None:
+def check(store: Store, record: Mapping[str, Any]) -> None:
     """Every file of the record is there and intact, and they are complete pairs of all graphs."""
-    files = {name: Digest.parse(text) for name, text in record["recipes"].items()}
-    for digest in files.values():
+    recipes = RecipeSet.from_record(record)
+    for digest in recipes.files.values():
         store.objects.verify(digest)
-    parsed = RecipeName.parse(next(iter(files)))
-    assert parsed is not None
-    recipes = RecipeSet("gaudi2", parsed.synapse, parsed.libraries, files)
     assert len(recipes.keys) == len(GRAPHS)
 
 

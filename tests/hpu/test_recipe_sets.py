@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from aotgaudi.doctor.hpu.lab import Lab, Outcome, start_process
 from aotgaudi.errors import CompileError, CorruptError, TargetError
 from aotgaudi.gaudi.recipe_set import RecipeSet, materialise
 from aotgaudi.gaudi.recipes import RecipeName, collect
+from aotgaudi.store.store import Store
 from tests.hpu.collecting import environment_of
 from tests.hpu.forks import start_probe
 
@@ -42,10 +44,14 @@ def built(newest: Path, tmp_path: Path) -> tuple[Path, Outcome]:
     return directory, outcome
 
 
-def restored(directory: Path, keys: list[str], target: Path) -> RecipeSet:
-    files = collect(directory, keys).files
-    recipes = RecipeSet.of("gaudi2", files)
-    materialise({name: (recipes.files[name], path) for name, path in files.items()}, target)
+def through_a_store(directory: Path, keys: list[str], root: Path, target: Path) -> RecipeSet:
+    """Collects recipes into a store, and makes a directory of what that has, once the first is gone."""
+    store = Store.open(root)
+    recipes = RecipeSet.of("gaudi2", collect(directory, keys).files, store.objects.put_file)
+    shutil.rmtree(directory)
+    paths = {name: (digest, store.objects.path(digest)) for name, digest in recipes.files.items()}
+    materialise(paths, target)
+    store.close()
     return recipes
 
 
@@ -54,7 +60,7 @@ def test_a_new_interpreter_finds_each_unit_by_its_key_and_compiles_nothing(
 ) -> None:
     directory, outcome = built
     keys = [key for found in keys_of(outcome).values() for key in found]
-    recipes = restored(directory, keys, tmp_path / "restored")
+    recipes = through_a_store(directory, keys, tmp_path / "store", tmp_path / "restored")
     lab = Lab(tmp_path / "lab", environment=environment_of(newest, tmp_path), start=start_process)
 
     again = lab.run("recipes.keys", tmp_path / "restored", order=list(reversed(ORDER)))

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from aotgaudi.backends.base import Target, version_of
 from aotgaudi.errors import SpecError
-from aotgaudi.gaudi.environment import BUILD_SETTINGS, REMOVED, may_change_code, sealed_variables
+from aotgaudi.gaudi.environment import ENGINE_RULES, may_change_code, sealed_variables
 from aotgaudi.gaudi.identity import PLUGIN, DigestMemory, Installation, LibraryDigests, python_version
 from aotgaudi.gaudi.inventory import DeviceType
 
@@ -74,8 +74,7 @@ def hpu_target(
         "synapse": synapse,
         **libraries.components,
     }
-    inherited = {name: value for name, value in environment.items() if name not in REMOVED}
-    return assemble(device_type, toolchain, key_mode, sealed_variables({**inherited, **BUILD_SETTINGS}))
+    return assemble(device_type, toolchain, key_mode, sealed_variables(ENGINE_RULES.applied(environment)))
 
 
 def assemble(

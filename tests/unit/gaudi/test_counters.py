@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aotgaudi.errors import StoreError, TargetError
-from aotgaudi.gaudi.counters import Counters, Counts
+from aotgaudi.gaudi.counters import Counters, Counts, require_found
 from aotgaudi.gaudi.metric_file import metric_files, read_metric_file
 
 
@@ -137,3 +137,32 @@ def test_the_files_of_all_ranks_and_processes_are_found(tmp_path: Path) -> None:
 
     assert {path.name for path in metric_files(tmp_path / "m.json")} == set(names[:4])
     assert metric_files(tmp_path / "nowhere" / "m.json") == ()
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        Counts(hits={"1": 2, "2": 1}),
+        Counts(hits={"1": 1, "2": 1, "9": 4}),
+        Counts(hits={"1": 1, "2": 1}, misses={"7": 1}, compiled=1),
+    ],
+)
+def test_a_unit_that_found_its_recipes_is_warm(counts: Counts) -> None:
+    require_found("layer", ("1", "2"), counts, uncached=("7",))
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        (
+            Counts(hits={"1": 1}, misses={"5": 1}, compiled=1),
+            "recipe 2 of layer was not found .* looked for 5",
+        ),
+        (Counts(), "recipe 1 of layer was not found .* looked for none"),
+        (Counts(hits={"1": 1, "2": 1}, misses={"5": 1}), "layer needed recipe 5, which was not sealed"),
+        (Counts(hits={"1": 1, "2": 1}, compiled=1), "layer compiled 1 graphs"),
+    ],
+)
+def test_a_unit_that_did_not_is_refused_by_the_recipes_key(counts: Counts, message: str) -> None:
+    with pytest.raises(TargetError, match=message):
+        require_found("layer", ("1", "2"), counts, uncached=("7",))

@@ -10,19 +10,20 @@ from hypothesis import strategies as st
 
 from aotgaudi.errors import SpecError
 from aotgaudi.gaudi.environment import (
-    BUILD_SETTINGS,
+    ENGINE_RULES,
     NEUTRAL,
-    REMOVED,
+    RECIPE_RULES,
+    ProcessRules,
     differences,
     may_change_code,
-    overridden,
     process_environment,
     sealed_variables,
 )
 
 names = st.from_regex(r"[A-Z][A-Z0-9_]{0,20}", fullmatch=True) | st.sampled_from(
-    [*NEUTRAL, *REMOVED, *BUILD_SETTINGS, "PT_HPU_LAZY_MODE", "ENABLE_EXPERIMENTAL_FLAGS", "HOME"]
+    [*NEUTRAL, *ENGINE_RULES.removed, *ENGINE_RULES.settings, "ENABLE_EXPERIMENTAL_FLAGS", "HOME"]
 )
+all_rules = st.sampled_from([RECIPE_RULES, ENGINE_RULES])
 environments = st.dictionaries(names, st.text(st.characters(codec="ascii", exclude_characters="\0")))
 
 
@@ -50,24 +51,46 @@ def test_what_cannot_is_not(name: str) -> None:
     assert not may_change_code(name)
 
 
-def test_every_neutral_name_would_be_sealed_without_its_reason() -> None:
-    assert all(reason for reason in NEUTRAL.values())
+def test_every_neutral_name_has_its_reason_and_begins_like_what_is_sealed() -> None:
+    assert all(NEUTRAL.values())
+    assert all(may_change_code(f"{name}_X") for name in NEUTRAL)
 
 
-@given(environments, st.integers(0, 7) | st.none())
+@given(environments, st.integers(0, 7) | st.none(), all_rules)
 def test_a_process_has_what_it_needs_and_nothing_that_harms(
-    environment: dict[str, str], module: int | None
+    environment: dict[str, str], module: int | None, rules: ProcessRules
 ) -> None:
-    environment.pop("QUANT_CONFIG", None)
+    made = process_environment(environment, Path("/run/recipes"), module, rules)
 
-    made = process_environment(environment, Path("/run/recipes"), module)
-
-    assert not REMOVED.keys() & made.keys()
-    assert made.items() >= BUILD_SETTINGS.items()
+    assert not rules.removed.keys() & made.keys()
+    assert made.items() >= rules.settings.items()
     assert made["PT_HPU_RECIPE_CACHE_CONFIG"] == "/run/recipes,false,0"
-    assert process_environment(made, Path("/run/recipes"), module) == made
-    untouched = set(environment) - set(overridden(environment)) - {"HLS_MODULE_ID", "HABANA_VISIBLE_MODULES"}
+    assert process_environment(made, Path("/run/recipes"), module, rules) == made
+    card = () if module is None else ("HLS_MODULE_ID", "HABANA_VISIBLE_MODULES")
+    untouched = set(environment) - {*rules.changes(environment), *card, "PT_HPU_RECIPE_CACHE_CONFIG"}
     assert all(made[name] == environment[name] for name in untouched)
+
+
+def test_another_engine_keeps_its_mode_its_ranks_and_its_fallbacks() -> None:
+    theirs = {
+        "PT_HPU_LAZY_MODE": "1",
+        "PT_HPU_USE_EAGER_FALLBACK": "1",
+        "RANK": "3",
+        "PT_HPU_INFERENCE_MODE": "1",
+    }
+
+    made = process_environment(theirs, Path("/run/recipes"), rules=RECIPE_RULES)
+
+    assert made.items() >= theirs.items()
+    assert "PT_HPU_METRICS_GC_DETAILS" not in made
+
+
+def test_what_is_changed_is_told_with_the_reason() -> None:
+    changes = ENGINE_RULES.changes(
+        {"PT_HPU_LAZY_MODE": "1", "PT_HPU_AUTOLOAD": "1", "RANK": "3", "HOME": "/"}
+    )
+
+    assert changes == {"PT_HPU_LAZY_MODE": "set to 0", "RANK": "removed: one card, one process"}
 
 
 @given(environments, st.integers(0, 7))
@@ -79,7 +102,7 @@ def test_neither_directory_nor_card_changes_what_is_sealed(environment: dict[str
     assert not differences(sealed_variables(one), sealed_variables(other))
 
 
-def test_a_variable_that_differs_is_named(tmp_path: Path) -> None:
+def test_a_variable_that_differs_is_named() -> None:
     sealed = sealed_variables({"PT_HPU_LAZY_MODE": "0", "HOME": "/a"})
     found = sealed_variables({"FUSER_ENABLE_LOW_UTILIZATION": "true", "PT_HPU_LAZY_MODE": "1", "HOME": "/b"})
 

@@ -143,3 +143,16 @@ def test_two_types_of_cards_are_not_one_target() -> None:
 
     with pytest.raises(TargetError, match="gaudi2, gaudi3"):
         mixed.device_type()
+
+
+def test_what_the_drivers_library_prints_where_it_is_not_there_is_not_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """pyhlml 1.24.2: ``LibHLML._load_lib`` prints, and then calls fail; so did the JSON of ``doctor --json``."""
+
+    def init() -> None:
+        print("Failed to load libhlml")
+        raise RuntimeError
+
+    assert find_cards(tmp_path, hlml=SimpleNamespace(hlmlInit=init)) == Inventory()
+    assert capsys.readouterr().out == ""

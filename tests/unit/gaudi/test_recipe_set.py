@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.digest import Digest
-from aotgaudi.errors import CorruptError, SpecError, TargetError
+from aotgaudi.errors import CorruptError, SpecError, StoreError, TargetError
 from aotgaudi.gaudi.recipe_set import RecipeSet, materialise
 from aotgaudi.gaudi.recipes import scan
 
@@ -41,6 +42,51 @@ def test_collected_files_are_read_and_say_what_they_were_compiled_for(tmp_path: 
     assert (recipes.device_type, recipes.synapse, recipes.libraries) == ("gaudi3", SYNAPSE, LIBRARIES)
     assert recipes.keys == ("9", "10")
     assert recipes.files[name(9, "recipe")] == Digest.of(b"recipe")
+
+
+def test_what_is_hashed_is_what_is_kept(tmp_path: Path) -> None:
+    files = {name(1, kind): tmp_path / kind for kind in ("recipe", "metadata")}
+    for path in files.values():
+        path.write_bytes(path.name.encode())
+    kept: list[Path] = []
+
+    def keep(path: Path) -> Digest:
+        kept.append(path)
+        return Digest.of(b"as kept")
+
+    recipes = RecipeSet.of("gaudi2", files, keep)
+
+    assert kept == list(files.values())
+    assert set(recipes.files.values()) == {Digest.of(b"as kept")}
+
+
+def test_a_set_is_read_as_it_was_recorded() -> None:
+    recipes = a_set({**pair(10), **pair(9)})
+
+    assert RecipeSet.from_record(json.loads(json.dumps(recipes.as_record()))) == recipes
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"device_type": "tpu"}, "malformed"),
+        ({"synapse": 5}, "malformed"),
+        ({"files": ["x"]}, "malformed"),
+        ({"files": {name(1, "recipe"): "sha256:0"}}, "not a digest"),
+        ({"files": {name(1, "recipe"): str(EMPTY)}}, "recipe 1: its metadata is missing"),
+        ({"libraries": "4"}, "another version of libraries"),
+    ],
+)
+def test_a_record_that_is_damaged_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(CorruptError, match=message):
+        RecipeSet.from_record({**a_set(pair(1)).as_record(), **change})
+
+
+def test_a_record_that_lacks_something_is_refused() -> None:
+    record = a_set(pair(1)).as_record()
+    for missing in record:
+        with pytest.raises(CorruptError, match=missing):
+            RecipeSet.from_record({one: value for one, value in record.items() if one != missing})
 
 
 @pytest.mark.parametrize(
@@ -111,6 +157,16 @@ def test_a_flipped_bit_is_found_while_it_is_copied(tmp_path: Path) -> None:
 
     with pytest.raises(CorruptError, match="1_3f2a_syn"):
         materialise(given_objects, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_an_object_that_is_not_there_is_named_and_nothing_is_left(tmp_path: Path) -> None:
+    given_objects = objects(tmp_path / "objects", metadata=b"holder", recipe=b"code")
+    (tmp_path / "objects" / "recipe").unlink()
+
+    with pytest.raises(StoreError, match=r"read .*objects/recipe"):
+        materialise(given_objects, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize("wrong", ["../x", "1_2_syn3.recipe_5_0123456789ab", "unit.json", ""])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import math
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from aotgaudi.gaudi.cache_setting import VARIABLE as CACHE_VARIABLE
 from aotgaudi.gaudi.cache_setting import CacheSetting
 from aotgaudi.gaudi.counters import Counters, Counts
+from aotgaudi.gaudi.flush import flush_recipes
 
 Run = Callable[..., Any]
 
@@ -20,7 +20,6 @@ OPTIONS: Mapping[str, object] = {"use_eager_fallback": False, "keep_input_mutati
 """Of the backend, that everything is compiled with: K-18, and in-place writes to the KV cache (K-21)."""
 
 _PACKAGE = "habana_frameworks.torch"
-_SETTLED_SECONDS = 10.0
 
 
 class Bridge:
@@ -88,12 +87,7 @@ class Bridge:
 
     def flush(self) -> bool:
         """Waits until every recipe is stored. Returns whether the bridge can be told to."""
-        flush = getattr(self._debug, "_flush_disk_cache", None)
-        if flush is None:
-            _wait_until_settled(recipe_directory())
-            return False
-        flush()
-        return True
+        return flush_recipes(self._debug, recipe_directory())
 
     def random(self, shapes: Sequence[Sequence[int]]) -> list[Any]:
         """Returns tensors of these shapes on the CPU, the same each time."""
@@ -157,15 +151,3 @@ def refusal(action: Callable[[], object]) -> str:
     except Exception as error:  # Whatever the bridge raises is what is looked for.
         return one_line(error)
     return ""
-
-
-def _wait_until_settled(directory: Path) -> None:
-    """Waits until nothing changes in `directory` for a second."""
-    deadline, before = time.monotonic() + _SETTLED_SECONDS, ""
-    while time.monotonic() < deadline:
-        files = directory.iterdir() if directory.is_dir() else ()
-        now = repr(sorted((path.name, path.stat().st_size) for path in files))
-        if now == before:
-            return
-        before = now
-        time.sleep(1.0)
