@@ -1,0 +1,51 @@
+"""What a process of the guest is: its role, and what it was forked for."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+API_SERVER, ENGINE_CORE, WORKER, REGISTRY, OTHER = "APIServer", "EngineCore", "Worker", "Registry", "other"
+
+_ROLES = (
+    (re.compile(r"^api[-_]?server", re.IGNORECASE), API_SERVER),
+    (re.compile(r"^(dp)?engine[-_]?core", re.IGNORECASE), ENGINE_CORE),
+    (re.compile(r"^(vllm)?worker", re.IGNORECASE), WORKER),
+)
+_REGISTRY = "vllm.model_executor.models.registry"
+
+
+def role_of(process_name: str, argv: Sequence[str]) -> str:
+    """Returns the role of a process from multiprocessing's name for it and, for one that it did not start, its command."""
+    if process_name == "MainProcess":
+        return REGISTRY if _REGISTRY in argv else API_SERVER
+    return next((role for pattern, role in _ROLES if pattern.match(process_name)), OTHER)
+
+
+def command() -> list[str]:
+    """Returns the command of this process as it was given, interpreter and all, where Python knows it (from 3.10 on)."""
+    return list(getattr(sys, "orig_argv", sys.argv))
+
+
+def process_name() -> str:
+    """Returns multiprocessing's name for this process."""
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    return "MainProcess" if multiprocessing is None else str(multiprocessing.current_process().name)
+
+
+def forked_name() -> str | None:
+    """Returns, in a child just forked, the name that multiprocessing will give it.
+
+    None where the child is about to become another program: subprocess forks, then executes.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__")
+        if module == "subprocess":
+            return None
+        if module == "multiprocessing.popen_fork" and "process_obj" in frame.f_locals:
+            return str(frame.f_locals["process_obj"].name)
+        frame = frame.f_back
+    return "forked"

@@ -1,0 +1,94 @@
+"""What all hooks of a process share: where events go, what lies below a root, what is refused."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+from aotgaudi_witness.settings import Settings
+from aotgaudi_witness.stacks import stack_of
+from aotgaudi_witness.state import REFUSING, State
+from aotgaudi_witness.write import EventFile
+
+
+class CompileForbidden(RuntimeError):  # noqa: N818 - it is what the guest's log shows
+    """The guest was told not to compile, and not to load what is not sealed, and did."""
+
+
+class Report:
+    """Writes events. Thread-safe; raises nothing but `refusal`."""
+
+    refusal = CompileForbidden
+
+    def __init__(self, settings: Settings, state: State) -> None:
+        self._settings, self._state = settings, state
+        self._file = EventFile(settings.events, state.read)
+        self._failing = threading.local()
+
+    def renew(self) -> None:
+        """Begins a file of its own after a fork."""
+        self._file.renew()
+        self._failing = threading.local()
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        """Writes one event."""
+        self._file.emit(kind, **fields)
+
+    def emit_values(self, kind: str, values: Mapping[str, Any], **fields: Any) -> None:
+        """Writes `values` as one event, or as several where there are many."""
+        self._file.emit_values(kind, values, **fields)
+
+    def fault(self, hook: str, error: BaseException | str) -> None:
+        """Says that a hook failed, and may be blind. Never raises, nor calls itself."""
+        if not getattr(self._failing, "now", False):
+            self._failing.now = True
+            try:
+                text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+                self._file.emit("fault", hook=hook, error=text)
+            finally:
+                self._failing.now = False
+
+    def stack(self, frame: FrameType | None) -> list[str]:
+        """Returns where something came from."""
+        return stack_of(frame)
+
+    def refuse(self, why: str, stack: list[str], **what: Any) -> None:
+        """Says that something is refused, and raises `refusal`; does nothing where the guest may compile."""
+        if self._state.read() in REFUSING:
+            self.emit("refused", **what, why=why, stack=stack)
+            by = f" from {stack[0]}" if stack else ""
+            named = " ".join(map(str, what.get("argv") or (what.get("path") or what.get("name", ""),)))
+            raise CompileForbidden(f"aotgaudi: refused: {why}: {named[:300]}{by}")
+
+    def below_root(self, path: str) -> tuple[str, str] | None:
+        """Returns the root that an absolute path lies below, and the rest of it; None for the events themselves."""
+        for root in self._settings.roots:
+            if path.startswith(root) and path[len(root) : len(root) + 1] == os.sep:
+                return (
+                    None if path.startswith(self._settings.events + os.sep) else (root, path[len(root) + 1 :])
+                )
+        return None
+
+    @property
+    def has_seal(self) -> bool:
+        """Whether it is known what is sealed."""
+        return self._settings.allowed is not None
+
+    def is_sealed(self, root: str, relative: str) -> bool:
+        """Whether a file below a root is sealed: listed relative to its root or one around that, or whole."""
+        allowed = self._settings.allowed
+        if allowed is None:
+            return False
+        whole = os.path.join(root, relative)
+        return (
+            relative in allowed
+            or whole in allowed
+            or any(
+                whole[len(other) + 1 :] in allowed
+                for other in self._settings.roots
+                if whole.startswith(other + os.sep)
+            )
+        )

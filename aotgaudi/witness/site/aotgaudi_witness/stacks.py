@@ -1,0 +1,69 @@
+"""Where something came from, in few words; and words that must not be written down."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+_PACKAGE = __name__.partition(".")[0]
+_INTERMEDIARIES = frozenset(
+    {_PACKAGE, "subprocess", "multiprocessing", "contextlib", "functools", "importlib", "os", "threading"}
+)
+_INNERMOST, _OTHERS, _DEEPEST = 6, 6, 400
+_COMPILERS = frozenset({"torch", "triton", "sympy", "tilelang", "deep_gemm"})
+
+_SECRET = re.compile(r"key|token|secret|passw|credential|authorization", re.IGNORECASE)
+_NOT_SECRET = re.compile(r"tokenizer|(max|num)[-_][-_\w]*tokens?|tokens?[-_]per|keyword", re.IGNORECASE)
+_ARGUMENT_CHARACTERS = 160
+
+
+def stack_of(frame: FrameType | None = None) -> list[str]:
+    """Returns ``module:line function`` for the frames that say most, the innermost first.
+
+    These are the innermost ones, and of those further out the ones that are not a compiler's own: the server's.
+    """
+    if frame is None:
+        frame = sys._getframe(1)
+    told: list[str] = []
+    num_others = 0
+    for _ in range(_DEEPEST):
+        if frame is None or num_others == _OTHERS:
+            break
+        module = str(frame.f_globals.get("__name__") or frame.f_code.co_filename)
+        top = module.partition(".")[0]
+        if top not in _INTERMEDIARIES:
+            if len(told) - num_others < _INNERMOST:
+                told.append(_told(module, frame))
+            elif top not in _COMPILERS:
+                told.append(_told(module, frame))
+                num_others += 1
+        frame = frame.f_back
+    return told
+
+
+def _told(module: str, frame: FrameType) -> str:
+    return f"{module}:{frame.f_lineno} {frame.f_code.co_name}"
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable or flag of this name holds something that must not be written down."""
+    return bool(_SECRET.search(_NOT_SECRET.sub("", name)))
+
+
+def told_arguments(argv: Sequence[object]) -> list[str]:
+    """Returns a command line as it may be written down: secrets left out, long words cut."""
+    told: list[str] = []
+    is_value_secret = False
+    for word in argv:
+        text = word.decode("utf-8", "replace") if isinstance(word, bytes) else str(word)
+        name, separator, _ = text.partition("=")
+        is_flag = text.startswith("-")
+        if is_value_secret and not is_flag:
+            text = "***"
+        elif separator and (is_flag or name.isidentifier()) and is_secret(name):
+            text = f"{name}=***"
+        is_value_secret = is_flag and not separator and is_secret(text)
+        told.append(text if len(text) <= _ARGUMENT_CHARACTERS else text[: _ARGUMENT_CHARACTERS - 3] + "...")
+    return told

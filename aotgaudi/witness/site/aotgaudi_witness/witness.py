@@ -1,0 +1,145 @@
+"""The witness of one process: its hooks, the thread that looks at the state, what is written first and last."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping
+
+from aotgaudi_witness.audit import Audit, see_multiprocessing
+from aotgaudi_witness.hooks import Hooks, Status
+from aotgaudi_witness.process import command, forked_name, process_name, role_of
+from aotgaudi_witness.report import Report
+from aotgaudi_witness.settings import Settings
+from aotgaudi_witness.stacks import told_arguments
+from aotgaudi_witness.state import FLUSH, STOP, State, Watch
+
+Counters = Callable[[], Mapping[str, int]]
+
+
+class Witness:
+    """Of one process, and of its children by fork, each of which writes a file of its own."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._state = State(settings.state)
+        self.report = Report(settings, self._state)
+        self._audit = Audit(self.report)
+        self.hooks = Hooks(self._hooks_changed, self.report.fault)
+        self._watch = Watch(self._look)
+        self._counters: list[Counters] = []
+        self._flushes: list[Callable[[], None]] = []
+        self._counted: dict[str, int] = {}
+        self._byte = ""
+        self._has_greeted = self._has_ended = False
+
+    @property
+    def settings(self) -> Settings:
+        """What the witness was told."""
+        return self._settings
+
+    def count(self, counters: Counters) -> None:
+        """Reports numbers that the guest counts: whenever they have changed, and at the end."""
+        self._counters.append(counters)
+
+    def flush(self, flush: Callable[[], None]) -> None:
+        """Calls `flush` when caches that are written late are to be written."""
+        self._flushes.append(flush)
+
+    def begin(self) -> None:
+        """Hooks into the process, says so, and looks at the state from now on."""
+        for variable, mistake in self._settings.mistakes.items():
+            self.report.fault(variable, mistake)
+        self.hooks.set("fork_exec", see_multiprocessing(self._audit))
+        self._audit.begin()
+        self.hooks.set("audit", True)
+        self.hooks.set("state", self._state.is_told())
+        self.hooks.begin()
+        self._greet(self._settings.role or role_of(process_name(), command()))
+        os.register_at_fork(after_in_child=self._forked)
+        atexit.register(self._end)
+        self._end_with_multiprocessing()
+        self._watch.start()
+
+    def _greet(self, role: str) -> None:
+        self._byte = self._state.read()
+        self.report.emit(
+            "hello",
+            ppid=os.getppid(),
+            role=role,
+            python=platform.python_version(),
+            hooks=self.hooks.status,
+            argv=told_arguments(command()),
+        )
+        self._has_greeted = True
+
+    def _end_with_multiprocessing(self) -> None:
+        """Its forked children end without what atexit calls, but call its own finalizers."""
+        util = sys.modules.get("multiprocessing.util")
+        if util is not None:
+            util.Finalize(None, self._end, exitpriority=-1000)
+
+    def _forked(self) -> None:
+        """In a child by fork: its own file, its own thread. Nothing of this for a child that only executes a program."""
+        self.report.renew()
+        self._audit.forget()
+        self._counted, self._has_ended = {}, False
+        name = forked_name()
+        if name is not None:
+            self._greet(role_of(name, ()))
+            util = sys.modules.get("multiprocessing.util")
+            if util is not None:  # It clears its finalizers before it runs the child, then calls this.
+                util.register_after_fork(self, Witness._end_with_multiprocessing)
+            self._watch.start()
+
+    def _hooks_changed(self, status: dict[str, Status]) -> None:
+        if self._has_greeted:
+            self.report.emit("hooks", hooks=status)
+
+    def _look(self) -> bool:
+        """Looks once: at modules, counters and the state. Returns whether to go on."""
+        try:
+            self.hooks.look()
+            byte = self._state.read()
+            if byte != self._byte:
+                self._changed(byte)
+            else:
+                self._tell_counters()
+        except Exception as error:  # the guest goes on; the witness says that it is blind
+            self.report.fault("state", error)
+        return self._byte != STOP
+
+    def _changed(self, byte: str) -> None:
+        """Does what a new state asks for, tells what is counted, then says that it has been seen."""
+        self._audit.forget()
+        if byte == FLUSH:
+            for flush in self._flushes:
+                flush()
+        self._tell_counters()
+        self._byte = byte
+        self.report.emit("state", to=byte)
+        if byte == STOP:
+            self._say_bye()
+
+    def _tell_counters(self) -> None:
+        now: dict[str, int] = {}
+        for counters in self._counters:
+            now.update(counters())
+        changed = {name: value for name, value in now.items() if self._counted.get(name, 0) != value}
+        if changed:
+            self._counted = now
+            self.report.emit_values("counters", changed)
+
+    def _end(self) -> None:
+        try:
+            self._tell_counters()
+        except Exception as error:  # the process ends
+            self.report.fault("state", error)
+        self._say_bye()
+
+    def _say_bye(self) -> None:
+        if not self._has_ended:
+            self._has_ended = True
+            self.report.emit("bye")

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+from aotgaudi_witness.stacks import is_secret, stack_of, told_arguments
+
+
+def test_the_innermost_frame_comes_first() -> None:
+    def outer() -> list[str]:
+        return inner()
+
+    def inner() -> list[str]:
+        return stack_of(sys._getframe())
+
+    told = outer()
+
+    assert [frame.partition(" ")[2] for frame in told[:2]] == ["inner", "outer"]
+    assert told[0].startswith(f"{__name__}:")
+
+
+def test_a_deep_stack_keeps_the_frames_that_are_no_compilers() -> None:
+    def deep(levels: int) -> list[str]:
+        return stack_of(sys._getframe()) if levels == 0 else deep(levels - 1)
+
+    compiler = {"__name__": "torch._dynamo.deep", "stack_of": stack_of, "sys": sys}
+    source = "def deep(n): return stack_of(sys._getframe()) if n == 0 else deep(n - 1)"
+    exec(source, compiler)
+
+    def server() -> list[str]:
+        return compiler["deep"](50)
+
+    told = server()
+
+    assert len(told) <= 12
+    assert sum(frame.startswith("torch._dynamo.deep:") for frame in told) == 6
+    assert told[6].endswith(" server")
+
+
+@pytest.mark.parametrize(
+    "name", ["--api-key", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "password", "VLLM_API_KEY"]
+)
+def test_names_of_secrets(name: str) -> None:
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "--max-num-batched-tokens",
+        "--tokenizer",
+        "tokenizer_mode",
+        "--model",
+        "max_tokens",
+        "num_speculative_tokens",
+    ],
+)
+def test_names_that_only_look_like_those_of_secrets(name: str) -> None:
+    assert not is_secret(name)
+
+
+def test_secrets_are_not_told() -> None:
+    argv = [
+        "vllm",
+        "serve",
+        "--api-key",
+        "abc",
+        "--hf-token=def",
+        "HF_TOKEN=ghi",
+        "--tokenizer",
+        "x",
+        b"\xff",
+    ]
+
+    told = told_arguments(argv)
+
+    assert told[:8] == [
+        "vllm",
+        "serve",
+        "--api-key",
+        "***",
+        "--hf-token=***",
+        "HF_TOKEN=***",
+        "--tokenizer",
+        "x",
+    ]
+
+
+def test_long_words_are_cut() -> None:
+    (word,) = told_arguments(["x" * 1000])
+
+    assert len(word) == 160
