@@ -8,10 +8,13 @@ from pathlib import Path
 
 import click
 
+from aotgaudi.atomicfile import write_atomic
 from aotgaudi.cli.options.common import memory_budget_option
 from aotgaudi.cli.options.spec_source import SpecSource, spec_source
+from aotgaudi.cli.show.bucket_report import bucket_document, bucket_lines
 from aotgaudi.cli.show.manifest_report import show, summarize
 from aotgaudi.errors import SpecError, StaleManifestError
+from aotgaudi.manifest.bucket_file import bucket_file_of
 from aotgaudi.manifest.codec import dumps, read_manifest, write_manifest
 from aotgaudi.manifest.difference import difference
 from aotgaudi.manifest.manifest import Manifest
@@ -28,7 +31,13 @@ _SHOWN_DIFFERENCES = 8
     metavar="FILE",
     help="The manifest file  [default: SPEC with .manifest.json for .toml]",
 )
-@click.option("--check", is_flag=True, help="Write nothing; fail when the manifest file is out of date.")
+@click.option(
+    "--bucket-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the closed table as a file for VLLM_BUCKETING_FROM_FILE, in place of the manifest (with -o: as well).",
+)
+@click.option("--check", is_flag=True, help="Write nothing; fail when the file is out of date.")
 @memory_budget_option
 @click.option("--strict", is_flag=True, help="If there is a warning, write nothing and exit with 2.")
 @click.option(
@@ -41,6 +50,7 @@ _SHOWN_DIFFERENCES = 8
 def build_manifest(
     source: SpecSource,
     output: Path | None,
+    bucket_file: Path | None,
     check: bool,
     memory_budget: int | None,
     strict: bool,
@@ -51,7 +61,15 @@ def build_manifest(
 
     Warns if the spec makes more steps than anyone wants to compile, or needs more memory than the budget. A warning
     does not change the manifest or, without --strict, the exit code.
+
+    --bucket-file FILE gives a vLLM server the closed table: it is read back by the rules of the server's version, and
+    written only if each step is looked up to a bucket that the server warms up; else exits with 7 and names the
+    smallest step without. What the server has to be given besides is printed.
     """
+    if bucket_file is not None:
+        _give_buckets(source, bucket_file, output, check=check, with_log=with_log, as_json=as_json)
+        if output is None:
+            return
     path = output or source.manifest_path
     manifest = Manifest.of(source.spec)
     if check:
@@ -74,6 +92,27 @@ def build_manifest(
         click.echo("\n".join(log))
     else:
         show(summary)
+
+
+def _give_buckets(
+    source: SpecSource, path: Path, output: Path | None, *, check: bool, with_log: bool, as_json: bool
+) -> None:
+    """Writes, or checks, the bucket file, and prints what its server needs."""
+    if with_log and output is None:
+        raise click.UsageError("--warm-up-log is of a manifest: give -o FILE as well.")
+    found = bucket_file_of(source.spec)
+    text = found.text.encode()
+    if not check:
+        write_atomic(path, text)
+    elif not path.exists() or path.read_bytes() != text:
+        problem = "is out of date" if path.exists() else "there is no bucket file"
+        mend = f"aotgaudi build manifest {source.arguments} --bucket-file {path}"
+        raise StaleManifestError(f"{path}: {problem} (run `{mend}`)")
+    document = bucket_document(path, found)
+    if as_json and output is None:
+        click.echo(json.dumps(document, indent=2))
+    elif not as_json:
+        click.echo("\n".join(bucket_lines(document)))
 
 
 def _warm_up_lines(manifest: Manifest) -> list[str]:

@@ -336,3 +336,61 @@ def test_the_warm_up_log_takes_the_place_of_the_summary(spec: Path) -> None:
     assert lines[-1] == "INFO Defragmenter warmup completed successfully"
     assert json.loads(run(spec, "--warm-up-log", "--json").stdout)["warm_up_log"] == lines
     assert "warm_up_log" not in json.loads(run(spec, "--json").stdout)
+
+
+CLOSED = TEXT.replace('[bucketing]\ncoverage = "upstream"\n', "")
+
+
+def test_a_bucket_file_alone_and_what_its_server_needs(spec: Path, tmp_path: Path) -> None:
+    spec.write_text(CLOSED, encoding="utf-8")
+
+    result = run(spec, "--bucket-file", tmp_path / "tiny.buckets")
+    document = json.loads(run(spec, "--bucket-file", tmp_path / "tiny.buckets", "--json").stdout)
+
+    assert result.exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.buckets", "tiny.toml"]
+    lines = result.stdout.splitlines()
+    assert lines[0] == f"{tmp_path}/tiny.buckets: 3 prompt buckets and 2 decode buckets for tiny"
+    assert f"set: VLLM_BUCKETING_FROM_FILE={tmp_path}/tiny.buckets VLLM_CONTIGUOUS_PA=false" in lines
+    assert lines[-1].startswith("the server's flags: --num-gpu-blocks-override 8 --block-size 16 ")
+    assert document["num_buckets"] == {"prompt": 3, "decode": 2}
+    assert document["flags"]["num-gpu-blocks-override"] == 8
+
+
+def test_a_bucket_file_beside_the_manifest(spec: Path, tmp_path: Path) -> None:
+    spec.write_text(CLOSED, encoding="utf-8")
+
+    result = run(spec, "--bucket-file", tmp_path / "b", "-o", tmp_path / "m.json", "--json")
+
+    assert json.loads(result.stdout)["id"] == read_manifest(tmp_path / "m.json").id
+    assert (tmp_path / "b").read_text(encoding="utf-8").startswith("# buckets for vllm-gaudi@091bbad")
+
+
+def test_a_bucket_file_is_checked(spec: Path, tmp_path: Path) -> None:
+    spec.write_text(CLOSED, encoding="utf-8")
+    path = tmp_path / "b"
+
+    missing = run(spec, "--bucket-file", path, "--check")
+    assert (missing.exit_code, path.exists()) == (3, False)
+    assert "there is no bucket file (run `aotgaudi build manifest" in missing.stderr
+    assert run(spec, "--bucket-file", path).exit_code == 0
+    assert run(spec, "--bucket-file", path, "--check").exit_code == 0
+    path.write_text("(1, 1, 1)\n", encoding="utf-8")
+    assert "is out of date" in run(spec, "--bucket-file", path, "--check").stderr
+
+
+def test_a_bucket_file_that_cannot_be_is_not_written(spec: Path, tmp_path: Path) -> None:
+    spec.write_text(CLOSED + '[bucketing]\nversion = "vllm-gaudi@v0.16.0"\n', encoding="utf-8")
+
+    result = run(spec, "--bucket-file", tmp_path / "b")
+
+    assert result.exit_code == 7
+    assert "the smallest: a prompt chunk of 1 token after 17 tokens" in result.stderr
+    assert not (tmp_path / "b").exists()
+
+
+def test_the_warm_up_log_is_not_of_a_bucket_file(spec: Path, tmp_path: Path) -> None:
+    result = run(spec, "--bucket-file", tmp_path / "b", "--warm-up-log")
+
+    assert result.exit_code == 2
+    assert "--warm-up-log is of a manifest" in result.stderr

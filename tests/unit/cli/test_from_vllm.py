@@ -252,3 +252,18 @@ def test_a_bucket_file_is_embedded(folder: Path) -> None:
 
     assert result.exit_code == 0
     assert load_spec(folder / "x.toml").bucketing.file_text == "(1, 128, 0)\n(1, 1, 4)\n"
+
+
+def test_the_bucket_file_of_a_command_is_read_by_the_same_command(folder: Path) -> None:
+    result = run_vllm(FLAGS, "--bucket-file", "b.txt")
+    again = run(
+        "--from-vllm",
+        f"VLLM_BUCKETING_FROM_FILE=b.txt vllm serve tiny {FLAGS} --num-gpu-blocks-override 16",
+        "--bucket-file",
+        "c.txt",
+    )
+
+    assert (result.exit_code, again.exit_code) == (0, 0)
+    assert (folder / "b.txt").read_bytes() == (folder / "c.txt").read_bytes()
+    assert not (folder / "tiny.manifest.json").exists()
+    assert f"VLLM_BUCKETING_FROM_FILE={folder}/b.txt" in result.stdout

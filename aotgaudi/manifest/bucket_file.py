@@ -1,0 +1,356 @@
+"""A closed table for a vLLM server that makes its own: as the file that VLLM_BUCKETING_FROM_FILE names.
+
+The file lists the buckets of a spec, and is accepted only by what a server of that version makes of it: the text is read
+back by upstream's rules (``bucketing.bucket_file``), and all that is proved is proved of what was read, under upstream's
+look-up. Four of these rules decide what a file can say:
+
+1. **A query of one token is a decode**, in whatever phase it was meant. Such prompts take the next longer bucket.
+2. **Rows are filtered.** Up to v0.17.1, and in v0.20.0rc0, query and whole blocks of context must together fit the
+   model's length. A chunk of a prompt may start inside a block, and then fits in tokens and not in whole blocks: there
+   no file closes the table of a server with chunked prefill, and `bucket_file_of` names the smallest such step.
+   Of whole prompts each longest one has to be listed, since only its own bucket both covers it and is kept.
+3. **Not every row is warmed up** (``bucketing.upstream_warm_up``). Where several contexts of a query fill the model's
+   length, only the smallest of them is compiled, and a step that is looked up to another one compiles it while its
+   request waits. So at most one is listed: the largest that a step needs.
+4. **Speculation is added to what is listed**, so the rows are those before it; what upstream makes of an added row may
+   need further rows, and rows are added until none is needed.
+
+Nothing else is added and nothing left out: what upstream reads is what is listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from aotgaudi.bucketing.bucket_text import bucket_lines
+from aotgaudi.bucketing.closure import close
+from aotgaudi.bucketing.filters import capped_decode, is_off_slice, keeps_decode, keeps_prompt
+from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.bucketing.proof import Coverage, ReachableSteps, prompt_holes, prove_steps
+from aotgaudi.bucketing.reachable import ReachablePrompts
+from aotgaudi.bucketing.rules import GaudiVersion
+from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
+from aotgaudi.bucketing.upstream_warm_up import blocks_beside, cold_decodes, cold_prompts, keeps_too_long
+from aotgaudi.bucketing.versions import find_strategy, find_version
+from aotgaudi.entries import DecodeEntry, PromptEntry
+from aotgaudi.errors import CoverageError, SpecError
+from aotgaudi.manifest.coverage import coverage_of_server
+from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.spec.scheduler import SchedulerSpec
+
+FILE_VARIABLE = "VLLM_BUCKETING_FROM_FILE"
+
+_MOST_ROUNDS = 64
+"""Most times that rows are added; without speculation two are enough."""
+
+
+@dataclass(frozen=True)
+class BucketFile:
+    """A bucket file that was proved. `spec` is the server's, with the file as its strategy; its entries are closed.
+
+    `prompt` and `decode` are the listed rows, ascending, as upstream reads them; the decodes before speculation.
+    """
+
+    spec: BuildSpec
+    prompt: tuple[Bucket, ...]
+    decode: tuple[Bucket, ...]
+
+    @property
+    def text(self) -> str:
+        """The file's content."""
+        assert self.spec.bucketing.file_text is not None
+        return self.spec.bucketing.file_text
+
+    @property
+    def pinned(self) -> Mapping[str, int]:
+        """The flags, without dashes, that the server needs with these values, the number of KV blocks first."""
+        limits = self.spec.limits
+        return {
+            "num-gpu-blocks-override": limits.num_blocks,
+            "block-size": limits.block_size,
+            "max-model-len": limits.max_model_len,
+            "max-num-batched-tokens": limits.max_num_batched_tokens,
+            "max-num-seqs": limits.max_num_seqs,
+        }
+
+    @property
+    def switches(self) -> Mapping[str, bool]:
+        """The switches, without dashes, that decide which steps the server forms."""
+        bucketing = self.spec.bucketing
+        return {
+            "enable-chunked-prefill": self.spec.scheduler.chunked_prefill,
+            "enable-prefix-caching": bucketing.prefix_caching and not bucketing.contiguous_pa,
+        }
+
+    def variables(self, path: str) -> Mapping[str, str]:
+        """Returns the variables that the server needs, with the file at `path`."""
+        limits, bucketing = self.spec.limits, self.spec.bucketing
+        variables = {FILE_VARIABLE: path, "VLLM_CONTIGUOUS_PA": _word(bucketing.contiguous_pa)}
+        if limits.max_num_prefill_seqs > 1:
+            variables["VLLM_PROMPT_BS_BUCKET_MAX"] = str(limits.max_num_prefill_seqs)
+        if bucketing.sliding is not None:
+            variables |= {
+                "PT_HPU_SDPA_QKV_SLICE_MODE_FWD": "true",
+                "PT_HPU_SDPA_BC_FACTOR": str(bucketing.sliding.slice_len),
+                "VLLM_FUSEDSDPA_SLIDE_THLD": str(bucketing.sliding.threshold),
+            }
+        return variables
+
+    @property
+    def unset(self) -> tuple[str, ...]:
+        """The variables that must not be set: with them the server reads no file, or warms up nothing."""
+        names = ["VLLM_ENABLE_BUCKETING", "VLLM_MERGED_PREFILL", "VLLM_SKIP_WARMUP"]
+        if find_version(self.spec.bucketing.version).environment.has_unified:
+            names.append("VLLM_UNIFIED_ATTN")
+        return tuple(names)
+
+
+def bucket_file_of(spec: BuildSpec) -> BucketFile:
+    """Returns the closed table of `spec` as a bucket file, proved for a vLLM server with these limits.
+
+    Where the spec describes our own scheduler, the server is one with chunked prefill.
+
+    Raises:
+        SpecError: the version reads no bucket files, or the spec's server makes no use of one.
+        CoverageError: no file gives every step a bucket that is warm. Names the smallest step without.
+    """
+    server = _server(spec)
+    writer = _Writer(server, _version(server), BucketingInputs.from_spec(server.limits, server.bucketing))
+    found = writer.read(writer.first_rows())
+    if server.bucketing.coverage == "closed":
+        for _ in range(_MOST_ROUNDS):
+            grown = writer.expressed(found.rows.with_added(writer.closing(found.steps, found.table)))
+            if grown == found.rows:
+                break
+            found = writer.read(grown)
+    writer.check(found)
+    return BucketFile(found.spec, tuple(sorted(found.rows.prompt)), tuple(sorted(found.rows.decode)))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of a file."""
+
+    prompt: frozenset[Bucket]
+    decode: frozenset[Bucket]
+
+    def with_added(self, other: _Rows) -> _Rows:
+        return _Rows(self.prompt | other.prompt, self.decode | other.decode)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What upstream makes of a file. `decode`: with the buckets of speculative decoding."""
+
+    spec: BuildSpec
+    rows: _Rows
+    prompt: tuple[Bucket, ...]
+    decode: tuple[Bucket, ...]
+
+    @property
+    def steps(self) -> ReachableSteps:
+        return ReachableSteps.of(self.spec.limits, self.spec.bucketing, self.spec.scheduler)
+
+    @property
+    def table(self) -> BucketTable:
+        """Of prompts only those of one sequence: others are for several, and are not claimed to be warm."""
+        return BucketTable(
+            tuple(PromptEntry(*bucket) for bucket in self.prompt if bucket[0] == 1),
+            tuple(DecodeEntry(*bucket) for bucket in self.decode),
+        )
+
+
+@dataclass(frozen=True)
+class _Writer:
+    server: BuildSpec
+    version: GaudiVersion
+    inputs: BucketingInputs
+
+    def first_rows(self) -> _Rows:
+        """The public table, less what is warmed up in vain, where that may be left out."""
+        bucketing, inputs = self.server.bucketing, self.inputs
+        strategy = find_strategy(bucketing.version, bucketing.strategy)
+        rows = _Rows(frozenset(strategy.prompt_table(inputs)), frozenset(strategy.decode_seed_table(inputs)))
+        if bucketing.coverage == "upstream":
+            return rows
+        if bucketing.strategy != "file" and keeps_too_long(self.version):
+            fitting = {
+                bucket
+                for bucket in rows.prompt
+                if bucket[0] > 1 or bucket[2] <= blocks_beside(bucket[1], inputs)
+            }
+            rows = _Rows(frozenset(fitting), rows.decode)
+        return self._filled(self.expressed(rows))
+
+    def _filled(self, rows: _Rows) -> _Rows:
+        """Rows of both phases: where none is kept, those that close an empty table. Upstream refuses a file without."""
+        steps = ReachableSteps.of(self.server.limits, self.server.bucketing, self.server.scheduler)
+        closing = self.expressed(self.closing(steps, BucketTable((), ())))
+        return _Rows(rows.prompt or closing.prompt, rows.decode or closing.decode)
+
+    def expressed(self, rows: _Rows) -> _Rows:
+        """What upstream keeps of rows, and can warm up."""
+        rules, inputs = self.version.product, self.inputs
+        prompts = {
+            bucket
+            for bucket in rows.prompt
+            if bucket[1] > 1 and keeps_prompt(bucket, inputs, rules) and not is_off_slice(bucket, inputs)
+        }
+        decodes = {
+            capped_decode(bucket, inputs, rules) for bucket in rows.decode if keeps_decode(bucket, inputs)
+        }
+        return _Rows(
+            frozenset(self._largest_too_long(prompts)),
+            frozenset(self._whole(bucket for bucket in decodes if min(bucket) >= 1)),
+        )
+
+    def _largest_too_long(self, prompts: set[Bucket]) -> set[Bucket]:
+        """Of the contexts of a query that fill the model's length only the largest: one alone is warmed up."""
+        cold = list(cold_prompts(sorted(prompts), self.version, self.inputs))
+        if not cold:
+            return prompts
+        largest = {query_len: context for _, query_len, context in cold}  # They ascend.
+        return {
+            (size, query_len, context)
+            for size, query_len, context in prompts
+            if size > 1
+            or query_len not in largest
+            or context == largest[query_len]
+            or context < blocks_beside(query_len, self.inputs)
+        }
+
+    def _whole(self, decodes: Iterable[Bucket]) -> set[Bucket]:
+        """Under contiguous paged attention only the batch sizes of which a row has the whole cache.
+
+        There the batch is padded by the number of blocks, and the blocks then by the highest block id: other batch sizes may
+        be given blocks of a larger one's row, which is a graph that nobody listed.
+        """
+        rows = set(decodes)
+        if not self.inputs.contiguous_pa:
+            return rows
+        whole = {size for size, _, blocks in rows if blocks >= self.inputs.num_blocks}
+        return {bucket for bucket in rows if bucket[0] in whole}
+
+    def read(self, rows: _Rows) -> _Found:
+        """Writes rows and reads them back by upstream's rules."""
+        for name, found in (("prompt", rows.prompt), ("decode", rows.decode)):
+            if not found:
+                raise CoverageError(
+                    f"{self.version.name}: a bucket file for these limits has no {name} bucket that is kept"
+                )
+        text = _text(self.server, rows)
+        bucketing = self.server.bucketing.model_copy(update={"strategy": "file", "file_text": text})
+        spec = self.server.model_copy(update={"bucketing": bucketing})
+        inputs = BucketingInputs.from_spec(spec.limits, bucketing)
+        strategy = find_strategy(bucketing.version, "file")
+        prompt, seeds = strategy.prompt_table(inputs), strategy.decode_seed_table(inputs)
+        return _Found(spec, _Rows(frozenset(prompt), frozenset(seeds)), prompt, strategy.decode_table(inputs))
+
+    def closing(self, steps: ReachableSteps, table: BucketTable) -> _Rows:
+        """The rows that close a table that was read, as far as its version can have them."""
+        added = [addition.entry for addition in close(steps, self.server.bucketing.max_padding, table)]
+        prompts = [
+            (entry.batch_size, entry.query_len, entry.num_ctx_blocks)
+            for entry in added
+            if isinstance(entry, PromptEntry)
+        ]
+        if not keeps_too_long(self.version):
+            prompts = list(_longest_prompts(steps.prompts, table))
+        decodes = [entry for entry in added if isinstance(entry, DecodeEntry)]
+        decodes += steps.speculative.closing_entries((*table.decode, *decodes))
+        return _Rows(
+            frozenset(map(self._readable, prompts)),
+            frozenset((entry.batch_size, 1, entry.num_blocks) for entry in decodes),
+        )
+
+    def _readable(self, bucket: Bucket) -> Bucket:
+        """The next larger bucket that upstream reads as a prompt's, and does not drop for sliced attention."""
+        batch_size, query_len, context = bucket
+        longer = (batch_size, max(query_len, 2), context)
+        return (batch_size, query_len, 1) if is_off_slice(longer, self.inputs) else longer
+
+    def check(self, found: _Found) -> None:
+        """Raises CoverageError unless every step is looked up to a bucket that is warm."""
+        coverage = prove_steps(found.steps, found.table)
+        if not coverage.is_closed:
+            raise CoverageError(self._hole(found, coverage))
+        cold = next(cold_prompts(found.prompt, self.version, self.inputs), None) or next(
+            cold_decodes(found.decode, self.version, self.inputs), None
+        )
+        if cold is not None:
+            raise CoverageError(
+                f"{self.version.name}: its warm-up does not compile the bucket {cold}, to which steps are looked up"
+                + self._mend()
+            )
+
+    def _hole(self, found: _Found, coverage: Coverage) -> str:
+        server = coverage_of_server(found.spec)
+        fallback = server.fallback if server is not None and not server.coverage.is_closed else None
+        file = (
+            "any bucket file" if self.server.bucketing.coverage == "closed" else "this table as a bucket file"
+        )
+        text = f"{self.version.name}: with {file} it has {coverage}"
+        if fallback is not None:
+            text += f", for which it compiles {fallback} while the request waits"
+        return text + self._mend()
+
+    def _mend(self) -> str:
+        if self.server.bucketing.coverage == "upstream":
+            return ' (coverage = "closed" in the [bucketing] of the spec)'
+        if self.server.scheduler.chunked_prefill and not keeps_too_long(self.version):
+            return " (a server without chunked prefill, or vllm-gaudi from v0.19.1 on)"
+        return ""
+
+
+def _longest_prompts(prompts: ReachablePrompts, table: BucketTable) -> Iterator[Bucket]:
+    """Yields, for the holes, the longest query beside each whole context, but where a larger one leaves room for it."""
+    whole = ReachablePrompts(prompts.limits, "none" if prompts.contexts == "none" else "blocks")
+    for hole in prompt_holes(prompts, table):
+        for context in range(hole.first_ctx_blocks, min(hole.last_ctx_blocks, whole.max_ctx_blocks) + 1):
+            longest = whole.longest_query(context)
+            if context == hole.last_ctx_blocks or whole.longest_query(context + 1) < longest:
+                yield 1, longest, context
+
+
+def _server(spec: BuildSpec) -> BuildSpec:
+    """The server that reads the file: vLLM, whatever engine the spec describes."""
+    bucketing = spec.bucketing
+    if bucketing.strategy == "unified":
+        raise SpecError("bucketing.strategy", "is 'unified', which reads no bucket file", "another strategy")
+    if bucketing.merged_prefill:
+        problem = "is true: upstream then rounds contexts by itself, whatever a bucket file lists"
+        raise SpecError("bucketing.merged_prefill", problem, "false")
+    if spec.target.execution_mode == "eager":
+        raise SpecError("target.execution_mode", "is 'eager': there are no graphs to warm up", "another mode")
+    if spec.scheduler.engine == "vllm":
+        return spec
+    return spec.model_copy(update={"scheduler": SchedulerSpec(engine="vllm")})
+
+
+def _version(server: BuildSpec) -> GaudiVersion:
+    version = find_version(server.bucketing.version)
+    if not isinstance(version, GaudiVersion) or not version.environment.has_file:
+        raise SpecError(
+            "bucketing.version",
+            f"is {version.name!r}, which reads no bucket file",
+            "vllm-gaudi from v0.11.2 on reads one",
+        )
+    return version
+
+
+def _text(server: BuildSpec, rows: _Rows) -> str:
+    """The file: what it is for, then its lines. It depends on nothing but the rows, the limits and the version."""
+    limits, bucketing = server.limits, server.bucketing
+    heads = (
+        f"# buckets for {bucketing.version}: (batch sizes, query lengths, context blocks); a query of 1 is a decode",
+        f"# --num-gpu-blocks-override {limits.num_blocks} --block-size {limits.block_size}"
+        f" --max-model-len {limits.max_model_len} --max-num-batched-tokens {limits.max_num_batched_tokens}"
+        f" --max-num-seqs {limits.max_num_seqs}",
+    )
+    lines = (*heads, *bucket_lines(rows.prompt), *bucket_lines(rows.decode))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _word(value: bool) -> str:
+    return "true" if value else "false"
