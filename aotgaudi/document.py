@@ -7,7 +7,7 @@ unknown key, another type) is refused, so two readers can never see different th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, TypeVar
 
 import pydantic
@@ -52,9 +52,23 @@ def load_document(data: bytes, model: type[D], noun: str) -> D:
 
     Raises ManifestError in one line that begins with `noun` and names the place (a dotted path).
     """
-    schema = model.model_fields.get("schema_")
-    if schema is not None:
-        _check_schema(data, schema.default, noun)
+    if "schema_" in model.model_fields:
+        return load_one_of(data, (model,), noun)
+    return _validated(data, model, noun)
+
+
+def load_one_of(data: bytes, models: Iterable[type[D]], noun: str) -> D:
+    """As `load_document`, for a document of whichever of `models` its member ``schema`` names."""
+    known = {model.model_fields["schema_"].default: model for model in models}
+    found = _schema_of(data, noun)
+    model = known.get(found) if isinstance(found, str) else None
+    if model is None:
+        what = f"has schema {found!r:.100}" if found is not None else "names no schema"
+        raise ManifestError(f"{noun} {what}; this aotgaudi reads {' and '.join(map(repr, known))}")
+    return _validated(data, model, noun)
+
+
+def _validated(data: bytes, model: type[D], noun: str) -> D:
     try:
         document = model.model_validate_json(data)
     except pydantic.ValidationError as error:
@@ -92,15 +106,12 @@ def first_problem(error: pydantic.ValidationError) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[:500]) + others
 
 
-def _check_schema(data: bytes, schema: str, noun: str) -> None:
+def _schema_of(data: bytes, noun: str) -> object:
     try:
         raw = from_json(data, allow_inf_nan=False)
     except ValueError as error:
         raise ManifestError(f"{noun} is not JSON: {error}") from error
-    found = raw.get("schema") if isinstance(raw, dict) else None
-    if found != schema:
-        what = f"has schema {found!r:.100}" if found is not None else "names no schema"
-        raise ManifestError(f"{noun} {what}; this aotgaudi reads {schema!r}")
+    return raw.get("schema") if isinstance(raw, dict) else None
 
 
 def _parsed_digest(text: str) -> Digest:

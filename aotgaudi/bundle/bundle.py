@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
@@ -24,8 +25,7 @@ from aotgaudi.bundle.format import (
     load_program,
 )
 from aotgaudi.bundle.permissions import OwnerRule, check_directories
-from aotgaudi.bundle.receipt import Receipt
-from aotgaudi.bundle.receipt import loads as load_receipt
+from aotgaudi.bundle.sealed import SealedReceipt, load_sealed, programs_of
 from aotgaudi.bundle.signature import MAX_ENVELOPE_BYTES, Statement
 from aotgaudi.bundle.trust import TrustPolicy, load_trusted_key, require_match
 from aotgaudi.digest import Digest
@@ -103,21 +103,25 @@ ANY_BUNDLE = Acceptance()
 class Bundle:
     """An opened bundle. `index_bytes` and `manifest_bytes` are the very bytes that were hashed.
 
-    `receipt` says which artifacts answer which entries. `statement` is what trusted keys have signed; None if no key was
-    demanded. Opening does not verify objects: `verify` does.
+    `receipt` says which artifacts answer which entries, or is that of a capture (sealed.py). `statement` is what trusted
+    keys have signed; None if no key was demanded. Opening does not verify objects: `verify` does.
     """
 
     path: Path
     index: BundleIndex
     index_bytes: bytes
     manifest_bytes: bytes
-    receipt: Receipt
+    receipt: SealedReceipt
     statement: Statement | None = None
     acceptance: Acceptance = ANY_BUNDLE
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The manifest. Raises ManifestError if it is malformed, CorruptError if the receipt answers another one."""
+        """The manifest. Raises ManifestError if it is malformed, CorruptError if the receipt answers another one.
+
+        Raises SpecError for a capture, which answers a launch.
+        """
+        programs_of(self)
         manifest = load_manifest(self.manifest_bytes)
         if manifest.id != self.receipt.manifest_id:
             raise CorruptError(
@@ -128,7 +132,9 @@ class Bundle:
 
     @property
     def entry_labels(self) -> dict[str, str]:
-        """The manifest's entries: id -> what a person calls it. Raises as `manifest` does."""
+        """The manifest's entries: id -> what a person calls it; a capture's files by path. Raises as `manifest` does."""
+        if isinstance(self.receipt, CaptureReceipt):
+            return {file.path: file.path for file in self.receipt.files}
         return {entry.id: str(entry) for entry in self.manifest.entries}
 
     def verify(self) -> Report:
@@ -152,7 +158,7 @@ class Bundle:
         data = read_blob(path, digest, self.acceptance.examine)
         if isinstance(data, Fault):
             error = NotWarmError if data.state == "missing" else CorruptError
-            raise error(f"object {digest}: {path}: {data.reason} ({mending_command(self.path)})")
+            raise error(f"object {digest}: {path}: {data.reason} ({self.mending_command})")
         return data
 
     def program(self, entry_id: str) -> Program:
@@ -162,12 +168,15 @@ class Bundle:
 
     def program_digest(self, entry_id: str) -> Digest:
         """Returns the digest of the program that runs the entry. Raises NotWarmError if the receipt has none."""
-        digest = self.receipt.programs.get(entry_id)
+        digest = programs_of(self).programs.get(entry_id)
         if digest is None:
-            raise NotWarmError(
-                f"entry {entry_id} has no program in {self.path} ({mending_command(self.path)})"
-            )
+            raise NotWarmError(f"entry {entry_id} has no program in {self.path} ({self.mending_command})")
         return digest
+
+    @property
+    def mending_command(self) -> str:
+        """The sentence that says how to make the whole bundle again."""
+        return mending_command(self.path, is_capture=isinstance(self.receipt, CaptureReceipt))
 
 
 def open_bundle(path: str | os.PathLike[str], acceptance: Acceptance = ANY_BUNDLE) -> Bundle:
@@ -188,7 +197,7 @@ def open_bundle(path: str | os.PathLike[str], acceptance: Acceptance = ANY_BUNDL
     if acceptance.owners is not None:
         check_directories(path, _directories(path, index), acceptance.owners)
     manifest_bytes = _read_document(path / MANIFEST_NAME, index.manifest, examine)
-    receipt = load_receipt(_read_document(path / RECEIPT_NAME, index.receipt, examine))
+    receipt = load_sealed(_read_document(path / RECEIPT_NAME, index.receipt, examine))
     if receipt.manifest_id != index.manifest_id:
         raise CorruptError(
             f"bundle {path}: the receipt answers manifest {receipt.manifest_id},"
@@ -213,8 +222,10 @@ def read_signature(path: Path, examine: Examine = accept_any) -> bytes | None:
     raise UntrustedError(f"bundle {path} is not to be trusted: {SIGNATURE_NAME}: {data.reason}")
 
 
-def mending_command(bundle_path: Path) -> str:
+def mending_command(bundle_path: Path, *, is_capture: bool = False) -> str:
     """Returns the sentence that says how to make a whole bundle again."""
+    if is_capture:
+        return f"make it again with: aotgaudi build capture -o {bundle_path} -- COMMAND"
     return (
         "mend it with: aotgaudi build SPEC, or:"
         f" aotgaudi build cache MANIFEST && aotgaudi build bundle MANIFEST -o {bundle_path}"
@@ -245,19 +256,31 @@ def _read_index(path: Path, examine: Examine) -> bytes:
 
 
 def _max_index_bytes(path: Path) -> int:
-    """What an index may have, given its manifest: 80 bytes an object; an entry has 20 bytes and a few objects a layer.
+    """What an index may have: 80 bytes an object. An entry has 20 bytes of the manifest, and a few objects a layer.
 
-    So an index that claims millions of objects is refused by its size, unless its manifest has as many entries.
+    A captured file has a row of the receipt, which is longer than its digest. So an index that claims millions of objects is
+    refused by its size, unless its manifest has as many entries, or its receipt as many files.
     """
+    most = (1 << 20) + 1024 * _size_bytes(path / MANIFEST_NAME) + _size_bytes(path / RECEIPT_NAME)
+    return min(MAX_DOCUMENT_BYTES, most)
+
+
+def _size_bytes(path: Path) -> int:
     try:
-        manifest_bytes = os.lstat(path / MANIFEST_NAME).st_size
+        return os.lstat(path).st_size
     except OSError:
-        manifest_bytes = 0  # Reading it says what is wrong.
-    return min(MAX_DOCUMENT_BYTES, (1 << 20) + 1024 * manifest_bytes)
+        return 0  # Reading it says what is wrong.
 
 
-def _require_needed(index: BundleIndex, receipt: Receipt, path: Path) -> None:
+def _require_needed(index: BundleIndex, receipt: SealedReceipt, path: Path) -> None:
     """Raises CorruptError where the index lists more objects than the receipt can need: constants are one a program."""
+    if isinstance(receipt, CaptureReceipt):
+        if set(index.objects) != {file.digest for file in receipt.files}:
+            again = mending_command(path, is_capture=True)
+            raise CorruptError(
+                f"bundle {path}: the index lists other objects than the receipt has files ({again})"
+            )
+        return
     num_files = sum(len(unit.artifact) for unit in receipt.units.values())
     most = 2 * len(receipt.programs) + num_files
     if len(index.objects) > most:

@@ -209,16 +209,18 @@ def open_model(bundle: Bundle, path: Path, *, allow_unbound: bool = False) -> Mo
     """Returns the model directory that `bundle` is to be served with; nothing of it has been read.
 
     Raises UntrustedError where its signature must count and does not cover a model, unless `allow_unbound`; and where
-    others may write to the directory.
+    others may write to the directory. Raises SpecError for a capture.
     """
-    acceptance = bundle.acceptance
-    if acceptance.trust is not None and bundle.receipt.model is None and not allow_unbound:
+    from aotgaudi.bundle.sealed import programs_of
+
+    acceptance, bound = bundle.acceptance, programs_of(bundle).model
+    if acceptance.trust is not None and bound is None and not allow_unbound:
         raise UntrustedError(
             f"bundle {bundle.path} does not bind its model: trusted keys have signed for the code, not for weights,"
             " tokenizer and chat template (bind them: aotgaudi build bundle MANIFEST -o DIR --model DIR --sign-key"
             " FILE; or trust the directory: --allow-unbound-model)"
         )
-    model = ModelDirectory(path, bundle.receipt.model, acceptance.model_owners)
+    model = ModelDirectory(path, bound, acceptance.model_owners)
     model.check_owners()
     return model
 

@@ -1,4 +1,4 @@
-"""Sealing: from a manifest, a receipt and the store's objects to a bundle directory.
+"""Sealing: from a manifest (or a launch), its receipt and the store's objects to a bundle directory.
 
 The same inputs give the same bytes in every file, wherever and whenever they are sealed. The bundle is
 written beside its destination and renamed into place, so that nobody ever sees a part of one.
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from aotgaudi.atomicfile import fsync_dir, write_atomic
+from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
@@ -24,8 +25,7 @@ from aotgaudi.bundle.format import (
     program_objects,
     stray_paths,
 )
-from aotgaudi.bundle.receipt import Receipt
-from aotgaudi.bundle.receipt import dumps as dump_receipt
+from aotgaudi.bundle.sealed import SealedReceipt
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import building_directory, exchange_directory, refuse_foreign
 from aotgaudi.digest import Digest
@@ -40,16 +40,16 @@ _DOCUMENT_MODE = 0o644
 def pack_bundle(
     manifest_bytes: bytes,
     manifest_id: str,
-    receipt: Receipt,
+    receipt: SealedReceipt,
     objects: ObjectStore,
     out: Path,
     signing: Signing | None = None,
 ) -> BundleIndex:
     """Seals a bundle at `out`, signed if `signing` is given, and returns its index.
 
-    An intact bundle with the same contents is left alone; another bundle, or a damaged one, is replaced;
-    anything else that is not an empty directory is refused. Objects are copied, not linked, and verified
-    on the way, so that damage to a bundle and damage to the store never are one.
+    For a capture, `manifest_bytes` and `manifest_id` are the launch's. An intact bundle with the same contents is left
+    alone; another bundle, or a damaged one, is replaced; anything else that is not an empty directory is refused. Objects
+    are copied, not linked, and verified on the way, so that damage to a bundle and damage to the store never are one.
 
     Raises:
         ManifestError: the receipt answers another manifest, or lacks a unit that a program calls.
@@ -65,7 +65,7 @@ def pack_bundle(
     documents = {
         INDEX_NAME: dump_index(index),
         MANIFEST_NAME: manifest_bytes,
-        RECEIPT_NAME: dump_receipt(receipt),
+        RECEIPT_NAME: receipt.dumps(),
     }
     if signing is not None:
         documents[SIGNATURE_NAME] = signing.sign(documents[INDEX_NAME], index, receipt)
@@ -76,8 +76,10 @@ def pack_bundle(
     return index
 
 
-def _needed_objects(receipt: Receipt, objects: ObjectStore) -> tuple[Digest, ...]:
+def _needed_objects(receipt: SealedReceipt, objects: ObjectStore) -> tuple[Digest, ...]:
     """All objects of the bundle, sorted as the index lists them."""
+    if isinstance(receipt, CaptureReceipt):
+        return tuple(sorted({file.digest for file in receipt.files}, key=str))
     digests = {digest for unit in receipt.units.values() for digest in unit.artifact.values()}
     for digest in set(receipt.programs.values()):
         program = load_program(objects.read(digest), digest)
@@ -85,15 +87,15 @@ def _needed_objects(receipt: Receipt, objects: ObjectStore) -> tuple[Digest, ...
     return tuple(sorted(digests, key=str))
 
 
-def _index(manifest_bytes: bytes, receipt: Receipt, digests: tuple[Digest, ...]) -> BundleIndex:
+def _index(manifest_bytes: bytes, receipt: SealedReceipt, digests: tuple[Digest, ...]) -> BundleIndex:
     return BundleIndex(
         manifest_id=receipt.manifest_id,
         manifest=Digest.of(manifest_bytes),
-        receipt=Digest.of(dump_receipt(receipt)),
+        receipt=Digest.of(receipt.dumps()),
         backend=receipt.target.backend,
         counts=Counts(
-            programs=len(set(receipt.programs.values())),
-            units=len(receipt.units),
+            programs=0 if isinstance(receipt, CaptureReceipt) else len(set(receipt.programs.values())),
+            units=len(receipt.files if isinstance(receipt, CaptureReceipt) else receipt.units),
             objects=len(digests),
             object_bytes=sum(digest.size_bytes for digest in digests),
         ),
@@ -134,10 +136,8 @@ def _copy_object(bundle: Path, digest: Digest, objects: ObjectStore) -> None:
     path = object_path(bundle, digest)
     for directory in (path.parent.parent.parent, path.parent.parent, path.parent):
         _make_directory(directory)
-    data = objects.read(digest)
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
+    with path.open("xb", buffering=0) as file:
+        objects.copy_to(digest, file.fileno())
         os.fchmod(file.fileno(), 0o444)
         os.fsync(file.fileno())
 

@@ -40,7 +40,7 @@ from pydantic import Field, StringConstraints
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.format import INDEX_NAME, BundleIndex, Counts
-from aotgaudi.bundle.receipt import Receipt
+from aotgaudi.bundle.sealed import SealedReceipt
 from aotgaudi.digest import canonical_json, sha256_bytes
 from aotgaudi.document import DigestField, Document, ForeignValue, Value, first_problem, load_document
 from aotgaudi.errors import ManifestError
@@ -160,7 +160,7 @@ class Statement(Document):
     predicate: Predicate
 
     @classmethod
-    def of(cls, index_bytes: bytes, index: BundleIndex, receipt: Receipt, epoch: int) -> Statement:
+    def of(cls, index_bytes: bytes, index: BundleIndex, receipt: SealedReceipt, epoch: int) -> Statement:
         """Returns what is signed of the bundle with these documents."""
         return cls(
             subject=(Subject(digest=SubjectDigest(sha256=sha256_bytes(index_bytes))),),

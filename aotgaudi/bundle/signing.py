@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aotgaudi.bundle.format import BundleIndex
-from aotgaudi.bundle.receipt import Receipt
+from aotgaudi.bundle.sealed import SealedReceipt
 from aotgaudi.bundle.signature import (
     PAYLOAD_TYPE,
     Envelope,
@@ -116,7 +116,7 @@ class Signing:
     keys: tuple[SigningKey, ...]
     epoch: int = 0
 
-    def sign(self, index_bytes: bytes, index: BundleIndex, receipt: Receipt) -> bytes:
+    def sign(self, index_bytes: bytes, index: BundleIndex, receipt: SealedReceipt) -> bytes:
         """Returns the signature file of the bundle with these documents."""
         statement = Statement.of(index_bytes, index, receipt, self.epoch)
         return dump_envelope(_signed(statement.dumps(), (), self.keys))

@@ -14,10 +14,13 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from aotgaudi.bundle.bundle import Bundle, mending_command
+from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.format import load_program, program_objects, stray_paths
 from aotgaudi.bundle.receipt import Receipt
+from aotgaudi.bundle.sealed import programs_of
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, store_error
 from aotgaudi.graphs.program import Program
@@ -49,7 +52,11 @@ class CorruptObject:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What verifying found. `extra` are paths under ``objects/`` that the index does not list."""
+    """What verifying found. `extra` are paths under ``objects/`` that the index does not list.
+
+    Of a capture (`kind`), the entries are its files, by path; one that is absent is corrupt, for it was there when
+    the capture was proved.
+    """
 
     num_entries: int
     num_objects: int
@@ -57,6 +64,7 @@ class Report:
     missing: tuple[MissingEntry, ...]
     corrupt: tuple[CorruptObject, ...]
     extra: tuple[str, ...]
+    kind: Literal["programs", "capture"] = "programs"
 
     @property
     def is_intact(self) -> bool:
@@ -71,13 +79,14 @@ class Report:
         if self.is_intact:
             return
         counts = (f"{len(self.corrupt)} corrupt", f"{len(self.missing)} missing", f"{len(self.extra)} extra")
-        rows = self._rows()
+        rows, is_capture = self._rows(), self.kind == "capture"
+        noun, nouns = ("file", "files") if is_capture else ("entry", "entries")
         message = "\n".join(
             [
-                f"bundle {bundle_path} cannot be served: {', '.join(counts)} ({self.num_entries} entries)",
-                *_table([("entry", "state", "reason"), *rows[:_MAX_ROWS]]),
+                f"bundle {bundle_path} cannot be served: {', '.join(counts)} ({self.num_entries} {nouns})",
+                *_table([(noun, "state", "reason"), *rows[:_MAX_ROWS]]),
                 *([f"... and {len(rows) - _MAX_ROWS} more"] if len(rows) > _MAX_ROWS else []),
-                mending_command(bundle_path),
+                mending_command(bundle_path, is_capture=is_capture),
             ]
         )
         raise CorruptError(message) if self.corrupt or self.extra else NotWarmError(message)
@@ -119,9 +128,11 @@ class VerifiedBundle:
 def verify_bundle(bundle: Bundle, entries: Mapping[str, str]) -> Report:
     """Re-hashes every object and says which of `entries` (id -> label) can run, and why the others cannot.
 
-    Reads each object's file once. Raises StoreError where the system refuses to let us look, and UntrustedError where
-    the bundle's acceptance does not allow a file.
+    Of a capture, every file is looked at. Reads each object's file once. Raises StoreError where the system refuses to let
+    us look, and UntrustedError where the bundle's acceptance does not allow a file.
     """
+    if isinstance(bundle.receipt, CaptureReceipt):
+        return _verify_capture(bundle, bundle.receipt)
     return _verify(bundle, entries, None)[0]
 
 
@@ -130,7 +141,7 @@ def hold_bundle(bundle: Bundle, entries: Mapping[str, str]) -> VerifiedBundle:
 
     First raises this process's limit of open files by the number of objects; raises StoreError if that is not allowed.
     """
-    allow_open_files(len({*bundle.index.objects} - {*bundle.receipt.programs.values()}))
+    allow_open_files(len({*bundle.index.objects} - {*programs_of(bundle).programs.values()}))
     held = SealedObjects()
     try:
         report, programs = _verify(bundle, entries, held)
@@ -146,8 +157,9 @@ def _verify(
     faults: dict[Digest, Fault] = {}
     needs: dict[Digest, tuple[Digest, ...]] = {}
     programs: dict[Digest, Program] = {}
-    for digest in sorted(set(bundle.receipt.programs.values()), key=str):
-        found = _read_program(bundle, digest)
+    receipt = programs_of(bundle)
+    for digest in sorted(set(receipt.programs.values()), key=str):
+        found = _read_program(bundle, receipt, digest)
         if isinstance(found, Fault):
             faults[digest] = found
             continue
@@ -157,19 +169,40 @@ def _verify(
     read = faults.keys() | needs.keys()
     others = {*bundle.index.objects, *(digest for digests in needs.values() for digest in digests)} - read
     faults |= _find_faults(bundle, sorted(others, key=str), held)
-    users = _users(bundle.receipt, entries, needs)
+    users = _users(receipt, entries, needs)
     report = Report(
         num_entries=len(entries),
         num_objects=len(bundle.index.objects),
         object_bytes=bundle.index.counts.object_bytes,
-        missing=_missing(bundle, entries, faults, users),
+        missing=_missing(bundle, receipt, entries, faults, users),
         corrupt=_corrupt(bundle, faults, users),
         extra=_extra(bundle),
     )
     return report, programs
 
 
-def _read_program(bundle: Bundle, digest: Digest) -> tuple[Program, tuple[Digest, ...]] | Fault:
+def _verify_capture(bundle: Bundle, receipt: CaptureReceipt) -> Report:
+    users: defaultdict[Digest, list[str]] = defaultdict(list)
+    for file in receipt.files:
+        users[file.digest].append(file.path)
+    faults = {
+        digest: Fault("corrupt", fault.reason)
+        for digest, fault in _find_faults(bundle, bundle.index.objects, None).items()
+    }
+    return Report(
+        num_entries=len(receipt.files),
+        num_objects=len(bundle.index.objects),
+        object_bytes=bundle.index.counts.object_bytes,
+        missing=(),
+        corrupt=_corrupt(bundle, faults, {digest: tuple(paths) for digest, paths in users.items()}),
+        extra=_extra(bundle),
+        kind="capture",
+    )
+
+
+def _read_program(
+    bundle: Bundle, receipt: Receipt, digest: Digest
+) -> tuple[Program, tuple[Digest, ...]] | Fault:
     """One program and the objects that it needs, or what is wrong with it."""
     data = read_blob(object_path(bundle.path, digest), digest, bundle.acceptance.examine)
     if isinstance(data, Fault):
@@ -179,7 +212,7 @@ def _read_program(bundle: Bundle, digest: Digest) -> tuple[Program, tuple[Digest
     except ManifestError as error:
         return Fault("corrupt", str(error))
     try:
-        return program, program_objects(program, bundle.receipt)
+        return program, program_objects(program, receipt)
     except ManifestError as error:
         return Fault("missing", str(error))
 
@@ -212,6 +245,7 @@ def _users(
 
 def _missing(
     bundle: Bundle,
+    receipt: Receipt,
     entries: Mapping[str, str],
     faults: Mapping[Digest, Fault],
     users: Mapping[Digest, tuple[str, ...]],
@@ -223,7 +257,7 @@ def _missing(
         for label in users.get(digest, ("-",)):
             reasons.setdefault(label, f"{_relative(bundle, digest)}: {fault.reason}")
     for entry_id, label in entries.items():
-        if entry_id not in bundle.receipt.programs:
+        if entry_id not in receipt.programs:
             reasons[label] = "no program in the receipt"
     order = (*dict.fromkeys(entries.values()), "-")
     return tuple(MissingEntry(label, reasons[label]) for label in order if label in reasons)

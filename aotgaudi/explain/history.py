@@ -21,6 +21,7 @@ from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.format import load_program
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.receipt import loads as load_receipt
+from aotgaudi.bundle.sealed import programs_of
 from aotgaudi.digest import Digest
 from aotgaudi.errors import AotGaudiError, ManifestError
 from aotgaudi.graphs.program import Program
@@ -121,7 +122,7 @@ def read_sealed(path: Path, manifest: Manifest, store: Store | None, history: Hi
     """
     if path.is_dir():
         bundle = open_bundle(path)
-        return _sealed(path, bundle.receipt, bundle.manifest, partial(_read, bundle.read_object), ())
+        return _sealed(path, programs_of(bundle), bundle.manifest, partial(_read, bundle.read_object), ())
     receipt = _read_receipt(path)
     program_of = partial(_read, store.objects.read) if store else _unknown
     if receipt.manifest_id == manifest.id:

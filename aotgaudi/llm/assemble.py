@@ -15,6 +15,7 @@ import torch
 from aotgaudi.backends.online import make_runtime
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bundle.model import ModelDirectory, check_model
+from aotgaudi.bundle.sealed import programs_of
 from aotgaudi.bundle.verify import Report
 from aotgaudi.engine.admission import Admission
 from aotgaudi.engine.blocks import BlockPool
@@ -108,14 +109,14 @@ def _load(
 ) -> FirstUseBuilder | None:
     """Fills `executables` with what is sound. Returns what makes the others warm; None under `require_warm`."""
     bundle, verified = held.bundle, held.verified.result()
-    entries = bundle.manifest.entries
+    entries, receipt = bundle.manifest.entries, programs_of(bundle)
     sound = _accept(verified.report, entries, options)
     declare_samplers(entries, executables)
-    runtime = make_runtime(bundle.receipt.target)
+    runtime = make_runtime(receipt.target)
     guard.watch("backend", runtime.num_compiled)
     held.prefetched.result()
     loader = Loader(runtime, held.weights, bundle.manifest.spec.limits.num_blocks)
-    loader.load(sound, Artifacts(bundle.receipt, verified.program, verified.read, verified.path), executables)
+    loader.load(sound, Artifacts(receipt, verified.program, verified.read, verified.path), executables)
     verified.objects.close()
     if options.require_warm:
         return None
@@ -126,7 +127,7 @@ def _load(
         executables,
         guard=guard,
         environment=options.environment,
-        signed=None if options.acceptance.trust is None else bundle.receipt,
+        signed=None if options.acceptance.trust is None else receipt,
     )
 
 

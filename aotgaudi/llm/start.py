@@ -10,6 +10,7 @@ import warnings
 from aotgaudi.backends.online import check_target
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.model import open_model
+from aotgaudi.bundle.sealed import programs_of
 from aotgaudi.llm.holding import holding
 from aotgaudi.llm.running import ModelOptions, RunningModel
 from aotgaudi.runtime.shards import ShardReader
@@ -21,13 +22,14 @@ def start(options: ModelOptions) -> RunningModel:
     What is parsed on the way (bundle, programs) is let go when this returns.
 
     Raises:
-        SpecError: no such model, or another model than the bundle's.
+        SpecError: no such model, or another model than the bundle's; or the bundle holds a capture.
         NotWarmError, CorruptError, UntrustedError, TargetError: the bundle cannot be used; nothing was mapped.
         CoverageError: under `require_warm`, a step that the scheduler can form has no entry.
     """
     bundle = open_bundle(options.bundle, options.acceptance)
+    receipt = programs_of(bundle)
     model = open_model(bundle, options.model_dir, allow_unbound=options.allow_unbound_model)
-    check_target(bundle.receipt.target)
+    check_target(receipt.target)
     if options.on_model is not None:
         options.on_model(model)
     with holding(bundle, ShardReader(model, options.weights_memory)) as held:

@@ -15,7 +15,9 @@ from types import MappingProxyType
 from typing import Any
 
 from aotgaudi.bundle.bundle import Bundle
+from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
+from aotgaudi.document import load_foreign_object
 from aotgaudi.errors import ManifestError, SpecError, TargetError
 from aotgaudi.oci.layer import Compression, Layer, write_layer
 from aotgaudi.oci.layout import Image, Layout, LayoutWriter, new_layout
@@ -25,6 +27,7 @@ from aotgaudi.remotes.oci_documents import (
     BUNDLE_ROOT,
     IMAGE_CONFIG_TYPE,
     IMAGE_MANIFEST_TYPE,
+    KSERVE_PREFIX,
     LABEL_PREFIX,
     LAYER_TYPES,
     MANIFEST_ID,
@@ -106,12 +109,43 @@ def bundle_labels(bundle: Bundle) -> dict[str, str]:
         BUNDLE_PATH: f"/{BUNDLE_ROOT}",
         f"{LABEL_PREFIX}.target": " ".join((target.backend, target.machine, *target.isa)),
         **_told(torch=target.toolchain.get("torch", ""), isa=" ".join(target.isa)),
-        f"{LABEL_PREFIX}.entries": str(len(bundle.receipt.programs)),
-        f"{LABEL_PREFIX}.programs": str(counts.programs),
-        f"{LABEL_PREFIX}.units": str(counts.units),
+        **_contents(bundle),
         f"{LABEL_PREFIX}.objects": str(counts.objects),
         f"{LABEL_PREFIX}.object-bytes": str(counts.object_bytes),
     }
+
+
+def _contents(bundle: Bundle) -> dict[str, str]:
+    """What there is of programs or, of a capture, of files; and how others may place it."""
+    counts = bundle.index.counts
+    if isinstance(bundle.receipt, CaptureReceipt):
+        return {f"{LABEL_PREFIX}.files": str(counts.units), **_kserve_labels(bundle)}
+    return {
+        f"{LABEL_PREFIX}.entries": str(len(bundle.receipt.programs)),
+        f"{LABEL_PREFIX}.programs": str(counts.programs),
+        f"{LABEL_PREFIX}.units": str(counts.units),
+    }
+
+
+def _kserve_labels(bundle: Bundle) -> dict[str, str]:
+    """The labels by which KServe's Kernel Manager places an image of caches (redhat-et/GKM: mcv/pkg/cacheplan).
+
+    The type is one of our own, for a bundle is no directory that a server could read: who knows only ``torch-compile`` must
+    say so (UnsupportedCacheTypeError there), and not mount what no server finds. Subpath and variable say where the bundle
+    belongs.
+    """
+    return {
+        f"{KSERVE_PREFIX}/framework": _guest_of(bundle),
+        f"{KSERVE_PREFIX}/cache-type": "aotgaudi",
+        f"{KSERVE_PREFIX}/cache-hash": bundle.index.manifest_id,
+        f"{KSERVE_PREFIX}/cache-mount-subpath": BUNDLE_ROOT,
+        f"{KSERVE_PREFIX}/cache-root-env": f"AOTGAUDI_BUNDLE=/{BUNDLE_ROOT}",
+    }
+
+
+def _guest_of(bundle: Bundle) -> str:
+    launch = load_foreign_object(bundle.manifest_bytes, f"bundle {bundle.path}: manifest.json")
+    return str(launch.get("guest", "unknown"))
 
 
 def _told(**values: str) -> dict[str, str]:

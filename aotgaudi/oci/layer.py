@@ -22,7 +22,7 @@ from pathlib import PurePosixPath
 from typing import Any, BinaryIO, Literal, Protocol
 
 from aotgaudi.atomicfile import Temporary
-from aotgaudi.bundle.bundle import Bundle, mending_command
+from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.push_pull import bundle_files
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, SpecError
@@ -101,7 +101,7 @@ def write_layer(bundle: Bundle, file: Temporary, compression: Compression) -> La
         name, digest = members[path]
         mode = _OBJECT_MODE if name.startswith("objects/") else _FILE_MODE
         writer.write(_header(path, tarfile.REGTYPE, mode, digest.size_bytes))
-        for chunk in verified_chunks(bundle.path / name, digest, mending_command(bundle.path)):
+        for chunk in verified_chunks(bundle.path / name, digest, bundle.mending_command):
             writer.write(chunk)
         writer.write(bytes(-digest.size_bytes % BLOCK_BYTES))
     writer.write(bytes(2 * BLOCK_BYTES))

@@ -36,6 +36,7 @@ LABEL_PREFIX = "io.github.aotgaudi"
 MANIFEST_ID = f"{LABEL_PREFIX}.manifest-id"
 BUNDLE_INDEX = f"{LABEL_PREFIX}.bundle-index"
 BUNDLE_PATH = f"{LABEL_PREFIX}.bundle-path"
+KSERVE_PREFIX = "io.kserve.km"
 BUNDLE_ROOT = "opt/aotgaudi/bundle"
 """Where a bundle lies in an image."""
 

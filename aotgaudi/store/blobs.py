@@ -47,6 +47,14 @@ class Fault:
     reason: str
 
 
+class _UnwritableError(Exception):
+    """What is copied could not be written, which says nothing about what is read."""
+
+    def __init__(self, reason: OSError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
 def find_fault(path: Path, digest: Digest, examine: Examine = accept_any) -> Fault | None:
     """Reads the file once and returns what is wrong with it, or None when it is intact.
 
@@ -75,7 +83,8 @@ def hold_blob(path: Path, digest: Digest, examine: Examine = accept_any) -> int 
 def copy_blob(path: Path, digest: Digest, target: int, examine: Examine = accept_any) -> Fault | None:
     """Reads the file once, hashing what it writes to the open file `target`; returns what is wrong with it.
 
-    What was written is of no use where something is. Raises as `find_fault` does.
+    What was written is of no use where something is. Raises as `find_fault` does, and OSError where `target` cannot be
+    written to.
     """
 
     def copy() -> Fault | None:
@@ -88,6 +97,8 @@ def copy_blob(path: Path, digest: Digest, target: int, examine: Examine = accept
 
     try:
         return again(copy, retry_on=MOVED_ERRORS)
+    except _UnwritableError as error:
+        raise error.reason from error
     except OSError as error:
         return _classify(path, error)
 
@@ -199,7 +210,10 @@ def _hash(file: io.FileIO, size_bytes: int, target: int | None) -> Digest:
 
 def _write(target: int | None, view: memoryview) -> None:
     while target is not None and view:
-        view = view[os.write(target, view) :]
+        try:
+            view = view[os.write(target, view) :]
+        except OSError as error:
+            raise _UnwritableError(error) from error
 
 
 def _compare(found: Digest, named: Digest) -> Fault | None:

@@ -22,7 +22,7 @@ from typing import Any
 from aotgaudi.atomicfile import Temporary, fsync_dir, place, temporary_file
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, MissingObjectError, StoreError, store_error
-from aotgaudi.store.blobs import Fault, find_fault, read_blob
+from aotgaudi.store.blobs import Fault, copy_blob, find_fault, read_blob
 from aotgaudi.store.quarantine import quarantine, try_quarantine
 
 __all__ = ["ObjectStore", "fsync_dir", "object_path"]
@@ -112,6 +112,19 @@ class ObjectStore:
             if not isinstance(data, Fault):
                 return data
             faults.append(self._noted(layer, digest, data))
+        raise self._error(digest, faults)
+
+    def copy_to(self, digest: Digest, target: int) -> None:
+        """Writes an object's bytes to the open file `target`, verified on the way. Raises as `read` does.
+
+        What was written is of no use where it raises.
+        """
+        faults = []
+        for layer in (self.root, *self.lower):
+            fault = copy_blob(object_path(layer, digest), digest, target)
+            if fault is None:
+                return
+            faults.append(self._noted(layer, digest, fault))
         raise self._error(digest, faults)
 
     def verify(self, digest: Digest) -> None:

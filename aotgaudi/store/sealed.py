@@ -50,6 +50,9 @@ class SealedObjects:
             fault = copy_blob(path, digest, memory, examine)
             if fault is None:
                 fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS)
+        except OSError as error:
+            os.close(memory)
+            raise store_error("copy into sealed memory", path, error) from error
         except BaseException:
             os.close(memory)
             raise

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from aotgaudi.bundle.bundle import Bundle, open_bundle
+from aotgaudi.bundle.sealed import programs_of
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.cli.options.model import bound_model_option, find_model
@@ -50,18 +51,18 @@ def build_bundle(
 
 def bundle_document(bundle: Bundle, num_entries: int) -> dict[str, Any]:
     """Returns what was sealed as a JSON value. Calls are those of all distinct programs, each run once."""
-    counts, programs = bundle.index.counts, bundle.receipt.programs
-    distinct = {digest: entry_id for entry_id, digest in programs.items()}
+    counts, receipt = bundle.index.counts, programs_of(bundle)
+    distinct = {digest: entry_id for entry_id, digest in receipt.programs.items()}
     return {
         "path": str(bundle.path),
         "manifest_id": bundle.index.manifest_id,
         "num_entries": num_entries,
-        "num_entries_built": len(programs),
+        "num_entries_built": len(receipt.programs),
         "num_programs": counts.programs,
         "num_units": counts.units,
         "num_calls": sum(len(bundle.program(entry_id).calls) for entry_id in distinct.values()),
         "object_bytes": counts.object_bytes,
-        "num_model_files": len(bundle.receipt.model or ()),
+        "num_model_files": len(receipt.model or ()),
     }
 
 

@@ -13,7 +13,10 @@ import click
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.online import check_target, this_machine
 from aotgaudi.bundle.bundle import Acceptance, Bundle, open_bundle
+from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.model import ModelDirectory, open_model
+from aotgaudi.bundle.receipt import Receipt
+from aotgaudi.bundle.sealed import SealedReceipt, programs_of
 from aotgaudi.bundle.verify import Report, verify_bundle
 from aotgaudi.cli.options.acceptance import acceptance_options
 from aotgaudi.cli.options.model import find_model
@@ -26,9 +29,11 @@ from aotgaudi.errors import (
     TargetError,
     UntrustedError,
 )
-from aotgaudi.manifest.codec import loads
 
 _PRINTED = "what `aotgaudi verify --print-target` prints on the machine that serves"
+_CAPTURE = (
+    "a capture is for what runs beside it: `aotgaudi run` compares machine and software with the launch"
+)
 _NO_TORCH = "torch is not installed, so this machine cannot serve (pip install 'aotgaudi[serve]')"
 
 
@@ -96,7 +101,7 @@ def verify(
     bundle = open_bundle(path, acceptance)
     if model is not None:
         _verify_model(bundle, find_model(model))
-    labels = _labels(bundle)
+    labels = bundle.entry_labels
     fit = _Fit("", None, "--no-target") if no_target else _check_machine(bundle, target_path, described)
     report = verify_bundle(bundle, labels)
     errors = [error for error in (fit.error, _failure(report, path)) if error is not None]
@@ -112,7 +117,7 @@ def verify(
 
 def _verify_model(bundle: Bundle, path: Path) -> None:
     """Raises CorruptError or UntrustedError where the directory is not what the bundle binds."""
-    if bundle.receipt.model is None:
+    if programs_of(bundle).model is None:
         raise UntrustedError(
             f"bundle {bundle.path} binds no model, so nothing says what {path} should be"
             " (bind it: aotgaudi build bundle MANIFEST -o DIR --model DIR)"
@@ -123,6 +128,8 @@ def _verify_model(bundle: Bundle, path: Path) -> None:
 def _check_machine(bundle: Bundle, path: Path | None, described: Target | None) -> _Fit:
     """Checks what `serve` checks before it maps anything."""
     of = "this machine" if path is None else str(path)
+    if isinstance(bundle.receipt, CaptureReceipt):
+        return _Fit(of, None, _CAPTURE)
     if described is None and this_machine() is None:
         return _Fit(of, None, _NO_TORCH)
     try:
@@ -140,31 +147,35 @@ def _failure(report: Report, path: Path) -> AotGaudiError | None:
     return None
 
 
-def _labels(bundle: Bundle) -> dict[str, str]:
-    """The manifest's entries: id -> label. Raises CorruptError when the receipt answers another manifest."""
-    manifest = loads(bundle.manifest_bytes)
-    if manifest.id != bundle.receipt.manifest_id:
-        raise CorruptError(
-            f"bundle {bundle.path}: manifest.json has id {manifest.id},"
-            f" the receipt answers {bundle.receipt.manifest_id}"
-        )
-    return {entry.id: str(entry) for entry in manifest.entries}
-
-
 def _summary(bundle: Bundle, report: Report, fit: _Fit) -> str:
-    target = bundle.receipt.target
+    receipt = bundle.receipt
+    target = receipt.target
     torch = f", torch {target.toolchain['torch']}" if "torch" in target.toolchain else ""
     rows = (
         ("bundle", f"{bundle.path}: intact"),
-        ("manifest", bundle.receipt.manifest_id),
+        ("launch" if isinstance(receipt, CaptureReceipt) else "manifest", receipt.manifest_id),
         ("target", f"{target.backend} {target.machine}{torch}"),
         ("machine", f"not checked: {fit.reason}" if fit.is_satisfied is None else f"{fit.of} can serve it"),
-        ("entries", f"{report.num_entries}, all answered"),
+        *_contents(receipt, report),
         ("objects", f"{report.num_objects}, {report.object_bytes} bytes, all re-hashed"),
         ("signed", _signed(bundle)),
-        ("model", ModelDirectory(bundle.path, bundle.receipt.model).describe()),
+        *_model(bundle),
     )
     return "\n".join(f"{name:10}{value}" for name, value in rows)
+
+
+def _contents(receipt: SealedReceipt, report: Report) -> tuple[tuple[str, str], ...]:
+    if isinstance(receipt, Receipt):
+        return (("entries", f"{report.num_entries}, all answered"),)
+    counts = ", ".join(f"{count} {name}" for name, count in sorted(receipt.proof.counts.items()))
+    proof = f"{counts} (witnesses: {', '.join(receipt.proof.witnesses)})"
+    return ("files", f"{report.num_entries}, {receipt.num_bytes} bytes"), ("proof", proof)
+
+
+def _model(bundle: Bundle) -> tuple[tuple[str, str], ...]:
+    if not isinstance(bundle.receipt, Receipt):
+        return ()
+    return (("model", ModelDirectory(bundle.path, bundle.receipt.model).describe()),)
 
 
 def _signed(bundle: Bundle) -> str:
@@ -172,6 +183,12 @@ def _signed(bundle: Bundle) -> str:
         return "not asked for (--trusted-key)"
     trust = bundle.acceptance.trust
     return f"by {trust.threshold} or more of {len(trust.keys)} trusted keys, epoch {bundle.statement.epoch}"
+
+
+def _bound(receipt: SealedReceipt) -> dict[str, str] | None:
+    if isinstance(receipt, Receipt) and receipt.model is not None:
+        return {name: str(digest) for name, digest in receipt.model.items()}
+    return None
 
 
 def _document(bundle: Bundle, report: Report, fit: _Fit) -> dict[str, Any]:
@@ -182,9 +199,7 @@ def _document(bundle: Bundle, report: Report, fit: _Fit) -> dict[str, Any]:
         "backend": bundle.index.backend,
         "target": bundle.receipt.target.model_dump(mode="json"),
         "machine": {"of": fit.of or None, "satisfies_target": fit.is_satisfied, "reason": fit.reason},
-        "model": None
-        if bundle.receipt.model is None
-        else {n: str(d) for n, d in bundle.receipt.model.items()},
+        "model": _bound(bundle.receipt),
         "epoch": None if bundle.statement is None else bundle.statement.epoch,
         **dataclasses.asdict(report),
     }

@@ -1,14 +1,17 @@
-"""A small sealed bundle: three entries over two programs, which share a unit."""
+"""Two small sealed bundles: three entries over two programs, which share a unit; and the captured caches of a server."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.bundle import Bundle, open_bundle
+from aotgaudi.bundle.capture_receipt import CapturedFile, CaptureReceipt, LeftOut, Proof
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.receipt import Receipt, UnitRecord
 from aotgaudi.bundle.signing import Signing
@@ -16,6 +19,7 @@ from aotgaudi.bundle.verify import Report, verify_bundle
 from aotgaudi.digest import Digest
 from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, PromptEntry
 from aotgaudi.graphs.program import Call, Program
+from aotgaudi.guests.expected import Expected
 from aotgaudi.store.cas import ObjectStore, object_path
 
 ENTRIES: tuple[Entry, ...] = (PromptEntry(1, 128, 0), DecodeEntry(4, 1, 16), DefragEntry(8))
@@ -108,5 +112,68 @@ def sealed(tmp_path: Path) -> Sealed:
         builder={"aotgaudi": "1"},
     )
     sealed = Sealed(tmp_path / "bundle", objects, receipt, digests)
+    sealed.pack()
+    return sealed
+
+
+LAUNCH = b'{"guest":"fake","schema":"aotgaudi.launch/1"}'
+LAUNCH_ID = "c" * 64
+CAPTURED = {
+    "cache/a/model": b"a pickle" * 40,
+    "cache/a/run.py": b"print(1)\n",
+    "cache/b/k.so": b"\x7fELF" + bytes(9000),
+    "cache/b/l.so": b"\x7fELF" + bytes(9000),  # The same bytes: one object.
+    "home/.config/x.json": b"{}",
+}
+
+
+@dataclass(frozen=True)
+class SealedCapture:
+    """A bundle of captured caches at `path`, and everything that went into it."""
+
+    path: Path
+    objects: ObjectStore
+    receipt: CaptureReceipt
+
+    def pack(self, path: Path | None = None, signing: Signing | None = None) -> None:
+        """Seals again, here or elsewhere."""
+        pack_bundle(LAUNCH, LAUNCH_ID, self.receipt, self.objects, path or self.path, signing)
+
+    def open(self) -> Bundle:
+        return open_bundle(self.path)
+
+    def object(self, name: str) -> Path:
+        """Where a captured file's bytes lie in the bundle, made writable so that a test can damage them."""
+        path = object_path(self.path, Digest.of(CAPTURED[name]))
+        path.chmod(0o644)
+        return path
+
+
+def capture_receipt(objects: ObjectStore, files: Mapping[str, bytes], **changes: Any) -> CaptureReceipt:
+    rows = (
+        CapturedFile(
+            path=path, digest=objects.put_bytes(data), mode="0555" if path.endswith("l.so") else "0444"
+        )
+        for path, data in sorted(files.items())
+    )
+    values: dict[str, Any] = {
+        "manifest_id": LAUNCH_ID,
+        "target": Target(backend="fake", machine="none", isa=("avx2",)),
+        "builder": {"aotgaudi": "1"},
+        "files": tuple(rows),
+        "left_out": (LeftOut(pattern="**/*.lock", reason="held while a file is written"),),
+        "expected": Expected(loads={"aot:model": 1}, roles={"Worker": 1}, hooks=("audit",)),
+        "factors": {"env": {"VLLM_X": "d" * 64}},
+        "proof": Proof(counts={"compile": 0, "generate": 0}, witnesses=("files", "process")),
+        "residuals": ("CUDA graphs",),
+        "repairs": ("vllm.finalize-loading",),
+    }
+    return CaptureReceipt(**{**values, **changes})
+
+
+@pytest.fixture
+def captured(tmp_path: Path) -> SealedCapture:
+    objects = ObjectStore(tmp_path / "capture-store")
+    sealed = SealedCapture(tmp_path / "capture", objects, capture_receipt(objects, CAPTURED))
     sealed.pack()
     return sealed

@@ -36,7 +36,7 @@ from aotgaudi.remotes.oci_documents import (
 )
 from aotgaudi.remotes.registry_remote import BundleLayer, RegistryRemote
 from aotgaudi.remotes.transfer import Conduct
-from tests.unit.bundle.conftest import MANIFEST_ID, Sealed
+from tests.unit.bundle.conftest import CAPTURED, LAUNCH_ID, MANIFEST_ID, Sealed, SealedCapture
 from tests.unit.failing import CALLS, fail_each
 from tests.unit.oci.archives import archive, file, honest
 from tests.unit.remotes.fake_registry import FakeRegistry, Handler, cut_after, on, times
@@ -557,3 +557,30 @@ def test_a_layout_is_named_as_skopeo_does(tmp_path: Path) -> None:
     assert parse_layout("oci:/some/image") == LayoutPlace(Path("/some/image"), None)
     assert parse_layout("dir:x/image") == LayoutPlace(Path("dir:x/image"), None)
     assert parse_layout(str(tmp_path / "a:b")) == LayoutPlace(tmp_path / "a:b", None)
+
+
+def test_an_image_of_captured_caches_has_labels_of_both_kinds_and_gives_the_bundle_back(
+    captured: SealedCapture, tmp_path: Path
+) -> None:
+    write_image(captured.open(), tmp_path / "image", tag="v1")
+
+    labels = documents(tmp_path / "image")[2]["config"]["Labels"]
+    assert {name: value for name, value in labels.items() if name.startswith("io.kserve.km/")} == {
+        "io.kserve.km/framework": "fake",
+        "io.kserve.km/cache-type": "aotgaudi",
+        "io.kserve.km/cache-hash": LAUNCH_ID,
+        "io.kserve.km/cache-mount-subpath": "opt/aotgaudi/bundle",
+        "io.kserve.km/cache-root-env": "AOTGAUDI_BUNDLE=/opt/aotgaudi/bundle",
+    }
+    assert labels["io.github.aotgaudi.files"] == str(len(CAPTURED))
+    assert "io.github.aotgaudi.programs" not in labels
+    pulled = pull_image(LayoutImage(tmp_path / "image", "v1"), tmp_path / "pulled")
+    assert pulled.receipt == captured.receipt
+    assert pulled.verify().is_intact
+
+
+def test_an_image_of_programs_has_no_labels_that_place_caches(sealed: Sealed, tmp_path: Path) -> None:
+    write_image(sealed.open(), tmp_path / "image", tag="v1")
+
+    labels = documents(tmp_path / "image")[2]["config"]["Labels"]
+    assert not [name for name in labels if name.startswith("io.kserve.km/")]

@@ -1,0 +1,208 @@
+"""Restoring: from a bundle that holds a capture to files that a server may load, in a private directory.
+
+A cache is code, and no server verifies what it loads from one. So nothing is loaded where it lies: every file is hashed
+while it is copied, and what a server sees is what was hashed. Nobody else may enter the directory (mode 0700, ours); in it
+every name is made by us (O_EXCL), reached part by part without following a link, and read-only once it is written.
+Directories stay writable, for servers put locks into them.
+
+The bundle has been opened: where keys are trusted, its signature held before its receipt was parsed, and the receipt's paths
+are such that they cannot leave the directory (capture_receipt.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+from aotgaudi.bundle.bundle import Bundle
+from aotgaudi.bundle.capture_receipt import CapturedFile, CaptureReceipt
+from aotgaudi.bundle.sealed import capture_of
+from aotgaudi.cores import available_cores
+from aotgaudi.errors import CorruptError, StoreError, UntrustedError, store_error
+from aotgaudi.store.blobs import copy_blob
+
+_MAX_THREADS = 8
+_FILES_AT_ONCE = 64
+"""Of one directory, which is opened once for them."""
+_DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_PRIVATE_MODE, _DIRECTORY_MODE = 0o700, 0o755
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What was restored: how many files, of how many bytes, in how many seconds."""
+
+    files: int
+    bytes: int
+    seconds: float
+
+
+def restore(bundle: Bundle, into: Path) -> Restored:
+    """Copies every file of the capture to its path below `into`, hashing it on the way.
+
+    `into` must be a directory of ours with mode 0700, where none of the files' names is taken; directories may be there.
+    Files get mode 0444 (0555 where they could be executed), new directories 0755. Where this raises, what it has made is
+    removed.
+
+    Raises:
+        SpecError: the bundle holds no capture.
+        UntrustedError: others may enter `into`, or the bundle's acceptance does not allow a file.
+        CorruptError: a file is missing or is not what was sealed; names its path and digest.
+        StoreError: there is no room, a name is taken, or the system refuses.
+    """
+    started = time.monotonic()
+    receipt = capture_of(bundle)
+    try:
+        descriptor = os.open(into, _DIRECTORY_FLAGS)
+    except OSError as error:
+        raise store_error("restore into", into, error) from error
+    try:
+        _require_private(into, descriptor)
+        _require_room(into, descriptor, receipt)
+        tree = _Tree(into, descriptor)
+        try:
+            _restore(bundle, receipt, tree)
+        except BaseException:
+            tree.undo()
+            raise
+    finally:
+        os.close(descriptor)
+    return Restored(len(receipt.files), receipt.num_bytes, time.monotonic() - started)
+
+
+def _require_private(into: Path, descriptor: int) -> None:
+    status = os.fstat(descriptor)
+    mode = stat.S_IMODE(status.st_mode)
+    if status.st_uid != os.geteuid() or mode != _PRIVATE_MODE:
+        raise UntrustedError(
+            f"{into} belongs to uid {status.st_uid} and has mode {mode:04o}: others may put code there"
+            f" (it must belong to uid {os.geteuid()} and have mode {_PRIVATE_MODE:04o})"
+        )
+
+
+def _require_room(into: Path, descriptor: int, receipt: CaptureReceipt) -> None:
+    status = os.fstatvfs(descriptor)
+    block_bytes = status.f_frsize
+    needed_bytes = sum(-(-file.digest.size_bytes // block_bytes) * block_bytes for file in receipt.files)
+    free_bytes = status.f_bavail * block_bytes
+    if needed_bytes > free_bytes:
+        raise StoreError(
+            f"there is no room for {needed_bytes} bytes at {into}: {free_bytes} are free"
+            " (use another root, or a larger tmpfs)"
+        )
+
+
+def _restore(bundle: Bundle, receipt: CaptureReceipt, tree: _Tree) -> None:
+    folders: dict[str, list[CapturedFile]] = {}
+    for file in receipt.files:
+        folders.setdefault(posixpath.dirname(file.path), []).append(file)
+    for path in sorted({name for folder in folders for name in _ancestry(folder)}):
+        tree.make_directory(path)
+    jobs = [
+        (folder, files[start : start + _FILES_AT_ONCE])
+        for folder, files in folders.items()
+        for start in range(0, len(files), _FILES_AT_ONCE)
+    ]
+    with ThreadPoolExecutor(min(_MAX_THREADS, available_cores())) as pool:
+        futures = [pool.submit(_restore_files, bundle, files, folder, tree) for folder, files in jobs]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)  # What runs must be done before its files are removed.
+            raise
+
+
+def _restore_files(bundle: Bundle, files: Sequence[CapturedFile], folder: str, tree: _Tree) -> None:
+    with tree.open_directory(folder) as parent:
+        for file in files:
+            with tree.new_file(file.path, parent) as target:
+                source = bundle.object_path(file.digest)
+                fault = copy_blob(source, file.digest, target, bundle.acceptance.examine)
+                if fault is not None:
+                    raise CorruptError(
+                        f"{file.path} of bundle {bundle.path} is not what was sealed: {file.digest}: {fault.reason}"
+                        f" ({bundle.mending_command})"
+                    )
+                os.fchmod(target, file.mode_bits)
+
+
+class _Tree:
+    """What is made below an open directory, every part of a path opened by itself, so that it can be removed again.
+
+    Raises StoreError. Safe in threads, but for `undo`.
+    """
+
+    def __init__(self, root: Path, descriptor: int) -> None:
+        self._root, self._descriptor = root, descriptor
+        self._files: list[str] = []
+        self._directories: list[str] = []
+
+    def make_directory(self, path: str) -> None:
+        """Makes a directory unless it is there."""
+        parent, name = posixpath.split(path)
+        with self.open_directory(parent) as descriptor, self._explained(path):
+            try:
+                os.mkdir(name, _PRIVATE_MODE, dir_fd=descriptor)
+            except FileExistsError:
+                return  # Opening it says if it is none.
+            self._directories.append(path)
+            os.chmod(name, _DIRECTORY_MODE, dir_fd=descriptor)
+
+    @contextlib.contextmanager
+    def open_directory(self, path: str) -> Iterator[int]:
+        """Yields the open directory at `path` ("" for the root)."""
+        found = os.dup(self._descriptor)
+        try:
+            for name in filter(None, path.split("/")):
+                with self._explained(path):
+                    outer, found = found, os.open(name, _DIRECTORY_FLAGS, dir_fd=found)
+                os.close(outer)
+            yield found
+        finally:
+            os.close(found)
+
+    @contextlib.contextmanager
+    def new_file(self, path: str, parent: int) -> Iterator[int]:
+        """Yields the new file at `path`, whose directory is open as `parent`, open for writing."""
+        with self._explained(path):
+            descriptor = os.open(posixpath.basename(path), _FILE_FLAGS, 0o600, dir_fd=parent)
+        self._files.append(path)
+        try:
+            with self._explained(path):
+                yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def undo(self) -> None:
+        """Removes what was made. Never fails: what cannot be removed lies in a directory that is ours."""
+        for path in self._files:
+            with contextlib.suppress(OSError):
+                os.unlink(path, dir_fd=self._descriptor)
+        for path in reversed(self._directories):
+            with contextlib.suppress(OSError):
+                os.rmdir(path, dir_fd=self._descriptor)
+
+    @contextlib.contextmanager
+    def _explained(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except FileExistsError as error:
+            raise StoreError(
+                f"cannot restore {path} into {self._root}: the name is taken (empty that directory)"
+            ) from error
+        except OSError as error:
+            raise store_error("restore", self._root / path, error) from error
+
+
+def _ancestry(path: str) -> Iterator[str]:
+    return accumulate(filter(None, path.split("/")), "{}/{}".format)

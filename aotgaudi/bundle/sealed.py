@@ -1,0 +1,46 @@
+"""What a bundle can hold: programs, which `aotgaudi serve` runs, or the caches of a server that is not ours.
+
+The format is one; the receipt's schema says which it is. Whoever needs one kind asks here, and refuses the other in a line.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias, Union, cast
+
+from aotgaudi.bundle.capture_receipt import CaptureReceipt
+from aotgaudi.bundle.receipt import Receipt
+from aotgaudi.document import Document, load_one_of
+from aotgaudi.errors import SpecError
+
+if TYPE_CHECKING:
+    from aotgaudi.bundle.bundle import Bundle
+
+SealedReceipt: TypeAlias = Union[Receipt, CaptureReceipt]
+
+
+def load_sealed(data: bytes) -> SealedReceipt:
+    """Parses the canonical bytes of a receipt of either kind. Raises ManifestError, which names the place."""
+    models: tuple[type[Document], ...] = (Receipt, CaptureReceipt)
+    return cast("SealedReceipt", load_one_of(data, models, "receipt"))
+
+
+def programs_of(bundle: Bundle) -> Receipt:
+    """Returns the receipt of a bundle of programs. Raises SpecError for a capture."""
+    if isinstance(bundle.receipt, Receipt):
+        return bundle.receipt
+    raise SpecError(
+        f"bundle {bundle.path}",
+        "holds the caches of another server, no programs",
+        f"aotgaudi run --bundle {bundle.path} -- COMMAND",
+    )
+
+
+def capture_of(bundle: Bundle) -> CaptureReceipt:
+    """Returns the receipt of a bundle that holds a capture. Raises SpecError for programs."""
+    if isinstance(bundle.receipt, CaptureReceipt):
+        return bundle.receipt
+    raise SpecError(
+        f"bundle {bundle.path}",
+        "holds programs, not the caches of another server",
+        f"aotgaudi serve --bundle {bundle.path}, or make one with: aotgaudi build capture -o DIR -- COMMAND",
+    )

@@ -1,0 +1,176 @@
+"""A bundle of captured caches goes every way that a bundle of programs goes, and is refused where programs are needed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from aotgaudi.bundle.bundle import ANY_BUNDLE, Acceptance, open_bundle
+from aotgaudi.bundle.format import INDEX_NAME, dump_index, load_index
+from aotgaudi.bundle.pack import pack_bundle
+from aotgaudi.bundle.push_pull import pull_bundle, push_bundle
+from aotgaudi.bundle.signature import load_envelope, load_statement
+from aotgaudi.bundle.signing import Signing, generate_key, load_signing_key
+from aotgaudi.bundle.trust import TrustPolicy
+from aotgaudi.cli.main import cli
+from aotgaudi.digest import Digest
+from aotgaudi.errors import CorruptError, ManifestError, SpecError, UntrustedError
+from aotgaudi.llm.running import ModelOptions
+from aotgaudi.llm.start import start
+from aotgaudi.remotes.directory_remote import DirectoryRemote
+from aotgaudi.remotes.retry import Retry
+from aotgaudi.remotes.transfer import Conduct, Sources
+from tests.unit.bundle.conftest import CAPTURED, LAUNCH, LAUNCH_ID, SealedCapture
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_the_index_counts_files_and_each_object_once(captured: SealedCapture) -> None:
+    bundle = captured.open()
+
+    assert bundle.index.manifest_id == LAUNCH_ID
+    assert bundle.manifest_bytes == LAUNCH
+    assert (bundle.index.counts.programs, bundle.index.counts.units) == (0, len(CAPTURED))
+    assert bundle.index.counts.objects == len(set(CAPTURED.values()))
+    report = bundle.verify()
+    assert report.is_intact
+    assert (report.num_entries, report.kind) == (len(CAPTURED), "capture")
+
+
+def test_sealing_twice_gives_the_same_bytes_and_touches_nothing(
+    captured: SealedCapture, tmp_path: Path
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in captured.path.rglob("*")}
+
+    captured.pack()
+    captured.pack(tmp_path / "other")
+
+    assert {path: path.stat().st_mtime_ns for path in captured.path.rglob("*")} == before
+    assert contents(tmp_path / "other") == contents(captured.path)
+
+
+def test_another_launch_is_refused(captured: SealedCapture, tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="answers manifest"):
+        pack_bundle(LAUNCH, "d" * 64, captured.receipt, captured.objects, tmp_path / "other")
+
+
+@pytest.mark.parametrize("change", ["one more", "one less", "none"])
+def test_an_index_lists_exactly_the_objects_of_the_files(change: str, captured: SealedCapture) -> None:
+    path = captured.path / INDEX_NAME
+    index = load_index(path.read_bytes())
+    objects = {
+        "one more": (*index.objects, Digest.of(b"more")),
+        "one less": index.objects[1:],
+        "none": (),
+    }[change]
+    path.write_bytes(dump_index(index.model_copy(update={"objects": tuple(sorted(objects, key=str))})))
+
+    with pytest.raises(CorruptError, match="lists other objects than the receipt has files"):
+        captured.open()
+
+
+def test_a_file_that_nobody_named_is_found(captured: SealedCapture) -> None:
+    stray = captured.path / "objects" / "sha256" / "aa" / "stray.so"
+    stray.parent.mkdir(exist_ok=True)
+    stray.touch()
+
+    assert captured.open().verify().extra == ("objects/sha256/aa/stray.so",)
+
+
+def test_what_is_signed_is_the_launch_and_the_files_and_an_edit_is_refused(
+    captured: SealedCapture, tmp_path: Path
+) -> None:
+    generate_key(tmp_path / "key")
+    key = load_signing_key(tmp_path / "key")
+    acceptance = Acceptance(trust=TrustPolicy(frozenset({key.public}), 1, 3))
+    with pytest.raises(UntrustedError, match="not signed"):
+        open_bundle(captured.path, acceptance)
+
+    captured.pack(signing=Signing((key,), 3))
+
+    bundle = open_bundle(captured.path, acceptance)
+    assert bundle.statement is not None
+    assert bundle.statement.epoch == 3
+    predicate = load_statement(
+        load_envelope((captured.path / "aotgaudi.signature.json").read_bytes()).payload
+    ).predicate
+    assert (predicate.manifest_id, predicate.counts.units) == (LAUNCH_ID, len(CAPTURED))
+    older = Acceptance(trust=TrustPolicy(frozenset({key.public}), 1, 4))
+    with pytest.raises(UntrustedError, match="epoch 3, --minimum-epoch is 4"):
+        open_bundle(captured.path, older)
+    receipt = captured.path / "receipt.json"
+    receipt.write_bytes(receipt.read_bytes().replace(b"run.py", b"ran.py"))
+    with pytest.raises(CorruptError, match=r"receipt\.json"):
+        open_bundle(captured.path, acceptance)
+
+
+def test_it_goes_to_a_remote_and_comes_back(captured: SealedCapture, tmp_path: Path) -> None:
+    conduct = Conduct(Retry(sleep=lambda _: None), 1)
+    remote = DirectoryRemote(tmp_path / "remote")
+
+    push_bundle(captured.open(), remote, "latest", conduct)
+    pulled = pull_bundle(Sources([remote], conduct), "latest", tmp_path / "pulled")
+
+    assert pulled.receipt == captured.receipt
+    assert contents(tmp_path / "pulled") == contents(captured.path)
+    assert pulled.verify().is_intact
+
+
+def test_serving_programs_from_it_is_refused_before_anything_is_loaded(
+    captured: SealedCapture, tmp_path: Path
+) -> None:
+    options = ModelOptions(
+        bundle=captured.path,
+        acceptance=ANY_BUNDLE,
+        model_dir=tmp_path / "none",
+        require_warm=True,
+        num_threads=1,
+        store_root=tmp_path / "store",
+    )
+
+    with pytest.raises(SpecError, match="holds the caches of another server, no programs"):
+        start(options)
+
+
+def test_verify_tells_of_files_and_of_the_proof(captured: SealedCapture) -> None:
+    told = CliRunner().invoke(cli, ["verify", str(captured.path)])
+
+    assert told.exit_code == 0, told.output
+    assert f"launch    {LAUNCH_ID}" in told.output
+    assert f"files     {len(CAPTURED)}, {sum(map(len, CAPTURED.values()))} bytes" in told.output
+    assert "proof     0 compile, 0 generate (witnesses: files, process)" in told.output
+    document = json.loads(CliRunner().invoke(cli, ["verify", "--json", str(captured.path)]).output)
+    assert (document["intact"], document["kind"], document["model"]) == (True, "capture", None)
+
+
+def test_verify_exits_with_4_for_a_file_that_is_gone(captured: SealedCapture) -> None:
+    captured.object("cache/a/run.py").unlink()
+
+    told = CliRunner().invoke(cli, ["verify", str(captured.path)])
+
+    assert told.exit_code == 4
+    assert "cache/a/run.py" in told.output
+
+
+def test_verify_compares_no_model_with_it(captured: SealedCapture, tmp_path: Path) -> None:
+    told = CliRunner().invoke(cli, ["verify", str(captured.path), "--model", str(tmp_path)])
+
+    assert told.exit_code == 2
+    assert "no programs" in told.output
+
+
+def test_sign_vouches_for_it_and_not_for_a_damaged_one(captured: SealedCapture, tmp_path: Path) -> None:
+    generate_key(tmp_path / "key")
+    copy = tmp_path / "copy"
+    shutil.copytree(captured.path, copy)
+    arguments = ["--sign-key", str(tmp_path / "key")]
+
+    assert CliRunner().invoke(cli, ["sign", str(copy), *arguments]).exit_code == 0
+    captured.object("cache/a/run.py").write_bytes(b"other")
+    assert CliRunner().invoke(cli, ["sign", str(captured.path), *arguments]).exit_code == 4
