@@ -25,13 +25,14 @@ from aotgaudi.bundle.format import (
     load_program,
 )
 from aotgaudi.bundle.permissions import OwnerRule, check_directories
-from aotgaudi.bundle.sealed import SealedReceipt, load_sealed, programs_of
+from aotgaudi.bundle.sealed import SealedReceipt, capture_of, load_sealed, programs_of
 from aotgaudi.bundle.signature import MAX_ENVELOPE_BYTES, Statement
 from aotgaudi.bundle.trust import TrustPolicy, load_trusted_key, require_match
 from aotgaudi.digest import Digest
 from aotgaudi.document import MAX_DOCUMENT_BYTES
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, SpecError, StoreError, UntrustedError
 from aotgaudi.graphs.program import Program
+from aotgaudi.guests.launch import Launch, load_launch
 from aotgaudi.manifest.codec import loads as load_manifest
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.regularfile import Examine, accept_any
@@ -129,6 +130,17 @@ class Bundle:
                 f" the receipt answers {self.receipt.manifest_id}"
             )
         return manifest
+
+    @cached_property
+    def launch(self) -> Launch:
+        """The launch that a capture answers. Raises as `manifest` does, SpecError for programs."""
+        capture = capture_of(self)
+        launch = load_launch(self.manifest_bytes)
+        if launch.id != capture.manifest_id:
+            raise CorruptError(
+                f"bundle {self.path}: manifest.json holds launch {launch.id}, the receipt answers {capture.manifest_id}"
+            )
+        return launch
 
     @property
     def entry_labels(self) -> dict[str, str]:

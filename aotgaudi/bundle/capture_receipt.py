@@ -36,6 +36,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 from aotgaudi.backends.base import Target
 from aotgaudi.document import DigestField, Document, Value
+from aotgaudi.guests.base import FileKind
 from aotgaudi.guests.expected import Expected
 
 CAPTURE_SCHEMA: Literal["aotgaudi.capture/1"] = "aotgaudi.capture/1"
@@ -49,7 +50,6 @@ MAX_DEPTH = 16
 MAX_CAPTURE_BYTES = 256 << 30
 """As the archive of an image's layer (oci/layer.py)."""
 
-Kind = Literal["library", "pickle", "python", "json", "recipe", "cubin", "other"]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 
@@ -110,7 +110,7 @@ class CapturedFile(Value):
     path: CapturedPath
     digest: DigestField
     mode: Literal["0444", "0555"] = "0444"
-    kind: Kind = "other"
+    kind: FileKind = "other"
 
     @property
     def mode_bits(self) -> int:

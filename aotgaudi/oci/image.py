@@ -17,7 +17,6 @@ from typing import Any
 from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
-from aotgaudi.document import load_foreign_object
 from aotgaudi.errors import ManifestError, SpecError, TargetError
 from aotgaudi.oci.layer import Compression, Layer, write_layer
 from aotgaudi.oci.layout import Image, Layout, LayoutWriter, new_layout
@@ -135,17 +134,12 @@ def _kserve_labels(bundle: Bundle) -> dict[str, str]:
     belongs.
     """
     return {
-        f"{KSERVE_PREFIX}/framework": _guest_of(bundle),
+        f"{KSERVE_PREFIX}/framework": bundle.launch.guest,
         f"{KSERVE_PREFIX}/cache-type": "aotgaudi",
         f"{KSERVE_PREFIX}/cache-hash": bundle.index.manifest_id,
         f"{KSERVE_PREFIX}/cache-mount-subpath": BUNDLE_ROOT,
         f"{KSERVE_PREFIX}/cache-root-env": f"AOTGAUDI_BUNDLE=/{BUNDLE_ROOT}",
     }
-
-
-def _guest_of(bundle: Bundle) -> str:
-    launch = load_foreign_object(bundle.manifest_bytes, f"bundle {bundle.path}: manifest.json")
-    return str(launch.get("guest", "unknown"))
 
 
 def _told(**values: str) -> dict[str, str]:

@@ -21,6 +21,7 @@ from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, PromptEntry
 from aotgaudi.graphs.program import Call, Program
 from aotgaudi.guests.expected import Expected
 from aotgaudi.store.cas import ObjectStore, object_path
+from tests.launches import a_launch
 
 ENTRIES: tuple[Entry, ...] = (PromptEntry(1, 128, 0), DecodeEntry(4, 1, 16), DefragEntry(8))
 SHARED, LAYER = "a" * 64, "b" * 64
@@ -116,8 +117,8 @@ def sealed(tmp_path: Path) -> Sealed:
     return sealed
 
 
-LAUNCH = b'{"guest":"fake","schema":"aotgaudi.launch/1"}'
-LAUNCH_ID = "c" * 64
+LAUNCH = a_launch(guest="fake").dumps()
+LAUNCH_ID = a_launch(guest="fake").id
 CAPTURED = {
     "cache/a/model": b"a pickle" * 40,
     "cache/a/run.py": b"print(1)\n",

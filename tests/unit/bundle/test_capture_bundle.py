@@ -24,6 +24,7 @@ from aotgaudi.llm.start import start
 from aotgaudi.remotes.directory_remote import DirectoryRemote
 from aotgaudi.remotes.retry import Retry
 from aotgaudi.remotes.transfer import Conduct, Sources
+from tests.launches import a_launch
 from tests.unit.bundle.conftest import CAPTURED, LAUNCH, LAUNCH_ID, SealedCapture
 
 
@@ -36,6 +37,7 @@ def test_the_index_counts_files_and_each_object_once(captured: SealedCapture) ->
 
     assert bundle.index.manifest_id == LAUNCH_ID
     assert bundle.manifest_bytes == LAUNCH
+    assert bundle.launch.id == LAUNCH_ID
     assert (bundle.index.counts.programs, bundle.index.counts.units) == (0, len(CAPTURED))
     assert bundle.index.counts.objects == len(set(CAPTURED.values()))
     report = bundle.verify()
@@ -58,6 +60,14 @@ def test_sealing_twice_gives_the_same_bytes_and_touches_nothing(
 def test_another_launch_is_refused(captured: SealedCapture, tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="answers manifest"):
         pack_bundle(LAUNCH, "d" * 64, captured.receipt, captured.objects, tmp_path / "other")
+
+
+def test_a_launch_that_is_not_the_one_of_the_receipt_is_found(captured: SealedCapture) -> None:
+    other = a_launch(guest="fake", repairs=("another",))
+    pack_bundle(other.dumps(), LAUNCH_ID, captured.receipt, captured.objects, captured.path)
+
+    with pytest.raises(CorruptError, match=f"holds launch {other.id}"):
+        _ = captured.open().launch
 
 
 @pytest.mark.parametrize("change", ["one more", "one less", "none"])
