@@ -52,6 +52,11 @@ class Event:
         )
         return printable(" ".join(words))
 
+    @property
+    def path(self) -> str:
+        """The path that it is about, as the guest sees it; empty where it is about none."""
+        return os.path.join(self.text("root"), self.text("path"))
+
 
 @dataclass(frozen=True, slots=True)
 class History:

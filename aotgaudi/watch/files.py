@@ -51,6 +51,11 @@ class FileRules:
     sealed: Mapping[str, Digest] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
 
+    @cached_property
+    def tops(self) -> tuple[str, ...]:
+        """The folders that are looked at: those that are watched, and those below the root that hold what is sealed."""
+        return tuple(dict.fromkeys((*self.watched, *(path.partition("/")[0] for path in self.sealed))))
+
     @property
     def has_sealed(self) -> bool:
         """Whether there is a list of what may be there."""
@@ -133,7 +138,7 @@ def compare(here: Path, rules: FileRules) -> FileSight:
 def walk(here: Path, rules: FileRules) -> Iterator[str]:
     """Yields every path, relative to `here`, that is no directory and is not left out; links are not followed."""
     count = 0
-    for top in dict.fromkeys((*rules.watched, *(path.partition("/")[0] for path in rules.sealed))):
+    for top in rules.tops:
         for parent, directories, files in os.walk(here / top):
             links = [name for name in directories if Path(parent, name).is_symlink()]
             for name in (*files, *links):
@@ -179,7 +184,7 @@ class Watcher:
         self.is_complete = True
         self._library = ctypes.CDLL(None, use_errno=True)
         self._descriptor = self._open()
-        for top in dict.fromkeys((*rules.watched, *(path.partition("/")[0] for path in rules.sealed))):
+        for top in rules.tops:
             if (here / top).is_dir():
                 self._add_tree(here / top, is_new=False)
 

@@ -80,7 +80,7 @@ def _process(event: Event, rules: FileRules) -> Finding | None:
 
 
 def _write(event: Event, rules: FileRules) -> Finding | None:
-    path = rules.relative(event.text("path"))
+    path = rules.relative(event.path)
     if path is None or rules.is_left_out(path):
         return None
     return _finding(event, "file", f"{path} was opened for writing")
@@ -96,7 +96,7 @@ def _refused(event: Event, rules: FileRules) -> Finding:
 def _load(event: Event, rules: FileRules) -> Finding | None:
     if event.values.get("sealed") is True or not rules.has_sealed:
         return None
-    return _finding(event, "load", f"{event.text('path')} was loaded, and is not of the bundle", EXIT_BYTES)
+    return _finding(event, "load", f"{event.path} was loaded, and is not of the bundle", EXIT_BYTES)
 
 
 def _compile(event: Event, rules: FileRules) -> Finding:

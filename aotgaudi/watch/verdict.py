@@ -123,9 +123,9 @@ def _settles(event: Event, phase: str) -> bool:
     return event.kind == "bye" or (event.kind == "hello" and event.phase == phase)
 
 
-def _is_settled(history: History, phase: str) -> bool:
+def is_settled(history: History, phase: str) -> bool:
     """Whether a process has said everything that it will say of what was before `phase`."""
-    return bool(history.events) and _settles(history.events[-1], phase)
+    return any(_settles(event, phase) for event in history.events)
 
 
 def _name(history: History) -> str:
@@ -152,7 +152,7 @@ def _lost(told: Told, seen: Seen) -> Iterator[Reason]:
             yield Reason(f"{_name(history)}: some of its events were lost")
         elif history.events and history.events[0].kind != "hello":
             yield Reason(f"{_name(history)}: its events do not begin with hello")
-        if history.pid not in seen.alive and not _is_settled(history, seen.phase):
+        if history.pid not in seen.alive and not is_settled(history, seen.phase):
             yield Reason(f"{_name(history)} ended without a last word, so what it did is not known")
 
 
@@ -166,7 +166,7 @@ def _unhooked(told: Told, expected: Expected) -> Iterator[Reason]:
 def _of_files(told: Told, seen: Seen) -> Iterator[Reason]:
     """A file that none of the guest's processes opened for writing, and no compiler can have made, came from outside."""
     events = [event for history in told for event in history.events]
-    written = {seen.rules.relative(event.text("path")) for event in events if event.kind == "write"}
+    written = {seen.rules.relative(event.path) for event in events if event.kind == "write"}
     for path in seen.files.added:
         if path in written or any(event.kind == "process" for event in events):
             yield Reason(f"{path} was added to the cache")
@@ -182,7 +182,7 @@ def _silent(told: Told, phase: str) -> Iterator[str]:
     for history in told:
         if not history.events:
             yield f"the first word of process {history.pid}"
-        elif not _is_settled(history, phase):
+        elif not is_settled(history, phase):
             yield f"{_name(history)} to say that it has said everything"
 
 

@@ -1,0 +1,151 @@
+"""Asks a guest: whether it serves, and its exercise. Over HTTP, bounded in time and in bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import socket
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from aotgaudi.errors import AotGaudiError
+from aotgaudi.guests.exercise import ExerciseRequest
+
+HEALTH_SECONDS = 2.0
+ANSWER_SECONDS = 600.0
+"""A first request may compile for minutes, in a build."""
+_MAX_ANSWER_BYTES = 16 << 20
+
+
+class GuestError(AotGaudiError):
+    """A guest that ended, hung, or broke off an answer; `exit_code` is what it ended with, where it did, else 1."""
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        self.exit_code = exit_code
+        super().__init__(message)
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a guest listens, and what its clients have to know.
+
+    Attributes:
+        host: Of the server, as a client on this machine reaches it.
+        port: Of the server.
+        uds: The unix socket that it listens on in place of a port, as we see it.
+        health_path: A GET answers 200 there once the server serves.
+        served_name: What requests call the model.
+        authorization: The value of the header of that name; empty for none. Never shown.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    uds: str | None = None
+    health_path: str = "/health"
+    served_name: str = ""
+    authorization: str = field(default="", repr=False)
+
+    def __str__(self) -> str:
+        """For people."""
+        return self.uds or f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a request was answered with: an HTTP status, and the text of all choices, for every copy that was sent."""
+
+    status: int
+    text: str
+
+    def digest(self, *, is_greedy: bool) -> str:
+        """Returns what is compared, as 64 hex digits: the status, and the text of a greedy request."""
+        return hashlib.sha256(f"{self.status}\n{self.text if is_greedy else ''}".encode()).hexdigest()
+
+
+def is_healthy(address: Address, timeout_seconds: float = HEALTH_SECONDS) -> bool:
+    """Whether the guest answers its health question with 200, now."""
+    try:
+        return _request(address, "GET", address.health_path, None, timeout_seconds)[0] == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def ask(address: Address, request: ExerciseRequest, timeout_seconds: float = ANSWER_SECONDS) -> Answer:
+    """Sends a request, as many copies as it says at once, and returns what came of all of them.
+
+    Raises:
+        GuestError: no whole answer came, or 5xx.
+    """
+    body = json.dumps({"model": address.served_name, **request.body}).encode()
+
+    def send(_: int) -> tuple[int, bytes]:
+        try:
+            return _request(address, "POST", request.path, body, timeout_seconds)
+        except (OSError, http.client.HTTPException) as error:
+            what = "no answer" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+            raise GuestError(f"the guest did not answer the request {request.name!r}: {what}") from error
+
+    with ThreadPoolExecutor(request.copies) as pool:
+        answers = list(pool.map(send, range(request.copies)))
+    worst = max(status for status, _ in answers)
+    if worst >= 500:
+        raise GuestError(f"the guest answered the request {request.name!r} with {worst}")
+    texts = {_text(data) for status, data in answers if status == 200}
+    return Answer(worst, "\n".join(sorted(texts)))
+
+
+def exercise(
+    address: Address, requests: Iterable[ExerciseRequest], timeout_seconds: float = ANSWER_SECONDS
+) -> Iterator[tuple[ExerciseRequest, Answer]]:
+    """Yields each request with its answer, one after the other. Raises as `ask` does."""
+    for request in requests:
+        yield request, ask(address, request, timeout_seconds)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def _request(
+    address: Address, method: str, path: str, body: bytes | None, timeout_seconds: float
+) -> tuple[int, bytes]:
+    headers = {"Connection": "close"}
+    if body is not None:
+        headers["Content-Type"] = "application/json"
+    if address.authorization:
+        headers["Authorization"] = address.authorization
+    connection: http.client.HTTPConnection
+    if address.uds is None:
+        connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout_seconds)
+    else:
+        connection = _UnixConnection(address.uds, timeout_seconds)
+    try:
+        connection.request(method, path, body, headers)
+        response = connection.getresponse()
+        return response.status, response.read(_MAX_ANSWER_BYTES)
+    finally:
+        connection.close()
+
+
+def _text(data: bytes) -> str:
+    """The text of every choice of an answer of OpenAI's API; of an answer of another form, nothing."""
+    try:
+        choices = json.loads(data)["choices"]
+        return "\n".join(_choice(choice) for choice in choices)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ""
+
+
+def _choice(choice: dict[str, object]) -> str:
+    message = choice.get("message")
+    content = message.get("content") if isinstance(message, dict) else choice.get("text")
+    return content if isinstance(content, str) else ""
