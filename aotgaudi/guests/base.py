@@ -13,9 +13,12 @@ from typing import Literal, Protocol
 
 from pydantic import JsonValue
 
+from aotgaudi.backends.base import Target
 from aotgaudi.guests.exercise import ExerciseRequest, Room
 from aotgaudi.guests.expected import Expected
+from aotgaudi.guests.identity import Installed
 from aotgaudi.guests.launch import GuestName, Launch
+from aotgaudi.guests.variables import Hashed, VariableRules
 
 Phase = Literal["cold", "load", "measure", "exercise", "live"]
 """``cold``: the build, from empty caches; ``load``: from sealed files, up to health; ``measure``: as ``load``, and nothing
@@ -75,13 +78,14 @@ class Flags:
         values: every flag given but secrets, by its name without dashes: a text, texts, a switch's bool or a table.
         model: as written: a directory, or a name on the hub.
         revision: of the model on the hub, where one is given.
+        download_dir: where models from the hub are kept, where that is given.
         host: that the server listens on, as a client on this machine reaches it.
         port: that it listens on.
         uds: the unix socket that it listens on in place of a port.
         served_name: what requests call the model.
         world: ranks by the names of `launch.WORLD`; those that are not given are 1.
         room: what fits in.
-        secrets: names of flags whose values are secret; `values` and `words` are without them.
+        authorization: what a request must send in the header of that name; "" for nothing. A secret: never to be kept.
         words: the command's words without secrets.
     """
 
@@ -89,13 +93,14 @@ class Flags:
     model: str
     words: tuple[str, ...]
     revision: str | None = None
+    download_dir: str | None = None
     host: str = "127.0.0.1"
     port: int = 8000
     uds: str | None = None
     served_name: str = ""
     world: Mapping[str, int] = field(default_factory=dict)
     room: Room = field(default_factory=Room)
-    secrets: tuple[str, ...] = ()
+    authorization: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,13 +166,22 @@ class Guest(Protocol):
         ...
 
     @property
-    def hashed_variables(self) -> Mapping[str, str]:
-        """Variables that change no code, and that its own hash holds: conditions. Each with the reason."""
+    def hashed_variables(self) -> Mapping[str, Hashed]:
+        """Variables that change no code, and that its own hash holds: conditions."""
+        ...
+
+    @property
+    def variable_rules(self) -> VariableRules:
+        """How its variables are told apart: the three above."""
+        ...
+
+    def starts_at(self, words: Sequence[str]) -> tuple[int, int] | None:
+        """Returns where a command starts this server: the indices of the first word of that and of the first after it."""
         ...
 
     @property
     def left_out(self) -> tuple[tuple[str, str], ...]:
-        """Patterns of paths below the root that are no part of a capture, each with the reason."""
+        """Patterns (fnmatch: ``*`` matches ``/``, too) of paths below the root that are not captured, with the reason."""
         ...
 
     @property
@@ -205,7 +219,11 @@ class Guest(Protocol):
         """Returns what a captured file is, by its path relative to the place's root."""
         ...
 
-    def roles(self, launch: Launch) -> dict[Role, int]:
+    def target(self, installed: Installed) -> Target:
+        """Returns what this machine is to it. Raises TargetError where there is no device that it is for."""
+        ...
+
+    def roles(self, launch: Launch) -> dict[str, int]:
         """Returns how many processes of each role must check in; `Role` has others that may."""
         ...
 
@@ -226,7 +244,7 @@ class Guest(Protocol):
         """Returns commands to run before the cold run, in its environment: compilers that the guest brings."""
         ...
 
-    def shape_requests(self, launch_flags: Flags) -> Iterable[ExerciseRequest]:
+    def shape_requests(self, flags: Flags) -> Iterable[ExerciseRequest]:
         """Returns what the level ``shapes`` asks more."""
         ...
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from pydantic import Field, JsonValue, NonNegativeInt, PositiveInt
 
 from aotgaudi.document import Value
 
@@ -24,3 +27,36 @@ class Expected(Value):
     roles: dict[str, PositiveInt] = Field(default_factory=dict)
     hooks: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
+
+
+def learnt(
+    events: Iterable[Mapping[str, JsonValue]],
+    *,
+    roles: Mapping[str, int],
+    hooks: tuple[str, ...],
+    counted: Sequence[str],
+    zeros: Sequence[str],
+) -> Expected:
+    """Returns what the events of a proof run teach.
+
+    Args:
+        events: of all processes; of one process in their order.
+        roles: what must have a witness.
+        hooks: what must be hooked.
+        counted: the guest's counters that must be what they were; those that stayed at 0 are left out.
+        zeros: those that must be 0.
+    """
+    loads: Counter[str] = Counter()
+    last: dict[tuple[JsonValue, str], int] = {}
+    for event in events:
+        if event.get("e") == "loaded":
+            loads[f"{event.get('what')}:{event.get('name')}"] += 1
+        values = event.get("values")
+        if event.get("e") == "counters" and isinstance(values, dict):
+            last.update({(event.get("pid"), n): v for n, v in values.items() if isinstance(v, int)})
+    sums: Counter[str] = Counter()
+    for (_, name), value in last.items():
+        if name in counted:
+            sums[name] += value
+    counters = {**dict.fromkeys(zeros, 0), **{name: value for name, value in sums.items() if value}}
+    return Expected(loads=dict(loads), counters=counters, roles=dict(roles), hooks=hooks)

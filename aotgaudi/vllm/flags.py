@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-Arity = Literal["value", "switch", "values"]
-"""``switch`` flags have a ``--no-`` form; ``values`` flags take all words up to the next flag."""
+from aotgaudi.vllm.flag_reader import Arity
 
 Effect = Literal["taken", "refused", "harmless", "unknown"]
 """``taken``: becomes part of the spec; ``unknown``: may change what is warm."""

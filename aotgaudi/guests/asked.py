@@ -1,0 +1,158 @@
+"""What a guest's interpreter is asked to run: says in JSON what is installed there, from metadata alone.
+
+Standard library only, Python 3.9 and later; imported by nobody. Its text is given to ``python -I -c``, with the question
+(see `identity.ask_interpreter`) as the one argument.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import os
+import re
+import sys
+import sysconfig
+from urllib.parse import unquote
+
+_OF_INSTALLER = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
+_PLUGINS = re.compile(rb"^\[(vllm|sglang)\.", re.MULTILINE)
+_PACKAGES = ("vllm", "vllm_gaudi", "sglang", "torch", "triton", "transformers")
+_SUFFIX = ".dist-info"
+
+
+def normalised(name: str) -> str:
+    """Returns the name of a distribution as PEP 503 compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def of_record(data: bytes) -> str:
+    """Returns the sha256 of a RECORD's lines that are the same wherever it is installed, sorted."""
+    lines = data.replace(b"\r\n", b"\n").split(b"\n")
+    return hashlib.sha256(
+        b"\n".join(sorted(line for line in lines if line and not _is_of_place(line)))
+    ).hexdigest()
+
+
+def _is_of_place(line: bytes) -> bool:
+    path = line.rsplit(b",", 2)[0].strip(b'"').decode("utf-8", "surrogateescape")
+    is_script = path.startswith(("../", "/"))
+    is_installers = _SUFFIX + "/" in path and path.rpartition("/")[2] in _OF_INSTALLER
+    return is_script or is_installers or path.endswith(".pyc")
+
+
+def of_sources(folder: str) -> str:
+    """Returns the sha256 over the names and contents of all ``.py`` files below a folder."""
+    state = hashlib.sha256()
+    for at, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
+        for name in sorted(file for file in files if file.endswith(".py")):
+            path = os.path.join(at, name)
+            inner = hashlib.sha256(_read(path)).hexdigest()
+            line = f"{os.path.relpath(path, folder)} {inner}\n"
+            state.update(line.encode("utf-8", "surrogateescape"))
+    return state.hexdigest()
+
+
+def _identity(info: str, name: str, version: str) -> str:
+    """Returns what a distribution is: its version, and the digest of its RECORD or of the sources that are used in place."""
+    root = _editable_root(info)
+    if root is not None:
+        return f"{version} in place {of_sources(_package_of(root, name))}"
+    record = _read(os.path.join(info, "RECORD"))
+    return f"{version} {of_record(record)}" if record else f"{version} without RECORD"
+
+
+def _editable_root(info: str) -> str | None:
+    """Returns where the sources of an editable install lie (PEP 610); None if it is not one."""
+    try:
+        said = json.loads(_read(os.path.join(info, "direct_url.json")))
+        is_editable, url = said["dir_info"]["editable"], said["url"]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return unquote(url[len("file://") :]) if is_editable and url.startswith("file://") else None
+
+
+def _package_of(root: str, name: str) -> str:
+    folders = [os.path.join(root, inner, name.replace("-", "_")) for inner in ("", "src")]
+    return next((folder for folder in folders if os.path.isdir(folder)), root)
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _entries(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def _distributions(paths: list[str], patterns: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Returns the identities of those that count, and the names of all; of two of one name the first on the path."""
+    found, names = {}, set()
+    for path in dict.fromkeys(paths):
+        for entry in _entries(path):
+            name, _, version = entry[: -len(_SUFFIX)].partition("-")
+            name = normalised(name)
+            if not entry.endswith(_SUFFIX) or name in names:
+                continue
+            names.add(name)
+            info = os.path.join(path, entry)
+            is_plugin = _PLUGINS.search(_read(os.path.join(info, "entry_points.txt")))
+            if is_plugin or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+                found[name] = _identity(info, name, version)
+    return found, sorted(names)
+
+
+def _sources(paths: list[str]) -> dict[str, str]:
+    """Returns the packages that lie as sources in directories that are looked through before what is installed."""
+    found: dict[str, str] = {}
+    for path in paths:
+        entries = _entries(path)
+        for name in _PACKAGES:
+            is_installed = any(one.startswith(name) and one.endswith(_SUFFIX) for one in entries)
+            if not is_installed and os.path.isfile(os.path.join(path, name, "__init__.py")):
+                found.setdefault(f"sources of {name}", of_sources(os.path.join(path, name)))
+    return found
+
+
+def _user_site(home: str) -> list[str]:
+    """Returns the user's site, which an interpreter looks through unless it is of a virtual environment."""
+    if not home or sys.prefix != sys.base_prefix:
+        return []
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    return [os.path.join(home, ".local", "lib", version, "site-packages")]
+
+
+def _libc() -> str:
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or "unknown"
+    except (AttributeError, ValueError):
+        return "unknown"
+
+
+def answer(question: dict[str, object]) -> dict[str, object]:
+    """Returns what is installed; see `identity.Installed`."""
+    ahead = [str(path) for path in question["ahead"]]  # type: ignore[attr-defined]
+    patterns = [str(pattern) for pattern in question["patterns"]]  # type: ignore[attr-defined]
+    paths = [*ahead, *_user_site(str(question["home"])), *filter(None, sys.path)]
+    found, names = _distributions(paths, patterns)
+    abi = sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag
+    return {
+        "python": f"{'.'.join(map(str, sys.version_info[:3]))} {abi}",
+        "libc": _libc(),
+        "prefix": sys.prefix,
+        "site_packages": sysconfig.get_path("purelib"),
+        "distributions": {**found, **_sources(ahead)},
+        "names": names,
+    }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(answer(json.loads(sys.argv[1]))))

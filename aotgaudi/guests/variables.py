@@ -1,0 +1,177 @@
+"""Which variables of an environment count in a launch's key, which are conditions, and which are secrets.
+
+A process's environment is mostly not about it: other services' addresses, a shell's state, a pod's name. So only variables
+of what compiles are looked at: those whose names begin as `PREFIXES` or a guest's own say, or are in `NAMES`. Of these every
+one counts, known or not, unless there is a reason why it changes no code; a variable that vLLM gains tomorrow counts from
+the first day.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+PREFIXES = (
+    *("TORCH", "PYTORCH_", "AOT_", "INDUCTOR_", "TRITON_", "ATEN_", "FUNCTORCH_"),
+    *(
+        "CUDA_",
+        "CUBLAS",
+        "CUDNN_",
+        "NVCC_",
+        "NVRTC_",
+        "NVIDIA_TF32_",
+        "HIP_",
+        "HIPCC_",
+        "ROCM_",
+        "HSA_",
+        "MIOPEN_",
+    ),
+    *(
+        "FLASHINFER_",
+        "FLASH_ATTENTION_",
+        "DG_",
+        "DEEP_GEMM_",
+        "TVM_",
+        "TILELANG_",
+        "CUTE_DSL_",
+        "CUTLASS_",
+        "AITER_",
+    ),
+    *("ONEDNN_", "DNNL_", "MKL_", "MKLDNN_", "OMP_", "KMP_", "GOMP_", "NCCL_", "RCCL_", "XFORMERS_"),
+)
+"""Beginnings of the variables of compilers, kernel libraries and frameworks."""
+
+NAMES = frozenset(
+    {
+        *("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS"),
+        *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH"),
+        *("MAX_JOBS", "NVCC_THREADS", "SOURCE_DATE_EPOCH"),
+    }
+)
+"""Variables that compilers read, and that share no beginning."""
+
+_NEUTRAL: Mapping[str, str] = {
+    "which cards are used; the target says what they are": "CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES CUDA_DEVICE_ORDER",
+    "how ranks speak to each other": "NCCL_* RCCL_* TORCH_NCCL_* TORCH_DISTRIBUTED_DEBUG",
+    "logs": "TORCH_LOGS* TORCH_CPP_LOG_LEVEL TORCH_SHOW_CPP_STACKTRACES TORCH_SHOW_DISPATCH_TRACE *_LOG_LEVEL *_LOG_FILE",
+    "how many compile at once": "TORCHINDUCTOR_COMPILE_THREADS MAX_JOBS NVCC_THREADS",
+    "where files are kept": "TORCH_HOME TRITON_HOME CUDA_CACHE_PATH CUDA_CACHE_MAXSIZE",
+    "the compiler counts by the version that it says": "CC CXX",
+    "where the toolkit lies; its version counts": "CUDA_HOME CUDA_PATH CUDA_ROOT ROCM_HOME ROCM_PATH HIP_PATH",
+    "memory, not code": "PYTORCH_CUDA_ALLOC_CONF PYTORCH_HIP_ALLOC_CONF PYTORCH_ALLOC_CONF",
+    "set by container images to say what they are": "CUDA_VERSION CUDA_*_VERSION NV_* NVIDIA_*_CAPABILITIES ROCM_VERSION",
+}
+
+
+def by_name(table: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yields ``(name, reason)`` of a table that has names, separated by white space, by reason."""
+    for reason, names in table.items():
+        yield from ((name, reason) for name in names.split())
+
+
+NEUTRAL: Mapping[str, str] = MappingProxyType(dict(by_name(_NEUTRAL)))
+"""Names and patterns of variables that change no code whatever the guest is, each with the reason."""
+
+KUBERNETES = re.compile(r"[A-Z0-9_]+_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT_\d+_(TCP|UDP)(_[A-Z]+)?)")
+"""What Kubernetes sets in every container for each service of the namespace, ``VLLM_SERVICE_HOST`` say."""
+
+_SECRET = re.compile(
+    r"(^|_)(API_?KEYS?|ACCESS_?KEY(_ID)?|PRIVATE_?KEY|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|AUTHORIZATION|BEARER)(_|$)"
+    r"|(^|_)(AUTH|ACCESS|HF|HUB|SESSION)_TOKEN$"
+)
+_LAST_WORD = re.compile(r"(^|_)(TOKEN|KEY)$")
+_USER_OF_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/@\s\"']+@")
+
+
+def is_secret(name: str) -> bool:
+    """Returns whether the value of a variable or a flag, by its name, is nobody's business.
+
+    >>> is_secret("HF_TOKEN"), is_secret("api-key"), is_secret("max-num-batched-tokens")
+    (True, True, False)
+    """
+    return _LAST_WORD.search(_snake(name)) is not None or is_secret_key(name)
+
+
+def is_secret_key(name: str) -> bool:
+    """Returns the same of a key of a table; a model's tables have keys such as ``image_token``, which are none."""
+    return _SECRET.search(_snake(name)) is not None or name == "token"
+
+
+def without_credentials(text: str) -> str:
+    """Returns a text with no user or password in the URLs that it holds."""
+    return _USER_OF_URL.sub(r"\1", text)
+
+
+@dataclass(frozen=True, slots=True)
+class Hashed:
+    """A variable that changes no code, and that the guest's own hash holds all the same.
+
+    Attributes:
+        reason: what it is for.
+        is_of_pod: it must differ from pod to pod, so that nobody can set it as it was in the build.
+    """
+
+    reason: str
+    is_of_pod: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VariableRules:
+    """How a guest's variables are told apart; what is here is common to all guests, or of the guest alone."""
+
+    prefixes: tuple[str, ...]
+    neutral: Mapping[str, str]
+    hashed: Mapping[str, Hashed]
+
+    def reason(self, name: str) -> str | None:
+        """Returns why a variable does not count; None if it does."""
+        if not self.is_looked_at(name):
+            return "of nothing that compiles"
+        if is_secret(name):
+            return "a secret"
+        if KUBERNETES.fullmatch(name):
+            return "set by Kubernetes for a service"
+        if name in self.hashed:
+            return self.hashed[name].reason
+        return _matching(name, self.neutral) or _matching(name, NEUTRAL)
+
+    def is_looked_at(self, name: str) -> bool:
+        """Returns whether a variable may be read by what compiles."""
+        return name.startswith((*PREFIXES, *self.prefixes)) or name in NAMES or name in self.hashed
+
+    def counted(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Returns the variables that count, without credentials in their values."""
+        return {
+            name: without_credentials(value)
+            for name, value in sorted(environ.items())
+            if self.reason(name) is None
+        }
+
+    def conditions(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Returns the variables that the guest hashes although they change no code, as they are set."""
+        found = ((name, environ[name]) for name in sorted(self.hashed) if name in environ)
+        return {name: without_credentials(value) for name, value in found if not is_secret(name)}
+
+
+def secret_values(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables whose values must not be in any captured file, by name; empty values are none."""
+    return {name: value for name, value in environ.items() if value and is_secret(name)}
+
+
+def secret_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Returns those of `names` that are of secrets, sorted."""
+    return tuple(sorted(name for name in names if is_secret(name)))
+
+
+def _matching(name: str, table: Mapping[str, str]) -> str | None:
+    if name in table:
+        return table[name]
+    return next((why for pattern, why in table.items() if fnmatch.fnmatchcase(name, pattern)), None)
+
+
+def _snake(name: str) -> str:
+    """Returns a name in capitals, with underscores for dashes and before capitals within it."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").replace(".", "_").upper()
