@@ -123,9 +123,10 @@ class DigestMemory:
     It is a saving of time alone: where it cannot be read or written, files are hashed again.
     """
 
-    def __init__(self, directory: Path, hash_file: Callable[[Path], str] = sha256_file) -> None:
-        """Keeps what it knows in `directory`, which is made when there is something to keep."""
-        self._path, self._hash_file = directory / _MEMORY_NAME, hash_file
+    def __init__(self, directory: Path | None, hash_file: Callable[[Path], str] = sha256_file) -> None:
+        """Keeps what it knows in `directory`, which is made when there is something to keep; None: keeps nothing."""
+        self._path = None if directory is None else directory / _MEMORY_NAME
+        self._hash_file = hash_file
 
     def digests(self, paths: Iterable[Path]) -> Mapping[Path, str]:
         """Returns the sha256 of every file. Raises StoreError where one cannot be read."""
@@ -146,12 +147,16 @@ class DigestMemory:
             raise store_error("read", path, error) from error
 
     def _read(self) -> dict[str, tuple[list[int], str]]:
+        if self._path is None:
+            return {}
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
             rows = json.loads(self._path.read_bytes())
             return {str(path): ([int(part) for part in stamp], str(digest)) for path, stamp, digest in rows}
         return {}
 
     def _write(self, known: Mapping[str, tuple[list[int], str]]) -> None:
+        if self._path is None:
+            return
         rows = [[path, stamp, digest] for path, (stamp, digest) in sorted(known.items())]
         with contextlib.suppress(OSError, StoreError):
             make_directories(self._path.parent)

@@ -156,3 +156,12 @@ def test_a_memory_that_cannot_be_kept_is_no_error(tmp_path: Path) -> None:
 def test_a_library_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="nowhere"):
         DigestMemory(tmp_path).digests([tmp_path / "nowhere"])
+
+
+def test_a_memory_without_a_place_hashes_each_time(tmp_path: Path) -> None:
+    (tmp_path / "a.so").write_bytes(b"one")
+    read: list[Path] = []
+    memory = DigestMemory(None, counting(read))
+
+    assert memory.digests([tmp_path / "a.so"]) == memory.digests([tmp_path / "a.so"])
+    assert len(read) == 2
