@@ -16,6 +16,7 @@
       NotReproducibleError        4   a unit compiled again gave other bytes
       TargetError                 5   this machine cannot run what was compiled
       CompileError                6   a unit failed to compile, or computed something else
+      CaptureError                6   a wrapped server failed to start, or what it left was not proved
       UnexaminedError             6   doctor could not reach what it was to examine
       BuildInterruptedError     130   a build was stopped at a unit boundary; resumable
       CoverageError               7   a reachable step has no entry
@@ -156,6 +157,12 @@ class TargetError(AotGaudiError):
 
 class CompileError(AotGaudiError):
     """A unit failed to compile, or its compiled form disagrees with eager."""
+
+    exit_code = 6
+
+
+class CaptureError(AotGaudiError):
+    """A server that was to be captured failed, or what it left in its caches is not all that it needs."""
 
     exit_code = 6
 

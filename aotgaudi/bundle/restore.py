@@ -16,17 +16,19 @@ import os
 import posixpath
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
 from aotgaudi.bundle.bundle import Bundle
-from aotgaudi.bundle.capture_receipt import CapturedFile, CaptureReceipt
+from aotgaudi.bundle.capture_receipt import CapturedFile
 from aotgaudi.bundle.sealed import capture_of
 from aotgaudi.cores import available_cores
+from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, StoreError, UntrustedError, store_error
+from aotgaudi.regularfile import Examine, accept_any
 from aotgaudi.store.blobs import copy_blob
 
 _MAX_THREADS = 8
@@ -46,37 +48,64 @@ class Restored:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the bytes of captured files come from.
+
+    Attributes:
+        path_of: Digest -> the file that should have these bytes.
+        name: of it all, for people.
+        remedy: what makes it whole again.
+        examine: looks at each file before it is read.
+    """
+
+    path_of: Callable[[Digest], Path]
+    name: str
+    remedy: str
+    examine: Examine = accept_any
+
+
 def restore(bundle: Bundle, into: Path) -> Restored:
-    """Copies every file of the capture to its path below `into`, hashing it on the way.
+    """Copies every file of the capture to its path below `into`, hashing it on the way; see `restore_files`.
+
+    Raises SpecError where the bundle holds no capture.
+    """
+    receipt = capture_of(bundle)
+    name, examine = f"bundle {bundle.path}", bundle.acceptance.examine
+    source = Source(bundle.object_path, name, bundle.mending_command, examine)
+    return restore_files(receipt.files, source, into)
+
+
+def restore_files(files: Sequence[CapturedFile], source: Source, into: Path) -> Restored:
+    """Copies each file to its path below `into`, hashing it on the way. Paths are those of a receipt.
 
     `into` must be a directory of ours with mode 0700, where none of the files' names is taken; directories may be there.
     Files get mode 0444 (0555 where they could be executed), new directories 0755. Where this raises, what it has made is
     removed.
 
     Raises:
-        SpecError: the bundle holds no capture.
-        UntrustedError: others may enter `into`, or the bundle's acceptance does not allow a file.
+        UntrustedError: others may enter `into`, or `source` does not allow a file.
         CorruptError: a file is missing or is not what was sealed; names its path and digest.
         StoreError: there is no room, a name is taken, or the system refuses.
     """
     started = time.monotonic()
-    receipt = capture_of(bundle)
     try:
         descriptor = os.open(into, _DIRECTORY_FLAGS)
     except OSError as error:
         raise store_error("restore into", into, error) from error
     try:
         _require_private(into, descriptor)
-        _require_room(into, descriptor, receipt)
+        _require_room(into, descriptor, files)
         tree = _Tree(into, descriptor)
         try:
-            _restore(bundle, receipt, tree)
+            _restore(files, source, tree)
         except BaseException:
             tree.undo()
             raise
     finally:
         os.close(descriptor)
-    return Restored(len(receipt.files), receipt.num_bytes, time.monotonic() - started)
+    num_bytes = sum(file.digest.size_bytes for file in files)
+    return Restored(len(files), num_bytes, time.monotonic() - started)
 
 
 def _require_private(into: Path, descriptor: int) -> None:
@@ -89,10 +118,10 @@ def _require_private(into: Path, descriptor: int) -> None:
         )
 
 
-def _require_room(into: Path, descriptor: int, receipt: CaptureReceipt) -> None:
+def _require_room(into: Path, descriptor: int, files: Iterable[CapturedFile]) -> None:
     status = os.fstatvfs(descriptor)
     block_bytes = status.f_frsize
-    needed_bytes = sum(-(-file.digest.size_bytes // block_bytes) * block_bytes for file in receipt.files)
+    needed_bytes = sum(-(-file.digest.size_bytes // block_bytes) * block_bytes for file in files)
     free_bytes = status.f_bavail * block_bytes
     if needed_bytes > free_bytes:
         raise StoreError(
@@ -101,19 +130,19 @@ def _require_room(into: Path, descriptor: int, receipt: CaptureReceipt) -> None:
         )
 
 
-def _restore(bundle: Bundle, receipt: CaptureReceipt, tree: _Tree) -> None:
+def _restore(files: Iterable[CapturedFile], source: Source, tree: _Tree) -> None:
     folders: dict[str, list[CapturedFile]] = {}
-    for file in receipt.files:
+    for file in files:
         folders.setdefault(posixpath.dirname(file.path), []).append(file)
     for path in sorted({name for folder in folders for name in _ancestry(folder)}):
         tree.make_directory(path)
     jobs = [
-        (folder, files[start : start + _FILES_AT_ONCE])
-        for folder, files in folders.items()
-        for start in range(0, len(files), _FILES_AT_ONCE)
+        (folder, inside[start : start + _FILES_AT_ONCE])
+        for folder, inside in folders.items()
+        for start in range(0, len(inside), _FILES_AT_ONCE)
     ]
     with ThreadPoolExecutor(min(_MAX_THREADS, available_cores())) as pool:
-        futures = [pool.submit(_restore_files, bundle, files, folder, tree) for folder, files in jobs]
+        futures = [pool.submit(_restore_folder, folder, inside, source, tree) for folder, inside in jobs]
         try:
             for future in futures:
                 future.result()
@@ -122,16 +151,15 @@ def _restore(bundle: Bundle, receipt: CaptureReceipt, tree: _Tree) -> None:
             raise
 
 
-def _restore_files(bundle: Bundle, files: Sequence[CapturedFile], folder: str, tree: _Tree) -> None:
+def _restore_folder(folder: str, files: Sequence[CapturedFile], source: Source, tree: _Tree) -> None:
     with tree.open_directory(folder) as parent:
         for file in files:
             with tree.new_file(file.path, parent) as target:
-                source = bundle.object_path(file.digest)
-                fault = copy_blob(source, file.digest, target, bundle.acceptance.examine)
+                fault = copy_blob(source.path_of(file.digest), file.digest, target, source.examine)
                 if fault is not None:
                     raise CorruptError(
-                        f"{file.path} of bundle {bundle.path} is not what was sealed: {file.digest}: {fault.reason}"
-                        f" ({bundle.mending_command})"
+                        f"{file.path} of {source.name} is not what was sealed: {file.digest}: {fault.reason}"
+                        f" ({source.remedy})"
                     )
                 os.fchmod(target, file.mode_bits)
 

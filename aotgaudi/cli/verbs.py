@@ -119,6 +119,10 @@ BUILD_COMMANDS: Mapping[str, LazyCommand] = MappingProxyType(
         "bundle": LazyCommand(
             "aotgaudi.cli.commands.build_bundle:build_bundle", "Seal a manifest's artifacts."
         ),
+        "capture": LazyCommand(
+            "aotgaudi.cli.commands.build_capture:capture",
+            "Run another server, and seal what it compiled, proved.",
+        ),
         "image": LazyCommand(
             "aotgaudi.cli.commands.build_image:build_image", "Put a bundle into an OCI image."
         ),

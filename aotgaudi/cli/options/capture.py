@@ -1,0 +1,71 @@
+"""How a server is captured: what it is asked, whether it is mended, where it sees its caches, how long it may take."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from aotgaudi.capture.run import READY_SECONDS
+from aotgaudi.cli.options.common import Command
+from aotgaudi.guests.exercise import EXERCISE_LEVELS, ExerciseLevel
+from aotgaudi.watch.place import DEFAULT_ROOT
+
+
+@dataclass(frozen=True)
+class CaptureSettings:
+    """What was chosen; `repairs` None means all that the guest has."""
+
+    level: ExerciseLevel
+    repairs: tuple[str, ...] | None
+    root: Path
+    ready_seconds: float
+
+
+_OPTIONS = (
+    click.option(
+        "--exercise",
+        "level",
+        type=click.Choice(EXERCISE_LEVELS),
+        default="sampler",
+        show_default=True,
+        help="What the server is asked once it serves, so that it compiles that, too.",
+    ),
+    click.option(
+        "--no-repairs", is_flag=True, help="Mend no defect that keeps the server from loading what it saved."
+    ),
+    click.option(
+        "--root",
+        type=click.Path(path_type=Path),
+        default=DEFAULT_ROOT,
+        show_default=True,
+        metavar="DIR",
+        help="Where the server sees its caches, now and wherever it runs: its files hold this path.",
+    ),
+    click.option(
+        "--ready-timeout",
+        type=click.FloatRange(min=1),
+        default=READY_SECONDS,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long a start may take until the server serves.",
+    ),
+)
+
+
+def capture_options(function: Command) -> Command:
+    """Adds the options; the command gets them as one argument `settings`."""
+
+    @functools.wraps(function)
+    def command(
+        *, level: ExerciseLevel, no_repairs: bool, root: Path, ready_timeout: float, **others: Any
+    ) -> Any:
+        settings = CaptureSettings(level, () if no_repairs else None, root, ready_timeout)
+        return function(settings=settings, **others)
+
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
