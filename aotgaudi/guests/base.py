@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
-from typing import Literal, Protocol
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from pydantic import JsonValue
 
@@ -19,6 +19,10 @@ from aotgaudi.guests.expected import Expected
 from aotgaudi.guests.identity import Installed
 from aotgaudi.guests.launch import GuestName, Launch
 from aotgaudi.guests.variables import Hashed, VariableRules
+from aotgaudi.spec.build_spec import BuildSpec
+
+if TYPE_CHECKING:  # It is made of what is here.
+    from aotgaudi.guests.shapes import Shapes
 
 Phase = Literal["cold", "load", "measure", "exercise", "live"]
 """``cold``: the build, from empty caches; ``load``: from sealed files, up to health; ``measure``: as ``load``, and nothing
@@ -246,6 +250,27 @@ class Guest(Protocol):
 
     def shape_requests(self, flags: Flags) -> Iterable[ExerciseRequest]:
         """Returns what the level ``shapes`` asks more."""
+        ...
+
+    @property
+    def shape_names(self) -> frozenset[str]:
+        """Flags and variables that `shapes` may add: whoever serves need not repeat them (`shapes.as_sealed`)."""
+        ...
+
+    def shapes(self, spec: BuildSpec, flags: Flags, environ: Mapping[str, str]) -> Shapes:
+        """Returns what it is given so that it compiles the shapes of `spec`, and no others while it serves.
+
+        Raises:
+            SpecError: it takes no shapes, or the command is not that of the spec.
+            CoverageError: it would meet shapes that it was not told.
+        """
+        ...
+
+    def settle(self, root: Path) -> None:
+        """Puts its caches below `root`, as we see it, in order: once it has ended, before they are captured.
+
+        Raises CompileError for what it left unfinished.
+        """
         ...
 
     def require_witnessed(self, flags: Flags, environ: Mapping[str, str]) -> None:

@@ -23,6 +23,7 @@ from aotgaudi.guests.identity import Installed, ask_interpreter
 from aotgaudi.guests.launch import GuestName
 from aotgaudi.guests.model import find_model
 from aotgaudi.guests.vllm.guest import Vllm
+from aotgaudi.guests.vllm_gaudi.guest import VllmGaudi
 from aotgaudi.vllm.values import shown
 
 WHERE = "the command"
@@ -63,19 +64,22 @@ class Found:
 
 def guest_named(name: GuestName) -> Guest:
     """Returns the adapter of a guest. Raises SpecError for one that this version has none for."""
-    guests: Mapping[str, Guest] = {"vllm": Vllm(), "fake": FakeGuest()}
+    guests: Mapping[str, Guest] = {"vllm": Vllm(), "vllm-gaudi": VllmGaudi(), "fake": FakeGuest()}
     if name not in guests:
         raise SpecError("guest", f"is {name!r}", f"one of {', '.join(sorted(guests))}")
     return guests[name]
 
 
-def find_guest(words: Sequence[str], environ: Mapping[str, str], cwd: Path | None = None) -> Found:
+def find_guest(
+    words: Sequence[str], environ: Mapping[str, str], cwd: Path | None = None, *, is_whole: bool = True
+) -> Found:
     """Returns what a command starts. Starts nothing but the interpreter, which is asked what it has.
 
     Args:
         words: the command.
         environ: the environment that it would be started in.
         cwd: where it would be started; None is here.
+        is_whole: whether it is refused if it cannot be watched; else something is still to be added (`Guest.shapes`).
 
     Raises:
         SpecError: it starts no server that we know, or one that cannot be watched; or its model is not to be found.
@@ -89,7 +93,8 @@ def find_guest(words: Sequence[str], environ: Mapping[str, str], cwd: Path | Non
     ahead = (str(directory),) if words[start] == "-m" else ()
     installed = ask_interpreter(interpreter, family.distributions, assigned, ahead=ahead)
     guest = _among(family, installed)
-    guest.require_witnessed(flags, assigned)
+    if is_whole:
+        guest.require_witnessed(flags, assigned)
     return Found(
         guest=guest,
         interpreter=interpreter,

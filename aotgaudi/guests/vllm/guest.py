@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from pydantic import JsonValue
 
@@ -24,12 +24,14 @@ from aotgaudi.guests.expected import Expected, learnt
 from aotgaudi.guests.identity import Installed
 from aotgaudi.guests.launch import GuestName, Launch
 from aotgaudi.guests.model import hugging_face_home
+from aotgaudi.guests.shapes import Shapes, no_shapes
 from aotgaudi.guests.target import device_of, find_target
 from aotgaudi.guests.variables import Hashed, VariableRules
 from aotgaudi.guests.vllm import neutral
 from aotgaudi.guests.vllm.flags import ARITIES, SHORT, SIGNIFICANT
 from aotgaudi.guests.vllm.repairs import REPAIRS
 from aotgaudi.guests.words import GuestReader, ReadWords, one_integer, one_text
+from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.vllm.command import find_server
 from aotgaudi.vllm.values import parse_tokens, shown
 
@@ -92,6 +94,7 @@ class Vllm:
     left_out: tuple[tuple[str, str], ...] = LEFT_OUT
     repairs: tuple[Repair, ...] = REPAIRS
     hooks: tuple[str, ...] = ("audit", "torch.codegen", "vllm.counters")
+    shape_names: frozenset[str] = frozenset()
 
     @property
     def variable_rules(self) -> VariableRules:
@@ -226,6 +229,13 @@ class Vllm:
     def build_steps(self, launch: Launch) -> tuple[tuple[str, ...], ...]:
         """Returns none: vLLM compiles as it starts."""
         return ()
+
+    def shapes(self, spec: BuildSpec, flags: Flags, environ: Mapping[str, str]) -> Shapes:
+        """Raises SpecError: vLLM's graphs on these devices are not listed by shape."""
+        raise no_shapes(self.name)
+
+    def settle(self, root: Path) -> None:
+        """Does nothing: vLLM writes its caches whole."""
 
     def shape_requests(self, flags: Flags) -> tuple[ExerciseRequest, ...]:
         """Returns none: vLLM's graphs on these devices are for any size."""
