@@ -119,7 +119,9 @@ def test_files_that_are_written_below_a_root_are_told_once_a_state(guest: Guest)
         """
     )
 
-    told = [(event["path"], event["phase"]) for event in guest.events("write")]
+    told = [
+        (Path(event["path"]).relative_to(guest.root).name, event["phase"]) for event in guest.events("write")
+    ]
     assert told == [("a.so", "c"), ("b.tmp", "c"), ("b", "c"), ("c", "c"), ("a.so", "v")]
     assert {event["root"] for event in guest.events("write")} == {str(guest.root)}
 
@@ -193,7 +195,7 @@ def test_a_sealed_library_loads_where_nothing_may_compile(guest: Guest, library:
 
     guest.run(LOAD.format(str(library)), AOTGAUDI_WITNESS_ALLOWED=str(allowed))
 
-    assert [(event["path"], event["sealed"]) for event in guest.events("load")] == [("x.so", True)]
+    assert [(event["path"], event["sealed"]) for event in guest.events("load")] == [(str(library), True)]
 
 
 def test_a_planted_library_is_refused(guest: Guest, library: Path) -> None:

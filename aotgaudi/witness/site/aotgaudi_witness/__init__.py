@@ -20,17 +20,15 @@ def register() -> None:
         return
     _registered.add(os.getpid())
     try:
+        from aotgaudi_witness import habana, sglang, torch, triton, vllm
         from aotgaudi_witness.settings import read_settings
         from aotgaudi_witness.witness import Witness
 
         settings = read_settings(os.environ)
         if settings is not None:
             witness = Witness(settings)
-            _adapt(witness)
+            for guest in (torch, triton, vllm, habana, sglang):
+                guest.adapt(witness)
             witness.begin()
     except Exception as error:  # the server goes on; whoever waits for this process to check in waits in vain
         sys.stderr.write(f"aotgaudi: no witness in process {os.getpid()}: {error!r}\n")
-
-
-def _adapt(witness: object) -> None:
-    """Adds the hooks for each kind of guest."""

@@ -90,7 +90,7 @@ class Audit:
             return
         found = self._report.below_root(os.path.abspath(os.fsdecode(path)))
         if found is not None and self._is_new("write", *found):
-            self._report.emit("write", path=found[1], root=found[0])
+            self._report.emit("write", path=os.path.join(*found), root=found[0])
 
     def _executed(self, args: Arguments) -> None:
         code = args[0]
@@ -107,7 +107,7 @@ class Audit:
         root, relative = found
         is_sealed = self._report.is_sealed(root, relative)
         if self._is_new("load", root, relative):
-            self._report.emit("load", path=relative, root=root, sealed=is_sealed)
+            self._report.emit("load", path=os.path.join(root, relative), root=root, sealed=is_sealed)
         if not is_sealed and self._report.has_seal:
             stack = self._report.stack(sys._getframe(1))
             self._report.refuse("a file that is not sealed", stack, path=os.path.join(root, relative))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from types import FrameType
 
 API_SERVER, ENGINE_CORE, WORKER, REGISTRY, OTHER = "APIServer", "EngineCore", "Worker", "Registry", "other"
@@ -15,13 +15,35 @@ _ROLES = (
     (re.compile(r"^(vllm)?worker", re.IGNORECASE), WORKER),
 )
 _REGISTRY = "vllm.model_executor.models.registry"
+_FUNCTIONS = {
+    "run_scheduler_process": WORKER,
+    "run_data_parallel_controller_process": ENGINE_CORE,
+}
+"""What SGLang runs in processes to which it gives no name (sglang/srt/managers)."""
 
 
-def role_of(process_name: str, argv: Sequence[str]) -> str:
-    """Returns the role of a process from multiprocessing's name for it and, for one that it did not start, its command."""
+def role_of(process_name: str, argv: Sequence[str], functions: Container[str] = ()) -> str:
+    """Returns the role of a process.
+
+    Args:
+        process_name: What multiprocessing calls it: ``MainProcess`` for one that it did not start.
+        argv: Its command.
+        functions: The functions that are running in it, where its name says nothing.
+    """
     if process_name == "MainProcess":
         return REGISTRY if _REGISTRY in argv else API_SERVER
-    return next((role for pattern, role in _ROLES if pattern.match(process_name)), OTHER)
+    named = next((role for pattern, role in _ROLES if pattern.match(process_name)), None)
+    return named or next((role for name, role in _FUNCTIONS.items() if name in functions), OTHER)
+
+
+def running_functions() -> set[str]:
+    """Returns the names of the functions that this thread is in."""
+    names: set[str] = set()
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        names.add(frame.f_code.co_name)
+        frame = frame.f_back
+    return names
 
 
 def command() -> list[str]:

@@ -52,6 +52,13 @@ def is_secret(name: str) -> bool:
     return bool(_SECRET.search(_NOT_SECRET.sub("", name)))
 
 
+def _short(text: str) -> str:
+    """Cuts a long word in its middle: of a path the end says most."""
+    if len(text) <= _ARGUMENT_CHARACTERS:
+        return text
+    return f"{text[:40]}...{text[43 - _ARGUMENT_CHARACTERS :]}"
+
+
 def told_arguments(argv: Sequence[object]) -> list[str]:
     """Returns a command line as it may be written down: secrets left out, long words cut."""
     told: list[str] = []
@@ -65,5 +72,5 @@ def told_arguments(argv: Sequence[object]) -> list[str]:
         elif separator and (is_flag or name.isidentifier()) and is_secret(name):
             text = f"{name}=***"
         is_value_secret = is_flag and not separator and is_secret(text)
-        told.append(text if len(text) <= _ARGUMENT_CHARACTERS else text[: _ARGUMENT_CHARACTERS - 3] + "...")
+        told.append(_short(text))
     return told

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from aotgaudi_witness.audit import Audit, see_multiprocessing
 from aotgaudi_witness.hooks import Hooks, Status
-from aotgaudi_witness.process import command, forked_name, process_name, role_of
+from aotgaudi_witness.process import command, forked_name, process_name, role_of, running_functions
 from aotgaudi_witness.report import Report
 from aotgaudi_witness.settings import Settings
 from aotgaudi_witness.stacks import told_arguments
@@ -57,7 +57,7 @@ class Witness:
         self.hooks.set("audit", True)
         self.hooks.set("state", self._state.is_told())
         self.hooks.begin()
-        self._greet(self._settings.role or role_of(process_name(), command()))
+        self._greet(self._settings.role or role_of(process_name(), command(), running_functions()))
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self._end)
         self._end_with_multiprocessing()
@@ -112,13 +112,13 @@ class Witness:
         return self._byte != STOP
 
     def _changed(self, byte: str) -> None:
-        """Does what a new state asks for, tells what is counted, then says that it has been seen."""
+        """Does what a new state asks for, tells what is counted, then says that it has been seen: not where that failed."""
+        self._byte = byte
         self._audit.forget()
         if byte == FLUSH:
             for flush in self._flushes:
                 flush()
         self._tell_counters()
-        self._byte = byte
         self.report.emit("state", to=byte)
         if byte == STOP:
             self._say_bye()
