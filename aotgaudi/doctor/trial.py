@@ -65,7 +65,7 @@ def try_to_compile(seconds: float = TRIAL_SECONDS, num_workers: int | None = Non
             outcome = compile_missing(manifest, store, entries, workers, watch)
             store.close()
     except BuildInterruptedError:
-        return _failed(f"took longer than {seconds:g} s", "a machine that is less busy, or --trial-seconds")
+        return _failed(f"took longer than {seconds:g} s", "a machine that is less busy, or --trial-timeout")
     except (AotGaudiError, OSError) as error:
         return _failed(" ".join(str(error).split()), "what the message says; builds fail alike")
     return MachineFinding(

@@ -77,6 +77,7 @@ class RememberingLab(Lab):
             "AOTGAUDI_DOUBLE_COMPILE_MS": "1",
             "AOTGAUDI_DOUBLE_FAULTS": patient.fault,
             "AOTGAUDI_DOUBLE_JOURNAL": str(self._journal),
+            "GC_KERNEL_PATH": str(patient.folder / "usr" / "lib" / "habanalabs" / "libtpc_kernels.so"),
             **patient.settings,
         }
         super().__init__(

@@ -102,7 +102,8 @@ def test_every_fault_of_the_double_is_in_a_table() -> None:
 
     assert sorted(names) == sorted({*REFUTES, *ELSEWHERE, "pin-fails"})
     for fault, line in {**REFUTES, **ELSEWHERE, "pin-fails": "K-09"}.items():
-        assert re.search(rf"\| `{fault}` \| {line or '-'} \|", documented), fault
+        reaction = f" {LINES[line].consequence} |" if line else ""
+        assert re.search(rf"\| `{fault}` \| {line or '-'} \| .* \|{re.escape(reaction)}", documented), fault
 
 
 def test_every_line_of_the_contract_has_a_fault_that_refutes_it() -> None:

@@ -5,28 +5,38 @@ from __future__ import annotations
 import functools
 import os
 import tempfile
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from aotgaudi.atomicfile import make_directories, write_atomic
+from aotgaudi.atomicfile import temporary_file, write_atomic
 from aotgaudi.backends.hpu.probe import hpu_target
 from aotgaudi.cli.options.common import Command
-from aotgaudi.doctor.hpu.examination import acquire, examine, selected
+from aotgaudi.doctor.hpu.contract import LINES
+from aotgaudi.doctor.hpu.examination import acquire, examine, require_bridge, selected
 from aotgaudi.doctor.hpu.findings import HpuCheck, LineFinding
 from aotgaudi.doctor.hpu.lab import Lab
 from aotgaudi.doctor.hpu.report import JSON_NAME, MARKDOWN_NAME, DoctorReport
-from aotgaudi.errors import SpecError, TargetError
+from aotgaudi.errors import SpecError, TargetError, store_error
+from aotgaudi.gaudi.environment import ENGINE_RULES, sealed_variables
+from aotgaudi.gaudi.identity import Installation
 from aotgaudi.gaudi.inventory import Inventory, find_cards
 
 _OPTIONS = (
     click.option(
-        "--hpu", is_flag=True, help="Examine a Gaudi instead: about ten minutes, on a card that is idle."
+        "--hpu",
+        is_flag=True,
+        help="Examine a Gaudi instead, on a card that no process holds (how long it takes on one was never measured).",
     ),
     click.option(
-        "--card", type=click.IntRange(min=0), metavar="N", help="With --hpu: which card  [default: any]"
+        "--card",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="With --hpu: which card, as `hl-smi` counts them  [default: any]",
     ),
     click.option("--only", metavar="H-nn,...", help="With --hpu: only these checks."),
     click.option(
@@ -83,6 +93,7 @@ def hpu_options(function: Command) -> Command:
     ) -> Any:
         request = _Request(card, only, out, target_file)
         if hpu:
+            _refuse(others)
             return _examine_hpu(request)
         if request.given():
             raise click.UsageError(f"{request.given()} is about a Gaudi: it needs --hpu")
@@ -93,15 +104,24 @@ def hpu_options(function: Command) -> Command:
     return command
 
 
+def _refuse(names: Container[str]) -> None:
+    """Raises UsageError where an option of the command itself was given."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in names and source is ParameterSource.COMMANDLINE:
+            raise click.UsageError(
+                f"{parameter.opts[0]} is not for --hpu, which writes {JSON_NAME} and {MARKDOWN_NAME} (--out DIR)"
+            )
+
+
 def _examine_hpu(request: _Request) -> None:
-    checks = selected(tuple(part.strip() for part in (request.only or "").split(",") if part.strip()))
-    missing = _TARGET_CHECKS - {check.id for check in checks}
-    if request.target_file is not None and missing:
-        raise SpecError(
-            "--write-target", f"needs {', '.join(sorted(_TARGET_CHECKS))}", "name them in --only, too"
-        )
+    checks = _checks(request)
     out = request.out or Path()
-    make_directories(out)
+    require_bridge()
+    _prepare(out, request.target_file)
+    for name, reason in ENGINE_RULES.changes(os.environ).items():
+        click.echo(f"examined without your {name}: {reason}", err=True)
     with tempfile.TemporaryDirectory(prefix="aotgaudi-doctor-") as directory:
         lab = Lab(Path(directory), environment=os.environ, module_id=_module_id(request.card, find_cards()))
         prefix = "this is a double: " if acquire(lab).is_double else ""
@@ -112,7 +132,42 @@ def _examine_hpu(request: _Request) -> None:
         if request.target_file is not None:
             _write_target(request.target_file, report, Path(directory))
     if report.lacks():
-        raise TargetError(f"target: {', '.join(report.lacks())} did not hold: see {out / MARKDOWN_NAME}")
+        raise TargetError(
+            f"target: {', '.join(report.lacks())}: not found to hold, and nothing can be built or served without:"
+            f" {out / MARKDOWN_NAME} says what was seen"
+        )
+
+
+def _checks(request: _Request) -> tuple[HpuCheck, ...]:
+    ids = tuple(part.strip() for part in (request.only or "").split(","))
+    if request.only is not None and not all(ids):
+        raise SpecError("--only", f"is {request.only!r}", "checks with commas between them: H-05,H-06")
+    checks = selected(tuple(filter(None, ids)))
+    missing = _TARGET_CHECKS - {check.id for check in checks}
+    if request.target_file is not None and missing:
+        raise SpecError(
+            "--write-target", f"needs {', '.join(sorted(_TARGET_CHECKS))}", "name them in --only, too"
+        )
+    return checks
+
+
+def _prepare(out: Path, target_file: Path | None) -> None:
+    """Finds out in a moment what would otherwise be found out after minutes: whether files can be written, and made.
+
+    Raises:
+        StoreError: a directory cannot be made, or not be written to.
+        TargetError: a part of the software that a target names is not there.
+        SpecError: a variable that a target names by content has no such file.
+    """
+    for folder in (out,) if target_file is None else (out, target_file.parent):
+        try:
+            with temporary_file(folder):
+                pass
+        except OSError as error:
+            raise store_error("write to", folder, error) from error
+    if target_file is not None:
+        Installation.find(os.environ).components()
+        sealed_variables(ENGINE_RULES.applied(os.environ))
 
 
 def _module_id(card: int | None, inventory: Inventory) -> int | None:
@@ -128,17 +183,20 @@ def _module_id(card: int | None, inventory: Inventory) -> int | None:
 
 def _line(prefix: str, check: HpuCheck, findings: tuple[LineFinding, ...]) -> str:
     verdicts = ", ".join(f"{finding.line} {finding.verdict}" for finding in findings)
-    rows = [f"{prefix}{check.id}  {check.title:<30}{verdicts}"]
+    rows = [f"{prefix}{check.id}  {check.title:<36}{verdicts}"]
     for finding in findings:
         if finding.verdict in ("refuted", "unclear"):
             rows.append(f"{prefix}      {finding.line}: {finding.observation}")
+        if finding.verdict == "refuted":
+            rows.append(f"{prefix}      {finding.line}: what follows: {LINES[finding.line].consequence}")
     return "\n".join(rows)
 
 
 def _write_target(path: Path, report: DoctorReport, memory: Path) -> None:
     if report.key_mode == "unknown" or report.device_type == "unknown":
         raise TargetError(
-            "target: --write-target: how keys repeat here, or the type of the device, is not known"
+            f"target: --write-target: {path} is not written: how keys repeat here, or the type of the device, was not"
+            " found out (H-06; K-08, K-09)"
         )
     target = hpu_target(
         report.device_type, report.versions["synapse"], report.key_mode, os.environ, memory=memory

@@ -6,19 +6,22 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import aotgaudi
 from aotgaudi.backends.base import NOT_INSTALLED, version_of
-from aotgaudi.doctor.hpu.checks import device, lowering, recipes, software
+from aotgaudi.backends.hpu.probe import KeyMode
+from aotgaudi.doctor.hpu.checks import device, graphs, lowering, recipes, software
 from aotgaudi.doctor.hpu.findings import HpuCheck, LineFinding, Verdict
-from aotgaudi.doctor.hpu.lab import Lab
-from aotgaudi.doctor.hpu.report import CheckReport, DoctorReport, KeyMode, LineReport, without_places
+from aotgaudi.doctor.hpu.lab import ABSENT, Lab, Outcome
+from aotgaudi.doctor.hpu.report import CheckReport, DoctorReport, LineReport, without_private
 from aotgaudi.errors import SpecError, UnexaminedError
 from aotgaudi.gaudi.identity import PLUGIN, python_version
 from aotgaudi.gaudi.inventory import device_type_of
 
 CHECKS: tuple[HpuCheck, ...] = (
     *software.VERSIONS,
+    *graphs.CHECKS,
     *recipes.CHECKS,
     *software.CHECKS,
     *lowering.CHECKS,
@@ -52,14 +55,28 @@ def acquire(lab: Lab) -> Device:
     Raises:
         UnexaminedError: the bridge is not installed, or no card could be acquired.
     """
-    if version_of(PLUGIN) == NOT_INSTALLED:
-        raise UnexaminedError(f"{PLUGIN} is not installed here (it comes with Intel's images for Gaudi)")
-    outcome = lab.kept("identity", lambda: lab.run_when_free("device.identity"))
+    require_bridge()
+    outcome = device.identity(lab)
     if not outcome.is_whole:
-        raise UnexaminedError(
-            f"{lab.card} could not be acquired: {outcome.problem} (doctor needs one that no process holds)"
-        )
+        raise UnexaminedError(f"{lab.card} could not be acquired: {outcome.problem} ({_remedy(outcome)})")
     return Device(*(outcome.values[name] for name in ("name", "capability", "is_double")))
+
+
+def require_bridge() -> None:
+    """Raises UnexaminedError unless the bridge is installed for this interpreter."""
+    if version_of(PLUGIN) == NOT_INSTALLED:
+        raise UnexaminedError(
+            f"{PLUGIN} is not installed here, for {sys.executable} (it comes with Intel's PyTorch images for Gaudi; an"
+            " environment of aotgaudi's own in one needs `python3 -m venv --system-site-packages`)"
+        )
+
+
+def _remedy(outcome: Outcome) -> str:
+    if outcome.is_busy:
+        return "doctor needs one that no process holds: `hl-smi` shows who does; --card N takes another"
+    if ABSENT in outcome.problem:
+        return "in a container: --runtime=habana -e HABANA_VISIBLE_DEVICES=all; `hl-smi` shows cards"
+    return "that is what the bridge says on this machine, without aotgaudi, too: `python3 -c 'import torch'`"
 
 
 def examine(lab: Lab, checks: Collection[HpuCheck], progress: Progress) -> DoctorReport:
@@ -87,7 +104,7 @@ def examine(lab: Lab, checks: Collection[HpuCheck], progress: Progress) -> Docto
 
 def _report(check: HpuCheck, findings: tuple[LineFinding, ...], seconds: float) -> CheckReport:
     lines = (
-        LineReport.of(finding.line, finding.verdict, without_places(finding.observation))
+        LineReport.of(finding.line, finding.verdict, without_private(finding.observation))
         for finding in findings
     )
     return CheckReport(id=check.id, title=check.title, seconds=round(seconds, 1), lines=tuple(lines))
@@ -101,7 +118,7 @@ def _versions(capability: str) -> Iterator[tuple[str, str]]:
     yield "system", sys.platform
 
 
-def _key_mode(verdicts: Mapping[str, Verdict]) -> KeyMode:
+def _key_mode(verdicts: Mapping[str, Verdict]) -> KeyMode | Literal["unknown"]:
     if verdicts.get("K-08") == "confirmed":
         return "stable"
     return "pinned" if verdicts.get("K-09") == "confirmed" else "unknown"

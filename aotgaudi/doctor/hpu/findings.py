@@ -1,4 +1,8 @@
-"""What an examination finds: a verdict on each line of the contract, and what was seen. Plain values."""
+"""What an examination finds: a verdict on each line of the contract, and what was seen. Plain values.
+
+Not a `MachineFinding`: what is wrong with a machine has a remedy there, what does not hold of the contract has consequences
+here (`ContractLine.consequence`).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from aotgaudi.doctor.hpu.lab import Lab, Outcome
+from aotgaudi.doctor.hpu.lab import Lab, ProbeFailedError
 
 Verdict = Literal["confirmed", "refuted", "unclear", "skipped"]
 
@@ -28,7 +32,8 @@ class HpuCheck:
         id: H-nn.
         title: What is examined.
         lines: Of the contract.
-        look: Runs probes and judges what they saw: a finding for each line.
+        look: Runs probes and judges what they saw: a finding for each line, but for those whose probe came to no end
+            of its own (`Outcome.required`), which are unclear.
         needs: Lines without which nothing can be said; where one was refuted, the check is skipped. So each fault is
             reported once, where it is.
     """
@@ -40,21 +45,23 @@ class HpuCheck:
     needs: tuple[str, ...] = ()
 
     def findings(self, lab: Lab, verdicts: Mapping[str, Verdict]) -> tuple[LineFinding, ...]:
-        """Returns a finding for each line, given the verdicts so far."""
+        """Returns a finding for each line, in their order, given the verdicts so far."""
         refuted = next((line for line in self.needs if verdicts.get(line) == "refuted"), None)
         if refuted is not None:
             return tuple(skipped(self.lines, f"{refuted} was refuted"))
-        return tuple(self.look(lab))
+        found: dict[str, LineFinding] = {}
+        problem = "not looked at"
+        try:
+            for finding in self.look(lab):
+                found[finding.line] = finding
+        except ProbeFailedError as error:
+            problem = str(error)
+        return tuple(found.get(line) or LineFinding(line, "unclear", problem) for line in self.lines)
 
 
 def judged(line: str, holds: bool, seen: str, otherwise: str = "") -> LineFinding:
     """Returns a line's finding where `holds` decides; `otherwise` is what was seen where it does not."""
     return LineFinding(line, "confirmed" if holds else "refuted", seen if holds else otherwise or seen)
-
-
-def unclear(lines: Iterable[str], outcome: Outcome) -> Iterator[LineFinding]:
-    """Yields the findings of lines whose probe came to no end of its own."""
-    return (LineFinding(line, "unclear", outcome.problem) for line in lines)
 
 
 def skipped(lines: Iterable[str], reason: str) -> Iterator[LineFinding]:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar, cast
 
 from aotgaudi.gaudi.environment import process_environment
@@ -23,8 +24,8 @@ from aotgaudi.gaudi.environment import process_environment
 PROBE_SECONDS = 120.0
 PATIENCE_SECONDS = 30.0
 """How long a card may stay busy after the process that had it was killed."""
-BUSY = "acquire failed"
-"""What the bridge says of a card that another process has (K-25)."""
+BUSY, ABSENT = "acquire failed", "No devices found"
+"""What the bridge says of a card that another process has (K-25), and, besides, where it sees none."""
 _OUTPUT, _RESULT = "output", "result.json"
 _POLL_SECONDS, _RETRY_SECONDS = 0.02, 1.0
 
@@ -47,6 +48,10 @@ StartProbe = Callable[[Sequence[str], Mapping[str, str], Path], ProbeProcess]
 """Starts `aotgaudi.doctor.hpu.probes.run` with arguments and an environment; what it prints goes to a file."""
 
 
+class ProbeFailedError(Exception):
+    """A probe came to no end of its own; the message is why. Never leaves doctor."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of a probe.
@@ -63,6 +68,17 @@ class Outcome:
     def is_whole(self) -> bool:
         """Whether the probe came to its end."""
         return not self.problem
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether another process has the card."""
+        return BUSY in self.problem and ABSENT not in self.problem
+
+    def required(self) -> Mapping[str, Any]:
+        """Returns what the probe saw. Raises ProbeFailedError if it came to no end of its own."""
+        if not self.is_whole:
+            raise ProbeFailedError(self.problem)
+        return self.values
 
 
 class Lab:
@@ -90,6 +106,10 @@ class Lab:
         """Returns a new, empty directory."""
         return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.directory))
 
+    def inherited(self, name: str) -> str:
+        """Returns a variable of the environment that doctor was started in; empty where it is not set."""
+        return self._inherited.get(name, "")
+
     def kept(self, name: str, make: Callable[[], T]) -> T:
         """Returns what `make` gave the first time that it was asked for by this name."""
         if name not in self._kept:
@@ -106,27 +126,37 @@ class Lab:
     ) -> Outcome:
         """Runs ``MODULE.FUNCTION`` of `aotgaudi.doctor.hpu.probes` with `arguments`.
 
+        Again and again while the card is busy and there is patience left: the one that had it before may just have ended.
+
         Args:
             probe: Its name.
             recipes: The bridge's directory; None: a new one.
             environment: What differs from the environment of a build; None: not set.
             arguments: Of the probe; plain values.
         """
+        deadline = time.monotonic() + self._patience_seconds
+        while True:
+            outcome = self.run_once(probe, recipes, environment or {}, arguments)
+            if not outcome.is_busy or time.monotonic() + _RETRY_SECONDS >= deadline:
+                return outcome
+            time.sleep(_RETRY_SECONDS)
+
+    def run_once(
+        self,
+        probe: str,
+        recipes: Path | None = None,
+        changes: Mapping[str, str | None] = MappingProxyType({}),
+        arguments: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Outcome:
+        """Runs a probe as `run` does, and takes a busy card for an answer."""
         directory = self.new_directory("probe")
-        with self._started(probe, recipes, directory, environment or {}, arguments) as process:
+        with self._started(probe, recipes, directory, changes, arguments) as process:
             problem = _wait(process, self._seconds)
         try:
             document = json.loads((directory / _RESULT).read_bytes())
             return Outcome(document["values"], document["problem"] or problem)
         except (OSError, ValueError, KeyError, TypeError):
             return Outcome({}, problem or "it ended without a result")
-
-    def run_when_free(self, probe: str) -> Outcome:
-        """Runs a probe, again and again while the card is busy and there is patience left."""
-        deadline = time.monotonic() + self._patience_seconds
-        while BUSY in (outcome := self.run(probe)).problem and time.monotonic() + _RETRY_SECONDS < deadline:
-            time.sleep(_RETRY_SECONDS)
-        return outcome
 
     @contextlib.contextmanager
     def running(self, probe: str, **arguments: Any) -> Iterator[ProbeProcess]:
@@ -148,7 +178,7 @@ class Lab:
             **changes,
         }
         environment = {name: value for name, value in variables.items() if value is not None}
-        command = [probe, json.dumps(arguments), str(directory / _RESULT)]
+        command = [probe, json.dumps(dict(arguments)), str(directory / _RESULT)]
         process = self._start(command, environment, directory / _OUTPUT)
         try:
             yield process

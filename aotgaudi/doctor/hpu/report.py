@@ -17,6 +17,7 @@ from typing import Literal
 from pydantic import Field
 
 from aotgaudi.atomicfile import write_atomic
+from aotgaudi.backends.hpu.probe import KeyMode
 from aotgaudi.doctor.hpu.contract import LINES, Mark
 from aotgaudi.doctor.hpu.findings import Verdict
 from aotgaudi.document import Document, Value
@@ -25,10 +26,21 @@ from aotgaudi.manifest.schema import rendered_schema
 
 JSON_NAME, MARKDOWN_NAME, SCHEMA_NAME = "doctor-hpu.json", "doctor-hpu.md", "doctor-hpu.schema.json"
 
-KeyMode = Literal["stable", "pinned", "unknown"]
-
 _SIGNS: Mapping[Verdict, str] = {"confirmed": "yes", "refuted": "NO", "unclear": "?", "skipped": "-"}
-_PATH = re.compile(r"(?<![\w.>*])~?(/[\w.+@=-]+)+/?")
+_PRIVATE = tuple(
+    map(
+        re.compile,
+        (
+            r"(?<![\w.>*])~?(/[\w.+@=-]+)+/?",  # Paths.
+            r"\b[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b",  # UUIDs.
+            r"\b([0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}\b",  # Addresses of network cards.
+            r"\b[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]\b",  # Places on the PCI bus.
+            r"\b(10|127|172|192)(\.\d{1,3}){3}\b",  # IPv4; a version begins with 1.
+            r"\b[A-Z]{2}\d{8,}\b",  # Serial numbers of cards, as `hl-smi` shows them.
+        ),
+    )
+)
+_ISSUES = "https://github.com/aotgaudi/aotgaudi/issues"
 
 
 class LineReport(Value):
@@ -76,7 +88,7 @@ class DoctorReport(Document):
     is_double: bool
     device_type: DeviceType | Literal["unknown"]
     versions: dict[str, str]
-    key_mode: KeyMode
+    key_mode: KeyMode | Literal["unknown"]
     checks: tuple[CheckReport, ...]
 
     def lines(self) -> Iterator[LineReport]:
@@ -93,12 +105,25 @@ class DoctorReport(Document):
         bad = (line for line in self.lines() if line.is_needed and line.verdict in ("refuted", "unclear"))
         return tuple(line.line for line in bad)
 
+    def shortcomings(self) -> Iterator[str]:
+        """Yields, for each line that was not found to hold, what follows, or how to find out."""
+        for check in self.checks:
+            for found in check.lines:
+                if found.verdict == "refuted":
+                    yield f"{found.line} was refuted: {LINES[found.line].consequence}"
+                elif found.verdict == "unclear":
+                    again = f"`aotgaudi doctor --hpu --only {check.id}`"
+                    yield f"{found.line} is unclear: {found.observation}; again, on a card that is idle: {again}"
+
     def summary(self) -> str:
-        """Returns the report in one line."""
-        lacks = self.lacks()
-        what = (
-            f"not usable for {', '.join(lacks)}" if lacks else f"usable: torch_compile, keys {self.key_mode}"
-        )
+        """Returns the report in one line. What was examined in part is not called usable."""
+        lacks, num_examined = self.lacks(), len({line.line for line in self.lines()})
+        if lacks:
+            what = f"not usable for {', '.join(lacks)}"
+        elif num_examined < len(LINES):
+            what = f"examined in part, {num_examined} of {len(LINES)} lines: nothing that is needed was found not to hold"
+        else:
+            what = f"usable: torch_compile, keys {self.key_mode}"
         counts = ", ".join(f"{len(self.of(verdict))} {verdict}" for verdict in _SIGNS if self.of(verdict))
         return f"{self.prefix()}{what}; {counts}"
 
@@ -117,6 +142,11 @@ class DoctorReport(Document):
         yield ""
         yield ", ".join(f"{name} {version}" for name, version in sorted(self.versions.items()))
         yield ""
+        yield (
+            "Each row is something that aotgaudi relies on of Gaudi's software (its docs/reference/hpu-contract.md has the"
+            " sources). Holds: yes, NO, ? (its process came to no end: unclear), - (skipped, for the reason that was seen)."
+        )
+        yield ""
 
     def _table(self) -> Iterator[str]:
         yield "| check | line | what we rely on | sources say | holds | seen |"
@@ -134,16 +164,20 @@ class DoctorReport(Document):
                 yield f"| {' | '.join(cell.replace('|', '/') for cell in row)} |"
 
     def _advice(self) -> Iterator[str]:
-        refuted = self.of("refuted")
-        if refuted and not self.is_double:
-            yield ""
-            yield f"Public sources say what did not hold here: {', '.join(refuted)}. Please send us this file."
+        rows = tuple(self.shortcomings())
+        if rows:
+            yield from ("", "## What follows", "", *(f"* {row}" for row in rows))
+        if not self.is_double:
+            yield from ("", f"Please send this file, or the JSON, to {_ISSUES}: it corrects the contract.")
 
 
-def without_places(text: str) -> str:
-    """Returns `text` without paths and without the names of this host and user."""
-    shown = _PATH.sub("...", text)
-    for private in filter(None, (socket.gethostname(), _user())):
+def without_private(text: str) -> str:
+    """Returns `text` without paths, addresses, serial numbers, and the names of this host and user."""
+    shown = text
+    for pattern in _PRIVATE:
+        shown = pattern.sub("...", shown)
+    host = socket.gethostname()
+    for private in filter(None, (host, host.partition(".")[0], _user())):
         shown = re.sub(rf"\b{re.escape(private)}\b", "...", shown)
     return shown
 

@@ -103,6 +103,11 @@ def test_a_real_machine_is_examined_without_a_trial(tmp_path: Path) -> None:
         (["now"], "unexpected extra argument"),
         (["--card", "0"], "--card is about a Gaudi: it needs --hpu"),
         (["--write-target", "t.json"], "--write-target is about a Gaudi: it needs --hpu"),
+        (["--hpu", "--json"], "--json is not for --hpu, which writes doctor-hpu.json"),
+        (["--hpu", "--no-trial"], "--no-trial is not for --hpu"),
+        (["--hpu", "--store", "s"], "--store is not for --hpu"),
+        (["--trial-timeout", "9", "--hpu"], "--trial-timeout is not for --hpu"),
+        (["--hpu", "--only", ""], "--only: is '' (checks with commas between them"),
         (["--hpu", "--only", "H-99"], "--only: there is no check H-99 (one of H-01, "),
         (["--hpu", "--only", "H-01", "--write-target", "t.json"], "--write-target: needs H-05, H-06, H-09"),
     ],
@@ -112,3 +117,34 @@ def test_wrong_use_is_refused_with_what_is_right(arguments: list[str], expected:
 
     assert result.exit_code == 2
     assert expected in result.output
+
+
+def test_without_gaudis_software_it_is_said_what_to_install_and_nothing_is_written(tmp_path: Path) -> None:
+    result = run("--hpu", "--out", tmp_path / "out")
+
+    assert result.exit_code == 6
+    assert "habana-torch-plugin is not installed here" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("option", ["--out", "--write-target"])
+def test_a_place_that_cannot_be_written_to_is_named_before_anything_is_examined(
+    monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.setattr("aotgaudi.cli.commands.doctor_hpu.require_bridge", lambda: None)
+
+    result = run("--hpu", option, "/proc/nowhere/x")
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: cannot write to /proc/nowhere")
+
+
+def test_a_target_of_software_that_is_not_there_is_refused_before_anything_is_examined(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("aotgaudi.cli.commands.doctor_hpu.require_bridge", lambda: None)
+
+    result = run("--hpu", "--out", tmp_path, "--write-target", tmp_path / "t.json")
+
+    assert result.exit_code == 5
+    assert "habana-torch-plugin is not installed here" in result.stderr

@@ -8,7 +8,7 @@ from importlib import metadata, util
 from pathlib import Path
 
 from aotgaudi.backends.base import version_of
-from aotgaudi.doctor.hpu.findings import HpuCheck, LineFinding, judged, skipped, unclear
+from aotgaudi.doctor.hpu.findings import HpuCheck, LineFinding, judged, skipped
 from aotgaudi.doctor.hpu.lab import Lab
 from aotgaudi.gaudi.cache_setting import VARIABLE as CACHE_VARIABLE
 from aotgaudi.gaudi.identity import PLUGIN
@@ -36,11 +36,9 @@ def _versions(_: Lab) -> Iterator[LineFinding]:
 
 def _late_environment(lab: Lab) -> Iterator[LineFinding]:
     late = lab.new_directory("late")
-    outcome = lab.run("device.late_setting", environment={CACHE_VARIABLE: None}, directory=str(late))
-    if not outcome.is_whole:
-        yield from unclear(("K-01", "K-04"), outcome)
-        return
-    values = outcome.values
+    values = lab.run(
+        "device.late_setting", environment={CACHE_VARIABLE: None}, directory=str(late)
+    ).required()
     seen = "the cache's directory, set later, stayed empty"
     yield judged("K-01", not values["num_late"], seen, "the cache's directory, set later, was used")
     yield judged("K-04", values["was_registered"], "registered", "not registered")
@@ -48,22 +46,18 @@ def _late_environment(lab: Lab) -> Iterator[LineFinding]:
 
 def _fields(lab: Lab) -> Iterator[LineFinding]:
     setting = f"{lab.new_directory('recipes')},false,0"
-    three = lab.run("device.compile_one", environment={CACHE_VARIABLE: setting})
+    lab.run("device.compile_one", environment={CACHE_VARIABLE: setting}).required()
     four = lab.run("device.compile_one", environment={CACHE_VARIABLE: f"{setting},false"})
-    if not three.is_whole:
-        yield from unclear(("K-27",), three)
-        return
+    if four.is_busy:
+        four.required()
     expects_four = release() >= _FIRST_RELEASE_OF_FOUR_FIELDS
     seen = "a fourth field is read" if four.is_whole else f"with a fourth field {four.problem}"
     yield judged("K-27", four.is_whole == expects_four, seen)
 
 
 def _mode(lab: Lab) -> Iterator[LineFinding]:
-    outcome = lab.run("device.mode", environment={"PT_HPU_LAZY_MODE": "0"})
-    if not outcome.is_whole:
-        yield from unclear(("K-03",), outcome)
-        return
-    is_lazy, has_graphs = outcome.values["is_lazy"], outcome.values["has_graphs"]
+    values = lab.run("device.mode").required()
+    is_lazy, has_graphs = values["is_lazy"], values["has_graphs"]
     seen = f"{'lazy' if is_lazy else 'not lazy'}, {'with' if has_graphs else 'without'} HPU graphs"
     yield judged("K-03", not is_lazy and not has_graphs, seen)
 
@@ -78,11 +72,8 @@ def _graphs(lab: Lab) -> Iterator[LineFinding]:
 
 
 def _switches(lab: Lab) -> Iterator[LineFinding]:
-    outcome = lab.run("device.switches")
-    if not outcome.is_whole:
-        yield from unclear(("K-22", "K-23"), outcome)
-        return
-    forbidden, stays_set = outcome.values["forbidden"], outcome.values["stays_set"]
+    values = lab.run("device.switches").required()
+    forbidden, stays_set = values["forbidden"], values["stays_set"]
     if forbidden is None:
         yield from skipped(("K-22",), "this release has no such flag")
     else:

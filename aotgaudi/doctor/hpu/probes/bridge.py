@@ -60,14 +60,18 @@ class Bridge:
             options={**OPTIONS, **options},
         )
 
-    def compiled_directly(self, function: Run, *inputs: Any) -> Run:
-        """Returns `function` for `inputs` as the backend compiles it when it is called without Dynamo (K-06)."""
+    def compiled_directly(self, function: Run, inputs: Sequence[Any], placed: Sequence[Any]) -> Run:
+        """Returns `function` as the backend compiles it when it is called without Dynamo (K-06).
+
+        `inputs` and `placed` are the same tensors on the CPU and on the device.
+        """
         self._register()
         backend = self.module("dynamo.compile_backend.backends").hpu_backend
-        exported = self.torch.export.export(self._as_module(function), inputs, strict=False)
+        exported = self.torch.export.export(self._as_module(function), tuple(inputs), strict=False)
+        compiled = backend(exported.graph_module, list(placed), options=dict(OPTIONS))
 
         def run(*args: Any) -> Any:
-            found = backend(exported.graph_module, list(args), options=dict(OPTIONS))(*args)
+            found = compiled(*args)
             return found[0] if isinstance(found, (list, tuple)) and len(found) == 1 else found
 
         return run

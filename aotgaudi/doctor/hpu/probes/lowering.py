@@ -148,16 +148,29 @@ def in_place(num_rows: int) -> Mapping[str, Any]:
 
 
 def front_ends() -> Mapping[str, Any]:
-    """Compiles a graph by both front ends; says how far the direct one is from the CPU, and what a call costs."""
+    """Compiles a graph by both front ends; says what a call costs, how far the direct one is from the CPU, and its keys."""
     bridge = Bridge()
     inputs = bridge.random(SHAPES)
     placed = bridge.placed(*inputs)
-    compiled = bridge.compiled(graph(5))
-    compiled(*placed)
-    began = time.perf_counter()
-    for _ in range(_NUM_CALLS):
-        compiled(*placed)
-    bridge.torch.hpu.synchronize()
-    microseconds = (time.perf_counter() - began) / _NUM_CALLS * 1e6
-    found = bridge.compiled_directly(graph(5), *inputs)(*placed)
-    return {"direct_error": difference(found, graph(5)(*inputs)), "dynamo_microseconds": round(microseconds)}
+    keys: list[frozenset[str]] = []
+
+    def microseconds(run: Run) -> int:
+        before = bridge.counts()
+        run(*placed)
+        keys.append(bridge.counts().since(before).recipes)
+        began = time.perf_counter()
+        for _ in range(_NUM_CALLS):
+            run(*placed)
+        bridge.torch.hpu.synchronize()
+        return round((time.perf_counter() - began) / _NUM_CALLS * 1e6)
+
+    values = {"dynamo_microseconds": microseconds(bridge.compiled(graph(5))), "problem": ""}
+    try:
+        direct = bridge.compiled_directly(graph(5), inputs, placed)
+        values |= {
+            "direct_microseconds": microseconds(direct),
+            "direct_error": difference(direct(*placed), graph(5)(*inputs)),
+        }
+    except Exception as error:  # Whatever the bridge raises is what is looked for.
+        return {**values, "problem": one_line(error)}
+    return {**values, "has_same_keys": keys[0] == keys[1]}

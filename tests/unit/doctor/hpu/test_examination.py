@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from aotgaudi.doctor.hpu.checks import recipes
 from aotgaudi.doctor.hpu.examination import CHECKS, acquire, selected
 from aotgaudi.doctor.hpu.findings import HpuCheck, LineFinding, judged
-from aotgaudi.doctor.hpu.lab import Lab
+from aotgaudi.doctor.hpu.lab import Lab, Outcome
 from aotgaudi.errors import SpecError, UnexaminedError
 
 
@@ -36,6 +37,23 @@ def test_else_it_runs(lab: Lab, verdict: str) -> None:
     assert CHECK.findings(lab, {"K-29": verdict}) == (LineFinding("K-31", "confirmed", "found"),)  # type: ignore[dict-item]
 
 
+def test_lines_whose_probe_came_to_no_end_are_unclear_and_others_keep_their_verdict(lab: Lab) -> None:
+    def look(_: Lab) -> Iterator[LineFinding]:
+        yield judged("K-35", True, "every recipe was there")
+        Outcome({}, "it ended with SIGABRT").required()
+
+    found = HpuCheck("H-08", "recipes", ("K-31", "K-35"), look).findings(lab, {})
+
+    assert found == (
+        LineFinding("K-31", "unclear", "it ended with SIGABRT"),
+        LineFinding("K-35", "confirmed", "every recipe was there"),
+    )
+
+
+def test_each_check_has_an_id_of_its_own() -> None:
+    assert len({check.id for check in CHECKS}) == len(CHECKS)
+
+
 def test_all_checks_run_unless_some_are_named() -> None:
     assert selected(()) == CHECKS
     assert {check.id for check in selected(("H-05", "H-08"))} == {"H-05", "H-08"}
@@ -47,5 +65,52 @@ def test_a_check_that_there_is_not_is_refused_with_those_that_there_are() -> Non
 
 
 def test_without_the_bridge_nothing_is_examined(lab: Lab) -> None:
-    with pytest.raises(UnexaminedError, match="habana-torch-plugin is not installed here"):
+    with pytest.raises(UnexaminedError, match=r"habana-torch-plugin is not installed here, for .*python"):
         acquire(lab)
+
+
+@pytest.mark.parametrize(
+    ("problem", "remedy"),
+    [
+        ("RuntimeError: Device acquire failed.", "--card N takes another"),
+        ("RuntimeError: Device acquire failed. No devices found.", "--runtime=habana"),
+        ("AssertionError: torch 2.13.0 is not 2.11", "import torch"),
+        ("it took more than 120 s", "import torch"),
+    ],
+)
+def test_a_card_that_cannot_be_acquired_is_told_with_what_to_do(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, problem: str, remedy: str
+) -> None:
+    monkeypatch.setattr("aotgaudi.doctor.hpu.examination.require_bridge", lambda: None)
+    lab.kept("identity", lambda: Outcome({}, problem))
+
+    with pytest.raises(UnexaminedError) as refused:
+        acquire(lab)
+
+    assert problem in str(refused.value)
+    assert remedy in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("user", "is_double", "verdict"),
+    [(0, False, "skipped"), (0, True, "confirmed"), (1000, False, "confirmed")],
+)
+def test_a_directory_that_root_cannot_write_to_is_none(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, user: int, is_double: bool, verdict: str
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: user)
+    lab.kept("identity", lambda: Outcome({"is_double": is_double}))
+
+    assert recipes._if_bound(judged("K-36", True, "found"), lab).verdict == verdict
+    assert recipes._if_bound(judged("K-36", False, "not found"), lab).verdict == "refuted"
+
+
+@pytest.mark.parametrize("kernels", ["", "/nowhere/libtpc_kernels.so"])
+def test_without_a_kernel_library_the_hash_of_the_libraries_is_not_examined(
+    tmp_path: Path, kernels: str
+) -> None:
+    (check,) = (check for check in CHECKS if check.lines == ("K-38",))
+
+    (found,) = check.findings(Lab(tmp_path, environment={"GC_KERNEL_PATH": kernels}), {})
+
+    assert found.verdict == "skipped"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.doctor.hpu.lab import Lab, Outcome, ProbeProcess, start_process
+from aotgaudi.doctor.hpu.lab import Lab, Outcome, ProbeFailedError, ProbeProcess, start_process
 from aotgaudi.gaudi.cache_setting import VARIABLE
 
 
@@ -80,10 +80,39 @@ def test_a_busy_card_is_asked_for_again_while_there_is_patience(
     )
     lab = Lab(tmp_path, environment={}, patience_seconds=patience, start=script.start)
 
-    outcome = lab.run_when_free("device.identity")
+    outcome = lab.run("device.identity")
 
     assert outcome.is_whole == (num_asked == 2)
     assert len(script.processes) == num_asked
+
+
+@pytest.mark.parametrize("problem", ["Device acquire failed. No devices found.", "it broke"])
+def test_nothing_else_is_asked_for_again(tmp_path: Path, problem: str) -> None:
+    script = Script(
+        f"json.dump({{'values': {{}}, 'problem': 'RuntimeError: {problem}'}}, open(sys.argv[3], 'w'))"
+    )
+
+    outcome = Lab(tmp_path, environment={}, patience_seconds=60.0, start=script.start).run("a.probe")
+
+    assert problem in outcome.problem
+    assert len(script.processes) == 1
+
+
+def test_once_a_busy_card_is_an_answer(tmp_path: Path) -> None:
+    script = Script(
+        "json.dump({'values': {}, 'problem': 'RuntimeError: Device acquire failed.'}, open(sys.argv[3], 'w'))"
+    )
+
+    outcome = Lab(tmp_path, environment={}, patience_seconds=60.0, start=script.start).run_once("a.probe")
+
+    assert outcome.is_busy
+    assert len(script.processes) == 1
+
+
+def test_what_a_probe_saw_is_required_or_why_it_saw_nothing() -> None:
+    assert Outcome({"a": 1}).required() == {"a": 1}
+    with pytest.raises(ProbeFailedError, match="it took more than 5 s"):
+        Outcome({}, "it took more than 5 s").required()
 
 
 def test_a_probe_that_runs_meanwhile_is_killed_at_the_end(tmp_path: Path) -> None:

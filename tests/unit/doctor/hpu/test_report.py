@@ -7,8 +7,9 @@ import socket
 
 import pytest
 
+from aotgaudi.doctor.hpu.contract import LINES
 from aotgaudi.doctor.hpu.findings import Verdict
-from aotgaudi.doctor.hpu.report import CheckReport, DoctorReport, LineReport, report_schema, without_places
+from aotgaudi.doctor.hpu.report import CheckReport, DoctorReport, LineReport, report_schema, without_private
 from aotgaudi.document import load_document
 from tests.environment import ROOT
 
@@ -36,9 +37,18 @@ def test_the_committed_schema_is_up_to_date() -> None:
 
 
 def test_the_summary_counts_verdicts() -> None:
-    found = report(("K-01", "confirmed"), ("K-03", "refuted"), ("K-04", "skipped"))
+    verdicts: dict[str, Verdict] = {**dict.fromkeys(LINES, "confirmed"), "K-03": "refuted", "K-04": "skipped"}
 
-    assert found.summary() == "usable: torch_compile, keys stable; 1 confirmed, 1 refuted, 1 skipped"
+    found = report(*verdicts.items())
+
+    counts = f"{len(LINES) - 2} confirmed, 1 refuted, 1 skipped"
+    assert found.summary() == f"usable: torch_compile, keys stable; {counts}"
+
+
+def test_what_was_examined_in_part_is_not_called_usable() -> None:
+    found = report(("K-01", "confirmed"), ("K-02", "confirmed"))
+
+    assert found.summary().startswith(f"examined in part, 2 of {len(LINES)} lines: nothing that is needed")
 
 
 @pytest.mark.parametrize(
@@ -50,14 +60,22 @@ def test_a_needed_line_that_was_not_found_to_hold_makes_it_unusable(
     found = report(("K-29", verdict), ("K-01", verdict))
 
     assert found.lacks() == (("K-29",) if is_lacking else ())
-    assert found.summary().startswith("not usable for K-29; " if is_lacking else "usable: ")
+    assert found.summary().startswith("not usable for K-29; " if is_lacking else "examined in part")
 
 
 def test_people_are_told_what_was_relied_on_and_asked_for_the_file() -> None:
     text = report(("K-29", "refuted")).as_markdown()
 
     assert "| H-05 | K-29 | different graphs have different keys | confirmed | NO | seen of K-29 |" in text
-    assert "Please send us this file" in text
+    assert "K-29 was refuted: not usable: one graph would be run with the recipe of another" in text
+    assert "Please send this file" in text
+
+
+def test_what_is_unclear_is_told_with_how_to_ask_again() -> None:
+    (row,) = report(("K-01", "confirmed"), ("K-29", "unclear")).shortcomings()
+
+    assert "seen of K-29" in row
+    assert row.endswith("`aotgaudi doctor --hpu --only H-05`")
 
 
 def test_a_double_says_so_in_each_row_and_asks_for_nothing() -> None:
@@ -65,6 +83,13 @@ def test_a_double_says_so_in_each_row_and_asks_for_nothing() -> None:
 
     assert "| NO | this is a double: seen of K-29 |" in text
     assert "Please send" not in text
+
+
+def test_a_report_without_shortcomings_is_asked_for_all_the_same() -> None:
+    text = report(("K-01", "confirmed")).as_markdown()
+
+    assert "What follows" not in text
+    assert "Please send this file" in text
 
 
 @pytest.mark.parametrize(
@@ -75,13 +100,21 @@ def test_a_double_says_so_in_each_row_and_asks_for_nothing() -> None:
         ("~/notes/x failed", "... failed"),
         ("2.0e-03 off; 3/4 of them", "2.0e-03 off; 3/4 of them"),
         ("a/b are named", "a/b are named"),
+        ("card 0000:19:00.0 is held", "card ... is held"),
+        ("AM50033569, 01P0-HL2080A0", "..., 01P0-HL2080A0"),
+        ("uuid 01234567-89ab-cdef-0123-456789abcdef", "uuid ..."),
+        ("mac 9c:b6:d0:aa:bb:cc, 10.0.3.17:8000", "mac ..., ...:8000"),
+        (
+            "V is 1.24.1.482.6c1b7a2, the capability 1.24.1.48",
+            "V is 1.24.1.482.6c1b7a2, the capability 1.24.1.48",
+        ),
     ],
 )
-def test_paths_are_left_out(text: str, shown: str) -> None:
-    assert without_places(text) == shown
+def test_what_is_private_is_left_out(text: str, shown: str) -> None:
+    assert without_private(text) == shown
 
 
 def test_the_names_of_host_and_user_are_left_out() -> None:
-    text = without_places(f"on {socket.gethostname()}: {getpass.getuser()} may not")
+    text = without_private(f"on {socket.gethostname()}: {getpass.getuser()} may not")
 
     assert text == "on ...: ... may not"
