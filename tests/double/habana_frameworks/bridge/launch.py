@@ -38,10 +38,8 @@ class RecipeCache:
     def recipe(self, module: fx.GraphModule, text: str, args: Sequence[Any], name: str) -> Recipe:
         """Returns the recipe of a cluster for these arguments."""
         key = recipe_key(text, args, len(_outputs(module)))
-        whole = (
-            key,
-            f"{text}\0{_argument_spec(args)}",
-        )  # In memory everything is compared, on disk the key alone.
+        # In memory everything is compared, on disk the key alone.
+        whole = (key, f"{text}\0{_argument_spec(args)}")
         found = self._recipes.get(whole)
         if found is None:
             found = self._from_disk(key)
