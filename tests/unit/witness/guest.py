@@ -71,6 +71,7 @@ class Guest:
         for file in self.files():
             lines = [json.loads(line) for line in file.read_bytes().splitlines()]
             assert [line["n"] for line in lines] == list(range(len(lines))), file
+            assert lines[0]["e"] == "hello", file
             found.extend(lines)
         found.sort(key=lambda event: event["t"])
         return [event for event in found if kind in (None, event["e"])]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Union
@@ -51,11 +51,12 @@ class Hooks:
 
     def look(self) -> None:
         """Puts in place what waits for modules that are there: those that came in no ordinary way."""
-        for name in tuple(self._waiting):
-            module = sys.modules.get(name)
-            spec = getattr(module, "__spec__", None)
-            if module is not None and not getattr(spec, "_initializing", False):
-                self.imported(name, module)
+        there = [(name, sys.modules[name]) for name in tuple(self._waiting) if name in sys.modules]
+        self._install(
+            (name, module)
+            for name, module in there
+            if not getattr(getattr(module, "__spec__", None), "_initializing", False)
+        )
 
     def is_waiting_for(self, module: str) -> bool:
         """Whether something waits for this module."""
@@ -63,14 +64,23 @@ class Hooks:
 
     def imported(self, name: str, module: ModuleType) -> None:
         """Puts in place what waited for `module`. Never raises."""
+        self._install([(name, module)])
+
+    def _install(self, modules: Iterable[tuple[str, ModuleType]]) -> None:
         with self._lock:
-            for hook, install in self._waiting.pop(name, ()):
-                try:
-                    self._status[hook] = bool(install(module))
-                except Exception as error:  # the guest goes on; the witness says that it is blind
-                    self._status[hook] = False
-                    self._failed(hook, error)
-            self._changed(self.status)
+            before = self.status
+            for name, module in modules:
+                for hook, install in self._waiting.pop(name, ()):
+                    self._status[hook] = self._try(hook, install, module)
+            if self.status != before:
+                self._changed(self.status)
+
+    def _try(self, hook: str, install: Install, module: ModuleType) -> bool:
+        try:
+            return bool(install(module))
+        except Exception as error:  # the guest goes on; the witness says that it is blind
+            self._failed(hook, error)
+            return False
 
 
 class _Finder:

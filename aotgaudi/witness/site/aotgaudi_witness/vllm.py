@@ -44,11 +44,9 @@ def adapt(witness: Witness) -> None:
     witness.hooks.add("vllm.counters", _COUNTER, lambda module: _see_counter(module, report))
     witness.hooks.add("vllm.factors", _FACTORS, lambda module: _see_factors(module, report))
     witness.count(_counters)
-    for repair in sorted(witness.settings.repairs & REPAIRS.keys()):
-        module, apply = REPAIRS[repair]
+    for repair in sorted(witness.settings.repairs):
+        module, apply = REPAIRS.get(repair, ("sys", lambda module: "this witness knows no such repair"))
         witness.hooks.add(f"repair.{repair}", module, _repairing(repair, apply, report))
-    for repair in sorted(witness.settings.repairs - REPAIRS.keys()):
-        report.emit("repair", id=repair, applied=False, why="this witness knows no such repair")
 
 
 def _see_counter(module: ModuleType, report: Report) -> bool:

@@ -49,15 +49,15 @@ class Witness:
         self._flushes.append(flush)
 
     def begin(self) -> None:
-        """Hooks into the process, says so, and looks at the state from now on."""
-        for variable, mistake in self._settings.mistakes.items():
-            self.report.fault(variable, mistake)
+        """Hooks into the process, says so before anything else, and looks at the state from now on."""
         self.hooks.set("fork_exec", see_multiprocessing(self._audit))
         self._audit.begin()
         self.hooks.set("audit", True)
         self.hooks.set("state", self._state.is_told())
-        self.hooks.begin()
         self._greet(self._settings.role or role_of(process_name(), command(), running_functions()))
+        for variable, mistake in self._settings.mistakes.items():
+            self.report.fault(variable, mistake)
+        self.hooks.begin()
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self._end)
         self._end_with_multiprocessing()
