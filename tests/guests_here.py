@@ -7,9 +7,14 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from aotgaudi.bundle.capture_receipt import CapturedFile, CaptureReceipt, Proof
+from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.guests.describe import describe
+from aotgaudi.guests.expected import Expected
 from aotgaudi.guests.found import Found, find_guest
 from aotgaudi.guests.launch import Launch
+from aotgaudi.guests.vllm.guest import Vllm
+from aotgaudi.store.cas import ObjectStore
 
 RECORD = "vllm/__init__.py,sha256=abc,12\nvllm/_C.abi3.so,sha256=def,345\n../../../bin/vllm,sha256=ghi,200\n"
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64}
@@ -78,3 +83,26 @@ def vllm_here(folder: Path) -> Here:
     here.install("torch", "2.13.0+cpu", "torch/__init__.py,sha256=x,1\n")
     here.script()
     return here
+
+
+def seal(launch: Launch, path: Path, files: dict[str, bytes] | None = None) -> Path:
+    """Seals a bundle that holds a capture of a launch."""
+    objects = ObjectStore(path.with_suffix(".store"))
+    rows = tuple(
+        CapturedFile(path=name, digest=objects.put_bytes(data), mode="0444", kind=Vllm().kind_of(name))
+        for name, data in sorted((files or {"cache/vllm/model": b"m"}).items())
+    )
+    receipt = CaptureReceipt(
+        manifest_id=launch.id,
+        target=launch.target,
+        builder={"aotgaudi": "1"},
+        files=rows,
+        left_out=(),
+        expected=Expected(roles={"Worker": 1}),
+        factors={},
+        proof=Proof(counts={"compile": 0}, witnesses=("process",)),
+        residuals=(),
+        repairs=launch.repairs,
+    )
+    pack_bundle(launch.dumps(), launch.id, receipt, objects, path)
+    return path

@@ -33,14 +33,13 @@ from aotgaudi.document import MAX_DOCUMENT_BYTES
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, SpecError, StoreError, UntrustedError
 from aotgaudi.graphs.program import Program
 from aotgaudi.guests.launch import Launch, load_launch
-from aotgaudi.manifest.codec import loads as load_manifest
-from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.regularfile import Examine, accept_any
 from aotgaudi.store.blobs import Fault, read_blob, read_bounded
 from aotgaudi.store.cas import object_path
 
 if TYPE_CHECKING:
     from aotgaudi.bundle.verify import Report
+    from aotgaudi.manifest.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -122,6 +121,8 @@ class Bundle:
 
         Raises SpecError for a capture, which answers a launch.
         """
+        from aotgaudi.manifest.codec import loads as load_manifest  # Only here: a capture needs none of it.
+
         programs_of(self)
         manifest = load_manifest(self.manifest_bytes)
         if manifest.id != self.receipt.manifest_id:

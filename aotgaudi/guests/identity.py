@@ -33,7 +33,7 @@ DISTRIBUTIONS = (
         "pytorch-triton*",
         "intel-extension-*",
     ),
-    *("transformers", "tokenizers", "numpy", "safetensors", "compressed-tensors", "xgrammar", "llguidance"),
+    *("transformers", "numpy", "compressed-tensors", "xgrammar", "gguf", "bitsandbytes", "humming*"),
     *(
         "flashinfer*",
         "flash-attn*",
@@ -55,7 +55,7 @@ DISTRIBUTIONS = (
         "habana*",
         "intel-openmp",
     ),
-    *("sgl-kernel", "sglang-kernel", "gguf", "bitsandbytes", "humming*", "torchcodec", "outlines-core"),
+    *("sgl-kernel", "sglang-kernel"),
 )
 """Patterns of normalised names (PEP 503) of distributions that make code, or are traced, whatever the guest is. What brings
 plugins for a guest (entry points of groups ``vllm.*`` and ``sglang.*``) counts besides: they run in its processes."""

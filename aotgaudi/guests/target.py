@@ -14,11 +14,24 @@ from aotgaudi.guests.identity import Installed
 
 Device = Literal["cpu", "cuda", "rocm"]
 
-_VECTOR = ("avx", "sse", "ssse", "amx", "asimd", "sve", "sme", "fp", "neon", "bf16", "i8mm")
-_SCALAR = frozenset(
+_VECTOR = ("avx", "sse", "ssse", "amx", "asimd", "sve")
+_OTHERS = frozenset(
     {
         *("abm", "adx", "bmi1", "bmi2", "cx16", "f16c", "fma", "gfni", "lahf_lm", "movbe", "pni", "popcnt"),
-        *("vaes", "vpclmulqdq", "atomics", "crc32", "dotprod", "jscvt"),
+        *(
+            "vaes",
+            "vpclmulqdq",
+            "atomics",
+            "bf16",
+            "crc32",
+            "dotprod",
+            "fcma",
+            "fphp",
+            "i8mm",
+            "jscvt",
+            "sme",
+            "sme2",
+        ),
     }
 )
 _QUERY = "name,compute_cap,driver_version"
@@ -58,7 +71,7 @@ def find_target(device: Device, features: frozenset[str] | None = None) -> Targe
 
 def code_features(features: frozenset[str]) -> tuple[str, ...]:
     """Returns those of a CPU's features that generated code may use, sorted; the rest are the kernel's and the vendor's."""
-    return tuple(sorted(name for name in features if name in _SCALAR or name.startswith(_VECTOR)))
+    return tuple(sorted(name for name in features if name in _OTHERS or name.startswith(_VECTOR)))
 
 
 def satisfies(here: Target, sealed: Target) -> bool:

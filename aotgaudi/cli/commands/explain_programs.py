@@ -1,0 +1,163 @@
+"""What ``aotgaudi explain`` says of the entries of a manifest, compared with a store, a bundle or a receipt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from aotgaudi.backends.base import Target
+from aotgaudi.backends.offline import find_target
+from aotgaudi.build.keys import ProgramKeys
+from aotgaudi.build.plan import Plan
+from aotgaudi.cli.options.entry import find_entries
+from aotgaudi.cli.options.store import StorePlace
+from aotgaudi.cli.show.explanation import counted, reason_document, reason_lines
+from aotgaudi.entries import Entry
+from aotgaudi.explain.findings import Finding, Reason, explain_against, explain_plan, reasons
+from aotgaudi.explain.history import History, Sealed, read_sealed
+from aotgaudi.manifest.codec import load_manifest_or_spec
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.pipeline import plan_manifest
+from aotgaudi.store.store import Store
+
+
+def explain_programs(
+    manifest_path: Path,
+    entry_text: str | None,
+    against: Path | None,
+    place: StorePlace,
+    described: Target | None,
+) -> tuple[dict[str, Any], list[str]]:
+    """Returns what is to be said, as a JSON value and in lines for people. Raises as opening any of these does."""
+    manifest = load_manifest_or_spec(manifest_path)
+    entries = find_entries(manifest, () if entry_text is None else (entry_text,))
+    if against is not None:
+        target = find_target(manifest.spec.target, described)
+        return _against(manifest, entries, target, against, place)
+    store = place.open()
+    plan = plan_manifest(manifest, store, entries, described)
+    is_one = entry_text is not None and len(entries) == 1
+    return _with_store(manifest, entries, plan, store, is_one=is_one)
+
+
+def _with_store(
+    manifest: Manifest, entries: tuple[Entry, ...], plan: Plan, store: Store, *, is_one: bool
+) -> tuple[dict[str, Any], list[str]]:
+    history = History() if plan.is_complete and not is_one else History.of_store(store)
+    findings = explain_plan(plan, store, history)
+    document = _document(manifest, entries, plan, findings, history)
+    lines = [_summary(document), *_reason_lines(reasons(findings), history)]
+    if is_one:
+        document["entry"] = _entry_document(entries[0], plan, findings)
+        lines += _entry_lines(document["entry"])
+    return document, lines
+
+
+def _document(
+    manifest: Manifest,
+    entries: tuple[Entry, ...],
+    plan: Plan,
+    findings: tuple[Finding, ...],
+    history: History,
+) -> dict[str, Any]:
+    whole = [s for s in plan.programs if s.row and all(key in plan.units for key in s.row.units)]
+    return {
+        "manifest_id": manifest.id,
+        "num_entries": len(entries),
+        "num_programs": len(plan.programs),
+        "num_warm_entries": sum(len(state.entries) for state in whole),
+        "num_warm_programs": len(whole),
+        "reasons": [reason_document(reason, history) for reason in reasons(findings)],
+    }
+
+
+def _summary(document: dict[str, Any]) -> str:
+    entries, programs = (
+        counted(document["num_entries"], "entry"),
+        counted(document["num_programs"], "program"),
+    )
+    if document["num_warm_entries"] == document["num_entries"]:
+        return f"{entries}, {programs}: all warm"
+    warm = counted(document["num_warm_entries"], "entry")
+    return f"{entries}, {programs}: {warm} ({counted(document['num_warm_programs'], 'program')}) warm"
+
+
+def _reason_lines(found: tuple[Reason, ...], history: History) -> Iterator[str]:
+    for reason in found:
+        yield ""
+        yield from reason_lines(reason, history)
+
+
+def _entry_document(entry: Entry, plan: Plan, findings: tuple[Finding, ...]) -> dict[str, Any]:
+    (state,) = plan.programs
+    sources = state.row.units if state.row else {}
+    return {
+        "entry": str(entry),
+        "id": entry.id,
+        "state": findings[0].state if not plan.missing_units else "not compiled",
+        "key": state.key.hex,
+        "components": dict(state.key.components),
+        "units": [
+            {
+                "key": key,
+                "label": source.label,
+                "warm": key in plan.units,
+                "compile_seconds": plan.units[key].compile_seconds if key in plan.units else None,
+            }
+            for key, source in sources.items()
+        ],
+    }
+
+
+def _entry_lines(document: dict[str, Any]) -> Iterator[str]:
+    yield ""
+    yield f"{document['entry']}: {document['state']}"
+    yield f"    id   {document['id']}"
+    yield f"    key  {document['key']}, of"
+    width = max(map(len, document["components"]))
+    for name, value in document["components"].items():
+        yield f"         {name:<{width}}  {value}"
+    for unit in document["units"]:
+        took = f"compiled in {unit['compile_seconds']:.1f} s" if unit["warm"] else "not compiled"
+        yield f"    unit {unit['key'][:12]}  {unit['label']}: {took}"
+
+
+def _against(
+    manifest: Manifest, entries: tuple[Entry, ...], target: Target, path: Path, place: StorePlace
+) -> tuple[dict[str, Any], list[str]]:
+    store = place.open(create=False) if place.root.exists() else None
+    history = History.of_store(store) if store else History()
+    sealed = read_sealed(path, manifest, store, history)
+    keys = ProgramKeys(manifest.spec, target)
+    found = reasons(findings := explain_against(entries, keys, sealed.programs))
+    same = [finding for finding in findings if finding.state == "warm"]
+    document = {
+        "manifest_id": manifest.id,
+        "against": str(path),
+        "against_manifest_id": sealed.manifest_id,
+        "assumed": list(sealed.assumed),
+        "num_entries": len(entries),
+        "num_programs": len(findings),
+        "num_same_entries": sum(len(finding.entries) for finding in same),
+        "num_same_programs": len(same),
+        "reasons": [reason_document(reason, history) for reason in found],
+    }
+    return document, [*_against_lines(document, sealed), *_reason_lines(found, history)]
+
+
+def _against_lines(document: dict[str, Any], sealed: Sealed) -> Iterator[str]:
+    is_same = document["manifest_id"] == sealed.manifest_id
+    held = f"{counted(sealed.num_entries, 'entry')}, {counted(len(sealed.unit_keys), 'unit')}"
+    yield f"{sealed.path}: {held}, of {'this manifest' if is_same else 'manifest ' + sealed.manifest_id}"
+    yield from (f"note: {text}" for text in sealed.assumed)
+    entries, programs = (
+        counted(document["num_entries"], "entry"),
+        counted(document["num_programs"], "program"),
+    )
+    if document["num_same_programs"] == document["num_programs"]:
+        so_far = ", as far as it says" if sealed.assumed else ""
+        yield f"{entries}, {programs}: all with the same key here{so_far}"
+    else:
+        same = counted(document["num_same_entries"], "entry")
+        yield f"{entries}, {programs}: {same} with the same key here"
