@@ -53,6 +53,12 @@ class Event:
         return printable(" ".join(words))
 
     @property
+    def stack(self) -> str:
+        """The frames that it came from, the innermost first; empty where it names none."""
+        frames = self.values.get("stack")
+        return printable(" < ".join(map(str, frames))) if isinstance(frames, list) else self.text("stack")
+
+    @property
     def path(self) -> str:
         """The path that it is about, as the guest sees it; empty where it is about none."""
         return os.path.join(self.text("root"), self.text("path"))

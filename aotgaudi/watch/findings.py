@@ -69,7 +69,7 @@ def finding_of(event: Event, rules: FileRules) -> Finding | None:
 
 def _finding(event: Event, what: What, text: str, exit_code: int = EXIT_NOT_WARM) -> Finding:
     phase = PHASES.get(event.phase, "live")
-    return Finding(what, phase, text, event.text("stack"), exit_code, event.pid)
+    return Finding(what, phase, text, event.stack, exit_code, event.pid)
 
 
 def _process(event: Event, rules: FileRules) -> Finding | None:

@@ -80,6 +80,7 @@ class Session:
         """
         self.plan, self.place, self.phase = plan, place, phase
         self.account = Account()
+        self._news: list[Event] = []
         self._answers: tuple[str, ...] | None = None
         self._compared = FileSight()
         try:
@@ -106,9 +107,15 @@ class Session:
         """How long ago the guest was started."""
         return time.monotonic() - self.started
 
-    def read(self) -> list[Event]:
+    def read(self) -> None:
+        """Takes in what its processes have said by now."""
+        self._news += self.account.add(self._reader.read())
+
+    def news(self) -> list[Event]:
         """Returns what its processes have said since the last call, by time."""
-        return self.account.add(self._reader.read())
+        self.read()
+        news, self._news = self._news, []
+        return news
 
     def set_phase(self, byte: str) -> None:
         """Tells every process what the guest is at; `settle` waits for their answers."""
@@ -154,14 +161,18 @@ class Session:
         deadline = time.monotonic() + timeout_seconds
         while True:
             on_wait()
-            living = self.child.living()
-            self.read()
-            histories = self.account.histories.values()
-            if all(is_settled(one, self.phase) for one in histories if one.pid in living):
+            if self.has_settled():
                 return True
             if time.monotonic() >= deadline or self.child.poll() is not None:
                 return False
             time.sleep(_POLL_SECONDS)
+
+    def has_settled(self) -> bool:
+        """Whether every living process that has a witness has answered to the phase."""
+        living = self.child.living()
+        self.read()
+        histories = self.account.histories.values()
+        return all(is_settled(one, self.phase) for one in histories if one.pid in living)
 
     def look(self, *, compares: bool = False) -> Seen:
         """Returns all that is known now. With `compares`, every sealed byte is read and compared first."""

@@ -1,0 +1,400 @@
+"""The life of a guest under supervision: started, exercised, judged, and counted as long as it serves.
+
+::
+
+    starting ──health 200──▶ exercising ──all answered──▶ settling ──verdict──▶ live ──▶ the guest's exit code
+        └───────────────────────┴────────── not warm, ended, too late ─────────┴──▶ ended by us: 3 or 4, one sentence
+
+Under ``--require-warm`` the first word that speaks against it ends the guest: on that word, not on what the guest makes of
+it, which may be to hang. Without it everything is measured and told, and nothing is refused. One thread runs all of this;
+the exercise and the health question have one each, and the front asks by `report`.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from aotgaudi.errors import AotGaudiError, CorruptError, NotWarmError, TargetError
+from aotgaudi.guests.exercise import ExerciseRequest
+from aotgaudi.guests.expected import Expected
+from aotgaudi.supervisor.metrics import Metrics
+from aotgaudi.supervisor.signals import ENDING, Signals
+from aotgaudi.watch.child import GRACE_SECONDS
+from aotgaudi.watch.drive import GuestError, is_healthy
+from aotgaudi.watch.files import FileSight
+from aotgaudi.watch.findings import EXIT_BYTES, EXIT_NOT_WARM, PHASES, Finding, finding_of
+from aotgaudi.watch.session import SETTLE_SECONDS, Session
+from aotgaudi.watch.verdict import NotWarm, Reason, Undecided, Verdict, Warm, judge
+
+OnCompile = Literal["report", "drain", "exit", "refuse"]
+Stage = Literal["starting", "exercising", "settling", "live", "ending"]
+
+START_SECONDS = 1800.0
+_TICK_SECONDS, _LIVE_TICK_SECONDS = 0.1, 0.25
+_HEALTH_SECONDS = 1.0
+_REPORT_SECONDS = 30.0
+_LIVE_SECONDS = 30.0
+"""How long the main loop may take for a turn: comparing the largest captures takes some."""
+_MAX_REMEMBERED = 200
+_ERRORS: Mapping[int, type[AotGaudiError]] = {3: NotWarmError, 4: CorruptError, 5: TargetError}
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What is demanded, and what becomes of a live compile.
+
+    Attributes:
+        require_warm: End a guest that is not warm.
+        on_compile: After ready: count and log it; answer not ready besides; end the guest; or have it raise in place.
+        start_seconds: How long the guest may take until it serves.
+    """
+
+    require_warm: bool = False
+    on_compile: OnCompile = "report"
+    start_seconds: float = START_SECONDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is to be judged.
+
+    Attributes:
+        expected: What a warm start shows; None where the guest starts cold, which `why_cold` explains.
+        requests: The exercise to replay; empty for none.
+        why_cold: One sentence.
+        about: What the report says of the capture.
+    """
+
+    expected: Expected | None
+    requests: Sequence[ExerciseRequest] = ()
+    why_cold: str = ""
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
+def refusal(reasons: Sequence[Reason]) -> AotGaudiError:
+    """Returns the error for a guest that is not warm: one sentence, and how many others there are."""
+    more = (
+        f" (and {len(reasons) - 1} more: GET /report, or the events in the place)" if len(reasons) > 1 else ""
+    )
+    error = _ERRORS.get(reasons[0].exit_code, NotWarmError)
+    return error(f"the guest is not warm: {reasons[0].text}{more}")
+
+
+def _new(now: Sequence[str], before: Sequence[str]) -> list[str]:
+    return sorted({*now} - {*before})
+
+
+class Judge:
+    """Supervises one guest. `run` is for the main thread; `not_ready`, `not_live` and `report` are for any."""
+
+    def __init__(
+        self, session: Session, case: Case, policy: Policy, metrics: Metrics, signals: Signals
+    ) -> None:
+        self._session, self._case, self._policy = session, case, policy
+        self._metrics, self._signals = metrics, signals
+        self._stage: Stage = "starting"
+        self._verdict: Verdict = Undecided(("the guest to start",))
+        self._findings: list[Finding] = []
+        self._drained = ""
+        self._since = self._turned = time.monotonic()
+        self._asked_to_end: float | None = None
+        self._asked: queue.SimpleQueue[Future[Mapping[str, Any]]] = queue.SimpleQueue()
+        self._health = _Health(session)
+        self._exercise: _Exercise | None = None
+        self._files = FileSight()
+
+    def run(self) -> int:
+        """Supervises until the guest ends; returns its exit code.
+
+        Raises:
+            NotWarmError, CorruptError: it was not warm, and has been ended.
+            GuestError: it ended or hung before it was ready.
+        """
+        self._health.start()
+        try:
+            while True:
+                status = self._turn()
+                if status is not None:
+                    return status
+                self._signals.wait(_LIVE_TICK_SECONDS if self._stage == "live" else _TICK_SECONDS)
+        finally:
+            self._stage = "ending"
+            self._health.stop()
+
+    def not_ready(self) -> str:
+        """Why the guest is not to get requests; empty where it is."""
+        if self._stage != "live":
+            return {
+                "starting": "the guest is starting",
+                "exercising": "the exercise is being replayed",
+                "settling": "the guest's processes are being asked whether they are warm",
+            }.get(self._stage, "the guest is ending")
+        if self._asked_to_end is not None:
+            return "the guest was asked to end"
+        return self._drained or ("" if self._health.is_good else "the guest's health is not 200")
+
+    def not_live(self) -> str:
+        """Why the supervisor hangs; empty where it does not."""
+        seconds = time.monotonic() - self._turned
+        return f"no turn for {seconds:.0f} s" if seconds > _LIVE_SECONDS else ""
+
+    def report(self) -> Mapping[str, Any]:
+        """Returns everything that is known, after a full comparison of the files. Waits for the main thread."""
+        future: Future[Mapping[str, Any]] = Future()
+        self._asked.put(future)
+        try:
+            return future.result(_REPORT_SECONDS)
+        except TimeoutError:
+            return {"problem": self.not_live() or "no report in time"}
+
+    def _turn(self) -> int | None:
+        self._turned = time.monotonic()
+        self._pass_signals_on()
+        status = self._session.child.poll()
+        self._take_news()
+        if status is not None:
+            return self._ended(status)
+        if self._stage == "starting":
+            self._while_starting()
+        elif self._stage == "exercising":
+            self._while_exercising()
+        elif self._stage == "settling":
+            self._while_settling()
+        self._answer_reports()
+        self._metrics.set("aotgaudi_guest_ready", not self.not_ready())
+        return None
+
+    def _pass_signals_on(self) -> None:
+        for number in self._signals.take():
+            _log.info("%s is passed on to the guest", signal.Signals(number).name)
+            if number in ENDING and self._asked_to_end is None:
+                self._asked_to_end = time.monotonic()
+            self._session.child.send(number)
+        if self._asked_to_end is None or self._stage == "live":
+            return  # A guest that serves ends its requests in its own time.
+        if time.monotonic() - self._asked_to_end > GRACE_SECONDS:
+            self._session.end(0.0)
+
+    def _take_news(self) -> None:
+        """Counts and logs what was said and seen, and acts on it."""
+        rules = self._session.plan.rules
+        found = [finding_of(event, rules) for event in self._session.news()]
+        findings = [finding for finding in found if finding is not None and finding.phase != "cold"]
+        findings += self._of_files()
+        self._metrics.count(findings)
+        self._findings = [*self._findings, *findings][-_MAX_REMEMBERED:]
+        for finding in findings:
+            _log.warning("%s: %s: %s", finding.phase, finding.what, finding)
+        if self._stage == "live":
+            self._act([finding for finding in findings if finding.phase == "live"])
+        elif self._policy.require_warm and self._asked_to_end is None:
+            self._refuse_if_not_warm(self._judged())
+
+    def _of_files(self) -> list[Finding]:
+        """What was seen of files since the last turn: the second witness counts for itself."""
+        files = self._session.files()
+        self._metrics.count_files(len(files.added) - len(self._files.added))
+        news = [
+            *((path, "was added", EXIT_NOT_WARM) for path in _new(files.added, self._files.added)),
+            *((path, "was changed", EXIT_BYTES) for path in _new(files.changed, self._files.changed)),
+            *((path, "was removed", EXIT_NOT_WARM) for path in _new(files.missing, self._files.missing)),
+        ]
+        self._files = files
+        phase = PHASES.get(self._session.phase, "live")
+        return [Finding("file", phase, f"{path} {what}", exit_code=code) for path, what, code in news]
+
+    def _act(self, findings: Sequence[Finding]) -> None:
+        if not findings:
+            return
+        self._metrics.set("aotgaudi_guest_warm", 0)
+        first = findings[0]
+        if self._policy.on_compile == "drain":
+            self._drained = self._drained or f"after ready: {first}"
+        elif self._policy.on_compile == "exit":
+            self._refuse_if_not_warm(NotWarm((Reason(f"after ready: {first}", first.exit_code),)))
+
+    def _while_starting(self) -> None:
+        if self._health.is_good:
+            _log.info("the guest serves after %.1f s", self._session.seconds)
+            if not self._case.requests:
+                self._settle()
+                return
+            self._session.set_phase("e")
+            self._exercise = _Exercise(self._session, self._case.requests)
+            self._exercise.start()
+            self._enter("exercising")
+        elif self._session.seconds > self._policy.start_seconds:
+            self._session.end()
+            raise GuestError(
+                f"the guest did not serve within {self._policy.start_seconds:.0f} s, and was ended (--start-timeout)",
+                3,
+            )
+
+    def _while_exercising(self) -> None:
+        assert self._exercise is not None
+        if self._exercise.is_alive():
+            return
+        error = self._exercise.error
+        if error is not None:
+            if self._policy.require_warm:
+                self._refuse_if_not_warm(NotWarm((Reason(f"its exercise failed: {error}"),)))
+            _log.warning("the exercise failed: %s", error)
+        self._settle()
+
+    def _settle(self) -> None:
+        self._session.set_phase("r" if self._policy.on_compile == "refuse" else "v")
+        self._enter("settling")
+
+    def _while_settling(self) -> None:
+        if self._case.expected is None:
+            self._become_ready(NotWarm((Reason(self._case.why_cold),)))
+            return
+        verdict = self._judged(compares=self._session.has_settled())
+        if isinstance(verdict, Undecided):
+            if time.monotonic() - self._since < SETTLE_SECONDS:
+                return
+            verdict = NotWarm(tuple(Reason(f"there is still no {what}") for what in verdict.waiting_for))
+        if self._policy.require_warm:
+            self._refuse_if_not_warm(verdict)
+        self._become_ready(verdict)
+
+    def _judged(self, *, compares: bool = False) -> Verdict:
+        if self._case.expected is not None:
+            self._verdict = judge(self._session.look(compares=compares), self._case.expected)
+        return self._verdict
+
+    def _refuse_if_not_warm(self, verdict: Verdict) -> None:
+        if not isinstance(verdict, NotWarm):
+            return
+        self._verdict = verdict
+        for reason in verdict.reasons:
+            _log.error("not warm: %s", reason.text)
+        self._session.end()
+        raise refusal(verdict.reasons)
+
+    def _become_ready(self, verdict: Verdict) -> None:
+        self._verdict = verdict
+        if isinstance(verdict, NotWarm):
+            for reason in verdict.reasons:
+                _log.warning("not warm: %s", reason.text)
+        self._metrics.set("aotgaudi_guest_warm", isinstance(verdict, Warm))
+        self._metrics.set("aotgaudi_guest_ready_seconds", self._session.seconds)
+        self._count_processes()
+        _log.info(
+            "ready after %.1f s: %s",
+            self._session.seconds,
+            "warm" if isinstance(verdict, Warm) else "not warm",
+        )
+        self._enter("live")
+
+    def _count_processes(self) -> None:
+        expected = self._case.expected
+        wanted = sum(expected.roles.values()) if expected is not None else 0
+        roles = expected.roles if expected is not None else {}
+        present = sum(one.role in roles for one in self._session.account.histories.values())
+        states = {"expected": wanted, "present": present, "blind": max(0, wanted - present)}
+        loads = sum(sum(one.loads.values()) for one in self._session.account.histories.values())
+        for state, number in states.items():
+            self._metrics.set("aotgaudi_witness_processes", number, state)
+        self._metrics.set(
+            "aotgaudi_guest_artifacts", sum(expected.loads.values()) if expected else 0, "expected"
+        )
+        self._metrics.set("aotgaudi_guest_artifacts", loads, "loaded")
+
+    def _enter(self, stage: Stage) -> None:
+        self._stage, self._since = stage, time.monotonic()
+
+    def _ended(self, status: int) -> int:
+        """What becomes of a guest that ended by itself, or because it was asked to."""
+        self._session.child.end()  # What it left.
+        if self._stage == "live" or self._asked_to_end is not None or status == 0:
+            _log.info("the guest ended with exit code %d", status)
+            return status
+        if self._policy.require_warm:
+            self._refuse_if_not_warm(self._judged())
+        raise GuestError(f"the guest ended with exit code {status} before it was ready", status)
+
+    def _answer_reports(self) -> None:
+        while not self._asked.empty():
+            future = self._asked.get()
+            if future.set_running_or_notify_cancel():
+                future.set_result(self._report())
+
+    def _report(self) -> Mapping[str, Any]:
+        seen = self._session.look(compares=self._session.plan.rules.has_sealed)
+        verdict = self._verdict
+        return {
+            **self._case.about,
+            "stage": self._stage,
+            "not_ready": self.not_ready(),
+            "verdict": type(verdict).__name__,
+            "reasons": [reason.text for reason in verdict.reasons] if isinstance(verdict, NotWarm) else [],
+            "waiting_for": list(verdict.waiting_for) if isinstance(verdict, Undecided) else [],
+            "why_cold": self._case.why_cold,
+            "compilations": dict(self._metrics.compilations()),
+            "findings": [f"{one.phase}: {one.what}: {one}" for one in self._findings],
+            "processes": [
+                {
+                    "pid": one.pid,
+                    "role": one.role,
+                    "is_alive": one.pid in seen.alive,
+                    "hooks": dict(one.hooks),
+                    "counters": dict(one.counters),
+                    "loads": dict(one.loads),
+                }
+                for one in seen.histories.values()
+            ],
+            "files": {
+                "added": list(seen.files.added),
+                "changed": list(seen.files.changed),
+                "missing": list(seen.files.missing),
+                "is_compared": seen.files.is_compared,
+                "is_watched": seen.files.is_watched,
+            },
+        }
+
+
+class _Health:
+    """Asks the guest again and again, in a thread of its own, whether it serves."""
+
+    def __init__(self, session: Session) -> None:
+        self._address = session.plan.address
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._ask, name="aotgaudi-health", daemon=True)
+        self.is_good = False
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _ask(self) -> None:
+        while not self._stopped.is_set():
+            self.is_good = is_healthy(self._address)
+            self._stopped.wait(_HEALTH_SECONDS if self.is_good else _TICK_SECONDS)
+
+
+class _Exercise(threading.Thread):
+    """Sends the exercise, in a thread of its own; `error` says why it did not come to its end."""
+
+    def __init__(self, session: Session, requests: Sequence[ExerciseRequest]) -> None:
+        super().__init__(name="aotgaudi-exercise", daemon=True)
+        self._session, self._requests = session, requests
+        self.error: GuestError | None = None
+
+    def run(self) -> None:
+        try:
+            self._session.exercise(self._requests)
+        except GuestError as error:
+            self.error = error

@@ -1,0 +1,69 @@
+"""The signals that a supervisor passes on, and what wakes it up. Also as PID 1, for whom no signal has a default action."""
+
+from __future__ import annotations
+
+import select
+import signal
+import socket
+from types import FrameType
+
+FORWARDED = (
+    *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
+    *(signal.SIGTERM, signal.SIGCONT),
+)
+ENDING = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM})
+"""Those that ask to end; before there is a guest, they end us."""
+
+
+class Signals:
+    """Catches signals from the beginning. A context manager of the main thread.
+
+    Until `hold` is called there is nobody to pass a signal on to: one that asks to end raises SystemExit with 128 + n.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[int] | None = None
+        self._reader, self._writer = socket.socketpair()
+
+    def __enter__(self) -> Signals:
+        for end in (self._reader, self._writer):
+            end.setblocking(False)
+        self._before = {number: signal.signal(number, self._catch) for number in (*FORWARDED, signal.SIGCHLD)}
+        self._before_wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        signal.set_wakeup_fd(self._before_wakeup)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._reader.close()
+        self._writer.close()
+
+    def hold(self) -> None:
+        """From now on signals are kept until `take` is called."""
+        self._held = []
+
+    def take(self) -> list[int]:
+        """Returns the signals that came since the last call, in their order."""
+        taken: list[int] = []
+        while self._held:
+            taken.append(self._held.pop(0))
+        return taken
+
+    def wait(self, seconds: float) -> None:
+        """Waits for a signal, or for a child to change, but not longer than that."""
+        readable, _, _ = select.select([self._reader], [], [], seconds)
+        if readable:
+            try:
+                self._reader.recv(4096)
+            except BlockingIOError:
+                return
+
+    def _catch(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if number == signal.SIGCHLD:
+            return
+        if self._held is not None:
+            self._held.append(number)
+        elif number in ENDING:
+            raise SystemExit(128 + number)

@@ -1,0 +1,71 @@
+"""The fake guest as tests run it: its command, its environment, its place."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from aotgaudi.guests.exercise import Exercise, Room, exercise
+from aotgaudi.watch.drive import Address
+from aotgaudi.watch.files import FileRules
+from aotgaudi.watch.session import Plan
+
+SERVER = Path(__file__).with_name("fake_server.py")
+LEFT_OUT = ("*.lock",)
+
+
+def make_model(folder: Path, **config: object) -> Path:
+    """A model directory, as far as the fake guest reads one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": "fake", **config}))
+    return folder
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def smoke() -> Exercise:
+    return exercise("smoke", Room())
+
+
+@dataclass(frozen=True)
+class Fake:
+    """One launch of the fake guest."""
+
+    model: Path
+    port: int
+    faults: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return (
+            *(sys.executable, str(SERVER), "serve", str(self.model)),
+            *("--port", str(self.port), "--served-model-name", "m", *self.flags),
+        )
+
+    def plan(self, root: Path, *, phase: str, rules: FileRules | None = None) -> Plan:
+        environment = {
+            "PATH": os.defpath,
+            "FAKE_CACHE_ROOT": str(root / "cache"),
+            "TMPDIR": str(root / "tmp"),
+            "FAKE_FAULTS": ",".join(self.faults),
+        }
+        if phase == "l":
+            environment["FAKE_FORCE_LOAD"] = "1"
+        return Plan(
+            words=self.words,
+            environment=environment,
+            address=Address(port=self.port, served_name="m"),
+            rules=rules or FileRules(root, left_out=LEFT_OUT),
+        )
+
+    def but(self, *faults: str) -> Fake:
+        return replace(self, faults=faults)
