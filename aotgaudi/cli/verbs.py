@@ -77,6 +77,9 @@ COMMANDS: Mapping[str, LazyCommand] = MappingProxyType(
             "aotgaudi.cli.commands.build:build", "Enumerate, compile and seal what a spec needs."
         ),
         "serve": LazyCommand("aotgaudi.cli.commands.serve:serve", "Serve a model from a bundle."),
+        "run": LazyCommand(
+            "aotgaudi.cli.commands.run:run", "Run a server that is not ours from its sealed caches."
+        ),
         "model": LazyCommand(
             "aotgaudi.cli.commands.model:model", "Make a model directory that `serve` reads."
         ),

@@ -164,6 +164,7 @@ class Judge:
         self._take_news()
         if status is not None:
             return self._ended(status)
+        self._judge_early()
         if self._stage == "starting":
             self._while_starting()
         elif self._stage == "exercising":
@@ -197,13 +198,16 @@ class Judge:
             _log.warning("%s: %s: %s", finding.phase, finding.what, finding)
         if self._stage == "live":
             self._act([finding for finding in findings if finding.phase == "live"])
-        elif self._policy.require_warm and self._asked_to_end is None:
+
+    def _judge_early(self) -> None:
+        """The first word against it is enough: a guest that is kept from compiling may hang for ever."""
+        if self._stage != "live" and self._policy.require_warm and self._asked_to_end is None:
             self._refuse_if_not_warm(self._judged())
 
     def _of_files(self) -> list[Finding]:
         """What was seen of files since the last turn: the second witness counts for itself."""
         files = self._session.files()
-        self._metrics.count_files(len(files.added) - len(self._files.added))
+        self._metrics.count_files(len(_new(files.added, self._files.added)))
         news = [
             *((path, "was added", EXIT_NOT_WARM) for path in _new(files.added, self._files.added)),
             *((path, "was changed", EXIT_BYTES) for path in _new(files.changed, self._files.changed)),
@@ -320,9 +324,19 @@ class Judge:
         if self._stage == "live" or self._asked_to_end is not None or status == 0:
             _log.info("the guest ended with exit code %d", status)
             return status
-        if self._policy.require_warm:
+        if self._policy.require_warm and self._findings:
             self._refuse_if_not_warm(self._judged())
-        raise GuestError(f"the guest ended with exit code {status} before it was ready", status)
+        raise GuestError(
+            f"the guest ended with exit code {status} before it was ready{self._loaded()}", status
+        )
+
+    def _loaded(self) -> str:
+        """How far it came: one whose cache does not load may end for that."""
+        wanted = self._case.expected.loads if self._case.expected is not None else {}
+        if not wanted:
+            return "; its own messages say why"
+        loaded = sum(sum(one.loads.values()) for one in self._session.account.histories.values())
+        return f", with {loaded} of {sum(wanted.values())} artifacts loaded; its own messages say why"
 
     def _answer_reports(self) -> None:
         while not self._asked.empty():

@@ -97,7 +97,9 @@ def run(options: RunOptions) -> int:
             link_model(found, place)
             case = _case(bundle, options, why_cold)
             phase, byte = _phase(options.policy, why_cold)
-            plan = plan_for(found, here, place, phase, **_sealed(bundle, why_cold))
+            plan = plan_for(
+                found, here if why_cold else bundle.launch, place, phase, **_sealed(bundle, why_cold)
+            )
             signals.hold()
             with Session(plan, place, phase=byte, adopts=True) as session:
                 judge = Judge(session, case, options.policy, metrics, signals)
