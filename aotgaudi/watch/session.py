@@ -177,14 +177,15 @@ class Session:
     def look(self, *, compares: bool = False) -> Seen:
         """Returns all that is known now. With `compares`, every sealed byte is read and compared first."""
         living = self.child.living()
-        self.read()
         if compares:
             self._compared = self._compared | compare(self.place.here, self.plan.rules)
+        files = self.files()
+        self.read()  # Last: a process that has ended, or written a file, has said so before.
         return Seen(
             histories=dict(self.account.histories),
             alive=living,
             rules=self.plan.rules,
-            files=self.files(),
+            files=files,
             phase=self.phase,
             answers=self._answers,
         )

@@ -167,13 +167,17 @@ def _of_files(told: Told, seen: Seen) -> Iterator[Reason]:
     """A file that none of the guest's processes opened for writing, and no compiler can have made, came from outside."""
     events = [event for history in told for event in history.events]
     written = {seen.rules.relative(event.path) for event in events if event.kind == "write"}
+    has_compiled = any(event.kind == "process" and event.text("what") == "compiler" for event in events)
     for path in seen.files.added:
-        if path in written or any(event.kind == "process" for event in events):
+        if path in written or has_compiled:
             yield Reason(f"{path} was added to the cache")
         else:
             yield Reason(f"{path} was added to the cache, and not by the guest", EXIT_BYTES)
     for path in seen.files.changed:
-        yield Reason(f"{path} has not the bytes that were sealed", EXIT_BYTES)
+        if path in written:
+            yield Reason(f"{path} was written anew")
+        else:
+            yield Reason(f"{path} has not the bytes that were sealed", EXIT_BYTES)
     for path in seen.files.missing:
         yield Reason(f"{path} was removed from the cache")
 

@@ -186,7 +186,7 @@ class Vllm:
         """Returns the whole command to run, with the alias for the model; see `base.Guest.command`."""
         if not is_local:
             return tuple(words)
-        found = find_server(words)
+        found = self.starts_at(words)
         after = len(words) if found is None else found[1]
         renamed = (*words[:after], *_reader().renamed(words[after:], "model", flags.model, place.model))
         if "served-model-name" in flags.values:
