@@ -396,7 +396,7 @@ def test_graphs_that_a_gaudi_compiles_are_told_and_the_flush_is_called(guest: Gu
     assert last_hooks(guest)["habana.metrics"] is True
     kinds = [event["e"] for event in guest.events()]
     assert kinds.index("counters") < kinds.index("state")
-    assert guest.events("counters")[-1]["values"]["habana.recipe_hits"] == 3
+    assert guest.events("counters")[-1]["values"]["hpu.recipe_hits"] == 1
 
 
 def test_a_gaudi_that_cannot_flush_is_a_fault_and_the_state_is_not_acknowledged(

@@ -21,10 +21,10 @@ _METRICS = "habana_frameworks.torch.hpu.metrics"
 _DEBUG = "habana_frameworks.torch.utils.debug"
 _COMPILATIONS = "graph_compilation"
 _STATISTICS = (
-    ("habana.graph_compilation", _COMPILATIONS, "TotalNumber"),
-    ("habana.recipe_hits", "recipe_cache", "RecipeHit"),
-    ("habana.recipe_misses", "recipe_cache", "RecipeMiss"),
-    ("habana.cpu_fallbacks", "cpu_fallback", "TotalNumber"),
+    ("hpu.graph_compilation", _COMPILATIONS, "TotalNumber"),
+    ("hpu.recipe_hits", "recipe_cache", "RecipeHit"),
+    ("hpu.recipe_misses", "recipe_cache", "RecipeMiss"),
+    ("hpu.cpu_fallback", "cpu_fallback", "TotalNumber"),
 )
 
 
@@ -54,7 +54,7 @@ class Bridge:
             return {}
         statistics = {metric: _statistics(module, metric) for metric in {m for _, m, _ in _STATISTICS}}
         counted = {name: _number(statistics[metric].get(tag)) for name, metric, tag in _STATISTICS}
-        num = counted["habana.graph_compilation"]
+        num = counted["hpu.graph_compilation"]
         if num > self._num_compiled:
             self._report.emit("compile", what="hpu", name=f"{num - self._num_compiled} graphs", stack=[])
             self._num_compiled = num
@@ -81,5 +81,5 @@ def _statistics(module: Any, name: str) -> Mapping[str, Any]:
 
 
 def _number(value: Any) -> int:
-    """Returns a count, or the sum of a table of counts; 0 for what was not counted."""
-    return sum(int(count) for count in value.values()) if isinstance(value, Mapping) else int(value or 0)
+    """Returns a count, or how many recipes a table of counts is about; 0 for what was not counted."""
+    return len(value) if isinstance(value, Mapping) else int(value or 0)

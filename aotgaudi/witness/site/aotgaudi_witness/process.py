@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from types import FrameType
+from typing import Any
 
 API_SERVER, ENGINE_CORE, WORKER, REGISTRY, OTHER = "APIServer", "EngineCore", "Worker", "Registry", "other"
 
@@ -15,35 +16,25 @@ _ROLES = (
     (re.compile(r"^(vllm)?worker", re.IGNORECASE), WORKER),
 )
 _REGISTRY = "vllm.model_executor.models.registry"
-_FUNCTIONS = {
+_TARGETS = {
     "run_scheduler_process": WORKER,
     "run_data_parallel_controller_process": ENGINE_CORE,
 }
 """What SGLang runs in processes to which it gives no name (sglang/srt/managers)."""
 
 
-def role_of(process_name: str, argv: Sequence[str], functions: Container[str] = ()) -> str:
+def role_of(process_name: str, argv: Sequence[str], target: str = "") -> str:
     """Returns the role of a process.
 
     Args:
         process_name: What multiprocessing calls it: ``MainProcess`` for one that it did not start.
         argv: Its command.
-        functions: The functions that are running in it, where its name says nothing.
+        target: The function that it was started for, where its name says nothing.
     """
     if process_name == "MainProcess":
         return REGISTRY if _REGISTRY in argv else API_SERVER
     named = next((role for pattern, role in _ROLES if pattern.match(process_name)), None)
-    return named or next((role for name, role in _FUNCTIONS.items() if name in functions), OTHER)
-
-
-def running_functions() -> set[str]:
-    """Returns the names of the functions that this thread is in."""
-    names: set[str] = set()
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        names.add(frame.f_code.co_name)
-        frame = frame.f_back
-    return names
+    return named or _TARGETS.get(target, OTHER)
 
 
 def command() -> list[str]:
@@ -51,14 +42,14 @@ def command() -> list[str]:
     return list(getattr(sys, "orig_argv", sys.argv))
 
 
-def process_name() -> str:
-    """Returns multiprocessing's name for this process."""
+def here() -> tuple[str, str]:
+    """Returns multiprocessing's name for this process, and the name of the function that it was started for."""
     multiprocessing = sys.modules.get("multiprocessing.process")
-    return "MainProcess" if multiprocessing is None else str(multiprocessing.current_process().name)
+    return ("MainProcess", "") if multiprocessing is None else _named(multiprocessing.current_process())
 
 
-def forked_name() -> str | None:
-    """Returns, in a child just forked, the name that multiprocessing will give it.
+def forked() -> tuple[str, str] | None:
+    """Returns, in a child just forked, what `here` will say once multiprocessing has set it up.
 
     None where the child is about to become another program: subprocess forks, then executes.
     """
@@ -68,6 +59,10 @@ def forked_name() -> str | None:
         if module == "subprocess":
             return None
         if module == "multiprocessing.popen_fork" and "process_obj" in frame.f_locals:
-            return str(frame.f_locals["process_obj"].name)
+            return _named(frame.f_locals["process_obj"])
         frame = frame.f_back
-    return "forked"
+    return "forked", ""
+
+
+def _named(process: Any) -> tuple[str, str]:
+    return str(process.name), str(getattr(getattr(process, "_target", None), "__name__", ""))

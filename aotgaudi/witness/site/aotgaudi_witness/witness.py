@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from aotgaudi_witness.audit import Audit, see_multiprocessing
 from aotgaudi_witness.hooks import Hooks, Status
-from aotgaudi_witness.process import command, forked_name, process_name, role_of, running_functions
+from aotgaudi_witness.process import command, forked, here, role_of
 from aotgaudi_witness.report import Report
 from aotgaudi_witness.settings import Settings
 from aotgaudi_witness.stacks import told_arguments
@@ -54,7 +54,8 @@ class Witness:
         self._audit.begin()
         self.hooks.set("audit", True)
         self.hooks.set("state", self._state.is_told())
-        self._greet(self._settings.role or role_of(process_name(), command(), running_functions()))
+        name, target = here()
+        self._greet(self._settings.role or role_of(name, command(), target))
         for variable, mistake in self._settings.mistakes.items():
             self.report.fault(variable, mistake)
         self.hooks.begin()
@@ -86,9 +87,9 @@ class Witness:
         self.report.renew()
         self._audit.forget()
         self._counted, self._has_ended = {}, False
-        name = forked_name()
-        if name is not None:
-            self._greet(role_of(name, ()))
+        named = forked()
+        if named is not None:
+            self._greet(role_of(named[0], (), named[1]))
             util = sys.modules.get("multiprocessing.util")
             if util is not None:  # It clears its finalizers before it runs the child, then calls this.
                 util.register_after_fork(self, Witness._end_with_multiprocessing)
