@@ -22,8 +22,8 @@ SWITCH = "AOTGAUDI_FAKE_GUEST"
 """The variable that has the fake guest found."""
 
 SCRIPT = "fake_server.py"
-_LOADS = ("num_aot_artifacts_loaded",)
-_ZEROS = ("num_aot_compiles",)
+_LOADS = ("vllm.num_aot_artifacts_loaded",)
+_ZEROS = ("vllm.num_aot_compiles",)
 _ROOTS: Mapping[str, str] = {"FAKE_CACHE_ROOT": "cache/fake", "TMPDIR": "tmp"}
 _NEUTRAL: Mapping[str, str] = {
     "FAKE_CACHE_ROOT": "where files are kept; set below the place's root",

@@ -77,8 +77,8 @@ _REFUSED_VARIABLES: Mapping[str, str] = {
     "VLLM_DISABLE_COMPILE_CACHE": "nothing is kept that could be captured or loaded",
     "VLLM_USE_RUST_FRONTEND": "the front end is a process that loads no plugin, so nothing of it can be watched",
 }
-_LOADS = ("num_aot_artifacts_loaded", "num_compiled_artifacts_loaded")
-_ZEROS = ("num_aot_compiles", "num_aot_artifacts_saved", "num_inductor_compiles")
+_LOADS = ("vllm.num_aot_artifacts_loaded", "vllm.num_compiled_artifacts_loaded")
+_ZEROS = ("vllm.num_aot_compiles", "vllm.num_aot_artifacts_saved", "vllm.num_inductor_compiles")
 _ANY_ADDRESS: Mapping[str, str] = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104, not bound to
 
 

@@ -77,17 +77,21 @@ def test_what_was_loaded_in_the_proof_is_expected_and_compiling_is_not() -> None
     events: list[dict[str, Any]] = [
         {"e": "hello", "pid": 1},
         {"e": "loaded", "pid": 2, "what": "aot", "name": "m"},
-        {"e": "counters", "pid": 2, "values": {"num_aot_artifacts_loaded": 1, "num_models_seen": 1}},
-        {"e": "counters", "pid": 3, "values": {"num_aot_artifacts_loaded": 1}},
-        {"e": "counters", "pid": 2, "values": {"num_aot_artifacts_loaded": 2}},
+        {
+            "e": "counters",
+            "pid": 2,
+            "values": {"vllm.num_aot_artifacts_loaded": 1, "vllm.num_models_seen": 1},
+        },
+        {"e": "counters", "pid": 3, "values": {"vllm.num_aot_artifacts_loaded": 1}},
+        {"e": "counters", "pid": 2, "values": {"vllm.num_aot_artifacts_loaded": 2}},
     ]
 
     expected = GUEST.expected(a_launch(), events)
 
     assert expected.loads == {"aot:m": 1}
-    assert expected.counters["num_aot_artifacts_loaded"] == 3
-    assert expected.counters["num_aot_compiles"] == 0
-    assert "num_models_seen" not in expected.counters
+    assert expected.counters["vllm.num_aot_artifacts_loaded"] == 3
+    assert expected.counters["vllm.num_aot_compiles"] == 0
+    assert "vllm.num_models_seen" not in expected.counters
     assert expected.roles["Worker"] == 1
 
 
