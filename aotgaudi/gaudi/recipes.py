@@ -130,19 +130,22 @@ def scan(directory: Path) -> RecipeDirectory:
     return sorter.sorted()
 
 
-def collect(directory: Path, keys: Iterable[str]) -> CollectedRecipes:
-    """Returns the files of the graphs that the bridge knows by `keys` (H, decimal).
+def collect(directory: Path, keys: Iterable[str] | None = None) -> CollectedRecipes:
+    """Returns the files of the graphs that the bridge knows by `keys` (H, decimal); None: of all that are there.
 
     A key whose graph compiled to nothing has no files and is `uncached`: the bridge compiles it at every start.
 
     Raises:
-        CompileError: a key has no complete pair, or the directory holds what cannot be restored: constants, or recipes
-            of several versions of the bridge's libraries.
+        CompileError: a key has no complete pair, without `keys` any graph has none, or the directory holds what cannot be
+            restored: constants, or recipes of several versions of the bridge's libraries.
         StoreError: the directory cannot be listed.
     """
     found = scan(directory)
     _check_restorable(found)
     pairs = {pair.key: pair for pair in found.pairs}
+    if keys is None:
+        half = (name.partition("_")[0] for name in found.broken)
+        keys = (*pairs, *found.uncached, *half)
     wanted = sorted(set(keys), key=int)
     for key in wanted:
         if key not in pairs and key not in found.uncached:

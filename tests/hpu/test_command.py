@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -43,7 +44,9 @@ def doctor(
 
 
 def test_a_report_is_written_in_two_files_with_nothing_private(newest: Path, tmp_path: Path) -> None:
-    done = doctor(newest, tmp_path, "--only", "H-01,H-02", "--card", "0", "--out", "found")
+    private = {"PT_HPU_OF_OURS": "s3cr3t", "HABANA_LOGS": str(tmp_path / "logs"), "RANK": "3"}
+
+    done = doctor(newest, tmp_path, "--only", "H-01,H-02", "--card", "0", "--out", "found", **private)
 
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -52,8 +55,16 @@ def test_a_report_is_written_in_two_files_with_nothing_private(newest: Path, tmp
     report = load_document((tmp_path / "found" / "doctor-hpu.json").read_bytes(), DoctorReport, "report")
     assert [check.id for check in report.checks] == ["H-01", "H-02"]
     text = (tmp_path / "found" / "doctor-hpu.md").read_text() + report.dumps().decode()
-    for private in (str(tmp_path), str(Path.home()), socket.gethostname(), f" {getpass.getuser()} "):
-        assert private not in text
+    names = (
+        socket.gethostname(),
+        rf"\b{getpass.getuser()}\b",
+        "s3cr3t",
+        "PT_HPU_OF_OURS",
+        "0000:[0-9a-f]{2}:",
+    )
+    for pattern in (re.escape(str(tmp_path)), re.escape(str(Path.home())), *names):
+        assert not re.search(pattern, text), pattern
+    assert done.stderr == "examined without your RANK: removed: one card, one process\n"
 
 
 def test_what_does_not_hold_and_is_needed_ends_with_5(newest: Path, tmp_path: Path) -> None:

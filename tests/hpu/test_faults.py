@@ -76,6 +76,23 @@ def test_a_fault_refutes_its_line_and_no_other(reports: dict[str, DoctorReport |
     assert (REFUTES[fault] in report.lacks()) == LINES[REFUTES[fault]].is_needed
 
 
+@pytest.mark.nightly
+def test_a_fault_refutes_the_same_line_on_the_oldest_release(
+    double: InstalledDouble, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """But for those that are no fault there: comments in keys, three fields, no flag that forbids compiling."""
+    faults = [fault for fault in REFUTES if fault not in ("source-comments", "four-fields", "no-disallow")]
+    oldest, memory = double("1.19"), tmp_path_factory.mktemp("oldest") / "outcomes"
+    examined([Patient(oldest, memory=memory)])
+
+    found = examined([Patient(oldest, fault, memory=memory) for fault in faults])
+
+    for fault, report in zip(faults, found, strict=True):
+        assert isinstance(report, DoctorReport), (fault, report)
+        assert report.of("unclear") == (), fault
+        assert report.of("refuted") == (REFUTES[fault],), fault
+
+
 def test_keys_that_do_not_repeat_when_pinned_are_refuted(double: InstalledDouble) -> None:
     (report,) = examined([Patient(double("1.19"), "pin-fails", only=("H-05", "H-06", "H-09"))])
 

@@ -12,6 +12,7 @@ import pytest
 from aotgaudi.digest import Digest
 from aotgaudi.doctor.hpu.lab import Lab, Outcome, start_process
 from aotgaudi.errors import CompileError, CorruptError, TargetError
+from aotgaudi.gaudi.counters import Counts, require_found
 from aotgaudi.gaudi.recipe_set import RecipeSet, materialise
 from aotgaudi.gaudi.recipes import RecipeName, collect
 from aotgaudi.store.store import Store
@@ -71,6 +72,28 @@ def test_a_new_interpreter_finds_each_unit_by_its_key_and_compiles_nothing(
     assert (again.values["total"]["compiled"], again.values["total"]["misses"]) == (0, [])
     assert all(run["error"] == 0.0 for run in again.values["runs"])
     assert sorted(again.values["files"]) == sorted(keys)
+
+
+def counted(outcome: Outcome) -> Counts:
+    total = outcome.values["total"]
+    hits, misses = (dict.fromkeys(total[name], 1) for name in ("hits", "misses"))
+    return Counts(compiled=total["compiled"], hits=hits, misses=misses)
+
+
+def test_hits_are_a_units_and_what_was_not_sealed_for_it_is_named(
+    newest: Path, tmp_path: Path, built: tuple[Path, Outcome]
+) -> None:
+    directory, outcome = built
+    keys, lab = keys_of(outcome), a_lab(newest, tmp_path / "lab")
+
+    second = counted(lab.run("recipes.keys", directory, order=[2]))
+
+    require_found("graph 2", keys[2], second)
+    with pytest.raises(TargetError, match=f"recipe {keys[1][0]} of graph 1 was not found"):
+        require_found("graph 1", keys[1], second)
+    cold = counted(lab.run("recipes.keys", order=[2]))
+    with pytest.raises(TargetError, match=f"recipe {keys[2][0]} of graph 2 was not found"):
+        require_found("graph 2", keys[2], cold)
 
 
 def lose_a_file(directory: Path) -> None:

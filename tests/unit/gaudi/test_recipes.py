@@ -104,6 +104,20 @@ def test_only_the_keys_asked_for_are_collected_under_plain_names(tmp_path: Path)
     assert collected.uncached == ("3",)
 
 
+def test_without_keys_all_that_is_whole_is_collected(tmp_path: Path) -> None:
+    put(tmp_path, 1)
+    (tmp_path / name(2, "recipe", writer="_5_0123456789ab")).write_bytes(b"half")
+    put(tmp_path, 2, writer="_6_0123456789ab")
+    (tmp_path / name(3, "metadata")).write_bytes(b"")
+
+    collected = collect(tmp_path)
+
+    assert sorted(collected.files) == sorted(
+        name(key, kind) for key in (1, 2) for kind in ("recipe", "metadata")
+    )
+    assert collected.uncached == ("3",)
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -123,6 +137,14 @@ def test_what_could_not_be_restored_is_not_collected(tmp_path: Path, damage: obj
 
     with pytest.raises(CompileError, match=message):
         collect(tmp_path, ["1"])
+
+
+def test_without_keys_half_a_pair_is_refused(tmp_path: Path) -> None:
+    put(tmp_path, 1)
+    (tmp_path / name(2, "recipe")).write_bytes(b"code")
+
+    with pytest.raises(CompileError, match="recipe 2 has no metadata"):
+        collect(tmp_path)
 
 
 def test_directories_with_a_rank_are_found(tmp_path: Path) -> None:

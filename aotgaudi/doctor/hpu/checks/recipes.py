@@ -95,7 +95,9 @@ def _if_bound(finding: LineFinding, lab: Lab) -> LineFinding:
     """Root may write to any directory, so that it finds recipes says nothing; the double goes by the mode alone."""
     if finding.verdict != "confirmed" or os.geteuid() or identity(lab).required()["is_double"]:
         return finding
-    return LineFinding(finding.line, "skipped", "root may write anywhere: run doctor as another user as well")
+    return LineFinding(
+        finding.line, "skipped", "permissions do not bind this user (uid 0): run doctor as another as well"
+    )
 
 
 def _found_again(line: str, outcome: Outcome, built: BuiltRecipes) -> LineFinding:
