@@ -72,11 +72,15 @@ class ClientGoneError(ConnectionError):
 
 DONE = b"data: [DONE]\n\n"
 
+_LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})
+"""Ends of lines to Unicode, though not to SSE, and in JSON as good escaped. Clients take streams apart by either rule
+(httpx's ``iter_lines`` does by Unicode's)."""
+
 
 def sse(value: Mapping[str, object]) -> bytes:
     """Returns `value` as one server-sent event. Raises ValueError for a NaN or an infinity, which JSON does not have."""
     encoded = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return b"data: " + encoded.encode() + b"\n\n"
+    return b"data: " + encoded.translate(_LINE_ENDS).encode() + b"\n\n"
 
 
 async def unless_disconnected(work: Coroutine[object, object, ResultT], receive: Receive) -> ResultT:

@@ -7,6 +7,8 @@ import json
 from collections.abc import Callable, Mapping
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
@@ -223,6 +225,14 @@ def test_a_request_for_which_nan_is_computed_is_told_so(client: TestClient, engi
 def test_no_event_has_what_json_does_not_have(value: float) -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
         sse({"logprob": value})
+
+
+@given(st.text(max_size=8))
+def test_an_event_is_one_line_by_any_rule_and_says_the_same(text: str) -> None:
+    line, *rest = sse({"text": text}).decode().splitlines()
+
+    assert rest == [""]
+    assert json.loads(line.removeprefix("data: ")) == {"text": text}
 
 
 def test_unexpected_error_is_500_and_tells_nothing(make_service, caplog) -> None:
