@@ -13,6 +13,8 @@ from aotgaudi.backends.base import Target
 from aotgaudi.backends.offline import AVAILABLE
 from aotgaudi.build.keys import ProgramKeys
 from aotgaudi.build.plan import Plan
+from aotgaudi.cli.commands.explain_launch import is_of_launch
+from aotgaudi.cli.commands.plan_captures import built_captures, told_of_captures
 from aotgaudi.cli.options.common import jobs_option
 from aotgaudi.cli.options.store import StorePlace, store_options
 from aotgaudi.cli.options.target import planned_target_option
@@ -88,14 +90,14 @@ def _units_line(answer: WhatIf) -> str:
 
 
 @click.command("plan")
-@click.argument("manifest_path", metavar="MANIFEST", type=click.Path(path_type=Path))
+@click.argument("manifest_path", metavar="[MANIFEST|BUNDLE]", required=False, type=click.Path(path_type=Path))
 @store_options
 @jobs_option
 @planned_target_option
 @what_if_option
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def build_plan(
-    manifest_path: Path,
+    manifest_path: Path | None,
     place: StorePlace,
     jobs: int,
     described: Target | None,
@@ -106,7 +108,13 @@ def build_plan(
 
     With --what-if: show what would be invalidated if a component of the keys had another value. With --target: the programs
     and keys of an hpu spec, which nothing can compile yet.
+
+    With --what-if and the BUNDLE of a wrapped server, or nothing: whether that capture, or which of all captures in the
+    store, would be built anew (vllm=0.33.0, flag.max-model-len=1024).
     """
+    if manifest_path is None or is_of_launch(manifest_path):
+        _plan_captures(manifest_path, place, settings, as_json=as_json)
+        return
     manifest, store = load_manifest_or_spec(manifest_path), place.open()
     plan = plan_manifest(manifest, store, described=described)
     if settings:
@@ -116,6 +124,18 @@ def build_plan(
         return
     document = _document(plan, jobs)
     click.echo(json.dumps(document, indent=2) if as_json else "\n".join(_lines(document)))
+
+
+def _plan_captures(
+    bundle_path: Path | None, place: StorePlace, settings: tuple[str, ...], *, as_json: bool
+) -> None:
+    if not settings:
+        raise click.UsageError(
+            "Missing argument 'MANIFEST', or option '--what-if', which captures are asked for."
+        )
+    store = place.open(create=False) if place.root.is_dir() else None
+    document, lines = told_of_captures(settings, built_captures(bundle_path, store))
+    click.echo(json.dumps(document, indent=2) if as_json else "\n".join(lines))
 
 
 def _document(plan: Plan, jobs: int) -> dict[str, Any]:

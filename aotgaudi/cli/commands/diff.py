@@ -1,4 +1,4 @@
-"""``aotgaudi diff``: what differs between two manifests or specs, and which value of the spec caused it."""
+"""``aotgaudi diff``: what differs between two manifests or specs, and which value caused it; or between two captures."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 import click
 
 from aotgaudi.backends.base import Target
+from aotgaudi.cli.commands.diff_captures import diff_captures
+from aotgaudi.cli.commands.explain_launch import is_of_launch
 from aotgaudi.cli.options.target import planned_target_option, refuse_other_target
 from aotgaudi.manifest.codec import load_manifest_or_spec
 from aotgaudi.manifest.difference import Cause, Difference, EntryChange, difference, examples
@@ -30,10 +32,15 @@ def diff(
 ) -> None:
     """Show what B has and A lacks, and the reverse: values of the spec, and entries.
 
-    A and B are manifests or specs (.toml). Each changed value is tried alone on A's spec, so that it can be
+    A and B are manifests or specs (.toml), or bundles of wrapped servers: then the components of their launches are
+    compared, the conditions, and the files. Each changed value is tried alone on A's spec, so that it can be
     named as the cause of the entries that it adds or removes. Without --exit-code it exits with 0 even if they
     differ. No entry depends on --target: it is checked to be one for A and B, and changes nothing.
     """
+    if is_of_launch(old) or is_of_launch(new):
+        document, lines, is_different = diff_captures(old, new)
+        click.echo(json.dumps(document, indent=2) if as_json else "\n".join(lines))
+        context.exit(_EXIT_DIFFERENT if is_different and exit_code else 0)
     before, after = load_manifest_or_spec(old), load_manifest_or_spec(new)
     refuse_other_target(described, before.spec, after.spec)
     found = difference(before, after)

@@ -75,7 +75,7 @@ def explain(
 
     code = 0
     if words or is_of_launch(path):
-        document, lines, code = explain_launch(path, words, dict(os.environ))
+        document, lines, code = explain_launch(path, words, dict(os.environ), place)
     else:
         from aotgaudi.cli.commands.explain_programs import explain_programs
 

@@ -9,11 +9,13 @@ from typing import Any
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.format import INDEX_NAME
+from aotgaudi.cli.options.store import StorePlace
 from aotgaudi.errors import SpecError
 from aotgaudi.explain.plain_cache import PlainCache, examine, find_plain_cache, read_plain_cache
 from aotgaudi.guests.compare import Comparison, Difference, compare, plain
 from aotgaudi.guests.describe import describe
 from aotgaudi.guests.found import find_guest
+from aotgaudi.guests.launch import Launch
 
 Told = tuple[dict[str, Any], list[str], int]
 _EXIT_NOT_WARM = 3
@@ -28,15 +30,16 @@ def is_of_launch(path: Path) -> bool:
     return find_plain_cache(path) is not None
 
 
-def explain_launch(path: Path, words: tuple[str, ...], environ: Mapping[str, str]) -> Told:
+def explain_launch(path: Path, words: tuple[str, ...], environ: Mapping[str, str], place: StorePlace) -> Told:
     """Returns what is to be said, as a JSON value and in lines for people, and what refusing it would exit with.
 
     Raises:
+        StoreError: the bundle, or the store, cannot be read.
         SpecError: neither a bundle nor a cache is at `path`; or the command starts no server that can be wrapped.
         TargetError: the command's interpreter, or its device, is not there.
     """
     if (path / INDEX_NAME).is_file():
-        return _of_bundle(open_bundle(path), words, environ)
+        return _of_bundle(open_bundle(path), words, environ, place)
     root = find_plain_cache(path.absolute())
     if root is None:
         raise SpecError(
@@ -45,7 +48,7 @@ def explain_launch(path: Path, words: tuple[str, ...], environ: Mapping[str, str
     return _of_cache(read_plain_cache(root), words, environ)
 
 
-def _of_bundle(bundle: Bundle, words: tuple[str, ...], environ: Mapping[str, str]) -> Told:
+def _of_bundle(bundle: Bundle, words: tuple[str, ...], environ: Mapping[str, str], place: StorePlace) -> Told:
     sealed = bundle.launch
     found = find_guest(words or sealed.words, environ)
     here = describe(
@@ -62,19 +65,31 @@ def _of_bundle(bundle: Bundle, words: tuple[str, ...], environ: Mapping[str, str
         "here": here.id,
         "num_components": len(sealed.components()),
         "warm": result.is_same,
+        "cold_seconds": None if result.is_same else _cold_seconds(sealed, place),
         "exit_code": result.exit_code,
-        "components": _rows(result.components),
-        "conditions": _rows(result.unmet),
-        "established": _rows(result.established),
+        "components": difference_rows(result.components),
+        "conditions": difference_rows(result.unmet),
+        "established": difference_rows(result.established),
     }
     return document, list(_lines(document, result)), result.exit_code
 
 
-def _rows(differences: Iterable[Difference]) -> list[dict[str, Any]]:
+def difference_rows(differences: Iterable[Difference]) -> list[dict[str, Any]]:
+    """Returns differences as JSON values."""
     return [
         {"name": one.name, "sealed": one.sealed, "here": one.here, "exit_code": one.exit_code}
         for one in differences
     ]
+
+
+def difference_table(
+    differences: Iterable[Difference], titles: tuple[str, str] = ("sealed", "here")
+) -> Iterator[str]:
+    """Yields a line a difference: what it is of, and what both sides have."""
+    rows = [(one.name, plain(one.name, one.sealed), plain(one.name, one.here)) for one in differences]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
+    for name, sealed, here in rows:
+        yield f"    {name:<{widths[0]}}  {titles[0]}: {sealed:<{widths[1]}}  {titles[1]}: {here}"
 
 
 def _lines(document: Mapping[str, Any], result: Comparison) -> Iterator[str]:
@@ -85,20 +100,26 @@ def _lines(document: Mapping[str, Any], result: Comparison) -> Iterator[str]:
         yield f"not warm: {num} of {of} components of the launch {'differs' if num == 1 else 'differ'}"
     else:
         yield f"not warm: the launch is the sealed one, but {len(result.unmet)} of its conditions cannot be met here"
-    yield from _table(result.components)
+    yield from difference_table(result.components)
     if result.unmet:
         yield "conditions that cannot be made what they were:"
-        yield from _table(result.unmet)
+        yield from difference_table(result.unmet)
     if result.established:
         yield "conditions that `aotgaudi run` makes what they were:"
-        yield from _table(result.established)
+        yield from difference_table(result.established)
+    if document["cold_seconds"] is not None:
+        yield f"cost: a cold start, which took {document['cold_seconds']:.0f} s when it was built"
 
 
-def _table(differences: Iterable[Difference]) -> Iterator[str]:
-    rows = [(one.name, plain(one.name, one.sealed), plain(one.name, one.here)) for one in differences]
-    widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
-    for name, sealed, here in rows:
-        yield f"    {name:<{widths[0]}}  sealed: {sealed:<{widths[1]}}  here: {here}"
+def _cold_seconds(sealed: Launch, place: StorePlace) -> float | None:
+    """Returns how long the sealed launch took to start when it was built; None if this machine's store does not say."""
+    if not place.root.is_dir():
+        return None
+    from aotgaudi.capture.keys import capture_key
+    from aotgaudi.capture.records import find_capture
+
+    row = find_capture(place.open(create=False), capture_key(sealed).hex)
+    return None if row is None else row.cold_seconds
 
 
 def _of_cache(cache: PlainCache, words: tuple[str, ...], environ: Mapping[str, str]) -> Told:
