@@ -28,7 +28,7 @@ from aotgaudi.watch.verdict import Seen
 
 Kind = Literal["cold", "load", "measure"]
 _STATES: Mapping[Kind, str] = {"cold": "c", "load": "l", "measure": "m"}
-_LIVE, _EXERCISE, _FLUSH, _STOP = "v", "e", "f", "s"
+_LIVE, _EXERCISE, _FLUSH = "v", "e", "f"
 _ENDING = frozenset({"process", "compile", "triton", "dynamo", "hpu", "generate", "refused", "load"})
 """What a start from sealed files is ended for at once: a server that is kept from compiling may hang."""
 _FLUSH_SECONDS = 600.0
@@ -97,6 +97,13 @@ class Ran:
     findings: tuple[tuple[str, Finding], ...]
     answers: tuple[str, ...]
 
+    def counters(self, suffix: str = "") -> dict[str, int]:
+        """Returns the server's own counters, summed over its processes, whose names end so."""
+        total: Counter[str] = Counter()
+        for history in self.seen.histories.values():
+            total.update({name: value for name, value in history.counters.items() if name.endswith(suffix)})
+        return {name: value for name, value in sorted(total.items()) if value}
+
     @property
     def counts(self) -> dict[str, int]:
         """How often each kind of finding occurred."""
@@ -125,8 +132,8 @@ def guest_run(
     `before` is called before it is started, `between` when it has ended, before its files are looked at.
 
     Raises:
-        EndedEarlyError: in a load, it compiled or made code, or failed while it was kept from that.
-        CaptureError: it failed by itself.
+        EndedEarlyError: from sealed files, it did what it is ended for at once, or failed.
+        CaptureError: it failed from empty caches.
         SpecError, UntrustedError, StoreError: there is no such place, or no room.
     """
     needed = sum(file.digest.size_bytes for file in files)
@@ -154,15 +161,14 @@ def _run(setting: Setting, plan: Plan, place: Place, kind: Kind) -> Ran:
             session.set_phase(_LIVE)
             session.settle()
             seen = session.look(compares=plan.rules.has_sealed)
-            for byte, seconds in ((_FLUSH, _FLUSH_SECONDS), (_STOP, 10.0)):
-                session.set_phase(byte)
-                session.settle(seconds)
+            session.set_phase(_FLUSH)
+            session.settle(_FLUSH_SECONDS)
             status = session.end()
         except GuestError as error:
             session.read()
             findings = _findings(session)
-            if kind != "cold" and findings:
-                raise EndedEarlyError(findings, str(error)) from error
+            if kind != "cold":
+                raise EndedEarlyError(findings, f"{error} ({_tail_remedy(setting)})") from error
             raise CaptureError(f"{error} ({_tail_remedy(setting)})") from error
         if status == _KILLED:
             raise CaptureError(

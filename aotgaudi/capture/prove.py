@@ -7,8 +7,8 @@ nothing and proves nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from pydantic import JsonValue
 
@@ -26,6 +26,14 @@ from aotgaudi.watch.verdict import NotWarm, Undecided, before, judge
 MAX_ADDITIONS = 2
 """How often what a start adds is added to the capture."""
 _LOADED = frozenset({"library", "pickle", "recipe", "cubin"})
+
+
+@dataclass(frozen=True)
+class Cold:
+    """What the cold run did that its proof is held against: its answers, and what it counted as saved."""
+
+    answers: tuple[str, ...]
+    saved: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -51,26 +59,27 @@ class Proved:
 
 @dataclass(frozen=True)
 class _Failure:
-    """Why a start was no proof: who did what, and in words."""
+    """Why a start was no proof: who did what, and in words; `is_cut` where it did not come to its end."""
 
     findings: tuple[tuple[str, Finding], ...]
     reasons: tuple[str, ...]
+    is_cut: bool = False
 
 
-def prove(setting: Setting, rules: Rules, files: Sequence[CapturedFile], answers: tuple[str, ...]) -> Proved:
+def prove(setting: Setting, rules: Rules, files: Sequence[CapturedFile], cold: Cold) -> Proved:
     """Starts the server from `files` alone, and again with what it added; returns what was proved.
 
-    `answers` are those of the cold run. Raises CaptureError, with a table of who compiled what.
+    Raises CaptureError, with a table of who compiled what.
     """
     held = tuple(files)
     for round_number in range(MAX_ADDITIONS + 1):
-        found = _try(setting, rules, held, answers)
+        found = _try(setting, rules, held, cold)
         if isinstance(found, Proved):
             return found
         failure, added = found
-        if not added and round_number < MAX_ADDITIONS:
+        if failure.is_cut and round_number < MAX_ADDITIONS:
             measured, added = _measure(setting, rules, held)
-            failure = measured or failure
+            failure = failure if measured is None else replace(measured, reasons=failure.reasons)
         if not added or round_number == MAX_ADDITIONS:
             raise _refusal(failure, round_number)
         setting.progress.note(f"{len(added)} files more, which a second start adds; proving again")
@@ -79,18 +88,18 @@ def prove(setting: Setting, rules: Rules, files: Sequence[CapturedFile], answers
 
 
 def _try(
-    setting: Setting, rules: Rules, held: tuple[CapturedFile, ...], answers: tuple[str, ...]
+    setting: Setting, rules: Rules, held: tuple[CapturedFile, ...], cold: Cold
 ) -> Proved | tuple[_Failure, tuple[CapturedFile, ...]]:
     try:
         with guest_run(setting, "load", held) as (ran, place):
-            failure = _judge(setting, held, ran, answers)
+            failure = _judge(setting, held, ran, cold)
             if isinstance(failure, Proved):
                 return failure
             can_grow = not failure.findings or all(finding.what == "file" for _, finding in failure.findings)
             added = _added(setting, rules, ran, place) if can_grow else ()
             return failure, added
     except EndedEarlyError as early:
-        return _Failure(early.findings, (early.cause,) if early.cause else ()), ()
+        return _Failure(early.findings, (early.cause,) if early.cause else (), is_cut=True), ()
 
 
 def _measure(
@@ -100,7 +109,7 @@ def _measure(
     try:
         with guest_run(setting, "measure", held) as (ran, place):
             return _Failure(ran.findings, ()) if ran.findings else None, _added(setting, rules, ran, place)
-    except (EndedEarlyError, CaptureError):
+    except EndedEarlyError:
         return None, ()
 
 
@@ -126,19 +135,17 @@ def _with(held: Sequence[CapturedFile], added: Sequence[CapturedFile]) -> tuple[
     return files
 
 
-def _judge(
-    setting: Setting, held: tuple[CapturedFile, ...], ran: Ran, answers: tuple[str, ...]
-) -> Proved | _Failure:
+def _judge(setting: Setting, held: tuple[CapturedFile, ...], ran: Ran, cold: Cold) -> Proved | _Failure:
     told = [before(history, ran.seen.phase) for history in ran.seen.histories.values()]
     learnt = setting.found.guest.expected(setting.launch, [_raw(h, e) for h in told for e in h.events])
-    expected = learnt.model_copy(update={"answers": answers})
+    expected = learnt.model_copy(update={"answers": cold.answers})
     verdict = judge(ran.seen, expected)
     reasons: tuple[str, ...] = ()
     if isinstance(verdict, NotWarm):
         reasons = tuple(reason.text for reason in verdict.reasons)
     elif isinstance(verdict, Undecided):
         reasons = tuple(f"it is not known: {waiting}" for waiting in verdict.waiting_for)
-    reasons = (*reasons, *_after(ran.after), *_unloaded(held, told))
+    reasons = (*reasons, *_after(ran.after), *_unloaded(held, told), *_not_loaded(ran, cold))
     if reasons or ran.findings:
         return _Failure(ran.findings, reasons)
     return Proved(
@@ -170,6 +177,16 @@ def _unloaded(held: Sequence[CapturedFile], told: Sequence[History]) -> tuple[st
     if any(event.kind in ("loaded", "load") for event in events):
         return ()
     return ("nothing of what was captured was loaded: the server ran without it",)
+
+
+def _not_loaded(ran: Ran, cold: Cold) -> Iterator[str]:
+    """What a server counts as saved (``num_aot_artifacts_saved``), the next one must count as loaded."""
+    loaded = ran.counters("_loaded")
+    for name, saved in cold.saved.items():
+        kind = name.removesuffix("_saved")
+        found = loaded.get(f"{kind}_loaded", 0)
+        if found < saved:
+            yield f"{kind}: {found} of {saved} artifacts that the first start saved were loaded"
 
 
 def _factors(told: Sequence[History]) -> dict[str, dict[str, str]]:

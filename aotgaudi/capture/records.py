@@ -56,12 +56,16 @@ class CaptureRow(Value):
 
 
 class DraftRow(Value):
-    """What a cold run left: its files, what it answered, and what was measured."""
+    """What a cold run left: its files, what it answered, and what was measured.
+
+    `saved` are the server's own counters of artifacts that it saved.
+    """
 
     kind: Literal["draft"] = "draft"
     files: tuple[CapturedFile, ...]
     left_out: tuple[LeftOut, ...]
     answers: tuple[str, ...]
+    saved: dict[str, int] = Field(default_factory=dict)
     cold_seconds: Seconds
     cold_counts: dict[str, int]
     places: dict[str, int] = Field(default_factory=dict)

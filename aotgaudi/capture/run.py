@@ -8,9 +8,10 @@ comes after the proof, the bundle is renamed into place, and locks die with who 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,9 +22,9 @@ from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.capture.collect import Rules, collect
-from aotgaudi.capture.guest_run import Progress, Setting, describe_counts, guest_run
+from aotgaudi.capture.guest_run import Progress, Ran, Setting, describe_counts, guest_run
 from aotgaudi.capture.keys import builder_versions, capture_key, draft_key
-from aotgaudi.capture.prove import Proved, prove
+from aotgaudi.capture.prove import Cold, Proved, prove
 from aotgaudi.capture.records import (
     CaptureRow,
     DraftRow,
@@ -63,7 +64,7 @@ class Order:
         out: Where the bundle goes.
         signing: With which keys it is signed; None: not.
         ready_seconds: How long a start may take until it serves.
-        prepare: Puts what the launch needs into its place before the cold run.
+        given: Path below the place's root -> text: what the launch needs, captured with the rest.
     """
 
     found: Found
@@ -71,7 +72,7 @@ class Order:
     out: Path
     signing: Signing | None = None
     ready_seconds: float = READY_SECONDS
-    prepare: Callable[[Place], object] = lambda _: None
+    given: Mapping[str, str] = field(default_factory=dict)
 
 
 def build_capture(order: Order, store: Store, progress: Progress) -> Built:
@@ -149,18 +150,13 @@ def _cold(order: Order, setting: Setting, rules: Rules, store: Store, draft: str
     if row is not None:
         progress.end(f"done before, in a build that was stopped in its proof: {len(row.files)} files")
         return row
-    settle = getattr(order.found.guest, "settle", None)
-
-    def between(place: Place) -> None:
-        if settle is not None:
-            settle(place.here)
-
-    with guest_run(setting, "cold", between=between, before=order.prepare) as (ran, place):
-        if not ran.seen.histories:
-            raise CaptureError(
-                "no process of the server has a witness: its Python took no notice of PYTHONPATH"
-                " (start it without -E, -I or -S, and leave PYTHONPATH alone)"
-            )
+    with guest_run(
+        setting,
+        "cold",
+        before=partial(_put, order.given),
+        between=lambda place: order.found.guest.settle(place.here),
+    ) as (ran, place):
+        _require_witnesses(ran, setting)
         found = collect(place.here, rules.in_place(place), store.objects)
     for path in found.strays[:3]:
         progress.warn(f"{path} was written to the server's home, which is not captured")
@@ -170,6 +166,7 @@ def _cold(order: Order, setting: Setting, rules: Rules, store: Store, draft: str
         files=found.files,
         left_out=found.left_out,
         answers=ran.answers,
+        saved=ran.counters("_saved"),
         cold_seconds=ran.ready_seconds,
         cold_counts={**ran.counts, "files": len(found.files)},
         places=dict(found.places),
@@ -181,14 +178,45 @@ def _cold(order: Order, setting: Setting, rules: Rules, store: Store, draft: str
     return row
 
 
+def _put(given: Mapping[str, str], place: Place) -> None:
+    """Writes what the launch needs below the place's root. Raises StoreError."""
+    for name, text in given.items():
+        path = place.here / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise store_error("write", path, error) from error
+
+
+def _require_witnesses(ran: Ran, setting: Setting) -> None:
+    """Raises CaptureError where nobody watched, or not what must be: a proof would fail, a start later."""
+    histories = ran.seen.histories.values()
+    if not histories:
+        raise CaptureError(
+            "no process of the server has a witness: its Python took no notice of PYTHONPATH"
+            " (start it without -E, -I or -S, and leave PYTHONPATH alone)"
+        )
+    guest = setting.found.guest
+    roles = guest.roles(setting.launch)
+    for history in histories:
+        for hook in guest.hooks if history.role in roles else ():
+            if history.hooks.get(hook, False) is False:
+                raise CaptureError(
+                    f"{history.role} {history.pid}: {hook} cannot be watched: this version of {guest.name} has not what"
+                    " the witness looks for, so nothing could be proved"
+                )
+
+
 def _proof(setting: Setting, rules: Rules, cold: DraftRow) -> Proved:
     setting.progress.begin("2 proof")
-    proved = prove(setting, rules, cold.files, cold.answers)
+    proved = prove(setting, rules, cold.files, Cold(cold.answers, cold.saved))
+    saved = sum(cold.saved.values()) or proved.num_loaded
     added = len(proved.files) - len(cold.files)
     more = f"; {added} files more than the first start left" if added else ""
     setting.progress.end(
         f"ready in {proved.ready_seconds:.0f} s, {proved.proof.counts['requests']} requests; {describe_counts({})},"
-        f" 0 new files, {proved.num_loaded} of {proved.num_loaded} artifacts loaded{more}"
+        f" 0 new files, {proved.num_loaded} of {saved} artifacts loaded{more}"
     )
     return proved
 

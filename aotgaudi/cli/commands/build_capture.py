@@ -16,9 +16,12 @@ from aotgaudi.cli.options.capture import CaptureSettings, capture_options
 from aotgaudi.cli.options.signing import signing_options
 from aotgaudi.cli.options.store import StorePlace, store_options
 from aotgaudi.cli.show.capture_progress import CaptureDisplay
+from aotgaudi.guests.base import PlaceRoot
 from aotgaudi.guests.describe import describe
 from aotgaudi.guests.found import Found, find_guest
 from aotgaudi.guests.launch import Launch
+from aotgaudi.guests.shapes import Shapes
+from aotgaudi.spec.parse import load_spec
 
 
 @click.command("capture")
@@ -46,12 +49,23 @@ def capture(
     """
     refuse_foreign(output)
     display = CaptureDisplay(is_quiet=as_json)
-    found = find_guest(words, dict(os.environ))
-    launch = describe(found, root=str(settings.root), asked=settings.level, repairs=settings.repairs)
+    found, shapes = _find(words, settings)
+    launch = describe(
+        found,
+        root=str(settings.root),
+        asked=settings.level,
+        repairs=settings.repairs,
+        manifest_id=None if shapes is None else shapes.manifest_id,
+    )
     display.line("launch", _launch_line(found, launch))
     store = place.open()
     order = Order(
-        found=found, launch=launch, out=output, signing=signing, ready_seconds=settings.ready_seconds
+        found=found,
+        launch=launch,
+        out=output,
+        signing=signing,
+        ready_seconds=settings.ready_seconds,
+        given={} if shapes is None else shapes.files,
     )
     try:
         built = build_capture(order, store, display)
@@ -66,14 +80,30 @@ def capture(
     display.line("sealed", _sealed_line(built, signing))
 
 
+def _find(words: tuple[str, ...], settings: CaptureSettings) -> tuple[Found, Shapes | None]:
+    """The server that the command starts; with --shapes, told the shapes that it is to compile."""
+    environ = dict(os.environ)
+    if settings.shapes is None:
+        return find_guest(words, environ), None
+    found = find_guest(words, environ, is_whole=False)
+    shapes = found.guest.shapes(load_spec(settings.shapes), found.flags, found.environ)
+    place = PlaceRoot(str(settings.root))
+    return find_guest((*words, *shapes.words), shapes.environ(environ, place)), shapes
+
+
 def _launch_line(found: Found, launch: Launch) -> str:
     version = next((v.partition(" ")[0] for n, v in launch.software.items() if n == launch.guest), "")
     config = next(iter(launch.model.files.values()))
     name = " ".join(filter(None, (launch.guest, version)))
     return (
-        f"{name} ({launch.target.backend}), {len(launch.flags)} flags, {len(launch.variables)} variables,"
+        f"{name} ({launch.target.backend}), {_num(len(launch.flags), 'flag')},"
+        f" {_num(len(launch.variables), 'variable')},"
         f" model {found.flags.served_name} {config.sha256[:8]}..., id {launch.id[:12]}..."
     )
+
+
+def _num(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _sealed_line(built: Built, signing: Signing | None) -> str:

@@ -17,12 +17,13 @@ from aotgaudi.watch.place import DEFAULT_ROOT
 
 @dataclass(frozen=True)
 class CaptureSettings:
-    """What was chosen; `repairs` None means all that the guest has."""
+    """What was chosen; `repairs` None means all that the guest has, `shapes` is a spec."""
 
     level: ExerciseLevel
     repairs: tuple[str, ...] | None
     root: Path
     ready_seconds: float
+    shapes: Path | None = None
 
 
 _OPTIONS = (
@@ -30,12 +31,17 @@ _OPTIONS = (
         "--exercise",
         "level",
         type=click.Choice(EXERCISE_LEVELS),
-        default="sampler",
-        show_default=True,
-        help="What the server is asked once it serves, so that it compiles that, too.",
+        help="What the server is asked once it serves, so that it compiles that, too"
+        "  [default: sampler; with --shapes: shapes]",
     ),
     click.option(
         "--no-repairs", is_flag=True, help="Mend no defect that keeps the server from loading what it saved."
+    ),
+    click.option(
+        "--shapes",
+        type=click.Path(path_type=Path),
+        metavar="SPEC",
+        help="Have the server compile the closed, proved shapes of this spec, and no others (vllm-gaudi).",
     ),
     click.option(
         "--root",
@@ -61,9 +67,16 @@ def capture_options(function: Command) -> Command:
 
     @functools.wraps(function)
     def command(
-        *, level: ExerciseLevel, no_repairs: bool, root: Path, ready_timeout: float, **others: Any
+        *,
+        level: ExerciseLevel | None,
+        no_repairs: bool,
+        root: Path,
+        ready_timeout: float,
+        shapes: Path | None,
+        **others: Any,
     ) -> Any:
-        settings = CaptureSettings(level, () if no_repairs else None, root, ready_timeout)
+        asked = level or ("sampler" if shapes is None else "shapes")
+        settings = CaptureSettings(asked, () if no_repairs else None, root, ready_timeout, shapes)
         return function(settings=settings, **others)
 
     for option in reversed(_OPTIONS):

@@ -1,0 +1,124 @@
+"""Captures of the fake guest, for tests."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from aotgaudi.capture.guest_run import Setting
+from aotgaudi.capture.run import Built, Order, build_capture
+from aotgaudi.guests.describe import describe
+from aotgaudi.guests.exercise import ExerciseLevel
+from aotgaudi.guests.found import Found, find_guest
+from aotgaudi.store.store import Store
+
+SERVER = Path(__file__).with_name("fake_server.py")
+
+
+class Told:
+    """A `Progress` that remembers."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.warnings: list[str] = []
+        self._heading = ""
+
+    def begin(self, heading: str) -> None:
+        self._heading = heading
+
+    def note(self, text: str) -> None:
+        pass
+
+    def end(self, text: str) -> None:
+        self.lines.append(f"{self._heading}: {text}")
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+@dataclass
+class Bench:
+    """A directory with a model, a store and a place; and what a shell there would have."""
+
+    folder: Path
+    environ: dict[str, str] = field(default_factory=dict)
+    level: ExerciseLevel = "smoke"
+    ready_seconds: float = 60.0
+    told: Told = field(default_factory=Told)
+
+    def __post_init__(self) -> None:
+        model = self.folder / "model"
+        model.mkdir(parents=True, exist_ok=True)
+        (model / "config.json").write_text('{"architectures": ["X"]}')
+        self.environ = {
+            **os.environ,
+            "AOTGAUDI_FAKE_GUEST": "1",
+            "OMP_NUM_THREADS": "1",
+            **self.environ,
+        }
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "r"
+
+    @property
+    def store(self) -> Store:
+        return Store.open(self.folder / "store")
+
+    def words(self, *more: str) -> tuple[str, ...]:
+        return (
+            sys.executable,
+            str(SERVER),
+            "serve",
+            str(self.folder / "model"),
+            "--port",
+            str(free_port()),
+            *more,
+        )
+
+    def found(self, *more: str, **environ: str) -> Found:
+        return find_guest(self.words(*more), {**self.environ, **environ})
+
+    def order(self, *more: str, out: str = "out", **environ: str) -> Order:
+        found = self.found(*more, **environ)
+        launch = describe(found, root=str(self.root), asked=self.level)
+        return Order(found=found, launch=launch, out=self.folder / out, ready_seconds=self.ready_seconds)
+
+    def build(self, *more: str, out: str = "out", **environ: str) -> Built:
+        return build_capture(self.order(*more, out=out, **environ), self.store, self.told)
+
+    @contextmanager
+    def setting(self, **environ: str) -> Iterator[Setting]:
+        order = self.order(**environ)
+        log: IO[Any]
+        with (self.folder / "log").open("wb") as log:
+            yield Setting(
+                order.found, order.launch, self.root, self.store.objects, log, self.ready_seconds, self.told
+            )
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def processes_of(folder: Path) -> list[str]:
+    """The command lines of processes that know of `folder`, our own aside."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            environ, words = (entry / "environ").read_bytes(), (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if os.fsencode(folder) in environ + words:
+            found.append(words.replace(b"\0", b" ").decode("utf-8", "replace"))
+    return found

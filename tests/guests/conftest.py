@@ -1,0 +1,17 @@
+"""Places of tests: their paths are short, for sockets lie below them."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="ag-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)

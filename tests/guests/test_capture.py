@@ -1,0 +1,326 @@
+"""Building a capture of a server that compiles: what is sealed was proved, and nothing else is ever sealed."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from aotgaudi.bundle.capture_receipt import CaptureReceipt
+from aotgaudi.bundle.restore import restore
+from aotgaudi.capture import prove as prove_module
+from aotgaudi.capture.collect import Rules
+from aotgaudi.capture.guest_run import Ran
+from aotgaudi.capture.keys import capture_key, draft_key
+from aotgaudi.capture.prove import Cold, Proved, prove
+from aotgaudi.capture.records import find_capture, find_draft
+from aotgaudi.capture.run import Built
+from aotgaudi.errors import CaptureError, StoreError
+from tests.guests.capturing import Bench, processes_of
+
+EXACT = {"compile": 0, "generate": 0, "new_files": 0, "loads": 1, "requests": 17, "processes": 3}
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    folder = Path(tempfile.mkdtemp(prefix="ag-", dir="/tmp"))
+    yield Bench(folder, level="sampler")  # It asks for logprobs, which take a kernel of their own.
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def built(bench: Bench) -> Built:
+    """One build that goes well; what others of this module damage is a copy."""
+    return bench.build()
+
+
+@pytest.fixture
+def receipt(built: Built) -> CaptureReceipt:
+    assert isinstance(built.bundle.receipt, CaptureReceipt)
+    return built.bundle.receipt
+
+
+@pytest.fixture
+def fresh(folder: Path) -> Bench:
+    return Bench(folder)
+
+
+def cold_of(receipt: CaptureReceipt) -> Cold:
+    return Cold(receipt.expected.answers, {"vllm.num_aot_artifacts_saved": 1})
+
+
+def tree(root: Path) -> dict[str, int]:
+    return {str(path.relative_to(root)): path.stat().st_mtime_ns for path in root.rglob("*")}
+
+
+def test_what_is_sealed_was_proved(bench: Bench, built: Built, receipt: CaptureReceipt) -> None:
+    assert built.is_new
+    assert receipt.proof.counts == EXACT
+    assert receipt.proof.witnesses == ("counters", "files", "inotify", "process")
+    assert receipt.expected.loads
+    assert sum(receipt.expected.loads.values()) == 1
+    assert receipt.expected.roles == {"APIServer": 1, "EngineCore": 1, "Worker": 1}
+    assert len(receipt.expected.answers) == 17
+    assert built.bundle.launch.id == receipt.manifest_id
+    assert built.bundle.verify().is_intact
+    assert {file.kind for file in receipt.files} >= {"library", "pickle", "python"}
+    assert [row.pattern for row in receipt.left_out] == ["*.lock"]
+    assert built.row.cold_counts["process"] >= 2
+    assert built.row.places["root"] > 0
+
+
+def test_a_build_leaves_nothing_running_and_nothing_in_its_place(bench: Bench, built: Built) -> None:
+    assert processes_of(bench.folder) == []
+    assert [
+        path for path in bench.root.rglob("*") if path.is_file() and path.parts[-2] in ("cache", "tmp")
+    ] == []
+    assert list((bench.folder / "store" / "tmp").iterdir()) == []
+
+
+def test_the_second_build_of_a_launch_runs_nothing(bench: Bench, built: Built) -> None:
+    before = tree(built.bundle.path)
+    shutil.rmtree(bench.root)
+
+    again = bench.build()
+
+    assert not again.is_new
+    assert again.row == built.row
+    assert tree(built.bundle.path) == before
+    assert not bench.root.exists()
+
+
+def test_a_changed_flag_is_another_launch(bench: Bench, built: Built) -> None:
+    other = bench.order("--max-model-len", "256")
+
+    assert other.launch.id != built.bundle.launch.id
+    assert find_capture(bench.store, capture_key(other.launch).hex) is None
+
+
+def test_no_draft_is_left_when_a_capture_is_there(bench: Bench, built: Built) -> None:
+    assert find_draft(bench.store, draft_key(built.bundle.launch).hex) is None
+
+
+def test_what_is_restored_is_what_the_server_left(
+    bench: Bench, built: Built, receipt: CaptureReceipt
+) -> None:
+    into = bench.folder / "restored"
+    into.mkdir(mode=0o700)
+
+    restore(built.bundle, into)
+
+    found = {str(path.relative_to(into)) for path in into.rglob("*") if path.is_file()}
+    assert found == {file.path for file in receipt.files}
+
+
+PROOFS = {
+    "silent-miss": "Worker.* generate .*generated code again",
+    "compile-at-start": "Worker.* process .*a compiler was run: ",
+    "eager": "vllm.num_aot_artifacts: 0 of 1 artifacts that the first start saved were loaded",
+    "wrong-answer": "not answered as it was in the build",
+    "plant-and-load": r"planted\.so",
+}
+MORE_PROOFS = {
+    "load-failure": "Worker.* generate .*generated code again",
+    "rewrite": "has not the bytes that were sealed",
+    "delete": "was removed from the cache",
+    "counts-wrong": "Worker.* generate ",
+    "skip-plugin": "a witness in 1 of 1 Worker",
+    "worker-dies": "did not answer the request|ended without a last word",
+    "plant": r"planted\.so",
+}
+
+
+def _refused(fault: str, why: str, bench: Bench, receipt: CaptureReceipt) -> None:
+    with bench.setting(FAKE_FAULTS=fault) as setting, pytest.raises(CaptureError, match=why) as error:
+        prove(setting, _rules(setting.found.guest), receipt.files, cold_of(receipt))
+
+    assert error.value.exit_code == 6
+    assert "nothing was sealed" in str(error.value)
+    assert processes_of(bench.folder) == []
+
+
+@pytest.mark.parametrize("fault", PROOFS)
+def test_a_second_start_that_is_not_warm_is_no_proof(
+    fault: str, bench: Bench, receipt: CaptureReceipt
+) -> None:
+    _refused(fault, PROOFS[fault], bench, receipt)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("fault", MORE_PROOFS)
+def test_whatever_else_a_second_start_does_is_no_proof(
+    fault: str, bench: Bench, receipt: CaptureReceipt
+) -> None:
+    _refused(fault, MORE_PROOFS[fault], bench, receipt)
+
+
+def _rules(guest: object) -> Rules:
+    return Rules(left_out=guest.left_out, kind_of=guest.kind_of)  # type: ignore[attr-defined]
+
+
+def test_what_a_second_start_adds_is_added_and_proved_again(bench: Bench, receipt: CaptureReceipt) -> None:
+    """A kernel is taken away, as if the first start had not come to it: the second one makes it, the third needs nothing."""
+    fewer = tuple(file for file in receipt.files if not file.path.endswith(("logprobs.so", "logprobs.cpp")))
+    assert len(fewer) == len(receipt.files) - 2
+
+    with bench.setting() as setting:
+        proved = prove(setting, _rules(setting.found.guest), fewer, cold_of(receipt))
+
+    assert isinstance(proved, Proved)
+    assert [file.path for file in proved.files] == [file.path for file in receipt.files]
+    assert proved.proof.counts == EXACT
+
+
+def test_what_is_never_done_adding_is_given_up(
+    bench: Bench, receipt: CaptureReceipt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = []
+
+    def run_twice_at_most(setting: object, rules: object, held: object, answers: object) -> object:
+        starts.append(len(held))  # type: ignore[arg-type]
+        more = receipt.files[0].model_copy(update={"path": f"cache/more{len(starts)}"})
+        return prove_module._Failure((), ("cache/more was added to the cache",)), (more,)
+
+    monkeypatch.setattr(prove_module, "_try", run_twice_at_most)
+    with (
+        bench.setting() as setting,
+        pytest.raises(CaptureError, match="though what it added was added 2 times"),
+    ):
+        prove(setting, _rules(setting.found.guest), receipt.files, Cold(()))
+    assert [count - starts[0] for count in starts] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("leak-secret", "notes.json holds the value of FAKE_TOKEN, a secret"),
+        ("link", "link is a link that leads out of the server's caches"),
+        ("crash-at-start", "ended with exit code 13 before it served"),
+        ("skip-plugins", "no process of the server has a witness"),
+    ],
+)
+def test_a_cold_run_that_cannot_be_captured_seals_nothing(fault: str, why: str, fresh: Bench) -> None:
+    with pytest.raises(CaptureError, match=why) as error:
+        fresh.build(FAKE_FAULTS=fault, FAKE_TOKEN="hf_topsecret123")
+
+    assert error.value.exit_code == 6
+    assert "hf_topsecret123" not in str(error.value)
+    assert not (fresh.folder / "out").exists()
+    assert list(fresh.store.actions) == []
+    assert processes_of(fresh.folder) == []
+
+
+def test_a_server_that_hangs_is_given_up_and_ended(fresh: Bench) -> None:
+    fresh.ready_seconds = 2.0
+
+    with pytest.raises(CaptureError, match=r"did not serve within 2 s .*what it said: .*capture-.*\.log"):
+        fresh.build(FAKE_FAULTS="hang")
+    assert processes_of(fresh.folder) == []
+
+
+def test_two_builds_of_one_launch_at_once_run_it_once(fresh: Bench) -> None:
+    other = Bench(fresh.folder)
+    with ThreadPoolExecutor(2) as pool:
+        one, two = pool.submit(fresh.build), pool.submit(other.build, out="other")
+        results = [one.result(), two.result()]
+
+    assert sorted(result.is_new for result in results) == [False, True]
+    assert results[0].row == results[1].row
+    assert [*fresh.told.warnings, *other.told.warnings] == [
+        "another build of this launch is under way; waiting for what it gives"
+    ]
+
+
+def test_a_build_that_is_stopped_in_its_proof_goes_on_from_the_draft(
+    fresh: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object) -> Ran:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("aotgaudi.capture.run.prove", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            fresh.build()
+    assert not (fresh.folder / "out").exists()
+
+    fresh.told.lines.clear()
+    assert fresh.build().is_new
+    assert "done before, in a build that was stopped in its proof" in fresh.told.lines[0]
+
+
+def test_a_destination_that_is_not_ours_is_refused_before_anything_is_run(fresh: Bench) -> None:
+    (fresh.folder / "out").mkdir()
+    (fresh.folder / "out" / "mine").touch()
+
+    with pytest.raises(StoreError, match="neither a bundle nor empty"):
+        fresh.build()
+    assert not fresh.root.exists()
+
+
+def _kill_while_it_builds(bench: Bench, seconds: float) -> None:
+    """Starts a build in a process of its own, and kills that after so long."""
+    command = [sys.executable, "-m", "aotgaudi", "build", "capture", "--exercise", bench.level]
+    command += [
+        "-o",
+        str(bench.folder / "out"),
+        "--root",
+        str(bench.root),
+        "--store",
+        str(bench.folder / "store"),
+    ]
+    build = subprocess.Popen(
+        [*command, "--", *bench.words()],
+        env=bench.environ,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        build.wait(seconds)
+    except subprocess.TimeoutExpired:
+        os.kill(build.pid, signal.SIGKILL)
+        build.wait()
+
+
+def _nothing_is_left(bench: Bench, seconds: float = 30.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while processes_of(bench.folder):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def _check_kills(bench: Bench, moments: list[float]) -> None:
+    for seconds in moments:
+        _kill_while_it_builds(bench, seconds)
+        assert _nothing_is_left(bench), processes_of(bench.folder)
+        out = bench.folder / "out"
+        if out.exists():  # It was done.
+            shutil.rmtree(out)
+            shutil.rmtree(bench.folder / "store")
+    built = bench.build()
+
+    assert built.bundle.verify().is_intact
+    assert sorted(path.name for path in bench.folder.iterdir()) == ["model", "out", "r", "store"]
+
+
+def test_a_build_that_is_killed_leaves_no_bundle_no_process_and_no_lock(fresh: Bench) -> None:
+    _check_kills(fresh, [2.5])
+
+
+@pytest.mark.nightly
+def test_a_build_that_is_killed_at_twenty_moments_leaves_nothing(fresh: Bench) -> None:
+    choose = random.Random(20)
+
+    _check_kills(fresh, [choose.uniform(0.2, 14.0) for _ in range(20)])
