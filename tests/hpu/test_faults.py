@@ -76,6 +76,16 @@ def test_a_fault_refutes_its_line_and_no_other(reports: dict[str, DoctorReport |
     assert (REFUTES[fault] in report.lacks()) == LINES[REFUTES[fault]].is_needed
 
 
+def test_where_keys_differ_between_processes_it_is_told_in_what(
+    reports: dict[str, DoctorReport | str],
+) -> None:
+    report = reports["key-unstable"]
+
+    assert isinstance(report, DoctorReport), report
+    (seen,) = (line.observation for line in report.lines() if line.line == "K-31")
+    assert re.search(r"; keys differ in: salt [0-9a-f]{16}; salt [0-9a-f]{16}$", seen)
+
+
 @pytest.mark.nightly
 def test_a_fault_refutes_the_same_line_on_the_oldest_release(
     double: InstalledDouble, tmp_path_factory: pytest.TempPathFactory

@@ -17,6 +17,8 @@ from aotgaudi.gaudi.identity import KERNELS_VARIABLE
 from aotgaudi.gaudi.recipes import RecipePair, scan
 
 _FIRST_RELEASE_OF_STABLE_KEYS = (1, 22)
+_DUMPS = "*.hash_content"
+_MOST_SHOWN = 400
 
 
 def _metrics(lab: Lab) -> Iterator[LineFinding]:
@@ -62,11 +64,29 @@ def _reload(lab: Lab) -> Iterator[LineFinding]:
     stored = set(values["files"]) | set(values["uncached"])
     lacks = "a recipe was not there after it" if values["has_flush"] else "the bridge has no flush"
     yield judged("K-35", values["has_flush"] and built.keys() <= stored, "every recipe was there", lacks)
-    total = built.again(lab, built.directory).required()["total"]
+    again = built.again(lab, built.directory).required()
+    total = again["total"]
     found = set(values["files"]) & set(total["hits"])
     holds = built.keys() - set(values["uncached"]) <= found and total["compiled"] <= len(values["uncached"])
     seen = f"{len(found)} of {len(values['files'])} found, {total['compiled']} compiled"
-    yield judged("K-31", holds, seen)
+    has_other_keys = not built.keys() & {key for run in again["runs"] for key in run["keys"]}
+    why = _why_keys_differ(lab, built) if has_other_keys else ""
+    yield judged("K-31", holds, seen, f"{seen}{why}")
+
+
+def _why_keys_differ(lab: Lab, built: BuiltRecipes) -> str:
+    """What two processes put into the key of the same graph otherwise, as the bridge dumps it (K-14)."""
+    dumps = []
+    for _ in range(2):
+        directory = lab.new_directory("dumped")
+        dump = {"PT_RECIPE_CACHE_DUMP_DEBUG": "true"}
+        lab.run("recipes.keys", directory, order=[1], pin=built.is_pinned, environment=dump).required()
+        texts = (path.read_text(encoding="utf-8", errors="replace") for path in directory.glob(_DUMPS))
+        dumps.append({line.strip() for text in texts for line in text.splitlines()})
+    if not all(dumps):
+        return "; the bridge does not tell what keys are made of"
+    differing = "; ".join(sorted(dumps[0] ^ dumps[1]))
+    return f"; keys differ in: {differing[:_MOST_SHOWN]}"
 
 
 def _read_only(lab: Lab) -> Iterator[LineFinding]:

@@ -17,7 +17,7 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from habana_frameworks.bridge import flags
@@ -81,6 +81,12 @@ class DiskCache:
         """Queues a pair to be written."""
         if self.config.path:
             self._jobs.put((f"{key}{self._suffix}", recipe, metadata))
+
+    def dump(self, name: str, components: Sequence[str]) -> None:
+        """Writes what a key is made of beside the recipes (D-26)."""
+        if self.config.path:
+            text = "\n".join(components)
+            Path(self.config.path, f"{name}.hash_content").write_text(f"{text}\n", encoding="utf-8")
 
     def flush(self) -> None:
         """Blocks until everything is written."""

@@ -44,6 +44,12 @@ def recipe_key(text: str, args: Sequence[object], num_outputs: int) -> str:
     """Returns H, decimal, for a call of the cluster of `text` with `args`."""
     if has_fault("collision"):
         return "12345"
+    parts = key_components(text, args, num_outputs)
+    return str(int.from_bytes(hashlib.sha256("\0".join(parts).encode()).digest()[:8], "big"))
+
+
+def key_components(text: str, args: Sequence[object], num_outputs: int) -> list[str]:
+    """Returns what H is made of."""
     parts = [text, str(num_outputs), str(torch.are_deterministic_algorithms_enabled())]
     for arg in args:
         if isinstance(arg, torch.Tensor):
@@ -52,8 +58,8 @@ def recipe_key(text: str, args: Sequence[object], num_outputs: int) -> str:
         else:
             parts.append(repr(arg))
     if has_fault("key-unstable"):
-        parts.append(_SALT)
-    return str(int.from_bytes(hashlib.sha256("\0".join(parts).encode()).digest()[:8], "big"))
+        parts.append(f"salt {_SALT}")
+    return parts
 
 
 def _node_text(node: fx.Node, module: fx.GraphModule) -> str:

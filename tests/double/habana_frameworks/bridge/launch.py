@@ -19,7 +19,7 @@ from habana_frameworks.bridge.cache_config import CacheConfig
 from habana_frameworks.bridge.disk_cache import DiskCache
 from habana_frameworks.bridge.events import emit
 from habana_frameworks.bridge.faults import has_fault
-from habana_frameworks.bridge.keys import graph_text, recipe_key
+from habana_frameworks.bridge.keys import graph_text, key_components, recipe_key
 from habana_frameworks.bridge.profile import COMPILE_SECONDS
 from habana_frameworks.bridge.recipe import Recipe
 
@@ -46,6 +46,8 @@ class RecipeCache:
         if found is None:
             emit("CACHE_MISS", recipe_id=key)
             found = self._compiled(module, key, name)
+            if flags.is_on("PT_RECIPE_CACHE_DUMP_DEBUG"):
+                self.disk.dump(f"{key}_{name}", key_components(text, args, len(_outputs(module))))
         else:
             emit("CACHE_HIT", recipe_id=key)
         self._recipes[whole] = found
@@ -71,8 +73,6 @@ class RecipeCache:
         is_single = sum(node.op == "call_function" for node in module.graph.nodes) == 1
         is_empty = is_single and has_fault("zero-metadata")
         self.disk.store(key, b"" if is_empty else data, b"" if is_empty else b"holder " + key.encode())
-        if flags.is_on("PT_RECIPE_CACHE_DUMP_DEBUG"):
-            emit("HASH_CONTENT", recipe_id=key)
         return Recipe(data)
 
 
