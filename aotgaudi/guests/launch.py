@@ -4,7 +4,7 @@ The canonical JSON (RFC 8785) of `Launch`, schema ``aotgaudi.launch/1``; docs/fo
 manifest of a bundle of captured caches.
 
 Two classes of component are kept apart, because the servers mix them and their users then cannot tell why a cache is
-not used (docs/adr/0046-launch.md):
+not used (docs/adr/0041-launch.md):
 
 * the **key** (`Launch.components`) is what changes code. It is complete by exclusion: a flag or a variable counts unless
   its guest gives a reason why not. It holds no place: no path, host, user or port. Its sha256 is the launch's id.

@@ -12,8 +12,10 @@ from aotgaudi.digest import Digest
 from aotgaudi.errors import ManifestError
 from aotgaudi.guests.exercise import Exercise
 from aotgaudi.guests.launch import LAUNCH_SCHEMA, Launch, ModelIdentity, Place, load_launch
+from tests.environment import ROOT
 from tests.launches import a_launch
 
+GOLDEN = ROOT / "tests" / "golden" / "data" / "launch.json"
 JSON = st.recursive(
     st.none() | st.booleans() | st.text(max_size=8) | st.integers(-(2**53) + 1, 2**53 - 1),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
@@ -128,3 +130,11 @@ def test_no_words_are_no_launch() -> None:
 def test_an_unknown_member_is_refused() -> None:
     with pytest.raises(ValidationError, match="colour"):
         Launch(**{**a_launch().model_dump(by_alias=True), "colour": "red"})
+
+
+def test_the_form_and_the_id_are_those_that_were_released() -> None:
+    launch = load_launch(GOLDEN.read_bytes())
+
+    assert launch.id == "346b97855823b303604e514e23cbf9dccb3cb7558bbcfa9ea2c9f61aa1c93703"
+    assert launch == a_launch()
+    assert a_launch().dumps() == GOLDEN.read_bytes()
