@@ -18,9 +18,6 @@ from aotgaudi.guests.variables import Hashed, VariableRules
 from aotgaudi.guests.vllm.guest import Vllm
 from aotgaudi.guests.words import one_integer
 
-SWITCH = "AOTGAUDI_FAKE_GUEST"
-"""The variable that has the fake guest found."""
-
 SCRIPT = "fake_server.py"
 _LOADS = ("vllm.num_aot_artifacts_loaded",)
 _ZEROS = ("vllm.num_aot_compiles",)

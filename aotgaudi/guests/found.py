@@ -7,6 +7,7 @@ is not to be seen in its words.
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shlex
@@ -18,12 +19,9 @@ from types import MappingProxyType
 
 from aotgaudi.errors import SpecError
 from aotgaudi.guests.base import Flags, Guest
-from aotgaudi.guests.fake import SWITCH, FakeGuest
 from aotgaudi.guests.identity import Installed, ask_interpreter
 from aotgaudi.guests.launch import GuestName
 from aotgaudi.guests.model import find_model
-from aotgaudi.guests.vllm.guest import Vllm
-from aotgaudi.guests.vllm_gaudi.guest import VllmGaudi
 from aotgaudi.vllm.values import shown
 
 WHERE = "the command"
@@ -31,6 +29,18 @@ WRAPPERS = frozenset(
     {"env", "nice", "ionice", "chrt", "taskset", "numactl", "stdbuf", "tini", "dumb-init", "setpriv", "exec"}
 )
 """Programs that may stand in front of a server's command."""
+
+FAKE_SWITCH = "AOTGAUDI_FAKE_GUEST"
+"""The variable that has the fake guest found."""
+
+_ADAPTERS: Mapping[str, str] = MappingProxyType(
+    {
+        "vllm": "aotgaudi.guests.vllm.guest:Vllm",
+        "vllm-gaudi": "aotgaudi.guests.vllm_gaudi.guest:VllmGaudi",
+        "fake": "aotgaudi.guests.fake:FakeGuest",
+    }
+)
+"""Guest -> where its adapter is. Imported when it is asked for: that of Gaudi brings all rules of bucketing with it."""
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
@@ -64,10 +74,11 @@ class Found:
 
 def guest_named(name: GuestName) -> Guest:
     """Returns the adapter of a guest. Raises SpecError for one that this version has none for."""
-    guests: Mapping[str, Guest] = {"vllm": Vllm(), "vllm-gaudi": VllmGaudi(), "fake": FakeGuest()}
-    if name not in guests:
-        raise SpecError("guest", f"is {name!r}", f"one of {', '.join(sorted(guests))}")
-    return guests[name]
+    if name not in _ADAPTERS:
+        raise SpecError("guest", f"is {name!r}", f"one of {', '.join(sorted(_ADAPTERS))}")
+    module, _, adapter = _ADAPTERS[name].partition(":")
+    guest: Guest = getattr(importlib.import_module(module), adapter)()
+    return guest
 
 
 def find_guest(
@@ -116,10 +127,8 @@ def public_words(words: Sequence[str], flags: Flags, guest: Guest) -> tuple[str,
 
 
 def _server(words: Sequence[str], environ: Mapping[str, str]) -> tuple[int, int, Guest]:
-    families: list[Guest] = [Vllm()]
-    if environ.get(SWITCH) == "1":
-        families.append(FakeGuest())
-    for family in families:
+    names: tuple[GuestName, ...] = ("vllm", "fake") if environ.get(FAKE_SWITCH) == "1" else ("vllm",)
+    for family in map(guest_named, names):
         found = family.starts_at(words)
         if found is not None:
             _require_wrappers(words[: found[0]])

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import pydantic
 
 from aotgaudi.backends.base import Target
-from aotgaudi.backends.offline import HPU_NEEDS, find_target
 from aotgaudi.document import first_problem
 from aotgaudi.errors import SpecError
-from aotgaudi.spec.build_spec import BuildSpec
+
+if TYPE_CHECKING:
+    from aotgaudi.spec.build_spec import BuildSpec
 
 Command = Callable[..., Any]
 
@@ -45,6 +46,8 @@ def refused_target_option(function: Command) -> Command:
 
 def refuse_other_target(described: Target | None, *specs: BuildSpec) -> None:
     """Raises SpecError where a target is given that is not one of all `specs`. For commands on which it has no effect."""
+    from aotgaudi.backends.offline import find_target  # Only here: most who take the option are not given it.
+
     if described is not None:
         for spec in specs:
             find_target(spec.target, described)
@@ -62,6 +65,8 @@ def read_target(path: Path, remedy: str) -> Target:
 
 def _refuse(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
     if value is not None and not context.resilient_parsing:
+        from aotgaudi.backends.offline import HPU_NEEDS
+
         raise SpecError("--target", f"plans, and compiles nothing: {HPU_NEEDS}", "leave it out")
 
 
