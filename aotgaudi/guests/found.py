@@ -37,6 +37,7 @@ _ADAPTERS: Mapping[str, str] = MappingProxyType(
     {
         "vllm": "aotgaudi.guests.vllm.guest:Vllm",
         "vllm-gaudi": "aotgaudi.guests.vllm_gaudi.guest:VllmGaudi",
+        "sglang": "aotgaudi.guests.sglang.guest:Sglang",
         "fake": "aotgaudi.guests.fake:FakeGuest",
     }
 )
@@ -127,7 +128,9 @@ def public_words(words: Sequence[str], flags: Flags, guest: Guest) -> tuple[str,
 
 
 def _server(words: Sequence[str], environ: Mapping[str, str]) -> tuple[int, int, Guest]:
-    names: tuple[GuestName, ...] = ("vllm", "fake") if environ.get(FAKE_SWITCH) == "1" else ("vllm",)
+    names: tuple[GuestName, ...] = ("vllm", "sglang")
+    if environ.get(FAKE_SWITCH) == "1":
+        names = (*names, "fake")
     for family in map(guest_named, names):
         found = family.starts_at(words)
         if found is not None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from aotgaudi.document import Value
 from aotgaudi.errors import SpecError
 from aotgaudi.guests.base import Guest, PlaceRoot
+from aotgaudi.guests.exercise import ExerciseRequest
 from aotgaudi.guests.launch import Launch, LaunchId
 
 FOLDER = "cache/shapes"
@@ -27,6 +28,7 @@ class Shapes(Value):
         words: what the command has more.
         variables: what the environment has more.
         paths: variable -> the path below the root that it names.
+        requests: what is asked of the guest so that it compiles them.
     """
 
     manifest_id: LaunchId
@@ -34,6 +36,7 @@ class Shapes(Value):
     words: tuple[str, ...]
     variables: dict[str, str]
     paths: dict[str, str]
+    requests: tuple[ExerciseRequest, ...] = ()
 
     def environ(self, environ: Mapping[str, str], place: PlaceRoot) -> dict[str, str]:
         """Returns `environ` with the variables, in a place."""

@@ -26,8 +26,9 @@ from aotgaudi.errors import AotGaudiError, NotWarmError, TargetError
 from aotgaudi.guests.base import Phase
 from aotgaudi.guests.compare import EXIT_OTHER_MACHINE, compare
 from aotgaudi.guests.describe import describe
-from aotgaudi.guests.found import Found, find_guest
+from aotgaudi.guests.found import Found, find_guest, guest_named
 from aotgaudi.guests.launch import Launch
+from aotgaudi.guests.shapes import as_sealed
 from aotgaudi.supervisor.app import Answers, Front, Listen
 from aotgaudi.supervisor.judge import Case, Judge, Policy
 from aotgaudi.supervisor.metrics import Metrics
@@ -114,7 +115,7 @@ def _compared(bundle: Bundle, options: RunOptions) -> tuple[Found, Launch, str]:
     """
     sealed = bundle.launch
     words = (*(options.words or sealed.words), *options.extra_words)
-    found = find_guest(words, options.environ)
+    found = find_guest(*as_sealed(guest_named(sealed.guest), sealed, words, options.environ))
     root = sealed.place.root if options.root is None else str(options.root)
     here = describe(
         found,

@@ -6,6 +6,7 @@
                                [--served-model-name X] [--log-level X]
     FAKE_CACHE_ROOT   its cache: <hash of what decides the code>/rank_N/{model, wrapper.py, kernels/*.so}
     FAKE_FORCE_LOAD   1: an artifact that does not load ends the server
+    FAKE_PLUGINS_GROUP  whose plugins its processes load, in place of vLLM's
     FAKE_FAULTS       names of FAULTS, separated by commas; NAME@FILE: only where FILE is there
 
 Three kinds of process, each of which loads the plugins of ``vllm.general_plugins``: the API server (this one), an
@@ -78,7 +79,8 @@ def has(fault: str) -> bool:
 def load_plugins() -> None:
     """What vLLM does first in each process (vllm/plugins/__init__.py)."""
     if not has("skip-plugins"):
-        for plugin in importlib.metadata.entry_points(group="vllm.general_plugins"):
+        group = os.environ.get("FAKE_PLUGINS_GROUP", "vllm.general_plugins")
+        for plugin in importlib.metadata.entry_points(group=group):
             plugin.load()()
 
 

@@ -12,15 +12,14 @@ import click
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.capture.run import Built, Order, build_capture
+from aotgaudi.capture.shapes import shaped_command
 from aotgaudi.cli.options.capture import CaptureSettings, capture_options
 from aotgaudi.cli.options.signing import signing_options
 from aotgaudi.cli.options.store import StorePlace, store_options
 from aotgaudi.cli.show.capture_progress import CaptureDisplay
-from aotgaudi.guests.base import PlaceRoot
 from aotgaudi.guests.describe import describe
-from aotgaudi.guests.found import Found, find_guest
+from aotgaudi.guests.found import Found
 from aotgaudi.guests.launch import Launch
-from aotgaudi.guests.shapes import Shapes
 from aotgaudi.spec.parse import load_spec
 
 
@@ -49,13 +48,15 @@ def capture(
     """
     refuse_foreign(output)
     display = CaptureDisplay(is_quiet=as_json)
-    found, shapes = _find(words, settings)
+    spec = None if settings.shapes is None else load_spec(settings.shapes)
+    shaped = shaped_command(words, dict(os.environ), spec, settings.root)
+    found = shaped.found
     launch = describe(
         found,
         root=str(settings.root),
-        asked=settings.level,
+        asked=shaped.asked(settings.level),
         repairs=settings.repairs,
-        manifest_id=None if shapes is None else shapes.manifest_id,
+        manifest_id=shaped.manifest_id,
     )
     display.line("launch", _launch_line(found, launch))
     store = place.open()
@@ -65,7 +66,7 @@ def capture(
         out=output,
         signing=signing,
         ready_seconds=settings.ready_seconds,
-        given={} if shapes is None else shapes.files,
+        given=shaped.files,
     )
     try:
         built = build_capture(order, store, display)
@@ -78,17 +79,6 @@ def capture(
         if repair.id in launch.repairs:
             display.line("repairs", f"{repair.id} ({repair.defect.partition('. ')[0].rstrip('.')})")
     display.line("sealed", _sealed_line(built, signing))
-
-
-def _find(words: tuple[str, ...], settings: CaptureSettings) -> tuple[Found, Shapes | None]:
-    """The server that the command starts; with --shapes, told the shapes that it is to compile."""
-    environ = dict(os.environ)
-    if settings.shapes is None:
-        return find_guest(words, environ), None
-    found = find_guest(words, environ, is_whole=False)
-    shapes = found.guest.shapes(load_spec(settings.shapes), found.flags, found.environ)
-    place = PlaceRoot(str(settings.root))
-    return find_guest((*words, *shapes.words), shapes.environ(environ, place)), shapes
 
 
 def _launch_line(found: Found, launch: Launch) -> str:

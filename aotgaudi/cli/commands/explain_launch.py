@@ -14,8 +14,9 @@ from aotgaudi.errors import SpecError
 from aotgaudi.explain.plain_cache import PlainCache, examine, find_plain_cache, read_plain_cache
 from aotgaudi.guests.compare import Comparison, Difference, compare, plain
 from aotgaudi.guests.describe import describe
-from aotgaudi.guests.found import find_guest
+from aotgaudi.guests.found import find_guest, guest_named
 from aotgaudi.guests.launch import Launch
+from aotgaudi.guests.shapes import as_sealed
 
 Told = tuple[dict[str, Any], list[str], int]
 _EXIT_NOT_WARM = 3
@@ -50,7 +51,7 @@ def explain_launch(path: Path, words: tuple[str, ...], environ: Mapping[str, str
 
 def _of_bundle(bundle: Bundle, words: tuple[str, ...], environ: Mapping[str, str], place: StorePlace) -> Told:
     sealed = bundle.launch
-    found = find_guest(words or sealed.words, environ)
+    found = find_guest(*as_sealed(guest_named(sealed.guest), sealed, words or sealed.words, environ))
     here = describe(
         found,
         root=sealed.place.root,

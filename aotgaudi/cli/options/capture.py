@@ -41,7 +41,7 @@ _OPTIONS = (
         "--shapes",
         type=click.Path(path_type=Path),
         metavar="SPEC",
-        help="Have the server compile the closed, proved shapes of this spec, and no others (vllm-gaudi).",
+        help="Have the server compile the closed, proved shapes of this spec (vllm-gaudi, SGLang).",
     ),
     click.option(
         "--root",

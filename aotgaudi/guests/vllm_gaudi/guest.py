@@ -37,7 +37,6 @@ _ROOTS_OF_OTHER_DEVICES = frozenset(
 _COMPILES_LATER: Mapping[str, str] = {
     "VLLM_SKIP_WARMUP": "nothing is warmed up: each shape is compiled by the first request that needs it",
 }
-_HITS = ("hpu.recipe_hits",)
 _ZEROS = ("hpu.graph_compilation", "hpu.recipe_misses")
 
 
@@ -118,8 +117,11 @@ class VllmGaudi(Vllm):
         return find_machine(installed.site_packages)
 
     def expected(self, launch: Launch, events: Iterable[Event]) -> Expected:
-        """Returns what every warm start must show: as many recipes found as in the proof, none missed, no graph compiled."""
-        return learnt(events, roles=self.roles(launch), hooks=self.hooks, counted=_HITS, zeros=_ZEROS)
+        """Returns what every warm start must show: every recipe found, no graph compiled.
+
+        How often recipes are found is no fixed number: it follows from how requests share steps.
+        """
+        return learnt(events, roles=self.roles(launch), hooks=self.hooks, counted=(), zeros=_ZEROS)
 
     def shapes(self, spec: BuildSpec, flags: Flags, environ: Mapping[str, str]) -> Shapes:
         """Returns what it is given for the closed table of `spec`. Raises SpecError and CoverageError."""

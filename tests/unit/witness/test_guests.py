@@ -368,7 +368,8 @@ METRICS = """
     class Metric:
         def __init__(self): self.number, self.asked = 0, 0
         def process(self): self.asked += 1
-        def stats(self): return {"TotalNumber": self.number, "RecipeHit": {"1": self.number}}
+        def stats(self):
+            return {"TotalNumber": self.number, "RecipeHit": {"1": self.number, "-1": self.number}, "RecipeMiss": {"1": 1}}
     metrics = {"graph_compilation": Metric(), "recipe_cache": Metric()}
     def metric_global(name): return metrics.get(name)
 """
@@ -396,7 +397,9 @@ def test_graphs_that_a_gaudi_compiles_are_told_and_the_flush_is_called(guest: Gu
     assert last_hooks(guest)["habana.metrics"] is True
     kinds = [event["e"] for event in guest.events()]
     assert kinds.index("counters") < kinds.index("state")
-    assert guest.events("counters")[-1]["values"]["hpu.recipe_hits"] == 1
+    assert guest.events("counters")[-1]["values"]["hpu.recipe_hits"] == 2
+    loaded = [(event["what"], event["name"]) for event in guest.events("loaded")]
+    assert loaded == [("recipe", str(2**64 - 1))]  # What was missed before was compiled here.
 
 
 def test_a_gaudi_that_cannot_flush_is_a_fault_and_the_state_is_not_acknowledged(

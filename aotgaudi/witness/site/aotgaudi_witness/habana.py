@@ -1,7 +1,8 @@
 """What Intel's bridge for Gaudi counts in this process: graphs compiled, recipes found and missed. And its flush.
 
 The bridge counts; nothing calls back. So it is asked four times a second, and a graph that was compiled is told without
-where it came from. The newer style of its metrics must be asked, or its queue grows. Recipes are written by a thread of
+where it came from. A recipe that is found, and was never missed in this process, was loaded: that is told once for each.
+The newer style of its metrics must be asked, or its queue grows. Recipes are written by a thread of
 the bridge: `_flush_disk_cache` waits for that.
 Source: ``habana_frameworks/torch/hpu/metrics.py`` and ``utils/debug/__init__.py``.
 """
@@ -42,6 +43,7 @@ class Bridge:
     def __init__(self, report: Report) -> None:
         self._report = report
         self._num_compiled = 0
+        self._found: set[str] = set()
 
     def has_metrics(self, module: ModuleType) -> bool:
         """Whether this bridge counts compiled graphs: else nothing could be proved."""
@@ -58,7 +60,14 @@ class Bridge:
         if num > self._num_compiled:
             self._report.emit("compile", what="hpu", name=f"{num - self._num_compiled} graphs", stack=[])
             self._num_compiled = num
+        self._tell_found(statistics["recipe_cache"])
         return counted
+
+    def _tell_found(self, statistics: Mapping[str, Any]) -> None:
+        missed = _keys(statistics.get("RecipeMiss"))
+        for key in sorted(_keys(statistics.get("RecipeHit")) - missed - self._found):
+            self._found.add(key)
+            self._report.emit("loaded", what="recipe", name=key)
 
 
 def flush() -> None:
@@ -78,6 +87,13 @@ def _statistics(module: Any, name: str) -> Mapping[str, Any]:
     if process is not None:
         process()
     return dict(metric.stats())
+
+
+def _keys(table: Any) -> set[str]:
+    """Returns the recipes of a table of counts, as the names of their files have them: unsigned, 64 bits."""
+    if not isinstance(table, Mapping):
+        return set()
+    return {str(int(key) % 2**64) for key, count in table.items() if count}
 
 
 def _number(value: Any) -> int:

@@ -1,0 +1,96 @@
+"""The fake guest in SGLang's dialect: its words, its variables, its plugins. What SGLang itself does needs a GPU."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from aotgaudi.bundle.bundle import open_bundle
+from aotgaudi.bundle.sealed import capture_of
+from aotgaudi.capture.run import Built, Order, build_capture
+from aotgaudi.capture.shapes import shaped_command
+from aotgaudi.errors import CaptureError
+from aotgaudi.guests.describe import describe
+from aotgaudi.store.store import Store
+from tests.environment import ROOT
+from tests.guests_here import Here
+
+SERVER = """
+import os, pathlib, runpy, sys
+assert os.environ["SGLANG_JIT_DEEPGEMM_PRECOMPILE"] in "01"
+(pathlib.Path(os.environ["FAKE_LOG"]) / os.environ["SGLANG_JIT_DEEPGEMM_PRECOMPILE"]).touch()
+os.environ["FAKE_CACHE_ROOT"] = os.environ["SGLANG_CACHE_DIR"]
+os.environ["FAKE_PLUGINS_GROUP"] = "sglang.srt.plugins"
+words = sys.argv[1:]
+model = words[words.index("--model-path") + 1]
+sys.argv = ["fake_server.py", "serve", model, *(w for w in words if w not in ("--model-path", model))]
+runpy.run_path({fake!r}, run_name="__main__")
+"""
+FAKE = ROOT / "tests" / "guests" / "fake_server.py"
+
+
+class Quiet:
+    """A `Progress` that says nothing."""
+
+    def begin(self, heading: str) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def end(self, text: str) -> None:
+        pass
+
+    def warn(self, text: str) -> None:
+        pass
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Here:
+    """A package ``sglang`` whose server is the fake one."""
+    found = Here(tmp_path)
+    found.install("sglang", "0.5.23")
+    found.install("torch", "2.13.0+cpu", "torch/__init__.py,sha256=x,1\n")
+    package = found.site / "sglang"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "launch_server.py").write_text(SERVER.replace("{fake!r}", repr(str(FAKE))))
+    found.model()
+    return found
+
+
+def build(here: Here, **environ: str) -> Built:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    words = (sys.executable, "-m", "sglang.launch_server", "--model-path", str(here.folder / "tiny"))
+    settings = {"PYTHONPATH": str(here.site), "FAKE_LOG": str(here.folder), "OMP_NUM_THREADS": "1"}
+    given = shaped_command(
+        (*words, "--port", str(port)), {**os.environ, **settings, **environ}, None, here.folder / "r"
+    )
+    launch = describe(given.found, root=str(here.folder / "r"), asked=given.asked("smoke"))
+    order = Order(given.found, launch, here.folder / "out", ready_seconds=120)
+    return build_capture(order, Store.open(here.folder / "store"), Quiet())
+
+
+def test_it_is_built_with_the_sweep_and_proved_without_it(here: Here) -> None:
+    build(here)
+
+    bundle = open_bundle(here.folder / "out")
+    receipt, launch = capture_of(bundle), bundle.launch
+    assert launch.guest == "sglang"
+    assert receipt.expected.roles == {"APIServer": 1, "Worker": 1}
+    assert receipt.files
+    assert all(file.path.startswith("cache/sglang/") for file in receipt.files)
+    assert {path.name for path in here.folder.iterdir()} >= {"0", "1"}
+
+
+def test_a_sweep_that_does_not_cover_what_is_asked_is_not_sealed(here: Here) -> None:
+    with pytest.raises(CaptureError):
+        build(here, FAKE_FAULTS="compile-live")
+
+    assert not (here.folder / "out").exists()
