@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from aotgaudi.guests.exercise import Exercise, ExerciseLevel, exercise
-from aotgaudi.guests.found import Found, public_words
+from aotgaudi.guests.found import Found, find_guest, guest_named, public_words
 from aotgaudi.guests.identity import compiler_version
 from aotgaudi.guests.launch import Launch, Place, world
 from aotgaudi.guests.model import identify
+from aotgaudi.guests.shapes import as_sealed
 
 
 def describe(
@@ -53,4 +56,30 @@ def describe(
         exercise=asked,
         repairs=known if repairs is None else repairs,
         manifest_id=manifest_id,
+    )
+
+
+def describe_here(
+    sealed: Launch, words: Sequence[str], environ: Mapping[str, str], *, root: str | None = None
+) -> tuple[Found, Launch]:
+    """Returns what a command starts here, and its launch, asked as the sealed one was: to be compared with that.
+
+    Args:
+        sealed: the launch of a capture.
+        words: the command; none means the sealed one.
+        environ: the environment that it would be started in.
+        root: of its place; None is the sealed one.
+
+    Raises:
+        SpecError: it starts no server that we know, or its model is not there.
+        TargetError: its interpreter, or the device, is not there.
+    """
+    words, environ = as_sealed(guest_named(sealed.guest), sealed, words or sealed.words, environ)
+    found = find_guest(words, environ)
+    return found, describe(
+        found,
+        root=sealed.place.root if root is None else root,
+        asked=sealed.exercise,
+        repairs=sealed.repairs,
+        manifest_id=sealed.manifest_id,
     )

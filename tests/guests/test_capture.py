@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -15,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.restore import restore
@@ -25,6 +27,7 @@ from aotgaudi.capture.keys import capture_key, draft_key
 from aotgaudi.capture.prove import Cold, Proved, prove
 from aotgaudi.capture.records import find_capture, find_draft
 from aotgaudi.capture.run import Built
+from aotgaudi.cli.main import cli
 from aotgaudi.errors import CaptureError, StoreError
 from tests.guests.capturing import Bench, processes_of
 
@@ -324,3 +327,30 @@ def test_a_build_that_is_killed_at_twenty_moments_leaves_nothing(fresh: Bench) -
     choose = random.Random(20)
 
     _check_kills(fresh, [choose.uniform(0.2, 14.0) for _ in range(20)])
+
+
+def test_verify_compares_a_command_with_the_sealed_launch(
+    bench: Bench, built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in bench.environ.items():
+        monkeypatch.setenv(name, value)
+
+    def verify(*words: str) -> Result:
+        return CliRunner().invoke(cli, ["verify", str(built.bundle.path), *(["--", *words] if words else [])])
+
+    same = verify(*bench.words("--log-level", "debug"))
+    assert (same.exit_code, "this command can serve it" in same.output) == (0, True), same.output
+    assert "no command was given to compare" in verify().output
+    other = verify(*bench.words("--max-model-len", "256"))
+    assert other.exit_code == 3
+    assert "flag.max-model-len is 256, the capture was built for (default)" in other.output
+
+
+def test_a_root_of_the_store_keeps_a_capture(bench: Bench, built: Built) -> None:
+    store = str(bench.folder / "store")
+    arguments = ["cache", "root", "add", "release", str(built.bundle.path), "--store", store, "--json"]
+
+    kept = json.loads(CliRunner().invoke(cli, arguments).output)
+
+    assert (kept["num_records"], kept["num_objects"]) == (1, built.bundle.index.counts.objects)
+    assert bench.store.actions.get(capture_key(built.bundle.launch).hex) is not None

@@ -13,10 +13,9 @@ from aotgaudi.cli.options.store import StorePlace
 from aotgaudi.errors import SpecError
 from aotgaudi.explain.plain_cache import PlainCache, examine, find_plain_cache, read_plain_cache
 from aotgaudi.guests.compare import Comparison, Difference, compare, plain
-from aotgaudi.guests.describe import describe
-from aotgaudi.guests.found import find_guest, guest_named
+from aotgaudi.guests.describe import describe_here
+from aotgaudi.guests.found import find_guest
 from aotgaudi.guests.launch import Launch
-from aotgaudi.guests.shapes import as_sealed
 
 Told = tuple[dict[str, Any], list[str], int]
 _EXIT_NOT_WARM = 3
@@ -51,14 +50,7 @@ def explain_launch(path: Path, words: tuple[str, ...], environ: Mapping[str, str
 
 def _of_bundle(bundle: Bundle, words: tuple[str, ...], environ: Mapping[str, str], place: StorePlace) -> Told:
     sealed = bundle.launch
-    found = find_guest(*as_sealed(guest_named(sealed.guest), sealed, words or sealed.words, environ))
-    here = describe(
-        found,
-        root=sealed.place.root,
-        asked=sealed.exercise,
-        repairs=sealed.repairs,
-        manifest_id=sealed.manifest_id,
-    )
+    found, here = describe_here(sealed, words, environ)
     result = compare(sealed, here, found.guest.variable_rules)
     document = {
         "bundle": str(bundle.path),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from aotgaudi.bundle.bundle import Acceptance, Bundle, open_bundle
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.model import ModelDirectory, open_model
 from aotgaudi.bundle.receipt import Receipt
-from aotgaudi.bundle.sealed import SealedReceipt, programs_of
+from aotgaudi.bundle.sealed import SealedReceipt, capture_of, programs_of
 from aotgaudi.bundle.verify import Report, verify_bundle
 from aotgaudi.cli.options.acceptance import acceptance_options
 from aotgaudi.cli.options.model import find_model
@@ -29,11 +30,11 @@ from aotgaudi.errors import (
     TargetError,
     UntrustedError,
 )
+from aotgaudi.guests.compare import EXIT_OTHER_MACHINE, compare
+from aotgaudi.guests.describe import describe_here
 
 _PRINTED = "what `aotgaudi verify --print-target` prints on the machine that serves"
-_CAPTURE = (
-    "a capture is for what runs beside it: `aotgaudi run` compares machine and software with the launch"
-)
+_NO_COMMAND = "no command was given to compare (aotgaudi verify BUNDLE -- COMMAND)"
 _NO_TORCH = "torch is not installed, so this machine cannot serve (pip install 'aotgaudi[serve]')"
 
 
@@ -44,7 +45,7 @@ class _Fit:
     of: str
     is_satisfied: bool | None
     reason: str | None = None
-    error: TargetError | None = None
+    error: AotGaudiError | None = None
 
 
 def _print_target(context: click.Context, parameter: click.Parameter, is_asked: bool) -> None:
@@ -59,6 +60,7 @@ def _print_target(context: click.Context, parameter: click.Parameter, is_asked: 
 
 @click.command()
 @click.argument("path", metavar="BUNDLE", type=click.Path(path_type=Path))
+@click.argument("words", metavar="[-- COMMAND...]", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--target",
     "target_path",
@@ -84,6 +86,7 @@ def _print_target(context: click.Context, parameter: click.Parameter, is_asked: 
 def verify(
     context: click.Context,
     path: Path,
+    words: tuple[str, ...],
     target_path: Path | None,
     no_target: bool,
     as_json: bool,
@@ -91,6 +94,8 @@ def verify(
     acceptance: Acceptance,
 ) -> None:
     """Re-hash every object of BUNDLE, and check that its entries are answered and that this machine can serve it.
+
+    Of captured caches every file is looked at, and with a COMMAND its launch is compared with the sealed one, as `run` does.
 
     Exits with what `serve` would: 0 when all is well, 3 when entries are missing, 4 when something is corrupt or not
     trusted, 5 when the machine does not satisfy the bundle's target.
@@ -102,7 +107,12 @@ def verify(
     if model is not None:
         _verify_model(bundle, find_model(model))
     labels = bundle.entry_labels
-    fit = _Fit("", None, "--no-target") if no_target else _check_machine(bundle, target_path, described)
+    if no_target:
+        fit = _Fit("", None, "--no-target")
+    elif words or isinstance(bundle.receipt, CaptureReceipt):
+        fit = _check_launch(bundle, words)
+    else:
+        fit = _check_machine(bundle, target_path, described)
     report = verify_bundle(bundle, labels)
     errors = [error for error in (fit.error, _failure(report, path)) if error is not None]
     if as_json:
@@ -125,11 +135,23 @@ def _verify_model(bundle: Bundle, path: Path) -> None:
     open_model(bundle, path).verify()
 
 
+def _check_launch(bundle: Bundle, words: tuple[str, ...]) -> _Fit:
+    """Checks what `run` checks before it restores anything. Raises SpecError for programs."""
+    of = "this command"
+    capture_of(bundle)
+    if not words:
+        return _Fit(of, None, _NO_COMMAND)
+    found, here = describe_here(bundle.launch, words, dict(os.environ))
+    result = compare(bundle.launch, here, found.guest.variable_rules)
+    if result.is_same:
+        return _Fit(of, True)
+    kind = TargetError if result.exit_code == EXIT_OTHER_MACHINE else NotWarmError
+    return _Fit(of, False, result.sentence(), kind(result.sentence()))
+
+
 def _check_machine(bundle: Bundle, path: Path | None, described: Target | None) -> _Fit:
     """Checks what `serve` checks before it maps anything."""
     of = "this machine" if path is None else str(path)
-    if isinstance(bundle.receipt, CaptureReceipt):
-        return _Fit(of, None, _CAPTURE)
     if described is None and this_machine() is None:
         return _Fit(of, None, _NO_TORCH)
     try:
