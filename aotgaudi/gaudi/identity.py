@@ -2,7 +2,7 @@
 
 The bridge names a recipe by Synapse's version alone: its own digest of the libraries is the same whatever they hold
 (K-38, ``cache_version.cpp``). So we hash them ourselves: the bridge and its Python, the graph compiler,
-the kernels. That is about 1 GB; a digest is remembered for a file that has not changed since (its inode, size and
+the kernels. That is much to read, so a digest is remembered for a file that has not changed since (its inode, size and
 both times).
 """
 

@@ -91,7 +91,10 @@ def test_a_bridge_for_another_torch_ends_with_6_and_its_own_words(newest: Path, 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(("--only", "H-99"), "there is no check H-99"), (("--card", "3"), "--card: is 3 (0 to 0)")],
+    [
+        (("--only", "H-99"), "there is no check H-99"),
+        (("--card", "3"), "--card: is 3 (one of 0, as `hl-smi` counts)"),
+    ],
 )
 def test_what_there_is_not_is_named(
     newest: Path, tmp_path: Path, arguments: tuple[str, ...], said: str

@@ -178,7 +178,8 @@ def _module_id(card: int | None, inventory: Inventory) -> int | None:
     for found in inventory.cards:
         if found.index == card:
             return card if found.module_id is None else found.module_id
-    raise SpecError("--card", f"is {card}", f"0 to {len(inventory.cards) - 1}")
+    indices = ", ".join(str(found.index) for found in inventory.cards)
+    raise SpecError("--card", f"is {card}", f"one of {indices}, as `hl-smi` counts")
 
 
 def _line(prefix: str, check: HpuCheck, findings: tuple[LineFinding, ...]) -> str:
