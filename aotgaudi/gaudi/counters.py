@@ -143,10 +143,10 @@ def require_found(unit: str, recipes: Iterable[str], counts: Counts, uncached: C
     new = sorted(counts.misses.keys() - set(uncached), key=int)
     if new:
         raise TargetError(f"target: {unit} needed recipe {new[0]}, which was not sealed")
-    if counts.compiled > len(counts.misses):
+    num_misses = sum(counts.misses.values())
+    if counts.compiled > num_misses:
         raise TargetError(
-            f"target: {unit} compiled {counts.compiled} graphs, of which the bridge looked up"
-            f" {len(counts.misses)}"
+            f"target: {unit} compiled {counts.compiled} graphs, but the bridge missed {num_misses}"
         )
 
 

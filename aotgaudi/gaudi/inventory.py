@@ -100,7 +100,7 @@ def device_type_of_pci(device: str) -> DeviceType | None:
 
 
 def find_cards(root: Path = Path("/"), *, hlml: Any = None) -> Inventory:
-    """Returns the cards that the driver shows. Acquires none; takes milliseconds, or seconds if ``hl-smi`` is asked.
+    """Returns the cards that the driver shows. Acquires none; asks ``hl-smi``, a process, last.
 
     Args:
         root: Stands for the root of the file system.

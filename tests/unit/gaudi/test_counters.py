@@ -145,6 +145,7 @@ def test_the_files_of_all_ranks_and_processes_are_found(tmp_path: Path) -> None:
         Counts(hits={"1": 2, "2": 1}),
         Counts(hits={"1": 1, "2": 1, "9": 4}),
         Counts(hits={"1": 1, "2": 1}, misses={"7": 1}, compiled=1),
+        Counts(hits={"1": 1, "2": 1}, misses={"7": 2}, compiled=2),
     ],
 )
 def test_a_unit_that_found_its_recipes_is_warm(counts: Counts) -> None:
@@ -160,7 +161,7 @@ def test_a_unit_that_found_its_recipes_is_warm(counts: Counts) -> None:
         ),
         (Counts(), "recipe 1 of layer was not found .* looked for none"),
         (Counts(hits={"1": 1, "2": 1}, misses={"5": 1}), "layer needed recipe 5, which was not sealed"),
-        (Counts(hits={"1": 1, "2": 1}, compiled=1), "layer compiled 1 graphs"),
+        (Counts(hits={"1": 1, "2": 1}, compiled=1), "layer compiled 1 graphs, but the bridge missed 0"),
     ],
 )
 def test_a_unit_that_did_not_is_refused_by_the_recipes_key(counts: Counts, message: str) -> None:
