@@ -83,6 +83,11 @@ class Counters:
         """Whether recipes are told apart; else only compiled graphs are counted."""
         return self._metrics.metric_global(RECIPES) is not None
 
+    @property
+    def knows_eager(self) -> bool:
+        """Whether single operators are counted."""
+        return self._eager_cache_size is not None
+
     def read(self) -> Counts:
         """Returns the totals since the process began, or since somebody reset the metrics."""
         eager_compiled = 0 if self._eager_cache_size is None else int(self._eager_cache_size())

@@ -26,8 +26,9 @@ def _metrics(lab: Lab) -> Iterator[LineFinding]:
     first, second = values["first"], values["second"]
     style = "told at once" if values["told_at_once"] else "told when asked"
     counts = [first["compiled"], second["compiled"]]
-    yield judged("K-16", counts == [1, 0], style, f"{counts[0]} and {counts[1]} compiled, not 1 and 0")
-    holds = len(first["misses"]) == 1 and second["hits"] == first["misses"]
+    seen = f"{counts[0]} and, when they were found, {counts[1]} counted"
+    yield judged("K-16", counts[0] > 0 and not counts[1], style, seen)
+    holds = bool(first["misses"]) and second["hits"] == first["misses"]
     lacks = "hits are not those that were missed" if values["knows_recipes"] else "recipes are not counted"
     yield judged("K-12", holds, "a miss, then a hit of the same key", lacks)
 

@@ -74,7 +74,8 @@ def eager() -> Mapping[str, Any]:
     (x,) = bridge.placed(bridge.torch.ones(3, 17))
     before = bridge.counts()
     refused = refusal(lambda: x + x)
-    return {**told(bridge.counts().since(before)), "refused": refused}
+    seen = told(bridge.counts().since(before))
+    return {**seen, "refused": refused, "is_told": bridge.counters.knows_eager}
 
 
 def casts() -> Mapping[str, Any]:
