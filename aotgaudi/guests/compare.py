@@ -8,6 +8,7 @@ conditions is established where it can be, and else named.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aotgaudi.guests.launch import Launch
@@ -21,6 +22,7 @@ _OF_MACHINE = ("software.", "target.", "guest", "place.")
 _PLACE_ESTABLISHED = frozenset({"model.name", "place.root"})
 """Conditions that whoever restores a capture makes true: an alias for the model, the root that it was built in."""
 _SHOWN_CHARACTERS = 60
+_FEATURES = "target.isa"
 _SWITCH = {"true": "on", "false": "off"}
 
 
@@ -37,9 +39,18 @@ class Difference:
         """What refusing it exits with."""
         return EXIT_OTHER_MACHINE if self.name.startswith(_OF_MACHINE) else EXIT_NOT_WARM
 
+    @property
+    def shown(self) -> tuple[str, str]:
+        """What was sealed and what is here, for people; of a list of features those that the other side lacks."""
+        if self.name == _FEATURES and self.sealed is not None and self.here is not None:
+            sealed, here = self.sealed.split(), self.here.split()
+            return _features(sealed, here), _features(here, sealed)
+        return plain(self.name, self.sealed), plain(self.name, self.here)
+
     def __str__(self) -> str:
         """``flag.max-model-len is 1024, the capture was built for 512``."""
-        return f"{self.name} is {plain(self.name, self.here)}, the capture was built for {plain(self.name, self.sealed)}"
+        sealed, here = self.shown
+        return f"{self.name} is {here}, the capture was built for {sealed}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +109,11 @@ def plain(name: str, value: str | None) -> str:
         value = _SWITCH.get(value) or (json.loads(value) if value.startswith('"') else value)
     text = " ".join(value.split())
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
+
+
+def _features(features: Sequence[str], others: Sequence[str]) -> str:
+    more = [one for one in features if one not in others]
+    return plain(_FEATURES, f"one with {' '.join(more)}" if more else "one with fewer")
 
 
 def _differences(sealed: dict[str, str], here: dict[str, str]) -> tuple[Difference, ...]:

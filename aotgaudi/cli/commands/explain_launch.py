@@ -12,7 +12,7 @@ from aotgaudi.bundle.format import INDEX_NAME
 from aotgaudi.cli.options.store import StorePlace
 from aotgaudi.errors import SpecError
 from aotgaudi.explain.plain_cache import PlainCache, examine, find_plain_cache, read_plain_cache
-from aotgaudi.guests.compare import Comparison, Difference, compare, plain
+from aotgaudi.guests.compare import Comparison, Difference, compare
 from aotgaudi.guests.describe import describe_here
 from aotgaudi.guests.found import find_guest
 from aotgaudi.guests.launch import Launch
@@ -79,7 +79,7 @@ def difference_table(
     differences: Iterable[Difference], titles: tuple[str, str] = ("sealed", "here")
 ) -> Iterator[str]:
     """Yields a line a difference: what it is of, and what both sides have."""
-    rows = [(one.name, plain(one.name, one.sealed), plain(one.name, one.here)) for one in differences]
+    rows = [(one.name, *one.shown) for one in differences]
     widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
     for name, sealed, here in rows:
         yield f"    {name:<{widths[0]}}  {titles[0]}: {sealed:<{widths[1]}}  {titles[1]}: {here}"

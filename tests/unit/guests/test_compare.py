@@ -125,3 +125,11 @@ def test_two_launches_are_the_same_exactly_if_their_ids_are(
     one, other = a_launch(flags=flags), a_launch(flags=others)
 
     assert compare(one, other, RULES).is_same == (one.id == other.id)
+
+
+def test_of_features_only_those_are_shown_that_the_other_side_lacks() -> None:
+    here = a_launch(target=Target(backend="cpu", machine="x86_64", isa=("avx2", "sse2")))
+
+    assert compare(a_launch(), here, RULES).sentence() == (
+        "target.isa is one with sse2, the capture was built for one with fma"
+    )

@@ -4,9 +4,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aotgaudi.errors import SpecError, TargetError
 from aotgaudi.guests.base import PlaceRoot
+from aotgaudi.guests.found import guest_named
 from tests.guests_here import Here
 
 SERVER = "vllm.entrypoints.openai.api_server"
@@ -162,3 +165,38 @@ def test_a_key_of_the_api_is_there_for_whoever_asks_and_shown_nowhere(here: Here
     assert found.flags.authorization == "Bearer sesame"
     assert "sesame" not in repr(found.flags)
     assert here.find("vllm", "serve", here.model(), VLLM_API_KEY="x").flags.authorization == "Bearer x"
+
+
+COMMAND_WORDS = [
+    "vllm",
+    "serve",
+    "tiny",
+    "-m",
+    SERVER,
+    "python",
+    "env",
+    "A=b",
+    "--model",
+    "-tp",
+    "--port",
+    "{",
+    "--x=",
+    "-",
+]
+
+
+@given(words=st.lists(st.sampled_from(COMMAND_WORDS) | st.text(max_size=5), max_size=8))
+def test_any_words_are_a_server_or_refused_in_a_line(words: list[str]) -> None:
+    family = guest_named("vllm")
+    at = family.starts_at(words)
+    if at is None:
+        return
+    refusals = []
+    try:
+        flags = family.read(words[at[1] :], {})
+        family.require_witnessed(flags, {})
+        family.command(words, flags, PlaceRoot("/r"), is_local=True)
+    except SpecError as error:
+        refusals.append(str(error))
+
+    assert not any("\n" in refusal for refusal in refusals)
