@@ -17,7 +17,7 @@ from aotgaudi.capture.collect import Collected, Rules, collect
 from aotgaudi.capture.guest_run import EndedEarlyError, Ran, Setting, guest_run, table_of
 from aotgaudi.errors import CaptureError
 from aotgaudi.guests.expected import Expected
-from aotgaudi.watch.events import Event, History
+from aotgaudi.watch.events import Event, History, hashed_factors
 from aotgaudi.watch.files import FileSight
 from aotgaudi.watch.findings import Finding
 from aotgaudi.watch.place import Place
@@ -151,7 +151,7 @@ def _judge(setting: Setting, held: tuple[CapturedFile, ...], ran: Ran, cold: Col
     return Proved(
         files=held,
         expected=expected,
-        factors=_factors(told),
+        factors=hashed_factors(told),
         proof=Proof(counts=_counts(ran, expected), witnesses=_witnesses(ran, told)),
         ready_seconds=ran.ready_seconds,
         num_loaded=sum(expected.loads.values()),
@@ -187,16 +187,6 @@ def _not_loaded(ran: Ran, cold: Cold) -> Iterator[str]:
         found = loaded.get(f"{kind}_loaded", 0)
         if found < saved:
             yield f"{kind}: {found} of {saved} artifacts that the first start saved were loaded"
-
-
-def _factors(told: Sequence[History]) -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = {}
-    for history in told:
-        for event in history.events:
-            values = event.values.get("values")
-            if event.kind == "factors" and isinstance(values, dict):
-                found.setdefault(event.text("name"), {}).update({str(n): str(v) for n, v in values.items()})
-    return found
 
 
 def _counts(ran: Ran, expected: Expected) -> dict[str, int]:

@@ -17,7 +17,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -102,6 +102,17 @@ class History:
         """Artifacts that this process has loaded, ``KIND:NAME``, and how often."""
         loaded = (event for event in self.events if event.kind == "loaded")
         return Counter(f"{event.text('what')}:{event.text('name')}" for event in loaded)
+
+
+def hashed_factors(histories: Iterable[History]) -> dict[str, dict[str, str]]:
+    """Returns what a guest hashed, as text: name -> factor -> its value, or the value's digest."""
+    found: dict[str, dict[str, str]] = {}
+    for history in histories:
+        for event in history.events:
+            values = event.values.get("values")
+            if event.kind == "factors" and isinstance(values, dict):
+                found.setdefault(event.text("name"), {}).update({str(n): str(v) for n, v in values.items()})
+    return found
 
 
 def printable(text: str, max_characters: int = 500) -> str:

@@ -30,9 +30,11 @@ def _list_repairs(context: click.Context, parameter: click.Parameter, is_asked: 
 @click.argument("entry_text", metavar="[ENTRY]", required=False)
 @click.option(
     "--against",
+    "--run",
+    "against",
     type=click.Path(path_type=Path),
     metavar="PATH",
-    help="Compare with this bundle or receipt, in place of the store.",
+    help="Compare with this bundle or receipt, not with the store; a wrapped server, with its last run at this --root.",
 )
 @store_options
 @planned_target_option
@@ -66,7 +68,8 @@ def explain(
     Gaudi that FILE describes.
 
     BUNDLE of a wrapped server, and the server's command after --: which components of the launch differ, and which
-    conditions. Without a command, the sealed one is taken.
+    conditions. Without a command, the sealed one is taken. With --run, after `aotgaudi run` has refused it: what the server
+    hashed there otherwise than in the build, and what it compiled.
 
     CACHE, a directory of vLLM's own (~/.cache/vllm), with a command or without: why it would not be used. It is only read,
     and nothing of it is unpickled.
@@ -75,7 +78,7 @@ def explain(
 
     code = 0
     if words or is_of_launch(path):
-        document, lines, code = explain_launch(path, words, dict(os.environ), place)
+        document, lines, code = explain_launch(path, words, dict(os.environ), place, against)
     else:
         from aotgaudi.cli.commands.explain_programs import explain_programs
 

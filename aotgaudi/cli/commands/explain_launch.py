@@ -9,9 +9,11 @@ from typing import Any
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.format import INDEX_NAME
+from aotgaudi.bundle.sealed import capture_of
 from aotgaudi.cli.options.store import StorePlace
 from aotgaudi.errors import SpecError
 from aotgaudi.explain.plain_cache import PlainCache, examine, find_plain_cache, read_plain_cache
+from aotgaudi.explain.run_factors import explain_run
 from aotgaudi.guests.compare import Comparison, Difference, compare
 from aotgaudi.guests.describe import describe_here
 from aotgaudi.guests.found import find_guest
@@ -30,14 +32,29 @@ def is_of_launch(path: Path) -> bool:
     return find_plain_cache(path) is not None
 
 
-def explain_launch(path: Path, words: tuple[str, ...], environ: Mapping[str, str], place: StorePlace) -> Told:
+def explain_launch(
+    path: Path,
+    words: tuple[str, ...],
+    environ: Mapping[str, str],
+    place: StorePlace,
+    run_root: Path | None = None,
+) -> Told:
     """Returns what is to be said, as a JSON value and in lines for people, and what refusing it would exit with.
+
+    Args:
+        path: a bundle of a wrapped server, or a cache of vLLM's.
+        words: the server's command; () is the sealed one.
+        environ: the environment that it would be started in.
+        place: where the store is that may know what a cold start takes.
+        run_root: the place of a run of the bundle, to explain that in place of a command.
 
     Raises:
         StoreError: the bundle, or the store, cannot be read.
         SpecError: neither a bundle nor a cache is at `path`; or the command starts no server that can be wrapped.
         TargetError: the command's interpreter, or its device, is not there.
     """
+    if run_root is not None:
+        return _of_run(open_bundle(path), run_root)
     if (path / INDEX_NAME).is_file():
         return _of_bundle(open_bundle(path), words, environ, place)
     root = find_plain_cache(path.absolute())
@@ -65,6 +82,24 @@ def _of_bundle(bundle: Bundle, words: tuple[str, ...], environ: Mapping[str, str
         "established": difference_rows(result.established),
     }
     return document, list(_lines(document, result)), result.exit_code
+
+
+def _of_run(bundle: Bundle, root: Path) -> Told:
+    found = explain_run(root, capture_of(bundle).factors)
+    document = {
+        "bundle": str(bundle.path),
+        "run": str(root),
+        "num_processes": found.num_processes,
+        "num_factors": found.num_factors,
+        "factors": [{"name": one.name, "sealed": one.sealed, "here": one.here} for one in found.factors],
+        "deeds": list(found.deeds),
+    }
+    lines = [
+        f"{root}: {found.num_processes} processes, {found.num_factors} factors hashed, {len(found.factors)} differ"
+    ]
+    rows = (Difference(one.name, one.sealed, one.here) for one in found.factors)
+    code = _EXIT_NOT_WARM if found.factors or found.deeds else 0
+    return document, [*lines, *difference_table(rows), *found.deeds], code
 
 
 def difference_rows(differences: Iterable[Difference]) -> list[dict[str, Any]]:
