@@ -32,7 +32,7 @@ from aotgaudi.watch.drive import GuestError, is_healthy
 from aotgaudi.watch.files import FileSight
 from aotgaudi.watch.findings import EXIT_BYTES, EXIT_NOT_WARM, PHASES, Finding, finding_of
 from aotgaudi.watch.session import SETTLE_SECONDS, Session
-from aotgaudi.watch.verdict import NotWarm, Reason, Undecided, Verdict, Warm, judge
+from aotgaudi.watch.verdict import NotWarm, Reason, Undecided, Verdict, Warm, is_settled, judge
 
 OnCompile = Literal["report", "drain", "exit", "refuse"]
 Stage = Literal["starting", "exercising", "settling", "live", "ending"]
@@ -57,11 +57,18 @@ class Policy:
         require_warm: End a guest that is not warm.
         on_compile: After ready: count and log it; answer not ready besides; end the guest; or have it raise in place.
         start_seconds: How long the guest may take until it serves.
+        grace_seconds: How long it has after SIGTERM, where we end it.
     """
 
     require_warm: bool = False
     on_compile: OnCompile = "report"
     start_seconds: float = START_SECONDS
+    grace_seconds: float = GRACE_SECONDS
+
+    @property
+    def live_byte(self) -> str:
+        """The state byte after ready."""
+        return "r" if self.on_compile == "refuse" else "v"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +190,7 @@ class Judge:
             self._session.child.send(number)
         if self._asked_to_end is None or self._stage == "live":
             return  # A guest that serves ends its requests in its own time.
-        if time.monotonic() - self._asked_to_end > GRACE_SECONDS:
+        if time.monotonic() - self._asked_to_end > self._policy.grace_seconds:
             self._session.end(0.0)
 
     def _take_news(self) -> None:
@@ -221,7 +228,7 @@ class Judge:
         if not findings:
             return
         self._metrics.set("aotgaudi_guest_warm", 0)
-        first = findings[0]
+        first = min(findings, key=lambda one: one.what == "file")  # A cause before what it left.
         if self._policy.on_compile == "drain":
             self._drained = self._drained or f"after ready: {first}"
         elif self._policy.on_compile == "exit":
@@ -256,7 +263,7 @@ class Judge:
         self._settle()
 
     def _settle(self) -> None:
-        self._session.set_phase("r" if self._policy.on_compile == "refuse" else "v")
+        self._session.set_phase(self._policy.live_byte)
         self._enter("settling")
 
     def _while_settling(self) -> None:
@@ -267,14 +274,18 @@ class Judge:
         if isinstance(verdict, Undecided):
             if time.monotonic() - self._since < SETTLE_SECONDS:
                 return
-            verdict = NotWarm(tuple(Reason(f"there is still no {what}") for what in verdict.waiting_for))
+            verdict = NotWarm(
+                tuple(Reason(f"it was waited in vain for {what}") for what in verdict.waiting_for)
+            )
         if self._policy.require_warm:
             self._refuse_if_not_warm(verdict)
         self._become_ready(verdict)
 
     def _judged(self, *, compares: bool = False) -> Verdict:
         if self._case.expected is not None:
-            self._verdict = judge(self._session.look(compares=compares), self._case.expected)
+            self._verdict = judge(
+                self._session.look(phase=self._policy.live_byte, compares=compares), self._case.expected
+            )
         return self._verdict
 
     def _refuse_if_not_warm(self, verdict: Verdict) -> None:
@@ -324,11 +335,16 @@ class Judge:
         if self._stage == "live" or self._asked_to_end is not None or status == 0:
             _log.info("the guest ended with exit code %d", status)
             return status
-        if self._policy.require_warm and self._findings:
+        if self._policy.require_warm and (self._findings or self._said_all()):
             self._refuse_if_not_warm(self._judged())
         raise GuestError(
             f"the guest ended with exit code {status} before it was ready{self._loaded()}", status
         )
+
+    def _said_all(self) -> bool:
+        """Whether all of its processes ended in an orderly way, so that it is known what it did."""
+        histories = self._session.account.histories.values()
+        return all(is_settled(one, self._policy.live_byte) for one in histories)
 
     def _loaded(self) -> str:
         """How far it came: one whose cache does not load may end for that."""

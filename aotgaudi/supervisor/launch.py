@@ -102,7 +102,8 @@ def run(options: RunOptions) -> int:
                 found, here if why_cold else bundle.launch, place, phase, **_sealed(bundle, why_cold)
             )
             signals.hold()
-            with Session(plan, place, phase=byte, adopts=True) as session:
+            grace_seconds = options.policy.grace_seconds
+            with Session(plan, place, phase=byte, adopts=True, grace_seconds=grace_seconds) as session:
                 judge = Judge(session, case, options.policy, metrics, signals)
                 reception.judge = judge
                 return judge.run()

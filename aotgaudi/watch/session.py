@@ -174,8 +174,13 @@ class Session:
         histories = self.account.histories.values()
         return all(is_settled(one, self.phase) for one in histories if one.pid in living)
 
-    def look(self, *, compares: bool = False) -> Seen:
-        """Returns all that is known now. With `compares`, every sealed byte is read and compared first."""
+    def look(self, *, phase: str | None = None, compares: bool = False) -> Seen:
+        """Returns all that is known now.
+
+        Args:
+            phase: What every process must have answered to; None: the phase that it is.
+            compares: Read and compare every sealed byte first.
+        """
         living = self.child.living()
         if compares:
             self._compared = self._compared | compare(self.place.here, self.plan.rules)
@@ -186,7 +191,7 @@ class Session:
             alive=living,
             rules=self.plan.rules,
             files=files,
-            phase=self.phase,
+            phase=self.phase if phase is None else phase,
             answers=self._answers,
         )
 

@@ -133,14 +133,15 @@ def _name(history: History) -> str:
 
 
 def _doings(told: Told, rules: FileRules) -> Iterator[Reason]:
-    """What was done, the first first: whoever reads one sentence wants the cause."""
+    """What was done, the first first and files last: whoever reads one sentence wants the cause."""
     found = []
     for history in told:
         for event in history.events:
             finding = finding_of(event, rules)
             if finding is not None:
-                found.append((event.time, f"{_name(history)}: {finding}", finding.exit_code))
-    for _, text, exit_code in sorted(found):
+                row = finding.what == "file", event.time, f"{_name(history)}: {finding}", finding.exit_code
+                found.append(row)
+    for _, _, text, exit_code in sorted(found):
         yield Reason(text, exit_code)
 
 
@@ -216,7 +217,7 @@ def _of_loads(told: Told, expected: Expected) -> Iterator[Reason]:
         if loads[name] != number:
             have = sum(min(loads[other], times) for other, times in expected.loads.items())
             yield Reason(
-                f"{name} was loaded {_times(loads[name])}, in the build {_times(number)}"
+                f"{name} was {_times(loads[name])}, in the build it was {_times(number)}"
                 f" ({have} of {wanted} artifacts loaded)"
             )
     for name in sorted(loads.keys() - expected.loads.keys()):
@@ -243,7 +244,7 @@ def _of_answers(seen: Seen, expected: Expected) -> Iterator[Reason]:
 
 
 def _times(number: int) -> str:
-    return {0: "not", 1: "once"}.get(number, f"{number} times")
+    return {0: "not loaded", 1: "loaded once"}.get(number, f"loaded {number} times")
 
 
 def _named(names: Iterable[str]) -> str:

@@ -1,0 +1,245 @@
+"""`aotgaudi run` with a guest of our own: proved warm, or ended with one sentence; then watched as long as it serves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.guests.conftest import Captured
+from tests.guests.fake import Fake, free_port, make_model
+from tests.guests.running import Runs, left_in, wait
+
+
+def can_mount() -> bool:
+    return subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode == 0
+
+
+def test_elsewhere_and_otherwise_named_it_is_warm(runs: Runs, captured: Captured, tmp_path: Path) -> None:
+    """Another directory of the model, HOME, port, log level and working directory change no code."""
+    model = shutil.copytree(captured.fake.model, tmp_path / "elsewhere")
+    fake = Fake(model, free_port(), flags=("--log-level", "debug"))
+    environ = {"HOME": str(tmp_path), "USER": "somebody", "LOGNAME": "somebody"}
+
+    with runs.started(fake, cwd=tmp_path, environ=environ) as running:
+        running.wait_ready()
+        report = running.report()
+
+        assert running.metric("aotgaudi_guest_warm") == 1
+        assert running.metric('aotgaudi_guest_artifacts{state="loaded"}') == 1
+        assert running.metric('aotgaudi_witness_processes{state="present"}') == 3
+        assert (report["verdict"], report["compilations"]) == ("Warm", {})
+        assert running.complete()[0] == 200
+        assert running.end() == 0, running.log
+    assert not left_in(captured.root)
+
+
+@pytest.mark.skipif(not can_mount(), reason="mount namespaces are not permitted here")
+def test_two_at_once_from_one_bundle_are_both_warm(runs: Runs, fake: Fake) -> None:
+    with runs.started(fake) as one, runs.started(replace(fake, port=free_port())) as other:
+        for running in (one, other):
+            running.wait_ready()
+
+        assert [running.metric("aotgaudi_guest_warm") for running in (one, other)] == [1, 1]
+        assert [running.end() for running in (one, other)] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "config", "status", "sentence"),
+    [
+        (("--max-num-seqs", "9"), {}, 3, "flag.max-num-seqs is 9, the capture was built for (default)"),
+        ((), {"hidden_size": 7}, 3, "model.config.json is sha256:"),
+    ],
+)
+def test_another_launch_is_refused_by_name_before_anything_starts(
+    runs: Runs,
+    captured: Captured,
+    tmp_path: Path,
+    flags: tuple[str, ...],
+    config: dict[str, object],
+    status: int,
+    sentence: str,
+) -> None:
+    model = make_model(tmp_path / "model", **config)
+    before = captured.root.stat()
+
+    refusal = runs.refusal(Fake(model, free_port(), flags=flags))
+
+    assert (refusal[0], sentence in refusal[1]) == (status, True), refusal
+    assert captured.root.stat().st_mtime_ns == before.st_mtime_ns
+
+
+@pytest.mark.parametrize(
+    ("damage", "word"),
+    [
+        (lambda data: data[:-1] + bytes([data[-1] ^ 1]), "sha256"),
+        (lambda data: data + b"\nprint('injected')\n", "bytes"),
+        (lambda data: b"", "bytes"),
+    ],
+)
+@pytest.mark.parametrize("number", [0, -1])
+def test_other_bytes_are_refused_before_anything_starts(
+    runs: Runs, fake: Fake, tmp_path: Path, damage: object, word: str, number: int
+) -> None:
+    bundle = shutil.copytree(runs.bundle, tmp_path / "damaged")
+    path = sorted(p for p in (bundle / "objects").rglob("*") if p.is_file())[number]
+    path.chmod(0o644)
+    path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]
+
+    status, sentence = replace(runs, bundle=bundle).refusal(fake)
+
+    assert status == 4
+    assert "is not what was sealed" in sentence
+    assert path.name in sentence
+
+
+FAULTS = {
+    "silent-miss": (3, "aot generated code again"),
+    "eager": (3, "aot"),
+    "compile-at-start": (3, "a compiler was run"),
+    "rewrite": (4, "has not the bytes that were sealed"),
+    "delete": (3, "was removed from the cache"),
+    "plant": (4, "was added to the cache, and not by the guest"),
+    "crash-at-start": (13, "ended with exit code 13 before it was ready, with 0 of 1 artifacts loaded"),
+    "worker-dies": (3, "ended without a last word"),
+}
+MORE_FAULTS = {
+    "load-failure": (3, "was not loaded, in the build it was loaded once (0 of 1 artifacts loaded)"),
+    "plant-and-load": (4, "is not of the bundle"),
+    "counts-wrong": (3, "aot"),
+    "wrong-answer": (3, "was not answered as it was in the build"),
+    "skip-plugins": (3, "a witness in 1 of 1 APIServer"),
+    "killed-at-start": (139, "ended with exit code 139"),
+}
+
+
+def is_refused(runs: Runs, captured: Captured, fake: Fake, fault: str, expected: tuple[int, str]) -> None:
+    status, sentence = runs.refusal(fake.but(fault))
+
+    assert (status, expected[1] in sentence) == (expected[0], True), sentence
+    assert "\n" not in sentence
+    assert not left_in(captured.root)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_guest_that_is_not_warm_is_ended_with_one_sentence(
+    runs: Runs, captured: Captured, fake: Fake, fault: str
+) -> None:
+    is_refused(runs, captured, fake, fault, FAULTS[fault])
+
+
+def test_a_worker_without_a_witness_is_not_warm(
+    runs: Runs, captured: Captured, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aotgaudi.supervisor.judge.SETTLE_SECONDS", 1.0)
+
+    is_refused(runs, captured, fake, "skip-plugin", (3, "in vain for a witness in 1 of 1 Worker processes"))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("fault", MORE_FAULTS)
+def test_and_so_is_one_with_another_fault(runs: Runs, captured: Captured, fake: Fake, fault: str) -> None:
+    is_refused(runs, captured, fake, fault, MORE_FAULTS[fault])
+
+
+def test_a_guest_that_hangs_is_killed_with_all_it_started(runs: Runs, captured: Captured, fake: Fake) -> None:
+    status, sentence = runs.refusal(fake.but("hang", "orphan"), start_seconds=1.0, grace_seconds=0.5)
+
+    assert (status, "did not serve within 1 s" in sentence) == (3, True), sentence
+    assert not left_in(captured.root)
+
+
+def test_a_live_compile_is_seen_by_three_witnesses_and_drains(runs: Runs, fake: Fake) -> None:
+    """The sealed exercise has no request with logprobs, for which this guest has a kernel of its own."""
+    with runs.started(fake, on_compile="drain") as running:
+        running.wait_ready()
+        assert running.complete(logprobs=1)[0] == 200
+
+        wait(lambda: running.get("/ready")[0] == 503)
+        report = running.report()
+
+        worker = next(one for one in report["processes"] if one["role"] == "Worker")
+        assert running.metric('aotgaudi_compilations_total{phase="live",what="process"}') == 1
+        assert any(path.endswith("logprobs.so") for path in report["files"]["added"])
+        assert worker["counters"]["vllm.num_inductor_compiles"] == 1
+        assert running.metric("aotgaudi_guest_warm") == 0
+        assert "after ready: a compiler was run" in running.get("/ready")[1]
+        assert "compile < " in running.log, "the log names the frames"
+        assert running.complete()[0] == 200, "it still serves"
+        assert running.end() == 0
+
+
+@pytest.mark.parametrize(("on_compile", "status"), [("exit", 3), ("refuse", 1)])
+def test_a_live_compile_ends_it_where_that_is_asked_for(
+    runs: Runs, captured: Captured, fake: Fake, on_compile: str, status: int
+) -> None:
+    with runs.started(fake, on_compile=on_compile) as running:
+        running.wait_ready()
+        with contextlib.suppress(OSError):
+            running.complete(logprobs=1)
+
+        assert running.wait() == status, running.log
+    assert not left_in(captured.root)
+
+
+def test_what_does_not_match_starts_cold_where_warmth_is_not_required(
+    runs: Runs, captured: Captured, fake: Fake
+) -> None:
+    with runs.started(replace(fake, flags=("--max-num-seqs", "9")), require_warm=False) as running:
+        running.wait_ready()
+
+        assert running.metric("aotgaudi_guest_warm") == 0
+        assert "starting cold, in a private cache: flag.max-num-seqs" in running.log
+        assert running.end() == 0
+
+
+def test_nothing_is_refused_where_warmth_is_not_required(runs: Runs, fake: Fake) -> None:
+    with runs.started(fake.but("compile-at-start"), require_warm=False) as running:
+        running.wait_ready()
+
+        assert running.metric("aotgaudi_guest_warm") == 0
+        assert running.metric('aotgaudi_compilations_total{phase="load",what="process"}') == 1
+        assert running.report()["verdict"] == "NotWarm"
+        assert running.end(signal.SIGINT) == 0
+
+
+def test_the_exit_code_of_a_guest_that_crashes_later_is_kept(runs: Runs, fake: Fake) -> None:
+    with runs.started(fake.but("crash-live@" + str(runs.folder / "now"))) as running:
+        running.wait_ready()
+        (runs.folder / "now").touch()
+        with contextlib.suppress(OSError):
+            running.complete()
+
+        assert running.wait() == 13, running.log
+
+
+def test_nothing_is_left_and_the_place_is_free_when_we_are_killed(
+    runs: Runs, captured: Captured, fake: Fake
+) -> None:
+    with runs.started(fake.but("orphan")) as running:
+        running.wait_ready()
+        assert left_in(captured.root)
+
+        assert running.end(signal.SIGKILL) == -signal.SIGKILL
+    wait(lambda: not left_in(captured.root))
+    started = time.monotonic()
+    with runs.started(replace(fake, port=free_port())) as running:
+        running.wait_ready()
+        assert running.end() == 0
+    assert time.monotonic() - started < 120
+
+
+def test_a_signal_before_there_is_a_guest_ends_us(runs: Runs, fake: Fake) -> None:
+    with runs.started(fake) as running:
+        os.kill(running.pid, signal.SIGSTOP)
+        os.kill(running.pid, signal.SIGTERM)
+        os.kill(running.pid, signal.SIGCONT)
+
+        assert running.wait() in (143, 0, -signal.SIGTERM)
