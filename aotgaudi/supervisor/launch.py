@@ -25,10 +25,9 @@ from aotgaudi.bundle.sealed import capture_of
 from aotgaudi.errors import AotGaudiError, NotWarmError, TargetError
 from aotgaudi.guests.base import Phase
 from aotgaudi.guests.compare import EXIT_OTHER_MACHINE, compare
-from aotgaudi.guests.describe import describe
-from aotgaudi.guests.found import Found, find_guest, guest_named
+from aotgaudi.guests.describe import describe_here
+from aotgaudi.guests.found import Found
 from aotgaudi.guests.launch import Launch
-from aotgaudi.guests.shapes import as_sealed
 from aotgaudi.supervisor.app import Answers, Front, Listen
 from aotgaudi.supervisor.judge import Case, Judge, Policy
 from aotgaudi.supervisor.metrics import Metrics
@@ -116,15 +115,10 @@ def _compared(bundle: Bundle, options: RunOptions) -> tuple[Found, Launch, str]:
     """
     sealed = bundle.launch
     words = (*(options.words or sealed.words), *options.extra_words)
-    found = find_guest(*as_sealed(guest_named(sealed.guest), sealed, words, options.environ))
     root = sealed.place.root if options.root is None else str(options.root)
-    here = describe(
-        found,
-        root=root,
-        asked=sealed.exercise,
-        repairs=sealed.repairs if options.repairs else (),
-        manifest_id=sealed.manifest_id,
-    )
+    found, here = describe_here(sealed, words, options.environ, root=root)
+    if not options.repairs:
+        here = here.model_copy(update={"repairs": ()})
     comparison = compare(sealed, here, found.guest.variable_rules)
     why, exit_code = comparison.sentence(), comparison.exit_code
     if comparison.is_same and root != sealed.place.root:

@@ -151,8 +151,8 @@ def _lost(told: Told, seen: Seen) -> Iterator[Reason]:
             yield Reason(f"{_name(history)}: {history.num_unreadable} of its events cannot be read")
         if [event.number for event in history.events] != list(range(len(history.events))):
             yield Reason(f"{_name(history)}: some of its events were lost")
-        elif history.events and history.events[0].kind != "hello":
-            yield Reason(f"{_name(history)}: its events do not begin with hello")
+        elif history.events and not any(event.kind == "hello" for event in history.events):
+            yield Reason(f"{_name(history)}: it never said what it is")
         if history.pid not in seen.alive and not is_settled(history, seen.phase):
             yield Reason(f"{_name(history)} ended without a last word, so what it did is not known")
 

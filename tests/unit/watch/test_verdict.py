@@ -134,7 +134,7 @@ def test_files_are_compared_before_anything_is_warm() -> None:
     ("one", "why"),
     [
         (history(9, event("hello", role="other"), num_unreadable=1), "cannot be read"),
-        (history(9, event("bye")), "do not begin with hello"),
+        (history(9, event("bye")), "never said what it is"),
         (
             process(9, "Worker", event("hooks", hooks={"audit": False})),
             "audit could not be watched",
