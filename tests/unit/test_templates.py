@@ -19,11 +19,14 @@ from packaging.utils import canonicalize_name
 from aotgaudi.cli.main import cli
 from aotgaudi.remotes.oci_documents import BUNDLE_ROOT
 from aotgaudi.server.front.run import StopTimes
+from aotgaudi.watch.place import DEFAULT_ROOT
 from tests.environment import requirements
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = ROOT / "ci" / "templates"
-TEXTS = sorted([*TEMPLATES.iterdir(), ROOT / "docs" / "how-to" / "bake.md"])
+TEXTS = sorted(
+    [*TEMPLATES.iterdir(), *(ROOT / "docs" / "how-to" / name for name in ("bake.md", "wrap-vllm.md"))]
+)
 
 
 def commands(text: str) -> Iterator[list[str]]:
@@ -40,7 +43,7 @@ def test_every_command_is_one_of_ours_with_options_that_exist(path: Path) -> Non
     found = list(commands(path.read_text(encoding="utf-8")))
     for words in found:
         parse(words)
-    assert found or path.name in ("Dockerfile", "kubernetes.yaml")
+    assert found or path.name in ("Dockerfile", "kubernetes.yaml", "vllm.Dockerfile")
 
 
 def parse(words: list[str]) -> None:
@@ -216,3 +219,79 @@ def test_a_pipeline_that_runs_again_signs_for_the_same_epoch(name: str) -> None:
 
     assert epochs == ['"$EPOCH"'] * 2
     assert int(pipeline.get("env", pipeline.get("variables"))["EPOCH"]) == 1
+
+
+def wrapped(words: list[str]) -> dict[str, str]:
+    """Parses the command of a wrapped server; returns the options of `run`, and after ``--`` nothing of ours."""
+    assert words[:2] == ["aotgaudi", "run"]
+    parse(words[1:])
+    ours = words[2 : words.index("--")]
+    assert words[words.index("--") + 1 :][:2] == ["vllm", "serve"]
+    return dict(word.removeprefix("--").partition("=")[::2] for word in ours)
+
+
+def test_a_wrapped_server_differs_by_the_prefix_the_bundle_and_the_probes() -> None:
+    by_kind = {document["kind"]: document for document in documents("vllm-kubernetes.yaml")}
+    pod = by_kind["Deployment"]["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    options = wrapped(container["command"])
+    mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+
+    assert "require-warm" in options
+    assert options["bundle"] == mounts["bundle"]["mountPath"]
+    assert mounts["bundle"]["subPath"] == BUNDLE_ROOT
+    assert mounts["bundle"]["readOnly"] is True
+    assert options["trusted-key"].startswith(mounts["key"]["mountPath"])
+    assert re.fullmatch(r"[^@]+@sha256:[0-9a-f]{64}", volumes["bundle"]["image"]["reference"])
+    probes = {name: container[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness", "liveness")}
+    assert {name: probe["path"] for name, probe in probes.items()} == {
+        "startup": "/ready",
+        "readiness": "/ready",
+        "liveness": "/live",
+    }
+    assert {probe["port"] for probe in probes.values()} == {"warm"}
+    assert options["listen"] == f"0.0.0.0:{ports['warm']}"
+    assert by_kind["Service"]["spec"]["ports"][0]["targetPort"] == "http"
+    assert set(mounts) == set(volumes)
+    assert mounts["place"]["mountPath"] == str(DEFAULT_ROOT)
+    assert "readOnly" not in mounts["place"]
+    assert volumes["place"]["emptyDir"]["medium"] == "Memory"
+    assert container["securityContext"]["runAsUser"] == 0  # Who owns an emptyDir.
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    labels = by_kind["Deployment"]["spec"]["selector"]["matchLabels"]
+    assert pod["metadata"]["labels"] == labels == by_kind["Service"]["spec"]["selector"]
+
+
+def test_the_compose_file_starts_the_same_and_lets_restored_libraries_be_loaded() -> None:
+    (document,) = documents("vllm-compose.yaml")
+    (service,) = document["services"].values()
+    options = wrapped([*service["entrypoint"], *service["command"]])
+    mounted = {row.split(":")[1]: row.split(":")[2] for row in service["volumes"]}
+
+    assert "require-warm" in options
+    assert {options["bundle"], options["trusted-key"], "/model"} == set(mounted)
+    assert set(mounted.values()) == {"ro"}
+    (place,) = service["tmpfs"]
+    assert place.startswith(f"{DEFAULT_ROOT}:")
+    assert {"exec", "mode=0700"} <= set(place.partition(":")[2].split(","))
+    assert service["healthcheck"]["test"][0] == "CMD"
+    compile(service["healthcheck"]["test"][-1], "healthcheck", "exec")
+    assert f":{options['listen'].partition(':')[2]}/ready" in service["healthcheck"]["test"][-1]
+
+
+def test_the_image_of_a_wrapped_server_starts_it_by_its_own_command() -> None:
+    text = (TEMPLATES / "vllm.Dockerfile").read_text(encoding="utf-8")
+    lines = dict(
+        line.split(maxsplit=1) for line in text.splitlines() if line.startswith(("ENTRYPOINT", "CMD"))
+    )
+
+    words = [*json.loads(lines["ENTRYPOINT"]), *json.loads(lines["CMD"])]
+    assert words[words.index("--bundle") + 1] == f"/{BUNDLE_ROOT}"
+    wrapped(words)
+    assert "python3 -m venv /opt/aotgaudi/venv" in text
+    assert "--constraint /opt/aotgaudi/wheel/aotgaudi/constraints.txt" in text
+    for name in ("vllm-kubernetes.yaml", "vllm-compose.yaml"):
+        (image,) = re.findall(r"image: (registry\S+)", (TEMPLATES / name).read_text(encoding="utf-8"))
+        assert image in text
