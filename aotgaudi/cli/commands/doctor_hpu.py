@@ -125,9 +125,15 @@ def _examine_hpu(request: _Request) -> None:
     with tempfile.TemporaryDirectory(prefix="aotgaudi-doctor-") as directory:
         lab = Lab(Path(directory), environment=os.environ, module_id=_module_id(request.card, find_cards()))
         prefix = "this is a double: " if acquire(lab).is_double else ""
-        report = examine(lab, checks, lambda check, found: click.echo(_line(prefix, check, found)))
-        write_atomic(out / JSON_NAME, report.dumps())
-        write_atomic(out / MARKDOWN_NAME, report.as_markdown().encode())
+
+        def tell(check: HpuCheck, found: tuple[LineFinding, ...], so_far: DoctorReport) -> None:
+            click.echo(_line(prefix, check, found))
+            write_atomic(
+                out / JSON_NAME, so_far.dumps()
+            )  # Each time: who stops doctor keeps what it has found.
+            write_atomic(out / MARKDOWN_NAME, so_far.as_markdown().encode())
+
+        report = examine(lab, checks, tell)
         click.echo(f"{report.summary()}\n{out / JSON_NAME}, {out / MARKDOWN_NAME}")
         if request.target_file is not None:
             _write_target(request.target_file, report, Path(directory))

@@ -29,7 +29,8 @@ CHECKS: tuple[HpuCheck, ...] = (
 )
 """In the order in which they run: what others need comes first. H-26, end to end, comes with a backend."""
 
-Progress = Callable[[HpuCheck, tuple[LineFinding, ...]], None]
+Progress = Callable[[HpuCheck, tuple[LineFinding, ...], DoctorReport], None]
+"""Is told of a check that ran, what it found, and the report so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +87,17 @@ def examine(lab: Lab, checks: Collection[HpuCheck], progress: Progress) -> Docto
     """
     found = acquire(lab)
     verdicts: dict[str, Verdict] = {}
-    reports = []
+    reports: list[CheckReport] = []
     for check in checks:
         began = time.monotonic()
         findings = check.findings(lab, verdicts)
         verdicts.update({finding.line: finding.verdict for finding in findings})
-        progress(check, findings)
         reports.append(_report(check, findings, time.monotonic() - began))
+        progress(check, findings, _so_far(found, verdicts, reports))
+    return _so_far(found, verdicts, reports)
+
+
+def _so_far(found: Device, verdicts: Mapping[str, Verdict], reports: Collection[CheckReport]) -> DoctorReport:
     return DoctorReport(
         is_double=found.is_double,
         device_type=device_type_of(found.name) or "unknown",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.doctor.hpu.checks import recipes
-from aotgaudi.doctor.hpu.examination import CHECKS, acquire, selected
+from aotgaudi.doctor.hpu.examination import CHECKS, acquire, examine, selected
 from aotgaudi.doctor.hpu.findings import HpuCheck, LineFinding, judged
 from aotgaudi.doctor.hpu.lab import Lab, Outcome
 from aotgaudi.errors import SpecError, UnexaminedError
@@ -48,6 +48,20 @@ def test_lines_whose_probe_came_to_no_end_are_unclear_and_others_keep_their_verd
         LineFinding("K-31", "unclear", "it ended with SIGABRT"),
         LineFinding("K-35", "confirmed", "every recipe was there"),
     )
+
+
+def test_a_report_is_told_after_each_check_so_that_it_can_be_kept(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aotgaudi.doctor.hpu.examination.require_bridge", lambda: None)
+    lab.kept("identity", lambda: Outcome({"name": "GAUDI2", "capability": "1.24", "is_double": True}))
+    other = HpuCheck("H-05", "graphs", ("K-29",), lambda _: [judged("K-29", True, "other keys")])
+    told: list[tuple[str, ...]] = []
+
+    report = examine(lab, (CHECK, other), lambda _, __, so_far: told.append(so_far.of("confirmed")))
+
+    assert told == [("K-31",), ("K-29", "K-31")]
+    assert report.of("confirmed") == told[-1]
 
 
 def test_each_check_has_an_id_of_its_own() -> None:
