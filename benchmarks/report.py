@@ -11,7 +11,7 @@ from typing import Any
 from harness import RESULTS, ROOT, SCHEMA
 
 BEGIN, END = "<!-- results: begin (python benchmarks/report.py) -->", "<!-- results: end -->"
-ORDER = ("ready", "rebuild", "enumerate", "build", "decode", "steps", "memory")
+ORDER = ("ready", "rebuild", "enumerate", "build", "decode", "steps", "memory", "capture", "witness")
 
 
 def main() -> None:
