@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import os
 import re
-import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,6 +97,7 @@ def find_guest(
         TargetError: its interpreter does not run.
     """
     directory = Path.cwd() if cwd is None else cwd
+    _require_text(words)
     start, after, family = _server(words, environ)
     assigned = {**environ, **dict(_assignments(words[:start]))}
     flags = family.read(words[after:], assigned)
@@ -141,10 +141,21 @@ def _server(words: Sequence[str], environ: Mapping[str, str]) -> tuple[int, int,
     raise SpecError(WHERE, f"{shown(' '.join(words))} starts no server that is known", _REMEDY)
 
 
+def _require_text(words: Sequence[str]) -> None:
+    """Raises SpecError for a word that no document can hold: bytes that are not UTF-8 come as lone surrogates."""
+    for word in words:
+        if not word.isascii() and word.encode(errors="replace").decode() != word:
+            raise SpecError(WHERE, f"has {word!a:.100}, which is not UTF-8", "UTF-8 throughout")
+
+
 def _require_wrappers(head: Sequence[str]) -> None:
     if not head:
         return
     program = head[0].rpartition("/")[2]
+    if program == "env" and len(head) > 1 and head[1].startswith("-"):
+        raise SpecError(
+            WHERE, "has options of env, which change what is read here", "env NAME=VALUE ... alone"
+        )
     if program in WRAPPERS or _PYTHON.fullmatch(program) or _ASSIGNMENT.fullmatch(head[0]):
         return
     remedy = f"the server's own command; one of {', '.join(sorted(WRAPPERS))} may stand in front of it"
@@ -186,15 +197,18 @@ def _program(word: str, environ: Mapping[str, str], cwd: Path) -> str:
 
 def _of_script(path: str, environ: Mapping[str, str], cwd: Path) -> str:
     """Returns the interpreter of a console script, by its first line; or by its second where the first would be too long."""
-    with Path(path).open("rb") as file:
-        head = file.read(_HEAD_BYTES)
+    try:
+        with Path(path).open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError as error:
+        raise SpecError(WHERE, f"{path} cannot be read: {error.strerror}", "python -m ...") from error
     first = head.partition(b"\n")[0]
     exec_line = _EXEC_LINE.search(head)
     if exec_line is not None:
         return os.fsdecode(exec_line[1].strip(b'"'))
     if not first.startswith(b"#!"):
         raise SpecError(WHERE, f"{path} is no script of Python's", "python -m ...")
-    program, *arguments = shlex.split(os.fsdecode(first[2:])) or [""]
+    program, *arguments = os.fsdecode(first[2:]).split() or [""]
     if program.rpartition("/")[2] == "env":
         named = [word for word in arguments if not word.startswith("-")]
         return _program(named[0] if named else "", environ, cwd)

@@ -7,6 +7,7 @@ reason. Weights are no JSON. A name on the hub is looked up in the hub's local c
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -38,6 +39,7 @@ _CONFIGS = ("config.json", "params.json")
 _SUFFIXES = (".json", ".py")
 _DEPTH = 2
 _LARGEST_BYTES = 32 << 20
+_COMMIT_BYTES = 200
 _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 
 
@@ -47,10 +49,10 @@ def find_model(flags: Flags, environ: Mapping[str, str], cwd: Path) -> Path:
     Raises:
         SpecError: it is neither a directory nor in the hub's local cache, with what to do about that.
     """
-    path = cwd / Path(flags.model).expanduser()
-    if path.is_dir():
+    path = cwd / flags.model
+    if os.path.isdir(path):
         return path
-    if path.exists():
+    if os.path.exists(path):
         raise SpecError("model", f"is the file {shown(flags.model)}", "a directory with a config.json")
     if not _HUB_NAME.fullmatch(flags.model):
         raise SpecError(
@@ -76,7 +78,10 @@ def identify(name: str, directory: Path) -> ModelIdentity:
     Raises:
         SpecError: it has no configuration, or a file cannot be read.
     """
-    files = {str(path.relative_to(directory)): path for path in _counted(directory)}
+    try:
+        files = {str(path.relative_to(directory)): path for path in _counted(directory)}
+    except OSError as error:
+        raise SpecError(str(directory), f"cannot be read: {error.strerror}", "a model's directory") from error
     if not any(config in files for config in _CONFIGS):
         raise SpecError(str(directory), f"has no {_CONFIGS[0]}", "a model's directory, whole")
     digests = {name: Digest.of(read_regular(path, _LARGEST_BYTES)) for name, path in sorted(files.items())}
@@ -105,10 +110,12 @@ def _hub_caches(flags: Flags, environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _snapshot(repository: Path, revision: str) -> Path | None:
-    reference = repository / "refs" / revision
-    commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else revision
+    try:
+        commit = read_regular(repository / "refs" / revision, _COMMIT_BYTES).decode().strip()
+    except (OSError, ValueError, SpecError):
+        commit = revision  # Of a commit there is no reference.
     found = repository / "snapshots" / commit
-    return found if (found / _CONFIGS[0]).exists() or (found / _CONFIGS[1]).exists() else None
+    return found if any(os.path.exists(found / name) for name in _CONFIGS) else None
 
 
 def hugging_face_home(environ: Mapping[str, str]) -> str:

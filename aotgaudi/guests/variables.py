@@ -145,7 +145,7 @@ class VariableRules:
     def counted(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Returns the variables that count, without credentials in their values."""
         return {
-            name: without_credentials(value)
+            name: _as_text(without_credentials(value))
             for name, value in sorted(environ.items())
             if self.reason(name) is None
         }
@@ -153,7 +153,7 @@ class VariableRules:
     def conditions(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Returns the variables that the guest hashes although they change no code, as they are set."""
         found = ((name, environ[name]) for name in sorted(self.hashed) if name in environ)
-        return {name: without_credentials(value) for name, value in found if not is_secret(name)}
+        return {name: _as_text(without_credentials(value)) for name, value in found if not is_secret(name)}
 
 
 def secret_values(environ: Mapping[str, str]) -> dict[str, str]:
@@ -164,6 +164,11 @@ def secret_values(environ: Mapping[str, str]) -> dict[str, str]:
 def secret_names(names: Iterable[str]) -> tuple[str, ...]:
     """Returns those of `names` that are of secrets, sorted."""
     return tuple(sorted(name for name in names if is_secret(name)))
+
+
+def _as_text(value: str) -> str:
+    """Returns a value as a document can hold it: of bytes that are not UTF-8, the escapes."""
+    return value.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def _matching(name: str, table: Mapping[str, str]) -> str | None:
