@@ -5,7 +5,7 @@
     gaudi_server.py serve MODEL --num-gpu-blocks-override N --block-size N --max-model-len N --max-num-batched-tokens N
                                 --max-num-seqs N [--port N] ...
     VLLM_BUCKETING_FROM_FILE   its buckets
-    GAUDI_SERVER_FAULT         drifts: the shapes of its graphs are others at each start
+    STANDIN_FAULT              drifts: the shapes of its graphs are others at each start
 
 As in vLLM there is an API server and an EngineCore, each of which loads the plugins of ``vllm.general_plugins``. The
 EngineCore runs a dummy step for each bucket before it serves, and looks every step up as upstream does
@@ -65,7 +65,7 @@ class Engine:
         self._lookup = UpstreamLookup(version.lookup, inputs, self._prompt, self._decode)
         self._bridge = Bridge()
         self._graphs: dict[tuple[int, int, int], Any] = {}
-        self._more_blocks = os.getpid() if os.environ.get("GAUDI_SERVER_FAULT") == "drifts" else 0
+        self._more_blocks = os.getpid() if os.environ.get("STANDIN_FAULT") == "drifts" else 0
 
     def warm_up(self) -> None:
         """A dummy step for each bucket, the largest first."""

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import http.client
+import json
+import multiprocessing
 import os
+import signal
 import socket
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -16,7 +23,7 @@ from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.sealed import capture_of
 from aotgaudi.capture.run import Built, Order, build_capture
 from aotgaudi.capture.shapes import Shaped, shaped_command
-from aotgaudi.errors import CaptureError
+from aotgaudi.errors import AotGaudiError, CaptureError, NotWarmError
 from aotgaudi.gaudi.recipes import RecipeName
 from aotgaudi.guests.describe import describe
 from aotgaudi.guests.vllm_gaudi.guest import VllmGaudi
@@ -25,8 +32,12 @@ from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import spec_from_json
 from aotgaudi.store.store import Store
+from aotgaudi.supervisor.app import Listen
+from aotgaudi.supervisor.judge import Policy
+from aotgaudi.supervisor.launch import RunOptions, run
 from tests.environment import ROOT
 from tests.guests_here import Here
+from tests.hpu.conftest import InstalledDouble
 from tests.specs import ONE_SEQUENCE, spec_tables
 
 pytestmark = pytest.mark.hpu_double
@@ -89,10 +100,7 @@ class Bench:
         }
 
     def shaped(self, **environ: str) -> Shaped:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
-        words = ("vllm", "serve", str(self.folder / "tiny"), "--port", str(port))
+        words = ("vllm", "serve", str(self.folder / "tiny"), "--port", str(free_port()))
         return shaped_command(words, self.environ(environ), self.spec, self.folder / "r")
 
     def build(self, **environ: str) -> Built:
@@ -107,21 +115,30 @@ class Bench:
         return build_capture(order, Store.open(self.folder / "store"), self.told)
 
 
-@pytest.fixture
-def bench(newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr(VllmGaudi, "target", lambda *_: Target(backend="hpu", machine="gaudi2"))
-    return Bench(tmp_path, newest)
+@pytest.fixture(scope="module", autouse=True)
+def _gaudi() -> Iterator[None]:
+    """A card that the driver shows, which the double does not stand in for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VllmGaudi, "target", lambda *_: Target(backend="hpu", machine="gaudi2"))
+        yield
 
 
-def test_a_capture_holds_the_recipes_of_the_closed_table_and_is_proved_from_them_alone(bench: Bench) -> None:
-    built = bench.build()
+@pytest.fixture(scope="module")
+def captured(double: InstalledDouble, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """A bench whose server has been captured."""
+    bench = Bench(tmp_path_factory.mktemp("captured"), double("1.24.1"))
+    bench.build()
+    return bench
 
-    bundle = open_bundle(bench.folder / "out")
+
+def test_a_capture_holds_the_recipes_of_the_closed_table_and_is_proved_from_them_alone(
+    captured: Bench,
+) -> None:
+    bundle = open_bundle(captured.folder / "out")
     receipt, launch = capture_of(bundle), bundle.launch
-    assert built.is_new
     recipes = [file for file in receipt.files if file.kind == "recipe"]
     keys = {name.key for name in map(RecipeName.parse, (Path(file.path).name for file in recipes)) if name}
-    table = bucket_file_of(bench.spec)
+    table = bucket_file_of(captured.spec)
     assert launch.manifest_id == Manifest.of(table.spec).id
     assert len(recipes) == 2 * len(keys) > 0
     assert len(keys) >= len({*table.prompt, *table.decode})
@@ -130,13 +147,97 @@ def test_a_capture_holds_the_recipes_of_the_closed_table_and_is_proved_from_them
     assert receipt.expected.loads == {f"recipe:{key}": 1 for key in keys}
     assert receipt.proof.counts["compile"] == receipt.proof.counts["new_files"] == 0
     assert launch.flags["num-gpu-blocks-override"] == "8"
-    assert launch.place.variables["VLLM_BUCKETING_FROM_FILE"] == str(bench.folder / "r" / BUCKETS)
+    assert launch.place.variables["VLLM_BUCKETING_FROM_FILE"] == str(captured.folder / "r" / BUCKETS)
 
 
-def test_a_server_that_counts_its_blocks_anew_is_not_sealed(bench: Bench) -> None:
+def test_it_serves_warm_by_its_user_s_command_whatever_is_asked(captured: Bench) -> None:
+    port, guest = free_port(), free_port()
+    with running(captured, port, guest) as process:
+        wait_until_ready(port, process)
+        for num_tokens in range(1, 31):
+            ask(guest, num_tokens)
+        metrics = get(port, "/metrics")[1]
+    assert "aotgaudi_guest_warm 1" in metrics
+    counted = [line for line in metrics.splitlines() if line.startswith("aotgaudi_compilations_total")]
+    assert counted
+    assert all(line.endswith(" 0") for line in counted)
+
+
+def test_a_server_whose_blocks_are_others_than_the_sealed_ones_is_ended(captured: Bench) -> None:
+    with running(captured, free_port(), free_port(), STANDIN_FAULT="drifts") as process:
+        process.join(240)
+
+        assert process.exitcode == NotWarmError.exit_code
+
+
+def serve(options: RunOptions) -> None:
+    """`aotgaudi run`, in this process. A SIGTERM ends the guest, and so this."""
+    try:
+        code = run(options)
+    except AotGaudiError as error:
+        code = error.exit_code
+    os._exit(code)
+
+
+@contextmanager
+def running(bench: Bench, port: int, guest: int, **environ: str) -> Iterator[BaseProcess]:
+    """`aotgaudi run` with the command that was given to the build, without what the shapes added to it."""
+    options = RunOptions(
+        bundle=bench.folder / "out",
+        words=("vllm", "serve", str(bench.folder / "tiny"), "--port", str(guest)),
+        environ=bench.environ(environ),
+        policy=Policy(require_warm=True),
+        listen=Listen("127.0.0.1", port),
+    )
+    process = multiprocessing.get_context("fork").Process(target=serve, args=(options,))
+    process.start()
+    try:
+        yield process
+    finally:
+        if process.is_alive():
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGTERM)
+        process.join(60)
+        assert process.exitcode is not None
+
+
+def wait_until_ready(port: int, process: BaseProcess) -> None:
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline and process.is_alive():
+        with suppress(OSError):
+            if get(port, "/ready")[0] == 200:
+                return
+        time.sleep(0.5)
+    pytest.fail(f"not ready; exit code {process.exitcode}")
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode()
+
+
+def ask(port: int, num_tokens: int) -> None:
+    """A prompt of so many tokens, and two more."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    body = {"model": "tiny", "prompt": list(range(num_tokens)), "max_tokens": 2}
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    assert connection.getresponse().status == 200
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def test_a_server_that_counts_its_blocks_anew_is_not_sealed(newest: Path, tmp_path: Path) -> None:
     """As where the number of KV blocks follows free memory: another shape, and so other recipes, at each start."""
+    bench = Bench(tmp_path, newest)
+
     with pytest.raises(CaptureError, match=r"is not warm.*nothing was sealed") as caught:
-        bench.build(GAUDI_SERVER_FAULT="drifts")
+        bench.build(STANDIN_FAULT="drifts")
 
     assert "hpu" in str(caught.value)
     assert not (bench.folder / "out").exists()
