@@ -4,7 +4,8 @@
 * draft key -> `DraftRow`: what a cold run left, so that a build which was stopped in its proof goes on from there. It is
   forgotten as soon as the proof has ended, either way.
 
-Documents are objects, as the files are; digests stand in the rows, so that collecting garbage keeps what they name.
+Documents are objects, as the files are; digests stand in the rows, so that collecting garbage keeps what they name. No other
+digest does (a component of the launch, say): whatever reads like one is taken for an object that must be there.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class CaptureRow(Value):
     """A capture: its documents and objects, and what was measured while it was built.
 
     Attributes:
+        label: For people.
         launch, receipt: The documents.
         objects: Those of the files, each once.
         cold_seconds: Until the server was ready, from empty caches.
@@ -36,10 +38,10 @@ class CaptureRow(Value):
         build_seconds: All of it.
         cold_counts: What the cold run did: compilers run, code generated, files left.
         places: Place -> how many files hold it.
-        components: Of the key, for those who explain why another launch is not this one.
     """
 
     kind: Literal["capture"] = "capture"
+    label: str
     launch: DigestField
     receipt: DigestField
     objects: tuple[DigestField, ...]
@@ -48,7 +50,6 @@ class CaptureRow(Value):
     build_seconds: Seconds
     cold_counts: dict[str, int]
     places: dict[str, int] = Field(default_factory=dict)
-    components: dict[str, str] = Field(default_factory=dict)
 
     def digests(self) -> Iterator[Digest]:
         """Yields every object that the row names."""
@@ -62,6 +63,7 @@ class DraftRow(Value):
     """
 
     kind: Literal["draft"] = "draft"
+    label: str
     files: tuple[CapturedFile, ...]
     left_out: tuple[LeftOut, ...]
     answers: tuple[str, ...]

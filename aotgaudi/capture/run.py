@@ -163,6 +163,7 @@ def _cold(order: Order, setting: Setting, rules: Rules, store: Store, draft: str
     if not found.files:
         raise CaptureError("the server left nothing in its caches: there is nothing to capture")
     row = DraftRow(
+        label=f"cold run of {_label(order.launch)}",
         files=found.files,
         left_out=found.left_out,
         answers=ran.answers,
@@ -237,6 +238,7 @@ def _record(
         repairs=launch.repairs,
     )
     row = CaptureRow(
+        label=f"capture of {_label(launch)}",
         launch=store.objects.put_bytes(launch.dumps()),
         receipt=store.objects.put_bytes(receipt.dumps()),
         objects=tuple(sorted({file.digest for file in receipt.files}, key=str)),
@@ -245,7 +247,6 @@ def _record(
         build_seconds=build_seconds,
         cold_counts=cold.cold_counts,
         places=cold.places,
-        components=dict(launch.components()),
     )
     return record_capture(store, key, row)
 
@@ -254,6 +255,10 @@ def _seal(order: Order, store: Store, row: CaptureRow) -> Bundle:
     launch, receipt = read_documents(store, row)
     pack_bundle(launch.dumps(), launch.id, receipt, store.objects, order.out, order.signing)
     return open_bundle(order.out)
+
+
+def _label(launch: Launch) -> str:
+    return f"{launch.guest} {launch.model.name} ({launch.id:.12})"
 
 
 def _size(row: DraftRow) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from click.testing import CliRunner, Result
 
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.restore import restore
+from aotgaudi.bundle.signing import generate_key
 from aotgaudi.capture import prove as prove_module
 from aotgaudi.capture.collect import Rules
 from aotgaudi.capture.guest_run import Ran
@@ -29,6 +31,7 @@ from aotgaudi.capture.records import find_capture, find_draft
 from aotgaudi.capture.run import Built
 from aotgaudi.cli.main import cli
 from aotgaudi.errors import CaptureError, StoreError
+from aotgaudi.store.store import Store
 from tests.guests.capturing import Bench, processes_of
 
 EXACT = {"compile": 0, "generate": 0, "new_files": 0, "loads": 1, "requests": 17, "processes": 3}
@@ -354,3 +357,48 @@ def test_a_root_of_the_store_keeps_a_capture(bench: Bench, built: Built) -> None
 
     assert (kept["num_records"], kept["num_objects"]) == (1, built.bundle.index.counts.objects)
     assert bench.store.actions.get(capture_key(built.bundle.launch).hex) is not None
+
+
+def test_fsck_finds_a_store_of_captures_sound_and_names_one_that_lost_a_file(
+    bench: Bench, built: Built
+) -> None:
+    store = str(bench.folder / "store")
+
+    assert "all sound" in CliRunner().invoke(cli, ["cache", "fsck", "--store", store]).output
+    (bench.folder / "copy").mkdir()
+    shutil.copytree(store, bench.folder / "copy" / "store")
+    lost = Store.open(bench.folder / "copy" / "store")
+    lost.objects.discard(built.row.objects[0])
+    told = CliRunner().invoke(cli, ["cache", "fsck", "--store", str(lost.root)]).output
+    assert f"capture of fake {bench.folder}/model" in told
+
+
+def test_the_command_says_what_was_sealed_and_runs_nothing_again(
+    bench: Bench, built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in bench.environ.items():
+        monkeypatch.setenv(name, value)
+    generate_key(bench.folder / "key")
+    places = ["--root", str(bench.root), "--store", str(bench.folder / "store")]
+    command = ["build", "capture", "-o", str(bench.folder / "signed"), *places]
+    command += ["--sign-key", str(bench.folder / "key"), "--epoch", "7"]
+
+    told = CliRunner().invoke(cli, [*command, "--", *bench.words()])
+
+    assert told.exit_code == 0, told.output
+    launch, sealed = told.output.splitlines()
+    assert re.fullmatch(
+        r"launch     fake \(cpu\), 0 flags, \d+ variables?, model .*, id [0-9a-f]{12}\.\.\.", launch
+    )
+    assert re.fullmatch(
+        r"sealed     .*/signed: \d+ files, 0\.1 MB, signed, epoch 7 \(captured before; nothing was run\)",
+        sealed,
+    )
+    document = json.loads(CliRunner().invoke(cli, [*command, "--json", "--", *bench.words()]).stdout)
+    assert document["launch_id"] == built.bundle.launch.id
+    assert (document["is_new"], document["epoch"], document["num_files"]) == (
+        False,
+        7,
+        len(built.row.objects),
+    )
+    assert not bench.root.exists()

@@ -79,7 +79,7 @@ def _lines(report: FsckReport) -> list[str]:
         ]
     )
     if report.losses:
-        lines.append(f"{len(report.losses)} results lack an object; `aotgaudi build cache` mends:")
+        lines.append(f"{len(report.losses)} results lack an object; building them again mends:")
         lines += _first([f"  {describe_loss(loss)}" for loss in report.losses])
     return lines
 

@@ -36,6 +36,7 @@ def store(tmp_path: Path) -> Store:
 def row_of(store: Store, seconds: float = 1.5) -> CaptureRow:
     receipt = capture_receipt(store.objects, CAPTURED)
     return CaptureRow(
+        label="capture of fake",
         launch=store.objects.put_bytes(LAUNCH.dumps()),
         receipt=store.objects.put_bytes(receipt.dumps()),
         objects=tuple(sorted({file.digest for file in receipt.files}, key=str)),
@@ -43,7 +44,6 @@ def row_of(store: Store, seconds: float = 1.5) -> CaptureRow:
         warm_seconds=0.5,
         build_seconds=9,
         cold_counts={"process": 3},
-        components=dict(LAUNCH.components()),
     )
 
 
@@ -73,7 +73,8 @@ def test_garbage_collection_sees_every_object_in_the_record(store: Store) -> Non
 
 
 def test_a_row_of_another_kind_or_shape_is_a_miss(store: Store) -> None:
-    record_draft(store, KEY, DraftRow(files=(), left_out=(), answers=(), cold_seconds=1, cold_counts={}))
+    draft = DraftRow(label="x", files=(), left_out=(), answers=(), cold_seconds=1, cold_counts={})
+    record_draft(store, KEY, draft)
 
     assert find_capture(store, KEY) is None
     assert find_draft(store, KEY) is not None
