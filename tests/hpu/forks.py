@@ -15,9 +15,12 @@ import importlib
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+from tqdm import tqdm
 
 from aotgaudi.doctor.hpu.probes import run as probe_process
 from aotgaudi.doctor.hpu.probes.recipes import SHAPES, graph
@@ -25,6 +28,8 @@ from aotgaudi.doctor.hpu.probes.recipes import SHAPES, graph
 
 def import_torch() -> None:
     """Imports, without the bridge, whatever probes will need of torch, and compiles a graph, so that forks need not."""
+    # torch.fx shows progress by tqdm, whose lock is one of all processes: a fork that is killed may have it for ever.
+    tqdm.set_lock(threading.RLock())
     os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     torch = importlib.import_module("torch")
     common = importlib.import_module("torch._dynamo.backends.common")
