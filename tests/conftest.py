@@ -1,8 +1,71 @@
-"""Settings of all tests."""
+"""Settings of all tests, and how they run in several processes; see `tests.parallel`."""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
 from hypothesis import settings
+
+from aotgaudi.cores import available_cores
+from tests.parallel import turn
 
 settings.register_profile("aotgaudi", deadline=None)
 settings.load_profile("aotgaudi")
+
+_TURNS = "aotgaudi_turns"
+_TURNS_KEY = pytest.StashKey[str]()
+_LONGEST_FIRST = ("integration", "e2e", "services", "property", "unit")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores, for ``-n auto``: many tests wait for a process that they have started."""
+    return available_cores() + 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tells a worker where the locks are; see `turn`."""
+    stash = node.config.stash
+    if _TURNS_KEY not in stash:
+        stash[_TURNS_KEY] = tempfile.mkdtemp(prefix="aotgaudi-turns-")
+    node.workerinput[_TURNS] = stash[_TURNS_KEY]
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Removes the locks."""
+    if folder := config.stash.get(_TURNS_KEY, ""):
+        shutil.rmtree(folder)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Among several processes the files with the longest tests come first, so that none is left with one at the end."""
+    if _turns(config):
+        slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
+        items.sort(key=lambda item: (_place(item), item.path not in slow))
+
+
+def _place(item: pytest.Item) -> int:
+    folder = item.nodeid.split("/")[1] if "/" in item.nodeid else ""
+    return _LONGEST_FIRST.index(folder) if folder in _LONGEST_FIRST else len(_LONGEST_FIRST)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Has a test that is marked `alone` run beside none of the other processes' tests; its time begins with its turn."""
+    folder = _turns(item.config)
+    if not folder:
+        return (yield)
+    with turn(Path(folder), alone=item.get_closest_marker("alone") is not None):
+        return (yield)
+
+
+def _turns(config: pytest.Config) -> str:
+    """Where the locks are; empty where this process runs all tests."""
+    return str(getattr(config, "workerinput", {}).get(_TURNS, ""))

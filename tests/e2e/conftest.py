@@ -14,6 +14,7 @@ import pytest
 
 from aotgaudi.entries import DecodeEntry
 from tests.e2e.harness import SPEC, Server, Workplace, make_model, own_object, store_without
+from tests.parallel import once, run_folder
 
 HOLE = DecodeEntry(batch_size=1, query_len=1, num_blocks=2)
 
@@ -21,7 +22,7 @@ HOLE = DecodeEntry(batch_size=1, query_len=1, num_blocks=2)
 @pytest.fixture(scope="session")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     """A spec, the model that it is for, and the bundle that the command line builds of it."""
-    folder = tmp_path_factory.mktemp("e2e")
+    folder = run_folder(tmp_path_factory) / "e2e"
     kept = os.environ.get("AOTGAUDI_TEST_STORE")
     place = Workplace(
         folder=folder,
@@ -30,11 +31,17 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
         store=Path(kept).absolute() if kept else folder / "store",
         bundle=folder / "e2e-llama.bundle",
     )
+    once(tmp_path_factory, "workplace", lambda: furnish(place))
+    return place
+
+
+def furnish(place: Workplace) -> None:
+    """Makes all that a workplace names."""
+    place.folder.mkdir()
     make_model(place.model)
     place.spec.write_text(SPEC, encoding="utf-8")
     done = place.run("build", place.spec, "-o", place.bundle, "--store", place.store)
     assert done.returncode == 0, done.stderr
-    return place
 
 
 @pytest.fixture(scope="session")
@@ -47,16 +54,20 @@ def server(workplace: Workplace) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def holed_store(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store that has everything but the artifact that `HOLE` needs. Not to be written to."""
-    lost = own_object(workplace.bundle, HOLE)
-    return store_without(workplace.store, lost, tmp_path_factory.mktemp("holed") / "store")
+    store, lost = run_folder(tmp_path_factory) / "holed-store", own_object(workplace.bundle, HOLE)
+    once(tmp_path_factory, store.name, lambda: store_without(workplace.store, lost, store))
+    return store
 
 
 @pytest.fixture(scope="session")
-def holed_bundle(workplace: Workplace, holed_store: Path) -> Path:
+def holed_bundle(workplace: Workplace, holed_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What that store gives with --allow-missing."""
-    bundle = holed_store.parent / "holed.bundle"
-    done = workplace.run(
-        "build", "bundle", workplace.spec, "-o", bundle, "--allow-missing", "--store", holed_store
-    )
-    assert done.returncode == 0, done.stderr
+    bundle = holed_store.with_name("holed.bundle")
+
+    def seal() -> None:
+        options = ("-o", bundle, "--allow-missing", "--store", holed_store)
+        done = workplace.run("build", "bundle", workplace.spec, *options)
+        assert done.returncode == 0, done.stderr
+
+    once(tmp_path_factory, bundle.name, seal)
     return bundle

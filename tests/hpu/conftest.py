@@ -1,8 +1,7 @@
-"""The double, installed once for all tests here, and torch, imported once for all forks."""
+"""The double, installed and examined once for all tests here, and torch, imported once for all forks of a process."""
 
 from __future__ import annotations
 
-import functools
 import os
 import subprocess
 import sys
@@ -11,12 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from aotgaudi.doctor.hpu.report import DoctorReport
+from aotgaudi.document import load_document
 from tests.environment import ROOT
+from tests.hpu.doctors import Patient, examined
 from tests.hpu.forks import import_torch
+from tests.parallel import once, run_folder
 
 InstalledDouble = Callable[[str], Path]
 
 FOLDER_VARIABLE = "AOTGAUDI_DOUBLE_FOLDER"
+PROFILES = ("1.24.1", "1.19")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,16 +30,17 @@ def _torch() -> None:
 
 @pytest.fixture(scope="session")
 def double(tmp_path_factory: pytest.TempPathFactory) -> InstalledDouble:
-    """Returns where a profile of the double is installed, once a session; what was compiled for it is kept."""
+    """Returns where a profile of the double is installed. All are, once a run; what was compiled for them is kept."""
     given = os.environ.get(FOLDER_VARIABLE)
-    folder = Path(given) if given else tmp_path_factory.mktemp("double")
+    folder = Path(given).absolute() if given else run_folder(tmp_path_factory) / "double"
 
-    def installed(profile: str) -> Path:
-        script, place = ROOT / "tests" / "double" / "install.py", folder / profile
-        subprocess.run([sys.executable, str(script), str(place), "--profile", profile], check=True)
-        return place
+    def install() -> None:
+        script = ROOT / "tests" / "double" / "install.py"
+        for profile in PROFILES:
+            subprocess.run([sys.executable, script, folder / profile, "--profile", profile], check=True)
 
-    return functools.cache(installed)
+    once(tmp_path_factory, "double", install)
+    return folder.joinpath
 
 
 @pytest.fixture
@@ -45,6 +50,25 @@ def newest(double: InstalledDouble) -> Path:
 
 
 @pytest.fixture(scope="session")
-def double_memory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the outcomes on the newest release are remembered; see `tests.hpu.doctors`."""
-    return tmp_path_factory.mktemp("memory") / "outcomes"
+def double_memory(double: InstalledDouble, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The outcomes of all probes on the newest release without a fault; see `tests.hpu.doctors`."""
+
+    memory = run_folder(tmp_path_factory) / "outcomes"
+
+    def examine() -> None:
+        (report,) = examined([Patient(double("1.24.1"), memory=memory)])
+        assert isinstance(report, DoctorReport), report
+        _report_beside(memory).write_bytes(report.dumps())
+
+    once(tmp_path_factory, memory.name, examine)
+    return memory
+
+
+@pytest.fixture(scope="session")
+def newest_report(double_memory: Path) -> DoctorReport:
+    """What doctor found there."""
+    return load_document(_report_beside(double_memory).read_bytes(), DoctorReport, "report")
+
+
+def _report_beside(memory: Path) -> Path:
+    return memory.with_name("newest-report.json")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from aotgaudi.doctor.hpu.contract import LINES
@@ -15,12 +13,10 @@ pytestmark = [pytest.mark.hpu_double, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
-def reports(double: InstalledDouble, double_memory: Path) -> tuple[DoctorReport, DoctorReport]:
-    newest = Patient(double("1.24.1"), memory=double_memory)
-    found, other = examined([newest, Patient(double("1.19"))])
-    assert isinstance(found, DoctorReport), found
+def reports(double: InstalledDouble, newest_report: DoctorReport) -> tuple[DoctorReport, DoctorReport]:
+    (other,) = examined([Patient(double("1.19"))])
     assert isinstance(other, DoctorReport), other
-    return found, other
+    return newest_report, other
 
 
 def test_every_line_of_the_contract_is_examined_once(reports: tuple[DoctorReport, DoctorReport]) -> None:

@@ -16,7 +16,7 @@ from aotgaudi.store.store import Store
 from tests.hpu.collecting import GRAPHS, environment_of, publish_recipes
 from tests.hpu.forks import Fork, start_fork
 
-pytestmark = [pytest.mark.hpu_double, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.hpu_double, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 NUM_KILLS = 50
 SEED = 20_261

@@ -32,6 +32,7 @@ def run_swap(runner: ProgramRunner) -> None:
     runner.exchange(DefragStep(SWAP, ((1, 5), (2, 6))))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("entry", "run"), [(PROMPT, run_prompt), (DECODE, run_decode), (SWAP, run_swap)])
 def test_a_large_cache_makes_no_step_slower(
     entry: Entry, run: Callable[[ProgramRunner], None], store: Store, tmp_path: Path

@@ -402,11 +402,11 @@ def test_leaving_a_long_queue_costs_little_wherever_one_stands() -> None:
     gone = requests[1:]
     Random(0).shuffle(gone)
 
-    started = time.monotonic()
+    started = time.process_time()
     for request in gone:
         scheduler.finish(request, "abort")
 
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
     assert scheduler.waiting == (requests[0],)
 
 

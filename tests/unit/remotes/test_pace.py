@@ -90,6 +90,7 @@ def test_a_blob_that_begins_fast_and_then_trickles_is_given_up(
         read(remote)
 
 
+@pytest.mark.alone
 def test_a_blob_that_is_whole_is_not_waited_for(registry: FakeRegistry, remote: RegistryRemote) -> None:
     whole = b"%x\r\n%b\r\n" % (len(DATA), DATA)
     registry.faults.append(on("GET", "/blobs/", trickle(CHUNKED + whole, b"0")))

@@ -1,0 +1,70 @@
+"""What the processes of one test run share: whose turn it is, and what is made once for all of them.
+
+``ci/test`` runs tests in several processes (pytest-xdist), each with folders of its own; a plain ``pytest`` in one, where
+nothing here waits.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+
+def is_parallel() -> bool:
+    """Returns whether this process is one of several that share a run."""
+    return "PYTEST_XDIST_WORKER" in os.environ
+
+
+def run_folder(factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder that all processes of this run have, and no other run has."""
+    own = factory.getbasetemp()
+    folder = (own.parent if is_parallel() else own) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def once(factory: pytest.TempPathFactory, name: str, make: Callable[[], object]) -> None:
+    """Has `make` called by one process of the run, the first that comes with this name; the others wait until it is done.
+
+    Where it fails, it has failed for all of them.
+    """
+    done, failed = (run_folder(factory) / f"{name}.{end}" for end in ("done", "failed"))
+    with _locked(done.with_suffix(".lock"), fcntl.LOCK_EX):
+        assert not failed.exists(), f"{name} could not be made: {failed.read_text(encoding='utf-8')}"
+        if done.exists():
+            return
+        try:
+            make()
+        except BaseException as error:
+            failed.write_text(repr(error), encoding="utf-8")
+            raise
+        done.touch()
+
+
+@contextmanager
+def turn(folder: Path, *, alone: bool) -> Iterator[None]:
+    """Waits for a turn, and has it: beside the tests of other processes, or `alone`, beside none.
+
+    Who waits for the room holds the door, so that a test that waits for the room to be empty is not passed by others.
+    """
+    kind = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+    with _locked(folder / "door", fcntl.LOCK_EX) as door, _locked(folder / "room", kind):
+        fcntl.flock(door, fcntl.LOCK_UN)
+        yield
+
+
+@contextmanager
+def _locked(path: Path, kind: int) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, kind)
+        yield descriptor
+    finally:
+        # Said, and not left to closing: a process that a test has forked may have the descriptor, too.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)

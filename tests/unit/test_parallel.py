@@ -1,0 +1,125 @@
+"""What several processes of a test run rely on: turns that exclude each other where they should, and things made once."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.parallel import once, run_folder, turn
+
+SECONDS = 30.0
+
+
+class Factory(pytest.TempPathFactory):
+    """That of a process whose folder is `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def getbasetemp(self) -> Path:
+        self._folder.mkdir(exist_ok=True)
+        return self._folder
+
+
+@pytest.fixture
+def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Factory:
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
+    return Factory(tmp_path / "popen-gw0")
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> Factory:
+    return Factory(tmp_path / "popen-gw1")
+
+
+def is_free(path: Path, kind: int) -> bool:
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def test_turns_are_had_beside_each_other(tmp_path: Path) -> None:
+    with turn(tmp_path, alone=False), turn(tmp_path, alone=False):
+        assert not is_free(tmp_path / "room", fcntl.LOCK_EX)
+
+
+def test_who_is_alone_has_nobody_beside_it(tmp_path: Path) -> None:
+    with turn(tmp_path, alone=True):
+        assert not is_free(tmp_path / "room", fcntl.LOCK_SH)
+
+    assert is_free(tmp_path / "room", fcntl.LOCK_EX)
+
+
+def test_a_turn_ends_with_the_test_even_where_a_fork_of_it_lives_on(tmp_path: Path) -> None:
+    """A fork has the open file, and with it the lock."""
+    with turn(tmp_path, alone=True):
+        fork = os.fork()
+        if fork == 0:
+            signal.pause()
+
+    try:
+        assert is_free(tmp_path / "room", fcntl.LOCK_EX)
+        assert is_free(tmp_path / "door", fcntl.LOCK_EX)
+    finally:
+        os.kill(fork, signal.SIGKILL)
+        os.waitpid(fork, 0)
+
+
+def test_who_waits_to_be_alone_is_not_passed(tmp_path: Path) -> None:
+    was_alone = threading.Event()
+
+    def be_alone() -> None:
+        with turn(tmp_path, alone=True):
+            was_alone.set()
+
+    with turn(tmp_path, alone=False):
+        waiting = threading.Thread(target=be_alone)
+        waiting.start()
+        wait_until(lambda: not is_free(tmp_path / "door", fcntl.LOCK_SH))
+        assert not was_alone.is_set()
+    waiting.join(SECONDS)
+
+    assert was_alone.is_set()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_what_all_processes_need_is_made_by_the_first(first: Factory, second: Factory) -> None:
+    made: list[Path] = []
+
+    for factory in (first, second, first):
+        once(factory, "bundle", lambda factory=factory: made.append(factory.getbasetemp()))
+
+    assert made == [first.getbasetemp()]
+    assert run_folder(first) == run_folder(second)
+
+
+def test_what_cannot_be_made_is_not_tried_again(first: Factory, second: Factory) -> None:
+    def fail() -> None:
+        raise ValueError("no room")
+
+    with pytest.raises(ValueError, match="no room"):
+        once(first, "bundle", fail)
+    with pytest.raises(AssertionError, match=r"bundle could not be made: ValueError\('no room'\)"):
+        once(second, "bundle", lambda: None)
+
+
+def test_one_process_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+
+    assert run_folder(Factory(tmp_path / "alone")).parent == tmp_path / "alone"
