@@ -189,14 +189,19 @@ def _open_devices(root: Path) -> frozenset[int] | None:
     if os.geteuid() != 0:
         return None
     found: set[int] = set()
-    for link in (root / "proc").glob("[0-9]*/fd/*"):
-        try:
-            target = Path(os.readlink(link))
-        except OSError:
-            continue  # Closed, or its process ended, while we look.
+    for target in map(Path, _open_files(root / "proc")):
         if target.parent == Path("/dev/accel") and target.name[5:].isdecimal():
             found.add(int(target.name[5:]))
     return frozenset(found)
+
+
+def _open_files(proc: Path) -> Iterator[str]:
+    """What the open files of all processes are; not of those that end, or are closed, while we look."""
+    for process in proc.glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            for descriptor in os.listdir(process / "fd"):
+                with contextlib.suppress(OSError):
+                    yield os.readlink(process / "fd" / descriptor)
 
 
 def _text(value: bytes | str) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -76,6 +78,30 @@ def test_a_card_that_a_process_holds_is_busy(tmp_path: Path) -> None:
     (tmp_path / "proc/77/fd/5").symlink_to("/dev/accel/accel1")
 
     assert [card.is_busy for card in find_cards(tmp_path).cards] == [False, True]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root sees the files of other processes")
+def test_a_process_that_ends_while_it_is_looked_at_has_no_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accel(tmp_path, 0)
+    ended = tmp_path / "proc/77"
+    (ended / "fd").mkdir(parents=True)
+
+    def after_its_end(look: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def looked(path: Any) -> Any:
+            if str(path) == str(ended / "fd"):
+                (ended / "fd").rmdir()
+                ended.rmdir()
+            return look(path)
+
+        return looked
+
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, after_its_end(getattr(os, name)))
+
+    assert [card.is_busy for card in find_cards(tmp_path).cards] == [False]
+    assert not ended.exists()
 
 
 def hlml(*names: bytes) -> SimpleNamespace:
