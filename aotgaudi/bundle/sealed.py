@@ -5,12 +5,16 @@ The format is one; the receipt's schema says which it is. Whoever needs one kind
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, Union, cast
 
-from aotgaudi.bundle.capture_receipt import CaptureReceipt
+from aotgaudi.bundle.capture_receipt import CAPTURE_SCHEMA, CaptureReceipt
+from aotgaudi.bundle.format import RECEIPT_NAME
 from aotgaudi.bundle.receipt import Receipt
-from aotgaudi.document import Document, load_one_of
+from aotgaudi.document import MAX_DOCUMENT_BYTES, Document, load_one_of
 from aotgaudi.errors import SpecError
+from aotgaudi.store.blobs import Fault, read_bounded
 
 if TYPE_CHECKING:
     from aotgaudi.bundle.bundle import Bundle
@@ -22,6 +26,19 @@ def load_sealed(data: bytes) -> SealedReceipt:
     """Parses the canonical bytes of a receipt of either kind. Raises ManifestError, which names the place."""
     models: tuple[type[Document], ...] = (Receipt, CaptureReceipt)
     return cast("SealedReceipt", load_one_of(data, models, "receipt"))
+
+
+def is_capture(path: Path) -> bool:
+    """Whether the bundle at `path` says that it holds a capture; False where there is none, which opening it explains.
+
+    Decides only who opens it: nothing is verified.
+    """
+    data = read_bounded(path / RECEIPT_NAME, MAX_DOCUMENT_BYTES)
+    try:
+        raw = None if isinstance(data, Fault) else json.loads(data)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(raw, dict) and raw.get("schema") == CAPTURE_SCHEMA
 
 
 def programs_of(bundle: Bundle) -> Receipt:

@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from aotgaudi.bundle.bundle import Acceptance
+from aotgaudi.bundle.sealed import is_capture
+from aotgaudi.cli.commands.run import supervise
 from aotgaudi.cli.options.acceptance import acceptance_options
 from aotgaudi.cli.options.capacity import capacity_options
 from aotgaudi.cli.options.common import Command, store_option
 from aotgaudi.cli.options.listening import listening_options
 from aotgaudi.cli.options.model import find_model
+from aotgaudi.cli.options.supervision import SUPERVISION_NAMES, Supervision, supervision_options
 from aotgaudi.cores import available_cores
 
 if TYPE_CHECKING:
@@ -78,9 +82,7 @@ def _parse_override(
 @click.option(
     "--bundle", type=click.Path(path_type=Path), required=True, metavar="DIR", help="What `build` sealed."
 )
-@click.option(
-    "--model", required=True, metavar="DIR", help="Model directory (or hub id): config, weights, tokenizer."
-)
+@click.option("--model", metavar="DIR", help="Model directory (or hub id): config, weights, tokenizer.")
 @click.option(
     "--require-warm", is_flag=True, help="Refuse to start unless every entry is warm; never compile."
 )
@@ -128,11 +130,15 @@ def _parse_override(
     help="Have the kernel refuse to start processes, once ready (the server's own with --require-warm only).",
 )
 @acceptance_options
+@supervision_options
 @store_option
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- WORDS]")
+@click.pass_context
 def serve(  # noqa: PLR0913 - one argument per option
+    context: click.Context,
     *,
     bundle: Path,
-    model: str,
+    model: str | None,
     require_warm: bool,
     listening: Listening,
     names: tuple[str, ...],
@@ -145,9 +151,22 @@ def serve(  # noqa: PLR0913 - one argument per option
     stall_seconds: float | None,
     seccomp: Seccomp,
     acceptance: Acceptance,
+    supervision: Supervision,
     store_root: Path,
+    words: tuple[str, ...],
 ) -> None:
-    """Serve a model from a verified BUNDLE. With --require-warm it starts warm or not at all."""
+    """Serve a model from a verified BUNDLE. With --require-warm it starts warm or not at all.
+
+    A bundle that `build capture` sealed is run as `aotgaudi run` does it, by the sealed command; WORDS are added to that.
+    """
+    if is_capture(bundle):
+        _refuse_given(context, of_captures=False)
+        supervise(bundle, require_warm, supervision, acceptance, extra_words=words)
+    _refuse_given(context, of_captures=True)
+    if words:
+        raise click.UsageError("words after -- go with bundles that `build capture` sealed")
+    if model is None:
+        raise click.UsageError("Missing option '--model'.")
     from aotgaudi.llm.running import ModelOptions
     from aotgaudi.server.front.run import StopTimes
     from aotgaudi.server.launch import ServeOptions, launch
@@ -185,6 +204,32 @@ def serve(  # noqa: PLR0913 - one argument per option
             stall_seconds=stall_seconds,
         )
     )
+
+
+_OF_BOTH = frozenset(
+    {
+        "bundle",
+        "require_warm",
+        "trusted_keys",
+        "threshold",
+        "minimum_epoch",
+        "allow_unsafe_permissions",
+        "words",
+    }
+)
+
+
+def _refuse_given(context: click.Context, *, of_captures: bool) -> None:
+    """Raises UsageError for an option of one kind of bundle that was given although the bundle is of the other kind."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        is_of_captures = name in SUPERVISION_NAMES
+        if name in _OF_BOTH or is_of_captures is not of_captures:
+            continue
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            kind = "bundles that `build capture` sealed" if of_captures else "bundles of programs"
+            remedy = "" if of_captures else "; options of the server that is run follow --"
+            raise click.UsageError(f"{parameter.opts[0]} goes with {kind}{remedy}")
 
 
 def served_name(model: str) -> str:

@@ -63,6 +63,12 @@ _OPTIONS = (
 )
 
 
+SUPERVISION_NAMES = frozenset(
+    {"on_compile", "no_exercise", "no_repairs", "root", "listen", "report_public", "start_seconds"}
+)
+"""The parameters that `supervision_options` adds."""
+
+
 def supervision_options(function: Command) -> Command:
     """Adds the options; the command gets them as one argument `supervision`."""
 
