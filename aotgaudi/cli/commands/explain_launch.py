@@ -12,7 +12,8 @@ from aotgaudi.bundle.format import INDEX_NAME
 from aotgaudi.bundle.sealed import capture_of
 from aotgaudi.cli.options.store import StorePlace
 from aotgaudi.errors import SpecError
-from aotgaudi.explain.plain_cache import PlainCache, examine, find_plain_cache, read_plain_cache
+from aotgaudi.explain.cache_findings import examine
+from aotgaudi.explain.plain_cache import PlainCache, find_plain_cache, read_plain_cache
 from aotgaudi.explain.run_factors import explain_run
 from aotgaudi.guests.compare import Comparison, Difference, compare
 from aotgaudi.guests.describe import describe_here

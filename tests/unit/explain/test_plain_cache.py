@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from aotgaudi.errors import SpecError
-from aotgaudi.explain.plain_cache import examine, find_plain_cache, read_plain_cache
+from aotgaudi.explain.cache_findings import examine
+from aotgaudi.explain.plain_cache import find_plain_cache, read_plain_cache
 from tests.guests_here import Here, vllm_here
 
 HASH = "ab" * 32
@@ -202,3 +203,18 @@ def test_a_fifo_in_its_place_is_refused(here: Here) -> None:
 
     with pytest.raises(SpecError, match="FIFO"):
         read_plain_cache(root)
+
+
+def test_once_enough_was_read_of_other_ranks_only_the_end_is_looked_at(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = fill(here, ranks=3)
+    monkeypatch.setattr("aotgaudi.explain.plain_cache._MOST_BYTES", 1)
+    (root / "torch_compile_cache" / "torch_aot_compile" / HASH / "rank_2_0" / "model").write_bytes(
+        b"\x80\x04cut"
+    )
+
+    first, second, third = read_plain_cache(root).artifacts
+
+    assert (first.torch, second.torch) == ("2.13.0+cpu", None)
+    assert (first.strings.is_whole, second.strings.is_whole, third.strings.is_whole) == (True, True, False)
