@@ -13,6 +13,8 @@ from aotgaudi_witness.stacks import stack_of
 from aotgaudi_witness.state import REFUSING, State
 from aotgaudi_witness.write import EventFile
 
+_MOST_FAULTS = 100
+
 
 class CompileForbidden(RuntimeError):  # noqa: N818 - it is what the guest's log shows
     """The guest was told not to compile, and not to load what is not sealed, and did."""
@@ -27,11 +29,13 @@ class Report:
         self._settings, self._state = settings, state
         self._file = EventFile(settings.events, state.read)
         self._failing = threading.local()
+        self._faults: set[tuple[str, str]] = set()
 
     def renew(self) -> None:
         """Begins a file of its own after a fork."""
         self._file.renew()
         self._failing = threading.local()
+        self._faults = set()
 
     def emit(self, kind: str, **fields: Any) -> None:
         """Writes one event."""
@@ -42,12 +46,14 @@ class Report:
         self._file.emit_values(kind, values, **fields)
 
     def fault(self, hook: str, error: BaseException | str) -> None:
-        """Says that a hook failed, and may be blind. Never raises, nor calls itself."""
+        """Says that a hook failed, and may be blind: once for each way to fail. Never raises, nor calls itself."""
         if not getattr(self._failing, "now", False):
             self._failing.now = True
             try:
                 text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-                self._file.emit("fault", hook=hook, error=text)
+                if (hook, text) not in self._faults and len(self._faults) < _MOST_FAULTS:
+                    self._faults.add((hook, text))
+                    self._file.emit("fault", hook=hook, error=text)
             finally:
                 self._failing.now = False
 

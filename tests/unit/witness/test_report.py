@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from aotgaudi_witness.report import CompileForbidden, Report
+from aotgaudi_witness.settings import Settings, read_settings
+from aotgaudi_witness.state import State
+
+
+def make_report(settings: Settings, byte: str, place: Path) -> Report:
+    (place / "state").write_text(byte)
+    return Report(settings, State(str(place / "state")))
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    (tmp_path / "root" / "events").mkdir(parents=True)
+    (tmp_path / "allowed").write_text("cache/a.so\nb.so\n\n")
+    read = read_settings(
+        {
+            "AOTGAUDI_WITNESS": str(tmp_path / "root" / "events"),
+            "AOTGAUDI_WITNESS_ROOTS": json.dumps([str(tmp_path / "root"), str(tmp_path / "root" / "cache")]),
+            "AOTGAUDI_WITNESS_ALLOWED": str(tmp_path / "allowed"),
+        }
+    )
+    assert read is not None
+    return read
+
+
+def events(settings: Settings) -> list[dict[str, object]]:
+    return [
+        json.loads(line) for path in Path(settings.events).iterdir() for line in path.read_text().splitlines()
+    ]
+
+
+def test_a_path_lies_below_the_nearest_root(settings: Settings, tmp_path: Path) -> None:
+    report = make_report(settings, "c", tmp_path)
+    root = tmp_path / "root"
+
+    assert report.below_root(f"{root}/cache/a.so") == (f"{root}/cache", "a.so")
+    assert report.below_root(f"{root}/tmp/x") == (str(root), "tmp/x")
+    assert report.below_root(f"{root}/cached") == (str(root), "cached")
+    assert report.below_root(f"{root}-other/x") is None
+    assert report.below_root(str(root)) is None
+    assert report.below_root(f"{root}/events/1-2.jsonl") is None
+
+
+def test_a_root_that_is_a_link_is_known_by_both_names(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    read = read_settings(
+        {"AOTGAUDI_WITNESS": "/e", "AOTGAUDI_WITNESS_ROOTS": json.dumps([str(tmp_path / "link")])}
+    )
+
+    assert read is not None
+    assert set(read.roots) == {str(tmp_path / "link"), str(tmp_path / "real")}
+
+
+@pytest.mark.parametrize(
+    ("relative", "is_sealed"),
+    [("a.so", True), ("b.so", True), ("c.so", False), ("x/a.so", False), ("", False)],
+)
+def test_sealed_paths_may_be_relative_to_any_root_around(
+    settings: Settings, tmp_path: Path, relative: str, *, is_sealed: bool
+) -> None:
+    report = make_report(settings, "c", tmp_path)
+
+    assert report.is_sealed(f"{tmp_path}/root/cache", relative) is is_sealed
+
+
+@pytest.mark.parametrize("byte", list("lr"))
+def test_what_is_refused_is_told_before_it_is_raised(settings: Settings, tmp_path: Path, byte: str) -> None:
+    report = make_report(settings, byte, tmp_path)
+
+    with pytest.raises(CompileForbidden, match=r"a compiler: g\+\+ x.cpp from torch:1 f"):
+        report.refuse("a compiler", ["torch:1 f"], argv=["g++", "x.cpp"])
+
+    (event,) = events(settings)
+    assert (event["e"], event["phase"], event["why"]) == ("refused", byte, "a compiler")
+
+
+@pytest.mark.parametrize("byte", list("cmevfs"))
+def test_nothing_is_refused_in_other_states(settings: Settings, tmp_path: Path, byte: str) -> None:
+    make_report(settings, byte, tmp_path).refuse("a compiler", [], argv=["g++", "x.cpp"])
+
+    assert events(settings) == []
+
+
+def test_a_state_that_cannot_be_read_any_more_is_the_last_one(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("l")
+    state = State(str(tmp_path / "state"))
+    assert state.read() == "l"
+
+    (tmp_path / "state").unlink()
+
+    assert state.read() == "l"
+    assert not state.is_told()
+
+
+def test_a_fault_is_told_once_and_not_for_ever(settings: Settings, tmp_path: Path) -> None:
+    report = make_report(settings, "c", tmp_path)
+
+    for number in range(300):
+        report.fault("audit", ValueError("again"))
+        report.fault("audit", ValueError(str(number)))
+
+    assert len(events(settings)) == 100
