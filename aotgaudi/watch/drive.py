@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from aotgaudi.errors import AotGaudiError
+from aotgaudi.errors import AotGaudiError, SpecError
 from aotgaudi.guests.exercise import ExerciseRequest
 
 HEALTH_SECONDS = 2.0
@@ -62,6 +62,19 @@ class Answer:
     def digest(self, *, is_greedy: bool) -> str:
         """Returns what is compared, as 64 hex digits: the status, and the text of a greedy request."""
         return hashlib.sha256(f"{self.status}\n{self.text if is_greedy else ''}".encode()).hexdigest()
+
+
+def require_free(address: Address) -> None:
+    """Raises SpecError where somebody listens already: whatever asks there would take that server for the guest."""
+    try:
+        if address.uds is None:
+            socket.create_connection((address.host, address.port), HEALTH_SECONDS).close()
+        else:
+            _UnixConnection(address.uds, HEALTH_SECONDS).connect()
+    except OSError:
+        return
+    where = f"--port {address.port}" if address.uds is None else f"--uds {address.uds}"
+    raise SpecError(where, "is in use: another server answers there", "end that one, or take another")
 
 
 def is_healthy(address: Address, timeout_seconds: float = HEALTH_SECONDS) -> bool:

@@ -28,7 +28,15 @@ from typing import IO, Any
 from aotgaudi.errors import store_error
 from aotgaudi.guests.exercise import ExerciseRequest
 from aotgaudi.watch.child import GRACE_SECONDS, Child
-from aotgaudi.watch.drive import ANSWER_SECONDS, Address, Answer, GuestError, exercise, is_healthy
+from aotgaudi.watch.drive import (
+    ANSWER_SECONDS,
+    Address,
+    Answer,
+    GuestError,
+    exercise,
+    is_healthy,
+    require_free,
+)
 from aotgaudi.watch.events import Account, Event, EventReader
 from aotgaudi.watch.files import FileRules, FileSight, Watcher, compare
 from aotgaudi.watch.place import Place
@@ -76,8 +84,9 @@ class Session:
     ) -> None:
         """Starts the guest in `place`, whose files have been restored, at the state byte `phase`.
 
-        `adopts`, `output` and `grace_seconds` are as for `Child`. Raises StoreError.
+        `adopts`, `output` and `grace_seconds` are as for `Child`. Raises StoreError, and SpecError if its port is in use.
         """
+        require_free(plan.address)
         self.plan, self.place, self.phase = plan, place, phase
         self.account = Account()
         self._news: list[Event] = []

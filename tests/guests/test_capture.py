@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,9 +30,9 @@ from aotgaudi.capture.guest_run import Ran
 from aotgaudi.capture.keys import capture_key, draft_key
 from aotgaudi.capture.prove import Cold, Proved, prove
 from aotgaudi.capture.records import find_capture, find_draft
-from aotgaudi.capture.run import Built
+from aotgaudi.capture.run import Built, build_capture
 from aotgaudi.cli.main import cli
-from aotgaudi.errors import CaptureError, StoreError
+from aotgaudi.errors import CaptureError, SpecError, StoreError, store_error
 from aotgaudi.store.store import Store
 from tests.guests.capturing import Bench, processes_of
 
@@ -133,9 +135,9 @@ PROOFS = {
     "compile-at-start": "Worker.* process .*a compiler was run: ",
     "eager": "vllm.num_aot_artifacts: 0 of 1 artifacts that the first start saved were loaded",
     "wrong-answer": "not answered as it was in the build",
-    "plant-and-load": r"planted\.so",
 }
 MORE_PROOFS = {
+    "plant-and-load": r"planted\.so",
     "load-failure": "Worker.* generate .*generated code again",
     "rewrite": "has not the bytes that were sealed",
     "delete": "was removed from the cache",
@@ -226,6 +228,7 @@ def test_a_cold_run_that_cannot_be_captured_seals_nothing(fault: str, why: str, 
     assert processes_of(fresh.folder) == []
 
 
+@pytest.mark.nightly
 def test_a_server_that_hangs_is_given_up_and_ended(fresh: Bench) -> None:
     fresh.ready_seconds = 2.0
 
@@ -401,4 +404,35 @@ def test_the_command_says_what_was_sealed_and_runs_nothing_again(
         7,
         len(built.row.objects),
     )
-    assert not bench.root.exists()
+
+
+def test_another_server_on_the_port_is_not_taken_for_the_guest(fresh: Bench) -> None:
+    order = fresh.order()
+    port = order.found.flags.port
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(SpecError, match=f"--port {port}: is in use"),
+    ):
+        build_capture(order, fresh.store, fresh.told)
+
+    assert not (fresh.folder / "out").exists()
+    assert processes_of(fresh.folder) == []
+
+
+def test_a_disk_that_is_full_at_any_step_leaves_no_bundle_and_the_next_build_works(
+    fresh: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise store_error("write to", fresh.folder, OSError(errno.ENOSPC, "No space left on device"))
+
+    for step in ("capture.collect._take", "capture.run.record_capture", "bundle.pack.write_atomic"):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"aotgaudi.{step}", full)
+            with pytest.raises(StoreError, match="No space left"):
+                fresh.build()
+        assert not (fresh.folder / "out").exists()
+        assert processes_of(fresh.folder) == []
+
+    fresh.told.lines.clear()
+    assert fresh.build().bundle.verify().is_intact
+    assert fresh.told.lines == []  # Only sealing was left to do.
