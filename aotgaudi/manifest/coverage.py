@@ -27,9 +27,11 @@ from dataclasses import dataclass
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.proof import Coverage, Hole, PhaseCoverage, ReachableSteps, prove_steps, uncovered
 from aotgaudi.bucketing.reachable import Counterexample, ReachableDecodes, counted
+from aotgaudi.bucketing.rules import GaudiVersion
 from aotgaudi.bucketing.speculation import is_modelled
 from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
 from aotgaudi.bucketing.upstream_lookup import UpstreamAnswer
+from aotgaudi.bucketing.upstream_warm_up import cold_decodes, cold_prompts
 from aotgaudi.bucketing.versions import VERSIONS, find_strategy, open_upstream_lookup
 from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry, SamplerEntry
 from aotgaudi.manifest.manifest import Manifest
@@ -46,12 +48,14 @@ class ServerCoverage:
     """What the table that a vLLM server makes for itself covers, and what becomes of the smallest step that it misses.
 
     `fallback`: the bucket that upstream adds for that step, and compiles while a request waits; None where there is no
-    such step, and where the version's fallback is not known.
+    such step, and where the version's fallback is not known. `cold`: the buckets of the table that upstream's warm-up does
+    not compile, as far as that is known; a step that is looked up to one compiles it as well.
     """
 
     coverage: Coverage
     holes: tuple[Hole, ...]
     fallback: Bucket | None
+    cold: tuple[Bucket, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +104,17 @@ def coverage_of_server(spec: BuildSpec) -> ServerCoverage | None:
         return None
     strategy = find_strategy(bucketing.version, bucketing.strategy)
     inputs = BucketingInputs.from_spec(spec.limits, bucketing)
+    prompts, decodes = strategy.prompt_table(inputs), strategy.decode_table(inputs)
     table = BucketTable(
-        tuple(PromptEntry(*bucket) for bucket in strategy.prompt_table(inputs)),
-        tuple(DecodeEntry(*bucket) for bucket in strategy.decode_table(inputs)),
+        tuple(PromptEntry(*bucket) for bucket in prompts), tuple(DecodeEntry(*bucket) for bucket in decodes)
     )
-    steps = reachable_of(spec)
+    steps, version = reachable_of(spec), VERSIONS[bucketing.version]
     coverage = prove_steps(steps, table)
+    cold: tuple[Bucket, ...] = ()
+    if isinstance(version, GaudiVersion) and not bucketing.merged_prefill:
+        cold = (*cold_prompts(prompts, version, inputs), *cold_decodes(decodes, version, inputs))
     return ServerCoverage(
-        coverage, tuple(uncovered(steps, table)), _fallback(spec, inputs, coverage.smallest)
+        coverage, tuple(uncovered(steps, table)), _fallback(spec, inputs, coverage.smallest), cold
     )
 
 

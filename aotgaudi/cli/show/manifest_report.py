@@ -79,6 +79,7 @@ def server_document(spec: BuildSpec) -> dict[str, Any] | None:
         "holes": [str(hole) for hole in found.holes],
         "smallest": dataclasses.asdict(smallest) if smallest else None,
         "fallback": list(found.fallback) if found.fallback else None,
+        "cold": [list(bucket) for bucket in found.cold],
     }
 
 
@@ -89,6 +90,7 @@ def server_lines(document: Mapping[str, Any] | None) -> Iterator[str]:
     table = f"the server's own table ({document['version']}, {document['strategy']})"
     if document["closed"]:
         yield f"{table} has a bucket for each of these steps"
+        yield from _cold_lines(document["cold"])
         return
     lacking = (phase for phase in document["phases"] if phase["num_uncovered"])
     yield f"{table} has no bucket for " + ", ".join(
@@ -99,6 +101,13 @@ def server_lines(document: Mapping[str, Any] | None) -> Iterator[str]:
     if document["fallback"]:
         fallback = ", ".join(map(str, document["fallback"]))
         yield f"  it then compiles ({fallback}) while the request waits, unless that is warm"
+    yield from _cold_lines(document["cold"])
+
+
+def _cold_lines(cold: list[list[int]]) -> Iterator[str]:
+    if cold:
+        first = ", ".join(map(str, cold[0]))
+        yield f"  {len(cold):,} of its buckets its warm-up does not compile, ({first}) for one: the first step in each does"
 
 
 def _coverage(manifest: Manifest) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from aotgaudi.cli.main import cli
 from aotgaudi.manifest.codec import write_manifest
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.parse import load_spec
-from tests.specs import spec_toml
+from tests.specs import spec_of, spec_toml
 
 SPEC = spec_toml("[bucketing]\n")
 EXAMPLE = "a prompt chunk of 1 token after 113 tokens (8 blocks), 114 in all"
@@ -218,3 +218,23 @@ def test_the_command_imports_no_torch_and_no_numpy(closed: Path) -> None:
 
     assert process.stderr.strip() == ""
     assert ": closed" in process.stdout
+
+
+def test_buckets_of_a_server_that_its_warm_up_leaves_out_are_said(tmp_path: Path) -> None:
+    limits = {
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 8192,
+        "max_model_len": 4096,
+        "block_size": 128,
+        "num_blocks": 5746,
+    }
+    spec = spec_of(config={"max_position_embeddings": 4096}, limits=limits, scheduler={"engine": "vllm"})
+    path = tmp_path / "m.json"
+    write_manifest(path, Manifest.of(spec))
+
+    lines = CliRunner().invoke(cli, ["coverage", str(path)]).stdout.splitlines()
+    document = json.loads(CliRunner().invoke(cli, ["coverage", str(path), "--json"]).stdout)
+
+    assert len(document["server_table"]["cold"]) == 8
+    (line,) = (line for line in lines if "its warm-up does not compile" in line)
+    assert line.startswith("  8 of its buckets its warm-up does not compile, (1, ")

@@ -253,3 +253,24 @@ def test_our_own_engine_asks_about_its_own_steps_whatever_the_spec_describes() -
     assert coverage_of(manifest, SchedulerSpec()).phases[0].num_uncovered == 528
     assert coverage_of_server(manifest_of().spec) is None
     assert left_out(manifest_of().spec) == ()
+
+
+def test_buckets_that_the_server_s_warm_up_leaves_out_are_named() -> None:
+    limits = {
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 8192,
+        "max_model_len": 4096,
+        "block_size": 128,
+        "num_blocks": 5746,
+    }
+    newest = coverage_of_server(manifest_of(limits, scheduler={"engine": "vllm"}).spec)
+    older = manifest_of(
+        limits, scheduler={"engine": "vllm"}, bucketing={"version": "vllm-gaudi@v0.17.1"}
+    ).spec
+
+    assert newest is not None
+    assert len(newest.cold) == 8
+    assert all(query + 128 * blocks > 4096 for _, query, blocks in newest.cold)
+    found = coverage_of_server(older)
+    assert found is not None
+    assert found.cold == ()
