@@ -13,8 +13,9 @@ import pytest
 from aotgaudi.errors import EXTRAS, AotGaudiError, MissingPackageError
 from tests.environment import ROOT, project, requirements
 
-KNOWN = {"aotgaudi", "pydantic_core", "aiohttp"}
-"""Ourselves; pydantic pins its core exactly; and fsspec's files over HTTP, where we use aiohttp, are aiohttp's."""
+KNOWN = {"aotgaudi", "aotgaudi_witness", "pydantic_core", "aiohttp"}
+"""Ourselves, also in other servers' processes; pydantic pins its core exactly; and fsspec's files over HTTP, where we use
+aiohttp, are aiohttp's."""
 
 
 def named(lines: list[str]) -> set[str]:
