@@ -25,7 +25,7 @@ from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import RequestError
 from aotgaudi.spec.limits import ServingLimits
 
-TIMEOUT_SECONDS = 10.0
+TIMEOUT_SECONDS = 60.0
 LIMITS = ServingLimits(
     max_num_seqs=2, max_num_batched_tokens=16, max_model_len=32, block_size=4, num_blocks=16
 )
