@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from aotgaudi.bundle.bundle import Acceptance
+from aotgaudi.cli.main import cli
 from tests.guests.conftest import Captured
 from tests.guests.fake import Fake, free_port, make_model
 from tests.guests.running import Runs, left_in, wait
@@ -98,6 +100,15 @@ def test_other_bytes_are_refused_before_anything_starts(
     assert status == 4
     assert "is not what was sealed" in sentence
     assert path.name in sentence
+
+
+def test_a_bundle_that_nobody_trusted_has_signed_is_refused(runs: Runs, fake: Fake, tmp_path: Path) -> None:
+    cli.main(["key", "generate", str(tmp_path / "key")], standalone_mode=False)
+    acceptance = Acceptance.demanding([tmp_path / "key.pub"])
+
+    status, sentence = runs.refusal(fake, acceptance=acceptance)
+
+    assert (status, "is not signed, and a trusted key is demanded" in sentence) == (4, True), sentence
 
 
 FAULTS = {
