@@ -32,7 +32,7 @@ from aotgaudi.watch.drive import GuestError, is_healthy
 from aotgaudi.watch.files import FileSight
 from aotgaudi.watch.findings import EXIT_BYTES, EXIT_NOT_WARM, PHASES, Finding, finding_of
 from aotgaudi.watch.session import SETTLE_SECONDS, Session
-from aotgaudi.watch.verdict import NotWarm, Reason, Undecided, Verdict, Warm, is_settled, judge
+from aotgaudi.watch.verdict import ONLY_FILES, NotWarm, Reason, Undecided, Verdict, Warm, is_settled, judge
 
 OnCompile = Literal["report", "drain", "exit", "refuse"]
 Stage = Literal["starting", "exercising", "settling", "live", "ending"]
@@ -270,7 +270,9 @@ class Judge:
         if self._case.expected is None:
             self._become_ready(NotWarm((Reason(self._case.why_cold),)))
             return
-        verdict = self._judged(compares=self._session.has_settled())
+        verdict = self._judged()
+        if verdict == ONLY_FILES:  # Everybody has answered, and every byte is read once.
+            verdict = self._judged(compares=True)
         if isinstance(verdict, Undecided):
             if time.monotonic() - self._since < SETTLE_SECONDS:
                 return

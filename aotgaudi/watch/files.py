@@ -11,22 +11,26 @@ import ctypes
 import ctypes.util
 import errno
 import fnmatch
+import itertools
 import os
 import re
 import stat
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
+from aotgaudi.cores import available_cores
 from aotgaudi.digest import Digest, sha256_pieces
 
 MAX_FILES = 1_000_000
 """How many files below the roots are looked at; a guest that makes more is not warm anyway."""
 
 _CHUNK_BYTES = 1 << 20
+_MAX_THREADS = 8
 _MODIFY, _MOVED_FROM, _MOVED_TO = 0x2, 0x40, 0x80
 _CREATE, _DELETE, _DELETE_SELF, _MOVE_SELF = 0x100, 0x200, 0x400, 0x800
 _UNMOUNT, _Q_OVERFLOW, _IGNORED, _ONLYDIR, _ISDIR = 0x2000, 0x4000, 0x8000, 0x1000000, 0x40000000
@@ -67,6 +71,8 @@ class FileRules:
 
     def is_left_out(self, path: str) -> bool:
         """Whether a path, relative to the root, is no part of a capture, or not below the folders that are."""
+        if path in self.sealed:
+            return False
         return self._pattern.match(path) is not None or not self.is_watched(path)
 
     def is_watched(self, path: str) -> bool:
@@ -120,18 +126,22 @@ def compare(here: Path, rules: FileRules) -> FileSight:
 
     A link, a device or a FIFO in the place of a file is another file. What cannot be read has changed.
     """
-    added, changed, found = [], [], set()
-    for path in walk(here, rules):
-        digest = rules.sealed.get(path)
-        if digest is None:
-            added.append(path)
-            continue
-        found.add(path)
-        if not _has_bytes(here / path, digest):
-            changed.append(path)
-    missing = sorted(rules.sealed.keys() - found)
+    there = set(walk(here, rules))
+    sealed = sorted(there & rules.sealed.keys())
+
+    def is_changed(path: str) -> bool:
+        return not _has_bytes(here / path, rules.sealed[path])
+
+    with ThreadPoolExecutor(
+        min(_MAX_THREADS, available_cores())
+    ) as pool:  # Hashing releases the interpreter's lock.
+        are_changed = list(pool.map(is_changed, sealed))
     return FileSight(
-        tuple(sorted(added)), tuple(sorted(changed)), tuple(missing), is_compared=True, is_watched=True
+        added=tuple(sorted(there - rules.sealed.keys())),
+        changed=tuple(itertools.compress(sealed, are_changed)),
+        missing=tuple(sorted(rules.sealed.keys() - there)),
+        is_compared=True,
+        is_watched=True,
     )
 
 

@@ -84,6 +84,9 @@ class Undecided:
     waiting_for: tuple[str, ...]
 
 
+ONLY_FILES = Undecided(("a comparison of the files",))
+"""Everything has been said, and nothing speaks against it; the files have not been compared since."""
+
 Verdict = Union[Warm, NotWarm, Undecided]
 Told = Sequence[History]
 """What each process said up to the phase that is asked about."""
@@ -106,7 +109,7 @@ def judge(seen: Seen, expected: Expected) -> Verdict:
     against = [*_of_loads(told, expected), *_of_counters(told, expected), *_of_answers(seen, expected)]
     if against:
         return NotWarm(tuple(against))
-    return Warm() if seen.files.is_compared else Undecided(("a comparison of the files",))
+    return Warm() if seen.files.is_compared else ONLY_FILES
 
 
 def before(history: History, phase: str) -> History:

@@ -161,6 +161,15 @@ def test_a_file_that_cannot_be_read_has_changed(here: Path) -> None:
     assert compare(here, RULES).changed == ("cache/a/model",)
 
 
+def test_what_is_sealed_is_never_left_out(here: Path) -> None:
+    rules = FileRules(PLACE, ("cache",), RULES.sealed, ("home/*", "*.so"))
+
+    assert compare(here, rules).is_clean
+    flip(here)
+    remove(here)
+    assert compare(here, rules).missing == ("cache/a/b/kernel.so",)
+
+
 def test_both_sights_count() -> None:
     one = FileSight(added=("a",), is_compared=True, is_watched=True)
     other = FileSight(added=("b", "a"), missing=("c",), is_watched=False)
