@@ -41,6 +41,9 @@ ASKED: tuple[dict[str, Any], ...] = (
     {"temperature": 0, "prompt_logprobs": 1},
     {"temperature": 0, "logit_bias": {"5": 2}},
 )
+NOTE = (
+    "Process start to /health (plain) or to /ready (after the exercise); the supervisor's own start is in it."
+)
 TARGET_READY, TARGET_INIT, TARGET_REFUSED, TARGET_BYTES, TARGET_AGAIN = 0.55, 10.0, 0.5, 1.0, 1.0
 
 
@@ -58,13 +61,18 @@ class Bench:
     def bundle(self) -> Path:
         return self.work / "a.bundle"
 
+    def version(self) -> str:
+        """Returns the version of the vLLM that is installed there."""
+        code = "from importlib.metadata import version; print(version('vllm'))"
+        return subprocess.check_output([self.guest, "-c", code], text=True).strip()
+
     def read(self, part: str) -> dict[str, Any]:
         """Returns what a part measured, without the folders of this machine."""
         text = (self.work / f"{part}.json").read_text()
         places = ((self.place, "ROOT"), (self.store, "STORE"), (self.work, "WORK"), (self.model, "MODEL"))
         for path, name in (*places, (self.guest.parent, "GUEST")):
             text = text.replace(str(path), name)
-        told: dict[str, Any] = json.loads(text)
+        told: dict[str, Any] = json.loads(re.sub(r"\b([0-9a-f]{8})[0-9a-f]{24,}\b", r"\1...", text))
         return told
 
     def words(self, port: int, *more: str, model: Path | None = None) -> list[str]:
@@ -99,7 +107,8 @@ def main() -> None:
             done.write_text(json.dumps(found, indent=1))
             print(json.dumps(found, indent=1), flush=True)
     found = {n: bench.read(n) for n in PARTS if (bench.work / f"{n}.json").exists()}
-    finish("capture", args, environment(), found, [*tables(found)])
+    machine = {**environment(), "guest": bench.version()}
+    finish("capture", args, machine, found, [*tables(found, f"vLLM {machine['guest']}. {NOTE}")])
 
 
 # Parts
@@ -158,7 +167,7 @@ def run(bench: Bench) -> dict[str, Any]:
             server.process.send_signal(signal.SIGTERM)
             found["in_flight"] = [flight.result() for flight in flying]
         found["exit_code"] = server.process.wait(120)
-    found["orphans"] = len(processes_of("VLLM::"))
+    found["orphans"] = len(processes_at(bench.place))
     return found
 
 
@@ -427,12 +436,12 @@ def ask(port: int, parameters: dict[str, Any]) -> int:
         connection.close()
 
 
-def processes_of(text: str) -> list[int]:
-    """The processes whose command has `text`."""
+def processes_at(place: Path) -> list[int]:
+    """The processes whose witness writes below `place`."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob("[0-9]*/environ"):
         try:
-            if text.encode() in path.read_bytes():
+            if f"AOTGAUDI_WITNESS={place}/".encode() in path.read_bytes():
                 found.append(int(path.parent.name))
         except OSError:
             continue
@@ -453,25 +462,22 @@ def last_line(output: str) -> str:
 # Tables
 
 
-def tables(found: dict[str, Any]) -> Iterator[Table]:
+def tables(found: dict[str, Any], note: str) -> Iterator[Table]:
     """What of the parts that were measured is shown."""
     starts = [row for row in _starts(found) if row]
     if starts:
         columns = ("start", "ready", "init engine", "compiled, generated", "load average")
-        yield Table("A vLLM on CPU, by where its code comes from", columns, tuple(starts), _note())
+        yield Table("A vLLM on CPU, by where its code comes from", columns, tuple(starts), note)
     if "refused" in found:
         yield Table(
             "Refused before anything starts",
             ("what", "exit code", "seconds", "of CPU", "target", "said"),
             _refusals(found),
+            f"The fastest of three; load average {found['refused']['load_average']:.0f}.",
         )
     checks = [row for row in _checks(found) if row]
     if checks:
         yield Table("Held against its promises", ("what", "found", "target"), tuple(checks))
-
-
-def _note() -> str:
-    return "Process start to /health (plain) or to /ready (after the exercise); the supervisor's own start is in it."
 
 
 def _starts(found: dict[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -552,7 +558,7 @@ def _checks(found: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         )
         yield (
             "SIGTERM with 2 in flight",
-            f"{told['in_flight']}, exit code {told['exit_code']}, {told['orphans']} orphans",
+            f"{told['in_flight']}, exit code {told['exit_code']}, orphans: {told.get('orphans', 'not counted')}",
             "",
         )
     if told := found.get("unrepaired"):
