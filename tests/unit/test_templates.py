@@ -254,6 +254,8 @@ def test_a_wrapped_server_differs_by_the_prefix_the_bundle_and_the_probes() -> N
     assert {probe["port"] for probe in probes.values()} == {"warm"}
     assert options["listen"] == f"0.0.0.0:{ports['warm']}"
     assert by_kind["Service"]["spec"]["ports"][0]["targetPort"] == "http"
+    (drains,) = [word for word in container["command"] if word.startswith("--shutdown-timeout=")]
+    assert float(drains.partition("=")[2]) < pod["spec"]["terminationGracePeriodSeconds"]
     assert set(mounts) == set(volumes)
     assert mounts["place"]["mountPath"] == str(DEFAULT_ROOT)
     assert "readOnly" not in mounts["place"]
