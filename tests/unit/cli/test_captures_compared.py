@@ -37,6 +37,7 @@ def recorded(here: Here, path: Path) -> None:
     store, bundle = Store.open(here.folder / "store"), open_bundle(path)
     documents = [store.objects.put_bytes(data) for data in (bundle.launch.dumps(), bundle.receipt.dumps())]
     row = CaptureRow(
+        label="tiny",
         launch=documents[0],
         receipt=documents[1],
         objects=(),
@@ -44,7 +45,6 @@ def recorded(here: Here, path: Path) -> None:
         warm_seconds=45.0,
         build_seconds=231.0,
         cold_counts={},
-        components=dict(capture_key(bundle.launch).components),
     )
     record_capture(store, capture_key(bundle.launch).hex, row)
     store.close()
