@@ -67,6 +67,28 @@ def cold_of(receipt: CaptureReceipt) -> Cold:
     return Cold(receipt.expected.answers, {"vllm.num_aot_artifacts_saved": 1})
 
 
+class Counted:
+    """A second start, of which only the counters are known."""
+
+    def __init__(self, counters: dict[str, int]) -> None:
+        self._counters = counters
+
+    def counters(self, suffix: str = "") -> dict[str, int]:
+        return {name: value for name, value in self._counters.items() if name.endswith(suffix)}
+
+
+def test_what_torchs_own_caches_saved_need_not_be_looked_up_again() -> None:
+    """A real vLLM loads its artifact whole, and asks torch's caches for nothing that is in it."""
+    cold = Cold((), {"vllm.num_aot_artifacts_saved": 1, "torch.aot_autograd.autograd_cache_saved": 2})
+
+    def missing(**counters: int) -> list[str]:
+        ran = Counted({f"vllm.{name}": value for name, value in counters.items()})
+        return list(prove_module._not_loaded(ran, cold))  # type: ignore[arg-type]
+
+    assert missing(num_aot_artifacts_loaded=1) == []
+    assert missing() == ["vllm.num_aot_artifacts: 0 of 1 artifacts that the first start saved were loaded"]
+
+
 def tree(root: Path) -> dict[str, int]:
     return {str(path.relative_to(root)): path.stat().st_mtime_ns for path in root.rglob("*")}
 
