@@ -182,8 +182,8 @@ def _unloaded(held: Sequence[CapturedFile], told: Sequence[History]) -> tuple[st
 def _not_loaded(ran: Ran, cold: Cold) -> Iterator[str]:
     """Whole artifacts that a server counts as saved (``num_aot_artifacts_saved``), the next one must count as loaded.
 
-    Entries of caches below them need not be: torch counts what its own caches saved (``autograd_cache_saved``), and who loads an
-    artifact whole does not look there.
+    Entries of caches below them need not be: torch counts what its own caches saved (``autograd_cache_saved``), and who
+    loads an artifact whole does not look there.
     """
     loaded = ran.counters("_loaded")
     for name, saved in cold.saved.items():
