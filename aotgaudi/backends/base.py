@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -79,12 +79,16 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class CompiledUnit:
-    """What compiling gave: files by relative name, and the outcome of the check against eager."""
+    """What compiling gave: files by relative name, and the outcome of the check against eager.
+
+    `layouts`: the layout in which the unit takes an input, by its number, where that is not as its text says.
+    """
 
     files: Mapping[str, Path]
     compile_seconds: float
     max_abs_error: float
     tolerance: float
+    layouts: Mapping[int, str] = field(default_factory=dict)
 
 
 class Compiler(Protocol):
@@ -109,6 +113,10 @@ class Runtime(Protocol):
 
     def load(self, files: Mapping[str, Path]) -> Executable:
         """Loads a verified artifact. Raises TargetError or CorruptError."""
+        ...
+
+    def prepare(self, layout: str, tensor: Any) -> Any:
+        """Returns a tensor in the layout that a unit takes it in. Raises TargetError for one that is not known."""
         ...
 
     def num_compiled(self) -> int:

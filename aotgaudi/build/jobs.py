@@ -187,6 +187,7 @@ def run_compile(job: CompileJob) -> UnitRow:
             cpu_seconds=_cpu_seconds() - before,
             max_abs_error=compiled.max_abs_error,
             tolerance=compiled.tolerance,
+            layouts={str(number): layout for number, layout in compiled.layouts.items()},
             components=dict(key.components),
         )
 

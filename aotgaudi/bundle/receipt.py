@@ -6,11 +6,13 @@
      "manifest_id": id of the manifest that is answered,
      "target":      what the artifacts were compiled for (backends.base.Target),
      "programs":    {entry id: digest of the program's JSON},
-     "units":       {unit key: {"artifact": {relative file name: digest}, "tolerance": float}},
+     "units":       {unit key: {"artifact": {relative file name: digest}, "tolerance": float,
+                                "layouts": {number of an input: its layout}}},     absent where there are none
      "builder":     {component: version},
      "model":       {file name: digest}}     absent where no model is bound
 
-Versions: 1 (first; `model`, which may be absent, came later: receipts without it have the bytes that they always had).
+Versions: 1 (first; `model` and `layouts`, which may be absent, came later: receipts without them have the bytes that they
+always had).
 
 A receipt is sealed, so it holds nothing that two builds of the same inputs could disagree in: no times, no
 host, no measurement (docs/adr/0002-receipt-and-bundle.md). What was measured is in `UnitRecord`, which the
@@ -52,6 +54,8 @@ EntryId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}\z")]
 UnitKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
 FileName = Annotated[str, AfterValidator(require_file_name)]
 """Relative, at most five parts of ``[A-Za-z0-9._+-]``, none of which begins with a dot."""
+InputNumber = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,5})\z")]
+LayoutName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,32}\z")]
 Measure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -59,11 +63,21 @@ class SealedUnit(Value):
     """One unit in a receipt: its files by relative name, and the tolerance that it was checked against.
 
     `tolerance` is the largest absolute difference from eager that the check allowed; a unit that exceeds
-    it is never recorded, so that its presence here is the check's outcome.
+    it is never recorded, so that its presence here is the check's outcome. `layouts` are those of weights that the
+    unit takes otherwise than they are stored, by the number of the input: whoever loads the unit prepares them
+    (`Runtime.prepare`).
     """
 
     artifact: Annotated[dict[FileName, DigestField], Field(min_length=1)]
     tolerance: Measure
+    layouts: dict[InputNumber, LayoutName] = Field(default_factory=dict)
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = serialize(self)
+        if not self.layouts:
+            values.pop("layouts", None)
+        return values
 
 
 class UnitRecord(SealedUnit):
@@ -79,7 +93,7 @@ class UnitRecord(SealedUnit):
 
     def sealed(self) -> SealedUnit:
         """Returns the part that is equal in every build."""
-        return SealedUnit(artifact=self.artifact, tolerance=self.tolerance)
+        return SealedUnit(artifact=self.artifact, tolerance=self.tolerance, layouts=self.layouts)
 
 
 class Receipt(Document):

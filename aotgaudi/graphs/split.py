@@ -17,7 +17,8 @@ from torch.fx.passes.split_module import split_module
 
 from aotgaudi.errors import CompileError
 from aotgaudi.graphs.canonical import to_text
-from aotgaudi.graphs.program import TensorSpec
+from aotgaudi.graphs.joined import join_linears
+from aotgaudi.graphs.program import TensorSpec, weight_names
 from aotgaudi.graphs.stamp import MARKER, Marker, layer_of, renumbered, without_markers
 
 _ORIGIN = "aotgaudi_origin"
@@ -54,15 +55,17 @@ def split_step(exported: torch.export.ExportedProgram, persistent: Mapping[str, 
     bindings, weights, constants = _bindings(exported, persistent)
     markers = without_markers(graph_module.graph)
     graph_module.graph.eliminate_dead_code()
+    join_linears(graph_module.graph, bindings)
     for node in graph_module.graph.nodes:
         node.meta[_ORIGIN] = node.name
     split = split_module(graph_module, graph_module, _Partitioner(), keep_original_order=True)
     pieces, outputs = _Assembly(split, bindings, markers).pieces()
     used = {name for piece in pieces for name in piece.inputs}
+    used_weights = {name for binding in used for name in weight_names(binding)}
     return SplitStep(
         pieces=pieces,
         outputs=outputs,
-        weights=tuple(spec for spec in weights if f"weight:{spec.name}" in used),
+        weights=tuple(spec for spec in weights if spec.name in used_weights),
         constants={name: value for name, value in constants.items() if f"const:{name}" in used},
     )
 

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from aotgaudi.graphs.program import join_bindings, weight_names
+
 LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)(?=\.|$)")
 """How decoder layers are called in module paths."""
 
@@ -129,12 +131,18 @@ def renumbered(binding: str, original: int, layer: int) -> str:
     """Returns a weight's, constant's or cache's binding of layer `original`, for `layer`."""
     if binding == f"kv:{original}":
         return f"kv:{layer}"
+    if names := weight_names(binding):
+        return join_bindings(_renumbered_name(name, original, layer) for name in names)
     source, _, name = binding.partition(":")
-    found = LAYER.search(f".{name}") if source in ("weight", "const") else None
+    return f"const:{_renumbered_name(name, original, layer)}" if source == "const" else binding
+
+
+def _renumbered_name(name: str, original: int, layer: int) -> str:
+    found = LAYER.search(f".{name}")
     if found is None or int(found.group(1)) != original:
-        return binding
+        return name
     start, end = found.start(1) - 1, found.end(1) - 1
-    return f"{source}:{name[:start]}{layer}{name[end:]}"
+    return f"{name[:start]}{layer}{name[end:]}"
 
 
 def _decoder_layers(model: nn.Module) -> dict[int, nn.Module]:

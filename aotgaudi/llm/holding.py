@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.verify import VerifiedBundle, hold_bundle
+from aotgaudi.runtime.bindings import passing_weights, placed, weight_bindings
 from aotgaudi.runtime.shards import ShardReader
 
 
@@ -28,8 +29,9 @@ def holding(bundle: Bundle, weights: ShardReader) -> Iterator[Holding]:
     labels = bundle.entry_labels
 
     def prefetch() -> None:
-        programs = verified.result().programs.values()
-        weights.prefetch(spec for program in programs for spec in program.weights)
+        programs = [placed(program, bundle.receipt) for program in verified.result().programs.values()]
+        specs = [spec for program in programs for spec in program.weights]
+        weights.prefetch(specs, passing_weights(weight_bindings(programs)))
 
     with ThreadPoolExecutor(2) as pool:
         verified = pool.submit(hold_bundle, bundle, labels)

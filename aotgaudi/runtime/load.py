@@ -5,7 +5,8 @@ Objects are mapped only after the bundle has been verified (bundle/verify.py) an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import Digest
 from aotgaudi.entries import Entry, SamplerEntry
 from aotgaudi.graphs.program import Program
+from aotgaudi.runtime.bindings import WeightBinding, passing_weights, placed, weight_bindings
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
 from aotgaudi.runtime.shards import ShardReader
 from aotgaudi.runtime.weights import load_weights
@@ -57,7 +59,9 @@ class Loader:
             if entry.id in artifacts.receipt.programs
         ]
         fresh = {digest: entry for entry, digest in found if digest not in self._bound}
-        programs = {digest: artifacts.program(entry.id) for digest, entry in fresh.items()}
+        programs = {
+            digest: placed(artifacts.program(entry.id), artifacts.receipt) for digest, entry in fresh.items()
+        }
         self._add_weights(programs.values())
         table.caches += self._add_caches(programs.values())
         for digest, program in programs.items():
@@ -83,12 +87,25 @@ class Loader:
             self._constants[digest] = {f"const:{name}": value for name, value in tensors.items()}
         return self._constants[digest]
 
-    def _add_weights(self, programs: Iterable[Program]) -> None:
+    def _add_weights(self, programs: Collection[Program]) -> None:
         specs = {spec.name: spec for program in programs for spec in program.weights}
-        fresh = [spec for name, spec in specs.items() if f"weight:{name}" not in self._tensors]
+        fresh = [binding for binding in weight_bindings(programs) if binding.text not in self._tensors]
         if fresh:
-            weights = load_weights(self._weights, fresh)
-            self._tensors.update({f"weight:{name}": value for name, value in weights.items()})
+            wanted = {name: specs[name] for binding in fresh for name in binding.names}
+            stored = load_weights(self._weights, wanted.values(), passing_weights(fresh))
+            num_uses = Counter(name for binding in fresh for name in binding.names)
+            for binding in fresh:
+                self._tensors[binding.text] = self._prepared(
+                    binding, [stored[name] for name in binding.names]
+                )
+                num_uses.subtract(binding.names)
+                for name in binding.names:  # At once, so that no more than one weight is there twice.
+                    if not num_uses[name]:
+                        del stored[name]
+
+    def _prepared(self, binding: WeightBinding, parts: Sequence[Tensor]) -> Tensor:
+        whole = parts[0] if len(parts) == 1 else torch.cat(list(parts))
+        return whole if binding.layout is None else self._runtime.prepare(binding.layout, whole)
 
     def _add_caches(self, programs: Iterable[Program]) -> list[Tensor]:
         """Makes one cache per layer, zeroed: padding reads from block 0, which must not hold NaNs. Returns the new ones."""

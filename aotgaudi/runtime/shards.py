@@ -18,7 +18,7 @@ import math
 import mmap
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from io import FileIO
@@ -72,12 +72,14 @@ class ShardReader:
     _ready: dict[str, StoredTensor] = field(default_factory=dict)
     _stopped: threading.Event = field(default_factory=threading.Event)
 
-    def prefetch(self, specs: Iterable[TensorSpec]) -> None:
+    def prefetch(self, specs: Iterable[TensorSpec], passing: Collection[str] = ()) -> None:
         """Reads `specs`, for `take` to find them. Raises as `take` does, and AotGaudiError once `stop` was called."""
-        self._ready |= self._read({spec.name: spec for spec in specs})
+        self._ready |= self._read({spec.name: spec for spec in specs}, passing)
 
-    def take(self, specs: Iterable[TensorSpec]) -> dict[str, StoredTensor]:
+    def take(self, specs: Iterable[TensorSpec], passing: Collection[str] = ()) -> dict[str, StoredTensor]:
         """Returns the tensors by name, and keeps none of them.
+
+        Those in `passing` are needed for a while only: each has memory of its own.
 
         Raises:
             SpecError: a file cannot be read as safetensors, or a tensor is missing, or has another shape, or a dtype that
@@ -87,17 +89,17 @@ class ShardReader:
         wanted = {spec.name: spec for spec in specs}
         found = {name: self._ready.pop(name) for name in wanted if name in self._ready}
         rest = {name: spec for name, spec in wanted.items() if name not in found}
-        return {**found, **(self._read(rest) if rest else {})}
+        return {**found, **(self._read(rest, passing) if rest else {})}
 
     def stop(self) -> None:
         """Ends a `prefetch` on another thread soon."""
         self._stopped.set()
 
-    def _read(self, wanted: Mapping[str, TensorSpec]) -> dict[str, StoredTensor]:
+    def _read(self, wanted: Mapping[str, TensorSpec], passing: Collection[str]) -> dict[str, StoredTensor]:
         names = self.model.weight_files(wanted)
         found: dict[str, StoredTensor] = {}
         with ThreadPoolExecutor(max(1, min(_MAX_THREADS, os.cpu_count() or 1, len(names)))) as pool:
-            for tensors in pool.map(lambda name: self._read_file(name, wanted), names):
+            for tensors in pool.map(lambda name: self._read_file(name, wanted, passing), names):
                 found |= tensors
         missing = sorted(wanted.keys() - found.keys())
         if missing:
@@ -105,7 +107,9 @@ class ShardReader:
             raise SpecError(str(self.model.path), problem, WEIGHTS_REMEDY)
         return found
 
-    def _read_file(self, name: str, wanted: Mapping[str, TensorSpec]) -> dict[str, StoredTensor]:
+    def _read_file(
+        self, name: str, wanted: Mapping[str, TensorSpec], passing: Collection[str]
+    ) -> dict[str, StoredTensor]:
         expected = self.model.expected(name)
         where = str(self.model.path / name)
         try:
@@ -115,7 +119,8 @@ class ShardReader:
                 for row in rows:
                     if row.name in wanted:
                         row.require(wanted[row.name], where)
-                found = _mapped(file, rows, wanted) if self.memory == "map" else _copied(file, rows, wanted)
+                maps = self.memory == "map"
+                found = _mapped(file, rows, wanted) if maps else _copied(file, rows, wanted, passing)
                 if expected is not None:
                     self.model.compare(name, file.digest(), expected)
         except FileNotFoundError as error:
@@ -246,9 +251,15 @@ def _sizes(value: object) -> tuple[int, ...] | None:
     return tuple(value) if all(type(item) is int and 0 <= item < 1 << 63 for item in value) else None
 
 
-def _copied(file: _File, rows: Iterable[_Row], wanted: Mapping[str, TensorSpec]) -> dict[str, StoredTensor]:
+def _copied(
+    file: _File, rows: Iterable[_Row], wanted: Mapping[str, TensorSpec], passing: Collection[str]
+) -> dict[str, StoredTensor]:
     """Tensors that are used as they are share one piece of memory; one that will be converted has its own, to give back."""
-    mine = [(row, DTYPES[row.dtype] == wanted[row.name].dtype) for row in rows if row.name in wanted]
+    mine = [
+        (row, DTYPES[row.dtype] == wanted[row.name].dtype and row.name not in passing)
+        for row in rows
+        if row.name in wanted
+    ]
     shared = _new_memory(sum(_aligned_bytes(row) for row, is_kept in mine if is_kept))
     found: dict[str, StoredTensor] = {}
     run_at, run_bytes, used = (

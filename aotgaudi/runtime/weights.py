@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor
@@ -11,13 +11,16 @@ from aotgaudi.graphs.program import TensorSpec
 from aotgaudi.runtime.shards import ShardReader, StoredTensor
 
 
-def load_weights(reader: ShardReader, specs: Iterable[TensorSpec]) -> dict[str, Tensor]:
+def load_weights(
+    reader: ShardReader, specs: Iterable[TensorSpec], passing: Collection[str] = ()
+) -> dict[str, Tensor]:
     """Returns name -> tensor for every spec. Raises as `ShardReader.take` does.
 
-    A tensor of another floating dtype is converted, and what it was read into is given back.
+    A tensor of another floating dtype is converted, and what it was read into is given back. So is the memory of those in
+    `passing` once their tensor is let go.
     """
     wanted = {spec.name: spec for spec in specs}
-    stored = reader.take(wanted.values())
+    stored = reader.take(wanted.values(), passing)
     return {name: _tensor(stored.pop(name), spec.dtype) for name, spec in wanted.items()}
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import subprocess
 import time
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,10 @@ import torch
 from torch import Tensor, fx
 from torch._inductor.runtime.runtime_utils import cache_dir  # type: ignore[attr-defined]
 
-from aotgaudi.backends.base import CompiledUnit, Target, Unit
+from aotgaudi.backends.base import CompiledUnit, Executable, Target, Unit
 from aotgaudi.backends.inductor.check import check
-from aotgaudi.backends.inductor.levels import ISA_LEVELS
+from aotgaudi.backends.inductor.levels import ISA_LEVELS, IsaLevel
+from aotgaudi.backends.inductor.linear import reorder_weights, reordered_inputs
 from aotgaudi.backends.inductor.runtime import ARTIFACT_FILE, InductorRuntime
 from aotgaudi.backends.inductor.samples import sample_inputs
 from aotgaudi.backends.inductor.toolchain import Toolchain
@@ -47,7 +50,8 @@ class InductorCompiler:
         known = set(torch._inductor.list_options())
         fixed = {name: value for name, value in _FIXED_OPTIONS.items() if name in known}
         self._options = {**fixed, **flags}
-        self._toolchain = _toolchain(target)
+        self._level = _level(target)
+        self._toolchain = _toolchain(target, self._level)
 
     def compile(self, unit: Unit, work_dir: Path) -> CompiledUnit:
         """Compiles, strips, loads and compares with eager. Raises CompileError naming the unit."""
@@ -55,19 +59,23 @@ class InductorCompiler:
         graph, specs = from_text(unit.text)
         work_dir = work_dir.absolute()
         library = work_dir / ARTIFACT_FILE
+        compiled = copy.deepcopy(graph)
+        layouts = reorder_weights(compiled, specs, self._level)
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self._compile(graph, specs, library, unit.label)
+            self._compile(compiled, specs, library, unit.label)
             _strip(library)
             _refuse_companions(work_dir, unit.label)
             self._refuse_paths(library, unit.label)
-            executable = InductorRuntime(self._target).load({ARTIFACT_FILE: library})
+            runtime = InductorRuntime(self._target)
+            executable = _Preparing(runtime, runtime.load({ARTIFACT_FILE: library}), layouts)
             error, tolerance = check(graph, specs, executable, unit.label)
         return CompiledUnit(
             files={ARTIFACT_FILE: library},
             compile_seconds=time.perf_counter() - started,
             max_abs_error=error,
             tolerance=tolerance,
+            layouts=layouts,
         )
 
     def _compile(self, graph: fx.GraphModule, specs: list[InputSpec], library: Path, label: str) -> None:
@@ -75,7 +83,7 @@ class InductorCompiler:
         inputs = sample_inputs(graph, specs, seed=0)
         try:
             graph = _opened(graph, specs, inputs)
-            with self._toolchain.applied(library.parent) as choices:
+            with reordered_inputs(), self._toolchain.applied(library.parent) as choices:
                 torch._inductor.aot_compile(graph, tuple(inputs), options={**options, **choices})
         except CompileError:
             raise
@@ -88,11 +96,30 @@ class InductorCompiler:
             raise CompileError(f"{label}: the compiled object holds a path of this machine: {found}")
 
 
-def _toolchain(target: Target) -> Toolchain:
-    name, flags = target.flags.get("aotgaudi.isa", ""), target.flags.get("aotgaudi.compiler_flags", "")
+class _Preparing:
+    """Runs a unit on inputs as they are stored."""
+
+    def __init__(self, runtime: InductorRuntime, unit: Executable, layouts: Mapping[int, str]) -> None:
+        self._runtime, self._unit, self._layouts = runtime, unit, layouts
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Prepares those that the unit takes in another layout."""
+        prepared = list(inputs)
+        for number, layout in self._layouts.items():
+            prepared[number] = self._runtime.prepare(layout, inputs[number])
+        return self._unit.run(prepared)
+
+
+def _level(target: Target) -> IsaLevel:
+    name = target.flags.get("aotgaudi.isa", "")
     if name not in ISA_LEVELS:
         raise CompileError(f"target: the instruction set {name!r} is not one of {', '.join(ISA_LEVELS)}")
-    return Toolchain(ISA_LEVELS[name], tuple(flags.split()), Path(cache_dir()) / "toolchains")
+    return ISA_LEVELS[name]
+
+
+def _toolchain(target: Target, level: IsaLevel) -> Toolchain:
+    flags = target.flags.get("aotgaudi.compiler_flags", "")
+    return Toolchain(level, tuple(flags.split()), Path(cache_dir()) / "toolchains")
 
 
 def _opened(graph: fx.GraphModule, specs: list[InputSpec], inputs: list[Tensor]) -> fx.GraphModule:

@@ -15,6 +15,12 @@ from aotgaudi.backends.inductor.probe import require_satisfied
 from aotgaudi.errors import TargetError
 
 ARTIFACT_FILE = "unit.so"
+REORDERED = "onednn"
+"""The layout of a weight [out, in] that oneDNN has reordered for products of few rows; only oneDNN reads it."""
+
+
+_ROWS = 1
+"""How many rows oneDNN is told that products will have. It hardly matters: measured with 1 to 512."""
 
 
 class InductorExecutable:
@@ -48,6 +54,15 @@ class InductorRuntime:
             raise TargetError(
                 f"{_name_of(files[ARTIFACT_FILE])}: cannot be loaded: {str(error).splitlines()[0]}"
             ) from error
+
+    def prepare(self, layout: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a tensor in the layout that a unit takes it in. Raises TargetError for one that this version lacks."""
+        if layout != REORDERED:
+            raise TargetError(
+                f"target: a unit takes a weight in the layout {layout!r}, which is not known here"
+            )
+        prepared: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(tensor, _ROWS)
+        return prepared
 
     def num_compiled(self) -> int:
         """Returns how many graphs inductor has compiled in this process; 0 where it was never imported."""

@@ -19,6 +19,7 @@ from aotgaudi.graphs.split import split_step
 from aotgaudi.graphs.stamp import renumbered, stamped
 from aotgaudi.graphs.step import build_model, export_step
 from aotgaudi.graphs.trace import stored_names, trace
+from aotgaudi.runtime.bindings import weight_bindings
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
 from aotgaudi.spec.model import ModelSpec
 from tests.integration.models import ARCHITECTURES, BLOCK_SIZE, reference, spec_of
@@ -46,7 +47,6 @@ def eager_runner(model: Any, *, batch_invariant: bool = False) -> ProgramRunner:
         traced = trace(entry, spec.model, spec.limits)
         keys = [hashlib.sha256(piece.text.encode()).hexdigest() for piece in traced.pieces]
         units.update({k: Eager(p.text) for k, p in zip(keys, traced.pieces, strict=True) if k not in units})
-        tensors.update({f"weight:{w.name}": state[w.name] for w in traced.weights})
         if traced.constants:
             tensors.update({f"const:{n}": t for n, t in load_tensors(traced.constants).items()})
         for cache in traced.caches:
@@ -61,6 +61,8 @@ def eager_runner(model: Any, *, batch_invariant: bool = False) -> ProgramRunner:
             calls=calls,
             outputs=traced.outputs,
         )
+        for binding in weight_bindings([program]):
+            tensors[binding.text] = torch.cat([state[name] for name in binding.names])
         table.add(entry, BoundProgram(program, units, tensors))
     return ProgramRunner(table, BLOCK_SIZE)
 
@@ -241,6 +243,10 @@ def test_a_config_value_of_the_wrong_type_is_an_error_that_names_it() -> None:
         ("weight:model.layers.1.mlp.up_proj.weight", "weight:model.layers.11.mlp.up_proj.weight"),
         ("const:model.layers.1.self_attn.scale", "const:model.layers.11.self_attn.scale"),
         ("weight:model.layers.12.mlp.up_proj.weight", "weight:model.layers.12.mlp.up_proj.weight"),
+        (
+            "weight:model.layers.1.q_proj.weight+model.layers.1.k_proj.weight",
+            "weight:model.layers.11.q_proj.weight+model.layers.11.k_proj.weight",
+        ),
         ("weight:model.norm.weight", "weight:model.norm.weight"),
         ("kv:1", "kv:11"),
         ("kv:2", "kv:2"),

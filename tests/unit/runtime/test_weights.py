@@ -323,3 +323,12 @@ def test_any_mixture_of_sizes_dtypes_and_names_is_read_right(
         assert weights.keys() == {spec.name for spec in specs}
         for spec in specs:
             assert torch.equal(weights[spec.name], tensors[spec.name].to(dtypes[spec.dtype])), spec
+
+
+def test_what_is_needed_for_a_while_has_memory_of_its_own(tmp_path: Path) -> None:
+    save_file({"a": A, "b": B}, tmp_path / "model.safetensors")
+
+    stored = reader(tmp_path).take(SPECS, {"a"})
+
+    assert [bytes(tensor.data) for tensor in stored.values()] == [A.numpy().tobytes(), B.numpy().tobytes()]
+    assert stored["a"].data.obj is not stored["b"].data.obj

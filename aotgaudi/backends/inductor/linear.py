@@ -1,0 +1,81 @@
+"""Linear layers over weights that oneDNN has reordered: offline, where a unit is compiled.
+
+A product of few rows costs what reading its weights costs, and as a checkpoint stores them they are read badly: measured,
+half as fast as after oneDNN's reordering (docs/benchmarks.md). A server loads a model once, so it reorders once
+(`InductorRuntime.prepare`), and the unit takes the reordered weight as an input: artifacts still hold no weights.
+
+Inductor knows such products for weights that are constants of the graph alone. Here its lowering is replaced, while a
+unit is compiled, by the node that it would end in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor import ir, lowering, mkldnn_ir
+
+from aotgaudi.backends.inductor.levels import IsaLevel
+from aotgaudi.backends.inductor.runtime import REORDERED
+from aotgaudi.graphs.canonical import InputSpec
+
+_LINEAR = torch.ops.aten.linear.default
+_PRODUCT = torch.ops.mkldnn._linear_pointwise
+
+
+def reorder_weights(graph: fx.GraphModule, specs: list[InputSpec], level: IsaLevel) -> dict[int, str]:
+    """Makes the linear layers of `graph` take reordered weights where oneDNN is the faster. Changes `graph`.
+
+    Returns the layout of each input that is not as its spec says, by its number. What decides is the text and the target.
+    """
+    layouts: dict[int, str] = {}
+    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    for number, (node, spec) in enumerate(zip(placeholders, specs, strict=True)):
+        if spec[0] == "bfloat16" and level.simdlen >= 512 and _is_weight_alone(node):
+            layouts[number] = REORDERED
+            for user in list(node.users):
+                _replace(graph.graph, user)
+    graph.recompile()
+    return layouts
+
+
+def _is_weight_alone(node: fx.Node) -> bool:
+    """Whether an input is the weight of linear layers, and nothing else."""
+    return bool(node.users) and all(
+        user.target is _LINEAR and user.args[1] is node and node not in (user.args[0], *user.args[2:])
+        for user in node.users
+    )
+
+
+def _replace(graph: fx.Graph, node: fx.Node) -> None:
+    source, weight, *rest = node.args
+    with graph.inserting_before(node):
+        product = graph.call_function(_PRODUCT.default, (source, weight, *(rest or [None]), "none", [], ""))
+    node.replace_all_uses_with(product)
+    graph.erase_node(node)
+
+
+@contextlib.contextmanager
+def reordered_inputs() -> Iterator[None]:
+    """While active, inductor compiles such products of inputs."""
+    ours: dict[Any, Any] = {_PRODUCT.default: _lower, _PRODUCT.binary: _lower_with_sum}
+    before = {target: lowering.lowerings[target] for target in ours if target in lowering.lowerings}
+    lowering.lowerings.update(ours)
+    try:
+        yield
+    finally:
+        for target in ours:
+            del lowering.lowerings[target]
+        lowering.lowerings.update(before)
+
+
+def _lower(x: Any, w: Any, b: Any, attr: str, scalars: list[Any], algorithm: str) -> Any:
+    return ir.TensorBox.create(mkldnn_ir.LinearUnary.create(x, w, b, attr, scalars, algorithm))
+
+
+def _lower_with_sum(x: Any, y: Any, w: Any, b: Any, attr: str) -> Any:
+    """What inductor makes of a product to which something is added."""
+    return ir.TensorBox.create(mkldnn_ir.LinearBinary.create(x, y, w, b, attr))

@@ -1,0 +1,69 @@
+"""Weights as units take them: several joined, or in a layout of the device's. Imports no torch.
+
+A program binds weights by name (`aotgaudi.graphs.program`); in which layout a unit takes them, the receipt says. Here the
+two come together: ``weight:<names>@<layout>``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from aotgaudi.bundle.receipt import Receipt
+from aotgaudi.graphs.program import Call, Program, weight_names
+
+_AT = "@"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightBinding:
+    """Weights of a model directory by name, to be joined in this order, and in which layout; None: as stored."""
+
+    text: str
+    names: tuple[str, ...]
+    layout: str | None
+
+    @classmethod
+    def parse(cls, text: str) -> WeightBinding:
+        """Reads the binding of a placed program."""
+        stored, at, layout = text.rpartition(_AT)
+        return cls(text, weight_names(stored if at else text), layout if at else None)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is one weight, as it is stored."""
+        return len(self.names) == 1 and self.layout is None
+
+
+def placed(program: Program, receipt: Receipt) -> Program:
+    """Returns `program` with weights bound in the layouts that its units take them in.
+
+    Raises KeyError for a unit that the receipt lacks.
+    """
+    return program.model_copy(update={"calls": tuple(_placed(call, receipt) for call in program.calls)})
+
+
+def _placed(call: Call, receipt: Receipt) -> Call:
+    layouts = receipt.units[call.unit].layouts
+    if not layouts:
+        return call
+    inputs = [
+        f"{binding}{_AT}{layouts[str(number)]}" if str(number) in layouts else binding
+        for number, binding in enumerate(call.inputs)
+    ]
+    return call.model_copy(update={"inputs": tuple(inputs)})
+
+
+def weight_bindings(programs: Iterable[Program]) -> Iterator[WeightBinding]:
+    """Yields every binding of weights in placed programs, once."""
+    texts = (text for program in programs for call in program.calls for text in call.inputs)
+    for text in dict.fromkeys(texts):
+        if weight_names(text):
+            yield WeightBinding.parse(text)
+
+
+def passing_weights(bindings: Iterable[WeightBinding]) -> frozenset[str]:
+    """Returns the names of the weights that none of `bindings` takes as they are stored: needed for a while only."""
+    listed = list(bindings)
+    plain = {name for binding in listed if binding.is_plain for name in binding.names}
+    return frozenset(name for binding in listed for name in binding.names) - plain
