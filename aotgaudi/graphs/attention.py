@@ -22,15 +22,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aotgaudi.errors import SpecError
+from aotgaudi.graphs.paged_decode import MASKED, PAGED_DECODE
 
 ATTENTION_NAME = "aotgaudi_paged"
 
 IGNORED_KWARGS = frozenset({"position_ids", "use_cache", "output_router_logits", "dropout", "cache_position"})
 """Keywords that reach an attention function and that paged attention does not need: positions and the
 cache come from `paged`, dropout is 0 in inference, and router logits do not concern attention."""
-
-MASKED = -1.0e30
-"""A score of what is not seen: its exponential is 0."""
 
 
 class PagedState(Protocol):
@@ -164,33 +162,24 @@ class DecodeState:
     masks: dict[int | None, Tensor]
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """Attends per block, then merges the blocks of each row (softmax by parts). Returns [1, b, H, D]."""
+        """Attends to the blocks of each row where they lie. Returns [1, b, H, D]."""
         write_cache(call.cache, self.slots_b, call.k_TKD, call.v_TKD)
-        seen_nB = mask_for(self.masks, call.sliding_window)
-        (b, heads, size), kv_heads = call.q_THD.shape, call.k_TKD.shape[1]
-        keys_nKBD = call.cache[0].index_select(0, self.block_list_n)
-        values_nKBD = call.cache[1].index_select(0, self.block_list_n)
-        query_nKGD = call.q_THD.index_select(0, self.block_rows_n).unflatten(1, (kv_heads, heads // kv_heads))
-        scores = torch.matmul(query_nKGD, keys_nKBD.transpose(2, 3)).float() * call.scaling
-        scores = torch.where(seen_nB[:, None, None, :], softcapped(scores, call.softcap), MASKED)
-        top_bKG = self.row_max(scores.amax(-1))
-        if call.sinks_H is not None:
-            top_bKG = torch.maximum(top_bKG, call.sinks_H.float().view(1, kv_heads, -1))
-        weights = torch.exp(scores - top_bKG.index_select(0, self.block_rows_n)[..., None])
-        weighted_nKGD = torch.matmul(weights.to(values_nKBD.dtype), values_nKBD).float()
-        total_bH = self._row_sum(weights.sum(-1)).view(b, heads)
-        if call.sinks_H is not None:
-            total_bH = total_bH + torch.exp(call.sinks_H.float() - top_bKG.view(b, heads))
-        out = self._row_sum(weighted_nKGD).view(b, heads, size) / total_bH.clamp_min(1e-30)[..., None]
-        return out.to(call.q_THD.dtype)[None]
+        out_bHD: Tensor = PAGED_DECODE(
+            call.q_THD,
+            call.cache,
+            self.block_list_n,
+            self.block_rows_n,
+            mask_for(self.masks, call.sliding_window),
+            call.sinks_H,
+            call.scaling,
+            call.softcap or 0.0,
+        )
+        return out_bHD[None]
 
     def row_max(self, x_nKG: Tensor) -> Tensor:
         """Returns the largest of each row's blocks, [b, K, G]."""
         mine = self.rows_bn[:, :, None, None]
         return torch.where(mine, x_nKG[None], MASKED).amax(1)
-
-    def _row_sum(self, x_n: Tensor) -> Tensor:
-        return torch.matmul(self.rows_bn.float(), x_n.flatten(1))
 
 
 def mask_for(masks: dict[int | None, Tensor], window: int | None) -> Tensor:

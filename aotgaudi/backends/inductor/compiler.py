@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import shutil
 import subprocess
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._inductor import lowering
 from torch._inductor.runtime.runtime_utils import cache_dir  # type: ignore[attr-defined]
 
 from aotgaudi.backends.base import CompiledUnit, Executable, Target, Unit
+from aotgaudi.backends.inductor import linear, paged_decode
 from aotgaudi.backends.inductor.check import check
 from aotgaudi.backends.inductor.levels import ISA_LEVELS, IsaLevel
-from aotgaudi.backends.inductor.linear import reorder_weights, reordered_inputs
+from aotgaudi.backends.inductor.linear import reorder_weights
 from aotgaudi.backends.inductor.runtime import ARTIFACT_FILE, InductorRuntime
 from aotgaudi.backends.inductor.samples import sample_inputs
 from aotgaudi.backends.inductor.toolchain import Toolchain
@@ -83,7 +86,7 @@ class InductorCompiler:
         inputs = sample_inputs(graph, specs, seed=0)
         try:
             graph = _opened(graph, specs, inputs)
-            with reordered_inputs(), self._toolchain.applied(library.parent) as choices:
+            with _our_lowerings(), self._toolchain.applied(library.parent) as choices:
                 torch._inductor.aot_compile(graph, tuple(inputs), options={**options, **choices})
         except CompileError:
             raise
@@ -94,6 +97,21 @@ class InductorCompiler:
         found = self._toolchain.path_in(library, library.parent)
         if found is not None:
             raise CompileError(f"{label}: the compiled object holds a path of this machine: {found}")
+
+
+@contextlib.contextmanager
+def _our_lowerings() -> Iterator[None]:
+    """While active, inductor compiles what it would not, or not as well."""
+    known: dict[Any, Any] = lowering.lowerings
+    ours = {**linear.LOWERINGS, **paged_decode.LOWERINGS}
+    before = {target: known[target] for target in ours if target in known}
+    known.update(ours)
+    try:
+        yield
+    finally:
+        for target in ours:
+            del known[target]
+        known.update(before)
 
 
 class _Preparing:

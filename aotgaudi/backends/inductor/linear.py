@@ -10,13 +10,11 @@ unit is compiled, by the node that it would end in.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import fx
-from torch._inductor import ir, lowering, mkldnn_ir
+from torch._inductor import ir, mkldnn_ir
 
 from aotgaudi.backends.inductor.levels import IsaLevel
 from aotgaudi.backends.inductor.runtime import REORDERED
@@ -58,20 +56,6 @@ def _replace(graph: fx.Graph, node: fx.Node) -> None:
     graph.erase_node(node)
 
 
-@contextlib.contextmanager
-def reordered_inputs() -> Iterator[None]:
-    """While active, inductor compiles such products of inputs."""
-    ours: dict[Any, Any] = {_PRODUCT.default: _lower, _PRODUCT.binary: _lower_with_sum}
-    before = {target: lowering.lowerings[target] for target in ours if target in lowering.lowerings}
-    lowering.lowerings.update(ours)
-    try:
-        yield
-    finally:
-        for target in ours:
-            del lowering.lowerings[target]
-        lowering.lowerings.update(before)
-
-
 def _lower(x: Any, w: Any, b: Any, attr: str, scalars: list[Any], algorithm: str) -> Any:
     return ir.TensorBox.create(mkldnn_ir.LinearUnary.create(x, w, b, attr, scalars, algorithm))
 
@@ -79,3 +63,7 @@ def _lower(x: Any, w: Any, b: Any, attr: str, scalars: list[Any], algorithm: str
 def _lower_with_sum(x: Any, y: Any, w: Any, b: Any, attr: str) -> Any:
     """What inductor makes of a product to which something is added."""
     return ir.TensorBox.create(mkldnn_ir.LinearBinary.create(x, y, w, b, attr))
+
+
+LOWERINGS = {_PRODUCT.default: _lower, _PRODUCT.binary: _lower_with_sum}
+"""What inductor makes of such products."""

@@ -1,0 +1,167 @@
+// Decode attention over a paged cache, which is read where it lies. See paged_decode.py, which puts it into units.
+//
+// One call is one row and one KV head: its G query heads see the tokens of the row's blocks, block after block, with a
+// running maximum and total. Sums are float32. What a row gets depends on its own blocks alone, in their order.
+#ifndef AOTGAUDI_PAGED_DECODE
+#define AOTGAUDI_PAGED_DECODE
+namespace aotgaudi {
+
+constexpr float kMasked = -1.0e30f;
+
+// The largest of 4, 3, 2, 1 that divides n: as many accumulators as registers hold.
+constexpr int64_t tile_of(int64_t n) { return n % 4 == 0 ? 4 : n % 3 == 0 ? 3 : n % 2 == 0 ? 2 : 1; }
+
+template <typename T, int64_t D, int64_t G, int64_t B>
+struct PagedDecode {
+  using Vec = at::vec::Vectorized<float>;
+  static constexpr int64_t W = Vec::size();
+  static constexpr int64_t C = (D + W - 1) / W;  // vectors of a head
+  static constexpr int64_t DP = C * W;
+  static constexpr int64_t BP = (B + W - 1) / W * W;  // scores of a block
+  static constexpr int64_t GT = tile_of(G);
+  static constexpr int64_t CT = tile_of(C);
+
+  // W values from the c-th vector of a head on; zeros behind its end.
+  static inline Vec load(const T* head, int64_t c) {
+    const T* from = head + c * W;
+    alignas(64) T tail[W] = {};
+    if (D % W != 0 && c == C - 1) {
+      std::copy(from, head + D, tail);
+      from = tail;
+    }
+    if constexpr (std::is_same_v<T, float>) {
+      return Vec::loadu(from);
+    } else {
+      Vec value;
+      at::vec::load_to_float<T>(from, value);
+      return value;
+    }
+  }
+
+  static inline void store(const Vec& value, T* head, int64_t c) {
+    const int64_t count = D % W != 0 && c == C - 1 ? D % W : W;
+    if constexpr (std::is_same_v<T, float>) {
+      value.store(head + c * W, count);
+    } else {
+      at::vec::convert_from_float<T>(value, value).store(head + c * W, count);
+    }
+  }
+
+  // scores[g][t ... t + W) = query[g] . keys[t]
+  static inline void score(const float* query, const T* keys, int64_t t, float* scores) {
+    const int64_t count = std::min(W, B - t);
+    for (int64_t g0 = 0; g0 < G; g0 += GT) {
+      alignas(64) float lanes[GT][W * W] = {};
+      for (int64_t i = 0; i < count; ++i) {
+        const T* key = keys + (t + i) * D;
+        Vec sums[GT];
+#pragma GCC unroll 4
+        for (int64_t g = 0; g < GT; ++g) sums[g] = Vec(0.f);
+#pragma GCC unroll 16
+        for (int64_t c = 0; c < C; ++c) {
+          const Vec k = load(key, c);
+#pragma GCC unroll 4
+          for (int64_t g = 0; g < GT; ++g)
+            sums[g] = at::vec::fmadd(k, Vec::loadu(query + (g0 + g) * DP + c * W), sums[g]);
+        }
+#pragma GCC unroll 4
+        for (int64_t g = 0; g < GT; ++g) sums[g].store(lanes[g] + i * W);
+      }
+      for (int64_t g = 0; g < GT; ++g) {
+        alignas(64) float turned[W * W];
+        at::vec::transpose_mxn<float, W, W>(lanes[g], W, turned, W);
+        Vec sum = Vec::loadu(turned);
+#pragma GCC unroll 16
+        for (int64_t i = 1; i < W; ++i) sum = sum + Vec::loadu(turned + i * W);
+        sum.store(scores + (g0 + g) * BP + t);
+      }
+    }
+  }
+
+  // out[g] += sum over first <= t < last of weights[g][t] * values[t]
+  static inline void add_values(const float* weights, const T* values, int64_t first, int64_t last, float* out) {
+    for (int64_t g0 = 0; g0 < G; g0 += GT) {
+      for (int64_t c0 = 0; c0 < C; c0 += CT) {
+        Vec sums[GT][CT];
+#pragma GCC unroll 4
+        for (int64_t g = 0; g < GT; ++g)
+#pragma GCC unroll 4
+          for (int64_t c = 0; c < CT; ++c) sums[g][c] = Vec::loadu(out + (g0 + g) * DP + (c0 + c) * W);
+        for (int64_t t = first; t < last; ++t) {
+          Vec value[CT];
+#pragma GCC unroll 4
+          for (int64_t c = 0; c < CT; ++c) value[c] = load(values + t * D, c0 + c);
+#pragma GCC unroll 4
+          for (int64_t g = 0; g < GT; ++g) {
+            const Vec weight(weights[(g0 + g) * BP + t]);
+#pragma GCC unroll 4
+            for (int64_t c = 0; c < CT; ++c) sums[g][c] = at::vec::fmadd(weight, value[c], sums[g][c]);
+          }
+        }
+#pragma GCC unroll 4
+        for (int64_t g = 0; g < GT; ++g)
+#pragma GCC unroll 4
+          for (int64_t c = 0; c < CT; ++c) sums[g][c].store(out + (g0 + g) * DP + (c0 + c) * W);
+      }
+    }
+  }
+
+  // One head's scores of a block to weights; its maximum and total so far, and what it has summed up, follow.
+  static inline void weigh(float* scores, const bool* seen, int64_t first, int64_t last, int64_t end, float softcap,
+                           float& top, float& total, float* out) {
+    if (softcap != 0.f)
+      for (int64_t t = first; t < end; t += W)
+        (Vec(softcap) * (Vec::loadu(scores + t) * Vec(1.f / softcap)).tanh()).store(scores + t);
+    for (int64_t t = first; t < end; ++t) scores[t] = t < last && seen[t] ? scores[t] : kMasked;
+    Vec largest(top);
+    for (int64_t t = first; t < end; t += W) largest = at::vec::maximum(largest, Vec::loadu(scores + t));
+    const float now =
+        at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return at::vec::maximum(a, b); }, largest);
+    Vec sum(0.f);
+    for (int64_t t = first; t < end; t += W) {
+      const Vec weight = (Vec::loadu(scores + t) - Vec(now)).exp();
+      weight.store(scores + t);
+      sum = sum + weight;
+    }
+    const float kept = std::exp(top - now);
+    total = total * kept + at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return a + b; }, sum);
+    if (kept != 1.f)
+      for (int64_t i = 0; i < DP; i += W) (Vec::loadu(out + i) * Vec(kept)).store(out + i);
+    top = now;
+  }
+
+  // `query` and `output` are [G][D], `sinks` [G] or null; `keys` and `values` are the head's in block 0.
+  static void attend(const T* query, const T* keys, const T* values, int64_t block_stride, const int64_t* block_list,
+                     const int64_t* block_rows, const bool* seen, int64_t num_blocks, int64_t row, const T* sinks,
+                     float scaling, float softcap, T* output) {
+    alignas(64) float scaled[G * DP], out[G * DP] = {}, scores[G * BP];
+    float top[G], total[G];
+    for (int64_t g = 0; g < G; ++g) {
+      for (int64_t c = 0; c < C; ++c) (load(query + g * D, c) * Vec(scaling)).store(scaled + g * DP + c * W);
+      top[g] = sinks == nullptr ? kMasked : static_cast<float>(sinks[g]);
+      total[g] = sinks == nullptr ? 0.f : 1.f;
+    }
+    for (int64_t n = 0; n < num_blocks; ++n) {
+      if (block_rows[n] != row) continue;
+      const bool* block_seen = seen + n * B;
+      int64_t first = 0, last = B;
+      while (last > 0 && !block_seen[last - 1]) --last;
+      if (last == 0) continue;  // padding
+      while (!block_seen[first]) ++first;
+      first = first / W * W;
+      const int64_t end = (last + W - 1) / W * W;
+      const int64_t offset = block_list[n] * block_stride;
+      for (int64_t t = first; t < end; t += W) score(scaled, keys + offset, t, scores);
+      for (int64_t g = 0; g < G; ++g)
+        weigh(scores + g * BP, block_seen, first, last, end, softcap, top[g], total[g], out + g * DP);
+      add_values(scores, values + offset, first, last, out);
+    }
+    for (int64_t g = 0; g < G; ++g) {
+      const Vec share(1.f / std::max(total[g], 1e-30f));
+      for (int64_t c = 0; c < C; ++c) store(Vec::loadu(out + g * DP + c * W) * share, output + g * D, c);
+    }
+  }
+};
+
+}  // namespace aotgaudi
+#endif

@@ -1,0 +1,58 @@
+"""The operator of decode attention over a paged cache. Devices compile it as they can; here is what it computes.
+
+Legend of shape suffixes: see `attention.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+MASKED = -1.0e30
+"""A score of what is not seen: its exponential is 0."""
+
+
+@torch.library.custom_op("aotgaudi::paged_decode", mutates_args=())
+def paged_decode(
+    query_bHD: Tensor,
+    cache: Tensor,
+    block_list_n: Tensor,
+    block_rows_n: Tensor,
+    seen_nB: Tensor,
+    sinks_H: Optional[Tensor],
+    scaling: float,
+    softcap: float,
+) -> Tensor:
+    """Each row attends to its blocks of the cache ``[2, num_blocks + 1, K, B, D]``. Returns [b, H, D], of the query's dtype.
+
+    Block n of `block_list_n` belongs to row ``block_rows_n[n]``, which sees the tokens of it that `seen_nB` says; a block of
+    which nobody sees anything is padding. `softcap` 0: none. Computed in float32. This is the reference: a unit has code of
+    the device's own.
+    """
+    (b, heads, size), kv_heads = query_bHD.shape, cache.shape[2]
+    keys_nKBD, values_nKBD = (cache[i].index_select(0, block_list_n).float() for i in (0, 1))
+    query_nKGD = query_bHD.float().index_select(0, block_rows_n).unflatten(1, (kv_heads, heads // kv_heads))
+    scores = torch.matmul(query_nKGD, keys_nKBD.transpose(2, 3)) * scaling
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = torch.where(seen_nB[:, None, None, :], scores, MASKED)
+    mine_bn = block_rows_n == torch.arange(b)[:, None]
+    top_bKG = torch.where(mine_bn[:, :, None, None], scores.amax(-1), MASKED).amax(1)
+    if sinks_H is not None:
+        top_bKG = torch.maximum(top_bKG, sinks_H.float().view(1, kv_heads, -1))
+    weights = torch.exp(scores - top_bKG.index_select(0, block_rows_n)[..., None]) * seen_nB[:, None, None, :]
+    total_bH = torch.matmul(mine_bn.float(), weights.sum(-1).flatten(1))
+    if sinks_H is not None:
+        total_bH = total_bH + torch.exp(sinks_H.float() - top_bKG.view(b, heads))
+    sums = torch.matmul(mine_bn.float(), torch.matmul(weights, values_nKBD).flatten(1)).view(b, heads, size)
+    return (sums / total_bH.clamp_min(1e-30)[..., None]).to(query_bHD.dtype)
+
+
+@paged_decode.register_fake
+def _(query_bHD: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(query_bHD, memory_format=torch.contiguous_format)
+
+
+PAGED_DECODE = torch.ops.aotgaudi.paged_decode.default
