@@ -149,16 +149,12 @@ class PromptState:
 
 @dataclass
 class DecodeState:
-    """A decode step of b rows, flat over n blocks. `masks` maps a sliding window to [n, B].
-
-    `rows_bn` is True where block n belongs to row b: sums over a row's blocks are one matrix product.
-    """
+    """A decode step of b rows, flat over n blocks. `masks` maps a sliding window to [n, B]."""
 
     caches: list[Tensor]
     slots_b: Tensor
     block_list_n: Tensor
     block_rows_n: Tensor
-    rows_bn: Tensor
     masks: dict[int | None, Tensor]
 
     def attend(self, call: AttentionCall) -> Tensor:
@@ -175,11 +171,6 @@ class DecodeState:
             call.softcap or 0.0,
         )
         return out_bHD[None]
-
-    def row_max(self, x_nKG: Tensor) -> Tensor:
-        """Returns the largest of each row's blocks, [b, K, G]."""
-        mine = self.rows_bn[:, :, None, None]
-        return torch.where(mine, x_nKG[None], MASKED).amax(1)
 
 
 def mask_for(masks: dict[int | None, Tensor], window: int | None) -> Tensor:

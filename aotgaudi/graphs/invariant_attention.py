@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aotgaudi.graphs.attention import (
-    MASKED,
     AttentionCall,
     DecodeState,
     PromptState,
@@ -28,6 +27,7 @@ from aotgaudi.graphs.attention import (
     write_cache,
 )
 from aotgaudi.graphs.invariant import dot, exp, row_sum, weighted
+from aotgaudi.graphs.paged_decode import MASKED
 
 
 @dataclass
@@ -63,7 +63,9 @@ class InvariantPromptState(PromptState):
 
 @dataclass
 class InvariantDecodeState(DecodeState):
-    """A decode step."""
+    """A decode step. `rows_bn` is True where block n belongs to row b."""
+
+    rows_bn: Tensor
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Returns [1, b, H, D]."""
@@ -73,12 +75,17 @@ class InvariantDecodeState(DecodeState):
         values_nKBD = call.cache[1].index_select(0, self.block_list_n)
         query_nKGD = call.q_THD.index_select(0, self.block_rows_n).unflatten(1, _heads(call))
         scores = torch.where(seen_nB[:, None, None, :], _scores(query_nKGD, keys_nKBD, call), MASKED)
-        top_bKG = _with_sinks(self.row_max(scores.amax(-1)), call)
+        top_bKG = _with_sinks(self._row_max(scores.amax(-1)), call)
         weights = exp(scores - top_bKG.index_select(0, self.block_rows_n)[..., None])
         parts_nKGX = _parts(weights, values_nKBD)
         mine = self.rows_bn[:, :, None]
         sums = torch.where(mine, parts_nKGX.flatten(1)[None], 0.0).sum(1).view(*top_bKG.shape, -1)
         return _divided(sums, top_bKG, call).reshape(call.q_THD.shape)[None]
+
+    def _row_max(self, x_nKG: Tensor) -> Tensor:
+        """Returns the largest of each row's blocks, [b, K, G]."""
+        mine = self.rows_bn[:, :, None, None]
+        return torch.where(mine, x_nKG[None], MASKED).amax(1)
 
 
 def _write(call: AttentionCall, slots: Tensor) -> None:

@@ -189,16 +189,10 @@ class _PromptStep(_Step):
 class _DecodeStep(_Step):
     def forward(self, inputs: dict[str, Tensor], caches: list[Tensor]) -> Tensor:
         """Returns logits [b, vocab]."""
-        kind = InvariantDecodeState if self.is_invariant else DecodeState
-        state = kind(
-            caches,
-            slots_b=inputs["slots"],
-            block_list_n=inputs["block_list"],
-            block_rows_n=inputs["block_rows"],
-            rows_bn=inputs["row_blocks"],
-            masks=self.masks(inputs),
-        )
-        return self.logits(inputs, state, 0)
+        blocks = inputs["slots"], inputs["block_list"], inputs["block_rows"], self.masks(inputs)
+        if self.is_invariant:
+            return self.logits(inputs, InvariantDecodeState(caches, *blocks, inputs["row_blocks"]), 0)
+        return self.logits(inputs, DecodeState(caches, *blocks), 0)
 
 
 def _check_rope(config: Any) -> None:

@@ -23,7 +23,8 @@ positions           [b]                     int64    its position
 slots               [b]                     int64    where its K and V go
 block_list          [n]                     int64    ids of the blocks of all rows, 0 where padded
 block_rows          [n]                     int64    the row that a block belongs to, 0 where padded
-row_blocks          [b, n]                  bool     True where block n belongs to row b
+row_blocks          [b, n]                  bool     True where block n belongs to row b (only
+                                                     the batch-invariant mode takes it)
 mask                [n, B]                  bool     which tokens of a block its row sees; none of padding
 mask_w<W>           [n, B]                  bool     the same under a sliding window of W tokens
 ==================  ======================  =======  ======================================================

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from aotgaudi.bundle.bundle import Bundle
+from aotgaudi.bundle.sealed import programs_of
 from aotgaudi.bundle.verify import VerifiedBundle, hold_bundle
 from aotgaudi.runtime.bindings import passing_weights, placed, weight_bindings
 from aotgaudi.runtime.shards import ShardReader
@@ -29,7 +30,8 @@ def holding(bundle: Bundle, weights: ShardReader) -> Iterator[Holding]:
     labels = bundle.entry_labels
 
     def prefetch() -> None:
-        programs = [placed(program, bundle.receipt) for program in verified.result().programs.values()]
+        receipt = programs_of(bundle)
+        programs = [placed(program, receipt) for program in verified.result().programs.values()]
         specs = [spec for program in programs for spec in program.weights]
         weights.prefetch(specs, passing_weights(weight_bindings(programs)))
 

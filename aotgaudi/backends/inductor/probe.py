@@ -61,9 +61,7 @@ def compile_code_digest() -> str:
     """Returns the sha256 of our source that turns a unit's text into an artifact: an edit of it compiles anew."""
     folder = Path(__file__).parent
     files = [
-        path
-        for path in folder.iterdir()
-        if path.suffix in (".py", ".h") and path.name not in NO_COMPILE_CODE
+        path for path in folder.iterdir() if path.suffix in (".py", ".h") and path.name not in NO_COMPILE_CODE
     ]
     graphs = folder.parents[1] / "graphs"
     return sha256_source([*files, graphs / "canonical.py", graphs / "paged_decode.py"])

@@ -60,7 +60,9 @@ def test_sealing_elsewhere_gives_the_same_files(sealed: Sealed, tmp_path: Path) 
     units = {}
     for key in (sealed.layer, sealed.shared):
         unit = sealed.receipt.units[key]
-        units[key] = UnitRecord(**unit.model_dump(mode="json"), label="other", compile_seconds=99.0, max_abs_error=0.0)
+        units[key] = UnitRecord(
+            **unit.model_dump(mode="json"), label="other", compile_seconds=99.0, max_abs_error=0.0
+        )
     programs = dict(reversed(sealed.receipt.programs.items()))
     receipt = sealed.receipt.model_copy(update={"programs": programs})
     receipt = Receipt(**{**dict(receipt), "units": units})

@@ -1,0 +1,101 @@
+"""Decode attention as units have it, compiled, against its definition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from aotgaudi.backends.base import Executable, Unit
+from aotgaudi.backends.inductor.compiler import InductorCompiler
+from aotgaudi.backends.inductor.probe import probe
+from aotgaudi.backends.inductor.runtime import InductorRuntime
+from aotgaudi.digest import Key
+from aotgaudi.graphs.canonical import to_text
+from aotgaudi.graphs.paged_decode import PAGED_DECODE
+
+ROWS, NUM_BLOCKS, KV_HEADS = 3, 7, 2
+CACHE_BLOCKS = 11
+
+
+class Case:
+    """A unit of one call, and inputs for it."""
+
+    def __init__(
+        self, size: int, group: int, block_size: int, dtype: torch.dtype, *, sinks: bool, softcap: float
+    ) -> None:
+        self.size, self.group, self.block_size, self.dtype = size, group, block_size, dtype
+        self.has_sinks, self.softcap = sinks, softcap
+
+    def inputs(self, seed: int) -> list[torch.Tensor]:
+        """Row 0 has blocks 0 and 3 and part of 5, row 1 one token, row 2 a window; block 6 is padding."""
+        generator = torch.Generator().manual_seed(seed)
+        heads = KV_HEADS * self.group
+        query = torch.randn(ROWS, heads, self.size, generator=generator)
+        cache = torch.randn(2, CACHE_BLOCKS, KV_HEADS, self.block_size, self.size, generator=generator)
+        seen = torch.zeros(NUM_BLOCKS, self.block_size, dtype=torch.bool)
+        seen[[0, 3]] = True
+        seen[5, : self.block_size // 2 + 1] = True
+        seen[1, 0] = True
+        seen[2, 1:] = True
+        seen[4, :-1] = True
+        rows = torch.tensor([0, 1, 2, 0, 2, 0, 0])
+        blocks = torch.randperm(CACHE_BLOCKS - 1, generator=generator)[:NUM_BLOCKS] + 1
+        sinks = [torch.randn(heads, generator=generator).to(self.dtype)] if self.has_sinks else []
+        return [query.to(self.dtype), cache.to(self.dtype), blocks, rows, seen, *sinks]
+
+    def call(self, *inputs: torch.Tensor) -> torch.Tensor:
+        sinks = inputs[5] if self.has_sinks else None
+        result: torch.Tensor = PAGED_DECODE(*inputs[:5], sinks, self.size**-0.5, self.softcap)
+        return result
+
+    def compiled(self, folder: Path) -> Executable:
+        class Call(torch.nn.Module):
+            def forward(_self, *inputs: torch.Tensor) -> torch.Tensor:  # noqa: N805
+                return self.call(*inputs)
+
+        graph = torch.export.export(Call(), tuple(self.inputs(0)), strict=False).graph
+        target = probe("native")
+        unit = Unit(to_text(graph), Key.of([("text", "x")]), "paged decode")
+        files = InductorCompiler(target).compile(unit, folder).files
+        return InductorRuntime(target).load(files)
+
+
+CASES = {
+    "as in SmolLM2": Case(64, 3, 16, torch.bfloat16, sinks=False, softcap=0.0),
+    "float32, one query head a KV head": Case(32, 1, 8, torch.float32, sinks=False, softcap=0.0),
+    "sinks and a softcap": Case(64, 8, 16, torch.bfloat16, sinks=True, softcap=30.0),
+    "sizes that no vector divides": Case(20, 5, 6, torch.float32, sinks=True, softcap=5.0),
+    "float16, wide heads": Case(256, 2, 4, torch.float16, sinks=False, softcap=0.0),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_units_attend_as_defined_and_each_row_by_itself(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    unit = case.compiled(tmp_path)
+    tolerance = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}[case.dtype]
+
+    for seed in range(5):
+        inputs = case.inputs(seed)
+        (got,) = unit.run(inputs)
+        torch.testing.assert_close(got, case.call(*inputs), atol=tolerance, rtol=tolerance)
+
+        query = inputs[0].clone()
+        query[1:] = 0
+        (alone,) = unit.run([query, *inputs[1:]])
+        assert torch.equal(alone[0], got[0])
+
+
+def test_what_nobody_sees_of_a_context_is_not_read(tmp_path: Path) -> None:
+    case = CASES["as in SmolLM2"]
+    unit, inputs = case.compiled(tmp_path), case.inputs(0)
+    (before,) = unit.run(inputs)
+
+    blocks, seen = inputs[2], inputs[4]
+    inputs[1][:, [0, *(set(range(CACHE_BLOCKS)) - set(blocks.tolist())), int(blocks[6])]] = torch.nan
+    inputs[1][:, blocks[5], :, case.block_size // 2 + 1 :] = torch.nan
+    assert not seen[6].any()
+
+    assert torch.equal(unit.run(inputs)[0], before)
