@@ -253,9 +253,9 @@ def _kill_with_children(pid: int) -> None:
 def _children(pid: int) -> list[int]:
     """The children of a process; none where the kernel does not say (CONFIG_PROC_CHILDREN)."""
     found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += map(int, path.read_text(encoding="ascii").split())
+    with contextlib.suppress(OSError):  # It may end meanwhile.
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (task / "children").read_text(encoding="ascii").split())
     return found
 
 

@@ -107,7 +107,7 @@ def plain(name: str, value: str | None) -> str:
         return "(default)" if name.startswith("flag.") else "(not there)"
     if name.startswith("flag."):
         value = _SWITCH.get(value) or (json.loads(value) if value.startswith('"') else value)
-    text = " ".join(value.split())
+    text = " ".join(value.split()) or "(none)"
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
 
 
