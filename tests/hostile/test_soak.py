@@ -106,6 +106,12 @@ class Scale(threading.Thread):
         while not self.is_done.wait(0.25):
             self.weights.append(tree_bytes(self._server))
 
+    def course(self) -> str:
+        """How heavy the server was in each tenth of the time, in MB."""
+        tenth = max(1, len(self.weights) // 10)
+        tenths = [self.weights[at : at + tenth] for at in range(0, len(self.weights), tenth)]
+        return " ".join(f"{median(weights) / 1e6:.0f}" for weights in tenths[:10])
+
     @property
     def drift_bytes(self) -> float:
         """How much heavier the server is in the last tenth of the time than after its first fifth."""
@@ -139,7 +145,8 @@ def test_the_soak_compiles_nothing_leaks_nothing_and_answers_as_alone(
         scale.is_done.set()
         record.append(
             f"soak: {number} requests in {seconds:.0f} s (seed {seed}), {dict(counts)}, {len(wrong)} wrong, "
-            f"{scale.weights[-1] / 1e6:.0f} MB at the end, {scale.drift_bytes / 1e6:+.1f} MB since the first fifth, "
+            f"{scale.weights[-1] / 1e6:.0f} MB at the end, {scale.drift_bytes / 1e6:+.1f} MB since the first fifth "
+            f"({scale.course()}), "
             f"{server.metric('aotgaudi_preemptions_total'):g} preemptions, "
             f"{server.metric('aotgaudi_defrag_swaps_total'):g} blocks swapped"
         )
