@@ -50,9 +50,9 @@ class Quiet:
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Here:
+def here(folder: Path) -> Here:
     """A package ``sglang`` whose server is the fake one."""
-    found = Here(tmp_path)
+    found = Here(folder)
     found.install("sglang", "0.5.23")
     found.install("torch", "2.13.0+cpu", "torch/__init__.py,sha256=x,1\n")
     package = found.site / "sglang"

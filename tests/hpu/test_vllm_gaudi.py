@@ -232,9 +232,11 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def test_a_server_that_counts_its_blocks_anew_is_not_sealed(newest: Path, tmp_path: Path) -> None:
+def test_a_server_that_counts_its_blocks_anew_is_not_sealed(
+    newest: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """As where the number of KV blocks follows free memory: another shape, and so other recipes, at each start."""
-    bench = Bench(tmp_path, newest)
+    bench = Bench(tmp_path_factory.mktemp("b"), newest)  # Sockets' paths are short.
 
     with pytest.raises(CaptureError, match=r"is not warm.*nothing was sealed") as caught:
         bench.build(STANDIN_FAULT="drifts")
