@@ -20,7 +20,7 @@ from aotgaudi.guests.sglang import neutral
 from aotgaudi.guests.sglang.shapes import CHUNK, shapes_of
 from aotgaudi.guests.shapes import Shapes
 from aotgaudi.guests.variables import Hashed, VariableRules
-from aotgaudi.guests.vllm.guest import LEFT_OUT, WITNESS_PLUGIN, Vllm
+from aotgaudi.guests.vllm.guest import LEFT_OUT, LIBRARY_ROOTS, WITNESS_PLUGIN, Vllm
 from aotgaudi.guests.words import GuestReader, one_integer, one_text
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.vllm.flag_reader import Arity
@@ -36,15 +36,7 @@ ROOTS: Mapping[str, str] = {
     "SGLANG_DG_CACHE_DIR": "cache/sglang/deep_gemm",
     "SGLANG_CUTE_AOT_CACHE_DIR": "cache/sglang/cute_aot",
     "SGLANG_JIT_CACHE_DIR": "cache/sglang/jit",
-    "TRITON_CACHE_DIR": "cache/triton",
-    "TORCHINDUCTOR_CACHE_DIR": "cache/inductor",
-    "TORCH_EXTENSIONS_DIR": "cache/torch_extensions",
-    "CUDA_CACHE_PATH": "cache/cuda",
-    "TILELANG_CACHE_DIR": "cache/tilelang",
-    "FLASHINFER_WORKSPACE_BASE": "cache/flashinfer",
-    "TVM_FFI_CACHE_DIR": "cache/tvm_ffi",
-    "CUTE_DSL_CACHE_DIR": "cache/cute_dsl",
-    "TMPDIR": "tmp",
+    **LIBRARY_ROOTS,
 }
 """Variables that name caches -> where these lie below a place's root (environ.py ``third_party_cache_defaults``). SGLang
 sets DG_JIT_CACHE_DIR itself, from its own variable."""

@@ -39,8 +39,7 @@ WHERE = "the vLLM command"
 WITNESS_PLUGIN = "aotgaudi_witness"
 """The entry point of group ``vllm.general_plugins`` by which the witness comes into vLLM's processes."""
 
-ROOTS: Mapping[str, str] = {
-    "VLLM_CACHE_ROOT": "cache/vllm",
+LIBRARY_ROOTS: Mapping[str, str] = {
     "TORCHINDUCTOR_CACHE_DIR": "cache/inductor",
     "TRITON_CACHE_DIR": "cache/triton",
     "TORCH_EXTENSIONS_DIR": "cache/torch_extensions",
@@ -49,8 +48,14 @@ ROOTS: Mapping[str, str] = {
     "TVM_FFI_CACHE_DIR": "cache/tvm_ffi",
     "TILELANG_CACHE_DIR": "cache/tilelang",
     "CUTE_DSL_CACHE_DIR": "cache/cute_dsl",
-    "AITER_JIT_DIR": "cache/aiter",
     "TMPDIR": "tmp",
+}
+"""Of what compiles for any server: variables that name caches -> where these lie below a place's root."""
+
+ROOTS: Mapping[str, str] = {
+    "VLLM_CACHE_ROOT": "cache/vllm",
+    **LIBRARY_ROOTS,
+    "AITER_JIT_DIR": "cache/aiter",
 }
 """Variables that name caches -> where these lie below a place's root. vLLM keeps DeepGEMM's and FlashInfer's choices below
 its own."""
