@@ -6,6 +6,7 @@ system         what runs
 ours           ProgramRunner.run: inputs, compiled programs, greedy sampling; malloc as the server sets it
 ours-malloc    the same with the C library's default malloc
 engine         Engine: scheduling, detokenizing and events besides; concurrent requests, no HTTP
+http           ``aotgaudi serve``, a process of its own: concurrent streams, read by one client on the same cores
 eager          transformers' forward and argmax; decode on a DynamicCache of the same context
 compile        the same forward under torch.compile (default mode, dynamic=False) on a StaticCache
 =============  =====================================================================================
@@ -24,6 +25,8 @@ import json
 import os
 import queue
 import select
+import selectors
+import socket
 import subprocess
 import sys
 import tempfile
@@ -38,7 +41,7 @@ from typing import Any, Protocol
 import harness
 from harness import Spread, Table
 
-SYSTEMS = ("ours", "ours-malloc", "engine", "eager", "compile")
+SYSTEMS = ("ours", "ours-malloc", "engine", "http", "eager", "compile")
 ANSWER_TIMEOUT_SECONDS = 1800.0
 EVENT_TIMEOUT_SECONDS = 300.0
 WARM_UPS = 3
@@ -233,6 +236,8 @@ def _make(args: argparse.Namespace) -> System:
     threads = args.threads[0]
     if args.worker in ("eager", "compile"):
         return Transformers(args.model, args.bundle, threads, args.worker, args.baseline_malloc == "tuned")
+    if args.worker == "http":
+        return OurServer(args.bundle, args.model, threads)
     import online
 
     loaded = online.load(args.bundle, args.model, threads, keep_memory=args.worker != "ours-malloc")
@@ -240,7 +245,7 @@ def _make(args: argparse.Namespace) -> System:
 
 
 def _close(system: System) -> None:
-    if isinstance(system, OurEngine):
+    if isinstance(system, (OurEngine, OurServer)):
         system.close()
 
 
@@ -363,6 +368,72 @@ class OurEngine:
             _, event = events.get(timeout=EVENT_TIMEOUT_SECONDS)
             if getattr(event, "finish_reason", "error"):
                 self._ended.add(event.request_id)
+
+
+class OurServer:
+    """Streams of completions, as many as a case has rows. A piece of text counts as a token: few tokens have none."""
+
+    def __init__(self, bundle: Path, model: Path, threads: int) -> None:
+        manifest = json.loads((bundle / "manifest.json").read_bytes())
+        self._limits, self._vocab_size = (
+            manifest["spec"]["limits"],
+            manifest["spec"]["model"]["config"]["vocab_size"],
+        )
+        self._random, self._stack = Random(0), ExitStack()
+        self.port = self._stack.enter_context(harness.serving(bundle, model, threads)).port
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def prepare(self, case: Case) -> None:
+        if case.batch > self._limits["max_num_seqs"]:
+            raise SkippedError(f"max_num_seqs is {self._limits['max_num_seqs']}")
+        if case.context + 128 > self._limits["max_model_len"]:
+            raise SkippedError(f"context {case.context} and what is generated exceed max_model_len")
+        self.rate(case, 1)
+
+    def rate(self, case: Case, steps: int) -> float:
+        """Tokens/s from when the last stream had its first token on."""
+        started = time.perf_counter()
+        with ExitStack() as stack, selectors.DefaultSelector() as selector:
+            for _ in range(case.batch):
+                connection = stack.enter_context(socket.create_connection(("127.0.0.1", self.port)))
+                connection.sendall(self._request(case))
+                selector.register(connection, selectors.EVENT_READ)
+            if case.phase == "prefill":
+                self._read(selector, {})
+                return case.context / (time.perf_counter() - started)
+            counts: dict[int, int] = {}
+            while len(counts) < case.batch:
+                self._read(selector, counts)
+            begin, first = time.perf_counter(), sum(counts.values())
+            while (count := sum(counts.values()) - first) < steps * case.batch:
+                if not self._read(selector, counts):
+                    break
+            return count / (time.perf_counter() - begin)
+
+    def _request(self, case: Case) -> bytes:
+        body = {
+            "prompt": [self._random.randrange(self._vocab_size) for _ in range(case.context)],
+            "max_tokens": 1 if case.phase == "prefill" else self._limits["max_model_len"] - case.context,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        text = json.dumps(body).encode()
+        head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length:"
+        return f"{head} {len(text)}\r\n\r\n".encode() + text
+
+    def _read(self, selector: selectors.BaseSelector, counts: dict[int, int]) -> bool:
+        """Reads what has come, and counts it by connection. Returns whether all go on."""
+        for key, _ in selector.select(EVENT_TIMEOUT_SECONDS):
+            data = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
+            if not data or b"[DONE]" in data:
+                return False
+            num_pieces = data.count(b"data: {")
+            if num_pieces:
+                counts[key.fd] = counts.get(key.fd, 0) + num_pieces
+        return True
 
 
 class Transformers:

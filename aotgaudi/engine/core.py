@@ -5,7 +5,7 @@
     scheduled = scheduler.schedule()            which requests, in which entry
     result = runner.run(scheduled.step)         the device
     sampled = scheduler.complete(...)           tokens appended, requests ended, blocks freed
-    stream.on_event(stream.token_event())       text, to the owner of each request that got a token
+    stream.on_event(stream.token_event())       text, to the owner of each request that got a token; `flush` follows
     runner.exchange(plan_step(...))             defragmentation, where it is due
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aotgaudi.engine.defragmenter import plan_step
-from aotgaudi.engine.output import ErrorEvent, Event, OutputStream
+from aotgaudi.engine.output import ErrorEvent, Event, Flush, OutputStream
 from aotgaudi.engine.request import Request
 from aotgaudi.engine.scheduler import Scheduled, Scheduler, UncoveredStepError
 from aotgaudi.engine.steps import DefragStep, PromptRow, Step, StepRunner, TokenLogprobs
@@ -90,6 +90,7 @@ class EngineCore:
         self._on_step, self._clock = on_step, clock
         self._streams: dict[Request, OutputStream] = {}
         self._ended: list[OutputStream] = []
+        self._unflushed: set[Flush] = set()
         self._num_steps: Counter[Entry] = Counter()
         self._num_finished: Counter[str] = Counter()
         self._num_failed_steps = 0
@@ -138,6 +139,12 @@ class EngineCore:
         """Returns the streams that have had their last event since the last call."""
         ended, self._ended = self._ended, []
         return ended
+
+    def flush(self) -> None:
+        """Lets the owners of all events since the last call know that there are no more for now."""
+        unflushed, self._unflushed = self._unflushed, set()
+        for flush in unflushed:
+            flush()
 
     def stats(self) -> EngineStats:
         """Returns what was counted up to now."""
@@ -235,6 +242,7 @@ class EngineCore:
 
     def _emit(self, stream: OutputStream, event: Event) -> None:
         is_last = isinstance(event, ErrorEvent) or event.finish_reason is not None
+        self._unflushed.add(stream.flush)
         try:
             stream.on_event(event)
         except Exception:  # The owner's code: an owner that cannot listen is gone, as a client that left.

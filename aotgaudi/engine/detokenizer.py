@@ -94,6 +94,8 @@ class StopChecker:
         """Takes the next piece. Returns the text that is certain; once `is_stopped`, nothing."""
         if self.is_stopped or not text:
             return ""
+        if not self._stops:
+            return text
         self._held += text
         stop_start = self._find_stop()
         if stop_start is not None:

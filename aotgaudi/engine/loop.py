@@ -24,7 +24,7 @@ from random import Random
 from aotgaudi.engine.admission import Admission
 from aotgaudi.engine.core import EngineCore, EngineStats
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
-from aotgaudi.engine.output import ErrorEvent, OnEvent, OutputStream
+from aotgaudi.engine.output import ErrorEvent, Flush, OnEvent, OutputStream, no_flush
 from aotgaudi.engine.request import NewRequest, Request
 from aotgaudi.engine.room import UNLIMITED, Room, RoomLimits
 from aotgaudi.errors import RequestError
@@ -86,10 +86,18 @@ class Engine:
         """Starts the engine's thread. Raises RuntimeError when called twice."""
         self._thread.start()
 
-    def add(self, requests: Sequence[NewRequest], on_event: OnEvent, *, connection: Hashable = None) -> None:
+    def add(
+        self,
+        requests: Sequence[NewRequest],
+        on_event: OnEvent,
+        *,
+        flush: Flush = no_flush,
+        connection: Hashable = None,
+    ) -> None:
         """Queues all of `requests`, or none. Their events go to `on_event`, possibly before this returns.
 
-        `on_event` is called on the engine's thread. `connection` stands for the connection that they came over.
+        `on_event` is called on the engine's thread, and after the events of a step `flush`, once for all requests that were
+        added with the same one. `connection` stands for the connection that they came over.
 
         Raises:
             RequestError: 400 when one of them can never run, or its id is in use; 429 when there is no room for all of
@@ -99,7 +107,12 @@ class Engine:
         with self._wake:  # Refusing must cost little: nothing is made of requests that there is no room for.
             self._check_open(requests)
             self._room.check(connection, prompt_lens)
-        streams = [self._stream(request, on_event, connection) for request in requests]
+        streams = [
+            OutputStream(
+                self._request(new), self._new_detokenizer(new.prompt_token_ids), on_event, flush, connection
+            )
+            for new in requests
+        ]
         with self._wake:
             self._check_open(requests)
             is_crowd = self._room.is_crowd(connection, len(streams))
@@ -112,9 +125,9 @@ class Engine:
             self._arrivals += streams
             self._wake.notify_all()
 
-    def _stream(self, new: NewRequest, on_event: OnEvent, connection: Hashable) -> OutputStream:
+    def _request(self, new: NewRequest) -> Request:
         params = new.params
-        request = Request(
+        return Request(
             request_id=new.request_id,
             max_tokens=self._admission.check(new.prompt_token_ids, params),
             prompt_token_ids=new.prompt_token_ids,
@@ -122,7 +135,6 @@ class Engine:
             seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
             arrived_at=self._clock(),
         )
-        return OutputStream(request, self._new_detokenizer(new.prompt_token_ids), on_event, connection)
 
     def abort(self, *request_ids: str) -> None:
         """Ends requests after the step that runs now, and frees their blocks. Ignores ids that are not in use."""
@@ -227,6 +239,7 @@ class Engine:
             self._stats, self._oldest_waiting = self._core.stats(), self._core.oldest_waiting
             self._progress_at = self._clock()
             self._wake.notify_all()
+        self._core.flush()
 
     def _abort_all(self) -> None:
         self._take_inbox()
@@ -249,5 +262,6 @@ class Engine:
 def _tell_last(stream: OutputStream, error: Exception) -> None:
     try:
         stream.on_event(ErrorEvent(request_id=stream.request.request_id, error=error))
+        stream.flush()
     except Exception:  # The owner's code.
         logger.exception("the owner of request %r cannot be told", stream.request.request_id)

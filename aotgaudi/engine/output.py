@@ -65,12 +65,19 @@ class ErrorEvent:
 Event = Union[TokenEvent, ErrorEvent]
 OnEvent = Callable[[Event], None]
 """Called on the engine's thread: it must return soon, and hand the event to other threads by itself."""
+Flush = Callable[[], None]
+"""Called on the engine's thread after the events of a step, once for all streams that share it. It must not raise."""
+
+
+def no_flush() -> None:
+    """Does nothing: for owners that see to each event at once."""
 
 
 class OutputStream:
     """Turns the tokens of `request` into events. The engine's thread owns it.
 
-    `connection` stands for the connection that the request came over; None: for none (see `aotgaudi.engine.room`).
+    `flush` follows the events of a step, so that an owner may let another thread know of many events at once. `connection`
+    stands for the connection that the request came over; None: for none (see `aotgaudi.engine.room`).
     """
 
     def __init__(
@@ -78,9 +85,10 @@ class OutputStream:
         request: Request,
         detokenizer: IncrementalDetokenizer,
         on_event: OnEvent,
+        flush: Flush = no_flush,
         connection: Hashable = None,
     ) -> None:
-        self.request, self.on_event, self.connection = request, on_event, connection
+        self.request, self.on_event, self.flush, self.connection = request, on_event, flush, connection
         self._detokenizer = detokenizer
         self._stops = StopChecker(request.params.stop)
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, repeat
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from aotgaudi.engine.blocks import PADDING_BLOCK
-from aotgaudi.engine.sampler import Sampler
+from aotgaudi.engine.sampler import Sampler, to_ids
 from aotgaudi.engine.steps import DecodeStep, DefragStep, PromptRow, PromptStep, Step, StepResult
 from aotgaudi.entries import Entry
 from aotgaudi.errors import NotWarmError
@@ -88,7 +88,7 @@ class ProgramRunner:
 
     def _clear(self, blocks: Sequence[int]) -> None:
         for cache in self._table.caches:
-            cache.index_fill_(1, _ids(blocks), 0)
+            cache.index_fill_(1, to_ids(blocks), 0)
 
     def logits(self, step: Step) -> Tensor:
         """Runs a step without sampling. Returns logits [entry.batch_size, vocab]."""
@@ -107,7 +107,7 @@ class ProgramRunner:
         pad = [0] * (step.entry.padded_swaps - len(step.moves))
         sources = [source for source, _ in step.moves] + pad
         destinations = [destination for _, destination in step.moves] + pad
-        inputs = {"sources": _ids(sources), "destinations": _ids(destinations)}
+        inputs = {"sources": to_ids(sources), "destinations": to_ids(destinations)}
         program = self._program(step.entry)
         program.run([inputs[spec.name] for spec in program.inputs])
 
@@ -147,7 +147,7 @@ class _PromptInputs:
             return prompt_mask(
                 starts, self._entry.query_len, spec.shape[3] - spec.shape[2], mask_window(spec.name)
             )
-        return _ids(self._MAKERS[spec.name](self)).view(spec.shape)
+        return to_ids(self._MAKERS[spec.name](self)).view(spec.shape)
 
     def _input_ids(self) -> Iterable[int]:
         return chain.from_iterable(_padded(row.token_ids, self._entry.query_len) for row in self._rows)
@@ -185,26 +185,26 @@ class _DecodeInputs:
 
     def __init__(self, step: DecodeStep, block_size: int) -> None:
         self._block_size, self._entry, self._rows = block_size, step.entry, step.rows
-        self._blocks = [
-            (r, i, block)
-            for r, row in enumerate(step.rows)
-            for i, block in enumerate(row.block_table[: row.position // block_size + 1])
-        ]
+        self._num_blocks = [row.position // block_size + 1 for row in step.rows]
 
     def tensor(self, spec: TensorSpec) -> Tensor:
         """Returns one input."""
         if spec.name == "row_blocks":
-            owners = _ids(_padded([r for r, _, _ in self._blocks], self._entry.num_blocks, -1))
+            owners = to_ids(_padded(self._owners(), self._entry.num_blocks, -1))
             return owners == torch.arange(self._entry.batch_size)[:, None]
         if spec.dtype == "bool":
             return self._mask(mask_window(spec.name))
-        return _ids(self._MAKERS[spec.name](self))
+        return to_ids(self._MAKERS[spec.name](self))
 
     def _mask(self, window: Window) -> Tensor:
         size, n = self._block_size, self._entry.num_blocks
-        ends = [self._rows[r].position + 1 - i * size for r, i, _ in self._blocks]
+        ends = list(chain.from_iterable(range(row.position + 1, 0, -size) for row in self._rows))
         hidden = None if window is None else _padded([end - window for end in ends], n)
         return decode_mask(_padded(ends, n), size, hidden)
+
+    def _owners(self) -> list[int]:
+        """The row of each block."""
+        return list(chain.from_iterable(repeat(r, num) for r, num in enumerate(self._num_blocks)))
 
     def _input_ids(self) -> Iterable[int]:
         return _padded([row.token_id for row in self._rows], self._entry.batch_size)
@@ -219,10 +219,11 @@ class _DecodeInputs:
         yield from (i % size for i in range(self._entry.batch_size - len(self._rows)))
 
     def _block_list(self) -> Iterable[int]:
-        return _padded([block for _, _, block in self._blocks], self._entry.num_blocks)
+        used = (row.block_table[:num] for row, num in zip(self._rows, self._num_blocks, strict=True))
+        return _padded(list(chain.from_iterable(used)), self._entry.num_blocks)
 
     def _block_rows(self) -> Iterable[int]:
-        return _padded([r for r, _, _ in self._blocks], self._entry.num_blocks)
+        return _padded(self._owners(), self._entry.num_blocks)
 
     _MAKERS: ClassVar[Mapping[str, Callable[[_DecodeInputs], Iterable[int]]]] = {
         "input_ids": _input_ids,
@@ -231,10 +232,6 @@ class _DecodeInputs:
         "block_list": _block_list,
         "block_rows": _block_rows,
     }
-
-
-def _ids(values: Iterable[int]) -> Tensor:
-    return torch.tensor(list(values), dtype=torch.int64)
 
 
 def _padded(values: Sequence[int], size: int, padding: int = 0) -> list[int]:

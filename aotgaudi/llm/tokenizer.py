@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 
 import tokenizers
@@ -9,6 +10,9 @@ import tokenizers
 from aotgaudi.bundle.model import MAX_TOKENIZER_BYTES, TOKENIZER, ModelDirectory
 from aotgaudi.errors import SpecError
 from aotgaudi.llm.model_files import eos_token_ids, special_tokens
+
+_MAX_KEPT_TEXTS = 16384
+"""Of tokens alone, which a detokenizer asks for after each token (engine/detokenizer.py)."""
 
 
 class Tokenizer:
@@ -22,6 +26,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
+        self._decode_one = functools.lru_cache(_MAX_KEPT_TEXTS)(self._decode)
         self.eos_token_ids = frozenset(eos_token_ids)
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max(vocabulary.values(), default=-1)
@@ -62,7 +67,10 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the text of `token_ids` without special tokens; U+FFFD stands for bytes that are not UTF-8."""
-        return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+        return self._decode_one(token_ids[0]) if len(token_ids) == 1 else self._decode(*token_ids)
+
+    def _decode(self, *token_ids: int) -> str:
+        return str(self._backend.decode(token_ids, skip_special_tokens=True))
 
     def token_text(self, token_id: int) -> str:
         """Returns the text of one token alone, special or not; U+FFFD if it is only part of a character."""

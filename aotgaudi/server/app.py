@@ -14,9 +14,8 @@
 
 from __future__ import annotations
 
-import logging
 import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import cached_property
 
@@ -31,16 +30,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from aotgaudi.engine.output import TokenEvent
 from aotgaudi.errors import RequestError
 from aotgaudi.server.front.hosts import ANY_HOST, AllowedHosts, HostCheck
-from aotgaudi.server.generation import Generation
+from aotgaudi.server.generation import Deliveries, Generation
 from aotgaudi.server.http import (
-    DONE,
     ClientGoneError,
     EventStreamResponse,
     body_of,
     error_body,
     error_headers,
     error_status,
-    sse,
     unless_disconnected,
 )
 from aotgaudi.server.intake.body import Body
@@ -51,8 +48,7 @@ from aotgaudi.server.openapi import openapi_document
 from aotgaudi.server.reading import BodyReader
 from aotgaudi.server.responses import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat, TokenTexts
 from aotgaudi.server.service import Service
-
-logger = logging.getLogger(__name__)
+from aotgaudi.server.stream import log_unexpected, stream
 
 _CLIENT_GONE_STATUS = 499  # nginx's; nobody reads it but the metrics
 _BODIES: Mapping[str, type[Body]] = {
@@ -103,6 +99,7 @@ class Api:
 
     def __init__(self, service: Service) -> None:
         self._service, self._bodies = service, BodyReader(service.max_body_bytes)
+        self._deliveries = Deliveries()
 
     async def list_models(self, _: Request) -> Response:
         """Lists what is served."""
@@ -186,14 +183,19 @@ class Api:
     ) -> Response:
         service, num_choices = self._service, len(prepared.prompts)
         generation = Generation(
-            service.engine, answer_format.head.id, service.metrics, service.clock, request.client
+            service.engine,
+            answer_format.head.id,
+            service.metrics,
+            service.clock,
+            self._deliveries,
+            request.client,
         )
         try:
             generation.submit(prepared.prompts, prepared.params)
         except RequestError as error:
             raise error.renamed(prepared.own_names) from error
         if prepared.stream:
-            events = _stream(generation, answer_format, num_choices, prepared.include_usage)
+            events = stream(generation, answer_format, num_choices, include_usage=prepared.include_usage)
             return EventStreamResponse(events, on_close=generation.close)
         try:
             outputs = await unless_disconnected(_collect(generation, num_choices), request.receive)
@@ -209,32 +211,8 @@ async def _collect(generation: Generation, num_choices: int) -> list[TokenEvent]
     return list(map(TokenEvent.joined, events))
 
 
-async def _stream(
-    generation: Generation, answer_format: AnswerFormat, num_choices: int, include_usage: bool
-) -> AsyncIterator[bytes]:
-    openings = (answer_format.opening(index) for index in range(num_choices))
-    try:
-        for opening in openings:
-            if opening is not None:
-                yield sse(opening)
-        async for index, event in generation.events():
-            if event.text or event.logprobs or event.finish_reason is not None:
-                yield sse(answer_format.chunk(index, event))
-        if include_usage:
-            yield sse(answer_format.usage_chunk(generation.token_counts))
-    except Exception as error:  # The edge of a request; its status is already sent.
-        _log_unexpected(error)
-        yield sse(body_of(error))
-    yield DONE
-
-
-def _log_unexpected(error: Exception) -> None:
-    if not isinstance(error, RequestError):
-        logger.error("a request failed", exc_info=error)
-
-
 async def _answer_error(_: Request, error: Exception) -> Response:
-    _log_unexpected(error)
+    log_unexpected(error)
     return JSONResponse(body_of(error), error_status(error), error_headers(error))
 
 

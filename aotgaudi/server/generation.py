@@ -2,8 +2,11 @@
 
 ::
 
-    engine's thread    _on_event -> loop.call_soon_threadsafe -> queue
-    event loop         queue -> Generation.events() -> response
+    engine's thread    event -> Deliveries            flush, once a step -> loop.call_soon_threadsafe
+    event loop         Deliveries -> Generation.events() -> response
+
+To wake another thread costs more than to hand it an event, and each time the two threads may wait for the interpreter's
+lock; so the event loop is woken once for all requests that a step gave something to.
 
 A `Generation` is always closed, and closing aborts what has not ended. So when a client goes away, its KV blocks are
 free again after the step that runs now.
@@ -13,12 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from aotgaudi.engine.core import EngineStats
-from aotgaudi.engine.output import ErrorEvent, Event, OnEvent, TokenEvent
+from aotgaudi.engine.output import ErrorEvent, Event, Flush, OnEvent, TokenEvent, no_flush
 from aotgaudi.engine.request import NewRequest
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.errors import RequestError
@@ -41,9 +45,14 @@ class EngineLike(Protocol):
         ...
 
     def add(
-        self, requests: Sequence[NewRequest], on_event: OnEvent, *, connection: Hashable = None
+        self,
+        requests: Sequence[NewRequest],
+        on_event: OnEvent,
+        *,
+        flush: Flush = no_flush,
+        connection: Hashable = None,
     ) -> object:
-        """Queues all requests, or none. `on_event` is called on the engine's thread. Raises RequestError."""
+        """Queues all requests, or none. `on_event` is called on the engine's thread, then `flush`. Raises RequestError."""
         ...
 
     def abort(self, *request_ids: str) -> None:
@@ -71,6 +80,31 @@ class TokenCounts:
     num_output_tokens: int
 
 
+class Deliveries:
+    """Events on their way from the engine's thread to the event loops that wait for them."""
+
+    def __init__(self) -> None:
+        self._events: dict[asyncio.AbstractEventLoop, list[tuple[Generation, Event]]] = {}
+
+    def put(self, loop: asyncio.AbstractEventLoop, generation: Generation, event: Event) -> None:
+        """Takes an event; `flush` sends it off. On the engine's thread."""
+        self._events.setdefault(loop, []).append((generation, event))
+
+    def flush(self) -> None:
+        """Hands each loop what has come for it. On the engine's thread."""
+        events, self._events = self._events, {}
+        for loop, of_loop in events.items():
+            try:
+                loop.call_soon_threadsafe(_deliver, of_loop)
+            except RuntimeError:  # The loop is closed; nobody is waiting for these events.
+                logger.debug("%d events came after the server had ended", len(of_loop))
+
+
+def _deliver(events: Sequence[tuple[Generation, Event]]) -> None:
+    for generation, event in events:
+        generation.deliver(event)
+
+
 class Generation:
     """The outputs of one HTTP request, one per prompt. Made and used on the event loop.
 
@@ -83,13 +117,15 @@ class Generation:
         request_id: str,
         metrics: Metrics,
         clock: Callable[[], float],
+        deliveries: Deliveries,
         connection: Hashable = None,
     ) -> None:
         self.request_id = request_id
         self._engine, self._metrics, self._clock = engine, metrics, clock
         self._connection, self._arrival = connection, clock()
-        self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[Event] = asyncio.Queue()
+        self._loop, self._deliveries = asyncio.get_running_loop(), deliveries
+        self._arrived: deque[Event] = deque()
+        self._waiter: asyncio.Future[None] | None = None
         self._open: dict[str, tuple[int, OutputTimer]] = {}
         self._is_closed = False
         self._num_prompt_tokens = 0
@@ -109,7 +145,7 @@ class Generation:
         requests = [
             NewRequest(f"{self.request_id}-{index}", prompt, params) for index, prompt in enumerate(prompts)
         ]
-        self._engine.add(requests, self._on_event, connection=self._connection)
+        self._engine.add(requests, self._on_event, flush=self._deliveries.flush, connection=self._connection)
         for index, request in enumerate(requests):
             timer = OutputTimer(self._metrics, self._arrival, self._clock)
             self._open[request.request_id] = (index, timer)
@@ -124,8 +160,22 @@ class Generation:
             Exception: what the engine says is wrong with one of the choices.
         """
         while self._open:
-            event = await self._queue.get()
+            if not self._arrived:
+                self._waiter = self._loop.create_future()
+                await self._waiter
+            event = self._arrived.popleft()
             yield self._open[event.request_id][0], self._take(event)
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether `events` has more to come, and it is not there yet."""
+        return bool(self._open) and not self._arrived
+
+    def deliver(self, event: Event) -> None:
+        """Takes an event from the engine. On the event loop."""
+        self._arrived.append(event)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def close(self) -> None:
         """Aborts the choices that have not ended, and hears no more of them. Idempotent."""
@@ -151,9 +201,5 @@ class Generation:
 
     def _on_event(self, event: Event) -> None:
         """Called on the engine's thread."""
-        if self._is_closed:  # A client that has left must not keep the event loop busy.
-            return
-        try:
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, event)
-        except RuntimeError:  # The loop is closed; nobody is waiting for this event.
-            logger.debug("an event of request %s came after the server had ended", event.request_id)
+        if not self._is_closed:  # A client that has left must not keep the event loop busy.
+            self._deliveries.put(self._loop, self, event)

@@ -80,7 +80,12 @@ _LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u20
 def sse(value: Mapping[str, object]) -> bytes:
     """Returns `value` as one server-sent event. Raises ValueError for a NaN or an infinity, which JSON does not have."""
     encoded = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return b"data: " + encoded.translate(_LINE_ENDS).encode() + b"\n\n"
+    return b"data: " + escape_line_ends(encoded).encode() + b"\n\n"
+
+
+def escape_line_ends(encoded: str) -> str:
+    """Returns JSON without the ends of lines that JSON allows in strings."""
+    return encoded if encoded.isascii() else encoded.translate(_LINE_ENDS)
 
 
 async def unless_disconnected(work: Coroutine[object, object, ResultT], receive: Receive) -> ResultT:

@@ -29,6 +29,7 @@ class StrictReader(h11.Connection):
 
     def __init__(self) -> None:
         super().__init__(h11.SERVER, _MAX_HEAD_BYTES)
+        self._sends_chunks = False
         self.refusal: h11.RemoteProtocolError | None = None
         self.has_partial_head = False
 
@@ -36,6 +37,15 @@ class StrictReader(h11.Connection):
     def may_answer(self) -> bool:
         """Whether an answer may begin now."""
         return self.our_state in (h11.IDLE, h11.SEND_RESPONSE)
+
+    def send_with_data_passthrough(self, event: h11.Event) -> list[bytes] | None:
+        """Returns the next part of an answer. A chunk of a body is short work: a stream has one for each token."""
+        if isinstance(event, h11.Data) and self._sends_chunks and self.our_state is h11.SEND_BODY:
+            return [b"%x\r\n" % len(event.data), event.data, b"\r\n"] if event.data else []
+        parts = super().send_with_data_passthrough(event)
+        if isinstance(event, h11.Response):
+            self._sends_chunks = b"\r\ntransfer-encoding: chunked\r\n" in b"".join(parts or ()).lower()
+        return parts
 
     def next_event(self) -> Event:
         """Returns the next part of a request.

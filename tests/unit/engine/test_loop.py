@@ -349,6 +349,27 @@ def _refusal(engine: Engine, name: str, num: int, **options: Any) -> tuple[int, 
     return refusal.value.http_status, str(refusal.value)
 
 
+def test_owners_are_flushed_once_a_step_after_its_events(engine: Engine) -> None:
+    told: Queue[str] = Queue()
+
+    def flush() -> None:
+        told.put("flush")
+
+    engine.add(
+        [NewRequest(name, [1, 2, 3], GREEDY) for name in "ab"],
+        lambda event: told.put(event.request_id),
+        flush=flush,
+    )
+    assert engine.drain(TIMEOUT_SECONDS)
+    assert engine.shutdown(TIMEOUT_SECONDS)
+
+    order = "".join(name[0] for name in iter(lambda: told.get() if not told.empty() else "", ""))
+    assert order.count("a") == order.count("b") == 3
+    assert "ff" not in order
+    assert order.endswith("f")
+    assert all(len(step) == len(set(step)) for step in order.split("f"))
+
+
 def test_several_requests_are_queued_together_or_not_at_all(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine(room=RoomLimits(max_requests=8))
     bad = NewRequest("b", [1] * 32, GREEDY)

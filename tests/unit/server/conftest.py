@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from aotgaudi.engine.admission import check_sampling
 from aotgaudi.engine.core import EngineStats
-from aotgaudi.engine.output import ErrorEvent, Event, OnEvent, TokenEvent
+from aotgaudi.engine.output import ErrorEvent, Event, Flush, OnEvent, TokenEvent, no_flush
 from aotgaudi.engine.request import NewRequest
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.errors import RequestError
@@ -48,6 +48,7 @@ class Added:
     params: SamplingParams
     request_id: str
     on_event: OnEvent
+    flush: Flush
     connection: Hashable
 
 
@@ -78,14 +79,21 @@ class FakeEngine:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def add(self, requests: Sequence[NewRequest], on_event: OnEvent, *, connection: Hashable = None) -> None:
+    def add(
+        self,
+        requests: Sequence[NewRequest],
+        on_event: OnEvent,
+        *,
+        flush: Flush = no_flush,
+        connection: Hashable = None,
+    ) -> None:
         if self.refusal is not None:
             raise self.refusal
         for new in requests:
             self._check(new.prompt_token_ids, new.params)
         for new in requests:
             self.added.append(
-                Added(tuple(new.prompt_token_ids), new.params, new.request_id, on_event, connection)
+                Added(tuple(new.prompt_token_ids), new.params, new.request_id, on_event, flush, connection)
             )
             self._work.put(self.added[-1])
 
@@ -135,6 +143,7 @@ class FakeEngine:
         while (request := self._work.get()) is not None:
             for event in self.script(request.request_id):
                 request.on_event(event)
+                request.flush()
 
 
 @dataclass

@@ -19,7 +19,7 @@ from aotgaudi.errors import RequestError
 from aotgaudi.llm.running import Warmth
 from aotgaudi.runtime.guard import CAUSES
 from aotgaudi.server.app import create_app
-from aotgaudi.server.generation import Generation
+from aotgaudi.server.generation import Deliveries, Generation
 from aotgaudi.server.http import sse
 from aotgaudi.server.service import Service
 
@@ -474,7 +474,7 @@ def test_events_of_a_client_that_has_gone_do_not_reach_the_event_loop(
 
     async def leave() -> list[object]:
         calls: list[object] = []
-        generation = Generation(engine, "r", service.metrics, service.clock)
+        generation = Generation(engine, "r", service.metrics, service.clock, Deliveries())
         generation.submit([[1], [2]], SamplingParams())
         generation.close()
         monkeypatch.setattr(generation._loop, "call_soon_threadsafe", lambda *call: calls.append(call))
@@ -482,6 +482,7 @@ def test_events_of_a_client_that_has_gone_do_not_reach_the_event_loop(
             added.on_event(
                 TokenEvent(request_id=added.request_id, text="", token_ids=(), finish_reason="abort")
             )
+            added.flush()
         return calls
 
     assert asyncio.run(leave()) == []

@@ -1,0 +1,142 @@
+"""Streams: one event for each piece of text, and one wake-up of the event loop for each step of the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
+from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.server.generation import Deliveries, Generation
+from aotgaudi.server.http import DONE, sse
+from aotgaudi.server.responses import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat
+from aotgaudi.server.service import Service
+from aotgaudi.server.stream import ChunkWriter, stream
+
+HEAD = AnswerHead(id="cmpl-1", created=7, model='a "text" of\x1f\u2028', system_fingerprint="f")
+FORMATS: list[Callable[[AnswerHead], AnswerFormat]] = [CompletionFormat, ChatFormat]
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(
+    ["\x85", "\u2028\u2029", '"\\', "\x00text\x00", "\n\r\t", "\U0001f600"]
+)
+
+
+def piece(text: str, name: str = "r-0", **fields: object) -> TokenEvent:
+    return TokenEvent(request_id=name, text=text, token_ids=(1,), **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", FORMATS)
+@given(texts=st.lists(texts, min_size=1, max_size=4), index=st.integers(0, 3))
+def test_a_chunk_is_what_the_format_says(
+    make: Callable[[AnswerHead], AnswerFormat], texts: list[str], index: int
+) -> None:
+    written, plain = ChunkWriter(make(HEAD)), make(HEAD)
+
+    for text in texts:
+        event = piece(text)
+        assert written.chunk(index, event) == sse(plain.chunk(index, event))
+    last = piece("", finish_reason="stop")
+    assert written.chunk(index, last) == sse(plain.chunk(index, last))
+
+
+class Engine:
+    """Takes requests, and lets the test say what comes."""
+
+    def __init__(self, service: Service) -> None:
+        self.service, self.deliveries = service, Deliveries()
+
+    def add(self, *_: object, **__: object) -> None: ...
+
+    def abort(self, *_: object) -> None: ...
+
+    def generation(self, name: str = "r", choices: int = 1) -> Generation:
+        generation = Generation(self, name, self.service.metrics, self.service.clock, self.deliveries)  # type: ignore[arg-type]
+        generation.submit([[1]] * choices, SamplingParams())
+        return generation
+
+    def step(self, *events: tuple[Generation, Event]) -> None:
+        for generation, event in events:
+            generation._on_event(event)
+        self.deliveries.flush()
+
+
+@pytest.fixture
+def fake(service: Service) -> Engine:
+    return Engine(service)
+
+
+async def writes(generation: Generation) -> list[list[str]]:
+    """The texts of each write."""
+    found = []
+    async for data in stream(generation, CompletionFormat(HEAD), 1, include_usage=False):
+        blocks = data.removesuffix(DONE).decode().split("\n\n")[:-1]
+        bodies = [json.loads(block.removeprefix("data: ")) for block in blocks]
+        found.append([body["choices"][0]["text"] if "choices" in body else "error" for body in bodies])
+    return found
+
+
+def test_a_step_wakes_the_event_loop_once(fake: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> tuple[int, list[list[list[str]]]]:
+        generations = [fake.generation(f"r{i}") for i in range(3)]
+        tasks = [asyncio.ensure_future(writes(generation)) for generation in generations]
+        await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        calls = []
+        wake = loop.call_soon_threadsafe
+        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *call: calls.append(wake(*call)))
+        for text, reason in (("a", None), ("b", "length")):
+            fake.step(*((g, piece(text, f"{g.request_id}-0", finish_reason=reason)) for g in generations))
+            await asyncio.sleep(0.01)
+        return len(calls), await asyncio.gather(*tasks)
+
+    num_calls, found = asyncio.run(run())
+
+    assert num_calls == 2
+    assert found == [[["a"], ["b"]]] * 3
+
+
+def test_what_has_come_together_is_written_together(fake: Engine) -> None:
+    async def run() -> list[list[str]]:
+        generation = fake.generation()
+        fake.step(*((generation, piece(text)) for text in "abc"))
+        fake.step((generation, piece("", finish_reason="stop")))
+        return await writes(generation)
+
+    assert asyncio.run(run()) == [["a", "b", "c", ""]]
+
+
+def test_what_came_before_an_error_is_told(fake: Engine) -> None:
+    async def run() -> list[list[str]]:
+        generation = fake.generation()
+        fake.step((generation, piece("a")), (generation, ErrorEvent(request_id="r-0", error=OSError())))
+        return await writes(generation)
+
+    assert asyncio.run(run()) == [["a", "error"]]
+
+
+def test_much_that_waits_is_written_in_parts(fake: Engine) -> None:
+    async def run() -> list[list[str]]:
+        generation = fake.generation()
+        for _ in range(1000):
+            fake.step((generation, piece("x")))
+        fake.step((generation, piece("", finish_reason="length")))
+        return await writes(generation)
+
+    found = asyncio.run(run())
+
+    assert sum(map(len, found)) == 1001
+    assert 1 < len(found) < 10
+
+
+def test_events_after_the_loop_has_ended_are_dropped(fake: Engine) -> None:
+    async def begin() -> Generation:
+        return fake.generation()
+
+    generation = asyncio.run(begin())
+
+    fake.step((generation, piece("a")))  # Nothing is raised on the engine's thread.
