@@ -5,6 +5,7 @@ The witness writes down what a guest hashes. The events of the last run stay in 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,7 @@ def explain_run(root: Path, sealed: Mapping[str, Mapping[str, str]]) -> RunExpla
 def _histories(root: Path) -> tuple[History, ...]:
     account = Account()
     try:
+        os.scandir(root / _FOLDER).close()
         account.add(EventReader(root / _FOLDER).read())
     except OSError as error:
         raise SpecError(

@@ -14,12 +14,10 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from aotgaudi.watch.boot import boot
+from aotgaudi.watch.grace import GRACE_SECONDS
 from aotgaudi.watch.keeper import GOODBYE
 from aotgaudi.watch.place import MARK, Place
 from aotgaudi.watch.processes import Family, adopt_orphans, send
-
-GRACE_SECONDS = 10.0
-"""How long a guest has after SIGTERM."""
 
 
 class Child:
@@ -64,7 +62,11 @@ class Child:
             stderr=None if output is None else subprocess.STDOUT,
         )
         self.pid = self._process.pid
-        self._keeper = _start_keeper(self.pid, place, grace_seconds)
+        try:
+            self._keeper = _start_keeper(self.pid, place, grace_seconds)
+        except OSError:
+            Family(self.pid, place.mark).end(0.0, self._process.poll)
+            raise
         strangers = frozenset({self._keeper.pid})
         self.family = Family(self.pid, place.mark, os.getpid() if adopts else 0, strangers)
 

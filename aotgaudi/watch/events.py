@@ -12,6 +12,7 @@ Lines are what other processes wrote: none is believed to be well-formed, and wh
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -22,6 +23,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+from aotgaudi.guests.variables import without_credentials
 
 MAX_LINE_BYTES = 4096
 """PIPE_BUF: what O_APPEND writes whole, from many threads."""
@@ -105,13 +108,14 @@ class History:
 
 
 def hashed_factors(histories: Iterable[History]) -> dict[str, dict[str, str]]:
-    """Returns what a guest hashed, as text: name -> factor -> its value, or the value's digest."""
+    """Returns what a guest hashed, as text without credentials: name -> factor -> its value, or the value's digest."""
     found: dict[str, dict[str, str]] = {}
     for history in histories:
         for event in history.events:
             values = event.values.get("values")
             if event.kind == "factors" and isinstance(values, dict):
-                found.setdefault(event.text("name"), {}).update({str(n): str(v) for n, v in values.items()})
+                told = {str(name): without_credentials(str(value)) for name, value in values.items()}
+                found.setdefault(event.text("name"), {}).update(told)
     return found
 
 
@@ -145,12 +149,14 @@ class EventReader:
     def read(self) -> Mapping[str, History]:
         """Returns what was written since the last call: file name -> what is new in it, also where that is nothing.
 
-        A line that is still being written is left for the next call. Raises OSError.
+        A line that is still being written is left for the next call. Where the directory has gone, every file that was in
+        it is one that cannot be read.
         """
-        for entry in os.scandir(self._directory):
-            matched = _NAME.fullmatch(entry.name)
-            if matched is not None and entry.name not in self._files:
-                self._files[entry.name] = _File(Path(entry.path), int(matched[1]))
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self._directory):
+                matched = _NAME.fullmatch(entry.name)
+                if matched is not None and entry.name not in self._files:
+                    self._files[entry.name] = _File(Path(entry.path), int(matched[1]))
         return {name: file.read() for name, file in self._files.items()}
 
 

@@ -27,7 +27,7 @@ from typing import IO, Any
 
 from aotgaudi.errors import store_error
 from aotgaudi.guests.exercise import ExerciseRequest
-from aotgaudi.watch.child import GRACE_SECONDS, Child
+from aotgaudi.watch.child import Child
 from aotgaudi.watch.drive import (
     ANSWER_SECONDS,
     Address,
@@ -39,6 +39,7 @@ from aotgaudi.watch.drive import (
 )
 from aotgaudi.watch.events import Account, Event, EventReader
 from aotgaudi.watch.files import FileRules, FileSight, Watcher, compare
+from aotgaudi.watch.grace import GRACE_SECONDS
 from aotgaudi.watch.place import Place
 from aotgaudi.watch.verdict import Seen, is_settled
 from aotgaudi.witness import SITE
@@ -46,6 +47,8 @@ from aotgaudi.witness import SITE
 SETTLE_SECONDS = 10.0
 """How long the guest's processes may take to say that they have said everything; they look four times a second."""
 _POLL_SECONDS = 0.05
+_OF_WITNESS = frozenset({"AOTGAUDI_WITNESS_ALLOWED", "AOTGAUDI_WITNESS_ROLE"})
+"""Variables by which whoever has set them for another run would tell this one's witnesses what is not so."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +104,13 @@ class Session:
         self._reader = EventReader(place.folder("events"))
         self._watcher = Watcher(place.here, plan.rules) if plan.rules.has_sealed else None
         self.started = time.monotonic()
-        self.child = Child(
-            plan.words, self._environment(), place, adopts=adopts, output=output, grace_seconds=grace_seconds
-        )
+        environment = self._environment()
+        try:
+            self.child = Child(
+                plan.words, environment, place, adopts=adopts, output=output, grace_seconds=grace_seconds
+            )
+        except OSError as error:  # Too many processes, or a command line that is too long.
+            raise store_error("start the guest in", place.here, error) from error
 
     def __enter__(self) -> Session:
         return self
@@ -232,7 +239,7 @@ class Session:
     def _environment(self) -> dict[str, str]:
         root, before = self.place.root, self.plan.environment.get("PYTHONPATH", "")
         environment = {
-            **self.plan.environment,
+            **{name: value for name, value in self.plan.environment.items() if name not in _OF_WITNESS},
             "PYTHONPATH": os.pathsep.join(filter(None, (str(root / "witness"), before))),
             "AOTGAUDI_WITNESS": str(root / "events"),
             "AOTGAUDI_WITNESS_ROOTS": json.dumps([str(root / top) for top in self.plan.rules.tops]),
@@ -244,8 +251,8 @@ class Session:
         return environment
 
     def _write_allowed(self) -> None:
-        """The sealed paths, each relative to the root of those that it lies in."""
-        lines = sorted(path.partition("/")[2] for path in self.plan.rules.sealed)
+        """The sealed paths, as the guest sees them."""
+        lines = sorted(str(self.place.root / path) for path in self.plan.rules.sealed)
         self.place.folder("allowed").write_text(
             "".join(f"{line}\n" for line in lines), "utf-8", "surrogateescape"
         )

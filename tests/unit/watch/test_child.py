@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import signal
@@ -187,3 +188,14 @@ def test_two_guests_at_once_see_the_same_root_with_files_of_their_own(root: Path
 
             assert (place.folder("tmp") / "seen").read_text() == str(place.here)
         assert first.here != second.here
+
+
+def test_a_guest_that_cannot_be_kept_is_not_left(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> None:
+        raise OSError(errno.EAGAIN, "too many processes")
+
+    monkeypatch.setattr("aotgaudi.watch.child._start_keeper", failing)
+
+    with pytest.raises(OSError, match="too many processes"):
+        shell(place, STUBBORN)
+    assert not Family(None, place.mark).living()

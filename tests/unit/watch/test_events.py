@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.watch.events import MAX_LINE_BYTES, Account, Event, EventReader, History, parse_line, printable
+from aotgaudi.watch.events import (
+    MAX_LINE_BYTES,
+    Account,
+    Event,
+    EventReader,
+    History,
+    hashed_factors,
+    parse_line,
+    printable,
+)
 
 NAME = "12-345.jsonl"
 
@@ -113,3 +123,23 @@ def test_a_process_by_its_last_words() -> None:
 def test_what_people_read_is_one_printable_line() -> None:
     assert printable("a\nb\x1b[31m", 100) == "a b [31m"
     assert printable("x" * 600) == "x" * 497 + "..."
+
+
+def test_a_directory_that_has_gone_makes_every_file_one_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "events").mkdir()
+    (tmp_path / "events" / NAME).write_bytes(line(0, "hello"))
+    reader, account = EventReader(tmp_path / "events"), Account()
+    account.add(reader.read())
+
+    shutil.rmtree(tmp_path / "events")
+    account.add(reader.read())
+
+    assert account.histories[NAME].num_unreadable == 1
+
+
+def test_what_a_guest_hashed_is_told_without_credentials(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(line(0, "factors", name="envs", values={"PROXY": "http://u:pw@host/x"}))
+    account = Account()
+    account.add(EventReader(tmp_path).read())
+
+    assert hashed_factors(account.histories.values()) == {"envs": {"PROXY": "http://host/x"}}

@@ -17,7 +17,7 @@ def make_report(settings: Settings, byte: str, place: Path) -> Report:
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     (tmp_path / "root" / "events").mkdir(parents=True)
-    (tmp_path / "allowed").write_text("cache/a.so\nb.so\n\n")
+    (tmp_path / "allowed").write_text(f"{tmp_path}/root/cache/a.so\n{tmp_path}/root/b.so\nc.so\n\n")
     read = read_settings(
         {
             "AOTGAUDI_WITNESS": str(tmp_path / "root" / "events"),
@@ -59,15 +59,42 @@ def test_a_root_that_is_a_link_is_known_by_both_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("relative", "is_sealed"),
-    [("a.so", True), ("b.so", True), ("c.so", False), ("x/a.so", False), ("", False)],
+    ("path", "is_sealed"),
+    [
+        ("root/cache/a.so", True),
+        ("root/b.so", True),
+        ("root/cache/b.so", False),
+        ("root/a.so", False),
+        ("root/c.so", False),
+        ("root/cache/c.so", False),
+        ("root/cache/x/a.so", False),
+    ],
 )
-def test_sealed_paths_may_be_relative_to_any_root_around(
-    settings: Settings, tmp_path: Path, relative: str, *, is_sealed: bool
+def test_a_file_is_sealed_by_its_whole_path(
+    settings: Settings, tmp_path: Path, path: str, *, is_sealed: bool
 ) -> None:
+    """What is sealed in one folder is not what has its name in another."""
     report = make_report(settings, "c", tmp_path)
+    found = report.below_root(str(tmp_path / path))
 
-    assert report.is_sealed(f"{tmp_path}/root/cache", relative) is is_sealed
+    assert found is not None
+    assert report.is_sealed(*found) is is_sealed
+
+
+def test_what_is_sealed_below_a_link_is_sealed_where_that_leads(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "allowed").write_text(f"{tmp_path}/link/a.so\n")
+    read = read_settings(
+        {
+            "AOTGAUDI_WITNESS": "/e",
+            "AOTGAUDI_WITNESS_ROOTS": json.dumps([str(tmp_path / "link")]),
+            "AOTGAUDI_WITNESS_ALLOWED": str(tmp_path / "allowed"),
+        }
+    )
+
+    assert read is not None
+    assert read.allowed == {f"{tmp_path}/link/a.so", f"{tmp_path}/real/a.so"}
 
 
 @pytest.mark.parametrize("byte", list("lr"))
@@ -107,3 +134,14 @@ def test_a_fault_is_told_once_and_not_for_ever(settings: Settings, tmp_path: Pat
         report.fault("audit", ValueError(str(number)))
 
     assert len(events(settings)) == 100
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("", 0.25), ("0.05", 0.05), ("0", 0.01), ("1e9", 10.0), ("x", 0.25)]
+)
+def test_how_often_it_looks_is_bounded(text: str, seconds: float) -> None:
+    read = read_settings({"AOTGAUDI_WITNESS": "/e", "AOTGAUDI_WITNESS_INTERVAL": text})
+
+    assert read is not None
+    assert read.interval == seconds
+    assert ("AOTGAUDI_WITNESS_INTERVAL" in read.mistakes) is (text == "x")

@@ -65,6 +65,7 @@ def test_secrets_are_not_told() -> None:
         "serve",
         "--api-key",
         "abc",
+        "second",
         "--hf-token=def",
         "HF_TOKEN=ghi",
         "--tokenizer",
@@ -74,10 +75,11 @@ def test_secrets_are_not_told() -> None:
 
     told = told_arguments(argv)
 
-    assert told[:8] == [
+    assert told[:9] == [
         "vllm",
         "serve",
         "--api-key",
+        "***",
         "***",
         "--hf-token=***",
         "HF_TOKEN=***",

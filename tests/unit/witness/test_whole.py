@@ -191,7 +191,7 @@ LOAD = "import ctypes; ctypes.CDLL({!r})"
 def test_a_sealed_library_loads_where_nothing_may_compile(guest: Guest, library: Path) -> None:
     guest.state.write_text("l")
     allowed = guest.place / "allowed"
-    allowed.write_text("x.so\n")
+    allowed.write_text(f"{library}\n")
 
     guest.run(LOAD.format(str(library)), AOTGAUDI_WITNESS_ALLOWED=str(allowed))
 
@@ -201,7 +201,7 @@ def test_a_sealed_library_loads_where_nothing_may_compile(guest: Guest, library:
 def test_a_planted_library_is_refused(guest: Guest, library: Path) -> None:
     guest.state.write_text("l")
     allowed = guest.place / "allowed"
-    allowed.write_text("other.so\n")
+    allowed.write_text(f"{guest.root / 'other.so'}\n")
 
     done = guest.attempt(LOAD.format(str(library)), AOTGAUDI_WITNESS_ALLOWED=str(allowed))
 

@@ -84,17 +84,5 @@ class Report:
         return self._settings.allowed is not None
 
     def is_sealed(self, root: str, relative: str) -> bool:
-        """Whether a file below a root is sealed: listed relative to its root or one around that, or whole."""
-        allowed = self._settings.allowed
-        if allowed is None:
-            return False
-        whole = os.path.join(root, relative)
-        return (
-            relative in allowed
-            or whole in allowed
-            or any(
-                whole[len(other) + 1 :] in allowed
-                for other in self._settings.roots
-                if whole.startswith(other + os.sep)
-            )
-        )
+        """Whether a file below a root is listed as sealed."""
+        return os.path.join(root, relative) in (self._settings.allowed or ())

@@ -14,9 +14,12 @@ ROOTS = "AOTGAUDI_WITNESS_ROOTS"
 STATE = "AOTGAUDI_WITNESS_STATE"
 """A file of one byte: what the guest is at (`aotgaudi_witness.state`)."""
 ALLOWED = "AOTGAUDI_WITNESS_ALLOWED"
-"""A file that lists what is sealed: paths, one a line, relative to the root that they lie in."""
+"""A file that lists what is sealed: absolute paths, one a line."""
 REPAIRS = "AOTGAUDI_WITNESS_REPAIRS"
 """Which repairs to apply, separated by commas."""
+INTERVAL = "AOTGAUDI_WITNESS_INTERVAL"
+"""Seconds between two looks at the state and at counters; `INTERVAL_SECONDS` where nothing is said."""
+INTERVAL_SECONDS = 0.25
 ROLE = "AOTGAUDI_WITNESS_ROLE"
 """What this process is, where its name does not tell."""
 
@@ -26,8 +29,8 @@ class Settings:
     """What the environment says. `mistakes` are variables that could not be read: the witness is blind there.
 
     Attributes:
-        roots: Absolute, without a slash at the end, longest first.
-        allowed: What is sealed, or None where nothing is yet.
+        roots: Absolute, without a slash at the end, longest first: as they are named, and with no link on their way.
+        allowed: What is sealed, by every path that leads there by `roots`; or None where nothing is yet.
         mistakes: Variable -> what is wrong with it.
     """
 
@@ -37,6 +40,7 @@ class Settings:
     allowed: frozenset[str] | None = None
     repairs: frozenset[str] = frozenset()
     role: str | None = None
+    interval: float = INTERVAL_SECONDS
     mistakes: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -46,32 +50,50 @@ def read_settings(environ: Mapping[str, str]) -> Settings | None:
     if not events:
         return None
     mistakes: dict[str, str] = {}
+    named = _roots(environ.get(ROOTS, "[]"), mistakes)
+    real = {root: os.path.realpath(root) for root in named}
     return Settings(
         events=os.path.abspath(events),
-        roots=_roots(environ.get(ROOTS, "[]"), mistakes),
+        roots=tuple(sorted({*real, *real.values()}, key=len, reverse=True)),
         state=environ.get(STATE),
-        allowed=_allowed(environ.get(ALLOWED), mistakes),
+        allowed=_allowed(environ.get(ALLOWED), real, mistakes),
         repairs=frozenset(filter(None, environ.get(REPAIRS, "").split(","))),
         role=environ.get(ROLE),
+        interval=_interval(environ.get(INTERVAL), mistakes),
         mistakes=mistakes,
     )
 
 
-def _roots(text: str, mistakes: dict[str, str]) -> tuple[str, ...]:
+def _interval(text: str | None, mistakes: dict[str, str]) -> float:
     try:
-        named = [os.path.abspath(os.fspath(root)) for root in json.loads(text)]
+        seconds = float(text) if text else INTERVAL_SECONDS
+    except ValueError as error:
+        mistakes[INTERVAL] = str(error)
+        return INTERVAL_SECONDS
+    return min(max(seconds, 0.01), 10.0)
+
+
+def _roots(text: str, mistakes: dict[str, str]) -> list[str]:
+    try:
+        return [os.path.abspath(os.fspath(root)) for root in json.loads(text)]
     except (TypeError, ValueError) as error:
         mistakes[ROOTS] = str(error)
-        return ()
-    return tuple(sorted({*named, *map(os.path.realpath, named)}, key=len, reverse=True))
+        return []
 
 
-def _allowed(path: str | None, mistakes: dict[str, str]) -> frozenset[str] | None:
+def _allowed(path: str | None, real: Mapping[str, str], mistakes: dict[str, str]) -> frozenset[str] | None:
     if not path:
         return None
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as lines:
-            return frozenset(filter(None, lines.read().split("\n")))
+            listed = frozenset(filter(None, lines.read().split("\n")))
     except OSError as error:
         mistakes[ALLOWED] = str(error)
         return frozenset()
+    elsewhere = (
+        real[root] + sealed[len(root) :]
+        for root in real
+        for sealed in listed
+        if real[root] != root and sealed.startswith(root + os.sep)
+    )
+    return listed.union(elsewhere)

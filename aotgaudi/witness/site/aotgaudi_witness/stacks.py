@@ -71,6 +71,7 @@ def told_arguments(argv: Sequence[object]) -> list[str]:
             text = "***"
         elif separator and (is_flag or name.isidentifier()) and is_secret(name):
             text = f"{name}=***"
-        is_value_secret = is_flag and not separator and is_secret(text)
+        if is_flag:  # Some flags take several values.
+            is_value_secret = not separator and is_secret(text)
         told.append(_short(text))
     return told

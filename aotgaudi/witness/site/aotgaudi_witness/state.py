@@ -23,8 +23,6 @@ COLD, LOAD, MEASURE, EXERCISE, LIVE, LIVE_REFUSE, FLUSH, STOP = "clmevrfs"
 REFUSING = frozenset((LOAD, LIVE_REFUSE))
 """What the guest is at when the witness refuses to compile, and to load what is not sealed."""
 
-INTERVAL_SECONDS = 0.25
-
 
 class State:
     """Reads the byte. Thread-safe; never raises."""
@@ -58,10 +56,11 @@ class State:
 
 
 class Watch:
-    """A thread that calls `look` four times a second, until that returns False or the process ends."""
+    """A thread that calls `look` again and again, until that returns False or the process ends."""
 
-    def __init__(self, look: Callable[[], bool]) -> None:
-        self._look = look
+    def __init__(self, look: Callable[[], bool], interval: float) -> None:
+        """`interval` are the seconds in between."""
+        self._look, self._interval = look, interval
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -72,4 +71,4 @@ class Watch:
     def _run(self) -> None:
         pause = threading.Event()
         while self._look():
-            pause.wait(INTERVAL_SECONDS)
+            pause.wait(self._interval)

@@ -28,7 +28,7 @@ class Witness:
         self.report = Report(settings, self._state)
         self._audit = Audit(self.report)
         self.hooks = Hooks(self._hooks_changed, self.report.fault)
-        self._watch = Watch(self._look)
+        self._watch = Watch(self._look, settings.interval)
         self._counters: list[Counters] = []
         self._flushes: list[Callable[[], None]] = []
         self._counted: dict[str, int] = {}
