@@ -19,6 +19,7 @@ ENVIRON = {
     "PATH": os.defpath,
     "HOME": "/nonexistent",
     "AOTGAUDI_FAKE_GUEST": "1",
+    "AOTGAUDI_WITNESS_INTERVAL": "0.05",
     "LANG": "C.UTF-8",
 }
 

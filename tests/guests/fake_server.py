@@ -63,6 +63,7 @@ FAULTS = {
     "slow": "takes two seconds more to start",
 }
 KERNELS = ("embedding", "layer")
+TICK_SECONDS = 0.02
 
 
 def has(fault: str) -> bool:
@@ -359,9 +360,9 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         ignored = has("hang-at-end")
         signal.signal(number, signal.SIG_IGN if ignored else lambda *_: ended.set())
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(TICK_SECONDS,), daemon=True).start()
     say(f"serving {options.model} on port {server.server_address[1]}")
-    while not ended.wait(0.2):
+    while not ended.wait(TICK_SECONDS):
         if not engine.is_alive():
             say("the engine died")
             return 1

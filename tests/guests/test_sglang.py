@@ -68,7 +68,12 @@ def build(here: Here, **environ: str) -> Built:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     words = (sys.executable, "-m", "sglang.launch_server", "--model-path", str(here.folder / "tiny"))
-    settings = {"PYTHONPATH": str(here.site), "FAKE_LOG": str(here.folder), "OMP_NUM_THREADS": "1"}
+    settings = {
+        "PYTHONPATH": str(here.site),
+        "FAKE_LOG": str(here.folder),
+        "OMP_NUM_THREADS": "1",
+        "AOTGAUDI_WITNESS_INTERVAL": "0.05",
+    }
     given = shaped_command(
         (*words, "--port", str(port)), {**os.environ, **settings, **environ}, None, here.folder / "r"
     )

@@ -24,26 +24,41 @@ from tests.environment import requirements
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = ROOT / "ci" / "templates"
-TEXTS = sorted(
-    [*TEMPLATES.iterdir(), *(ROOT / "docs" / "how-to" / name for name in ("bake.md", "wrap-vllm.md"))]
-)
+TEXTS = sorted([*TEMPLATES.iterdir(), *(ROOT / "docs" / "how-to").iterdir(), ROOT / "README.md"])
 
 
 def commands(text: str) -> Iterator[list[str]]:
     """Every `aotgaudi ...` of a text, as words: after a line's beginning, a prompt, a dash, `run:`, `$(` or a back-tick."""
     text = re.sub(r"\\\n\s*", " ", text)
-    for found in re.finditer(r"(?:^|[-:#$(`]\s*)aotgaudi +([a-z][^\n`]*)", text, re.MULTILINE):
+    for found in re.finditer(r"(?:^|[-:#$`]\s*|\$\(\s*)aotgaudi +([a-z][^\n`]*)", text, re.MULTILINE):
         line = re.sub(r"\$\{\{[^}]*\}\}", "EXPRESSION", found[1])
         line = re.split(r" \|\| | \| | && | > |\)$", line)[0]
         yield shlex.split(line, comments=True)
 
 
+def code_of(text: str) -> str:
+    """What stands in a Markdown text as code, in blocks or between back-ticks: the rest is prose."""
+    blocks = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    spans = re.findall(
+        r"(?<!`)`([^`\n]+)`(?!`)", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    )
+    return "\n".join([*blocks, *spans])
+
+
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
 def test_every_command_is_one_of_ours_with_options_that_exist(path: Path) -> None:
-    found = list(commands(path.read_text(encoding="utf-8")))
-    for words in found:
+    text = path.read_text(encoding="utf-8")
+    for words in commands(code_of(text) if path.suffix == ".md" else text):
         parse(words)
-    assert found or path.name in ("Dockerfile", "kubernetes.yaml", "vllm.Dockerfile")
+
+
+@pytest.mark.parametrize(
+    "name", ["wrap-vllm.md", "wrap-vllm-gaudi.md", "wrap-sglang.md", "bake.md", "sign.md"]
+)
+def test_a_text_with_commands_is_seen_to_have_them(name: str) -> None:
+    text = (ROOT / "docs" / "how-to" / name).read_text(encoding="utf-8")
+
+    assert len(list(commands(code_of(text)))) >= 3
 
 
 def parse(words: list[str]) -> None:
@@ -51,6 +66,8 @@ def parse(words: list[str]) -> None:
     context: click.Context = click.Context(cli, info_name="aotgaudi")
     command: click.Command = cli
     while isinstance(command, click.Group):
+        if not words:
+            return  # A group is spoken of.
         name = words[0]
         found = command.get_command(context, name)
         if found is None and command.name == "build":
@@ -59,7 +76,11 @@ def parse(words: list[str]) -> None:
             words = words[1:]
         assert found is not None, f"no command {name!r} in {command.name}"
         command, context = found, click.Context(found, info_name=name, parent=context)
-    command.make_parser(context).parse_args(list(words))
+    try:
+        command.make_parser(context).parse_args(list(words))
+    except click.BadOptionUsage as error:
+        if words[-1] != error.option_name:  # An option is spoken of, without its value.
+            raise
 
 
 def test_a_wrong_option_would_be_noticed() -> None:
