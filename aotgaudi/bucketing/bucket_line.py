@@ -16,6 +16,9 @@ from typing import TypeVar
 
 from aotgaudi.bucketing.strategy import MAX_RANGE_VALUES
 
+FILE_VARIABLE = "VLLM_BUCKETING_FROM_FILE"
+"""The variable that names a bucket file."""
+
 MAX_LINE_CHARS = 16_384
 """Longest line; it bounds how deep a syntax tree can be."""
 

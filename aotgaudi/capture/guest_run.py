@@ -140,7 +140,7 @@ def guest_run(
     with taken(setting.root, needed_bytes=needed) as place:
         if files:
             restore_files(files, Source(setting.objects.path, "the capture", "build it again"), place.here)
-        link_model(setting.found, place)
+        link_model(setting.found, setting.launch, place)
         before(place)
         sealed = {file.path: file.digest for file in files}
         plan = plan_for(setting.found, setting.launch, place, kind, sealed=sealed)

@@ -1,7 +1,8 @@
 """By what a capture is looked up in a store: the launch's key, and the conditions under which its files were made.
 
 The launch's id is the same wherever it takes place. A capture's files are not: they hold the root, the interpreter's prefix
-and the rest of `Launch.conditions`. So a second build elsewhere makes a second capture, and none is taken for the other.
+and the rest of `Launch.conditions`. So a second build elsewhere makes a second capture, and none is taken for the other. But
+the path of a model's directory is in no file, for the server sees an alias in its stead: from there nothing is built again.
 """
 
 from __future__ import annotations
@@ -31,4 +32,9 @@ def builder_versions(site: Path = SITE) -> dict[str, str]:
 
 
 def _conditions(launch: Launch) -> list[tuple[str, str]]:
-    return [(f"condition.{name}", value) for name, value in launch.conditions()]
+    conditions = launch.conditions()
+    return [
+        (f"condition.{name}", value)
+        for name, value in conditions
+        if not (name == "model.name" and launch.is_aliased)
+    ]

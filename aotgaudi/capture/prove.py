@@ -25,6 +25,7 @@ from aotgaudi.watch.verdict import NotWarm, Undecided, before, judge
 
 MAX_ADDITIONS = 2
 """How often what a start adds is added to the capture."""
+_MAX_TRACED = 100
 _LOADED = frozenset({"library", "pickle", "recipe", "cubin"})
 
 
@@ -45,6 +46,7 @@ class Proved:
         expected: What every start from them must show.
         factors: What the server hashed.
         proof: For the receipt.
+        residuals: What no file holds: what the guest does at every start, and what Dynamo traced in this one.
         ready_seconds: Until the server served.
         num_loaded: How many artifacts it loaded.
     """
@@ -53,6 +55,7 @@ class Proved:
     expected: Expected
     factors: Mapping[str, Mapping[str, str]]
     proof: Proof
+    residuals: tuple[str, ...]
     ready_seconds: float
     num_loaded: int
 
@@ -153,6 +156,7 @@ def _judge(setting: Setting, held: tuple[CapturedFile, ...], ran: Ran, cold: Col
         expected=expected,
         factors=hashed_factors(told),
         proof=Proof(counts=_counts(ran, expected), witnesses=_witnesses(ran, told)),
+        residuals=(*setting.found.guest.residuals(setting.launch), *_traced(told)),
         ready_seconds=ran.ready_seconds,
         num_loaded=sum(expected.loads.values()),
     )
@@ -204,6 +208,14 @@ def _counts(ran: Ran, expected: Expected) -> dict[str, int]:
         "requests": len(ran.answers),
         "processes": len(ran.seen.histories),
     }
+
+
+def _traced(told: Sequence[History]) -> Iterator[str]:
+    """What Dynamo went through although all code was there: a cache saves compiling, not tracing."""
+    names = {event.text("name") for history in told for event in history.events if event.kind == "trace"}
+    yield from (f"Dynamo traces {name}" for name in sorted(names)[:_MAX_TRACED])
+    if len(names) > _MAX_TRACED:
+        yield f"Dynamo traces {len(names) - _MAX_TRACED} more"
 
 
 def _witnesses(ran: Ran, told: Sequence[History]) -> tuple[str, ...]:

@@ -7,9 +7,10 @@ comes after the proof, the bundle is renamed into place, and locks die with who 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,7 @@ from aotgaudi.capture.records import (
     record_capture,
     record_draft,
 )
-from aotgaudi.capture.secrets import MIN_SECRET_BYTES, secrets_of
+from aotgaudi.capture.secrets import MIN_SECRET_BYTES, Secret, require_public, secrets_of
 from aotgaudi.errors import CaptureError, store_error
 from aotgaudi.guests.found import Found
 from aotgaudi.guests.launch import Launch
@@ -129,7 +130,8 @@ def _build(order: Order, store: Store, progress: Progress, key: str) -> CaptureR
 
 
 def _rules(order: Order, progress: Progress) -> Rules:
-    secrets = secrets_of(order.found.environ, order.found.words, order.launch.words)
+    secrets = _secrets(order)
+    require_public(order.launch.dumps(), "launch", secrets)
     for secret in secrets:
         if not secret.is_searched:
             progress.warn(f"{secret.name} has less than {MIN_SECRET_BYTES} bytes: no file is searched for it")
@@ -140,6 +142,10 @@ def _rules(order: Order, progress: Progress) -> Rules:
         secrets=secrets,
         places={"root": place.root, "site_packages": place.site_packages, "prefix": place.prefix},
     )
+
+
+def _secrets(order: Order) -> tuple[Secret, ...]:
+    return secrets_of(order.found.environ, order.found.words, order.launch.words)
 
 
 def _cold(order: Order, setting: Setting, rules: Rules, store: Store, draft: str) -> DraftRow:
@@ -235,8 +241,10 @@ def _record(
         expected=proved.expected,
         factors={name: dict(values) for name, values in proved.factors.items()},
         proof=proved.proof,
+        residuals=proved.residuals,
         repairs=launch.repairs,
     )
+    require_public(receipt.dumps(), "receipt", _secrets(order))
     row = CaptureRow(
         label=f"capture of {_label(launch)}",
         launch=store.objects.put_bytes(launch.dumps()),
@@ -252,7 +260,10 @@ def _record(
 
 
 def _seal(order: Order, store: Store, row: CaptureRow) -> Bundle:
+    """Seals what was recorded; for a model in another directory with the launch as it is given here, which names that."""
     launch, receipt = read_documents(store, row)
+    if launch.model.name != order.launch.model.name:
+        launch = order.launch
     pack_bundle(launch.dumps(), launch.id, receipt, store.objects, order.out, order.signing)
     return open_bundle(order.out)
 
@@ -270,10 +281,14 @@ def _size(row: DraftRow) -> str:
 def _log(store: Store, key: str) -> Iterator[IO[Any]]:
     """What the server says, in the store's scratch: not in the bundle, for it may say anything."""
     path = store.root / "logs" / f"capture-{key[:16]}.log"
-    try:
-        make_directories(path.parent)
-        with path.open("wb") as file:
-            path.chmod(0o600)
-            yield file
-    except OSError as error:
-        raise store_error("write", path, error) from error
+    with ExitStack() as stack:
+        try:
+            make_directories(path.parent)
+            file = stack.enter_context(open(path, "wb", opener=_open_private))
+        except OSError as error:
+            raise store_error("write", path, error) from error
+        yield file
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -2,7 +2,8 @@
 
 A secret is the value of a variable, or of a flag, that is one by its name (guests/variables.py). Files are searched for the
 bytes of the value, and for the forms in which programs write text down: escaped as in JSON, in Python's source, in a URL,
-and in base64 at each of its three alignments. What is compressed or encrypted cannot be searched.
+and in base64 at each of its three alignments. What is compressed or encrypted cannot be searched. The documents of the
+bundle are searched as the files are: a launch has the command's words, a receipt what the server hashed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from aotgaudi.errors import CaptureError
 from aotgaudi.guests.variables import is_secret, is_secret_key, secret_values
 
 MIN_SECRET_BYTES = 6
@@ -53,6 +55,18 @@ class Secret:
             if len(whole) >= _MIN_ENCODED_BYTES:
                 yield base64.b64encode(whole)
                 yield base64.urlsafe_b64encode(whole)
+
+
+def require_public(data: bytes, noun: str, secrets: Iterable[Secret]) -> None:
+    """Raises CaptureError, which names them, where a document that is to be sealed holds secrets; `noun` is what it is."""
+    held = sorted(
+        {one.name for one in secrets if one.is_searched and any(form in data for form in one.forms())}
+    )
+    if held:
+        raise CaptureError(
+            f"the {noun} holds the value of {', '.join(held)}, a secret: whoever has the bundle could read it"
+            " (keep it out of the command, and of variables that are not named like secrets)"
+        )
 
 
 def secrets_of(

@@ -1,7 +1,7 @@
 """What a guest's interpreter is asked to run: says in JSON what is installed there, from metadata alone.
 
 Standard library only, Python 3.9 and later; imported by nobody. Its text is given to ``python -I -c``, with the question
-(see `identity.ask_interpreter`) as the one argument.
+(see `asking.question_of`) as the one argument.
 """
 
 from __future__ import annotations

@@ -19,10 +19,10 @@ from aotgaudi.guests.expected import Expected
 from aotgaudi.guests.identity import Installed
 from aotgaudi.guests.launch import GuestName, Launch
 from aotgaudi.guests.variables import Hashed, VariableRules
-from aotgaudi.spec.build_spec import BuildSpec
 
-if TYPE_CHECKING:  # It is made of what is here.
+if TYPE_CHECKING:  # A guest that is given no shapes needs neither.
     from aotgaudi.guests.shapes import Shapes
+    from aotgaudi.spec.build_spec import BuildSpec
 
 Phase = Literal["cold", "load", "measure", "exercise", "live"]
 """``cold``: the build, from empty caches; ``load``: from sealed files, up to health; ``measure``: as ``load``, and nothing
@@ -150,11 +150,6 @@ class Guest(Protocol):
         ...
 
     @property
-    def distributions(self) -> tuple[str, ...]:
-        """Patterns of names of the distributions that decide what it compiles, besides what all guests share."""
-        ...
-
-    @property
     def prefixes(self) -> tuple[str, ...]:
         """Beginnings of the variables that it, or what it stands on, may read; see guests/variables.py."""
         ...
@@ -206,7 +201,7 @@ class Guest(Protocol):
         ...
 
     def command(
-        self, words: Sequence[str], flags: Flags, place: PlaceRoot, *, is_local: bool
+        self, words: Sequence[str], flags: Flags, place: PlaceRoot, *, is_aliased: bool
     ) -> tuple[str, ...]:
         """Returns the whole command to run.
 
@@ -214,8 +209,8 @@ class Guest(Protocol):
             words: the whole command, as the user wrote it.
             flags: the same, read.
             place: where it runs.
-            is_local: the model is a directory of this machine: the command names the place's alias for it instead, and
-                serves it under the name that requests expect.
+            is_aliased: the command names the place's alias for the model's directory instead, and serves it under the name
+                that requests expect.
         """
         ...
 
@@ -238,6 +233,10 @@ class Guest(Protocol):
 
     def expected(self, launch: Launch, events: Iterable[Event]) -> Expected:
         """Returns what every warm start must show, given the events of the proof run; without the answers."""
+        ...
+
+    def residuals(self, launch: Launch) -> tuple[str, ...]:
+        """Returns what it does at every start, whatever is in its caches: sentences for people."""
         ...
 
     def health_path(self) -> str:

@@ -19,8 +19,7 @@ EXIT_NOT_WARM = 3
 EXIT_OTHER_MACHINE = 5
 
 _OF_MACHINE = ("software.", "target.", "guest", "place.")
-_PLACE_ESTABLISHED = frozenset({"model.name", "place.root"})
-"""Conditions that whoever restores a capture makes true: an alias for the model, the root that it was built in."""
+_ROOT, _MODEL = "place.root", "model.name"
 _SHOWN_CHARACTERS = 60
 _FEATURES = "target.isa"
 _SWITCH = {"true": "on", "false": "off"}
@@ -96,7 +95,7 @@ def compare(sealed: Launch, here: Launch, rules: VariableRules) -> Comparison:
     if satisfies(here.target, sealed.target):
         differences = tuple(one for one in differences if not one.name.startswith("target."))
     conditions = _differences(dict(sealed.conditions()), dict(here.conditions()))
-    unmet = tuple(one for one in conditions if not _can_be_established(one, rules))
+    unmet = tuple(one for one in conditions if not _can_be_established(one, sealed, rules))
     established = tuple(one for one in conditions if one not in unmet)
     return Comparison(differences, unmet, established)
 
@@ -125,12 +124,14 @@ def _differences(sealed: dict[str, str], here: dict[str, str]) -> tuple[Differen
     )
 
 
-def _can_be_established(one: Difference, rules: VariableRules) -> bool:
+def _can_be_established(one: Difference, sealed: Launch, rules: VariableRules) -> bool:
     """Whether whoever restores a capture can make this condition what it was.
 
-    A variable that is the pod's own cannot be set as it was in the build; any other that changes no code can, or be unset.
+    The root is that of the build. A model that was seen by the alias for its directory is seen by that again, wherever it
+    is; a name on the hub is what the guest hashes. A variable that is the pod's own cannot be set as it was in the build;
+    any other that changes no code can, or be unset.
     """
-    if one.name in _PLACE_ESTABLISHED:
-        return True
+    if one.name in (_ROOT, _MODEL):
+        return one.name == _ROOT or sealed.is_aliased
     variable = rules.hashed.get(one.name.removeprefix("variable."))
     return one.name.startswith("variable.") and variable is not None and not variable.is_of_pod

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
+from aotgaudi.guests.asking import Asking
 from aotgaudi.guests.exercise import Exercise, ExerciseLevel, exercise
 from aotgaudi.guests.found import Found, find_guest, guest_named, public_words
 from aotgaudi.guests.identity import compiler_version
@@ -43,7 +45,7 @@ def describe(
         words=public_words(found.words, flags, guest),
         flags={name: value for name, value in flags.values.items() if name not in guest.neutral_flags},
         variables=rules.counted(found.environ),
-        model=identify(flags.model, found.model),
+        model=identify(os.path.abspath(found.model) if found.is_local else flags.model, found.model),
         software=found.installed.software(compiler_version(found.environ)),
         target=guest.target(found.installed),
         world=world(flags.world),
@@ -60,7 +62,12 @@ def describe(
 
 
 def describe_here(
-    sealed: Launch, words: Sequence[str], environ: Mapping[str, str], *, root: str | None = None
+    sealed: Launch,
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    root: str | None = None,
+    asking: Asking | None = None,
 ) -> tuple[Found, Launch]:
     """Returns what a command starts here, and its launch, asked as the sealed one was: to be compared with that.
 
@@ -69,13 +76,14 @@ def describe_here(
         words: the command; none means the sealed one.
         environ: the environment that it would be started in.
         root: of its place; None is the sealed one.
+        asking: the command's interpreter, if it has been asked already.
 
     Raises:
         SpecError: it starts no server that we know, or its model is not there.
         TargetError: its interpreter, or the device, is not there.
     """
     words, environ = as_sealed(guest_named(sealed.guest), sealed, words or sealed.words, environ)
-    found = find_guest(words, environ)
+    found = find_guest(words, environ, asking=asking)
     return found, describe(
         found,
         root=sealed.place.root if root is None else root,

@@ -13,12 +13,12 @@ from aotgaudi.guests.base import Environment, Event, Phase, PlaceRoot, Repair
 from aotgaudi.guests.expected import Expected, learnt
 from aotgaudi.guests.identity import Installed
 from aotgaudi.guests.launch import GuestName, Launch
+from aotgaudi.guests.starts import STARTS
 from aotgaudi.guests.target import find_target
 from aotgaudi.guests.variables import Hashed, VariableRules
 from aotgaudi.guests.vllm.guest import Vllm
 from aotgaudi.guests.words import one_integer
 
-SCRIPT = "fake_server.py"
 _LOADS = ("vllm.num_aot_artifacts_loaded",)
 _ZEROS = ("vllm.num_aot_compiles",)
 _ROOTS: Mapping[str, str] = {"FAKE_CACHE_ROOT": "cache/fake", "TMPDIR": "tmp"}
@@ -34,7 +34,6 @@ class FakeGuest(Vllm):
     """See the module."""
 
     name: GuestName = "fake"
-    distributions: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ("FAKE_",)
     neutral_variables: Mapping[str, str] = _NEUTRAL
     hashed_variables: Mapping[str, Hashed] = {
@@ -51,10 +50,7 @@ class FakeGuest(Vllm):
 
     def starts_at(self, words: Sequence[str]) -> tuple[int, int] | None:
         """Returns where in a command it is started: ``python fake_server.py serve MODEL``."""
-        for index, word in enumerate(words):
-            if word.rpartition("/")[2] == SCRIPT and list(words[index + 1 : index + 2]) == ["serve"]:
-                return index, index + 2
-        return None
+        return STARTS["fake"](words)
 
     def roots(self, place: PlaceRoot) -> dict[str, str]:
         """Returns the variables that name its caches, each with a path below the place's root."""

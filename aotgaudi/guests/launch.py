@@ -42,7 +42,7 @@ class ModelIdentity(Value):
     """The model as far as code depends on it.
 
     Attributes:
-        name: as the command has it: a path, or a name on the hub. A condition, not part of the key.
+        name: the absolute path of its directory, or its name on the hub. A condition, not part of the key.
         files: the files of its directory that decide graphs: ``config.json`` and its like, and code. No weights.
     """
 
@@ -108,6 +108,11 @@ class Launch(Document):
     def id(self) -> str:
         """The sha256 of the key, 64 hex digits. The same wherever the launch takes place."""
         return self.key.hex
+
+    @property
+    def is_aliased(self) -> bool:
+        """Whether the model is a directory: the guest is then given the place's alias for it, and never sees its path."""
+        return self.model.name.startswith("/")
 
     def components(self) -> tuple[tuple[str, str], ...]:
         """Returns the components of the key, in the key's order, as ``(name, value)``."""

@@ -63,9 +63,8 @@ def as_sealed(
     if sealed.manifest_id is None or found is None:
         return tuple(words), dict(environ)
     given = guest.read(words[found[1] :], environ).values
-    more = [
-        word for name in names if name in sealed.flags and name not in given for word in _flag(sealed, name)
-    ]
+    missing = sorted(name for name in names if name in sealed.flags and name not in given)
+    more = [word for name in missing for word in _flag(sealed, name)]
     variables = {
         name: value for name, value in sealed.variables.items() if name in names and name not in environ
     }

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from aotgaudi.bucketing.bucket_line import FILE_VARIABLE
 from aotgaudi.bucketing.bucket_text import bucket_lines
 from aotgaudi.bucketing.closure import close
 from aotgaudi.bucketing.filters import capped_decode, is_off_slice, keeps_decode, keeps_prompt
@@ -38,8 +39,6 @@ from aotgaudi.errors import CoverageError, SpecError
 from aotgaudi.manifest.coverage import coverage_of_server
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.scheduler import SchedulerSpec
-
-FILE_VARIABLE = "VLLM_BUCKETING_FROM_FILE"
 
 _MOST_ROUNDS = 64
 """Most times that rows are added; without speculation two are enough."""

@@ -10,16 +10,12 @@ from dataclasses import dataclass
 from aotgaudi.errors import SpecError
 from aotgaudi.vllm.flag_reader import FlagReader, Given, first, flag_part, split_words, with_dashes
 from aotgaudi.vllm.flags import FLAGS, SHORT_FLAGS, Flag, nearest_flag
+from aotgaudi.vllm.server import MODULES, find_server
 from aotgaudi.vllm.values import Remark, shown
 
 WHERE = "the vLLM command"
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
-"""What ``python -m`` starts a server by, as well as by ``vllm serve``."""
-
-COMMAND_MODULE = "vllm.entrypoints.cli.main"
-"""What the command ``vllm`` is as a module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,22 +118,6 @@ def _abbreviation(word: str) -> Iterator[str]:
     if word.startswith("--") and name[2:].removeprefix("no-") not in FLAGS:
         whole = (form for flag in FLAGS for form in (f"--{flag}", f"--no-{flag}") if form.startswith(name))
         yield f"{name} is read as {next(whole)}"
-
-
-def find_server(words: Sequence[str]) -> tuple[int, int] | None:
-    """Returns where in `words` a vLLM server is started: the indices of the first word of that and of the first after it.
-
-    None where none is.
-    """
-    for index, word in enumerate(words):
-        after = words[index + 1] if index + 1 < len(words) else None
-        is_serve = word.rpartition("/")[2] == "vllm" and after == "serve"
-        is_module = word == "-m" and after in MODULES
-        if is_serve or is_module:
-            return index, index + 2
-        if word == "-m" and after == COMMAND_MODULE and list(words[index + 2 : index + 3]) == ["serve"]:
-            return index, index + 3
-    return None
 
 
 def _server_words(words: list[str]) -> tuple[dict[str, str], list[str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import store_error
@@ -37,7 +36,7 @@ def plan_for(
 
     Args:
         found: The command.
-        launch: What is built, or the sealed launch: its conditions are established, as far as they are variables.
+        launch: What is built, or the sealed launch: its conditions are established, the model's alias and variables.
         place: Where.
         phase: The first one of the run.
         sealed: What lies below the place's root, by path.
@@ -51,7 +50,7 @@ def plan_for(
     if any(path.startswith("home/") for path in sealed):
         environment["HOME"] = root.home
     return Plan(
-        words=guest.command(found.words, flags, root, is_local=is_local(found)),
+        words=guest.command(found.words, flags, root, is_aliased=launch.is_aliased),
         environment=environment,
         address=Address(
             host=flags.host,
@@ -80,14 +79,9 @@ def _seen_from_here(uds: str | None, place: Place) -> str | None:
     return str(place.here / uds[len(prefix) :]) if uds is not None and uds.startswith(prefix) else uds
 
 
-def is_local(found: Found) -> bool:
-    """Whether the command names its model by a directory, in place of which it is given the place's alias."""
-    return Path(found.flags.model).expanduser().is_dir()
-
-
-def link_model(found: Found, place: Place) -> None:
-    """Makes the alias of the model's directory, where the command is given one. Raises StoreError."""
-    if not is_local(found):
+def link_model(found: Found, launch: Launch, place: Place) -> None:
+    """Makes the alias of the model's directory, where `launch` has it seen by that. Raises StoreError."""
+    if not launch.is_aliased:
         return
     link = place.folder("model")
     try:

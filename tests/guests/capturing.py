@@ -7,7 +7,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -51,17 +51,26 @@ class Bench:
     level: ExerciseLevel = "smoke"
     ready_seconds: float = 60.0
     told: Told = field(default_factory=Told)
+    model_name: str = "model"
 
     def __post_init__(self) -> None:
-        model = self.folder / "model"
-        model.mkdir(parents=True, exist_ok=True)
-        (model / "config.json").write_text('{"architectures": ["X"]}')
+        self.model.mkdir(parents=True, exist_ok=True)
+        (self.model / "config.json").write_text('{"architectures": ["X"]}')
         self.environ = {
             **os.environ,
             "AOTGAUDI_FAKE_GUEST": "1",
+            "AOTGAUDI_WITNESS_INTERVAL": "0.05",
             "OMP_NUM_THREADS": "1",
             **self.environ,
         }
+
+    @property
+    def model(self) -> Path:
+        return self.folder / self.model_name
+
+    def moved(self, model_name: str) -> Bench:
+        """The same with the model in another directory."""
+        return replace(self, model_name=model_name)
 
     @property
     def root(self) -> Path:
@@ -76,7 +85,7 @@ class Bench:
             sys.executable,
             str(SERVER),
             "serve",
-            str(self.folder / "model"),
+            str(self.model),
             "--port",
             str(free_port()),
             *more,

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from aotgaudi.errors import AotGaudiError
-from aotgaudi.supervisor.app import Listen
-from aotgaudi.supervisor.judge import Policy
-from aotgaudi.supervisor.launch import RunOptions, run
+from aotgaudi.supervisor.admission import RunOptions
+from aotgaudi.supervisor.launch import run
+from aotgaudi.supervisor.options import Listen, Policy
 from aotgaudi.watch.processes import Family
 from tests.guests.fake import Fake, free_port
 

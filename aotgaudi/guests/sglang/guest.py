@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from aotgaudi.errors import SpecError
 from aotgaudi.guests.base import Environment, Event, Flags, Phase, PlaceRoot, Repair
@@ -17,17 +18,18 @@ from aotgaudi.guests.expected import Expected, learnt
 from aotgaudi.guests.launch import GuestName, Launch
 from aotgaudi.guests.model import hugging_face_home
 from aotgaudi.guests.sglang import neutral
-from aotgaudi.guests.sglang.shapes import CHUNK, shapes_of
 from aotgaudi.guests.shapes import Shapes
+from aotgaudi.guests.starts import STARTS
 from aotgaudi.guests.variables import Hashed, VariableRules
 from aotgaudi.guests.vllm.guest import LEFT_OUT, LIBRARY_ROOTS, WITNESS_PLUGIN, Vllm
 from aotgaudi.guests.words import GuestReader, one_integer, one_text
-from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.vllm.flag_reader import Arity
 from aotgaudi.vllm.values import shown
 
+if TYPE_CHECKING:
+    from aotgaudi.spec.build_spec import BuildSpec
+
 WHERE = "the SGLang command"
-MODULE = "sglang.launch_server"
 PRECOMPILE = "SGLANG_JIT_DEEPGEMM_PRECOMPILE"
 """Whether DeepGEMM's kernels are swept over every number of tokens at start (compile_utils.py)."""
 
@@ -76,7 +78,6 @@ class Sglang(Vllm):
     """SGLang on its own devices. See `base.Guest`; what is not said here is as in vLLM."""
 
     name: GuestName = "sglang"
-    distributions: tuple[str, ...] = ("sglang*", "sgl-*")
     prefixes: tuple[str, ...] = ("SGLANG_", "SGL_")
     neutral_flags: Mapping[str, str] = neutral.FLAGS
     neutral_variables: Mapping[str, str] = neutral.VARIABLES
@@ -87,7 +88,7 @@ class Sglang(Vllm):
     )
     repairs: tuple[Repair, ...] = ()
     hooks: tuple[str, ...] = ("audit",)
-    shape_names: frozenset[str] = frozenset({CHUNK})
+    shape_names: frozenset[str] = frozenset({neutral.CHUNK})
 
     @property
     def variable_rules(self) -> VariableRules:
@@ -96,12 +97,7 @@ class Sglang(Vllm):
 
     def starts_at(self, words: Sequence[str]) -> tuple[int, int] | None:
         """Returns where in a command it is started: ``sglang serve``, or ``python -m sglang.launch_server``."""
-        for index, word in enumerate(words):
-            after = words[index + 1] if index + 1 < len(words) else ""
-            is_serve = word.rpartition("/")[2] == "sglang" and after == "serve"
-            if is_serve or (word == "-m" and after == MODULE):
-                return index, index + 2
-        return None
+        return STARTS["sglang"](words)
 
     def read(self, words: Sequence[str], environ: Mapping[str, str]) -> Flags:
         """Reads the words after what starts the server. Raises SpecError."""
@@ -174,11 +170,11 @@ class Sglang(Vllm):
         return Environment(values, ("SGLANG_IN_DEEPGEMM_PRECOMPILE_STAGE",))
 
     def command(
-        self, words: Sequence[str], flags: Flags, place: PlaceRoot, *, is_local: bool
+        self, words: Sequence[str], flags: Flags, place: PlaceRoot, *, is_aliased: bool
     ) -> tuple[str, ...]:
         """Returns the whole command to run, with the alias for the model; see `base.Guest.command`."""
         found = self.starts_at(words)
-        if not is_local or found is None:
+        if not is_aliased or found is None:
             return tuple(words)
         renamed = (
             *words[: found[1]],
@@ -202,6 +198,11 @@ class Sglang(Vllm):
         """Returns what every warm start must show, given the events of the proof run; without the answers."""
         return learnt(events, roles=self.roles(launch), hooks=self.hooks, counted=(), zeros=())
 
+    def residuals(self, launch: Launch) -> tuple[str, ...]:
+        """Returns what it does at every start: on a GPU it captures CUDA graphs, unless it is told not to."""
+        is_without = launch.flags.get("disable-cuda-graph", False) is not False
+        return () if is_without or launch.target.backend != "cuda" else ("CUDA graphs are captured",)
+
     def build_steps(self, launch: Launch) -> tuple[tuple[str, ...], ...]:
         """Returns SGLang's own compiler of DeepGEMM's kernels, with the server's flags, where there is a device for it."""
         found = self.starts_at(launch.words)
@@ -212,6 +213,10 @@ class Sglang(Vllm):
 
     def shapes(self, spec: BuildSpec, flags: Flags, environ: Mapping[str, str]) -> Shapes:
         """Returns what it is asked for the hyper-connections of `spec`. Raises SpecError."""
+        from aotgaudi.guests.sglang.shapes import (
+            shapes_of,  # It needs manifests, which nobody else here does.
+        )
+
         return shapes_of(spec, flags)
 
 

@@ -11,6 +11,9 @@ from types import MappingProxyType
 
 from aotgaudi.guests.variables import by_name
 
+CHUNK = "chunked-prefill-size"
+"""The flag that bounds the tokens of a step; SGLang's default follows the device's memory. It does count."""
+
 _FLAGS: Mapping[str, str] = {
     "the model counts by the content of its files": "model-path served-model-name download-dir weight-version",
     "where and how the server listens": """

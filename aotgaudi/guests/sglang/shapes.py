@@ -10,13 +10,11 @@ from __future__ import annotations
 from aotgaudi.errors import SpecError
 from aotgaudi.guests.base import Flags
 from aotgaudi.guests.exercise import ExerciseRequest, completion
+from aotgaudi.guests.sglang.neutral import CHUNK
 from aotgaudi.guests.shapes import Shapes, no_shapes
 from aotgaudi.guests.words import one_integer
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
-
-CHUNK = "chunked-prefill-size"
-"""The flag that bounds the tokens of a step; SGLang's default follows the device's memory."""
 
 _LOW, _SPAN = 10, 240
 """Token ids that every vocabulary has, as in ``guests.exercise``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
@@ -25,15 +26,17 @@ from aotgaudi.guests.identity import Installed
 from aotgaudi.guests.launch import GuestName, Launch
 from aotgaudi.guests.model import hugging_face_home
 from aotgaudi.guests.shapes import Shapes, no_shapes
+from aotgaudi.guests.starts import STARTS
 from aotgaudi.guests.target import device_of, find_target
 from aotgaudi.guests.variables import Hashed, VariableRules
 from aotgaudi.guests.vllm import neutral
 from aotgaudi.guests.vllm.flags import ARITIES, SHORT, SIGNIFICANT
 from aotgaudi.guests.vllm.repairs import REPAIRS
 from aotgaudi.guests.words import GuestReader, ReadWords, one_integer, one_text
-from aotgaudi.spec.build_spec import BuildSpec
-from aotgaudi.vllm.command import find_server
 from aotgaudi.vllm.values import parse_tokens, shown
+
+if TYPE_CHECKING:
+    from aotgaudi.spec.build_spec import BuildSpec
 
 WHERE = "the vLLM command"
 WITNESS_PLUGIN = "aotgaudi_witness"
@@ -91,7 +94,6 @@ class Vllm:
     """vLLM with its own devices: a CPU, CUDA or ROCm. See `base.Guest`."""
 
     name: GuestName = "vllm"
-    distributions: tuple[str, ...] = ("vllm", "vllm-*", "vllm_*")
     prefixes: tuple[str, ...] = ("VLLM_", "MOONCAKE_", "INKLING_")
     neutral_flags: Mapping[str, str] = neutral.FLAGS
     neutral_variables: Mapping[str, str] = neutral.VARIABLES
@@ -107,8 +109,8 @@ class Vllm:
         return VariableRules(self.prefixes, self.neutral_variables, self.hashed_variables)
 
     def starts_at(self, words: Sequence[str]) -> tuple[int, int] | None:
-        """Returns where in a command this server is started; see `vllm.command.find_server`."""
-        return find_server(words)
+        """Returns where in a command this server is started: the indices of what starts it, and of what follows."""
+        return STARTS["vllm"](words)
 
     def read(self, words: Sequence[str], environ: Mapping[str, str]) -> Flags:
         """Reads the words after what starts the server. Raises SpecError."""
@@ -186,10 +188,10 @@ class Vllm:
         return Environment(values, unset)
 
     def command(
-        self, words: Sequence[str], flags: Flags, place: PlaceRoot, *, is_local: bool
+        self, words: Sequence[str], flags: Flags, place: PlaceRoot, *, is_aliased: bool
     ) -> tuple[str, ...]:
         """Returns the whole command to run, with the alias for the model; see `base.Guest.command`."""
-        if not is_local:
+        if not is_aliased:
             return tuple(words)
         found = self.starts_at(words)
         after = len(words) if found is None else found[1]
@@ -226,6 +228,11 @@ class Vllm:
     def expected(self, launch: Launch, events: Iterable[Event]) -> Expected:
         """Returns what every warm start must show, given the events of the proof run; without the answers."""
         return learnt(events, roles=self.roles(launch), hooks=self.hooks, counted=_LOADS, zeros=_ZEROS)
+
+    def residuals(self, launch: Launch) -> tuple[str, ...]:
+        """Returns what it does at every start: on a GPU it captures CUDA graphs, unless it is eager."""
+        is_eager = launch.flags.get("enforce-eager", False) is not False
+        return () if is_eager or launch.target.backend != "cuda" else ("CUDA graphs are captured",)
 
     def health_path(self) -> str:
         """Returns the path of a GET that answers 200 once the server serves."""

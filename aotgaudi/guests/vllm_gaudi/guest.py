@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aotgaudi.backends.base import Target
+from aotgaudi.bucketing.bucket_line import FILE_VARIABLE
 from aotgaudi.errors import SpecError
 from aotgaudi.gaudi.cache_setting import VARIABLE as CACHE_VARIABLE
 from aotgaudi.gaudi.cache_setting import sealed_setting
@@ -20,10 +22,11 @@ from aotgaudi.guests.variables import Hashed, VariableRules
 from aotgaudi.guests.vllm.guest import LEFT_OUT, Vllm
 from aotgaudi.guests.vllm_gaudi import recipes, variables
 from aotgaudi.guests.vllm_gaudi.machine import find_machine
-from aotgaudi.guests.vllm_gaudi.shapes import FILE, NAMES, shapes_of
-from aotgaudi.manifest.bucket_file import FILE_VARIABLE
-from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.guests.vllm_gaudi.variables import FILE, NAMES
 from aotgaudi.vllm.values import shown
+
+if TYPE_CHECKING:
+    from aotgaudi.spec.build_spec import BuildSpec
 
 RECIPES = "cache/hpu"
 """Where recipes lie below a place's root; in inference mode ranks append their number to the text of the path."""
@@ -44,7 +47,6 @@ class VllmGaudi(Vllm):
     """See the module, and `base.Guest`."""
 
     name: GuestName = "vllm-gaudi"
-    distributions: tuple[str, ...] = (*Vllm.distributions, "habana*", "neural-compressor*")
     prefixes: tuple[str, ...] = variables.PREFIXES
     neutral_variables: Mapping[str, str] = variables.RULES.neutral
     hashed_variables: Mapping[str, Hashed] = variables.RULES.hashed
@@ -123,8 +125,15 @@ class VllmGaudi(Vllm):
         """
         return learnt(events, roles=self.roles(launch), hooks=self.hooks, counted=(), zeros=_ZEROS)
 
+    def residuals(self, launch: Launch) -> tuple[str, ...]:
+        """Returns what it does at every start: a recipe cache saves the graph compiler, and nothing that is before it."""
+        is_eager = launch.flags.get("enforce-eager", False) is not False
+        return ("graphs are traced", *(() if is_eager else ("HPU graphs are captured",)))
+
     def shapes(self, spec: BuildSpec, flags: Flags, environ: Mapping[str, str]) -> Shapes:
         """Returns what it is given for the closed table of `spec`. Raises SpecError and CoverageError."""
+        from aotgaudi.guests.vllm_gaudi.shapes import shapes_of  # It brings all rules of bucketing with it.
+
         return shapes_of(spec, flags, environ)
 
     def settle(self, root: Path) -> None:

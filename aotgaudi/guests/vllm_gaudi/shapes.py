@@ -6,26 +6,15 @@ from collections.abc import Iterator, Mapping
 
 from pydantic import JsonValue
 
+from aotgaudi.bucketing.bucket_line import FILE_VARIABLE
 from aotgaudi.errors import SpecError
 from aotgaudi.guests.base import Flags
-from aotgaudi.guests.shapes import FOLDER, Shapes
-from aotgaudi.manifest.bucket_file import FILE_VARIABLE, BucketFile, bucket_file_of
+from aotgaudi.guests.shapes import Shapes
+from aotgaudi.guests.vllm_gaudi.variables import FILE
+from aotgaudi.manifest.bucket_file import BucketFile, bucket_file_of
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.vllm.values import parse_tokens
-
-FILE = f"{FOLDER}/vllm.buckets"
-"""Where the bucket file lies below a place's root."""
-
-NAMES = frozenset(
-    {
-        *("num-gpu-blocks-override", "block-size", "max-model-len", "max-num-batched-tokens", "max-num-seqs"),
-        *("enable-chunked-prefill", "enable-prefix-caching"),
-        *("VLLM_CONTIGUOUS_PA", "PT_HPU_SDPA_QKV_SLICE_MODE_FWD", "PT_HPU_SDPA_BC_FACTOR"),
-        "VLLM_FUSEDSDPA_SLIDE_THLD",
-    }
-)
-"""Flags and variables that are added where they are not given."""
 
 _FALSE = frozenset({"", "0", "false", "f", "no", "n", "off"})
 

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from aotgaudi.bucketing.bucket_line import FILE_VARIABLE
 from aotgaudi.gaudi.environment import NEUTRAL, may_change_code, sealed_variables
+from aotgaudi.guests.shapes import FOLDER
 from aotgaudi.guests.variables import Hashed, VariableRules, is_secret
 from aotgaudi.guests.vllm import neutral
-from aotgaudi.manifest.bucket_file import FILE_VARIABLE
+
+FILE = f"{FOLDER}/vllm.buckets"
+"""Where the bucket file lies below a place's root."""
+
+NAMES = frozenset(
+    {
+        *("num-gpu-blocks-override", "block-size", "max-model-len", "max-num-batched-tokens", "max-num-seqs"),
+        *("enable-chunked-prefill", "enable-prefix-caching"),
+        *("VLLM_CONTIGUOUS_PA", "PT_HPU_SDPA_QKV_SLICE_MODE_FWD", "PT_HPU_SDPA_BC_FACTOR"),
+        "VLLM_FUSEDSDPA_SLIDE_THLD",
+    }
+)
+"""Flags and variables that are added where they are not given."""
 
 PREFIXES = ("VLLM_", "PT_", "HABANA_", "HCCL_", "HCL_", "GC_", "QUANT_", "INC_")
 

@@ -103,10 +103,19 @@ def test_every_condition_and_every_component_is_in_the_key() -> None:
     place = Place(root="/r", prefix="/p", site_packages="/s", variables={"VLLM_IMAGE_TAG": "v8"})
     names = {name for name, _ in capture_key(a_launch(place=place)).components}
 
-    assert {f"condition.{name}" for name, _ in a_launch(place=place).conditions()} <= names
+    conditions = {f"condition.{name}" for name, _ in a_launch(place=place).conditions()}
+    assert conditions - names == {"condition.model.name"}  # An alias stands in its stead.
     assert {name for name, _ in a_launch().components()} <= names
 
 
 def test_a_draft_is_no_capture_and_is_of_one_witness() -> None:
     assert draft_key(LAUNCH) != capture_key(LAUNCH)
     assert {name for name, _ in draft_key(LAUNCH).components} >= {"builder.aotgaudi", "builder.witness"}
+
+
+def test_a_model_in_another_directory_is_the_same_capture_and_another_one_of_the_hub_is_not() -> None:
+    def key(name: str) -> str:
+        return capture_key(a_launch(model=a_launch().model.model_copy(update={"name": name}))).hex
+
+    assert key("/models/tiny") == key("/elsewhere/tiny")
+    assert len({key("/models/tiny"), key("org/tiny"), key("org/other")}) == 3

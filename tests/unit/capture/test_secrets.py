@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.capture.secrets import MIN_SECRET_BYTES, Secret, secrets_of
+from aotgaudi.capture.secrets import MIN_SECRET_BYTES, Secret, require_public, secrets_of
+from aotgaudi.errors import CaptureError
 
 VALUES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=14, max_size=40)
 FORMS: dict[str, Callable[[str], bytes]] = {
@@ -82,3 +83,16 @@ def test_a_command_without_secrets_has_none() -> None:
     words = ("vllm", "serve", "M", "--max-model-len", "512")
 
     assert secrets_of({}, words, words) == ()
+
+
+def test_a_document_that_holds_a_secret_is_not_sealed() -> None:
+    secrets = (
+        Secret("HF_TOKEN", "hf_abcdefgh"),
+        Secret("SHORT_KEY", "abc"),
+        Secret("OTHER_KEY", "not there"),
+    )
+
+    require_public(b'{"words": ["abc"]}', "launch", secrets)
+    with pytest.raises(CaptureError, match="the receipt holds the value of HF_TOKEN, a secret") as error:
+        require_public(b'{"factors": {"VLLM_X": "hf_abcdefgh"}}', "receipt", secrets)
+    assert "hf_abcdefgh" not in str(error.value)

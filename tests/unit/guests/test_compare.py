@@ -10,7 +10,7 @@ from aotgaudi.backends.base import Target
 from aotgaudi.digest import Digest
 from aotgaudi.guests.compare import compare
 from aotgaudi.guests.exercise import Exercise
-from aotgaudi.guests.launch import ModelIdentity, Place
+from aotgaudi.guests.launch import Launch, ModelIdentity, Place
 from aotgaudi.guests.vllm.guest import Vllm
 from tests.launches import a_launch
 
@@ -133,3 +133,25 @@ def test_of_features_only_those_are_shown_that_the_other_side_lacks() -> None:
     assert compare(a_launch(), here, RULES).sentence() == (
         "target.isa is one with sse2, the capture was built for one with fma"
     )
+
+
+@pytest.mark.parametrize(
+    ("sealed", "here", "is_established"),
+    [
+        ("/models/a", "/models/b", True),
+        ("/models/a", "org/name", True),
+        ("org/name", "/models/a", False),
+        ("org/name", "org/other", False),
+    ],
+)
+def test_a_model_is_seen_as_it_was_by_an_alias_not_by_another_name_on_the_hub(
+    sealed: str, here: str, *, is_established: bool
+) -> None:
+    def named(name: str) -> Launch:
+        return a_launch(model=a_launch().model.model_copy(update={"name": name}))
+
+    found = compare(named(sealed), named(here), RULES)
+
+    assert found.is_same is is_established
+    assert found.exit_code == (0 if is_established else 3)
+    assert [one.name for one in (*found.established, *found.unmet)] == ["model.name"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from aotgaudi.guests.identity import NOT_THERE
 from tests.guests_here import RECORD, Here, vllm_here
 
 
@@ -209,9 +210,26 @@ def test_an_editable_install_counts_by_its_sources(here: Here) -> None:
 
 
 def test_no_secret_is_in_a_launch(here: Here) -> None:
-    secrets = ("key-of-api", "hf_token_x", "aws-s", "pw-in-url", "key-in-table", "key-of-env", "key-two")
+    secrets = (
+        "key-of-api",
+        "hf_token_x",
+        "aws-s",
+        "pw-in-url",
+        "key-in-table",
+        "key-of-env",
+        "key-two",
+        "hub-of-env",
+    )
     launch = here.launch(
-        *("env", "VLLM_API_KEY=key-of-env", "vllm", "serve", here.model()),
+        *(
+            "env",
+            "VLLM_API_KEY=key-of-env",
+            "HF_TOKEN=hub-of-env",
+            "http_proxy=http://u:pw-in-url@proxy:1",
+            "vllm",
+            "serve",
+            here.model(),
+        ),
         *(
             "--api-key",
             "key-of-api",
@@ -257,3 +275,25 @@ def test_conditions_are_kept_and_no_part_of_the_id(here: Here) -> None:
     assert conditions["variable.VLLM_IMAGE_TAG"] == "v7"
     assert conditions["model.name"] == str(here.folder / "tiny")
     assert launch.id == here.launch("vllm", "serve", here.model()).id
+
+
+@pytest.mark.parametrize("cxx", ["c++", "wrapped c++", "{bin}/c++"])
+def test_the_compiler_is_the_one_of_the_guests_own_path_whatever_stands_before_it(
+    here: Here, cxx: str
+) -> None:
+    """As torch runs what CXX says (torch/_inductor/cpp_builder.py), in the environment of the guest."""
+    for name, text in {"c++": "echo my c++ 99.1; echo more", "wrapped": 'exec "$@"'}.items():
+        script = here.folder / "bin" / name
+        script.write_text(f"#!/bin/sh\n{text}\n")
+        script.chmod(0o755)
+
+    software = here.launch("vllm", "serve", here.model(), CXX=cxx.format(bin=here.folder / "bin")).software
+
+    assert software["compiler"] == "my c++ 99.1"
+
+
+@pytest.mark.parametrize("cxx", ["no-such-compiler", "'open", " ", "false"])
+def test_a_compiler_that_does_not_answer_is_none(here: Here, cxx: str) -> None:
+    software = here.launch("vllm", "serve", here.model(), CXX=cxx).software
+
+    assert software["compiler"] == NOT_THERE

@@ -211,6 +211,6 @@ def test_it_is_found_by_its_command(here: Here, start: tuple[str, ...]) -> None:
 
     assert (found.guest.name, found.flags.port) == ("sglang", 30001)
     assert "sglang" in found.installed.distributions
-    command = GUEST.command(found.words, found.flags, PLACE, is_local=True)
+    command = GUEST.command(found.words, found.flags, PLACE, is_aliased=True)
     assert command[-2:] == ("--served-model-name", str(here.folder / "tiny"))
     assert "/run/aotgaudi/model" in command

@@ -10,10 +10,12 @@ from aotgaudi.backends.base import Target
 from aotgaudi.guests.base import PlaceRoot
 from aotgaudi.guests.identity import Installed
 from aotgaudi.guests.launch import world
+from aotgaudi.guests.sglang.guest import Sglang
 from aotgaudi.guests.target import code_features, device_of
 from aotgaudi.guests.vllm.flags import ARITIES, SIGNIFICANT
 from aotgaudi.guests.vllm.guest import Vllm
 from aotgaudi.guests.vllm.neutral import FLAGS
+from aotgaudi.guests.vllm_gaudi.guest import VllmGaudi
 from tests.launches import a_launch
 
 PLACE = PlaceRoot("/run/aotgaudi")
@@ -140,3 +142,22 @@ def test_flags_are_neutral_only_if_they_are_known() -> None:
         "safetensors-prefetch-num-threads",
     ]
     assert set(ARITIES) >= SIGNIFICANT
+
+
+@pytest.mark.parametrize(
+    ("guest", "changes", "residuals"),
+    [
+        (Vllm(), {}, ()),
+        (Vllm(), {"target": GPU}, ("CUDA graphs are captured",)),
+        (Vllm(), {"target": GPU, "flags": {"enforce-eager": True}}, ()),
+        (Sglang(), {"target": GPU}, ("CUDA graphs are captured",)),
+        (Sglang(), {"target": GPU, "flags": {"disable-cuda-graph": True}}, ()),
+        (VllmGaudi(), {}, ("graphs are traced", "HPU graphs are captured")),
+        (VllmGaudi(), {"flags": {"enforce-eager": True}}, ("graphs are traced",)),
+    ],
+    ids=str,
+)
+def test_what_every_start_does_again_whatever_is_in_the_cache(
+    guest: Vllm, changes: dict[str, Any], residuals: tuple[str, ...]
+) -> None:
+    assert guest.residuals(a_launch(**changes)) == residuals

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,14 +33,41 @@ def place(tmp_path: Path) -> Place:
 
 
 def test_a_local_model_is_named_by_the_alias_and_served_by_its_name(found: Found, place: Place) -> None:
-    plan = plan_for(found, describe(found, root="/run/x"), place, "cold")
-    link_model(found, place)
+    launch = describe(found, root="/run/x")
+    plan = plan_for(found, launch, place, "cold")
+    link_model(found, launch, place)
 
     assert "/run/x/model" in plan.words
     assert str(found.model) not in plan.words[:-1]
     assert plan.address.served_name == str(found.model)
     assert os.readlink(place.here / "model") == str(found.model)
     assert plan.address.port == 8123
+
+
+def test_a_model_of_the_hub_is_seen_by_the_alias_where_the_build_saw_it_so(
+    found: Found, place: Place
+) -> None:
+    sealed = describe(found, root="/run/x")
+    words = ("vllm", "serve", "org/name")
+    flags = found.guest.read(words[2:], {})
+    of_hub = replace(found, words=words, flags=flags, is_local=False)
+
+    link_model(of_hub, sealed, place)
+    plan = plan_for(of_hub, sealed, place, "load")
+
+    assert plan.words == ("vllm", "serve", "/run/x/model", "--served-model-name", "org/name")
+    assert (place.here / "model").is_symlink()
+
+
+def test_a_model_of_the_hub_keeps_its_name_where_the_build_saw_that(found: Found, place: Place) -> None:
+    words = ("vllm", "serve", "org/name")
+    of_hub = replace(found, words=words, flags=found.guest.read(words[2:], {}), is_local=False)
+    sealed = describe(of_hub, root="/run/x")
+
+    link_model(of_hub, sealed, place)
+
+    assert plan_for(of_hub, sealed, place, "load").words == words
+    assert not (place.here / "model").is_symlink()
 
 
 def test_variables_that_the_guest_hashes_are_as_in_the_launch(found: Found, place: Place) -> None:
@@ -51,6 +79,7 @@ def test_variables_that_the_guest_hashes_are_as_in_the_launch(found: Found, plac
         flags=found.flags,
         installed=found.installed,
         model=found.model,
+        is_local=True,
         environ={**found.environ, "VLLM_IMAGE_TAG": "v2"},
     )
 
