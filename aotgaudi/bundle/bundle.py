@@ -31,7 +31,6 @@ from aotgaudi.bundle.trust import TrustPolicy, load_trusted_key, require_match
 from aotgaudi.digest import Digest
 from aotgaudi.document import MAX_DOCUMENT_BYTES
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, SpecError, StoreError, UntrustedError
-from aotgaudi.graphs.program import Program
 from aotgaudi.guests.launch import Launch, load_launch
 from aotgaudi.regularfile import Examine, accept_any
 from aotgaudi.store.blobs import Fault, read_blob, read_bounded
@@ -39,6 +38,7 @@ from aotgaudi.store.cas import object_path
 
 if TYPE_CHECKING:
     from aotgaudi.bundle.verify import Report
+    from aotgaudi.graphs.program import Program
     from aotgaudi.manifest.manifest import Manifest
 
 

@@ -28,17 +28,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import pydantic
 from pydantic import Field
 
-from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import Digest
 from aotgaudi.document import DigestField, Document, Value, first_problem, load_document
 from aotgaudi.errors import ManifestError
-from aotgaudi.graphs.program import Program
 from aotgaudi.store.cas import object_path
+
+if TYPE_CHECKING:
+    from aotgaudi.bundle.receipt import Receipt
+    from aotgaudi.graphs.program import Program
 
 BUNDLE_SCHEMA: Literal["aotgaudi.bundle/1"] = "aotgaudi.bundle/1"
 INDEX_NAME: Literal["aotgaudi.bundle.json"] = "aotgaudi.bundle.json"
@@ -93,6 +95,8 @@ def load_index(data: bytes) -> BundleIndex:
 
 def load_program(data: bytes, digest: Digest) -> Program:
     """Parses the JSON of a program. Raises ManifestError, which names its digest."""
+    from aotgaudi.graphs.program import Program  # Only here: a capture has no programs.
+
     try:
         return Program.model_validate_json(data)
     except pydantic.ValidationError as error:

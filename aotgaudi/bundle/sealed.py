@@ -5,27 +5,31 @@ The format is one; the receipt's schema says which it is. Whoever needs one kind
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, Union, cast
 
+from pydantic_core import from_json
+
 from aotgaudi.bundle.capture_receipt import CAPTURE_SCHEMA, CaptureReceipt
 from aotgaudi.bundle.format import RECEIPT_NAME
-from aotgaudi.bundle.receipt import Receipt
-from aotgaudi.document import MAX_DOCUMENT_BYTES, Document, load_one_of
+from aotgaudi.document import MAX_DOCUMENT_BYTES, load_document, load_one_of
 from aotgaudi.errors import SpecError
 from aotgaudi.store.blobs import Fault, read_bounded
 
 if TYPE_CHECKING:
     from aotgaudi.bundle.bundle import Bundle
+    from aotgaudi.bundle.receipt import Receipt
 
-SealedReceipt: TypeAlias = Union[Receipt, CaptureReceipt]
+SealedReceipt: TypeAlias = "Union[Receipt, CaptureReceipt]"
 
 
 def load_sealed(data: bytes) -> SealedReceipt:
     """Parses the canonical bytes of a receipt of either kind. Raises ManifestError, which names the place."""
-    models: tuple[type[Document], ...] = (Receipt, CaptureReceipt)
-    return cast("SealedReceipt", load_one_of(data, models, "receipt"))
+    if _says_capture(data):
+        return load_document(data, CaptureReceipt, "receipt")
+    from aotgaudi.bundle.receipt import Receipt  # Only now: a capture needs none of it.
+
+    return cast("SealedReceipt", load_one_of(data, (Receipt, CaptureReceipt), "receipt"))
 
 
 def is_capture(path: Path) -> bool:
@@ -34,16 +38,20 @@ def is_capture(path: Path) -> bool:
     Decides only who opens it: nothing is verified.
     """
     data = read_bounded(path / RECEIPT_NAME, MAX_DOCUMENT_BYTES)
+    return not isinstance(data, Fault) and _says_capture(data)
+
+
+def _says_capture(data: bytes) -> bool:
     try:
-        raw = None if isinstance(data, Fault) else json.loads(data)
-    except (ValueError, RecursionError):
+        raw = from_json(data)
+    except ValueError:
         return False
     return isinstance(raw, dict) and raw.get("schema") == CAPTURE_SCHEMA
 
 
 def programs_of(bundle: Bundle) -> Receipt:
     """Returns the receipt of a bundle of programs. Raises SpecError for a capture."""
-    if isinstance(bundle.receipt, Receipt):
+    if not isinstance(bundle.receipt, CaptureReceipt):
         return bundle.receipt
     raise SpecError(
         f"bundle {bundle.path}",

@@ -19,37 +19,13 @@ from typing import Any
 
 from aotgaudi.errors import SpecError
 from aotgaudi.supervisor.metrics import CONTENT_TYPE, Metrics
+from aotgaudi.supervisor.options import Listen
 
 MAX_CONNECTIONS = 32
 CLIENT_SECONDS = 5.0
 """How long a client has for its request and for reading the answer, together."""
 _TICK_SECONDS = 0.25
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
-
-
-@dataclass(frozen=True, slots=True)
-class Listen:
-    """Where the supervisor answers."""
-
-    host: str = "0.0.0.0"  # noqa: S104 - a kubelet asks from outside; what it is told is no secret
-    port: int = 9400
-    report_public: bool = False
-
-    def __str__(self) -> str:
-        """``HOST:PORT``, as it is written on the command line."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-def parse_listen(text: str, *, report_public: bool = False) -> Listen:
-    """Parses ``HOST:PORT``, ``:PORT`` (all addresses) or ``[IPV6]:PORT``; port 0 is any free one. Raises SpecError."""
-    host, separator, port = text.rpartition(":")
-    remedy = "HOST:PORT, for example 127.0.0.1:9400"
-    if not separator or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise SpecError("--listen", f"{text!r} names no port", remedy)
-    host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
-    if not host.isprintable() or " " in host:
-        raise SpecError("--listen", f"{text!r} names no host", remedy)
-    return Listen(host or Listen().host, int(port), report_public)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -26,49 +27,25 @@ from aotgaudi.errors import AotGaudiError, CorruptError, NotWarmError, TargetErr
 from aotgaudi.guests.exercise import ExerciseRequest
 from aotgaudi.guests.expected import Expected
 from aotgaudi.supervisor.metrics import Metrics
+from aotgaudi.supervisor.options import Policy
 from aotgaudi.supervisor.signals import ENDING, Signals
-from aotgaudi.watch.child import GRACE_SECONDS
 from aotgaudi.watch.drive import GuestError, is_healthy
 from aotgaudi.watch.files import FileSight
 from aotgaudi.watch.findings import EXIT_BYTES, EXIT_NOT_WARM, PHASES, Finding, finding_of
 from aotgaudi.watch.session import SETTLE_SECONDS, Session
 from aotgaudi.watch.verdict import ONLY_FILES, NotWarm, Reason, Undecided, Verdict, Warm, is_settled, judge
 
-OnCompile = Literal["report", "drain", "exit", "refuse"]
 Stage = Literal["starting", "exercising", "settling", "live", "ending"]
 
-START_SECONDS = 1800.0
 _TICK_SECONDS, _LIVE_TICK_SECONDS = 0.1, 0.25
 _HEALTH_SECONDS = 1.0
 _REPORT_SECONDS = 30.0
-_LIVE_SECONDS = 30.0
-"""How long the main loop may take for a turn: comparing the largest captures takes some."""
+_LIVE_SECONDS, _COMPARED_BYTES_PER_SECOND = 30.0, 50e6
+"""How long the main loop may take for a turn; and besides, for comparing all that is sealed, on a slow disk."""
 _MAX_REMEMBERED = 200
 _ERRORS: Mapping[int, type[AotGaudiError]] = {3: NotWarmError, 4: CorruptError, 5: TargetError}
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """What is demanded, and what becomes of a live compile.
-
-    Attributes:
-        require_warm: End a guest that is not warm.
-        on_compile: After ready: count and log it; answer not ready besides; end the guest; or have it raise in place.
-        start_seconds: How long the guest may take until it serves.
-        grace_seconds: How long it has after SIGTERM, where we end it.
-    """
-
-    require_warm: bool = False
-    on_compile: OnCompile = "report"
-    start_seconds: float = START_SECONDS
-    grace_seconds: float = GRACE_SECONDS
-
-    @property
-    def live_byte(self) -> str:
-        """The state byte after ready."""
-        return "r" if self.on_compile == "refuse" else "v"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +57,14 @@ class Case:
         requests: The exercise to replay; empty for none.
         why_cold: One sentence.
         about: What the report says of the capture.
+        residuals: What no file holds, so that even a warm guest does it.
     """
 
     expected: Expected | None
     requests: Sequence[ExerciseRequest] = ()
     why_cold: str = ""
     about: Mapping[str, Any] = field(default_factory=dict)
+    residuals: Sequence[str] = ()
 
 
 def refusal(reasons: Sequence[Reason]) -> AotGaudiError:
@@ -118,7 +97,9 @@ class Judge:
         self._asked: queue.SimpleQueue[Future[Mapping[str, Any]]] = queue.SimpleQueue()
         self._health = _Health(session)
         self._exercise: _Exercise | None = None
-        self._files = FileSight()
+        self._files, self._is_blind = FileSight(), False
+        num_bytes = sum(digest.size_bytes for digest in session.plan.rules.sealed.values())
+        self._turn_seconds = _LIVE_SECONDS + num_bytes / _COMPARED_BYTES_PER_SECOND
 
     def run(self) -> int:
         """Supervises until the guest ends; returns its exit code.
@@ -153,7 +134,7 @@ class Judge:
     def not_live(self) -> str:
         """Why the supervisor hangs; empty where it does not."""
         seconds = time.monotonic() - self._turned
-        return f"no turn for {seconds:.0f} s" if seconds > _LIVE_SECONDS else ""
+        return f"no turn for {seconds:.0f} s" if seconds > self._turn_seconds else ""
 
     def report(self) -> Mapping[str, Any]:
         """Returns everything that is known, after a full comparison of the files. Waits for the main thread."""
@@ -161,7 +142,7 @@ class Judge:
         self._asked.put(future)
         try:
             return future.result(_REPORT_SECONDS)
-        except TimeoutError:
+        except FutureTimeoutError:  # Before Python 3.11 it is no TimeoutError.
             return {"problem": self.not_live() or "no report in time"}
 
     def _turn(self) -> int | None:
@@ -198,7 +179,7 @@ class Judge:
         rules = self._session.plan.rules
         found = [finding_of(event, rules) for event in self._session.news()]
         findings = [finding for finding in found if finding is not None and finding.phase != "cold"]
-        findings += self._of_files()
+        findings += [*self._of_files(), *self._of_unreadable()]
         self._metrics.count(findings)
         self._findings = [*self._findings, *findings][-_MAX_REMEMBERED:]
         for finding in findings:
@@ -223,6 +204,13 @@ class Judge:
         self._files = files
         phase = PHASES.get(self._session.phase, "live")
         return [Finding("file", phase, f"{path} {what}", exit_code=code) for path, what, code in news]
+
+    def _of_unreadable(self) -> list[Finding]:
+        """Once: from then on its witnesses may have said anything."""
+        is_blind = any(one.num_unreadable for one in self._session.account.histories.values())
+        is_new, self._is_blind = is_blind and not self._is_blind, is_blind or self._is_blind
+        phase = PHASES.get(self._session.phase, "live")
+        return [Finding("unknown", phase, "events of its witnesses cannot be read")] if is_new else []
 
     def _act(self, findings: Sequence[Finding]) -> None:
         if not findings:
@@ -334,11 +322,12 @@ class Judge:
     def _ended(self, status: int) -> int:
         """What becomes of a guest that ended by itself, or because it was asked to."""
         self._session.child.end()  # What it left.
-        if self._stage == "live" or self._asked_to_end is not None or status == 0:
+        is_asked = self._stage == "live" or self._asked_to_end is not None
+        if not is_asked and self._policy.require_warm and (self._findings or self._said_all()):
+            self._refuse_if_not_warm(self._judged())
+        if is_asked or status == 0:
             _log.info("the guest ended with exit code %d", status)
             return status
-        if self._policy.require_warm and (self._findings or self._said_all()):
-            self._refuse_if_not_warm(self._judged())
         raise GuestError(
             f"the guest ended with exit code {status} before it was ready{self._loaded()}", status
         )
@@ -357,10 +346,11 @@ class Judge:
         return f", with {loaded} of {sum(wanted.values())} artifacts loaded; its own messages say why"
 
     def _answer_reports(self) -> None:
-        while not self._asked.empty():
-            future = self._asked.get()
-            if future.set_running_or_notify_cancel():
-                future.set_result(self._report())
+        """One comparison of the files, and one answer, for everybody who has asked since the last turn."""
+        asked = [self._asked.get() for _ in range(self._asked.qsize())]
+        report = self._report() if asked else {}
+        for future in asked:
+            future.set_result(report)
 
     def _report(self) -> Mapping[str, Any]:
         seen = self._session.look(compares=self._session.plan.rules.has_sealed)
@@ -373,6 +363,7 @@ class Judge:
             "reasons": [reason.text for reason in verdict.reasons] if isinstance(verdict, NotWarm) else [],
             "waiting_for": list(verdict.waiting_for) if isinstance(verdict, Undecided) else [],
             "why_cold": self._case.why_cold,
+            "residuals": list(self._case.residuals),
             "compilations": dict(self._metrics.compilations()),
             "findings": [f"{one.phase}: {one.what}: {one}" for one in self._findings],
             "processes": [

@@ -32,9 +32,9 @@ from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import spec_from_json
 from aotgaudi.store.store import Store
-from aotgaudi.supervisor.app import Listen
-from aotgaudi.supervisor.judge import Policy
-from aotgaudi.supervisor.launch import RunOptions, run
+from aotgaudi.supervisor.admission import RunOptions
+from aotgaudi.supervisor.launch import run
+from aotgaudi.supervisor.options import Listen, Policy
 from tests.environment import ROOT
 from tests.guests_here import Here
 from tests.hpu.conftest import InstalledDouble

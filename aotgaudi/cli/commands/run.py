@@ -7,21 +7,23 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from aotgaudi.bundle.bundle import Acceptance
 from aotgaudi.cli.options.acceptance import acceptance_options
+from aotgaudi.cli.options.command_words import CommandThatAsks, asked_ahead
 from aotgaudi.cli.options.supervision import Supervision, supervision_options
 from aotgaudi.server.log import log_handler
-from aotgaudi.supervisor.judge import Policy
-from aotgaudi.supervisor.launch import RunOptions
-from aotgaudi.supervisor.launch import run as run_guest
+from aotgaudi.supervisor.options import Policy
+
+if TYPE_CHECKING:
+    from aotgaudi.bundle.bundle import Acceptance
 
 _BEGAN = time.monotonic()
 
 
-@click.command(short_help="Run a server from its sealed caches.")
+@click.command(cls=CommandThatAsks, short_help="Run a server from its sealed caches.")
 @click.option(
     "--bundle",
     type=click.Path(path_type=Path),
@@ -65,6 +67,9 @@ def supervise(
     extra_words: tuple[str, ...] = (),
 ) -> None:
     """Runs a guest and exits with what it ended with; `serve` does the same, with the sealed command."""
+    from aotgaudi.supervisor.admission import RunOptions  # While the interpreter is being asked.
+    from aotgaudi.supervisor.launch import run as run_guest
+
     logging.basicConfig(
         level=logging.INFO,
         format="%(asctime)s aotgaudi %(levelname)s %(message)s",
@@ -88,5 +93,6 @@ def supervise(
         root=supervision.root,
         listen=supervision.listen,
         began=_BEGAN,
+        asking=asked_ahead(),
     )
     raise click.exceptions.Exit(run_guest(options))

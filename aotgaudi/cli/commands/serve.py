@@ -14,33 +14,28 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from aotgaudi.bundle.bundle import Acceptance
-from aotgaudi.bundle.sealed import is_capture
 from aotgaudi.cli.commands.run import supervise
 from aotgaudi.cli.options.acceptance import acceptance_options
 from aotgaudi.cli.options.capacity import capacity_options
 from aotgaudi.cli.options.common import Command, store_option
 from aotgaudi.cli.options.listening import listening_options
-from aotgaudi.cli.options.model import find_model
 from aotgaudi.cli.options.supervision import SUPERVISION_NAMES, Supervision, supervision_options
 from aotgaudi.cores import available_cores
 
 if TYPE_CHECKING:
+    from aotgaudi.bundle.bundle import Acceptance
     from aotgaudi.engine.room import RoomLimits
-    from aotgaudi.llm.model_files import GenerationConfig
     from aotgaudi.runtime.guard import Seccomp
     from aotgaudi.runtime.shards import WeightsMemory
     from aotgaudi.server.front.limits import Listening
 
 
 def _generation_options(function: Command) -> Command:
-    """``--generation-config`` and its override; the command gets them as one argument `generation_config`."""
+    """``--generation-config`` and its override; the command gets them as one argument `generation`: source, override."""
 
     @functools.wraps(function)
     def command(*, source: str, override: Mapping[str, Any], **others: Any) -> Any:
-        from aotgaudi.llm.model_files import GenerationConfig
-
-        return function(generation_config=GenerationConfig(source, override), **others)
+        return function(generation=(source, override), **others)
 
     source_option = click.option(
         "--generation-config",
@@ -63,10 +58,12 @@ def _generation_options(function: Command) -> Command:
 def _parse_override(
     context: click.Context, parameter: click.Parameter, value: str | None
 ) -> Mapping[str, Any]:
+    if value is None:
+        return {}
     from aotgaudi.llm.model_files import SAMPLING_DEFAULTS
 
     try:
-        override = json.loads(value or "{}")
+        override = json.loads(value)
     except ValueError as error:
         raise click.BadParameter(f"is not JSON: {error}", context, parameter) from error
     if not isinstance(override, dict):
@@ -142,7 +139,7 @@ def serve(  # noqa: PLR0913 - one argument per option
     require_warm: bool,
     listening: Listening,
     names: tuple[str, ...],
-    generation_config: GenerationConfig,
+    generation: tuple[str, Mapping[str, Any]],
     threads: int | None,
     allow_unbound_model: bool,
     weights_memory: WeightsMemory,
@@ -159,6 +156,8 @@ def serve(  # noqa: PLR0913 - one argument per option
 
     A bundle that `build capture` sealed is run as `aotgaudi run` does it, by the sealed command; WORDS are added to that.
     """
+    from aotgaudi.bundle.sealed import is_capture
+
     if is_capture(bundle):
         _refuse_given(context, of_captures=False)
         supervise(bundle, require_warm, supervision, acceptance, extra_words=words)
@@ -167,6 +166,8 @@ def serve(  # noqa: PLR0913 - one argument per option
         raise click.UsageError("words after -- go with bundles that `build capture` sealed")
     if model is None:
         raise click.UsageError("Missing option '--model'.")
+    from aotgaudi.cli.options.model import find_model
+    from aotgaudi.llm.model_files import GenerationConfig
     from aotgaudi.llm.running import ModelOptions
     from aotgaudi.server.front.run import StopTimes
     from aotgaudi.server.launch import ServeOptions, launch
@@ -190,7 +191,7 @@ def serve(  # noqa: PLR0913 - one argument per option
         allow_unbound_model=allow_unbound_model,
         weights_memory=weights_memory,
         store_root=store_root,
-        generation_config=generation_config,
+        generation_config=GenerationConfig(*generation),
         environment=os.environ,
         room=room,
     )

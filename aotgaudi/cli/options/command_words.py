@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+from typing import Any
+
 import click
+
+from aotgaudi.guests.asking import Asking, begin
+
+_ASKING = "aotgaudi.asking"
 
 
 class CommandWithWords(click.Command):
@@ -18,3 +26,23 @@ class CommandWithWords(click.Command):
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Returns the parts of the usage line."""
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
+
+
+class CommandThatAsks(click.Command):
+    """Asks the interpreter of the server that its ``words`` start before anything else: `asked_ahead`."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command."""
+        asking = begin(ctx.params["words"], os.environ, Path.cwd())
+        if asking is None:
+            return super().invoke(ctx)
+        ctx.meta[_ASKING] = asking
+        with asking:
+            return super().invoke(ctx)
+
+
+def asked_ahead() -> Asking | None:
+    """Returns the interpreter that the command under way has asked; None where it has not, or another one."""
+    context = click.get_current_context(silent=True)
+    found = None if context is None else context.meta.get(_ASKING)
+    return found if isinstance(found, Asking) else None

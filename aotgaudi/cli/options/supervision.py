@@ -10,13 +10,12 @@ from typing import Any
 import click
 
 from aotgaudi.cli.options.common import Command
-from aotgaudi.supervisor.app import Listen, parse_listen
-from aotgaudi.supervisor.judge import START_SECONDS, OnCompile
+from aotgaudi.supervisor.options import START_SECONDS, Listen, OnCompile, parse_listen
 
 
 @dataclass(frozen=True, kw_only=True)
 class Supervision:
-    """What was chosen; see `aotgaudi.supervisor.launch.RunOptions`."""
+    """What was chosen; see `aotgaudi.supervisor.admission.RunOptions`."""
 
     on_compile: OnCompile
     exercises: bool

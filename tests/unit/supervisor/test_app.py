@@ -13,8 +13,9 @@ import pytest
 
 from aotgaudi.errors import SpecError
 from aotgaudi.supervisor import app
-from aotgaudi.supervisor.app import Answers, Front, Listen, parse_listen
+from aotgaudi.supervisor.app import Answers, Front
 from aotgaudi.supervisor.metrics import Metrics
+from aotgaudi.supervisor.options import Listen, parse_listen
 
 
 @dataclass

