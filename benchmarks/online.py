@@ -42,7 +42,7 @@ class Online:
     def engine(self, on_step: Callable[..., None] | None = None) -> Engine:
         """An engine as the server makes it, not started."""
         return make_engine(
-            self.manifest, self.runner, Tokenizer.load(ModelDirectory(self.model_dir)), on_step
+            self.manifest, self.runner, Tokenizer.load(ModelDirectory(self.model_dir)), on_step=on_step
         )
 
     def full_prompt(self, entry: PromptEntry, random: Random) -> PromptStep:

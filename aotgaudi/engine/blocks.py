@@ -1,8 +1,21 @@
-"""The pool of KV blocks: which block ids are free. Ids only; contents live on the device."""
+"""The pool of KV blocks: which block ids are free, who shares one, and what can be had again. Ids only.
+
+A block is in one of three states; contents live on the device:
+
+======  ===============================================================================================
+used    handed out, to one sequence or to several that share it
+kept    free, but its contents have a key (`aotgaudi.engine.prefix_cache`): whoever asks for the key may have it back
+empty   free, and nobody will ask for what is in it
+======  ===============================================================================================
+
+What is asked for anew is taken from the empty blocks, then from the kept ones, of which the least recently used goes
+first. A block that is used is never written to once it has a key: only full blocks get one.
+"""
 
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 
 PADDING_BLOCK = 0
@@ -15,7 +28,7 @@ def num_blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 class BlockPool:
-    """Hands out block ids 1..`num_blocks`, lowest first, so that used ids stay packed at the low end.
+    """Hands out block ids 1..`num_blocks`, the lowest empty one first, so that used ids stay packed at the low end.
 
     Not thread-safe: the engine's thread owns it. Misuse (taking more than is free, freeing twice, moving onto
     a used block) is a bug of the caller and raises ValueError before anything is changed.
@@ -23,51 +36,132 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._free = list(range(1, num_blocks + 1))  # A heap: ascending order is one.
+        self.num_evicted = 0
+        self._free = list(range(1, num_blocks + 1))  # The empty ones, a heap: ascending order is one.
+        self._kept: OrderedDict[int, None] = OrderedDict()  # The least recently used first.
         self._is_used = bytearray(num_blocks + 1)
+        self._num_users = [0] * (num_blocks + 1)
+        self._num_used = 0
+        self._keys: dict[int, bytes] = {}
+        self._by_key: dict[bytes, int] = {}
 
     @property
     def num_free(self) -> int:
-        """How many blocks can be allocated."""
-        return len(self._free)
+        """How many blocks can be allocated: the empty ones and the kept ones."""
+        return self.num_blocks - self._num_used
 
     @property
     def num_used(self) -> int:
-        """How many blocks are handed out."""
-        return self.num_blocks - len(self._free)
+        """How many blocks are handed out; one that several share counts once."""
+        return self._num_used
+
+    @property
+    def num_kept(self) -> int:
+        """How many free blocks hold what may be asked for again."""
+        return len(self._kept)
 
     @property
     def max_used(self) -> int:
         """The highest id in use; 0 when none is."""
         return max(self._is_used.rfind(1), 0)
 
+    @property
+    def kept_ids(self) -> tuple[int, ...]:
+        """The kept blocks, the one that is given up first in front."""
+        return tuple(self._kept)
+
     def used_ids(self) -> tuple[int, ...]:
         """Returns the ids in use, ascending."""
         return tuple(block for block, is_used in enumerate(self._is_used) if is_used)
 
+    def num_users(self, block: int) -> int:
+        """Returns how many sequences hold `block`."""
+        return self._num_users[block]
+
     def can_allocate(self, count: int) -> bool:
         """Returns whether `count` blocks are free."""
-        return count <= len(self._free)
+        return count <= self.num_free
 
     def allocate(self, count: int) -> list[int]:
-        """Takes the `count` lowest free ids, ascending. Raises ValueError when fewer are free."""
+        """Takes `count` free blocks: the lowest empty ones, then the least recently used of the kept.
+
+        Raises ValueError when fewer are free.
+        """
         if not self.can_allocate(count):
-            raise ValueError(f"{count} blocks asked for, {len(self._free)} of {self.num_blocks} are free")
-        blocks = [heapq.heappop(self._free) for _ in range(count)]
+            raise ValueError(f"{count} blocks asked for, {self.num_free} of {self.num_blocks} are free")
+        num_empty = min(count, len(self._free))
+        blocks = [heapq.heappop(self._free) for _ in range(num_empty)]
+        blocks += [self._evict() for _ in range(count - num_empty)]
         for block in blocks:
-            self._is_used[block] = 1
+            self._add_user(block)
         return blocks
 
     def free(self, blocks: Iterable[int]) -> None:
-        """Gives blocks back. Raises ValueError when one is not in use, or is named twice."""
+        """Takes back the blocks of one sequence, named from its first to its last.
+
+        Those that nobody else holds become kept, where they have a key, or else empty. The last is given up before the
+        first, which more prompts have in common. Raises ValueError when one is not in use, or is named twice.
+        """
         blocks = list(blocks)
         self._require_used(blocks)
+        for block in reversed(blocks):
+            self._num_users[block] -= 1
+            if self._num_users[block] == 0:
+                self._is_used[block] = 0
+                self._num_used -= 1
+                self._set_free(block)
+
+    # Keys
+
+    def find(self, keys: Iterable[bytes]) -> list[int]:
+        """Returns the used or kept blocks of these keys, up to the first key that no block has."""
+        blocks: list[int] = []
+        for key in keys:
+            block = self._by_key.get(key)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Hands out used or kept blocks to one more sequence. Raises ValueError for an empty one, or one named twice."""
+        blocks = list(blocks)
+        wrong = [block for block in blocks if not self._is_used[block] and block not in self._kept]
+        if wrong or len(set(blocks)) != len(blocks):
+            raise ValueError(f"blocks {wrong or blocks} are empty, or are named twice")
         for block in blocks:
-            self._is_used[block] = 0
-            heapq.heappush(self._free, block)
+            self._kept.pop(block, None)
+            self._add_user(block)
+
+    def name(self, block: int, key: bytes) -> None:
+        """Gives a used block the key of its contents. Where another block has the key, that one keeps it.
+
+        Raises ValueError when the block is not in use, or has another key.
+        """
+        self._require_used([block])
+        if self._keys.get(block, key) != key:
+            raise ValueError(f"block {block} has another key")
+        if key not in self._by_key:
+            self._keys[block], self._by_key[key] = key, block
+
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Takes the keys of these blocks away: nobody is given their contents any more. Kept ones become empty."""
+        for block in blocks:
+            key = self._keys.pop(block, None)
+            if key is None:
+                continue
+            del self._by_key[key]
+            if block in self._kept:
+                del self._kept[block]
+                heapq.heappush(self._free, block)
+
+    # Moves
 
     def relocate(self, mapping: Mapping[int, int]) -> None:
-        """Makes each source free and its destination used. Raises ValueError unless used -> free, 1 to 1."""
+        """Follows an exchange of the contents of each source, which is used, and its destination, which is free.
+
+        Users, keys and the order of the kept go with the contents. Raises ValueError unless used -> free, 1 to 1.
+        """
         self._require_used(list(mapping))
         taken = [block for block in mapping.values() if not self._is_free(block)]
         if taken or len(set(mapping.values())) != len(mapping):
@@ -76,16 +170,52 @@ class BlockPool:
             )
         for source, destination in mapping.items():
             self._is_used[source], self._is_used[destination] = 0, 1
-        self._free = [block for block in range(1, self.num_blocks + 1) if not self._is_used[block]]
+            self._num_users[destination], self._num_users[source] = self._num_users[source], 0
+        renamed = {**mapping, **{destination: source for source, destination in mapping.items()}}
+        self._keys = {renamed.get(block, block): key for block, key in self._keys.items()}
+        self._by_key = {key: block for block, key in self._keys.items()}
+        self._kept = OrderedDict.fromkeys(renamed.get(block, block) for block in self._kept)
+        self._free = [block for block in range(1, self.num_blocks + 1) if self._is_empty(block)]
 
     def check_integrity(self) -> None:
-        """Raises RuntimeError unless free and used ids partition 1..num_blocks."""
-        expected = [block for block in range(1, self.num_blocks + 1) if not self._is_used[block]]
-        if sorted(self._free) != expected or self._is_used[PADDING_BLOCK]:
-            raise RuntimeError(f"the block pool is corrupt: free {sorted(self._free)}, expected {expected}")
+        """Raises RuntimeError unless used, kept and empty ids partition 1..num_blocks, and keys name used or kept ones."""
+        ids = range(1, self.num_blocks + 1)
+        empty = [block for block in ids if self._is_empty(block)]
+        is_sound = (
+            sorted(self._free) == empty
+            and not self._is_used[PADDING_BLOCK]
+            and all(self._is_free(block) and block in self._keys for block in self._kept)
+            and all((self._num_users[block] > 0) == self._is_used[block] for block in ids)
+            and self._num_used == sum(self._is_used)
+            and {key: block for block, key in self._keys.items()} == self._by_key
+            and len(self._keys) == len(self._by_key)
+            and all(self._is_used[block] or block in self._kept for block in self._keys)
+        )
+        if not is_sound:
+            raise RuntimeError(f"the block pool is corrupt: empty {sorted(self._free)}, expected {empty}")
+
+    def _evict(self) -> int:
+        block, _ = self._kept.popitem(last=False)
+        del self._by_key[self._keys.pop(block)]
+        self.num_evicted += 1
+        return block
+
+    def _add_user(self, block: int) -> None:
+        self._num_used += not self._is_used[block]
+        self._is_used[block] = 1
+        self._num_users[block] += 1
+
+    def _set_free(self, block: int) -> None:
+        if block in self._keys:
+            self._kept[block] = None
+        else:
+            heapq.heappush(self._free, block)
 
     def _is_free(self, block: int) -> bool:
         return 1 <= block <= self.num_blocks and not self._is_used[block]
+
+    def _is_empty(self, block: int) -> bool:
+        return self._is_free(block) and block not in self._kept
 
     def _require_used(self, blocks: list[int]) -> None:
         wrong = [block for block in blocks if not 1 <= block <= self.num_blocks or not self._is_used[block]]

@@ -4,6 +4,7 @@
 
     scheduled = scheduler.schedule()            which requests, in which entry
     result = runner.run(scheduled.step)         the device
+    runner.clear(scheduler.discard(...))        requests for which it computed NaN
     sampled = scheduler.complete(...)           tokens appended, requests ended, blocks freed
     stream.on_event(stream.token_event())       text, to the owner of each request that got a token; `flush` follows
     runner.exchange(plan_step(...))             defragmentation, where it is due
@@ -39,6 +40,8 @@ class EngineStats:
     `num_steps` counts finished steps by entry. `num_prefill_tokens` counts tokens computed in prefill steps,
     including those computed again after a preemption; `num_output_tokens` counts sampled tokens. `num_finished`
     counts requests by finish reason, or "error". `num_invalid_logits` counts requests for which the model computed NaN.
+    Of the free blocks `num_blocks_kept` hold cached prefixes; `num_blocks_evicted` were given up for new contents.
+    `num_prefix_queries` and `num_prefix_hits` count tokens (aotgaudi/engine/prefix_cache.py).
 
     The last three are the engine's, not the core's: `num_refused` counts refusals for want of room by reason,
     `oldest_waiting_seconds` is how long the oldest waiting request has been there (0: nobody waits), and
@@ -57,6 +60,10 @@ class EngineStats:
     num_defrag_swaps: int
     num_finished: Mapping[str, int]
     num_invalid_logits: int = 0
+    num_blocks_kept: int = 0
+    num_blocks_evicted: int = 0
+    num_prefix_queries: int = 0
+    num_prefix_hits: int = 0
     num_refused: Mapping[str, int] = field(default_factory=dict)
     oldest_waiting_seconds: float = 0.0
     stalled_seconds: float = 0.0
@@ -148,7 +155,7 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Returns what was counted up to now."""
-        scheduler = self.scheduler
+        scheduler, prefixes = self.scheduler, self.scheduler.prefixes
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
@@ -162,6 +169,10 @@ class EngineCore:
             num_defrag_swaps=self._num_defrag_swaps,
             num_finished=dict(self._num_finished),
             num_invalid_logits=self._num_invalid_logits,
+            num_blocks_kept=scheduler.pool.num_kept,
+            num_blocks_evicted=scheduler.pool.num_evicted,
+            num_prefix_queries=0 if prefixes is None else prefixes.num_queries,
+            num_prefix_hits=0 if prefixes is None else prefixes.num_hits,
         )
 
     # Steps
@@ -180,12 +191,14 @@ class EngineCore:
             start = self._clock()
             result = self._runner.run(step)
             seconds = self._clock() - start
+            rows = (scheduled.requests[row] for row in sorted(result.invalid_rows))
+            invalid = [request for request in rows if not request.is_finished]
+            for request in invalid:
+                self._runner.clear(self.scheduler.discard(request))
             sampled = self.scheduler.complete(scheduled, result.token_ids)
         except Exception as error:  # The edge of the step.
             self._fail_step(step, scheduled.requests, error)
             return
-        invalid = [scheduled.requests[row] for row in sorted(result.invalid_rows)]
-        sampled = tuple(request for request in sampled if request not in invalid)
         self._count(step, sampled)
         self._observe(step.entry, seconds, len(step.rows))
         logprobs = {scheduled.requests[row]: values for row, values in result.logprobs.items()}
@@ -214,6 +227,7 @@ class EngineCore:
             self._runner.exchange(step)
             seconds = self._clock() - start
         except Exception as error:  # The edge of the step: what the moved blocks hold is unknown now.
+            self.scheduler.pool.forget([block for move in step.moves for block in move])
             self._fail_step(step, self.scheduler.owners([source for source, _ in step.moves]), error)
             return
         self.scheduler.relocate(step.moves)
@@ -230,7 +244,8 @@ class EngineCore:
         for request in requests:
             if not request.is_finished:
                 self.scheduler.finish(request, "abort")
-            self._emit(self._streams[request], ErrorEvent(request_id=request.request_id, error=error))
+            if request in self._streams:  # Else it was aborted while its step ran.
+                self._emit(self._streams[request], ErrorEvent(request_id=request.request_id, error=error))
 
     # Events
 

@@ -134,6 +134,7 @@ class Engine:
             params=params,
             seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
             arrived_at=self._clock(),
+            cache_salt=new.cache_salt,
         )
 
     def abort(self, *request_ids: str) -> None:

@@ -18,10 +18,11 @@ from aotgaudi.engine.steps import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request, counted at its end."""
+    """Tokens of one request, counted at its end; of its prompt's, `num_cached_tokens` were in the prefix cache."""
 
     num_prompt_tokens: int
     num_output_tokens: int
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,4 +128,5 @@ class OutputStream:
         )
 
     def _usage(self) -> Usage:
-        return Usage(self.request.num_prompt_tokens, self.request.num_output_tokens)
+        request = self.request
+        return Usage(request.num_prompt_tokens, request.num_output_tokens, request.num_cached_tokens)

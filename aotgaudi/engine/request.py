@@ -25,11 +25,15 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """What an owner asks the engine for: one sequence to be generated. `request_id` is the owner's choice."""
+    """What an owner asks the engine for: one sequence to be generated. `request_id` is the owner's choice.
+
+    Only requests of the same `cache_salt` share cached prefixes.
+    """
 
     request_id: str
     prompt_token_ids: Sequence[int]
     params: SamplingParams
+    cache_salt: str = ""
 
 
 class RequestState(Enum):
@@ -48,7 +52,9 @@ class Request:
     always uses the i-th draw of the request's own generator, so that neither preemption nor other requests in
     the batch change the result. `arrived_at` is in seconds of the engine's clock. `is_in_crowd`: it came together with
     others over one connection, or while others of that connection were open. `number` is its place in the order of
-    arrival.
+    arrival. `num_cached_tokens`: so many tokens of its prompt were found in the prefix cache when it was first admitted.
+    `block_keys` are the keys of its full blocks, as far as they were asked for, and `num_named_blocks` of its blocks have
+    theirs in the pool (aotgaudi/engine/prefix_cache.py).
 
     Many may wait, so what only a running one needs (its generator is 2.5 kB) is made when it is first asked for.
     """
@@ -60,6 +66,7 @@ class Request:
     seed: int
     arrived_at: float = 0.0
     is_in_crowd: bool = False
+    cache_salt: str = ""
     number: int = field(default=-1, init=False)
     state: RequestState = RequestState.WAITING
     finish_reason: FinishReason | None = None
@@ -70,6 +77,9 @@ class Request:
     num_preemptions: int = field(default=0, init=False)
     last_decode: int = field(default=0, init=False)
     block_table: list[int] = field(default_factory=list, init=False)
+    num_cached_tokens: int = field(default=0, init=False)
+    num_named_blocks: int = field(default=0, init=False)
+    block_keys: list[bytes] = field(default_factory=list, init=False, repr=False)
     _generator: Random | None = field(default=None, init=False, repr=False)
     _noise: float | None = field(default=None, init=False, repr=False)
     _history: TokenHistory | None = field(default=None, init=False, repr=False)
@@ -116,11 +126,11 @@ class Request:
         noise = self._draw() if self._noise is None else self._noise
         return SamplingRow(self.params, noise, self._history)
 
-    def admit(self, block_table: list[int]) -> None:
-        """WAITING -> RUNNING: all known tokens are to be prefilled into these blocks."""
+    def admit(self, block_table: list[int], num_computed_tokens: int = 0) -> None:
+        """WAITING -> RUNNING: all known tokens but the first `num_computed_tokens` are to be prefilled into these blocks."""
         self._require(RequestState.WAITING)
         self.state, self.block_table = RequestState.RUNNING, block_table
-        self.num_prefill_tokens = self.num_tokens
+        self.num_prefill_tokens, self.num_computed_tokens = self.num_tokens, num_computed_tokens
 
     def preempt(self) -> list[int]:
         """RUNNING -> WAITING: gives up its blocks and keeps its tokens. Returns the blocks."""
@@ -149,7 +159,7 @@ class Request:
         return self._noise
 
     def _release(self) -> list[int]:
-        blocks, self.block_table = self.block_table, []
+        blocks, self.block_table, self.num_named_blocks = self.block_table, [], 0
         return blocks
 
     def _require(self, *states: RequestState) -> None:

@@ -68,25 +68,24 @@ class ProgramRunner:
         """Returns the result without contagion: each row that seemed invalid is run once more, alone.
 
         What is masked is multiplied by 0, and 0 times NaN is NaN. So one row's NaNs reach those that share the padding
-        block, or a sum over blocks, with it; and they would reach whoever gets its blocks next. A row alone writes its own
-        part of the cache again before it reads it.
+        block, or a sum over blocks, with it. A row alone writes its own part of the cache again before it reads it. What an
+        invalid row has written is for the engine to `clear` before anybody else gets its blocks.
         """
         invalid_rows: set[int] = set()
         for r in sorted(joint.invalid_rows):
-            row = step.rows[r]
-            self._clear([PADDING_BLOCK])
+            self.clear([PADDING_BLOCK])
             alone = joint if len(step.rows) == 1 else self._run(_with_one_row(step, r))
             if alone.invalid_rows:
                 invalid_rows.add(r)
-                self._clear(row.block_table)
                 continue
             joint.token_ids[r] = alone.token_ids[0]
             if 0 in alone.logprobs:
                 joint.logprobs[r] = alone.logprobs[0]
-        self._clear([PADDING_BLOCK])
+        self.clear([PADDING_BLOCK])
         return replace(joint, invalid_rows=invalid_rows)
 
-    def _clear(self, blocks: Sequence[int]) -> None:
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Fills blocks with zeros in every layer."""
         for cache in self._table.caches:
             cache.index_fill_(1, to_ids(blocks), 0)
 

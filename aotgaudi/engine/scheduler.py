@@ -18,15 +18,20 @@ Policy, in one place:
 * When a sequence needs a block and none is free, the most recently admitted request is preempted: it gives up
   its blocks, keeps its tokens, returns to the front of the queue, and is prefilled again later. Blocks are
   given to the oldest request first, so the oldest always advances, and everybody ends.
+* With prefix caching an admitted request shares the blocks that hold the beginning of its tokens, and its first chunk
+  starts after them: as many as leave a rest that entries cover, so that no request depends on what is cached. Full
+  blocks are named when a step that filled them is complete (aotgaudi/engine/prefix_cache.py).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
 from aotgaudi.engine.blocks import BlockPool, num_blocks_for
+from aotgaudi.engine.prefix_cache import PrefixCache
 from aotgaudi.engine.queue import WaitingQueue
 from aotgaudi.engine.request import FinishReason, Request, RequestState
 from aotgaudi.engine.steps import DecodeRow, DecodeStep, PromptRow, PromptStep, Step, StepTable
@@ -65,7 +70,15 @@ class Scheduler:
     """Forms steps from requests; owns the waiting queue, the running list and the block tables.
 
     Not thread-safe: the engine's thread owns it. Use: `schedule`, run the step, `complete`; requests may be
-    added and finished between steps only.
+    added at any time. One that is finished while its step runs is left out when that is complete; what its blocks hold
+    is never shared, and whoever gets them writes to them in a later step.
+
+    Args:
+        limits: What a step may have.
+        table: The entries.
+        pool: The blocks.
+        eos_token_ids: Tokens that end a sequence.
+        prefix_caching: Whether requests share what is cached of their beginnings.
     """
 
     def __init__(
@@ -75,8 +88,10 @@ class Scheduler:
         pool: BlockPool,
         *,
         eos_token_ids: Collection[int] = (),
+        prefix_caching: bool = False,
     ) -> None:
         self.limits, self.table, self.pool = limits, table, pool
+        self.prefixes = PrefixCache(pool, limits.block_size) if prefix_caching else None
         self.num_preemptions = 0
         self._eos_token_ids = frozenset(eos_token_ids)
         self._waiting = WaitingQueue()
@@ -126,6 +141,16 @@ class Scheduler:
             self._running.remove(request)
         self.pool.free(request.finish(reason))
 
+    def discard(self, request: Request) -> tuple[int, ...]:
+        """Aborts a running request whose blocks hold nonsense: nobody is given their contents.
+
+        Returns those of its blocks that nobody holds any more.
+        """
+        blocks = tuple(request.block_table)
+        self.pool.forget(blocks)
+        self.finish(request, "abort")
+        return tuple(block for block in blocks if not self.pool.num_users(block))
+
     def schedule(self) -> Scheduled | None:
         """Returns the next step, or None when no request waits or runs.
 
@@ -153,7 +178,11 @@ class Scheduler:
         _check_answer(scheduled.step.entry, rows, token_ids)
         sampled: list[Request] = []
         for request, row, token_id in zip(scheduled.requests, rows, token_ids, strict=True):
+            if request.is_finished:
+                continue
             request.num_computed_tokens += len(row.token_ids) if isinstance(row, PromptRow) else 1
+            if self.prefixes is not None:
+                self.prefixes.keep(request)
             if row.sampling is None or token_id is None:
                 continue
             request.append_token(token_id)
@@ -177,9 +206,10 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raises RuntimeError unless the running requests' block tables and the pool agree."""
         self.pool.check_integrity()
-        held = [block for request in self._running for block in request.block_table]
-        if sorted(held) != list(self.pool.used_ids()):
-            raise RuntimeError(f"block tables hold {sorted(held)}, the pool says {self.pool.used_ids()}")
+        held = Counter(block for request in self._running for block in request.block_table)
+        users = {block: self.pool.num_users(block) for block in self.pool.used_ids()}
+        if held != users:
+            raise RuntimeError(f"block tables hold {sorted(held.elements())}, the pool says {users}")
         if any(request.block_table for request in self._waiting):
             raise RuntimeError("a waiting request holds blocks")
 
@@ -225,23 +255,60 @@ class Scheduler:
         if request is None or self._can_admit(request):
             return
         crowds = [one for one in self._running if one.is_in_crowd][1:]
-        num_free = self.pool.num_free + sum(len(one.block_table) for one in crowds)
-        if num_free < num_blocks_for(request.num_tokens, self.limits.block_size):
+        others = set(self._running).difference(crowds)
+        held = {block for one in others for block in one.block_table}
+        held.difference_update(self._cached_blocks(request))
+        if self.pool.num_blocks - len(held) < num_blocks_for(request.num_tokens, self.limits.block_size):
             return
         while crowds and not self._can_admit(request):
             self._preempt(crowds.pop())
 
     def _can_admit(self, request: Request) -> bool:
-        has_seat = len(self._running) < self.limits.max_num_seqs
-        return has_seat and self.pool.can_allocate(num_blocks_for(request.num_tokens, self.limits.block_size))
+        if len(self._running) >= self.limits.max_num_seqs:
+            return False
+        num_blocks = num_blocks_for(request.num_tokens, self.limits.block_size)
+        if self.pool.can_allocate(num_blocks):
+            return True
+        num_shared = sum(self.pool.num_users(block) > 0 for block in self._cached_blocks(request))
+        return self.pool.can_allocate(num_blocks - num_shared)
 
     def _admit(self, request: Request) -> None:
         self._waiting.remove(request)
-        request.admit(self.pool.allocate(num_blocks_for(request.num_tokens, self.limits.block_size)))
+        block_size, cached = self.limits.block_size, self._cached_blocks(request)
+        self.pool.share(cached)
+        new = self.pool.allocate(num_blocks_for(request.num_tokens, block_size) - len(cached))
+        if self.prefixes is not None:
+            self.prefixes.count(request, len(cached) * block_size)
+        request.admit([*cached, *new], len(cached) * block_size)
+        request.num_named_blocks = len(cached)
         self._running.append(request)
 
+    def _cached_blocks(self, request: Request) -> list[int]:
+        """Returns the cached blocks that a waiting request would share: as many as leave a rest that entries cover."""
+        if self.prefixes is None:
+            return []
+        blocks = self.prefixes.find(request)
+        while blocks and not self._covers_rest(request, len(blocks) * self.limits.block_size):
+            blocks.pop()
+        return blocks
+
+    def _covers_rest(self, request: Request, start: int) -> bool:
+        """Returns whether entries cover every chunk of the known tokens from `start` on."""
+        while start < request.num_tokens:
+            chunk = self._chunk_from(request, start, self.limits.max_num_batched_tokens)
+            if not chunk.num_tokens:
+                return False
+            start += chunk.num_tokens
+        return True
+
     def _next_chunk(self, request: Request, budget: int) -> _Chunk:
-        start, block_size = request.num_computed_tokens, self.limits.block_size
+        start = request.num_computed_tokens
+        if request.state is RequestState.WAITING:
+            start = len(self._cached_blocks(request)) * self.limits.block_size
+        return self._chunk_from(request, start, budget)
+
+    def _chunk_from(self, request: Request, start: int, budget: int) -> _Chunk:
+        block_size = self.limits.block_size
         remaining = request.num_tokens - start
         longest = min(remaining, budget, self.table.max_query_len(start // block_size))
         num_tokens = longest if longest == remaining else longest - longest % block_size

@@ -6,6 +6,7 @@ Block 0 is the padding block: it is never handed out, and all padding reads from
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Union
 
@@ -144,4 +145,8 @@ class StepRunner(Protocol):
 
     def exchange(self, step: DefragStep) -> None:
         """Exchanges block contents."""
+        ...
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Makes what these blocks hold harmless to whoever gets them next: no NaN."""
         ...

@@ -85,6 +85,7 @@ class LLM:
         guard: What may not compile: "engine", the engine's thread; "process", anything in this process; "kernel", the
             same, enforced for good by a seccomp filter; only with `require_warm`.
         store: Where builds on first use go; required without `require_warm`.
+        enable_prefix_caching: Whether prompts start after what is cached of them; None: as the spec of the bundle says.
 
     Raises:
         SpecError: no such model, another model than the bundle's, or an argument that cannot be used.
@@ -106,6 +107,7 @@ class LLM:
         generation_config: str = "auto",
         guard: Literal["engine", "process", "kernel"] = "engine",
         store: str | os.PathLike[str] | None = None,
+        enable_prefix_caching: bool | None = None,
     ) -> None:
         if store is None and not require_warm:
             raise SpecError(
@@ -124,6 +126,7 @@ class LLM:
             num_threads=threads or available_cores(),
             store_root=Path(store or ""),
             generation_config=GenerationConfig(generation_config),
+            prefix_caching=enable_prefix_caching,
         )
         self._model: RunningModel = start(options)
         try:

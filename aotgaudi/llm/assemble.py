@@ -73,7 +73,14 @@ def _assembled(options: ModelOptions, held: Holding) -> RunningModel:
     guard, executables = Guard(), ExecutableTable()
     builder = _load(options, held, executables, guard)
     runner = ProgramRunner(executables, spec.limits.block_size, builder or refuse_cold, options.num_threads)
-    engine = make_engine(manifest, runner, tokenizer, options.on_step, options.room)
+    engine = make_engine(
+        manifest,
+        runner,
+        tokenizer,
+        on_step=options.on_step,
+        room=options.room,
+        prefix_caching=caches_prefixes(manifest, options.prefix_caching),
+    )
     engine.start()
     num_total = len(manifest.entries)
     logger.info(
@@ -135,8 +142,10 @@ def make_engine(
     manifest: Manifest,
     runner: ProgramRunner,
     tokenizer: Tokenizer,
+    *,
     on_step: OnStep | None = None,
     room: RoomLimits = UNLIMITED,
+    prefix_caching: bool = False,
 ) -> Engine:
     """Returns the engine that a manifest describes, not started."""
     spec = manifest.spec
@@ -145,6 +154,7 @@ def make_engine(
         BucketTable.from_entries(manifest.entries),
         BlockPool(spec.limits.num_blocks),
         eos_token_ids=tokenizer.eos_token_ids,
+        prefix_caching=prefix_caching,
     )
     return Engine(
         EngineCore(scheduler, runner, defrag=spec.defrag, on_step=on_step),
@@ -152,6 +162,20 @@ def make_engine(
         lambda ids: IncrementalDetokenizer(tokenizer.decode, ids),
         room=room,
     )
+
+
+def caches_prefixes(manifest: Manifest, asked: bool | None) -> bool:
+    """Returns whether prefixes are cached: as `asked`, else as the spec says; never where no prompt may have a context.
+
+    Says so in the log where they are not.
+    """
+    if not (manifest.spec.bucketing.prefix_caching if asked is None else asked):
+        logger.info("prefix caching is off: %s", "the spec says so" if asked is None else "as asked")
+        return False
+    if any(entry.num_ctx_blocks for entry in BucketTable.from_entries(manifest.entries).prompt):
+        return True
+    logger.warning("prefix caching is off: no prompt entry of the manifest has a context")
+    return False
 
 
 def sampling_defaults(

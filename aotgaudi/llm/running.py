@@ -36,6 +36,7 @@ class ModelOptions:
         on_step: Observes the time of each step, on the engine's thread.
         on_model: Is told the model directory once it is known what must be in it, before anything is loaded.
         room: How much may be open at once.
+        prefix_caching: Whether prompts start after what is cached of them; None: as the spec of the bundle says.
     """
 
     bundle: Path
@@ -51,6 +52,7 @@ class ModelOptions:
     on_step: OnStep | None = None
     on_model: Callable[[ModelDirectory], None] | None = None
     room: RoomLimits = UNLIMITED
+    prefix_caching: bool | None = None
 
 
 @dataclass(frozen=True)

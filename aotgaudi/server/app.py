@@ -191,7 +191,7 @@ class Api:
             request.client,
         )
         try:
-            generation.submit(prepared.prompts, prepared.params)
+            generation.submit(prepared.prompts, prepared.params, prepared.cache_salt)
         except RequestError as error:
             raise error.renamed(prepared.own_names) from error
         if prepared.stream:

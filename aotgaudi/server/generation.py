@@ -74,10 +74,11 @@ class EngineLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Tokens of one HTTP request, over all its choices."""
+    """Tokens of one HTTP request, over all its choices; of the prompts', `num_cached_tokens` were in the prefix cache."""
 
     num_prompt_tokens: int
     num_output_tokens: int
+    num_cached_tokens: int = 0
 
 
 class Deliveries:
@@ -130,20 +131,22 @@ class Generation:
         self._is_closed = False
         self._num_prompt_tokens = 0
         self._num_output_tokens = 0
+        self._num_cached_tokens = 0
 
     @property
     def token_counts(self) -> TokenCounts:
         """Tokens so far; complete once `events` has ended."""
-        return TokenCounts(self._num_prompt_tokens, self._num_output_tokens)
+        return TokenCounts(self._num_prompt_tokens, self._num_output_tokens, self._num_cached_tokens)
 
-    def submit(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> None:
-        """Queues all `prompts`, or none.
+    def submit(self, prompts: Sequence[Sequence[int]], params: SamplingParams, cache_salt: str = "") -> None:
+        """Queues all `prompts`, or none. Cached prefixes are those of requests with the same `cache_salt`.
 
         Raises:
             RequestError: the engine refuses one of them.
         """
         requests = [
-            NewRequest(f"{self.request_id}-{index}", prompt, params) for index, prompt in enumerate(prompts)
+            NewRequest(f"{self.request_id}-{index}", prompt, params, cache_salt)
+            for index, prompt in enumerate(prompts)
         ]
         self._engine.add(requests, self._on_event, flush=self._deliveries.flush, connection=self._connection)
         for index, request in enumerate(requests):
@@ -191,6 +194,8 @@ class Generation:
             raise event.error
         timer.count_tokens(len(event.token_ids))
         self._num_output_tokens += len(event.token_ids)
+        if event.usage is not None:
+            self._num_cached_tokens += event.usage.num_cached_tokens
         if event.finish_reason is not None:
             del self._open[event.request_id]
         if event.finish_reason == "abort":

@@ -40,6 +40,26 @@ class _EngineCollector(Collector):
         yield GaugeMetricFamily("aotgaudi_requests_waiting", "Requests in the queue.", stats.num_waiting)
         yield GaugeMetricFamily("aotgaudi_kv_blocks_used", "KV blocks in use.", stats.num_blocks_used)
         yield GaugeMetricFamily("aotgaudi_kv_blocks_free", "KV blocks not in use.", stats.num_blocks_free)
+        yield GaugeMetricFamily(
+            "aotgaudi_kv_blocks_cached",
+            "KV blocks not in use that hold cached prefixes.",
+            stats.num_blocks_kept,
+        )
+        yield CounterMetricFamily(
+            "aotgaudi_kv_blocks_evicted",
+            "KV blocks of cached prefixes that were given up for new tokens.",
+            stats.num_blocks_evicted,
+        )
+        yield CounterMetricFamily(
+            "aotgaudi_prefix_cache_queries",
+            "Prompt tokens that were looked up in the prefix cache.",
+            stats.num_prefix_queries,
+        )
+        yield CounterMetricFamily(
+            "aotgaudi_prefix_cache_hits",
+            "Prompt tokens that were found in the prefix cache, and not computed again.",
+            stats.num_prefix_hits,
+        )
         yield CounterMetricFamily(
             "aotgaudi_preemptions", "Requests put back in the queue.", stats.num_preemptions
         )

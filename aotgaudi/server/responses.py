@@ -56,6 +56,7 @@ def usage(counts: TokenCounts) -> Json:
         "prompt_tokens": counts.num_prompt_tokens,
         "completion_tokens": counts.num_output_tokens,
         "total_tokens": counts.num_prompt_tokens + counts.num_output_tokens,
+        "prompt_tokens_details": {"cached_tokens": counts.num_cached_tokens},
     }
 
 

@@ -131,6 +131,30 @@ def test_in_any_company_logits_are_the_same_bits(dtype: str, store: Store, tmp_p
     assert differing == 0
 
 
+def test_after_blocks_that_others_have_computed_logits_are_the_same_bits(
+    store: Store, tmp_path: Path
+) -> None:
+    """What prefix caching does: blocks that another's prompt filled, and its decodes, in company, and the rest anew."""
+    runner = runner_of(store, tmp_path, dtype="bfloat16", is_invariant=True)
+    tokens = [random.Random(9).randrange(3, 320) for _ in range(70)]
+    beside = DecodeRow(7, 3, (9,), SamplingRow())
+
+    def prompt(entry: PromptEntry, start: int, end: int, *table: int) -> Tensor:
+        row = PromptRow(tuple(tokens[start:end]), start, table, None)
+        return runner.logits(PromptStep(entry, (row,)))[0]
+
+    for start in (0, 32, 64):
+        alone = prompt(PROMPTS[1], start, min(start + 32, 70), 1, 2, 3, 4, 5)
+    for start in (0, 16):
+        prompt(PROMPTS[2], start, min(start + 16, 21), 11, 12)
+    for position in range(21, 48):
+        row = DecodeRow(tokens[position], position, (11, 12, 13)[: position // BLOCK_SIZE + 1], SamplingRow())
+        runner.logits(DecodeStep(DECODES[2], (beside, row)))
+    after = prompt(PROMPTS[1], 48, 70, 11, 12, 13, 21, 22)
+
+    assert torch.equal(after, alone)
+
+
 def test_by_default_bits_depend_on_company(store: Store, tmp_path: Path) -> None:
     """What the documents say of the default mode: were it otherwise, they should say so."""
     runner = runner_of(store, tmp_path, dtype="bfloat16", is_invariant=False)

@@ -8,10 +8,11 @@ relocation gives other tokens. Freed blocks keep their contents, as on a device.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -68,6 +69,7 @@ class CacheRunner:
     """A device. It checks that every step fits its entry."""
 
     def __init__(self, limits: ServingLimits) -> None:
+        self.on_run: Callable[[], None] = lambda: None
         self._limits = limits
         self._cache: list[list[tuple[int, int]]] = [
             [(-1, -1)] * limits.block_size for _ in range(limits.num_blocks + 1)
@@ -76,6 +78,7 @@ class CacheRunner:
 
     def run(self, step: Step) -> StepResult:
         self.kinds.append(step.entry.kind)
+        self.on_run()
         if isinstance(step, PromptStep):
             self._check_prompt(step)
             return self._answer([(row.start, row.token_ids, row) for row in step.rows])
@@ -89,6 +92,9 @@ class CacheRunner:
         assert 0 not in named
         for a, b in step.moves:
             self._cache[a], self._cache[b] = self._cache[b], self._cache[a]
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        raise AssertionError("nothing was invalid")
 
     def _answer(self, rows: Sequence[tuple[int, Sequence[int], PromptRow | DecodeRow]]) -> StepResult:
         for start, token_ids, row in rows:
@@ -158,11 +164,21 @@ class Client:
 
 
 def make_client(
-    name: str, prompt: tuple[int, ...], params: SamplingParams, seed: int, limits: ServingLimits
+    name: str,
+    prompt: tuple[int, ...],
+    params: SamplingParams,
+    seed: int,
+    limits: ServingLimits,
+    cache_salt: str = "",
 ) -> Client:
     max_tokens = resolve_max_tokens(len(prompt), params, limits)
     request = Request(
-        request_id=name, prompt_token_ids=prompt, params=params, max_tokens=max_tokens, seed=seed
+        request_id=name,
+        prompt_token_ids=prompt,
+        params=params,
+        max_tokens=max_tokens,
+        seed=seed,
+        cache_salt=cache_salt,
     )
     return Client(request, alone(prompt, params, max_tokens, seed))
 
@@ -204,7 +220,16 @@ def sampling_params() -> st.SearchStrategy[SamplingParams]:
     )
 
 
-prompts = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=20).map(tuple)
+alike = st.builds(
+    lambda length, end: (*range(10, 10 + length), *end),
+    st.integers(1, 16),
+    st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=4),
+)
+"""Prompts that begin alike."""
+prompts = st.one_of(
+    st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=20).map(tuple),
+    alike,
+)
 defrag_specs = st.builds(
     DefragSpec, threshold=st.integers(1, 3), padded_swaps=st.sampled_from([(1,), (2, 4)])
 )
@@ -213,21 +238,32 @@ defrag_specs = st.builds(
 class SharedEngine(RuleBasedStateMachine):
     """Clients come and go while the engine steps."""
 
-    @initialize(data=st.data(), limits=serving_limits(), defrag=defrag_specs)
-    def start(self, data: st.DataObject, limits: ServingLimits, defrag: DefragSpec) -> None:
+    @initialize(data=st.data(), limits=serving_limits(), defrag=defrag_specs, prefix_caching=st.booleans())
+    def start(
+        self, data: st.DataObject, limits: ServingLimits, defrag: DefragSpec, prefix_caching: bool
+    ) -> None:
         self.limits = limits
         self.runner = CacheRunner(limits)
         table = data.draw(closed_tables(limits))
-        scheduler = Scheduler(limits, table, BlockPool(limits.num_blocks), eos_token_ids=(EOS,))
+        pool = BlockPool(limits.num_blocks)
+        scheduler = Scheduler(limits, table, pool, eos_token_ids=(EOS,), prefix_caching=prefix_caching)
         self.core = EngineCore(scheduler, self.runner, defrag=defrag)
         self.clients: list[Client] = []
 
-    @rule(prompt=prompts, params=sampling_params(), seed=st.integers(0, 5), is_in_crowd=st.booleans())
-    def arrive(self, prompt: tuple[int, ...], params: SamplingParams, seed: int, is_in_crowd: bool) -> None:
+    @rule(
+        prompt=prompts,
+        params=sampling_params(),
+        seed=st.integers(0, 5),
+        is_in_crowd=st.booleans(),
+        cache_salt=st.sampled_from(["", "", "other"]),
+    )
+    def arrive(
+        self, prompt: tuple[int, ...], params: SamplingParams, seed: int, is_in_crowd: bool, cache_salt: str
+    ) -> None:
         asked = len(prompt) + (params.max_tokens or 1)
         fits_cache = asked - 1 <= self.limits.num_blocks * self.limits.block_size
         try:
-            client = make_client(f"r{len(self.clients)}", prompt, params, seed, self.limits)
+            client = make_client(f"r{len(self.clients)}", prompt, params, seed, self.limits, cache_salt)
         except RequestError:
             assert asked > self.limits.max_model_len or not fits_cache
             return
@@ -241,6 +277,15 @@ class SharedEngine(RuleBasedStateMachine):
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         self.core.abort(data.draw(st.sampled_from(self.clients)).stream)
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data())
+    def leave_while_a_step_runs(self, data: st.DataObject) -> None:
+        stream = data.draw(st.sampled_from(self.clients)).stream
+        self.runner.on_run = lambda: self.core.abort(stream)
+        self.core.step()
+        self.runner.on_run = lambda: None
+        self.core.scheduler.check_integrity()
 
     @rule(count=st.integers(1, 6))
     def step(self, count: int) -> None:
@@ -281,9 +326,10 @@ def test_together_gives_what_one_at_a_time_gives(
 ) -> None:
     """The same engine code on both sides: all at once in little memory, or each alone in plenty."""
     table = data.draw(closed_tables(limits))
+    prefix_caching = data.draw(st.booleans())
     plenty = limits.model_copy(update={"num_blocks": 64, "max_num_seqs": 1})
 
-    together = _serve(asked, limits, table, at_once=True)
+    together = _serve(asked, limits, table, at_once=True, prefix_caching=prefix_caching)
 
     assert together == _serve(asked, plenty, table, at_once=False, admitted_by=limits)
 
@@ -295,8 +341,10 @@ def _serve(
     *,
     at_once: bool,
     admitted_by: ServingLimits | None = None,
+    prefix_caching: bool = False,
 ) -> dict[str, tuple[int, ...]]:
-    scheduler = Scheduler(limits, table, BlockPool(limits.num_blocks), eos_token_ids=(EOS,))
+    pool = BlockPool(limits.num_blocks)
+    scheduler = Scheduler(limits, table, pool, eos_token_ids=(EOS,), prefix_caching=prefix_caching)
     core = EngineCore(scheduler, CacheRunner(limits))
     clients: list[Client] = []
     for index, (prompt, params) in enumerate(asked):
@@ -312,7 +360,8 @@ def _serve(
     return {client.request.request_id: client.request.output_token_ids for client in clients}
 
 
-def test_the_machine_reaches_preemption_defragmentation_and_chunks() -> None:
+@pytest.mark.parametrize("prefix_caching", [False, True])
+def test_the_machine_reaches_preemption_defragmentation_and_chunks(prefix_caching: bool) -> None:
     """A fixed crowd in which all that could go wrong happens: else the properties above would be empty."""
     limits = ServingLimits(
         max_num_seqs=4,
@@ -323,13 +372,13 @@ def test_the_machine_reaches_preemption_defragmentation_and_chunks() -> None:
         num_blocks=14,
     )
     table = BucketTable((PromptEntry(2, 6, 12),), (DecodeEntry(3, 1, 14),))
-    scheduler = Scheduler(limits, table, BlockPool(14), eos_token_ids=(EOS,))
+    scheduler = Scheduler(limits, table, BlockPool(14), eos_token_ids=(EOS,), prefix_caching=prefix_caching)
     core = EngineCore(scheduler, CacheRunner(limits), defrag=DefragSpec(threshold=1, padded_swaps=(1, 2)))
     lengths = [(3, 3), (9, 14), (10, 2), (4, 12), (1, 9), (7, 16)]
     clients = [
         make_client(
             f"r{i}",
-            tuple((i * 7 + j) % VOCAB_SIZE for j in range(num_prompt)),
+            tuple((i // 2 * 7 + j) % VOCAB_SIZE for j in range(num_prompt)),
             SamplingParams(temperature=0.5, max_tokens=num_output, ignore_eos=True),
             i,
             limits,
@@ -347,7 +396,11 @@ def test_the_machine_reaches_preemption_defragmentation_and_chunks() -> None:
         client.check()
     assert stats.num_preemptions > 0
     assert stats.num_defrag_swaps > 0
-    assert stats.num_prefill_tokens > sum(num_prompt for num_prompt, _ in lengths)
+    assert stats.num_prefill_tokens > sum(num_prompt for num_prompt, _ in lengths) - stats.num_prefix_hits
+    if prefix_caching:
+        assert stats.num_prefix_queries == sum(num_prompt for num_prompt, _ in lengths)
+        assert 0 < stats.num_prefix_hits == sum(client.request.num_cached_tokens for client in clients)
+        assert stats.num_blocks_evicted > 0
     assert stats.num_output_tokens == sum(num_output for _, num_output in lengths)
     assert stats.num_finished == {"length": len(lengths)}
     assert (stats.num_running, stats.num_waiting, stats.num_blocks_used) == (0, 0, 0)

@@ -120,6 +120,12 @@ def _parse_override(
 )
 @capacity_options
 @click.option(
+    "--enable-prefix-caching/--no-enable-prefix-caching",
+    "prefix_caching",
+    default=None,
+    help="Whether prompts start after what is cached of them  [default: as the bundle's spec says, which is yes]",
+)
+@click.option(
     "--seccomp",
     type=click.Choice(["auto", "require", "off"]),
     default="auto",
@@ -146,6 +152,7 @@ def serve(  # noqa: PLR0913 - one argument per option
     drain_delay: float,
     room: RoomLimits,
     stall_seconds: float | None,
+    prefix_caching: bool | None,
     seccomp: Seccomp,
     acceptance: Acceptance,
     supervision: Supervision,
@@ -194,6 +201,7 @@ def serve(  # noqa: PLR0913 - one argument per option
         generation_config=GenerationConfig(*generation),
         environment=os.environ,
         room=room,
+        prefix_caching=prefix_caching,
     )
     launch(
         ServeOptions(

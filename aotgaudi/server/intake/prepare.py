@@ -55,7 +55,7 @@ class PreparedRequest:
     """A request that needs nothing but the engine.
 
     `model` is the name that the answer carries, `prompts` are token ids, one list a choice. `own_names` are the body's
-    names of parameters that the engine calls otherwise.
+    names of parameters that the engine calls otherwise. Only requests of the same `cache_salt` share cached prefixes.
     """
 
     model: str
@@ -64,6 +64,7 @@ class PreparedRequest:
     stream: bool
     include_usage: bool
     own_names: Mapping[str, str]
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class Preparer:
             stream=bool(body.stream),
             include_usage=body.include_usage,
             own_names=body.own_names(),
+            cache_salt=body.cache_salt or "",
         )
 
     def _completion_prompts(self, body: CompletionRequest) -> Sequence[Sequence[int]]:

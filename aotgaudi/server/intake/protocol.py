@@ -8,8 +8,8 @@ Three kinds of parameters:
 - unknown: refused, naming the nearest known one, because a misspelt `max_token` must not be dropped silently.
 
 Extensions of OpenAI's protocol have vLLM's names: `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`,
-`ignore_eos`. The engine also refuses filters, penalties and log-probabilities that the bundle's sampler was built
-without.
+`ignore_eos`, `cache_salt`. The engine also refuses filters, penalties and log-probabilities that the bundle's sampler
+was built without.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ MAX_TEXT_PARTS = 1024  # of one message
 MAX_METADATA_PAIRS, MAX_METADATA_KEY_CHARS, MAX_METADATA_CHARS = 16, 64, 512  # OpenAI's
 MAX_STOP_STRING_CHARS = 256
 MAX_STOP_TOKEN_IDS = 256
+MAX_CACHE_SALT_CHARS = 1024
 DEFAULT_COMPLETION_MAX_TOKENS = 16  # as OpenAI's API has it; a chat runs to the model's length
 
 
@@ -131,6 +132,7 @@ class GenerationRequest(Body):
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
 
     user: Ignored = None
     metadata: Metadata | None = None

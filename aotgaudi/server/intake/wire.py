@@ -120,6 +120,7 @@ def answer(prepared: PreparedRequest) -> Message:
         "stream": prepared.stream,
         "include_usage": prepared.include_usage,
         "own_names": dict(prepared.own_names),
+        "cache_salt": prepared.cache_salt,
     }
     return Message(head, b"".join(array(_TYPE_CODE, prompt).tobytes() for prompt in prepared.prompts))
 
@@ -156,6 +157,7 @@ def prepared_of(message: Message) -> PreparedRequest:
         stream=head["stream"],
         include_usage=head["include_usage"],
         own_names=head["own_names"],
+        cache_salt=head["cache_salt"],
     )
 
 

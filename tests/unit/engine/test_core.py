@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -38,6 +38,7 @@ class ScriptedRunner:
         self._text = iter(text)
         self.fail: Callable[[Step | DefragStep], None] = lambda step: None
         self.exchanged: list[DefragStep] = []
+        self.cleared: list[int] = []
         self.logprobs: dict[int, TokenLogprobs] = {}
         self.invalid_rows: set[int] = set()
 
@@ -50,6 +51,9 @@ class ScriptedRunner:
     def exchange(self, step: DefragStep) -> None:
         self.fail(step)
         self.exchanged.append(step)
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        self.cleared += blocks
 
 
 def _core(runner: ScriptedRunner, table: BucketTable = TABLE, **options: object) -> EngineCore:

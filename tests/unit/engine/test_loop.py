@@ -52,6 +52,9 @@ class GatedRunner:
     def exchange(self, step: DefragStep) -> None:
         raise NotImplementedError
 
+    def clear(self, blocks: Sequence[int]) -> None:
+        raise NotImplementedError
+
 
 class Owner:
     """Receives a request's events on the engine's thread."""

@@ -42,7 +42,12 @@ def test_completion(client: TestClient, engine) -> None:
     assert body["object"] == "text_completion"
     assert body["model"] == "org/tiny"
     assert body["choices"] == [choice]
-    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
+    assert body["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 3,
+        "total_tokens": 6,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     assert body["system_fingerprint"] == "aotgaudi-0123456789ab"
     assert engine.added[0].token_ids[0] == 256  # BOS, which the tokenizer adds
 

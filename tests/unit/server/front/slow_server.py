@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Sequence
 
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.engine.admission import Admission
@@ -40,6 +41,9 @@ class _Runner:
         return StepResult([None if row.sampling is None else 64 for row in step.rows])
 
     def exchange(self, step: DefragStep) -> None:
+        raise NotImplementedError
+
+    def clear(self, blocks: Sequence[int]) -> None:
         raise NotImplementedError
 
 

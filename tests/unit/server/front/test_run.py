@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -141,6 +141,9 @@ class _Runner:
         return StepResult([None if row.sampling is None else 64 for row in step.rows])
 
     def exchange(self, step: DefragStep) -> None:
+        raise NotImplementedError
+
+    def clear(self, blocks: Sequence[int]) -> None:
         raise NotImplementedError
 
 
