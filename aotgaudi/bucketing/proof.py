@@ -25,9 +25,10 @@ series. Decodes are the same, with batch sizes for contexts. The proof is thus l
 depend on how many steps there are.
 
 Upstream's look-up finds an entry for a step of one token a sequence exactly where one covers it, so the proof holds for
-both look-ups. Our own scheduler (engine/scheduler.py) forms fewer steps than these: it starts chunks at whole blocks
-and cuts them to the longest covered query. So without coverage it may still serve, in other and more steps than the
-limits say.
+both look-ups. Our own scheduler (engine/scheduler.py) forms fewer steps than these: it cuts chunks to the longest covered
+query, where others decode to less, and starts them after cached blocks or inside a block, but only where entries cover
+the rest. So without coverage it may still serve, in other and more steps than the limits say. Neither prefix
+caching nor the policy of turns adds a step.
 """
 
 from __future__ import annotations

@@ -22,7 +22,15 @@ from aotgaudi.engine.defragmenter import plan_step
 from aotgaudi.engine.output import ErrorEvent, Event, Flush, OutputStream
 from aotgaudi.engine.request import Request
 from aotgaudi.engine.scheduler import Scheduled, Scheduler, UncoveredStepError
-from aotgaudi.engine.steps import DefragStep, PromptRow, Step, StepRunner, TokenLogprobs
+from aotgaudi.engine.steps import (
+    DefragStep,
+    PromptRow,
+    Step,
+    StepRunner,
+    StepWork,
+    TokenLogprobs,
+    work_of,
+)
 from aotgaudi.entries import Entry
 from aotgaudi.errors import RequestError
 from aotgaudi.spec.defrag import DefragSpec
@@ -41,7 +49,8 @@ class EngineStats:
     including those computed again after a preemption; `num_output_tokens` counts sampled tokens. `num_finished`
     counts requests by finish reason, or "error". `num_invalid_logits` counts requests for which the model computed NaN.
     Of the free blocks `num_blocks_kept` hold cached prefixes; `num_blocks_evicted` were given up for new contents.
-    `num_prefix_queries` and `num_prefix_hits` count tokens (aotgaudi/engine/prefix_cache.py).
+    `num_prefix_queries` and `num_prefix_hits` count tokens (aotgaudi/engine/prefix_cache.py). `work` is what finished steps
+    computed and read, by kind of entry.
 
     The last three are the engine's, not the core's: `num_refused` counts refusals for want of room by reason,
     `oldest_waiting_seconds` is how long the oldest waiting request has been there (0: nobody waits), and
@@ -64,6 +73,7 @@ class EngineStats:
     num_blocks_evicted: int = 0
     num_prefix_queries: int = 0
     num_prefix_hits: int = 0
+    work: Mapping[str, StepWork] = field(default_factory=dict)
     num_refused: Mapping[str, int] = field(default_factory=dict)
     oldest_waiting_seconds: float = 0.0
     stalled_seconds: float = 0.0
@@ -99,6 +109,7 @@ class EngineCore:
         self._ended: list[OutputStream] = []
         self._unflushed: set[Flush] = set()
         self._num_steps: Counter[Entry] = Counter()
+        self._work = {"prompt": StepWork(), "decode": StepWork()}
         self._num_finished: Counter[str] = Counter()
         self._num_failed_steps = 0
         self._num_prefill_tokens = 0
@@ -173,6 +184,7 @@ class EngineCore:
             num_blocks_evicted=scheduler.pool.num_evicted,
             num_prefix_queries=0 if prefixes is None else prefixes.num_queries,
             num_prefix_hits=0 if prefixes is None else prefixes.num_hits,
+            work=dict(self._work),
         )
 
     # Steps
@@ -191,6 +203,7 @@ class EngineCore:
             start = self._clock()
             result = self._runner.run(step)
             seconds = self._clock() - start
+            self.scheduler.observe(step.entry, seconds)
             rows = (scheduled.requests[row] for row in sorted(result.invalid_rows))
             invalid = [request for request in rows if not request.is_finished]
             for request in invalid:
@@ -283,5 +296,6 @@ class EngineCore:
 
     def _count(self, step: Step, sampled: Sequence[Request]) -> None:
         self._num_steps[step.entry] += 1
+        self._work[step.entry.kind] += work_of(step, self.scheduler.limits.block_size)
         self._num_prefill_tokens += sum(len(row.token_ids) for row in step.rows if isinstance(row, PromptRow))
         self._num_output_tokens += len(sampled)

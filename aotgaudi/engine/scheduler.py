@@ -6,13 +6,13 @@ Policy, in one place:
   run and the free blocks hold all of its known tokens. Nobody overtakes it, except that requests which came alone over
   their connection go before those that came in a crowd, while one of a crowd runs; where they have no room, the newest
   requests of crowds are preempted, but never the last one (aotgaudi/engine/queue.py).
-* A step is a prefill step or a decode step. Prefill goes first, so that new requests get their first token
-  soon; while there is work of both kinds they take turns, so that neither a stream of prompts nor a long
-  generation starves the other.
-* Prefill is chunked. A chunk starts at a multiple of `block_size`. It has as many tokens as are known, as
-  `max_num_batched_tokens` leaves, and as an entry covers; unless it reaches the last known token it consists of whole
-  blocks. Partly prefilled requests go before the queue. Up to `max_num_prefill_seqs` chunks share a step if an entry
-  covers them together, fewer if none does.
+* A step is a prefill step or a decode step. Prefill goes first, so that new requests get their first token soon; while
+  there is work of both kinds they take turns, so that neither a stream of prompts nor a long generation starves the
+  other. The policy says how (aotgaudi/engine/turns.py).
+* Prefill is chunked. A chunk has as many tokens as are known, as `max_num_batched_tokens` leaves, and as an entry
+  covers; unless it reaches the last known token it ends with a block. Beside decodes it may be cut to less, also inside a
+  block. Partly prefilled requests go before the queue. Up to `max_num_prefill_seqs` chunks share a step if an entry
+  covers them together that computes no more padded tokens than one for each would.
 * Decode takes all requests that are prefilled. If no entry covers them all, it takes as many as one covers; those
   that were left out go first the next time.
 * When a sequence needs a block and none is free, the most recently admitted request is preempted: it gives up
@@ -31,13 +31,17 @@ from dataclasses import dataclass
 from itertools import count
 
 from aotgaudi.engine.blocks import BlockPool, num_blocks_for
+from aotgaudi.engine.chunks import Chunk, Chunker
+from aotgaudi.engine.costs import StepCosts
 from aotgaudi.engine.prefix_cache import PrefixCache
 from aotgaudi.engine.queue import WaitingQueue
 from aotgaudi.engine.request import FinishReason, Request, RequestState
 from aotgaudi.engine.steps import DecodeRow, DecodeStep, PromptRow, PromptStep, Step, StepTable
+from aotgaudi.engine.turns import Turns
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.errors import AotGaudiError, CoverageError
 from aotgaudi.spec.limits import ServingLimits
+from aotgaudi.spec.scheduler import Policy
 
 
 class UncoveredStepError(CoverageError):
@@ -59,13 +63,6 @@ class Scheduled:
     requests: tuple[Request, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    request: Request
-    start: int
-    num_tokens: int
-
-
 class Scheduler:
     """Forms steps from requests; owns the waiting queue, the running list and the block tables.
 
@@ -79,6 +76,8 @@ class Scheduler:
         pool: The blocks.
         eos_token_ids: Tokens that end a sequence.
         prefix_caching: Whether requests share what is cached of their beginnings.
+        policy: How prompts and decodes take turns.
+        whole_blocks: Every chunk but a prompt's last ends with a block, as graphs in batch-invariant form need it.
     """
 
     def __init__(
@@ -89,6 +88,8 @@ class Scheduler:
         *,
         eos_token_ids: Collection[int] = (),
         prefix_caching: bool = False,
+        policy: Policy = "latency",
+        whole_blocks: bool = False,
     ) -> None:
         self.limits, self.table, self.pool = limits, table, pool
         self.prefixes = PrefixCache(pool, limits.block_size) if prefix_caching else None
@@ -96,7 +97,9 @@ class Scheduler:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._waiting = WaitingQueue()
         self._running: list[Request] = []  # In the order of admission.
-        self._was_prefill = False
+        self._costs = StepCosts()
+        self._turns = Turns(policy, limits, self._costs)
+        self._chunker = Chunker(limits, table, self._costs, whole_blocks)
         self._decode_clock = count(1)
 
     @property
@@ -159,12 +162,17 @@ class Scheduler:
         """
         self._displace_crowds()
         forms = (self._form_prompt_step, self._form_decode_step)
-        for form in reversed(forms) if self._was_prefill else forms:
+        for form in reversed(forms) if self._turns.is_decodes else forms:
             scheduled = form()
             if scheduled is not None:
-                self._was_prefill = isinstance(scheduled.step, PromptStep)
+                self._turns.take(scheduled.step)
                 return scheduled
         return None
+
+    def observe(self, entry: Entry, seconds: float) -> None:
+        """Takes in how long a step of `entry` took; the policy `latency` goes by that."""
+        if isinstance(entry, (PromptEntry, DecodeEntry)):
+            self._costs.observe(entry, seconds)
 
     def complete(self, scheduled: Scheduled, token_ids: Sequence[int | None]) -> tuple[Request, ...]:
         """Takes in the result of a step and ends the requests that are done.
@@ -216,27 +224,38 @@ class Scheduler:
     # Prefill
 
     def _form_prompt_step(self) -> Scheduled | None:
-        entry: PromptEntry | None = None
-        chunks: list[_Chunk] = []
-        budget = self.limits.max_num_batched_tokens
+        chunks: list[Chunk] = []
+        budget, allowance, most = self.limits.max_num_batched_tokens, self._allowance(), self._most_chunks()
         for request in self._prefill_candidates():
-            chunk = self._next_chunk(request, budget)
-            wider = self._find_prompt([*chunks, chunk]) if chunk.num_tokens else None
-            if wider is None and not chunks:
-                raise UncoveredStepError(request, self._needed_prompt(request))
-            if wider is None:
+            chunk = self._next_chunk(request, budget, allowance)
+            if not chunks and self._chunker.find([chunk]) is None:
+                raise UncoveredStepError(request, self._chunker.needed(chunk))
+            if chunks and not self._chunker.may_join(chunks, chunk, most):
                 break
             if request.state is RequestState.WAITING:
                 self._admit(request)
-            entry = wider
             chunks.append(chunk)
             budget -= chunk.num_tokens
-            if len(chunks) == self.limits.max_num_prefill_seqs:
+            if len(chunks) == most:
                 break
-        if entry is None:
+        packed = self._chunker.packed(chunks, allowance)
+        if packed is None:
             return None
-        step = PromptStep(entry, tuple(self._prompt_row(chunk) for chunk in chunks))
-        return Scheduled(step, tuple(chunk.request for chunk in chunks))
+        rows = tuple(map(self._prompt_row, packed.chunks))
+        return Scheduled(PromptStep(packed.entry, rows), tuple(chunk.request for chunk in packed.chunks))
+
+    def _most_chunks(self) -> int:
+        """Returns the most chunks that there may be for a step."""
+        num_prefilling = sum(not request.is_prefilled for request in self._running)
+        num_seats = self.limits.max_num_seqs - len(self._running)
+        return min(self.limits.max_num_prefill_seqs, num_prefilling + min(num_seats, len(self._waiting)))
+
+    def _allowance(self) -> float | None:
+        """Returns how many seconds a prefill step may take; None: any number."""
+        num_decoding = sum(request.is_prefilled for request in self._running)
+        return self._turns.allowance(num_decoding, len(self._running) - num_decoding, len(self._waiting))
+
+    # Admission
 
     def _prefill_candidates(self) -> Iterator[Request]:
         """Yields partly prefilled requests, then heads of the queue: admit one before you ask for the next."""
@@ -288,46 +307,19 @@ class Scheduler:
         if self.prefixes is None:
             return []
         blocks = self.prefixes.find(request)
-        while blocks and not self._covers_rest(request, len(blocks) * self.limits.block_size):
+        while blocks and not self._chunker.covers_rest(request, len(blocks) * self.limits.block_size):
             blocks.pop()
         return blocks
 
-    def _covers_rest(self, request: Request, start: int) -> bool:
-        """Returns whether entries cover every chunk of the known tokens from `start` on."""
-        while start < request.num_tokens:
-            chunk = self._chunk_from(request, start, self.limits.max_num_batched_tokens)
-            if not chunk.num_tokens:
-                return False
-            start += chunk.num_tokens
-        return True
-
-    def _next_chunk(self, request: Request, budget: int) -> _Chunk:
+    def _next_chunk(self, request: Request, budget: int, allowance: float | None) -> Chunk:
         start = request.num_computed_tokens
         if request.state is RequestState.WAITING:
             start = len(self._cached_blocks(request)) * self.limits.block_size
-        return self._chunk_from(request, start, budget)
+        chunk = self._chunker.longest(request, start, budget)
+        return chunk if allowance is None else self._chunker.cut(chunk, allowance)
 
-    def _chunk_from(self, request: Request, start: int, budget: int) -> _Chunk:
-        block_size = self.limits.block_size
-        remaining = request.num_tokens - start
-        longest = min(remaining, budget, self.table.max_query_len(start // block_size))
-        num_tokens = longest if longest == remaining else longest - longest % block_size
-        return _Chunk(request, start, num_tokens)
-
-    def _find_prompt(self, chunks: Sequence[_Chunk]) -> PromptEntry | None:
-        return self.table.find_prompt(
-            len(chunks),
-            max(chunk.num_tokens for chunk in chunks),
-            max(chunk.start for chunk in chunks) // self.limits.block_size,
-        )
-
-    def _needed_prompt(self, request: Request) -> PromptEntry:
-        remaining = request.num_tokens - request.num_computed_tokens
-        query_len = min(remaining, self.limits.max_num_batched_tokens)
-        return PromptEntry(1, query_len, request.num_computed_tokens // self.limits.block_size)
-
-    def _prompt_row(self, chunk: _Chunk) -> PromptRow:
-        request, end = chunk.request, chunk.start + chunk.num_tokens
+    def _prompt_row(self, chunk: Chunk) -> PromptRow:
+        request, end = chunk.request, chunk.end
         return PromptRow(
             token_ids=tuple(request.token_ids[chunk.start : end]),
             start=chunk.start,

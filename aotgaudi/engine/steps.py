@@ -120,6 +120,41 @@ class StepResult:
     invalid_rows: set[int] = field(default_factory=set)
 
 
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What steps computed and read: how much of it their rows needed, and how much was padding.
+
+    Tokens are computed, blocks are read: the context of prompts, everything of decodes.
+    """
+
+    num_tokens: int = 0
+    num_padding_tokens: int = 0
+    num_blocks: int = 0
+    num_padding_blocks: int = 0
+
+    def __add__(self, other: StepWork) -> StepWork:
+        """Returns what both did."""
+        return StepWork(
+            self.num_tokens + other.num_tokens,
+            self.num_padding_tokens + other.num_padding_tokens,
+            self.num_blocks + other.num_blocks,
+            self.num_padding_blocks + other.num_padding_blocks,
+        )
+
+
+def work_of(step: Step, block_size: int) -> StepWork:
+    """Returns what a step does."""
+    if isinstance(step, PromptStep):
+        num_tokens = sum(len(row.token_ids) for row in step.rows)
+        num_blocks = sum(-(-row.start // block_size) for row in step.rows)
+        all_tokens = step.entry.batch_size * step.entry.query_len
+        all_blocks = step.entry.batch_size * step.entry.num_ctx_blocks
+    else:
+        num_tokens, all_tokens = len(step.rows), step.entry.batch_size
+        num_blocks, all_blocks = sum(len(row.block_table) for row in step.rows), step.entry.num_blocks
+    return StepWork(num_tokens, all_tokens - num_tokens, num_blocks, all_blocks - num_blocks)
+
+
 class StepTable(Protocol):
     """Finds the entry that covers a step. An entry that covers a step covers every smaller one."""
 

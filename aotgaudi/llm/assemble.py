@@ -39,7 +39,7 @@ from aotgaudi.runtime.first_use import FirstUseBuilder
 from aotgaudi.runtime.guard import Guard
 from aotgaudi.runtime.load import Artifacts, Loader, declare_samplers
 from aotgaudi.spec.sampler import SamplerSpec
-from aotgaudi.spec.scheduler import SchedulerSpec
+from aotgaudi.spec.scheduler import Policy, SchedulerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +80,7 @@ def _assembled(options: ModelOptions, held: Holding) -> RunningModel:
         on_step=options.on_step,
         room=options.room,
         prefix_caching=caches_prefixes(manifest, options.prefix_caching),
+        policy=options.policy,
     )
     engine.start()
     num_total = len(manifest.entries)
@@ -146,8 +147,9 @@ def make_engine(
     on_step: OnStep | None = None,
     room: RoomLimits = UNLIMITED,
     prefix_caching: bool = False,
+    policy: Policy | None = None,
 ) -> Engine:
-    """Returns the engine that a manifest describes, not started."""
+    """Returns the engine that a manifest describes, not started. `policy`: None for that of its spec."""
     spec = manifest.spec
     scheduler = Scheduler(
         spec.limits,
@@ -155,6 +157,8 @@ def make_engine(
         BlockPool(spec.limits.num_blocks),
         eos_token_ids=tokenizer.eos_token_ids,
         prefix_caching=prefix_caching,
+        policy=policy or spec.scheduler.policy,
+        whole_blocks=spec.model.batch_invariant,
     )
     return Engine(
         EngineCore(scheduler, runner, defrag=spec.defrag, on_step=on_step),

@@ -16,6 +16,7 @@ from aotgaudi.llm.model_files import GenerationConfig
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.runtime.guard import Cause, Guard, Layer
 from aotgaudi.runtime.shards import WeightsMemory
+from aotgaudi.spec.scheduler import Policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,7 @@ class ModelOptions:
         on_step: Observes the time of each step, on the engine's thread.
         on_model: Is told the model directory once it is known what must be in it, before anything is loaded.
         room: How much may be open at once.
+        policy: How prompts and decodes take turns; None: as the spec of the bundle says.
         prefix_caching: Whether prompts start after what is cached of them; None: as the spec of the bundle says.
     """
 
@@ -53,6 +55,7 @@ class ModelOptions:
     on_model: Callable[[ModelDirectory], None] | None = None
     room: RoomLimits = UNLIMITED
     prefix_caching: bool | None = None
+    policy: Policy | None = None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """From a spec to everything that must be warm: a pure function, with the same answer on every machine.
 
-The order of work: the strategy's tables; distinct, ascending entries; the entries that close them; what follows
-from the decode batch sizes (sampler); what the other tables of the spec ask for (defrag, mhc, vision).
+The order of work: the strategy's tables; distinct, ascending entries; the entries that close them; short queries, if the
+spec has some; what follows from the decode batch sizes (sampler); what the other tables of the spec ask for (defrag, mhc,
+vision).
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def enumerate_entries(spec: BuildSpec) -> tuple[Entry, ...]:
     """
     if spec.target.execution_mode == "eager":
         return ()
-    steps = _closed(spec, _steps(spec))
+    steps = _with_short_queries(spec, _closed(spec, _steps(spec)))
     return (
         *steps.prompt,
         *steps.decode,
@@ -125,6 +126,13 @@ def _closed(spec: BuildSpec, steps: _Steps) -> _Steps:
         prompt=_inserted(steps.prompt, (entry for entry in added if isinstance(entry, PromptEntry))),
         decode=_inserted(steps.decode, (entry for entry in added if isinstance(entry, DecodeEntry))),
     )
+
+
+def _with_short_queries(spec: BuildSpec, steps: _Steps) -> _Steps:
+    """The steps with prompt entries of one row for each short query, after each context that prompts have."""
+    contexts = {entry.num_ctx_blocks for entry in steps.prompt}
+    short = {PromptEntry(1, query, ctx) for query in spec.bucketing.short_queries for ctx in contexts}
+    return replace(steps, prompt=_inserted(steps.prompt, sorted(short.difference(steps.prompt))))
 
 
 def _inserted(entries: tuple[_E, ...], added: Iterable[_E]) -> tuple[_E, ...]:

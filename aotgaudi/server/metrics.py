@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -10,6 +10,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from aotgaudi.engine.core import EngineStats
+from aotgaudi.engine.steps import StepWork
 from aotgaudi.entries import Entry
 from aotgaudi.llm.running import Warmth
 from aotgaudi.runtime.guard import LAYERS
@@ -88,6 +89,23 @@ class _EngineCollector(Collector):
         for reason, num in stats.num_refused.items():
             refused.add_metric([reason], num)
         yield refused
+        yield from _work_families(stats.work)
+
+
+def _work_families(work: Mapping[str, StepWork]) -> Iterator[Metric]:
+    tokens = CounterMetricFamily(
+        "aotgaudi_step_tokens", "Tokens that steps computed, needed and padding.", labels=["kind", "work"]
+    )
+    blocks = CounterMetricFamily(
+        "aotgaudi_step_blocks", "KV blocks that steps read, needed and padding.", labels=["kind", "work"]
+    )
+    for kind, each in work.items():
+        tokens.add_metric([kind, "needed"], each.num_tokens)
+        tokens.add_metric([kind, "padding"], each.num_padding_tokens)
+        blocks.add_metric([kind, "needed"], each.num_blocks)
+        blocks.add_metric([kind, "padding"], each.num_padding_blocks)
+    yield tokens
+    yield blocks
 
 
 class _WarmthCollector(Collector):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -85,7 +85,11 @@ class BucketingSpec(SpecValue):
     contexts only then). `merged_prefill`: all chunks of a step are one row. `skip_decode_block_clamp`: for
     hybrid and interleaved sliding-window models. `mamba_chunk_size`: 0 without mamba layers.
     `file_text`: the content of a bucket file, of the ``file`` strategy (a spec in TOML names it as `file`).
+    `short_queries`: query lengths of prompt entries of our own, ascending, after each context of the table: for chunks
+    beside decodes, short prompts, and what is left of a prompt after cached blocks.
     """
+
+    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"short_queries"})
 
     strategy: StrategyName = "exponential"
     version: VersionName = "vllm-gaudi@091bbad"
@@ -102,6 +106,17 @@ class BucketingSpec(SpecValue):
     prompt: PromptBounds = PromptBounds()
     decode: DecodeBounds = DecodeBounds()
     file_text: str | None = None
+    short_queries: tuple[Annotated[int, Field(ge=1, le=LARGEST_LIMIT)], ...] = ()
+
+    @model_validator(mode="after")
+    def _check_short_queries(self) -> BucketingSpec:
+        if list(self.short_queries) != sorted(set(self.short_queries)):
+            raise SpecError(
+                "bucketing.short_queries",
+                f"is {list(self.short_queries)}",
+                "ascending lengths in tokens, each one once",
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_file(self) -> BucketingSpec:

@@ -50,6 +50,7 @@ class BuildSpec(SpecValue):
         check_scheduler(self.scheduler, self.limits)
         check_parallel(self.parallel, self.model)
         self._check_batch_invariant()
+        self._check_short_queries()
         limits, positions = self.limits, self.model.max_position_embeddings
         if limits.max_model_len > positions and not limits.allow_long_max_model_len:
             raise SpecError(
@@ -69,6 +70,22 @@ class BuildSpec(SpecValue):
                 "model.batch_invariant",
                 f"is true, with engine {self.scheduler.engine!r} and backend {self.target.backend!r}",
                 'engine = "aotgaudi" and backend = "cpu", or leave it out',
+            )
+
+    def _check_short_queries(self) -> None:
+        """Only our own scheduler looks its steps up in the entries of the manifest alone."""
+        queries = self.bucketing.short_queries
+        if queries and self.scheduler.engine != "aotgaudi":
+            raise SpecError(
+                "bucketing.short_queries",
+                f"is {list(queries)}, with engine {self.scheduler.engine!r}",
+                'engine = "aotgaudi", or leave it out',
+            )
+        if queries and queries[-1] > self.limits.max_num_batched_tokens:
+            raise SpecError(
+                "bucketing.short_queries",
+                f"has {queries[-1]}, more than a step has tokens",
+                f"at most max_num_batched_tokens {self.limits.max_num_batched_tokens}",
             )
 
     def to_json(self) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.limits import ServingLimits
 
 Engine = Literal["aotgaudi", "vllm"]
+
+Policy = Literal["latency", "throughput"]
 
 
 class SchedulerSpec(SpecValue):
@@ -18,10 +20,18 @@ class SchedulerSpec(SpecValue):
     are those of ``bucketing.version``. `chunked_prefill`: prompts may be computed in chunks of any length; without
     it vLLM computes each in one step. Our own scheduler always may. Prefix caching and speculation are in
     ``bucketing``, whose tables depend on them as well.
+
+    `policy`: how our own scheduler shares its time between prompts and decodes; it forms the same set of steps with
+    either. ``latency``: they take turns, and a prompt's chunk beside decodes takes about as long as a decode step, so that
+    texts come evenly. ``throughput``: prompts go first while there are seats, in chunks as long as may be, so that steps
+    are full soon, and little is computed twice or padded.
     """
+
+    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"policy"})
 
     engine: Engine = "aotgaudi"
     chunked_prefill: bool = True
+    policy: Policy = "latency"
 
 
 def check_scheduler(scheduler: SchedulerSpec, limits: ServingLimits) -> None:

@@ -103,6 +103,23 @@ def test_logits_agree_with_transformers(
     assert max(decode) < TOLERANCE
 
 
+def test_chunks_may_start_and_end_inside_a_block(
+    built: Callable[[str], tuple[Any, Built]], tmp_path: Path
+) -> None:
+    model, artifacts = built("llama")
+    talk = Conversation(model, artifacts.runner(save_checkpoint(model, tmp_path)))
+
+    errors = [
+        talk.prompt(FRESH, (0, 0, 5)),
+        talk.prompt(CHUNK, (0, 5, 3), (1, 0, 16)),
+        talk.prompt(CHUNK, (0, 8, 16), (1, 16, 1)),
+        talk.prompt(CHUNK, (1, 17, 16), (0, 24, 9)),
+        talk.decode((0, 33), (1, 33)),
+    ]
+
+    assert max(errors) < TOLERANCE
+
+
 def test_a_swap_moves_a_sequence_and_nothing_else(
     built: Callable[[str], tuple[Any, Built]], tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import RequestError
 from aotgaudi.spec.bucketing import BucketingSpec
 from aotgaudi.spec.limits import ServingLimits
+from aotgaudi.spec.scheduler import Policy
 
 
 @st.composite
@@ -56,9 +57,16 @@ asked_tokens = st.lists(
 )
 
 
-def served(limits: ServingLimits, table: BucketTable, asked: list[tuple[int, int | None]]) -> Iterator[Step]:
-    """Yields the steps in which all that is admitted is served to its end."""
-    scheduler = Scheduler(limits, table, BlockPool(limits.num_blocks))
+def served(
+    limits: ServingLimits,
+    table: BucketTable,
+    asked: list[tuple[int, int | None]],
+    policy: Policy,
+    prefix_caching: bool,
+) -> Iterator[Step]:
+    """Yields the steps in which all that is admitted is served to its end. Decode steps take as long as 4 tokens."""
+    pool = BlockPool(limits.num_blocks)
+    scheduler = Scheduler(limits, table, pool, policy=policy, prefix_caching=prefix_caching)
     for index, (num_prompt_tokens, max_tokens) in enumerate(asked):
         params = SamplingParams(max_tokens=max_tokens)
         try:
@@ -76,6 +84,8 @@ def served(limits: ServingLimits, table: BucketTable, asked: list[tuple[int, int
         )
     while (scheduled := scheduler.schedule()) is not None:
         yield scheduled.step
+        entry = scheduled.step.entry
+        scheduler.observe(entry, entry.query_len if isinstance(entry, PromptEntry) else 4.0)
         scheduler.complete(scheduled, [None if row.sampling is None else 2 for row in scheduled.step.rows])
     assert not scheduler.has_work
 
@@ -86,13 +96,21 @@ def test_with_a_closed_table_every_request_ends_and_every_step_is_one_that_the_p
     limits: ServingLimits, data: st.DataObject, asked: list[tuple[int, int | None]]
 ) -> None:
     table = data.draw(closed_tables(limits))
+    policy = data.draw(st.sampled_from(["latency", "throughput"]))
     prompts, decodes = ReachablePrompts(limits), ReachableDecodes(limits)
 
-    for step in served(limits, table, asked):
+    for step in served(limits, table, asked, policy, data.draw(st.booleans())):
         if isinstance(step, PromptStep):
             for row in step.rows:
+                assert row.start + len(row.token_ids) <= limits.max_model_len
                 assert len(row.token_ids) <= prompts.longest_query(-(-row.start // limits.block_size))
+                assert -(-row.start // limits.block_size) <= step.entry.num_ctx_blocks
+                assert len(row.token_ids) <= step.entry.query_len
         else:
             total = sum(len(row.block_table) for row in step.rows)
             assert len(step.rows) <= decodes.max_batch_size
-            assert len(step.rows) <= total <= decodes.most_blocks(len(step.rows))
+            assert len(step.rows) <= total
+            assert len(step.rows) <= step.entry.batch_size
+            assert total <= step.entry.num_blocks
+            held = {block for row in step.rows for block in row.block_table}
+            assert len(held) <= decodes.most_blocks(len(step.rows))

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 from click.core import ParameterSource
@@ -21,6 +21,7 @@ from aotgaudi.cli.options.common import Command, store_option
 from aotgaudi.cli.options.listening import listening_options
 from aotgaudi.cli.options.supervision import SUPERVISION_NAMES, Supervision, supervision_options
 from aotgaudi.cores import available_cores
+from aotgaudi.spec.scheduler import Policy
 
 if TYPE_CHECKING:
     from aotgaudi.bundle.bundle import Acceptance
@@ -126,6 +127,11 @@ def _parse_override(
     help="Whether prompts start after what is cached of them  [default: as the bundle's spec says, which is yes]",
 )
 @click.option(
+    "--policy",
+    type=click.Choice(get_args(Policy)),
+    help="How prompts and decodes take turns: even streams, or full steps  [default: as the bundle's spec says]",
+)
+@click.option(
     "--seccomp",
     type=click.Choice(["auto", "require", "off"]),
     default="auto",
@@ -153,6 +159,7 @@ def serve(  # noqa: PLR0913 - one argument per option
     room: RoomLimits,
     stall_seconds: float | None,
     prefix_caching: bool | None,
+    policy: Policy | None,
     seccomp: Seccomp,
     acceptance: Acceptance,
     supervision: Supervision,
@@ -202,6 +209,7 @@ def serve(  # noqa: PLR0913 - one argument per option
         environment=os.environ,
         room=room,
         prefix_caching=prefix_caching,
+        policy=policy,
     )
     launch(
         ServeOptions(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from aotgaudi.engine.output import ErrorEvent, Event, OutputStream, TokenEvent, 
 from aotgaudi.engine.request import Request
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.scheduler import Scheduler
-from aotgaudi.engine.steps import DefragStep, Step, StepResult, TokenLogprobs
+from aotgaudi.engine.steps import DefragStep, Step, StepResult, StepWork, TokenLogprobs
 from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, PromptEntry
 from aotgaudi.errors import CoverageError, RequestError
 from aotgaudi.spec.defrag import DefragSpec
@@ -56,8 +57,22 @@ class ScriptedRunner:
         self.cleared += blocks
 
 
-def _core(runner: ScriptedRunner, table: BucketTable = TABLE, **options: object) -> EngineCore:
-    scheduler = Scheduler(LIMITS, table, BlockPool(LIMITS.num_blocks), eos_token_ids=(EOS,))
+def _with_nan_in(block: int, run: Callable[[Step], StepResult]) -> Callable[[Step], StepResult]:
+    """What `run` answers, but that rows which have `block` are NaN."""
+
+    def answer(step: Step) -> StepResult:
+        return replace(
+            run(step), invalid_rows={r for r, row in enumerate(step.rows) if block in row.block_table}
+        )
+
+    return answer
+
+
+def _core(
+    runner: ScriptedRunner, table: BucketTable = TABLE, *, prefix_caching: bool = False, **options: object
+) -> EngineCore:
+    pool = BlockPool(LIMITS.num_blocks)
+    scheduler = Scheduler(LIMITS, table, pool, eos_token_ids=(EOS,), prefix_caching=prefix_caching)
     return EngineCore(scheduler, runner, **options)  # type: ignore[arg-type]
 
 
@@ -242,6 +257,31 @@ class TestFailures:
         assert stats.num_blocks_used == 0
         assert len(caplog.records) == 1
 
+    def test_what_a_request_of_nan_leaves_is_cleared_and_nobody_is_given_it(self) -> None:
+        runner = ScriptedRunner("abcdefghijklmnopqrstuvwxyz")
+        core = _core(runner, prefix_caching=True)
+        sound, _ = _add(core, "sound", num_prompt_tokens=9, max_tokens=8)
+        core.step()
+        broken, events = _add(core, "broken", num_prompt_tokens=9, max_tokens=8)
+        while not broken.request.block_table:
+            core.step()
+        assert broken.request.block_table[:2] == sound.request.block_table[:2]
+        own = broken.request.block_table[2:]
+
+        run = runner.run
+        runner.run = _with_nan_in(own[0], run)  # type: ignore[method-assign]
+        while not broken.request.is_finished:
+            core.step()
+        runner.run = run  # type: ignore[method-assign]
+
+        assert isinstance(events[-1], ErrorEvent)
+        assert runner.cleared == own
+        assert core.stats().num_prefix_hits == 8
+        third, _ = _add(core, "third", num_prompt_tokens=9, max_tokens=1)
+        _drive(core)
+        assert third.request.num_cached_tokens == 0
+        assert sound.request.finish_reason == "length"
+
     def test_a_chunk_of_nan_fails_before_the_prompt_ends(self) -> None:
         runner = ScriptedRunner()
         core = _core(runner)
@@ -316,7 +356,9 @@ class TestObservation:
         _drive(core)
 
         assert seen == [(PROMPT, 0.5, 2), (DECODE, 0.5, 2)]
-        assert core.stats().num_steps == {PROMPT: 1, DECODE: 1}
+        stats = core.stats()
+        assert stats.num_steps == {PROMPT: 1, DECODE: 1}
+        assert stats.work == {"prompt": StepWork(6, 26, 0, 16), "decode": StepWork(2, 2, 2, 14)}
 
     def test_an_observer_that_fails_harms_nobody(self) -> None:
         def fail(entry: Entry, seconds: float, num_rows: int) -> None:

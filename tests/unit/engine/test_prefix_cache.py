@@ -235,6 +235,7 @@ class TestWhatIsNeverShared:
         _step(scheduler)
         second = _add(scheduler, *range(9), max_tokens=20)
         _step(scheduler)
+        _step(scheduler)
         shared, own = second.block_table[:2], second.block_table[2:]
 
         freed = scheduler.discard(second)

@@ -18,6 +18,7 @@ from aotgaudi.engine.steps import DecodeRow, DecodeStep, PromptRow, PromptStep, 
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import AotGaudiError, CoverageError
 from aotgaudi.spec.limits import ServingLimits
+from aotgaudi.spec.scheduler import Policy
 
 EOS = 99
 ANY_PROMPT = (PromptEntry(4, 64, 16),)
@@ -29,6 +30,7 @@ def _scheduler(
     prompt: Sequence[PromptEntry] = ANY_PROMPT,
     decode: Sequence[DecodeEntry] = ANY_DECODE,
     num_blocks: int = 32,
+    policy: Policy = "latency",
     **limits: int,
 ) -> Scheduler:
     values = {
@@ -43,6 +45,7 @@ def _scheduler(
         BucketTable(tuple(prompt), tuple(decode)),
         BlockPool(num_blocks),
         eos_token_ids=(EOS,),
+        policy=policy,
     )
 
 
@@ -138,6 +141,79 @@ class TestPrefillAndDecode:
         kinds = [_step(scheduler).step.entry.kind for _ in range(8)]
 
         assert kinds == ["decode", "prompt"] * 4
+
+
+class TestPolicies:
+    PROMPTS = (PromptEntry(1, 4, 64), PromptEntry(1, 16, 64), PromptEntry(1, 64, 64))
+
+    def _chunk_lens(self, scheduler: Scheduler, num: int) -> list[int]:
+        """Runs steps, of which those of prompts take 1 ms a padded token, and those of decodes 20 ms."""
+        lengths = []
+        while len(lengths) < num:
+            scheduled = _step(scheduler)
+            entry = scheduled.step.entry
+            scheduler.observe(entry, entry.query_len * 1e-3 if isinstance(entry, PromptEntry) else 0.02)
+            if isinstance(entry, PromptEntry):
+                lengths.append(len(_prompt_rows(scheduled)[0].token_ids))
+        return lengths
+
+    def test_latency_bounds_a_chunk_beside_decodes_by_what_steps_took(self) -> None:
+        scheduler = _scheduler(prompt=self.PROMPTS, max_model_len=256, num_blocks=128)
+        for _ in range(2):
+            _add(scheduler, 3, max_tokens=200)
+        self._chunk_lens(scheduler, 2)
+        _add(scheduler, 150, max_tokens=1)
+
+        assert self._chunk_lens(scheduler, 7) == [16, 64, 16, 16, 16, 16, 6]
+
+    @pytest.mark.parametrize(
+        ("num_waiting", "max_num_seqs", "expected"), [(1, 8, 16), (3, 8, 16), (4, 8, 64), (9, 4, 16)]
+    )
+    def test_a_chunk_may_be_longer_where_more_wait_and_could_have_a_seat_than_decode(
+        self, num_waiting: int, max_num_seqs: int, expected: int
+    ) -> None:
+        """Decodes take 20 ms, and 64 tokens 64 ms: as long as three for one who decodes are not enough, four are."""
+        scheduler = _scheduler(
+            prompt=self.PROMPTS, max_num_seqs=max_num_seqs, max_model_len=256, num_blocks=512
+        )
+        _add(scheduler, 3, max_tokens=200)
+        self._chunk_lens(scheduler, 1)
+        scheduler.observe(_step(scheduler).step.entry, 0.02)
+        for entry in self.PROMPTS:
+            scheduler.observe(entry, entry.query_len * 1e-3)
+        for _ in range(num_waiting):
+            _add(scheduler, 130, max_tokens=100)
+
+        assert self._chunk_lens(scheduler, 1) == [expected]
+
+    def test_throughput_fills_the_seats_first_and_decodes_at_last(self) -> None:
+        scheduler = _scheduler(policy="throughput", max_num_seqs=3)
+        for _ in range(4):
+            _add(scheduler, 3, max_tokens=3)
+
+        kinds = [_step(scheduler).step.entry.kind for _ in range(7)]
+
+        assert kinds == ["prompt"] * 3 + ["decode"] * 2 + ["prompt", "decode"]
+
+    def test_throughput_lets_decodes_go_on_under_a_stream_of_prompts(self) -> None:
+        scheduler = _scheduler(policy="throughput", max_num_seqs=3)
+        writer = _add(scheduler, 3, max_tokens=10)
+        for _ in range(60):
+            _add(scheduler, 3, max_tokens=1)
+            _step(scheduler)
+
+        assert writer.is_finished
+
+    def test_prompts_that_are_padded_more_together_have_steps_of_their_own(self) -> None:
+        scheduler = _scheduler(
+            prompt=[*self.PROMPTS, PromptEntry(2, 4, 16), PromptEntry(2, 64, 16)], max_num_prefill_seqs=4
+        )
+        for num_tokens in (3, 4, 60, 2):
+            _add(scheduler, num_tokens, max_tokens=1)
+
+        steps = [_step(scheduler) for _ in range(3)]
+
+        assert [[len(row.token_ids) for row in _prompt_rows(step)] for step in steps] == [[3, 4], [60], [2]]
 
 
 def _any_sampling(scheduled: Scheduled) -> SamplingRow | None:

@@ -10,7 +10,7 @@ import pytest
 
 from aotgaudi.bundle.model import ModelDirectory
 from aotgaudi.errors import CoverageError
-from aotgaudi.llm.assemble import check_coverage, sampling_defaults
+from aotgaudi.llm.assemble import caches_prefixes, check_coverage, sampling_defaults
 from aotgaudi.llm.model_files import GenerationConfig
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.sampler import SamplerSetting, SamplerSpec
@@ -45,6 +45,33 @@ def test_a_closed_manifest_passes_in_silence(caplog: pytest.LogCaptureFixture) -
     check_coverage(manifest_of("closed"), require_warm=True)
 
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("in_spec", "asked", "expected"),
+    [(True, None, True), (True, False, False), (False, None, False), (False, True, True)],
+)
+def test_prefixes_are_cached_as_asked_else_as_the_spec_says(
+    in_spec: bool, asked: bool | None, expected: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    assert caches_prefixes(Manifest.of(spec_of(bucketing={"prefix_caching": in_spec})), asked) is expected
+
+    assert [message.startswith("prefix caching is off") for message in caplog.messages] == [True] * (
+        not expected
+    )
+
+
+@pytest.mark.parametrize("asked", [None, True])
+def test_prefixes_are_not_cached_where_no_prompt_has_a_context(
+    asked: bool | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    bucketing = {"strategy": "file", "file_text": "(1, 32, 0)\n(2, 1, 24)\n", "coverage": "upstream"}
+
+    assert not caches_prefixes(Manifest.of(spec_of(bucketing=bucketing)), asked)
+
+    assert caplog.messages == ["prefix caching is off: no prompt entry of the manifest has a context"]
 
 
 def test_sampling_defaults_that_the_sampler_cannot_do_are_one_warning(

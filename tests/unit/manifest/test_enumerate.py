@@ -30,6 +30,40 @@ def test_prompt_entries_of_the_tiny_model_are_the_public_ones_and_what_closes_th
     assert Manifest.of(spec_of()).of_kind("prompt") == tuple(sorted([*public, PromptEntry(1, 16, 8)]))
 
 
+def test_short_queries_are_added_after_each_context_of_the_closed_table() -> None:
+    plain = Manifest.of(spec_of())
+    manifest = Manifest.of(spec_of(bucketing={"short_queries": [4, 16]}))
+
+    added = [entry for entry in manifest.entries if entry not in plain.entries]
+    assert added == [PromptEntry(1, 4, ctx) for ctx in (0, 1, 2, 4, 7, 8)]
+    assert [entry for entry in manifest.entries if entry not in added] == list(plain.entries)
+    assert manifest.of_kind("prompt") == tuple(sorted(manifest.of_kind("prompt")))
+
+
+@pytest.mark.parametrize(
+    ("bucketing", "scheduler", "message"),
+    [
+        ({"short_queries": [8, 4]}, {}, "ascending"),
+        ({"short_queries": [4, 4]}, {}, "ascending"),
+        ({"short_queries": [0]}, {}, "short_queries"),
+        ({"short_queries": [4, 64]}, {}, "max_num_batched_tokens 32"),
+        ({"short_queries": [4]}, {"engine": "vllm"}, "engine 'vllm'"),
+    ],
+)
+def test_short_queries_that_no_step_has_are_refused(
+    bucketing: dict[str, Any], scheduler: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SpecError, match=message):
+        spec_of(bucketing=bucketing, scheduler=scheduler)
+
+
+def test_the_policy_and_the_cache_change_no_entry() -> None:
+    entries = Manifest.of(spec_of()).entries
+
+    assert Manifest.of(spec_of(scheduler={"policy": "throughput"})).entries == entries
+    assert Manifest.of(spec_of(bucketing={"prefix_caching": False})).entries == entries
+
+
 def test_sampler_entries_are_all_settings_after_a_change_then_without_for_each_decode_batch_size() -> None:
     settings = [{"temperature": 0, "top_p": 1, "top_k": 0}, {"temperature": 0.5, "top_p": 0.9, "top_k": 7}]
     manifest = Manifest.of(spec_of(sampler={"settings": settings}))

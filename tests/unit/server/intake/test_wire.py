@@ -45,6 +45,7 @@ PREPARED = st.builds(
     stream=st.booleans(),
     include_usage=st.booleans(),
     own_names=st.dictionaries(st.text(), st.text(), max_size=2),
+    cache_salt=st.text(),
 )
 
 

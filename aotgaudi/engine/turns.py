@@ -1,0 +1,55 @@
+"""Whose turn it is, prompts' or decodes', and how long a prompt step may take while others decode (docs/adr/0053).
+
+==========  =============================================================  ===================================
+policy      prefill steps in a row while somebody decodes                  how long such a step takes
+==========  =============================================================  ===================================
+latency     1                                                              as long as `Turns.allowance` says
+throughput  as long as there are prompts with a seat, at most              as long as its tokens take
+            `max_num_seqs`
+==========  =============================================================  ===================================
+"""
+
+from __future__ import annotations
+
+from aotgaudi.engine.costs import StepCosts
+from aotgaudi.engine.steps import PromptStep, Step
+from aotgaudi.entries import DecodeEntry
+from aotgaudi.spec.limits import ServingLimits
+from aotgaudi.spec.scheduler import Policy
+
+
+class Turns:
+    """Follows which steps are formed. One thread only."""
+
+    def __init__(self, policy: Policy, limits: ServingLimits, costs: StepCosts) -> None:
+        self._policy, self._limits, self._costs = policy, limits, costs
+        self._last_decode: DecodeEntry | None = None
+        self._num_prompt_steps = 0  # Since the last decode step.
+
+    @property
+    def is_decodes(self) -> bool:
+        """Whether decodes go first."""
+        most = 1 if self._policy == "latency" else self._limits.max_num_seqs
+        return self._num_prompt_steps >= most
+
+    def take(self, step: Step) -> None:
+        """Notes that this step is the next to run."""
+        if isinstance(step, PromptStep):
+            self._num_prompt_steps += 1
+        else:
+            self._num_prompt_steps, self._last_decode = 0, step.entry
+
+    def allowance(self, num_decoding: int, num_prefilling: int, num_waiting: int) -> float | None:
+        """Returns how many seconds a prompt step may take; None: any number.
+
+        A step makes everybody who decodes wait, and brings everybody nearer to a first token who has a prompt and a seat, or
+        could have one. So it may take as long as a decode step, times these over those, and as long as one at least. Then no
+        token comes later than two decode steps after the last, but where more requests gain by that than lose.
+        """
+        if self._policy != "latency" or self._last_decode is None or not num_decoding:
+            return None
+        seconds = self._costs.seconds(self._last_decode)
+        if seconds is None:
+            return None
+        num_seats = self._limits.max_num_seqs - num_decoding - num_prefilling
+        return seconds * max(1, (num_prefilling + min(num_seats, num_waiting)) / num_decoding)
