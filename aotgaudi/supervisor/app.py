@@ -24,7 +24,8 @@ from aotgaudi.supervisor.options import Listen
 MAX_CONNECTIONS = 32
 CLIENT_SECONDS = 5.0
 """How long a client has for its request and for reading the answer, together."""
-_TICK_SECONDS = 0.25
+_TICK_SECONDS = 0.1
+"""How long closing may take: what is refused once we answer waits for it."""
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 

@@ -39,6 +39,7 @@ Stage = Literal["starting", "exercising", "settling", "live", "ending"]
 
 _TICK_SECONDS, _LIVE_TICK_SECONDS = 0.1, 0.25
 _HEALTH_SECONDS = 1.0
+_EARLY_SECONDS = 1.0
 _REPORT_SECONDS = 30.0
 _LIVE_SECONDS, _COMPARED_BYTES_PER_SECOND = 30.0, 50e6
 """How long the main loop may take for a turn; and besides, for comparing all that is sealed, on a slow disk."""
@@ -98,6 +99,7 @@ class Judge:
         self._health = _Health(session)
         self._exercise: _Exercise | None = None
         self._files, self._is_blind = FileSight(), False
+        self._is_news, self._judged_at = False, 0.0
         num_bytes = sum(digest.size_bytes for digest in session.plan.rules.sealed.values())
         self._turn_seconds = _LIVE_SECONDS + num_bytes / _COMPARED_BYTES_PER_SECOND
 
@@ -177,9 +179,11 @@ class Judge:
     def _take_news(self) -> None:
         """Counts and logs what was said and seen, and acts on it."""
         rules = self._session.plan.rules
-        found = [finding_of(event, rules) for event in self._session.news()]
+        news = self._session.news()
+        found = [finding_of(event, rules) for event in news]
         findings = [finding for finding in found if finding is not None and finding.phase != "cold"]
         findings += [*self._of_files(), *self._of_unreadable()]
+        self._is_news = bool(news or findings)
         self._metrics.count(findings)
         self._findings = [*self._findings, *findings][-_MAX_REMEMBERED:]
         for finding in findings:
@@ -188,8 +192,14 @@ class Judge:
             self._act([finding for finding in findings if finding.phase == "live"])
 
     def _judge_early(self) -> None:
-        """The first word against it is enough: a guest that is kept from compiling may hang for ever."""
-        if self._stage != "live" and self._policy.require_warm and self._asked_to_end is None:
+        """The first word against it is enough: a guest that is kept from compiling may hang for ever.
+
+        Where there is no word it is asked now and then who still lives, which takes a look at every process of the machine.
+        """
+        if self._stage == "live" or not self._policy.require_warm or self._asked_to_end is not None:
+            return
+        if self._is_news or self._turned - self._judged_at >= _EARLY_SECONDS:
+            self._judged_at = self._turned
             self._refuse_if_not_warm(self._judged())
 
     def _of_files(self) -> list[Finding]:

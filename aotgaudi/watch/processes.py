@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 _PROC = Path("/proc")
@@ -24,11 +24,12 @@ _KILL_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Process:
-    """One row of the system's table; `session` and `parent` are process ids."""
+    """One row of the system's table; `session` and `parent` are process ids, `started` tells two of one id apart."""
 
     pid: int
     parent: int
     session: int
+    started: int
     is_zombie: bool
 
 
@@ -48,6 +49,9 @@ class Family:
     mark: str
     adopter: int = 0
     strangers: frozenset[int] = frozenset()
+    _unmarked: dict[int, int] = field(default_factory=dict, repr=False, compare=False)
+    """Process id -> when it was started, of those without the mark. Who has no mark gets none: only the guest's have it to
+    give. So an environment is read once, which matters where there are thousands of processes."""
 
     def living(self) -> frozenset[int]:
         """Returns the ids of its processes that live."""
@@ -62,11 +66,17 @@ class Family:
     def _has(self, process: Process, table: dict[int, Process]) -> bool:
         if process.pid in (os.getpid(), self.adopter):
             return False
-        return (
-            process.session == self.leader
-            or self._is_below(process, table)
-            or self.mark.encode() in _environment(process.pid)
-        )
+        return process.session == self.leader or self._is_below(process, table) or self._is_marked(process)
+
+    def _is_marked(self, process: Process) -> bool:
+        if self._unmarked.get(process.pid) == process.started:
+            return False
+        environment = _environment(process.pid)
+        if self.mark.encode() in environment:
+            return True
+        if any(environment):  # While a program is being replaced there is none.
+            self._unmarked[process.pid] = process.started
+        return False
 
     def _is_below(self, process: Process, table: dict[int, Process]) -> bool:
         seen = set()
@@ -155,7 +165,7 @@ def _process(pid: int) -> Process | None:
     except OSError:
         return None
     fields = text[text.rindex(b")") + 2 :].split()
-    return Process(pid, int(fields[1]), int(fields[3]), fields[0] in (b"Z", b"X"))
+    return Process(pid, int(fields[1]), int(fields[3]), int(fields[19]), fields[0] in (b"Z", b"X"))
 
 
 def _environment(pid: int) -> list[bytes]:

@@ -46,6 +46,8 @@ class FakeSession:
     phase: str = "v"
     seconds: float = 1.0
     looks: int = 0
+    judged: int = 0
+    said: list[Event] = field(default_factory=list)
 
     @property
     def account(self) -> Account:
@@ -55,10 +57,12 @@ class FakeSession:
 
     def look(self, *, phase: str | None = None, compares: bool = False) -> Seen:
         self.looks += compares
+        self.judged += 1
         return seen(self.histories)
 
     def news(self) -> list[Event]:
-        return []
+        said, self.said = self.said, []
+        return said
 
     def files(self) -> FileSight:
         return FileSight()
@@ -135,3 +139,18 @@ def test_events_that_cannot_be_read_after_ready_speak_against_it_once() -> None:
 
     assert judge._metrics.compilations() == {"live.unknown": 1}
     assert judge._drained == "after ready: events of its witnesses cannot be read"
+
+
+def test_a_guest_that_says_nothing_is_looked_at_now_and_then_and_each_word_at_once() -> None:
+    session = FakeSession({})
+    judge = a_judge(session)
+
+    for _ in range(20):
+        judge._turn()
+    assert session.judged == 1
+    session.said = [event("trace", "l", name="f")]
+    judge._turn()
+    assert session.judged == 2
+    judge._judged_at -= 2
+    judge._turn()
+    assert session.judged == 3

@@ -10,13 +10,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from aotgaudi.watch import processes
 from aotgaudi.watch.child import Child, exit_code
 from aotgaudi.watch.place import Place, taken
-from aotgaudi.watch.processes import Family
+from aotgaudi.watch.processes import Family, Process
 
 ENVIRONMENT = {"PATH": os.defpath, "LANG": "C.UTF-8"}
 STUBBORN = "trap '' TERM; echo begun; while :; do sleep 0.1; done"
@@ -199,3 +201,25 @@ def test_a_guest_that_cannot_be_kept_is_not_left(place: Place, monkeypatch: pyte
     with pytest.raises(OSError, match="too many processes"):
         shell(place, STUBBORN)
     assert not Family(None, place.mark).living()
+
+
+def test_an_environment_is_read_once_and_a_process_id_that_is_used_again_is_another_process(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    table = [Process(pid=70, parent=1, session=70, started=5, is_zombie=False)]
+
+    environments = [[], [b""], [b"X=1"], [place.mark.encode()]]
+
+    def environment(pid: int) -> list[bytes]:
+        read.append(pid)
+        return environments[len(read) - 1]
+
+    monkeypatch.setattr(processes, "all_processes", lambda: iter(table))
+    monkeypatch.setattr(processes, "_environment", environment)
+    family = Family(None, place.mark)
+
+    assert [family.living() for _ in range(6)] == [frozenset()] * 6
+    assert read == [70] * 3, "once where there was one to be read"
+    table[0] = replace(table[0], started=6)
+    assert family.living() == {70}
