@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from aotgaudi.bundle.sealed import capture_of
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.capture.run import Built, Order, build_capture
@@ -21,6 +23,8 @@ from aotgaudi.guests.describe import describe
 from aotgaudi.guests.found import Found
 from aotgaudi.guests.launch import Launch
 from aotgaudi.spec.parse import load_spec
+
+_SHOWN_RESIDUALS = 3
 
 
 @click.command("capture")
@@ -78,6 +82,8 @@ def capture(
     for repair in found.guest.repairs:
         if repair.id in launch.repairs:
             display.line("repairs", f"{repair.id} ({repair.defect.partition('. ')[0].rstrip('.')})")
+    for line in residual_lines(capture_of(built.bundle).residuals):
+        display.line("again", line)
     display.line("sealed", _sealed_line(built, signing))
 
 
@@ -94,6 +100,13 @@ def _launch_line(found: Found, launch: Launch) -> str:
 
 def _num(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def residual_lines(residuals: Sequence[str]) -> Iterator[str]:
+    """Yields what every start does again, a line each; of many the first ones, and how many others there are."""
+    yield from residuals[:_SHOWN_RESIDUALS]
+    if len(residuals) > _SHOWN_RESIDUALS:
+        yield f"and {len(residuals) - _SHOWN_RESIDUALS} more, in the receipt"
 
 
 def _sealed_line(built: Built, signing: Signing | None) -> str:
