@@ -23,9 +23,13 @@ if TYPE_CHECKING:
 SealedReceipt: TypeAlias = "Union[Receipt, CaptureReceipt]"
 
 
+_CAPTURE = f'"schema":"{CAPTURE_SCHEMA}"'.encode()
+"""What the canonical bytes of a capture's receipt hold. Where others hold it, too, they are refused for what they are."""
+
+
 def load_sealed(data: bytes) -> SealedReceipt:
     """Parses the canonical bytes of a receipt of either kind. Raises ManifestError, which names the place."""
-    if _says_capture(data):
+    if _CAPTURE in data:
         return load_document(data, CaptureReceipt, "receipt")
     from aotgaudi.bundle.receipt import Receipt  # Only now: a capture needs none of it.
 
@@ -38,12 +42,8 @@ def is_capture(path: Path) -> bool:
     Decides only who opens it: nothing is verified.
     """
     data = read_bounded(path / RECEIPT_NAME, MAX_DOCUMENT_BYTES)
-    return not isinstance(data, Fault) and _says_capture(data)
-
-
-def _says_capture(data: bytes) -> bool:
     try:
-        raw = from_json(data)
+        raw = None if isinstance(data, Fault) else from_json(data)
     except ValueError:
         return False
     return isinstance(raw, dict) and raw.get("schema") == CAPTURE_SCHEMA

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aotgaudi.errors import SpecError, TargetError
-from aotgaudi.guests.starts import Start, find_start
+from aotgaudi.guests.starts import Start, find_start, working_directory
 
 DISTRIBUTIONS = (
     *(
@@ -129,9 +129,9 @@ class Asking:
         return answer
 
 
-def begin(words: Sequence[str], environ: Mapping[str, str], cwd: Path) -> Asking | None:
-    """Puts the question for a command ahead of time; None where that starts no server, which is said later."""
+def begin(words: Sequence[str], environ: Mapping[str, str], cwd: Path | None = None) -> Asking | None:
+    """Puts the question for a command, to be started in `cwd` (None: here); None where that is refused, which is said later."""
     try:
-        return Asking(question_of(words, find_start(words, environ), cwd))
+        return Asking(question_of(words, find_start(words, environ), cwd or working_directory()))
     except SpecError:
         return None

@@ -19,7 +19,7 @@ from aotgaudi.guests.base import Flags, Guest
 from aotgaudi.guests.identity import Installed, installed_of
 from aotgaudi.guests.launch import GuestName
 from aotgaudi.guests.model import find_model
-from aotgaudi.guests.starts import assignments, find_start
+from aotgaudi.guests.starts import assignments, find_start, working_directory
 from aotgaudi.guests.variables import is_secret, without_credentials
 
 _ADAPTERS: Mapping[str, str] = MappingProxyType(
@@ -88,7 +88,7 @@ def find_guest(
         SpecError: it starts no server that we know, or one that cannot be watched; or its model is not to be found.
         TargetError: its interpreter does not run.
     """
-    directory = Path.cwd() if cwd is None else cwd
+    directory = working_directory() if cwd is None else cwd
     start = find_start(words, environ)
     family = guest_named(cast("GuestName", start.family))
     flags = family.read(words[start.after :], start.environ)

@@ -103,6 +103,16 @@ def find_start(words: Sequence[str], environ: Mapping[str, str]) -> Start:
     raise SpecError(WHERE, f"{_shown(' '.join(words))} starts no server that is known", _REMEDY)
 
 
+def working_directory() -> Path:
+    """Returns where we are. Raises SpecError where that has been removed."""
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise SpecError(
+            "the working directory", f"cannot be used: {error.strerror}", "cd to one that is there"
+        ) from error
+
+
 def assignments(head: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yields ``(name, value)`` of the words that assign a variable."""
     for word in head:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import click
@@ -33,7 +32,7 @@ class CommandThatAsks(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command."""
-        asking = begin(ctx.params["words"], os.environ, Path.cwd())
+        asking = begin(ctx.params["words"], os.environ)
         if asking is None:
             return super().invoke(ctx)
         ctx.meta[_ASKING] = asking

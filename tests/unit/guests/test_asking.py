@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.errors import TargetError
+from aotgaudi.errors import SpecError, TargetError
 from aotgaudi.guests.asking import Asking, Question, begin
 from aotgaudi.guests.found import find_guest
 from tests.guests_here import Here, vllm_here
@@ -76,3 +76,16 @@ def test_a_question_that_nobody_waits_for_is_ended(tmp_path: Path) -> None:
     with Asking(Question(str(slow), json.dumps({}))) as asking:
         assert asking._process is not None
     assert asking._process.returncode == -9
+
+
+def test_a_working_directory_that_was_removed_is_said_in_a_sentence(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("vllm", "serve", str(here.model()))
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+
+    assert begin(words, here.environ) is None
+    with pytest.raises(SpecError, match="the working directory: cannot be used"):
+        find_guest(words, here.environ)
