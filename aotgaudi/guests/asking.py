@@ -130,7 +130,7 @@ class Asking:
 
 
 def begin(words: Sequence[str], environ: Mapping[str, str], cwd: Path | None = None) -> Asking | None:
-    """Puts the question for a command that is started in `cwd` (None: here); None where it is refused, which is said later."""
+    """Puts the question for a command started in `cwd` (None: here); None where it is refused, which is told later."""
     try:
         return Asking(question_of(words, find_start(words, environ), cwd or working_directory()))
     except SpecError:
