@@ -3,7 +3,8 @@
 It fails closed. A guest is warm where all of this holds, and "probably" is never:
 
 * every process that has a witness has said everything up to the phase that is asked about (``state``), or its last word
-  (``bye``), with no hole in the numbers of its events, and none that cannot be read;
+  (``bye``), with no hole in the numbers of its events, and none that cannot be read; one that said that it becomes another
+  program has ended, or said what it is now;
 * as many processes of each required role have a witness as were expected, none of which lacks a required hook; those that
   load what was compiled (the workers, where there are any) have every one in place;
 * nothing was compiled, generated again, refused, written to a cache, or loaded that is not sealed;
@@ -103,7 +104,7 @@ def judge(seen: Seen, expected: Expected) -> Verdict:
     ]
     if against:
         return NotWarm(tuple(dict.fromkeys(against)))
-    waiting = [*_silent(told, seen.phase), *_absent(told, expected)]
+    waiting = [*_silent(told, seen.phase), *_replaced(told, seen), *_absent(told, expected)]
     if waiting:
         return Undecided(tuple(waiting))
     against = [*_of_loads(told, expected), *_of_counters(told, expected), *_of_answers(seen, expected)]
@@ -192,6 +193,24 @@ def _silent(told: Told, phase: str) -> Iterator[str]:
             yield f"the first word of process {history.pid}"
         elif not is_settled(history, phase):
             yield f"{_name(history)} to say that it has said everything"
+
+
+def _replaced(told: Told, seen: Seen) -> Iterator[str]:
+    """A process that said that it becomes another program, and lives: as one of Python it begins a file of its own."""
+    latest: dict[int, int] = {}
+    for name, history in seen.histories.items():
+        latest[history.pid] = max(latest.get(history.pid, 0), _begun(name))
+    for name, history in zip(seen.histories, told, strict=True):
+        last = history.events[-1] if history.events else None
+        is_replaced = last is not None and last.kind == "bye" and last.text("why") == "exec"
+        if is_replaced and history.pid in seen.alive and _begun(name) == latest[history.pid]:
+            yield f"{_name(history)} to say what it has become"
+
+
+def _begun(name: str) -> int:
+    """When a file of events was begun, by its name; see `events`."""
+    digits = name.partition("-")[2].partition(".")[0]
+    return int(digits) if digits.isdigit() else 0
 
 
 def _absent(told: Told, expected: Expected) -> Iterator[str]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aotgaudi.guests.expected import Expected
 from aotgaudi.watch.events import Event, History
 from aotgaudi.watch.files import FileSight
-from aotgaudi.watch.verdict import NotWarm, Undecided, Warm, judge
+from aotgaudi.watch.verdict import NotWarm, Seen, Undecided, Warm, judge
 from tests.unit.watch.told import CLEAN, EXPECTED, HOOKS, answer, event, history, loads, process, seen, warm
 
 COMPILER = event("process", argv=["g++", "x.cpp"], what="compiler", stack="inductor.py:1")
@@ -250,3 +250,24 @@ def test_a_verdict_names_something_or_is_warm(told: dict[str, History]) -> None:
     assert isinstance(verdict, Warm) or (
         verdict.reasons if isinstance(verdict, NotWarm) else verdict.waiting_for
     )
+
+
+def replaced(by: History | None, *, lives: bool) -> Seen:
+    """A process of the guest became another program."""
+    old = history(9, event("hello", role="other", hooks=HOOKS), event("bye", why="exec"))
+    histories = {**warm(), "9-5.jsonl": old, **({} if by is None else {"9-10.jsonl": by})}
+    found = seen(histories)
+    return found if lives else replace(found, alive=found.alive - {9})
+
+
+def test_a_process_that_became_another_program_has_ended_or_says_what_it_is() -> None:
+    assert judge(replaced(None, lives=False), EXPECTED) == Warm()
+    assert judge(replaced(process(9, "other"), lives=True), EXPECTED) == Warm()
+    waiting = judge(replaced(None, lives=True), EXPECTED)
+    assert waiting == Undecided(("other 9 to say what it has become",))
+
+
+def test_what_a_process_does_as_another_program_counts() -> None:
+    verdict = judge(replaced(process(9, "other", COMPILER), lives=True), EXPECTED)
+
+    assert isinstance(verdict, NotWarm)

@@ -261,6 +261,26 @@ if __name__ == "__main__":
     assert sorted(event["pid"] for event in guest.events("bye")) == sorted(hellos)
 
 
+def test_a_process_that_becomes_another_program_says_so_last(guest: Guest) -> None:
+    guest.run("import os; os.execv('/bin/sh', ['sh', '-c', 'true'])")
+
+    process, bye = guest.events()[-2:]
+    assert (process["e"], process["argv"]) == ("process", ["sh", "-c", "true"])
+    assert (bye["e"], bye["why"]) == ("bye", "exec")
+
+
+def test_a_process_that_looks_for_its_next_program_says_once_that_it_goes(guest: Guest) -> None:
+    guest.run("import os; os.execvp('true', ['true'])")
+
+    assert [event["why"] for event in guest.events("bye")] == ["exec"]
+
+
+def test_a_child_that_is_forked_and_executed_ends_in_an_orderly_way(guest: Guest) -> None:
+    guest.run("import os; assert os.spawnvp(os.P_WAIT, 'true', ['true']) == 0")
+
+    assert sorted(str(event.get("why", "")) for event in guest.events("bye")) == ["", "exec"]
+
+
 def test_a_child_that_only_executes_a_program_says_nothing(guest: Guest) -> None:
     guest.run("import subprocess; subprocess.run(['true'], preexec_fn=lambda: None)")
 

@@ -25,13 +25,14 @@ Arguments = tuple[Any, ...]
 class Audit:
     """Turns audit events into events of the witness. Thread-safe."""
 
-    def __init__(self, report: Report) -> None:
-        self._report = report
+    def __init__(self, report: Report, leaving: Callable[[], None]) -> None:
+        """`leaving` is called before the process becomes another program."""
+        self._report, self._leaving = report, leaving
         self._told: set[tuple[str, str, str]] = set()
         self._handlers: dict[str, Callable[[Arguments], None]] = {
             "subprocess.Popen": self._popen,
             "os.posix_spawn": lambda args: self.process(args[1]),
-            "os.exec": lambda args: self.process(args[1]),
+            "os.exec": self._exec,
             "os.spawn": lambda args: self.process(args[2]),
             "os.system": lambda args: self.process(["sh", "-c", os.fsdecode(args[0])]),
             "pty.spawn": lambda args: self.process([args[0]] if isinstance(args[0], str) else args[0]),
@@ -75,6 +76,10 @@ class Audit:
         self._report.emit("process", argv=told, what=what, stack=stack)
         if what == COMPILER:
             self._report.refuse("a compiler", stack, argv=told)
+
+    def _exec(self, args: Arguments) -> None:
+        self.process(args[1])
+        self._leaving()
 
     def _popen(self, args: Arguments) -> None:
         argv = args[1]

@@ -26,7 +26,7 @@ class Witness:
         self._settings = settings
         self._state = State(settings.state)
         self.report = Report(settings, self._state)
-        self._audit = Audit(self.report)
+        self._audit = Audit(self.report, self._leave)
         self.hooks = Hooks(self._hooks_changed, self.report.fault)
         self._watch = Watch(self._look, settings.interval)
         self._counters: list[Counters] = []
@@ -140,7 +140,12 @@ class Witness:
             self.report.fault("state", error)
         self._say_bye()
 
-    def _say_bye(self) -> None:
+    def _leave(self) -> None:
+        """The process becomes another program, which does what atexit calls no more; whether it does is not known yet."""
+        self._tell_counters()
+        self._say_bye(why="exec")
+
+    def _say_bye(self, **why: str) -> None:
         if not self._has_ended:
             self._has_ended = True
-            self.report.emit("bye")
+            self.report.emit("bye", **why)
