@@ -21,7 +21,7 @@ from aotgaudi.watch.place import Place, taken
 from aotgaudi.watch.processes import Family, Process
 
 ENVIRONMENT = {"PATH": os.defpath, "LANG": "C.UTF-8"}
-STUBBORN = "trap '' TERM; echo begun; while :; do sleep 0.1; done"
+STUBBORN = "trap '' TERM; touch {0}/begun; while :; do sleep 0.1; done"
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_signals_are_passed_on(place: Place, tmp_path: Path, number: int) -> Non
 
 
 def test_what_ignores_sigterm_is_killed(place: Place, tmp_path: Path) -> None:
-    with shell(place, f"touch {tmp_path}/begun; {STUBBORN}", output=subprocess.DEVNULL) as child:
+    with shell(place, STUBBORN.format(tmp_path), output=subprocess.DEVNULL) as child:
         wait((tmp_path / "begun").exists)
 
         assert child.end() == 137
@@ -199,7 +199,7 @@ def test_a_guest_that_cannot_be_kept_is_not_left(place: Place, monkeypatch: pyte
     monkeypatch.setattr("aotgaudi.watch.child._start_keeper", failing)
 
     with pytest.raises(OSError, match="too many processes"):
-        shell(place, STUBBORN)
+        shell(place, STUBBORN.format(place.here))
     assert not Family(None, place.mark).living()
 
 
