@@ -48,6 +48,10 @@ _POLL_SECONDS = 0.2
 _TRACE_COST = 1e9
 """Traces come first: only they tell which units there are, hence the total and a usable estimate."""
 
+_FIRST_UNIT_COST = 2e9
+"""The first unit of a run comes before other traces: what compiling it leaves in the toolchain's cache, every later one
+needs, so that workers which have nothing left to trace do not wait for it."""
+
 _LONGEST_SLUG = 160
 """Characters of a label in a file name, which may have 255."""
 
@@ -175,6 +179,7 @@ class _Run:
         self._order, self._tickets = itertools.count(), itertools.count()
         self._store, self._plan = store, plan
         self._time_left = TimeLeft()
+        self._is_tracing = self._has_units = False
         self._unit_keys: set[str] = set(plan.units)
         self._origins: dict[str, TraceJob] = {}
         self._traced_again: set[str] = set()
@@ -276,9 +281,11 @@ class _Run:
         estimates = self._plan.estimates
         if isinstance(job, TraceJob):
             work, cost = estimates.of_entry(job.entry), _TRACE_COST
+            self._is_tracing = True
         else:
             work = estimates.of_unit(job.label)
-            cost = work[0].seconds
+            cost = _FIRST_UNIT_COST if self._is_tracing and not self._has_units else work[0].seconds
+            self._has_units = True
         self._num_known += not known
         heapq.heappush(self._queue, (-cost, next(self._order), _Attempt(job, number, work)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import os
 import shutil
 import subprocess
@@ -24,7 +25,7 @@ from aotgaudi.backends.inductor.check import check
 from aotgaudi.backends.inductor.levels import ISA_LEVELS, IsaLevel
 from aotgaudi.backends.inductor.linear import reorder_weights
 from aotgaudi.backends.inductor.runtime import ARTIFACT_FILE, InductorRuntime
-from aotgaudi.backends.inductor.samples import sample_inputs
+from aotgaudi.backends.inductor.samples import example_inputs
 from aotgaudi.backends.inductor.toolchain import Toolchain
 from aotgaudi.errors import CompileError
 from aotgaudi.graphs.canonical import OPEN_SIZE, InputSpec, from_text, is_open
@@ -83,11 +84,13 @@ class InductorCompiler:
 
     def _compile(self, graph: fx.GraphModule, specs: list[InputSpec], library: Path, label: str) -> None:
         options = {**self._options, "aot_inductor.output_path": str(library)}
-        inputs = sample_inputs(graph, specs, seed=0)
+        inputs = example_inputs(specs, seed=0)
         try:
             graph = _opened(graph, specs, inputs)
             with _our_lowerings(), self._toolchain.applied(library.parent) as choices:
-                torch._inductor.aot_compile(graph, tuple(inputs), options={**options, **choices})
+                options |= choices
+                with self._toolchain.one_interface(options):
+                    torch._inductor.aot_compile(graph, tuple(inputs), options=options)
         except CompileError:
             raise
         except Exception as error:
@@ -137,7 +140,8 @@ def _level(target: Target) -> IsaLevel:
 
 def _toolchain(target: Target, level: IsaLevel) -> Toolchain:
     flags = target.flags.get("aotgaudi.compiler_flags", "")
-    return Toolchain(level, tuple(flags.split()), Path(cache_dir()) / "toolchains")
+    identity = json.dumps({**target.toolchain, **target.flags}, sort_keys=True)
+    return Toolchain(level, tuple(flags.split()), Path(cache_dir()) / "toolchains", identity)
 
 
 def _opened(graph: fx.GraphModule, specs: list[InputSpec], inputs: list[Tensor]) -> fx.GraphModule:

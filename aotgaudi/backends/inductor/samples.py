@@ -30,6 +30,11 @@ _REARRANGED = frozenset(
 """What may lie between a weight and its product; experts are picked by an index."""
 
 
+def example_inputs(specs: list[InputSpec], seed: int) -> list[Tensor]:
+    """Returns one tensor an input, with its dtype, sizes and strides, of zeros: for what does not look at numbers."""
+    return [_strided(torch.zeros((), dtype=getattr(torch, spec[0])), spec) for spec in _closed(specs, seed)]
+
+
 def sample_inputs(graph: fx.GraphModule, specs: list[InputSpec], seed: int) -> list[Tensor]:
     """Returns one tensor an input, with its dtype, sizes and strides; another number of KV blocks for each seed."""
     generator = torch.Generator().manual_seed(seed)

@@ -11,12 +11,21 @@ Offline only. Left to itself, inductor asks the building machine twice, and keep
 The script also makes precompiled headers whole or absent. Inductor keeps them for ever, in a folder of the
 temporary directory that anybody can foresee, and a header that a killed compiler left half-written fails every
 later compile. Here they lie in the build's own folder.
+
+What every unit has in common is compiled once. Inductor writes the C interface of a unit, and the container behind it, into
+each wrapper, and a header of torch has each wrapper compile ``std::regex``, to read the word "cpu": measured, nearly all of
+what g++ has to do for one. They depend on nothing of the unit but the name of a class, so they are one object, which the
+script links into each.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
+import inspect
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -26,7 +35,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._inductor import codecache, cpu_vec_isa
+from torch._inductor import codecache, cpp_builder, cpu_vec_isa
+from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 
 from aotgaudi.atomicfile import write_atomic
 from aotgaudi.backends.inductor.levels import IsaLevel
@@ -36,6 +46,7 @@ from aotgaudi.errors import CompileError
 _SCRIPT = """\
 #!/bin/sh
 # g++ as aotgaudi calls it: see aotgaudi/backends/inductor/toolchain.py.
+# {identity}
 unset CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH LIBRARY_PATH LD_RUN_PATH \\
     DEPENDENCIES_OUTPUT SUNPRO_DEPENDENCIES GCC_COMPARE_DEBUG
 previous= output=
@@ -49,8 +60,9 @@ for argument do
     esac
     previous=$argument
 done
-set -- "$@" {flags}
+set -- "-I${{0%/*}}/include" "$@" "-ffile-prefix-map=${{0%/*}}/include=torch/include" {flags}
 case $output in
+*.so) [ -e "${{0%/*}}/{interface}" ] && set -- "${{0%/*}}/{interface}" "$@" ;;
 *.gch)
     rm -f "$output".*.part
     {compiler} "$@" -o "$output.$$.part" && exec mv -f "$output.$$.part" "$output"
@@ -63,24 +75,47 @@ exec {compiler} "$@"
 away. Generated sources are named by hashes of commands that hold paths: they become ``unit/wrapper.cpp`` and the
 like. Of several ``-march``, several ``-o`` and several maps that fit, the last one holds."""
 
+_INTERFACE = "interface.o"
+_INTERFACE_SOURCE = """\
+#define AOTGAUDI_INTERFACE
+#include <torch/csrc/inductor/aoti_include/cpu.h>
+"""
+
+_NO_CHECKS = """
+    static constexpr bool _check_aoti_runtime_check_inputs_env() { return false; }
+    static inline void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {}
+"""
+"""In place of a function for each input, which compares its sizes where AOTI_RUNTIME_CHECK_INPUTS is set: never here."""
+
+_HEADER = Path("torch/csrc/inductor/aoti_runtime/model_base.h")
+_IN_HEADER = re.compile(r"^inline (void parse_device_str\([^)]*\)) (\{.*?^\})$", re.MULTILINE | re.DOTALL)
+_NOT_IN_HEADER = r"""\1;
+#ifdef AOTGAUDI_INTERFACE
+\1 \2
+#endif"""
+"""A function of torch's header is declared in it, and defined in the interface alone."""
+
 _LONGEST_PATH = 200
 
 
 class Toolchain:
     """The compiler for one level, installed below `folder`, which outlives compiles. Not thread-safe.
 
-    `flags` say what g++ may emit; they come last. Raises CompileError where there is no g++.
+    `flags` say what g++ may emit; they come last. `identity`, one line, names the versions of all that it consists of.
+    Raises CompileError where there is no g++.
     """
 
-    def __init__(self, level: IsaLevel, flags: tuple[str, ...], folder: Path) -> None:
+    def __init__(self, level: IsaLevel, flags: tuple[str, ...], folder: Path, identity: str = "") -> None:
         self._level = level
         self._torch = Path(torch.__file__).absolute().parent
-        script = _script((*flags, f"-ffile-prefix-map={self._torch}=torch"))
-        # Another script, of another torch say, is another compiler, with headers of its own.
+        script = _script((*flags, f"-ffile-prefix-map={self._torch}=torch"), identity)
+        # Another script, of another torch say, is another compiler, with headers and an interface of its own.
         self._folder = folder.absolute() / f"{level.name}-{sha256_bytes(script)[:12]}"
         self._compiler = self._folder / "g++"  # By this name torch knows what it is.
         if not self._compiler.exists():
-            self._folder.mkdir(parents=True, exist_ok=True)
+            header = self._folder / "include" / _HEADER
+            header.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(header, _without_regex(self._torch / "include" / _HEADER))
             write_atomic(self._compiler, script, mode=0o755)
         with contextlib.suppress(
             OSError
@@ -109,6 +144,24 @@ class Toolchain:
                     )
             yield options
 
+    @contextlib.contextmanager
+    def one_interface(self, options: dict[str, Any]) -> Iterator[None]:
+        """Until the end, wrappers are without the interface of units, which is linked into each. Only while `applied`.
+
+        They are without checks of inputs, too, which nobody turns on. `options` are inductor's, all of them: they decide how
+        the interface is compiled, by the first who comes.
+        """
+        made = self._folder / _INTERFACE
+        with (self._folder / f"{_INTERFACE}.lock").open("w") as lock, torch._inductor.config.patch(options):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not made.exists():
+                _compile_interface(made)
+        with (
+            _replaced(CppWrapperCpu, "_write_aoti_interface_header", lambda _: None),
+            _replaced(CppWrapperCpu, "generate_input_output_runtime_checks", _without_checks),
+        ):
+            yield
+
     def path_in(self, artifact: Path, work_dir: Path) -> str | None:
         """Returns a path of this machine that the artifact holds, or None: it must not say where it was built."""
         data = artifact.read_bytes()
@@ -119,11 +172,46 @@ class Toolchain:
         return None
 
 
-def _script(flags: tuple[str, ...]) -> bytes:
+def _without_checks(wrapper: CppWrapperCpu) -> None:
+    wrapper.prefix.splice_aot(_NO_CHECKS)
+
+
+def _without_regex(header: Path) -> bytes:
+    text, number = _IN_HEADER.subn(_NOT_IN_HEADER, header.read_text(encoding="utf-8"))
+    if number != 1:
+        raise CompileError(f"torch {torch.__version__} has another {_HEADER.name} than this version knows")
+    return text.encode()
+
+
+def _compile_interface(made: Path) -> None:
+    """Compiles torch's own source of the interface, as inductor does wrappers, to the file `made`, whole or not at all."""
+    source = Path(inspect.getfile(CppWrapperCpu)).parent / "aoti_runtime" / "interface.cpp"
+    with tempfile.TemporaryDirectory(dir=made.parent) as folder:
+        copy = Path(folder) / "interface.cpp"
+        copy.write_text(_INTERFACE_SOURCE + source.read_text(encoding="utf-8"), encoding="utf-8")
+        options = cpp_builder.CppTorchDeviceOptions(
+            vec_isa=cpu_vec_isa.pick_vec_isa(),
+            device_type="cpu",
+            aot_mode=True,
+            compile_only=True,
+            min_optimize=True,
+        )
+        builder = cpp_builder.CppBuilder("interface", str(copy), options, folder)
+        builder.build()
+        Path(builder.get_target_file_path()).replace(made)
+
+
+def _script(flags: tuple[str, ...], identity: str) -> bytes:
     compiler = shutil.which("g++")
     if compiler is None:
         raise CompileError("no C++ compiler found (install g++)")
-    return _SCRIPT.format(flags=shlex.join(flags), compiler=shlex.quote(compiler)).encode()
+    parts = {
+        "flags": shlex.join(flags),
+        "compiler": shlex.quote(compiler),
+        "interface": _INTERFACE,
+        "identity": identity,
+    }
+    return _SCRIPT.format(**parts).encode()
 
 
 def _machine_roots() -> set[Path]:
@@ -131,10 +219,12 @@ def _machine_roots() -> set[Path]:
     return {Path(place) for place in places if os.path.isabs(place)} - {Path("/")}
 
 
+@functools.cache
 def pinned(level: IsaLevel) -> cpu_vec_isa.VecISA:
     """Returns torch's vector types for `level`, which are always valid and add no flags of their own.
 
-    Torch's own objects find out by compiling probes, and change themselves by the result.
+    Torch's own objects find out by compiling probes, and change themselves by the result. One object a level: torch keeps
+    what it knows of precompiled headers by it.
     """
     base: Any = getattr(cpu_vec_isa, level.vec_isa)
 

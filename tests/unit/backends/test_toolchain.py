@@ -14,8 +14,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch._inductor import codecache, cpu_vec_isa
+from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 
 from aotgaudi.backends.fake.probe import probe as fake_target
+from aotgaudi.backends.inductor import toolchain as toolchain_module
 from aotgaudi.backends.inductor.compiler import InductorCompiler
 from aotgaudi.backends.inductor.levels import ISA_LEVELS, IsaLevel
 from aotgaudi.backends.inductor.toolchain import Toolchain, pinned
@@ -201,6 +203,50 @@ def test_a_toolchain_is_installed_once_and_another_one_beside_it(tmp_path: Path)
     assert compiler_of(tmp_path).stat() == before
     make(tmp_path, AVX512)
     assert len(list(tmp_path.glob("*/g++"))) == 2
+
+
+def test_another_version_of_anything_is_another_toolchain(tmp_path: Path) -> None:
+    for identity in ("torch 1", "torch 2", "torch 1"):
+        Toolchain(AVX2, AVX2.compiler_flags, tmp_path, identity)
+
+    assert len(list(tmp_path.glob("*/g++"))) == 2
+
+
+def test_the_interface_is_linked_into_units_and_into_nothing_else(tmp_path: Path) -> None:
+    make(tmp_path)
+    script = compiler_of(tmp_path)
+    (tmp_path / "a.cpp").write_text('extern "C" int a() { return 1; }\n')
+    (tmp_path / "interface.cpp").write_text('extern "C" int interface() { return 2; }\n')
+    interface = script.parent / "interface.o"
+    assert run(script, tmp_path / "interface.cpp", "-c", "-fPIC", "-o", interface).returncode == 0
+
+    assert run(script, tmp_path / "a.cpp", "-c", "-fPIC", "-o", tmp_path / "a.o").returncode == 0
+    assert run(script, tmp_path / "a.o", "-shared", "-o", tmp_path / "a.so").returncode == 0
+
+    assert b"interface" not in (tmp_path / "a.o").read_bytes()
+    assert b"interface" in (tmp_path / "a.so").read_bytes()
+
+
+def test_the_interface_is_compiled_once_and_wrappers_are_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[Path] = []
+
+    def compile_interface(made: Path) -> None:
+        compiled.append(made)
+        made.write_bytes(b"object")
+
+    monkeypatch.setattr(toolchain_module, "_compile_interface", compile_interface)
+    before = CppWrapperCpu._write_aoti_interface_header
+
+    for _ in range(2):
+        with make(tmp_path).one_interface({}):
+            assert CppWrapperCpu._write_aoti_interface_header is not before
+    with make(tmp_path, AVX512).one_interface({}):
+        pass
+
+    assert CppWrapperCpu._write_aoti_interface_header is before
+    assert [path.parent.name.split("-")[0] for path in compiled] == ["avx2", "avx512"]
 
 
 def test_without_a_compiler_there_is_no_toolchain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,6 +239,21 @@ def test_costly_units_come_first(store: Store, tmp_path: Path) -> None:
     assert journal.read_text(encoding="ascii").split() == [key_of(label, target) for label in order]
 
 
+@pytest.mark.slow
+def test_the_first_unit_comes_before_the_other_traces_since_later_ones_need_what_it_leaves(
+    store: Store, tmp_path: Path
+) -> None:
+    entries = tuple(DefragEntry(number) for number in (1, 2, 4))
+    plan = make_plan(entries, tiny_spec(), journaled(tmp_path / "journal"), store)
+    seen: list[tuple[int, int]] = []
+
+    outcome = execute(store, plan, workers=1, on_progress=lambda at: seen.append((at.num_done, at.num_total)))
+
+    assert not outcome.failures
+    assert (2, 4) in seen  # One trace of three, and its unit.
+    assert (2, 5) not in seen
+
+
 def test_a_model_that_cannot_be_traced_ends_the_build_once_with_its_own_error(store: Store) -> None:
     """The worker's SpecError arrives whole: where, what and the remedy."""
     entries = [PromptEntry(1, 16, 0), PromptEntry(1, 16, 1), DefragEntry(1)]
