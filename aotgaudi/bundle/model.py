@@ -227,10 +227,11 @@ def open_model(bundle: Bundle, path: Path, *, allow_unbound: bool = False) -> Mo
 
 def check_model(spec: BuildSpec, model: ModelDirectory) -> None:
     """Raises SpecError unless the directory's configuration gives the same graphs as the manifest's."""
-    mode = {
-        "batch_invariant": spec.model.batch_invariant
-    }  # A choice of the builder's, which no config.json makes.
-    found = model.model_spec(spec.model.dtype).model_copy(update=mode)
+    choices = {  # Of the builder's, which no config.json makes.
+        "batch_invariant": spec.model.batch_invariant,
+        "quantization": spec.model.quantization,
+    }
+    found = model.model_spec(spec.model.dtype).model_copy(update=choices)
     differences = spec.model.signature().differences(found.signature())
     if differences:
         name, wanted, got = differences[0]

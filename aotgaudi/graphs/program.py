@@ -2,18 +2,20 @@
 
 A program is a loop over calls. Every argument of a call is a *binding*, written ``<source>:<name>``:
 
-==========  =========================================================================================
-source      what it names
-==========  =========================================================================================
-``weight``  a parameter or persistent buffer of the checkpoint, by its safetensors name; several names
-            with ``+`` between them: all of these, joined along their first dimension
-``const``   a tensor that follows from the model's configuration alone (``inv_freq``), in `constants`
-``kv``      the KV cache of layer ``<name>`` (a number), ``[2, num_blocks + 1, kv_heads, block_size, head_dim]``
-``step``    an input of the step (see `inputs`)
-``tmp``     an output of an earlier call
-==========  =========================================================================================
+===============  ====================================================================================
+source           what it names
+===============  ====================================================================================
+``weight``       a parameter or persistent buffer of the checkpoint, by its safetensors name; several
+                 names with ``+`` between them: all of these, joined along their first dimension
+``int8``         the same, rounded to 8 bits by `aotgaudi.runtime.int8`: integers of their shape
+``int8_scales``  the scales of these integers, float32, one a row
+``const``        a tensor that follows from the model's configuration alone (``inv_freq``), in `constants`
+``kv``           the KV cache of layer ``<name>``, ``[2, num_blocks + 1, kv_heads, block_size, head_dim]``
+``step``         an input of the step (see `inputs`)
+``tmp``          an output of an earlier call
+===============  ====================================================================================
 
-Versions: 1 (first), 2 (any number of blocks), 3 (joined weights).
+Versions: 1 (first), 2 (any number of blocks), 3 (joined weights), 4 (weights in 8 bits).
 
 A unit may write to its ``kv`` arguments; nothing else is written to.
 """
@@ -28,23 +30,35 @@ from pydantic import Field
 from aotgaudi.digest import canonical_json
 from aotgaudi.document import Value
 
-PROGRAM_SCHEMA: Literal["aotgaudi.program/3"] = "aotgaudi.program/3"
+PROGRAM_SCHEMA: Literal["aotgaudi.program/4"] = "aotgaudi.program/4"
 
 ANY_NUM_BLOCKS: Literal["num_blocks + 1"] = "num_blocks + 1"
 """Written in place of the number of blocks that a program leaves to the server."""
 
 
-_WEIGHT, _AND = "weight:", "+"
+WEIGHT, INT8, INT8_SCALES = "weight", "int8", "int8_scales"
+"""Sources that name weights of the checkpoint: as they are, in 8 bits, and the scales of these."""
+
+_AND = "+"
+_OF_WEIGHTS = (WEIGHT, INT8, INT8_SCALES)
 
 
 def join_bindings(bindings: Iterable[str]) -> str:
-    """Returns the binding of all weights that `bindings` name, joined."""
-    return _WEIGHT + _AND.join(binding.removeprefix(_WEIGHT) for binding in bindings)
+    """Returns the binding of all weights that `bindings` name, joined. All are of one source."""
+    listed = list(bindings)
+    source = listed[0].partition(":")[0]
+    return rebound(source, (name for binding in listed for name in weight_names(binding)))
+
+
+def rebound(source: str, names: Iterable[str]) -> str:
+    """Returns the binding of `source` that names these weights, joined."""
+    return f"{source}:{_AND.join(names)}"
 
 
 def weight_names(binding: str) -> tuple[str, ...]:
-    """Returns the names of the weights that a binding names, in order; none where it is of another source."""
-    return tuple(binding.removeprefix(_WEIGHT).split(_AND)) if binding.startswith(_WEIGHT) else ()
+    """Returns the names of the weights that a binding names, in order; none where it names no weights."""
+    source, _, names = binding.partition(":")
+    return tuple(names.split(_AND)) if source in _OF_WEIGHTS else ()
 
 
 class TensorSpec(Value):
@@ -82,9 +96,9 @@ class Program(Value):
     `constants` is the digest of a safetensors blob with the tensors behind ``const`` bindings, or None.
     """
 
-    schema_: Literal["aotgaudi.program/1", "aotgaudi.program/2", "aotgaudi.program/3"] = Field(
-        default=PROGRAM_SCHEMA, alias="schema"
-    )
+    schema_: Literal[
+        "aotgaudi.program/1", "aotgaudi.program/2", "aotgaudi.program/3", "aotgaudi.program/4"
+    ] = Field(default=PROGRAM_SCHEMA, alias="schema")
     inputs: tuple[TensorSpec, ...]
     weights: tuple[TensorSpec, ...]
     caches: tuple[CacheSpec, ...]

@@ -17,6 +17,7 @@ from torch.fx.passes.split_module import split_module
 
 from aotgaudi.errors import CompileError
 from aotgaudi.graphs.canonical import to_text
+from aotgaudi.graphs.int8 import quantize_linears
 from aotgaudi.graphs.joined import join_linears
 from aotgaudi.graphs.program import TensorSpec, weight_names
 from aotgaudi.graphs.stamp import MARKER, Marker, layer_of, renumbered, without_markers
@@ -45,17 +46,21 @@ class SplitStep:
     constants: dict[str, torch.Tensor]
 
 
-def split_step(exported: torch.export.ExportedProgram, persistent: Mapping[str, str]) -> SplitStep:
+def split_step(
+    exported: torch.export.ExportedProgram, persistent: Mapping[str, str], *, is_int8: bool = False
+) -> SplitStep:
     """Splits an exported step.
 
     `persistent` maps the name of every tensor that a checkpoint holds to the name that it holds it under
-    (tied tensors share one); other buffers are constants.
+    (tied tensors share one); other buffers are constants. `is_int8`: linear layers take weights in 8 bits.
     """
     graph_module = exported.graph_module
     bindings, weights, constants = _bindings(exported, persistent)
     markers = without_markers(graph_module.graph)
     graph_module.graph.eliminate_dead_code()
     join_linears(graph_module.graph, bindings)
+    if is_int8:
+        quantize_linears(graph_module.graph, bindings)
     for node in graph_module.graph.nodes:
         node.meta[_ORIGIN] = node.name
     split = split_module(graph_module, graph_module, _Partitioner(), keep_original_order=True)

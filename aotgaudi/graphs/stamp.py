@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from aotgaudi.graphs.program import join_bindings, weight_names
+from aotgaudi.graphs.program import rebound, weight_names
 
 LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)(?=\.|$)")
 """How decoder layers are called in module paths."""
@@ -131,9 +131,9 @@ def renumbered(binding: str, original: int, layer: int) -> str:
     """Returns a weight's, constant's or cache's binding of layer `original`, for `layer`."""
     if binding == f"kv:{original}":
         return f"kv:{layer}"
-    if names := weight_names(binding):
-        return join_bindings(_renumbered_name(name, original, layer) for name in names)
     source, _, name = binding.partition(":")
+    if names := weight_names(binding):
+        return rebound(source, (_renumbered_name(name, original, layer) for name in names))
     return f"const:{_renumbered_name(name, original, layer)}" if source == "const" else binding
 
 

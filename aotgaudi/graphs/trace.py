@@ -72,7 +72,7 @@ def trace(entry: Entry, model: ModelSpec, limits: ServingLimits) -> TracedProgra
 
 
 def _trace_step(entry: PromptEntry | DecodeEntry, model: ModelSpec, limits: ServingLimits) -> TracedProgram:
-    tracer = _tracer(json.dumps(model.config), model.dtype, model.batch_invariant)
+    tracer = _tracer(json.dumps(model.config), model.dtype, model.batch_invariant, model.is_int8)
     split = tracer.split(entry, limits)
     used = {name for piece in split.pieces for name in piece.inputs}
     _require_paged(model, _caches(model, limits), used)
@@ -183,8 +183,8 @@ def stored_names(module: nn.Module) -> Mapping[str, str]:
 class _StepTracer:
     """Traces the steps of one model; by stamping, once that was seen to give the same as a full trace."""
 
-    def __init__(self, module: Any, is_invariant: bool) -> None:
-        self.module, self._is_invariant = module, is_invariant
+    def __init__(self, module: Any, is_invariant: bool, is_int8: bool) -> None:
+        self.module, self._is_invariant, self._is_int8 = module, is_invariant, is_int8
         self._stored = stored_names(module)
         self._can_stamp: dict[type[StepEntry], bool] = {}
 
@@ -200,7 +200,7 @@ class _StepTracer:
 
     def _full(self, entry: StepEntry, limits: ServingLimits) -> SplitStep:
         exported = export_step(self.module, entry, limits, is_invariant=self._is_invariant)
-        return split_step(exported, self._stored)
+        return split_step(exported, self._stored, is_int8=self._is_int8)
 
     def _stamped(self, entry: StepEntry, limits: ServingLimits) -> SplitStep:
         with stamped(self.module):
@@ -208,9 +208,9 @@ class _StepTracer:
 
 
 @functools.lru_cache(maxsize=2)
-def _tracer(config_json: str, dtype: str, is_invariant: bool) -> _StepTracer:
+def _tracer(config_json: str, dtype: str, is_invariant: bool, is_int8: bool) -> _StepTracer:
     """Returns the tracer of a model; one model is enough for a build."""
-    return _StepTracer(build_model(json.loads(config_json), dtype), is_invariant)
+    return _StepTracer(build_model(json.loads(config_json), dtype), is_invariant, is_int8)
 
 
 def _require_paged(model: ModelSpec, caches: tuple[CacheSpec, ...], used: set[str]) -> None:

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
@@ -27,6 +27,7 @@ from aotgaudi.entries import (
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.limits import LARGEST_LIMIT
+from aotgaudi.spec.quantization import WeightsDtype
 
 _Count = Annotated[int, Field(ge=1, le=LARGEST_LIMIT)]
 _CountOrNone = Annotated[int, Field(ge=0, le=LARGEST_LIMIT)]
@@ -179,6 +180,8 @@ def spec_schema() -> dict[str, Any]:
         "description": "path of the file that QUANT_CONFIG names, relative to the spec file",
     }
     schema["$defs"]["QuantizationSpec"]["properties"]["config"] = {"title": "Config", **path}
+    quantization = schema["$defs"]["ModelSpec"]["properties"]["quantization"]
+    quantization["anyOf"].insert(0, {"enum": list(get_args(WeightsDtype))})
     return schema
 
 

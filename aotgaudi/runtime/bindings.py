@@ -1,4 +1,4 @@
-"""Weights as units take them: several joined, or in a layout of the device's. Imports no torch.
+"""Weights as units take them: several joined, in 8 bits, or in a layout of the device's. Imports no torch.
 
 A program binds weights by name (`aotgaudi.graphs.program`); in which layout a unit takes them, the receipt says. Here the
 two come together: ``weight:<names>@<layout>``.
@@ -10,16 +10,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from aotgaudi.bundle.receipt import Receipt
-from aotgaudi.graphs.program import Call, Program, weight_names
+from aotgaudi.graphs.program import WEIGHT, Call, Program, weight_names
 
 _AT = "@"
 
 
 @dataclass(frozen=True, slots=True)
 class WeightBinding:
-    """Weights of a model directory by name, to be joined in this order, and in which layout; None: as stored."""
+    """Weights of a model directory by name, to be joined in this order, and in which layout; None: as stored.
+
+    `source` is the program's: the weights themselves, or integers or scales that are made of them.
+    """
 
     text: str
+    source: str
     names: tuple[str, ...]
     layout: str | None
 
@@ -27,12 +31,13 @@ class WeightBinding:
     def parse(cls, text: str) -> WeightBinding:
         """Reads the binding of a placed program."""
         stored, at, layout = text.rpartition(_AT)
-        return cls(text, weight_names(stored if at else text), layout if at else None)
+        stored = stored if at else text
+        return cls(text, stored.partition(":")[0], weight_names(stored), layout if at else None)
 
     @property
     def is_plain(self) -> bool:
         """Whether it is one weight, as it is stored."""
-        return len(self.names) == 1 and self.layout is None
+        return self.source == WEIGHT and len(self.names) == 1 and self.layout is None
 
 
 def placed(program: Program, receipt: Receipt) -> Program:

@@ -85,6 +85,11 @@ class ModelSpec(SpecValue):
         return self
 
     @property
+    def is_int8(self) -> bool:
+        """Whether linear layers take their weights in 8 bits."""
+        return self.quantization is not None and self.quantization.weights == "int8"
+
+    @property
     def model_type(self) -> str:
         """Hugging Face's name of the architecture, e.g. ``llama``."""
         return str(self.config["model_type"])

@@ -79,7 +79,12 @@ def reference(architecture: str, seed: int = 0, **others: Any) -> Any:
 
 
 def spec_of(
-    model: Any, num_blocks: int = 40, dtype: str = "float32", *, batch_invariant: bool = False
+    model: Any,
+    num_blocks: int = 40,
+    dtype: str = "float32",
+    *,
+    batch_invariant: bool = False,
+    quantization: str | None = None,
 ) -> BuildSpec:
     """Returns a spec for the reference model: 4 rows, 64 tokens a step, blocks of 16 tokens."""
     config = json.loads(model.config.to_json_string(use_diff=False))
@@ -97,6 +102,7 @@ def spec_of(
             "dtype": dtype,
             "config": config,
             "batch_invariant": batch_invariant,
+            "quantization": quantization,
         },
         "limits": limits,
     }

@@ -20,13 +20,14 @@ from torch._inductor import lowering
 from torch._inductor.runtime.runtime_utils import cache_dir  # type: ignore[attr-defined]
 
 from aotgaudi.backends.base import CompiledUnit, Executable, Target, Unit
-from aotgaudi.backends.inductor import linear, paged_decode
+from aotgaudi.backends.inductor import int8_linear, linear, paged_decode, toolchain
 from aotgaudi.backends.inductor.check import check
 from aotgaudi.backends.inductor.levels import ISA_LEVELS, IsaLevel
 from aotgaudi.backends.inductor.linear import reorder_weights
 from aotgaudi.backends.inductor.runtime import ARTIFACT_FILE, InductorRuntime
 from aotgaudi.backends.inductor.samples import example_inputs
 from aotgaudi.backends.inductor.toolchain import Toolchain
+from aotgaudi.digest import sha256_source
 from aotgaudi.errors import CompileError
 from aotgaudi.graphs.canonical import OPEN_SIZE, InputSpec, from_text, is_open
 
@@ -106,7 +107,7 @@ class InductorCompiler:
 def _our_lowerings() -> Iterator[None]:
     """While active, inductor compiles what it would not, or not as well."""
     known: dict[Any, Any] = lowering.lowerings
-    ours = {**linear.LOWERINGS, **paged_decode.LOWERINGS}
+    ours = {**linear.LOWERINGS, **paged_decode.LOWERINGS, **int8_linear.LOWERINGS}
     before = {target: known[target] for target in ours if target in known}
     known.update(ours)
     try:
@@ -140,7 +141,9 @@ def _level(target: Target) -> IsaLevel:
 
 def _toolchain(target: Target, level: IsaLevel) -> Toolchain:
     flags = target.flags.get("aotgaudi.compiler_flags", "")
-    identity = json.dumps({**target.toolchain, **target.flags}, sort_keys=True)
+    # Of our own code its own alone counts: an edit of the rest leaves what it keeps right.
+    code = {"compile_code": sha256_source([Path(toolchain.__file__)])}
+    identity = json.dumps({**target.toolchain, **target.flags, **_FIXED_OPTIONS, **code}, sort_keys=True)
     return Toolchain(level, tuple(flags.split()), Path(cache_dir()) / "toolchains", identity)
 
 

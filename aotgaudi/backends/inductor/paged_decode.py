@@ -14,6 +14,7 @@ from torch._inductor import ir
 from torch._inductor.codegen.cpp_template import CppTemplate
 from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
 from torch._inductor.utils import parallel_num_threads
+from torch._inductor.virtualized import V
 
 from aotgaudi.graphs.paged_decode import PAGED_DECODE
 
@@ -71,6 +72,12 @@ class _PagedDecode(CppTemplate):  # type: ignore[misc,unused-ignore]
         return source
 
 
+def unfused(result: Any) -> Any:
+    """Returns the output of a template, to which inductor may not add what comes after it: ours have no place for that."""
+    V.graph.no_fuse_buffer_names.add(result.get_name())
+    return result
+
+
 def _lower(
     query: Any,
     cache: Any,
@@ -95,7 +102,7 @@ def _lower(
         for name, value in given.items()
         if value is not None
     }
-    return _PagedDecode(inputs, scaling, softcap).generate().output_node()
+    return unfused(_PagedDecode(inputs, scaling, softcap).generate().output_node())
 
 
 LOWERINGS = {PAGED_DECODE: _lower}

@@ -1,9 +1,9 @@
 """Sample inputs for checking a compiled graph against eager, made from the graph's input shapes alone.
 
 Floats keep activations of order one, so that rounding stays small against what it is compared with: weights, also
-those of experts, are scaled by their fan-in, vectors lie around one. Masks see at least the first position. Integers
-are indices into something of unknown size, so they start at 0, which always fits, and each is replaced by a
-permutation as large as eager accepts: the slots are distinct, so that no write depends on an order.
+those of experts and those in 8 bits, are scaled by their fan-in, vectors lie around one. Masks see at least the first
+position. Other integers are indices into something of unknown size, so they start at 0, which always fits, and each is
+replaced by a permutation as large as eager accepts: the slots are distinct, so that no write depends on an order.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ import torch
 from torch import Tensor, fx
 
 from aotgaudi.graphs.canonical import InputSpec, closed, is_open
+from aotgaudi.graphs.int8_linear import INT8_LINEAR
 
 ClosedSpec = tuple[str, list[int], list[int]]
 
 _DISTINCT_BOUNDS = (1 << 16, 256, 16)
 _DISTINCT_BLOCKS = 128
+
+_INTEGERS_SPREAD = 73.0
+"""The standard deviation of integers from -127 to 127."""
 
 _aten = torch.ops.aten
 _PRODUCTS = frozenset(
@@ -43,6 +47,7 @@ def sample_inputs(graph: fx.GraphModule, specs: list[InputSpec], seed: int) -> l
         _strided(_sample(spec, _is_weight(node, spec), generator), spec)
         for node, spec in zip(placeholders, _closed(specs, seed), strict=True)
     ]
+    _scale_integers(placeholders, inputs)
     num_blocks = [value.shape[1] for value, spec in zip(inputs, specs, strict=True) if is_open(spec)]
     for position, spec in enumerate(specs):
         if spec[0] in ("int64", "int32"):
@@ -56,6 +61,16 @@ def _closed(specs: list[InputSpec], seed: int) -> list[ClosedSpec]:
     block_size = next((int(spec[1][3]) for spec in specs if is_open(spec)), 1)
     n = 2 + seed + max(2 * min(longest, _DISTINCT_BLOCKS), -(-longest // block_size))
     return [(name, closed(sizes, n), closed(strides, n)) for name, sizes, strides in specs]
+
+
+def _scale_integers(placeholders: list[fx.Node], inputs: list[Tensor]) -> None:
+    """Gives integers that stand for weights scales such that the weights are of the size that others have."""
+    numbers = {node: number for number, node in enumerate(placeholders)}
+    for node in placeholders:
+        for user in node.users:
+            if user.target is INT8_LINEAR and user.args[2] is node:
+                fan_in = inputs[numbers[user.args[1]]].shape[1]  # type: ignore[index]
+                inputs[numbers[node]] *= fan_in**-0.5 / _INTEGERS_SPREAD
 
 
 def _is_weight(node: fx.Node, spec: ClosedSpec) -> bool:
@@ -79,6 +94,8 @@ def _sample(spec: ClosedSpec, is_weight: bool, generator: torch.Generator) -> Te
         mask = torch.rand(sizes, generator=generator) < 0.7
         mask[..., :1] = True
         return mask
+    if dtype is torch.int8:
+        return torch.randint(-127, 128, sizes, generator=generator, dtype=dtype)
     if dtype is torch.float64:
         return torch.rand(sizes, generator=generator, dtype=dtype)
     if not dtype.is_floating_point:
