@@ -39,7 +39,7 @@ Stage = Literal["starting", "exercising", "settling", "live", "ending"]
 
 _TICK_SECONDS, _LIVE_TICK_SECONDS = 0.1, 0.25
 _HEALTH_SECONDS = 1.0
-_EARLY_SECONDS = 1.0
+_EARLY_SECONDS, _CAUSE_SECONDS = 1.0, 0.5
 _REPORT_SECONDS = 30.0
 _LIVE_SECONDS, _COMPARED_BYTES_PER_SECOND = 30.0, 50e6
 """How long the main loop may take for a turn; and besides, for comparing all that is sealed, on a slow disk."""
@@ -99,7 +99,7 @@ class Judge:
         self._health = _Health(session)
         self._exercise: _Exercise | None = None
         self._files, self._is_blind = FileSight(), False
-        self._is_news, self._judged_at = False, 0.0
+        self._is_news, self._judged_at, self._first_file = False, 0.0, 0.0
         num_bytes = sum(digest.size_bytes for digest in session.plan.rules.sealed.values())
         self._turn_seconds = _LIVE_SECONDS + num_bytes / _COMPARED_BYTES_PER_SECOND
 
@@ -200,7 +200,16 @@ class Judge:
             return
         if self._is_news or self._turned - self._judged_at >= _EARLY_SECONDS:
             self._judged_at = self._turned
-            self._refuse_if_not_warm(self._judged())
+            verdict = self._judged()
+            if not self._lacks_its_cause():
+                self._refuse_if_not_warm(verdict)
+
+    def _lacks_its_cause(self) -> bool:
+        """Whether files alone speak against it, and only just now: who wrote a source runs a compiler next, and says so."""
+        if not self._findings or any(one.what != "file" for one in self._findings):
+            return False
+        self._first_file = self._first_file or self._turned
+        return self._turned - self._first_file < _CAUSE_SECONDS
 
     def _of_files(self) -> list[Finding]:
         """What was seen of files since the last turn: the second witness counts for itself."""

@@ -154,3 +154,27 @@ def test_a_guest_that_says_nothing_is_looked_at_now_and_then_and_each_word_at_on
     judge._judged_at -= 2
     judge._turn()
     assert session.judged == 3
+
+
+WRITE = event("write", path="/run/aotgaudi/cache/more.cpp")
+
+
+def test_the_cause_of_a_file_is_waited_for_and_named() -> None:
+    session = FakeSession(dict(warm(WRITE)), said=[WRITE])
+    judge = a_judge(session)
+
+    assert judge._turn() is None, "only just now"
+    session.histories, session.said = dict(warm(WRITE, COMPILER)), [COMPILER]
+    with pytest.raises(NotWarmError, match="a compiler was run"):
+        judge._turn()
+
+
+def test_a_file_without_a_cause_is_enough_a_moment_later() -> None:
+    session = FakeSession(dict(warm(WRITE)), said=[WRITE])
+    judge = a_judge(session)
+
+    assert judge._turn() is None
+    judge._first_file -= 2
+    judge._judged_at -= 2
+    with pytest.raises(NotWarmError, match=r"more.cpp was opened for writing"):
+        judge._turn()
