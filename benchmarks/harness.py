@@ -290,7 +290,7 @@ class Server:
 @contextmanager
 def serving(bundle: Path, model: Path, threads: int, *, name: str = "model") -> Iterator[Server]:
     """Starts ``aotgaudi serve --require-warm`` on the loopback address and waits for /ready."""
-    port = _free_port()
+    port = free_port()
     arguments = command("serve", "--bundle", bundle.resolve(), "--model", model.resolve(), "--require-warm")
     arguments += [
         "--host",
@@ -338,7 +338,8 @@ def _answers_ready(port: int) -> bool:
         connection.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Returns a port of the loopback address that nobody has."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
