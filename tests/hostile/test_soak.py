@@ -1,4 +1,7 @@
-"""Every admissible request, and nine kinds of refusals, at random, for long: nothing compiles, leaks or differs."""
+"""Requests for long: every admissible one and nine kinds of refusals at random, and short ones alone.
+
+Nothing compiles, leaks or differs. ``--requests 100000`` is the whole soak: the short ones take some fifteen minutes.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,15 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.e2e.harness import MAX_MODEL_LEN, VOCAB_SIZE, Workplace, eventually
-from tests.e2e.traffic import PROBES, Order, Outcome, outcome_of, send_all
+from tests.e2e.harness import MAX_MODEL_LEN, VOCAB_SIZE, Server, Workplace, eventually
+from tests.e2e.traffic import PROBES, Order, Outcome, Take, outcome_of, send_all
 from tests.hostile.attackers import CHAT, COMPLETIONS
 from tests.hostile.server import MUST_BE_ZERO
 from tests.hostile.witnesses import tree_bytes
 
 NUM_CONNECTIONS = 24
 MAX_DRIFT_BYTES = 16 * 10**6
+MAX_SHORT_DRIFT_BYTES = 4 * 10**6
 BORDERS = sorted(
     {16 * blocks + more for blocks in range(4) for more in (-1, 0, 1)} - {-1, 0} | {MAX_MODEL_LEN - 1}
 )
@@ -112,11 +116,21 @@ class Scale(threading.Thread):
         tenths = [self.weights[at : at + tenth] for at in range(0, len(self.weights), tenth)]
         return " ".join(f"{median(weights) / 1e6:.0f}" for weights in tenths[:10])
 
-    @property
-    def drift_bytes(self) -> float:
-        """How much heavier the server is in the last tenth of the time than after its first fifth."""
+    def drift_bytes(self, *, after_tenths: int) -> float:
+        """How much heavier the server is in the last tenth of the time than in the one after so many tenths."""
         tenth = max(1, len(self.weights) // 10)
-        return median(self.weights[-tenth:]) - median(self.weights[2 * tenth : 3 * tenth] or self.weights)
+        begin = after_tenths * tenth
+        return median(self.weights[-tenth:]) - median(self.weights[begin : begin + tenth] or self.weights)
+
+
+def send_weighed(server: Server, traffic: Iterator[Order], take: Take) -> tuple[Scale, float]:
+    """Sends all orders, with the server on a scale. Returns the scale, and how many seconds it took."""
+    scale, begun = Scale(server.process.pid), time.monotonic()
+    scale.start()
+    asyncio.run(send_all(server.base_url, traffic, NUM_CONNECTIONS, take))
+    seconds = time.monotonic() - begun
+    scale.is_done.set()
+    return scale, seconds
 
 
 def test_the_soak_compiles_nothing_leaks_nothing_and_answers_as_alone(
@@ -138,14 +152,11 @@ def test_the_soak_compiles_nothing_leaks_nothing_and_answers_as_alone(
             if outcome.status != order.status or (order.probe is not None and outcome != alone[order.probe]):
                 wrong.append(f"{order} gave {outcome}")
 
-        scale, begun = Scale(server.process.pid), time.monotonic()
-        scale.start()
-        asyncio.run(send_all(server.base_url, orders(Random(seed), number), NUM_CONNECTIONS, take))
-        seconds = time.monotonic() - begun
-        scale.is_done.set()
+        scale, seconds = send_weighed(server, orders(Random(seed), number), take)
+        drift_bytes = scale.drift_bytes(after_tenths=2)
         record.append(
             f"soak: {number} requests in {seconds:.0f} s (seed {seed}), {dict(counts)}, {len(wrong)} wrong, "
-            f"{scale.weights[-1] / 1e6:.0f} MB at the end, {scale.drift_bytes / 1e6:+.1f} MB since the first fifth "
+            f"{scale.weights[-1] / 1e6:.0f} MB at the end, {drift_bytes / 1e6:+.1f} MB since the first fifth "
             f"({scale.course()}), "
             f"{server.metric('aotgaudi_preemptions_total'):g} preemptions, "
             f"{server.metric('aotgaudi_defrag_swaps_total'):g} blocks swapped"
@@ -154,5 +165,44 @@ def test_the_soak_compiles_nothing_leaks_nothing_and_answers_as_alone(
         assert not wrong, "\n".join(wrong[:5])
         assert {name: server.metric(name) for name in MUST_BE_ZERO} == dict.fromkeys(MUST_BE_ZERO, 0.0)
         assert eventually(server.is_idle)
-        assert scale.drift_bytes <= MAX_DRIFT_BYTES
+        assert drift_bytes <= MAX_DRIFT_BYTES
+        assert "Traceback" not in server.log
+
+
+def short_orders(random: Random, number: int) -> Iterator[Order]:
+    """Short completions: greedy and sampled, whole and streamed."""
+    for _ in range(number):
+        body = {
+            "prompt": [random.randrange(1, VOCAB_SIZE) for _ in range(random.randint(1, 16))],
+            "max_tokens": random.randint(1, 4),
+            "stream": random.random() < 0.2,
+            **random.choice(({"temperature": 0}, {"temperature": 0.8, "top_p": 0.9, "top_k": 20, "seed": 3})),
+        }
+        yield Order(COMPLETIONS, {**body, "ignore_eos": True})
+
+
+def test_short_requests_compile_nothing_leave_no_block_and_no_memory_behind(
+    workplace: Workplace, pytestconfig: pytest.Config, record: list[str]
+) -> None:
+    number, seed = pytestconfig.getoption("--requests"), pytestconfig.getoption("--soak-seed")
+    statuses: Counter[int] = Counter()
+
+    def take(_: Order, outcome: Outcome | None) -> None:
+        assert outcome is not None
+        statuses[outcome.status] += 1
+
+    with workplace.serve() as server:
+        num_free = server.metric("aotgaudi_kv_blocks_free")
+        scale, seconds = send_weighed(server, short_orders(Random(seed), number), take)
+        drift_bytes = scale.drift_bytes(after_tenths=1)
+        record.append(
+            f"short soak: {number} requests in {seconds:.0f} s (seed {seed}), {number / seconds:.0f} a second, "
+            f"{dict(statuses)}, {drift_bytes / 1e6:+.1f} MB since the first tenth ({scale.course()})"
+        )
+
+        assert statuses == {200: number}
+        assert {name: server.metric(name) for name in MUST_BE_ZERO} == dict.fromkeys(MUST_BE_ZERO, 0.0)
+        assert eventually(server.is_idle)
+        assert server.metric("aotgaudi_kv_blocks_free") == num_free
+        assert drift_bytes <= MAX_SHORT_DRIFT_BYTES
         assert "Traceback" not in server.log
