@@ -31,6 +31,7 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
 from aotgaudi.errors import SpecError
+from aotgaudi.graphs.draw import DRAW
 from aotgaudi.graphs.stamp import MARKER
 
 _ROWS_AT_ONCE = 8
@@ -81,6 +82,7 @@ _ROW_WISE = frozenset(
         _aten.where.ScalarSelf,
         _aten.where.Scalar,
         _aten._assert_tensor_metadata.default,
+        DRAW,
     }
 )
 """What is neither pointwise nor a view and yet treats rows one by one, in one order: maxima are exact, picking and

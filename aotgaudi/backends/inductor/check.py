@@ -24,6 +24,7 @@ from aotgaudi.backends.base import Executable
 from aotgaudi.backends.inductor.samples import sample_inputs
 from aotgaudi.errors import CompileError
 from aotgaudi.graphs.canonical import InputSpec
+from aotgaudi.graphs.draw import DRAW
 
 TOLERANCES = {torch.float32: 2e-4, torch.float64: 1e-6, torch.bfloat16: 4e-2, torch.float16: 1e-2}
 """Largest error allowed in a row, relative to the row's largest value (at least 1)."""
@@ -153,7 +154,7 @@ def _ways(graph: fx.GraphModule) -> list[_Way]:
     """Returns the ways of deciding what may be undecided in `graph`, that of eager first."""
     targets = {node.target for node in graph.graph.nodes}
     swaps = range(len(_sides(_WINDOW, 2 * _WINDOW))) if targets & {_TOP_K, _ARGMAX} else range(1)
-    shifts = _SHIFTS if targets & _COMPARISONS else _SHIFTS[:1]
+    shifts = _SHIFTS if targets & {DRAW, *_COMPARISONS} else _SHIFTS[:1]
     return [_Way(swap, shift) for swap, shift in itertools.product(swaps, shifts)]
 
 
@@ -162,6 +163,13 @@ def _sides(k: int, n: int) -> list[tuple[int, ...]]:
     certain = max(0, k - _WINDOW)
     near = range(certain, min(n, k + _WINDOW))
     return [(*range(certain), *chosen) for chosen in itertools.combinations(near, k - certain)]
+
+
+def _shifted(arguments: Sequence[Any], shift: float) -> tuple[Any, ...]:
+    """Returns the arguments of a draw whose limits, noise and filters, lie a little elsewhere."""
+    logits, temperature, noise, top_k, *shares = arguments
+    top_p, min_p = (None if share is None else share * (1 + shift) for share in shares)
+    return logits, temperature, (noise * (1 + shift)).clamp_max(1 - 2**-53), top_k, top_p, min_p
 
 
 def _eager(graph: fx.GraphModule, inputs: Sequence[Tensor], way: _Way) -> list[Tensor]:
@@ -189,6 +197,8 @@ class _Eager(fx.Interpreter):
         if target in _COMPARISONS and self._way.shift:
             one, other = args
             args = (one, other + abs(other) * self._way.shift)
+        if target is DRAW and self._way.shift:
+            args = _shifted(args, self._way.shift)
         result = super().call_function(target, args, kwargs)
         if target is _TOP_K and args[2:] in ((), (-1,)):
             indices = self._otherwise(args[0], args[1], result[1])

@@ -20,7 +20,7 @@ from torch._inductor import lowering
 from torch._inductor.runtime.runtime_utils import cache_dir  # type: ignore[attr-defined]
 
 from aotgaudi.backends.base import CompiledUnit, Executable, Target, Unit
-from aotgaudi.backends.inductor import int8_linear, linear, paged_decode, toolchain
+from aotgaudi.backends.inductor import draw, int8_linear, linear, paged_decode, toolchain
 from aotgaudi.backends.inductor.check import check
 from aotgaudi.backends.inductor.levels import ISA_LEVELS, IsaLevel
 from aotgaudi.backends.inductor.linear import reorder_weights
@@ -36,10 +36,12 @@ _FIXED_OPTIONS: dict[str, Any] = {
     "aot_inductor.enable_frame_pointer": False,
     "aot_inductor.enable_line_tables": False,
     "cpp.vec_isa_ok": True,
+    "epilogue_fusion": False,
     "force_disable_caches": True,
 }
 """Options that keep paths and probes out: no debug sections, no test compiles of the instruction set (the
-probe has read it from the CPU), no reuse of a graph cache that we do not key. An older torch that lacks one
+probe has read it from the CPU), no reuse of a graph cache that we do not key. Our templates take nothing else into
+their loops. An older torch that lacks one
 does not do what it turns off."""
 
 
@@ -107,7 +109,7 @@ class InductorCompiler:
 def _our_lowerings() -> Iterator[None]:
     """While active, inductor compiles what it would not, or not as well."""
     known: dict[Any, Any] = lowering.lowerings
-    ours = {**linear.LOWERINGS, **paged_decode.LOWERINGS, **int8_linear.LOWERINGS}
+    ours = {**linear.LOWERINGS, **paged_decode.LOWERINGS, **int8_linear.LOWERINGS, **draw.LOWERINGS}
     before = {target: known[target] for target in ours if target in known}
     known.update(ours)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import pytest
@@ -13,6 +14,7 @@ from aotgaudi.backends.inductor.check import check
 from aotgaudi.backends.inductor.samples import sample_inputs
 from aotgaudi.errors import CompileError
 from aotgaudi.graphs.canonical import from_text, to_text
+from aotgaudi.graphs.draw import DRAW
 
 ROWS, WIDTH, EXPERTS, CHOSEN = 64, 32, 4, 2
 
@@ -33,6 +35,13 @@ class Sampler(nn.Module):
     def forward(self, logits: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         sums = torch.softmax(logits.float(), -1).double().cumsum(-1)
         return logits.argmax(-1), (sums <= noise[:, None] * sums[:, -1:]).sum(-1)
+
+
+class Drawn(nn.Module):
+    """The operator of samplers, with a limit of its own."""
+
+    def forward(self, logits: Tensor, temperature: Tensor, noise: Tensor, top_p: Tensor) -> tuple[Tensor]:
+        return (DRAW(logits, temperature, noise, None, top_p, None),)
 
 
 class Scaled(nn.Module):
@@ -61,6 +70,9 @@ def experts(dtype: torch.dtype) -> str:
 
 EXACT, COARSE = experts(torch.float32), experts(torch.bfloat16)
 SAMPLER = text_of(Sampler(), torch.zeros(8, 300), torch.zeros(8, dtype=torch.float64))
+DRAWN = text_of(
+    Drawn(), torch.zeros(8, 300), torch.ones(8), torch.zeros(8, dtype=torch.float64), torch.ones(8)
+)
 
 
 @dataclass
@@ -206,6 +218,32 @@ def test_a_sum_that_passes_its_limit_within_rounding_may_do_so_either_way(
     for wrong in (1, -1):
         with pytest.raises(CompileError, match="in 1 of 8 rows"):
             check(graph, specs, Summed(wrong), "sampler x")
+
+
+@pytest.mark.parametrize("wrong", [0, 1, -1])
+def test_a_draw_at_the_edge_of_a_token_may_fall_on_either_side(
+    monkeypatch: pytest.MonkeyPatch, wrong: int
+) -> None:
+    graph, specs = from_text(DRAWN)
+
+    def draw(*_: object, **__: object) -> list[Tensor]:
+        logits, temperature, noise, top_p = sample_inputs(graph, specs, 0)
+        sums = torch.softmax(logits[2].double() / temperature[2], -1).cumsum(-1)
+        noise[2], top_p[2] = sums[100] * (1 - 1e-7), 1.0
+        return [logits, temperature, noise, top_p]
+
+    class Compiled:
+        def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+            logits, temperature, noise, top_p = inputs
+            tokens = graph(logits, temperature, noise * (1 + 3e-7), top_p)[0]
+            tokens[5] += wrong
+            return [tokens]
+
+    monkeypatch.setattr("aotgaudi.backends.inductor.check.sample_inputs", draw)
+    assert not torch.equal(graph(*draw())[0], Compiled().run(draw())[0])
+
+    with pytest.raises(CompileError, match="in 1 of 8 rows") if wrong else nullcontext():
+        check(graph, specs, Compiled(), "sampler x")
 
 
 def test_a_scale_without_dimensions_is_an_input_like_another() -> None:

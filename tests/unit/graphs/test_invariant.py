@@ -143,7 +143,8 @@ def test_a_traced_step_leaves_no_sum_to_a_library(entry: PromptEntry | DecodeEnt
         return names & set(PRODUCTS)
 
     assert products(is_invariant=True) == set()
-    assert products(is_invariant=False)
+    if not isinstance(entry, SamplerEntry):  # One operator, in either mode.
+        assert products(is_invariant=False)
 
 
 def test_hyper_connections_are_refused() -> None:
