@@ -2,13 +2,14 @@
 
 ``python benchmarks/bench_capture.py --guest build/guests/vllm/bin/python --model .aotgaudi/models/smollm2-135m --work WORK``
 
-It takes half an hour on two cores. Each part leaves what it measured in WORK, and is not measured again while that is there:
+It takes an hour on two cores. Each part leaves what it measured in WORK, and is not measured again while that is there:
 ``--parts run,refused`` does some of them only; the result is written of all that is there.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import http.client
 import json
 import os
@@ -16,6 +17,7 @@ import re
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,9 +25,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from harness import ROOT, Table, command, environment, finish, make_parser, verdict
+from harness import ROOT, Table, command, environment, finish, make_parser, verdict, wait_until
 
 INIT = re.compile(rb"init engine .* took ([0-9.]+) s")
 FLAGS = (
@@ -44,6 +47,8 @@ ASKED: tuple[dict[str, Any], ...] = (
 NOTE = (
     "Process start to /health (plain) or to /ready (after the exercise); the supervisor's own start is in it."
 )
+STEADY_SECONDS = 600
+MOMENTS = ("1 cold", "2 proof")
 TARGET_READY, TARGET_INIT, TARGET_REFUSED, TARGET_BYTES, TARGET_AGAIN = 0.55, 10.0, 0.5, 1.0, 1.0
 
 
@@ -251,6 +256,132 @@ def live(bench: Bench) -> dict[str, Any]:
     return found
 
 
+def steady(bench: Bench) -> dict[str, Any]:
+    """Ten minutes of mixed requests, one after the other: nothing is compiled, and memory stays as it is."""
+    words = [*bench.run_words("--require-warm"), "--", *bench.words(18807)]
+    with serving(words, bench.work / "home", is_ready) as server:
+        found = server.told()
+        until, weights, statuses = time.monotonic() + STEADY_SECONDS, [], []
+        while time.monotonic() < until:
+            statuses += [ask(18807, ASKED[i % len(ASKED)]) for i in range(len(ASKED))]
+            weights.append(resident_bytes(bench.place) / 1e6)
+        tenth = max(1, len(weights) // 10)
+        found["requests"] = {str(s): statuses.count(s) for s in set(statuses)}
+        found["megabytes"] = [round(median(weights[i : i + tenth])) for i in range(0, len(weights), tenth)]
+        found["compilations_after"] = server.compilations()
+    return found
+
+
+def interfered(bench: Bench) -> dict[str, Any]:
+    """The witness left out; a restored file removed, and a library planted, while the server starts: refused."""
+    words = bench.words(18808)
+    run_words = [*bench.run_words("--require-warm"), "--"]
+
+    def remove(cache: Path) -> None:
+        next(cache.rglob("*.so")).unlink()
+
+    def plant(cache: Path) -> None:
+        shutil.copyfile(next(cache.rglob("*.so")), cache / "planted.so")
+
+    return {
+        "python -E": meddled(bench, [*run_words, words[0], "-E", *words[1:]], None),
+        "PYTHONPATH= in front": meddled(bench, [*run_words, "env", "PYTHONPATH=", *words], None),
+        "a library removed": meddled(bench, [*run_words, *words], remove),
+        "a library planted": meddled(bench, [*run_words, *words], plant),
+    }
+
+
+def meddled(bench: Bench, words: list[str], deed: Callable[[Path], None] | None) -> dict[str, Any]:
+    """Runs a command to its end, and does something to the caches once the server has begun to speak."""
+    cache, started = bench.place / "cache", time.perf_counter()
+    log = bench.work / "meddled.log"
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            words, env=variables(bench.work / "home"), cwd=ROOT, stdout=sink, stderr=sink
+        )
+        while deed and process.poll() is None:
+            if processes_at(bench.place) and any(cache.rglob("*.so")):
+                deed(cache)
+                break
+            time.sleep(0.05)
+        code = process.wait(1200)
+    sentence = last_line(log.read_text(errors="replace"))
+    return {"seconds": time.perf_counter() - started, "exit_code": code, "sentence": sentence}
+
+
+def record(bench: Bench) -> dict[str, Any]:
+    """A vLLM whose RECORD has another line: another build of it."""
+    folder = bench.guest.parent.parent
+    (path,) = (
+        path
+        for path in folder.glob("lib/python3*/site-packages/vllm*.dist-info/RECORD")
+        if "gaudi" not in str(path)
+    )
+    before = path.read_bytes()
+    other = path.with_name("RECORD.other")
+    other.write_bytes(before + b"vllm/added.py,sha256=AAAA,1\n")
+    kept = path.with_name("RECORD.kept")
+    os.rename(path, kept)
+    try:
+        os.rename(other, path)
+        return attempted([*bench.run_words("--require-warm"), "--", *bench.words(18809)])
+    finally:
+        os.rename(kept, path)
+
+
+def image(bench: Bench) -> dict[str, Any]:
+    """As an image to a registry on loopback, back from there, and run."""
+    layout, pulled, key = bench.work / "layout", bench.work / "pulled.bundle", bench.work / "key.pem.pub"
+    for folder in (layout, pulled):
+        shutil.rmtree(folder, ignore_errors=True)
+    with registry(bench.work / "registry") as host:
+        pushed = call(
+            command("build", "image", str(bench.bundle), "-o", str(layout), "--push", f"{host}/captured:1")
+        )
+        got = call(
+            command("cache", "pull", f"{host}/captured:1", "-o", str(pulled), "--trusted-key", str(key))
+        )
+    if pushed[1] or got[1]:
+        sys.exit(pushed[2] + got[2])
+    options = bench.run_words("--require-warm", "--trusted-key", str(key), bundle=pulled)
+    with serving([*options, "--", *bench.words(18810)], bench.work / "home", is_ready) as server:
+        return {"push_seconds": pushed[0], "pull_seconds": got[0], **server.told()}
+
+
+def explained(bench: Bench) -> dict[str, Any]:
+    """Why a plain cache of vLLM's own would not be used."""
+    done = attempted(command("explain", str(bench.work / "plain" / "cache"), "--", *bench.words(18811)))
+    return {
+        **done,
+        "said": call(command("explain", str(bench.work / "plain" / "cache")))[2].splitlines()[:12],
+    }
+
+
+def killed(bench: Bench) -> dict[str, Any]:
+    """SIGKILL of the build in the cold run and when the proof begins; then the same build ends well."""
+    bundle, store = bench.work / "killed.bundle", bench.work / "killed.store"
+    for folder in (bundle, store):
+        shutil.rmtree(folder, ignore_errors=True)
+    build = ["build", "capture", "-o", str(bundle), "--root", str(bench.place), "--exercise", "smoke"]
+    arguments = command(*build, "--store", str(store), "--", *bench.words(18812))
+    found: dict[str, Any] = {}
+    for moment in MOMENTS:
+        log = bench.work / "killed.log"
+        with log.open("wb") as sink:
+            process = subprocess.Popen(
+                arguments, env=variables(bench.work / "home"), cwd=ROOT, stdout=sink, stderr=sink
+            )
+            while process.poll() is None and moment.encode() not in log.read_bytes():
+                time.sleep(0.2)
+            time.sleep(15)
+            process.kill()
+        found[moment] = {"exit_code": process.wait(), "bundle": bundle.exists()}
+    seconds, code, output = call(arguments, timeout=3600)
+    found["afterwards"] = {"seconds": seconds, "exit_code": code, "said": output.strip().splitlines()[-1]}
+    found["orphans"] = len(processes_at(bench.place))
+    return found
+
+
 PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "capture": capture,
     "plain": plain,
@@ -259,6 +390,12 @@ PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "unrepaired": unrepaired,
     "refused": refused,
     "live": live,
+    "steady": steady,
+    "interfered": interfered,
+    "record": record,
+    "image": image,
+    "explained": explained,
+    "killed": killed,
 }
 
 
@@ -448,6 +585,39 @@ def processes_at(place: Path) -> list[int]:
     return found
 
 
+def resident_bytes(place: Path) -> int:
+    """The proportional resident memory of all of the guest's processes (proc(5), smaps_rollup)."""
+    found = 0
+    for pid in processes_at(place):
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            found += 1024 * int(re.search(r"^Pss: +(\d+)", text, re.MULTILINE)[1])  # type: ignore[index]
+    return found
+
+
+@contextmanager
+def registry(folder: Path) -> Iterator[str]:
+    """An empty docker-registry on loopback; yields its address."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        host = f"127.0.0.1:{free.getsockname()[1]}"
+    config = f"version: 0.1\nstorage:\n  filesystem:\n    rootdirectory: {folder}\nhttp:\n  addr: {host}\n"
+    (folder / "config.yml").write_text(config)
+    process = subprocess.Popen(
+        ["docker-registry", "serve", str(folder / "config.yml")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: bool(answers(int(host.rpartition(":")[2]), "/v2/")), "the registry")
+        yield host
+    finally:
+        process.terminate()
+        process.wait()
+
+
 def child_seconds() -> float:
     """The CPU time of all children that have ended, and theirs."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -475,9 +645,9 @@ def tables(found: dict[str, Any], note: str) -> Iterator[Table]:
             _refusals(found),
             f"The fastest of three; load average {found['refused']['load_average']:.0f}.",
         )
-    checks = [row for row in _checks(found) if row]
+    checks = tuple(_checks(found))
     if checks:
-        yield Table("Held against its promises", ("what", "found", "target"), tuple(checks))
+        yield Table("Held against its promises", ("what", "found", "target"), checks)
 
 
 def _starts(found: dict[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -510,7 +680,8 @@ def _start(name: str, ready: float, init: float | None, made: str, part: dict[st
 
 def _refusals(found: dict[str, Any]) -> tuple[tuple[str, ...], ...]:
     rows = []
-    for name, told in found["refused"].items():
+    refused = {**found["refused"], **({"another RECORD": found["record"]} if "record" in found else {})}
+    for name, told in refused.items():
         if not isinstance(told, dict):
             continue
         target = TARGET_BYTES if told["exit_code"] == 4 else TARGET_REFUSED
@@ -529,47 +700,76 @@ def _refusals(found: dict[str, Any]) -> tuple[tuple[str, ...], ...]:
     return tuple(rows)
 
 
-def _checks(found: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+def _checks(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """What was found of each part, beside its target where there is one."""
     if told := found.get("capture"):
         for line in told["lines"]:
             yield "`build capture`", line, ""
-        yield (
-            "the same build again",
-            f"{told['again_seconds']:.2f} s",
-            verdict(round(told["again_seconds"], 2), TARGET_AGAIN),
-        )
+        again = verdict(round(told["again_seconds"], 2), TARGET_AGAIN)
+        yield "the same build again", f"{told['again_seconds']:.2f} s", again
     if "plain" in found and "run" in found:
         plain, run = found["plain"], found["run"]
         ready = run["ready_seconds"] / plain["cold_seconds"]
         init = plain["cold_init_seconds"] / run["init_seconds"]
         yield "restored / cold, ready", f"{ready:.2f}", verdict(round(ready, 2), TARGET_READY)
-        yield (
-            "cold / restored, init engine",
-            f"{init:.1f} x",
-            verdict(round(init, 1), TARGET_INIT, at_least=True),
-        )
-    if told := found.get("run"):
-        restored = told.get("aotgaudi_verify_seconds", 0) + told.get("aotgaudi_restore_seconds", 0)
-        yield "verify, compare and restore", f"{restored:.2f} s", ""
-        yield (
-            "200 mixed requests, 4 at once",
-            f"{told['requests']}, compiled: {told['compilations_after'] or 0}",
-            "",
-        )
-        yield (
-            "SIGTERM with 2 in flight",
-            f"{told['in_flight']}, exit code {told['exit_code']}, orphans: {told.get('orphans', 'not counted')}",
-            "",
-        )
-    if told := found.get("unrepaired"):
-        yield (
-            "without the repair",
-            f"exit code {told['exit_code']} after {told['seconds']:.0f} s: {told['sentence'][:200]}",
-            "",
-        )
-    if told := found.get("live"):
-        seen = ", ".join(f"{name} {count:g}" for name, count in told["compilations_after"].items())
-        yield "a request kind that was not exercised", f"{seen}; /ready {told['ready_after']}", ""
+        judged = verdict(round(init, 1), TARGET_INIT, at_least=True)
+        yield "cold / restored, init engine", f"{init:.1f} x", judged
+    for name, told in found.get("interfered", {}).items():
+        if isinstance(told, dict):
+            yield name, _ended(told), ""
+    for part, row in SAYINGS.items():
+        if told := found.get(part):
+            for name, text in row(told):
+                yield name, text, ""
+
+
+def _ended(told: dict[str, Any]) -> str:
+    return f"exit code {told['exit_code']} after {told['seconds']:.0f} s: {told['sentence'][:200]}"
+
+
+def _run(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    restored = told.get("aotgaudi_verify_seconds", 0) + told.get("aotgaudi_restore_seconds", 0)
+    yield "verify, compare and restore", f"{restored:.2f} s"
+    asked = f"{told['requests']}, compiled: {told['compilations_after'] or 0}"
+    yield "200 mixed requests, 4 at once", asked
+    ended = f"{told['in_flight']}, exit code {told['exit_code']}, orphans: {told['orphans']}"
+    yield "SIGTERM with 2 in flight", ended
+
+
+def _live(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    seen = ", ".join(f"{name} {count:g}" for name, count in told["compilations_after"].items())
+    yield "a request kind that was not exercised", f"{seen}; /ready {told['ready_after']}"
+
+
+def _steady(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    compiled, weights = told["compilations_after"] or 0, told["megabytes"]
+    yield (
+        "ten minutes of mixed requests",
+        f"{told['requests']}, compiled: {compiled}; MB by tenths: {weights}",
+    )
+
+
+def _image(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    seconds = f"push {told['push_seconds']:.1f} s, pull {told['pull_seconds']:.1f} s"
+    ready = f"ready in {told['ready_seconds']:.1f} s, compiled: {told['compilations'] or 0}"
+    yield "as an image to a registry and back", f"{seconds}; {ready}"
+
+
+def _killed(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    left = [f"{moment[2:]}: {'a' if told[moment]['bundle'] else 'no'} bundle" for moment in MOMENTS]
+    said = f"the same build then: {told['afterwards']['said']}; orphans: {told['orphans']}"
+    yield "SIGKILL of the build in its cold run, and in its proof", f"{', '.join(left)}; {said}"
+
+
+SAYINGS: dict[str, Callable[[dict[str, Any]], Iterator[tuple[str, str]]]] = {
+    "run": _run,
+    "unrepaired": lambda told: iter([("without the repair", _ended(told))]),
+    "live": _live,
+    "steady": _steady,
+    "image": _image,
+    "explained": lambda told: iter([("`explain` of vLLM's own cache", _ended(told))]),
+    "killed": _killed,
+}
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ from typing import Any
 from tests.e2e.harness import Server, eventually
 from tests.hostile.witnesses import Figures, Watch, watching
 
-QUIET_SECONDS = 3.0
+SETTLE_SECONDS, QUIET_SECONDS = 1.5, 3.0
+"""What the witnesses need to make their clients is no part of the quiet figures."""
 MAX_SLOWER = 2.0
 NOISE_SECONDS = 0.05
 """A shared machine's own hiccups, which are no part of a ratio of two small numbers."""
@@ -151,6 +152,7 @@ def ordeal(name: str, server: Server, rows: list[str], *, judges_times: bool) ->
     """
     with server:
         with watching(server.base_url, server.process.pid) as watch:
+            time.sleep(SETTLE_SECONDS)
             watch.cut()
             time.sleep(QUIET_SECONDS)
             it = Ordeal(name, server, watch, watch.cut(), judges_times)
