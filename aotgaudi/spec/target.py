@@ -59,7 +59,7 @@ class TargetSpec(SpecValue):
     """
 
     backend: Literal["cpu", "cuda", "hpu", "fake"] = "cpu"
-    isa: Literal["native", "avx2", "avx512", "avx512+amx"] = "native"
+    isa: Literal["native", "avx2", "avx512", "avx512+bf16", "avx512+amx"] = "native"
     profile: str | None = None
     num_sms: int | None = Field(default=None, ge=1, le=LARGEST_NUM_SMS)
     execution_mode: ExecutionMode | None = None

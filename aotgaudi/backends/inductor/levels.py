@@ -38,7 +38,8 @@ class IsaLevel:
 _V2 = ("cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3")
 _V3 = (*_V2, "abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
 _V4 = (*_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
-_TILES = (*_V4, "amx_bf16", "amx_int8", TILE_FEATURE, "avx512_bf16", "avx512_vnni")
+_BF16 = (*_V4, "avx512_bf16")
+_TILES = (*_BF16, "amx_bf16", "amx_int8", TILE_FEATURE, "avx512_vnni")
 
 _MARCH_V4 = "-march=x86-64-v4"
 _TILE_FLAGS = (_MARCH_V4, "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8")
@@ -46,6 +47,9 @@ _TILE_FLAGS = (_MARCH_V4, "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-b
 _LEVELS = (
     IsaLevel("avx2", 256, "VecAVX2", ("-march=x86-64-v3",), tuple(sorted(_V3))),
     IsaLevel("avx512", 512, "VecAVX512", (_MARCH_V4,), tuple(sorted(_V4))),
+    IsaLevel(
+        "avx512+bf16", 512, "VecAVX512", (_MARCH_V4, "-mavx512bf16"), tuple(sorted(_BF16)), has_bf16=True
+    ),
     IsaLevel("avx512+amx", 512, "VecAMX", _TILE_FLAGS, tuple(sorted(_TILES)), has_bf16=True),
 )
 

@@ -1,11 +1,13 @@
-"""Linear layers over weights that oneDNN has reordered: offline, where a unit is compiled.
+"""Linear layers over weights that are reordered for them: offline, where a unit is compiled.
 
-A product of few rows costs what reading its weights costs, and as a checkpoint stores them they are read badly: measured,
-half as fast as after oneDNN's reordering (docs/benchmarks.md). A server loads a model once, so it reorders once
-(`InductorRuntime.prepare`), and the unit takes the reordered weight as an input: artifacts still hold no weights.
+A product of few rows costs what reading its weights costs, and as a checkpoint stores them they are read badly
+(docs/benchmarks.md). A server loads a model once, so it reorders once (`InductorRuntime.prepare`), and the unit takes the
+reordered weight as an input: artifacts still hold no weights. There are two layouts:
 
-Inductor knows such products for weights that are constants of the graph alone. Here its lowering is replaced, while a
-unit is compiled, by the node that it would end in.
+* `PANELS`, with AVX512_BF16: a template of ours, ``panels.h``, reads them as one stream.
+* `REORDERED`, with AVX-512 of any other kind: oneDNN, which chooses its instructions at run time (tiles, where there are
+  some). Inductor knows such products for weights that are constants of the graph alone. Here its lowering is replaced,
+  while a unit is compiled, by the node that it would end in.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ import torch
 from torch import fx
 from torch._inductor import ir, mkldnn_ir
 
-from aotgaudi.backends.inductor.levels import IsaLevel
-from aotgaudi.backends.inductor.runtime import REORDERED
+from aotgaudi.backends.inductor import panels
+from aotgaudi.backends.inductor.levels import TILE_FEATURE, IsaLevel
+from aotgaudi.backends.inductor.panels import IN_PANELS
+from aotgaudi.backends.inductor.runtime import PANELS, REORDERED
 from aotgaudi.graphs.canonical import InputSpec
 
 _LINEAR = torch.ops.aten.linear.default
@@ -25,19 +29,26 @@ _PRODUCT = torch.ops.mkldnn._linear_pointwise
 
 
 def reorder_weights(graph: fx.GraphModule, specs: list[InputSpec], level: IsaLevel) -> dict[int, str]:
-    """Makes the linear layers of `graph` take reordered weights where oneDNN is the faster. Changes `graph`.
+    """Makes the linear layers of `graph` take reordered weights where that is faster. Changes `graph`.
 
     Returns the layout of each input that is not as its spec says, by its number. What decides is the text and the target.
     """
     layouts: dict[int, str] = {}
+    layout = _layout_for(level)
     placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
     for number, (node, spec) in enumerate(zip(placeholders, specs, strict=True)):
-        if spec[0] == "bfloat16" and level.simdlen >= 512 and _is_weight_alone(node):
-            layouts[number] = REORDERED
+        if layout is not None and spec[0] == "bfloat16" and _is_weight_alone(node):
+            layouts[number] = layout
             for user in list(node.users):
-                _replace(graph.graph, user)
+                _replace(graph.graph, user, layout)
     graph.recompile()
     return layouts
+
+
+def _layout_for(level: IsaLevel) -> str | None:
+    if level.has_bf16 and TILE_FEATURE not in level.features:
+        return PANELS
+    return REORDERED if level.simdlen >= 512 else None
 
 
 def _is_weight_alone(node: fx.Node) -> bool:
@@ -48,10 +59,14 @@ def _is_weight_alone(node: fx.Node) -> bool:
     )
 
 
-def _replace(graph: fx.Graph, node: fx.Node) -> None:
+def _replace(graph: fx.Graph, node: fx.Node, layout: str) -> None:
     source, weight, *rest = node.args
+    operands = source, weight, *(rest or [None])
     with graph.inserting_before(node):
-        product = graph.call_function(_PRODUCT.default, (source, weight, *(rest or [None]), "none", [], ""))
+        if layout == PANELS:
+            product = graph.call_function(IN_PANELS, operands)
+        else:
+            product = graph.call_function(_PRODUCT.default, (*operands, "none", [], ""))
     node.replace_all_uses_with(product)
     graph.erase_node(node)
 
@@ -65,5 +80,5 @@ def _lower_with_sum(x: Any, y: Any, w: Any, b: Any, attr: str) -> Any:
     return ir.TensorBox.create(mkldnn_ir.LinearBinary.create(x, y, w, b, attr))
 
 
-LOWERINGS = {_PRODUCT.default: _lower, _PRODUCT.binary: _lower_with_sum}
+LOWERINGS = {_PRODUCT.default: _lower, _PRODUCT.binary: _lower_with_sum, **panels.LOWERINGS}
 """What inductor makes of such products."""

@@ -17,8 +17,10 @@ from aotgaudi.errors import TargetError
 ARTIFACT_FILE = "unit.so"
 REORDERED = "onednn"
 """The layout of a weight [out, in] that oneDNN has reordered for products of few rows; only oneDNN reads it."""
+PANELS = "panels"
+"""The layout that panels.h reads: 16 outputs after the other, of each the weights of two inputs at a time."""
 
-
+_PANEL = 16
 _ROWS = 1
 """How many rows oneDNN is told that products will have. It hardly matters: measured with 1 to 512."""
 
@@ -57,6 +59,8 @@ class InductorRuntime:
 
     def prepare(self, layout: str, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a tensor in the layout that a unit takes it in. Raises TargetError for one that this version lacks."""
+        if layout == PANELS:
+            return in_panels(tensor)
         if layout != REORDERED:
             raise TargetError(
                 f"target: a unit takes a weight in the layout {layout!r}, which is not known here"
@@ -71,6 +75,14 @@ class InductorRuntime:
             return 0
         counts = utils.counters["inductor"]
         return int(counts["fxgraph_cache_miss"] + counts["fxgraph_cache_bypass"])
+
+
+def in_panels(weight: torch.Tensor) -> torch.Tensor:
+    """Returns a weight [out, in] of bfloat16 as panels.h reads it: [out / 16, in / 2, 16, 2], rounded up, zeros behind."""
+    num_out, num_in = weight.shape
+    padded = torch.nn.functional.pad(weight, (0, num_in % 2, 0, -num_out % _PANEL)).contiguous()
+    pairs = padded.view(torch.int32).view(-1, _PANEL, padded.shape[1] // 2)
+    return pairs.transpose(1, 2).contiguous().view(torch.bfloat16).view(*pairs.shape[::2], _PANEL, 2)
 
 
 def _name_of(path: Path) -> str:

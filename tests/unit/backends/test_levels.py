@@ -20,7 +20,7 @@ from aotgaudi.errors import SpecError, TargetError
 from aotgaudi.spec.target import TargetSpec
 
 PROBE = "aotgaudi.backends.inductor.probe.cpu_features"
-AVX2, AVX512, AMX = ISA_LEVELS.values()
+AVX2, AVX512, BF16, AMX = ISA_LEVELS.values()
 ZEN5_OR_SO = frozenset({*AVX512.features, "avx512_vnni", "avx512_bf16", "gfni", "sse2"})
 """AVX-512 with VNNI and BF16, and no AMX."""
 
@@ -69,11 +69,11 @@ def test_only_the_level_with_amx_lists_what_amx_machines_have_besides() -> None:
     [
         (frozenset(AVX2.features), "avx2"),
         (frozenset({*AVX512.features}) - {"avx512vl"}, "avx2"),
-        (ZEN5_OR_SO, "avx512"),
+        (ZEN5_OR_SO, "avx512+bf16"),
         (EVERYTHING - {"avx512_bf16"}, "avx512"),
         (EVERYTHING, "avx512+amx"),
     ],
-    ids=["AVX2", "half of AVX-512", "VNNI without AMX", "AMX with a feature masked", "AMX"],
+    ids=["AVX2", "half of AVX-512", "BF16 without AMX", "AMX with a feature masked", "AMX"],
 )
 def test_native_is_the_best_level_that_is_whole(
     monkeypatch: pytest.MonkeyPatch, features: frozenset[str], name: str
@@ -112,7 +112,7 @@ def test_building_for_what_the_machine_lacks_is_refused_and_names_it(
 def test_a_machine_below_every_level_is_told_which_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     with_features(monkeypatch, frozenset())
 
-    with pytest.raises(SpecError, match=r"it has: none of avx2, avx512, avx512\+amx"):
+    with pytest.raises(SpecError, match=r"it has: none of avx2, avx512, avx512\+bf16, avx512\+amx"):
         probe("native")
 
 
@@ -148,7 +148,7 @@ def test_the_refusal_names_the_level_to_rebuild_with(monkeypatch: pytest.MonkeyP
     target = target_of("avx512+amx")
 
     with_features(monkeypatch, ZEN5_OR_SO)
-    with pytest.raises(TargetError, match=r'rebuild with target\.isa = "avx512"$'):
+    with pytest.raises(TargetError, match=r'rebuild with target\.isa = "avx512\+bf16"$'):
         check_target(target)
 
     with_features(monkeypatch, frozenset({"sse2"}))

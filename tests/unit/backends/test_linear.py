@@ -10,12 +10,12 @@ import torch
 from aotgaudi.backends.inductor.levels import ISA_LEVELS
 from aotgaudi.backends.inductor.linear import reorder_weights
 from aotgaudi.backends.inductor.probe import this_machine
-from aotgaudi.backends.inductor.runtime import REORDERED, InductorRuntime
+from aotgaudi.backends.inductor.runtime import PANELS, REORDERED, InductorRuntime
 from aotgaudi.errors import TargetError
 from aotgaudi.graphs.canonical import from_text
 
 HEADER = "aotgaudi.graph/2"
-AVX2, AVX512 = ISA_LEVELS["avx2"], ISA_LEVELS["avx512"]
+AVX2, AVX512, BF16, AMX = ISA_LEVELS.values()
 
 
 def text(*calls: list[object], dtype: str = "bfloat16") -> str:
@@ -29,13 +29,21 @@ def linear(source: int, weight: int) -> list[object]:
     return ["call", "aten.linear.default", [{"%": source}, {"%": weight}], {}]
 
 
-def test_weights_of_linear_layers_are_reordered_and_nothing_else() -> None:
+@pytest.mark.parametrize(
+    ("level", "layout", "product"),
+    [
+        (AVX512, REORDERED, "mkldnn._linear_pointwise.default"),
+        (BF16, PANELS, "aotgaudi.linear_in_panels.default"),
+        (AMX, REORDERED, "mkldnn._linear_pointwise.default"),
+    ],
+)
+def test_weights_of_linear_layers_are_reordered_and_nothing_else(level, layout: str, product: str) -> None:
     graph, specs = from_text(text(linear(0, 2), linear(3, 1)))
 
-    assert reorder_weights(graph, specs, AVX512) == {1: REORDERED, 2: REORDERED}
+    assert reorder_weights(graph, specs, level) == {1: layout, 2: layout}
 
     targets = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
-    assert targets == ["mkldnn._linear_pointwise.default"] * 2
+    assert targets == [product] * 2
 
 
 def test_a_weight_that_something_else_reads_stays_as_it_is() -> None:
@@ -51,8 +59,8 @@ def test_what_is_multiplied_by_itself_stays_as_it_is() -> None:
     assert reorder_weights(graph, specs, AVX512) == {}
 
 
-@pytest.mark.parametrize(("level", "dtype"), [(AVX2, "bfloat16"), (AVX512, "float32")])
-def test_where_onednn_has_no_faster_product_nothing_changes(level, dtype: str) -> None:
+@pytest.mark.parametrize(("level", "dtype"), [(AVX2, "bfloat16"), (AVX512, "float32"), (BF16, "float32")])
+def test_where_there_is_no_faster_product_nothing_changes(level, dtype: str) -> None:
     written = text(linear(0, 2), dtype=dtype)
     graph, specs = from_text(written)
 

@@ -23,7 +23,7 @@ from aotgaudi.backends.inductor.levels import ISA_LEVELS, IsaLevel
 from aotgaudi.backends.inductor.toolchain import Toolchain, pinned
 from aotgaudi.errors import CompileError
 
-AVX2, AVX512, AMX = ISA_LEVELS.values()
+AVX2, AVX512, BF16, AMX = ISA_LEVELS.values()
 SOURCE = 'extern "C" const char* where() { return __FILE__; }\n'
 
 
@@ -58,6 +58,7 @@ def macros(script: Path, *arguments: str) -> set[str]:
     [
         (AVX2, {"__AVX2__", "__FMA__", "__F16C__"}, {"__AVX512F__"}),
         (AVX512, {"__AVX512F__", "__AVX512VL__"}, {"__AVX512VNNI__", "__AVX512BF16__", "__AMX_TILE__"}),
+        (BF16, {"__AVX512BF16__"}, {"__AVX512VNNI__", "__AMX_TILE__"}),
         (AMX, {"__AVX512VNNI__", "__AVX512BF16__", "__AMX_TILE__", "__AMX_BF16__"}, {"__AMX_FP16__"}),
     ],
     ids=list(ISA_LEVELS),
@@ -85,7 +86,7 @@ int dot(const short* a, const short* b) {
 
 
 @pytest.mark.parametrize(
-    ("level", "has_it"), [(AVX2, False), (AVX512, False), (AMX, True)], ids=list(ISA_LEVELS)
+    ("level", "has_it"), [(AVX2, False), (AVX512, False), (BF16, False), (AMX, True)], ids=list(ISA_LEVELS)
 )
 def test_what_the_compiler_finds_for_itself_is_of_the_level_too(
     tmp_path: Path, level: IsaLevel, has_it: bool
@@ -329,7 +330,7 @@ def test_an_artifact_without_a_path_of_the_machine_passes(
 
 
 def test_a_target_of_no_known_level_is_refused() -> None:
-    with pytest.raises(CompileError, match=r"'' is not one of avx2, avx512, avx512\+amx"):
+    with pytest.raises(CompileError, match=r"'' is not one of avx2, avx512, avx512\+bf16, avx512\+amx"):
         InductorCompiler(fake_target())
 
 

@@ -132,7 +132,7 @@ def test_a_level_goes_together_with_other_names() -> None:
         (["=2"], "'' is in no key"),
         (["entry.kind=decode"], "cannot change 'entry.kind'"),
         (["schema=1"], "cannot change 'schema'"),
-        (["isa=sse"], "isa is 'sse' (one of avx2, avx512, avx512+amx)"),
+        (["isa=sse"], "isa is 'sse' (one of avx2, avx512, avx512+bf16, avx512+amx)"),
         (["torch=2", "target.toolchain.torch=3"], "gives target.toolchain.torch twice: '2' and '3'"),
     ],
 )
