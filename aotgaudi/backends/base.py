@@ -116,7 +116,10 @@ class Runtime(Protocol):
         ...
 
     def prepare(self, layout: str, tensor: Any) -> Any:
-        """Returns a tensor in the layout that a unit takes it in. Raises TargetError for one that is not known."""
+        """Returns a tensor in the layout that a unit takes it in. Thread-safe.
+
+        Raises TargetError for a layout that is not known.
+        """
         ...
 
     def num_compiled(self) -> int:

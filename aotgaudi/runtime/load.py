@@ -5,8 +5,7 @@ Objects are mapped only after the bundle has been verified (bundle/verify.py) an
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,12 +17,11 @@ from aotgaudi.backends.base import Executable, Runtime
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import Digest
 from aotgaudi.entries import Entry, SamplerEntry
-from aotgaudi.graphs.program import INT8, INT8_SCALES, WEIGHT, Program, rebound
-from aotgaudi.runtime.bindings import WeightBinding, passing_weights, placed, weight_bindings
+from aotgaudi.graphs.program import Program
+from aotgaudi.runtime.bindings import passing_weights, placed, weight_bindings
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
-from aotgaudi.runtime.int8 import quantized
 from aotgaudi.runtime.shards import ShardReader
-from aotgaudi.runtime.weights import load_weights
+from aotgaudi.runtime.weights import bind_weights, load_weights
 
 
 @dataclass(frozen=True)
@@ -94,20 +92,7 @@ class Loader:
         if fresh:
             wanted = {name: specs[name] for binding in fresh for name in binding.names}
             stored = load_weights(self._weights, wanted.values(), passing_weights(fresh))
-            num_uses = Counter(name for binding in fresh for name in binding.names)
-            made: dict[str, Tensor] = {}
-            for binding in fresh:
-                self._tensors[binding.text] = self._prepared(
-                    binding, [stored[name] for name in binding.names], made
-                )
-                num_uses.subtract(binding.names)
-                for name in binding.names:  # At once, so that no more than one weight is there twice.
-                    if not num_uses[name]:
-                        del stored[name]
-
-    def _prepared(self, binding: WeightBinding, parts: Sequence[Tensor], made: dict[str, Tensor]) -> Tensor:
-        whole = _whole(binding, parts, made)
-        return whole if binding.layout is None else self._runtime.prepare(binding.layout, whole)
+            self._tensors |= bind_weights(fresh, stored, self._runtime.prepare)
 
     def _add_caches(self, programs: Iterable[Program]) -> list[Tensor]:
         """Makes one cache per layer, zeroed: padding reads from block 0, which must not hold NaNs. Returns the new ones."""
@@ -119,19 +104,6 @@ class Loader:
         }
         self._tensors.update(fresh)
         return list(fresh.values())
-
-
-def _whole(binding: WeightBinding, parts: Sequence[Tensor], made: dict[str, Tensor]) -> Tensor:
-    """Returns what `binding` names of weights. Integers and scales are made together: `made` holds what is not taken yet."""
-    text = rebound(binding.source, binding.names)
-    if text in made:
-        return made.pop(text)
-    weight = parts[0] if len(parts) == 1 else torch.cat(list(parts))
-    if binding.source == WEIGHT:
-        return weight
-    for source, tensor in zip((INT8, INT8_SCALES), quantized(weight, text), strict=True):
-        made[rebound(source, binding.names)] = tensor
-    return made.pop(text)
 
 
 def declare_samplers(entries: Iterable[Entry], table: ExecutableTable) -> None:

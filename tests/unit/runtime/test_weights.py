@@ -10,14 +10,17 @@ from random import Random
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from aotgaudi.bundle.model import ModelDirectory
 from aotgaudi.digest import Digest
-from aotgaudi.errors import CorruptError, SpecError, UntrustedError
+from aotgaudi.errors import CorruptError, SpecError, TargetError, UntrustedError
 from aotgaudi.graphs.program import TensorSpec
+from aotgaudi.runtime.bindings import WeightBinding
 from aotgaudi.runtime.shards import ShardReader, WeightsMemory
-from aotgaudi.runtime.weights import load_weights
+from aotgaudi.runtime.weights import bind_weights, load_weights
 
 A, B = torch.arange(6.0).reshape(2, 3), torch.arange(4.0)
 SPECS = (
@@ -332,3 +335,60 @@ def test_what_is_needed_for_a_while_has_memory_of_its_own(tmp_path: Path) -> Non
 
     assert [bytes(tensor.data) for tensor in stored.values()] == [A.numpy().tobytes(), B.numpy().tobytes()]
     assert stored["a"].data.obj is not stored["b"].data.obj
+
+
+def negated(layout: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A layout that is seen."""
+    assert layout == "negated"
+    return -tensor
+
+
+def test_weights_are_bound_as_units_take_them_and_the_rest_is_let_go() -> None:
+    stored = {"a": A, "b": A + 6, "c": B}
+    texts = ("weight:a+b@negated", "weight:a", "weight:b+a", "weight:c@negated")
+
+    bound = bind_weights([WeightBinding.parse(text) for text in texts], stored, negated)
+
+    assert bound.keys() == set(texts)
+    assert torch.equal(bound["weight:a+b@negated"], -torch.arange(12.0).reshape(4, 3))
+    assert bound["weight:a"] is A
+    assert torch.equal(bound["weight:b+a"], torch.cat([A + 6, A]))
+    assert torch.equal(bound["weight:c@negated"], -B)
+    assert not stored
+
+
+@given(
+    texts=st.sets(
+        st.builds(
+            lambda names, at: f"weight:{'+'.join(names)}{at}",
+            st.lists(st.sampled_from("abcdef"), min_size=1, max_size=4),
+            st.sampled_from(["", "@negated"]),
+        ),
+        max_size=12,
+    )
+)
+def test_any_bindings_are_what_each_alone_would_be(texts: set[str]) -> None:
+    bindings = [WeightBinding.parse(text) for text in sorted(texts)]
+    tensors = {name: torch.full((2, 3), float(ord(name))) for binding in bindings for name in binding.names}
+
+    bound = bind_weights(bindings, dict(tensors), negated)
+
+    for binding in bindings:
+        whole = torch.cat([tensors[name] for name in binding.names])
+        assert torch.equal(bound[binding.text], whole if binding.layout is None else -whole)
+
+
+def test_a_layout_that_is_not_known_ends_the_load() -> None:
+    def unknown(layout: str, tensor: torch.Tensor) -> torch.Tensor:
+        raise TargetError(f"the layout {layout!r} is not known here")
+
+    with pytest.raises(TargetError, match="'blocks' is not known"):
+        bind_weights([WeightBinding.parse("weight:a@blocks")], {"a": A}, unknown)
+
+
+def test_preparing_leaves_this_threads_own_number_of_threads_alone() -> None:
+    before = torch.get_num_threads()
+
+    bind_weights([WeightBinding.parse("weight:a@negated")], {"a": A}, negated)
+
+    assert torch.get_num_threads() == before
