@@ -123,7 +123,7 @@ def _load(
     runtime = make_runtime(receipt.target)
     guard.watch("backend", runtime.num_compiled)
     held.prefetched.result()
-    loader = Loader(runtime, held.weights, bundle.manifest.spec.limits.num_blocks)
+    loader = Loader(runtime, held.weights, bundle.manifest.spec.limits.num_blocks, held.caches.result())
     loader.load(sound, Artifacts(receipt, verified.program, verified.read, verified.path), executables)
     verified.objects.close()
     if options.require_warm:

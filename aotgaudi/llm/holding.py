@@ -1,8 +1,11 @@
-"""What other threads read and hash while torch is imported: the bundle's objects, then the weights that they need."""
+"""What other threads do while torch is imported: read and hash the bundle's objects, then read the weights that they need.
+
+And have the kernel find memory for the KV caches.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,17 +14,22 @@ from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.sealed import programs_of
 from aotgaudi.bundle.verify import VerifiedBundle, hold_bundle
 from aotgaudi.runtime.bindings import passing_weights, placed, weight_bindings
+from aotgaudi.runtime.pages import cache_memory
 from aotgaudi.runtime.shards import ShardReader
 
 
 @dataclass(frozen=True)
 class Holding:
-    """A bundle, the weights of its model, and when each is in memory. `prefetched` fails where `verified` does."""
+    """A bundle, the weights of its model, and when each is in memory; what depends on `verified` fails where it does.
+
+    `caches` has memory for the KV caches, by name.
+    """
 
     bundle: Bundle
     weights: ShardReader
     verified: Future[VerifiedBundle]
     prefetched: Future[None]
+    caches: Future[Mapping[str, memoryview]]
 
 
 @contextmanager
@@ -35,11 +43,17 @@ def holding(bundle: Bundle, weights: ShardReader) -> Iterator[Holding]:
         specs = [spec for program in programs for spec in program.weights]
         weights.prefetch(specs, passing_weights(weight_bindings(programs)))
 
-    with ThreadPoolExecutor(2) as pool:
+    def reserve() -> Mapping[str, memoryview]:
+        specs = {
+            spec.name: spec for program in verified.result().programs.values() for spec in program.caches
+        }
+        return cache_memory(specs.values(), bundle.manifest.spec.limits.num_blocks)
+
+    with ThreadPoolExecutor(3) as pool:
         verified = pool.submit(hold_bundle, bundle, labels)
-        prefetched = pool.submit(prefetch)
+        prefetched, caches = pool.submit(prefetch), pool.submit(reserve)
         try:
-            yield Holding(bundle, weights, verified, prefetched)
+            yield Holding(bundle, weights, verified, prefetched, caches)
         except BaseException:
             weights.stop()
             raise

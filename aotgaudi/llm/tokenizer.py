@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 import tokenizers
 
@@ -16,11 +17,7 @@ _MAX_KEPT_TEXTS = 16384
 
 
 class Tokenizer:
-    """A model's tokenizer. Immutable after construction; every method may be called from any thread.
-
-    `vocab_size` is one more than the highest id, added tokens included. `max_token_chars` is the length of
-    the longest token, in the tokenizer's own alphabet: in practice no token stands for more text than that.
-    """
+    """A model's tokenizer. Immutable after construction; every method may be called from any thread."""
 
     def __init__(self, backend: tokenizers.Tokenizer, eos_token_ids: Iterable[int] = ()) -> None:
         backend.no_truncation()
@@ -28,9 +25,14 @@ class Tokenizer:
         self._backend = backend
         self._decode_one = functools.lru_cache(_MAX_KEPT_TEXTS)(self._decode)
         self.eos_token_ids = frozenset(eos_token_ids)
-        vocabulary = backend.get_vocab(with_added_tokens=True)
-        self.vocab_size = 1 + max(vocabulary.values(), default=-1)
-        self.max_token_chars = max(map(len, vocabulary), default=0)
+
+    @cached_property
+    def max_token_chars(self) -> int:
+        """The length of the longest token, in the tokenizer's own alphabet: in practice none stands for more text.
+
+        Looks through the whole vocabulary, once.
+        """
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=0)
 
     @classmethod
     def load(cls, model: ModelDirectory) -> Tokenizer:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from safetensors.torch import load as load_tensors
@@ -17,9 +18,10 @@ from aotgaudi.backends.base import Executable, Runtime
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import Digest
 from aotgaudi.entries import Entry, SamplerEntry
-from aotgaudi.graphs.program import Program
+from aotgaudi.graphs.program import CacheSpec, Program
 from aotgaudi.runtime.bindings import passing_weights, placed, weight_bindings
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
+from aotgaudi.runtime.pages import cache_memory
 from aotgaudi.runtime.shards import ShardReader
 from aotgaudi.runtime.weights import bind_weights, load_weights
 
@@ -40,11 +42,20 @@ class Artifacts:
 class Loader:
     """Loads programs over the weights of one model; units, weights and constants are loaded once and shared."""
 
-    def __init__(self, runtime: Runtime, weights: ShardReader, num_blocks: int) -> None:
-        """The KV caches get `num_blocks` blocks, at least 1, besides the padding block."""
+    def __init__(
+        self,
+        runtime: Runtime,
+        weights: ShardReader,
+        num_blocks: int,
+        reserved: Mapping[str, memoryview] = MappingProxyType({}),
+    ) -> None:
+        """The KV caches get `num_blocks` blocks, at least 1, besides the padding block.
+
+        `reserved` has memory for them by name (`aotgaudi.runtime.pages.cache_memory`); others get theirs when they load.
+        """
         self._runtime = runtime
         self._weights = weights
-        self._num_blocks = num_blocks
+        self._num_blocks, self._reserved = num_blocks, dict(reserved)
         self._units: dict[str, Executable] = {}
         self._tensors: dict[str, Tensor] = {}
         self._constants: dict[Digest, Mapping[str, Tensor]] = {}
@@ -96,14 +107,19 @@ class Loader:
 
     def _add_caches(self, programs: Iterable[Program]) -> list[Tensor]:
         """Makes one cache per layer, zeroed: padding reads from block 0, which must not hold NaNs. Returns the new ones."""
-        specs = {f"kv:{spec.name}": spec for program in programs for spec in program.caches}
-        fresh = {
-            name: torch.zeros(spec.sizes(self._num_blocks), dtype=getattr(torch, spec.dtype))
-            for name, spec in specs.items()
-            if name not in self._tensors
+        specs = {spec.name: spec for program in programs for spec in program.caches}
+        missing = [spec for name, spec in specs.items() if f"kv:{name}" not in self._tensors]
+        memory = {
+            **cache_memory((s for s in missing if s.name not in self._reserved), self._num_blocks),
+            **{s.name: self._reserved.pop(s.name) for s in missing if s.name in self._reserved},
         }
+        fresh = {f"kv:{spec.name}": self._cache(spec, memory[spec.name]) for spec in missing}
         self._tensors.update(fresh)
         return list(fresh.values())
+
+    def _cache(self, spec: CacheSpec, memory: memoryview) -> Tensor:
+        flat = torch.frombuffer(memory, dtype=getattr(torch, spec.dtype))
+        return flat.reshape(spec.sizes(self._num_blocks))
 
 
 def declare_samplers(entries: Iterable[Entry], table: ExecutableTable) -> None:

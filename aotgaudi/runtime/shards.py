@@ -30,6 +30,7 @@ from aotgaudi.digest import Digest
 from aotgaudi.document import load_foreign_object
 from aotgaudi.errors import CorruptError, SpecError
 from aotgaudi.graphs.program import TensorSpec
+from aotgaudi.runtime.pages import new_pages
 
 WeightsMemory = Literal["copy", "map"]
 """Where weights are: read into memory of our own, or mapped from the files, which must then never change."""
@@ -260,7 +261,7 @@ def _copied(
         for row in rows
         if row.name in wanted
     ]
-    shared = _new_memory(sum(_aligned_bytes(row) for row, is_kept in mine if is_kept))
+    shared = new_pages(sum(_aligned_bytes(row) for row, is_kept in mine if is_kept))
     found: dict[str, StoredTensor] = {}
     run_at, run_bytes, used = (
         0,
@@ -272,7 +273,7 @@ def _copied(
         if not is_kept or row.begin != run_at + run_bytes or used % _ALIGNMENT:
             file.fill_at(run_at, shared[used - run_bytes : used])
             run_at, run_bytes, used = row.begin, 0, -(-used // _ALIGNMENT) * _ALIGNMENT
-        data = shared[used : used + num_bytes] if is_kept else _new_memory(num_bytes)
+        data = shared[used : used + num_bytes] if is_kept else new_pages(num_bytes)
         if is_kept:
             run_bytes, used = run_bytes + num_bytes, used + num_bytes
         else:
@@ -296,9 +297,3 @@ def _mapped(file: _File, rows: Iterable[_Row], wanted: Mapping[str, TensorSpec])
         for row in rows
         if row.name in wanted
     }
-
-
-def _new_memory(num_bytes: int) -> memoryview:
-    """Pages of our own. Not large ones: to find them costs a kernel with a full page cache more than they save here."""
-    pages = mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return memoryview(pages)[:num_bytes]

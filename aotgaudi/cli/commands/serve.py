@@ -21,6 +21,7 @@ from aotgaudi.cli.options.common import Command, store_option
 from aotgaudi.cli.options.listening import listening_options
 from aotgaudi.cli.options.supervision import SUPERVISION_NAMES, Supervision, supervision_options
 from aotgaudi.cores import available_cores
+from aotgaudi.runtime.preload import begin_to_load_torch
 from aotgaudi.spec.scheduler import Policy
 
 if TYPE_CHECKING:
@@ -182,6 +183,9 @@ def serve(  # noqa: PLR0913 - one argument per option
         raise click.UsageError("Missing option '--model'.")
     from aotgaudi.cli.options.model import find_model
     from aotgaudi.llm.model_files import GenerationConfig
+
+    _bound_spinning()
+    begin_to_load_torch()
     from aotgaudi.llm.running import ModelOptions
     from aotgaudi.server.front.run import StopTimes
     from aotgaudi.server.launch import ServeOptions, launch
@@ -195,7 +199,6 @@ def serve(  # noqa: PLR0913 - one argument per option
         datefmt="%H:%M:%S",
         handlers=[log_handler(sys.stderr)],
     )
-    _bound_spinning()
     model_options = ModelOptions(
         bundle=bundle,
         acceptance=acceptance,

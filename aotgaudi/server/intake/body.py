@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, TypeVar
 
-from pydantic import BeforeValidator, ValidationError, model_validator
+from pydantic import BeforeValidator, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from aotgaudi.document import Value
@@ -50,7 +50,12 @@ TextFormatOnly = Annotated[object, neutral_only({"type": "text"})]
 
 
 class Body(Value):
-    """Frozen, strict, and closed: an unknown name is refused with the nearest known one."""
+    """Frozen, strict, and closed: an unknown name is refused with the nearest known one.
+
+    Its validator is made when it is first used: never in the server's own process, which reads no bodies.
+    """
+
+    model_config = ConfigDict(defer_build=True)
 
     @model_validator(mode="before")
     @classmethod

@@ -37,7 +37,7 @@ from aotgaudi.llm.chat import ChatTemplate
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.runtime.seccomp import forbid_processes, refuse
 from aotgaudi.server.intake.lane import LaneLimits, run_lane
-from aotgaudi.server.intake.prepare import Preparer
+from aotgaudi.server.intake.prepare import Preparer, get_ready
 from aotgaudi.server.intake.wire import ANSWER_FOR_KERNEL, MAX_PACKET_BYTES, Cause
 
 _LOAD_SECONDS = 60
@@ -170,7 +170,9 @@ def _can_only_fork() -> bool:
 def _load(model: ModelDirectory) -> tuple[Tokenizer, ChatTemplate | None]:
     signal.setitimer(signal.ITIMER_PROF, _LOAD_SECONDS)
     try:
-        return Tokenizer.load(model), ChatTemplate.load(model)
+        tokenizer, chat_template = Tokenizer.load(model), ChatTemplate.load(model)
+        get_ready(tokenizer)
+        return tokenizer, chat_template
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
 

@@ -67,6 +67,13 @@ class PreparedRequest:
     cache_salt: str = ""
 
 
+def get_ready(tokenizer: Tokenizer) -> None:
+    """Makes what preparing would make when it first needs it, so that lanes that are forked afterwards share it."""
+    for body in (CompletionRequest, ChatCompletionRequest):
+        body.model_rebuild()
+    _ = tokenizer.max_token_chars
+
+
 @dataclass(frozen=True)
 class Preparer:
     """Prepares requests for one model."""

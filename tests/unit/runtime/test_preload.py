@@ -1,0 +1,56 @@
+"""Torch's library on another thread: there before torch is imported, and torch is what it is without."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import pytest
+
+from aotgaudi.runtime import preload
+
+CODE = """
+import sys
+from pathlib import Path
+from aotgaudi.runtime.preload import begin_to_load_torch
+
+thread = begin_to_load_torch()
+thread.join()
+assert "libtorch_cpu.so" in Path("/proc/self/maps").read_text()
+assert "torch" not in sys.modules
+import torch
+torch.set_num_threads(2)
+assert float((torch.ones(64, 64) @ torch.ones(64, 64)).sum()) == 64.0**3
+assert Path("/proc/self/maps").read_text().count("libtorch_cpu.so") < 16, "it is there twice"
+"""
+
+
+def test_torch_imports_over_the_library_that_is_there() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "spec", [None, ModuleSpec("torch", None), ModuleSpec("torch", None, origin="/nowhere/x.py")]
+)
+def test_where_torch_is_not_nothing_begins(monkeypatch: pytest.MonkeyPatch, spec: ModuleSpec | None) -> None:
+    monkeypatch.setattr(preload, "find_spec", lambda name: spec)
+
+    assert preload.begin_to_load_torch() is None
+
+
+def test_a_process_that_ends_meanwhile_ends_as_it_says() -> None:
+    code = (
+        "from aotgaudi.runtime.preload import begin_to_load_torch; begin_to_load_torch(); raise SystemExit(3)"
+    )
+
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 3
+
+
+def test_the_library_is_where_it_is_looked_for() -> None:
+    import torch
+
+    assert (Path(torch.__file__).parent / "lib" / "libtorch_cpu.so").exists()
