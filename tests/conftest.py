@@ -45,7 +45,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Among several processes the files with the longest tests come first, so that none is left with one at the end."""
+    """Among several processes the files with the longest tests come first, so that none is left with one at the end.
+
+    Raises:
+        pytest.UsageError: a test's name holds an address, by which processes would not agree on what there is.
+    """
+    named = next((item.nodeid for item in items if " object at 0x" in item.nodeid), None)
+    if named is not None:
+        raise pytest.UsageError(f"{named}: give its parameters ids")
     if _turns(config):
         slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
         items.sort(key=lambda item: (_place(item), item.path not in slow))

@@ -155,7 +155,7 @@ def test_flags_are_neutral_only_if_they_are_known() -> None:
         (VllmGaudi(), {}, ("graphs are traced", "HPU graphs are captured")),
         (VllmGaudi(), {"flags": {"enforce-eager": True}}, ("graphs are traced",)),
     ],
-    ids=str,
+    ids=["CPU", "GPU", "GPU, eager", "SGLang", "SGLang, no graphs", "Gaudi", "Gaudi, eager"],
 )
 def test_what_every_start_does_again_whatever_is_in_the_cache(
     guest: Vllm, changes: dict[str, Any], residuals: tuple[str, ...]
