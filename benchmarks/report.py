@@ -11,7 +11,19 @@ from typing import Any
 from harness import RESULTS, ROOT, SCHEMA
 
 BEGIN, END = "<!-- results: begin (python benchmarks/report.py) -->", "<!-- results: end -->"
-ORDER = ("ready", "rebuild", "enumerate", "build", "decode", "vllm", "steps", "memory", "capture", "witness")
+ORDER = (
+    "ready",
+    "rebuild",
+    "enumerate",
+    "build",
+    "decode",
+    "int8",
+    "vllm",
+    "steps",
+    "memory",
+    "capture",
+    "witness",
+)
 
 
 def main() -> None:
