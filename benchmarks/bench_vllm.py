@@ -9,7 +9,7 @@ cell          what is sent
 ============  ==================================================================================================
 ``decode``    as many requests at once as the batch: tokens/s while all of them decode, and the time to first tokens
 ``arrivals``  as many clients, each with one request after the other: time between tokens while others' prompts run
-``ready``     nothing: only the starts are timed
+``ready``     nothing: the starts of this run are timed
 ============  ==================================================================================================
 
 All servers are started, and all but one are stopped (SIGSTOP) at any time; rounds go round them, so that a slow moment of
@@ -187,7 +187,7 @@ def _measure(threads: int, cells: list[Cell], args: argparse.Namespace, work: Pa
         servers: list[Running] = []
         for peer in _peers(args, threads, work):
             servers.append(stack.enter_context(peers.running(peer, threads, cores)))
-            _record_start(work, servers[-1], threads)
+            _record_start(work, servers[-1], threads, is_timed=any(cell.kind == "ready" for cell in cells))
         for cell in cells:
             if cell.batch:
                 rounds = {server.peer.name: _rounds_begun(server, cell, text) for server in servers}
@@ -243,12 +243,13 @@ def _text(model: Path) -> list[int]:
     return ids
 
 
-def _record_start(work: Path, server: Running, threads: int) -> None:
+def _record_start(work: Path, server: Running, threads: int, *, is_timed: bool) -> None:
     row = {
         "server": server.peer.name,
         "version": server.peer.version,
         "threads": threads,
         "ready_seconds": server.ready_seconds,
+        "is_timed": is_timed,
     }
     with (work / "starts.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
@@ -343,7 +344,7 @@ def _tables(
     first = [cell for cell in decode if cell["batch"] in (min(args.batches), max(args.batches))]
     yield _compared("Median time to first token, s", first, names, _first, FIRST_TARGET, "All sent at once.")
     yield _arrivals([cell for cell in cells if cell["kind"] == "arrivals"], names)
-    yield _ready(starts, names)
+    yield _ready([start for start in starts if start.get("is_timed")], names)
     yield _profile(cells, names)
 
 
@@ -404,8 +405,9 @@ def _arrivals(cells: list[Any], names: list[str]) -> Table:
 def _ready(starts: list[dict[str, Any]], names: list[str]) -> Table:
     rows = []
     for name in names:
-        seconds = Spread(tuple(start["ready_seconds"] for start in starts if start["server"] == name))
-        rows.append((name, str(len(seconds.samples)), seconds.text()))
+        samples = tuple(start["ready_seconds"] for start in starts if start["server"] == name)
+        if samples:
+            rows.append((name, str(len(samples)), Spread(samples).text()))
     note = "From the start of the process; the first of vLLM compiles, the others have its cache."
     return Table("Ready, s", ("server", "starts", "median (min to max)"), tuple(rows), note)
 
