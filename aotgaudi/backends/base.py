@@ -108,6 +108,34 @@ class Executable(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call of a plan: its tensors are in numbered slots."""
+
+    unit: Executable
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A whole program: calls over numbered slots.
+
+    `slots` holds the tensors that stay, and None elsewhere; the first `num_inputs` are given for each run. Those in
+    `transient` are empty between runs.
+    """
+
+    slots: Sequence[Any]
+    num_inputs: int
+    steps: Sequence[Step]
+    outputs: Sequence[int]
+    transient: Sequence[int]
+
+
+RunPlan = Callable[[Sequence[Any]], list[Any]]
+"""Runs a plan on its inputs; returns its outputs. One thread at a time."""
+
+
 class Runtime(Protocol):
     """Online half of a device. Never compiles."""
 
@@ -120,6 +148,10 @@ class Runtime(Protocol):
 
         Raises TargetError for a layout that is not known.
         """
+        ...
+
+    def join(self, plan: Plan) -> RunPlan | None:
+        """Returns what runs a whole plan at once; None where it must be run call by call."""
         ...
 
     def num_compiled(self) -> int:

@@ -1,8 +1,9 @@
 """Programs bound to what they run on: entry -> executable.
 
 A bound program is a flat list of calls over numbered slots. Weights, constants and caches stay in their slots; step
-inputs and intermediate results are put into theirs and cleared after each run. Besides the unit itself, a call costs
-building one list of references. One thread only.
+inputs and intermediate results are put into theirs and cleared after each run. A device may run the whole list at once
+(`aotgaudi.backends.base.Runtime.join`); else each call is made from here, and costs building one list of references
+besides the unit itself. One thread only.
 """
 
 from __future__ import annotations
@@ -12,20 +13,30 @@ from typing import Optional
 
 from torch import Tensor
 
-from aotgaudi.backends.base import Executable
+from aotgaudi.backends.base import Executable, Plan, RunPlan, Step
 from aotgaudi.entries import Entry, SamplerEntry
 from aotgaudi.errors import ManifestError
 from aotgaudi.graphs.program import Program, TensorSpec
 from aotgaudi.spec.sampler_signature import SamplerSignature
 
-_BoundCall = tuple[Callable[[Sequence[Tensor]], list[Tensor]], tuple[int, ...], tuple[int, ...]]
+Join = Callable[[Plan], Optional[RunPlan]]
+"""`aotgaudi.backends.base.Runtime.join`."""
+
+
+def call_by_call(plan: Plan) -> None:
+    """Joins nothing."""
+    del plan
 
 
 class BoundProgram:
     """One entry, ready to run."""
 
     def __init__(
-        self, program: Program, units: Mapping[str, Executable], tensors: Mapping[str, Tensor]
+        self,
+        program: Program,
+        units: Mapping[str, Executable],
+        tensors: Mapping[str, Tensor],
+        join: Join = call_by_call,
     ) -> None:
         """`tensors` maps ``weight:``, ``const:`` and ``kv:`` bindings to tensors. Raises ManifestError."""
         self.inputs: tuple[TensorSpec, ...] = program.inputs
@@ -33,25 +44,30 @@ class BoundProgram:
         numbers: dict[str, int] = {}
         for spec in program.inputs:
             self._number(numbers, f"step:{spec.name}")
-        self._num_inputs = len(program.inputs)
-        self._calls: list[_BoundCall] = []
+        steps: list[Step] = []
         for call in program.calls:
             arguments = tuple(self._resolve(numbers, binding, tensors) for binding in call.inputs)
-            self._first_tmp = len(self._slots)
             results = tuple(self._number(numbers, f"tmp:{name}") for name in call.outputs)
-            self._calls.append((units[call.unit].run, arguments, results))
-        self._outputs = tuple(self._resolve(numbers, f"tmp:{name}", {}) for name in program.outputs)
-        self._transient = tuple(n for name, n in numbers.items() if name.startswith(("tmp:", "step:")))
-
-    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+            steps.append(Step(units[call.unit], arguments, results))
+        self._plan = Plan(
+            slots=self._slots,
+            num_inputs=len(program.inputs),
+            steps=steps,
+            outputs=tuple(self._resolve(numbers, f"tmp:{name}", {}) for name in program.outputs),
+            transient=tuple(n for name, n in numbers.items() if name.startswith(("tmp:", "step:"))),
+        )
+        self._calls = [(step.unit.run, step.inputs, step.outputs) for step in steps]
+        self.run: Callable[[Sequence[Tensor]], list[Tensor]] = join(self._plan) or self._run
         """Runs the program on the step's tensors, in the order of `inputs`. Returns its outputs."""
-        slots = self._slots
-        slots[: self._num_inputs] = inputs
+
+    def _run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        slots, plan = self._slots, self._plan
+        slots[: plan.num_inputs] = inputs
         for run, arguments, results in self._calls:
-            for slot, value in zip(results, run([slots[i] for i in arguments]), strict=True):  # type: ignore[misc]
+            for slot, value in zip(results, run([slots[i] for i in arguments]), strict=True):
                 slots[slot] = value
-        outputs = [slots[i] for i in self._outputs]
-        for slot in self._transient:
+        outputs = [slots[i] for i in plan.outputs]
+        for slot in plan.transient:
             slots[slot] = None
         return outputs  # type: ignore[return-value]
 

@@ -86,7 +86,8 @@ class Loader:
                 self._units[key] = self._runtime.load(
                     {name: artifacts.path(digest) for name, digest in files.items()}
                 )
-        return BoundProgram(program, self._units, {**self._tensors, **self._constants_of(program, artifacts)})
+        tensors = {**self._tensors, **self._constants_of(program, artifacts)}
+        return BoundProgram(program, self._units, tensors, self._runtime.join)
 
     def _constants_of(self, program: Program, artifacts: Artifacts) -> Mapping[str, Tensor]:
         if program.constants is None:

@@ -25,6 +25,7 @@ threads under contention can make a 0.1 ms loop take 7 ms."""
 NO_COMPILE_CODE = MappingProxyType(
     {
         "probe.py": "what it finds is in the target",
+        "native.py": "runs artifacts and makes none",
         "runtime.py": "runs artifacts and makes none",
     }
 )

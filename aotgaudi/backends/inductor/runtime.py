@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import torch
 
-from aotgaudi.backends.base import Target
+from aotgaudi.backends.base import Plan, RunPlan, Target
+from aotgaudi.backends.inductor import native
 from aotgaudi.backends.inductor.levels import TILE_FEATURE
 from aotgaudi.backends.inductor.probe import require_satisfied
 from aotgaudi.errors import TargetError
@@ -26,14 +27,22 @@ _ROWS = 1
 
 
 class InductorExecutable:
-    """One loaded unit: a call is a few microseconds plus the unit's own work."""
+    """One loaded unit.
 
-    __slots__ = ("run",)
+    `native` is None for a unit of an earlier version, which can be run by torch's own class alone.
+    """
+
+    __slots__ = ("native", "run")
     run: Callable[[Sequence[Any]], list[Any]]
 
     def __init__(self, library: Path) -> None:
-        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
-        self.run = cast("Callable[[Sequence[Any]], list[Any]]", runner.run)
+        """Raises RuntimeError or OSError where the loader refuses it."""
+        self.native = native.load_unit(library)
+        if self.native is None:
+            runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
+            self.run = cast("Callable[[Sequence[Any]], list[Any]]", runner.run)
+        else:
+            self.run = native.run_alone(self.native)
 
 
 class InductorRuntime:
@@ -52,7 +61,7 @@ class InductorRuntime:
         """Maps a verified object. Raises TargetError where the loader refuses it."""
         try:
             return InductorExecutable(files[ARTIFACT_FILE])
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             raise TargetError(
                 f"{_name_of(files[ARTIFACT_FILE])}: cannot be loaded: {str(error).splitlines()[0]}"
             ) from error
@@ -67,6 +76,17 @@ class InductorRuntime:
             )
         prepared: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(tensor, _ROWS)
         return prepared
+
+    def join(self, plan: Plan) -> RunPlan | None:
+        """Returns what runs a whole plan without the interpreter; None where one of its units cannot be run so."""
+        units = [step.unit.native for step in plan.steps if isinstance(step.unit, InductorExecutable)]
+        found = [unit for unit in units if unit is not None]
+        if len(found) < len(plan.steps) or not found:
+            return None
+        calls = [
+            native.Call(unit, step.inputs, step.outputs) for unit, step in zip(found, plan.steps, strict=True)
+        ]
+        return native.NativeProgram(plan, calls).run
 
     def num_compiled(self) -> int:
         """Returns how many graphs inductor has compiled in this process; 0 where it was never imported."""

@@ -188,7 +188,9 @@ def _compile_interface(made: Path) -> None:
     source = Path(inspect.getfile(CppWrapperCpu)).parent / "aoti_runtime" / "interface.cpp"
     with tempfile.TemporaryDirectory(dir=made.parent) as folder:
         copy = Path(folder) / "interface.cpp"
-        copy.write_text(_INTERFACE_SOURCE + source.read_text(encoding="utf-8"), encoding="utf-8")
+        parts = (source, Path(__file__).with_name("program.h"))  # The latter is ours.
+        texts = (part.read_text(encoding="utf-8") for part in parts)
+        copy.write_text("\n".join((_INTERFACE_SOURCE, *texts)), encoding="utf-8")
         options = cpp_builder.CppTorchDeviceOptions(
             vec_isa=cpu_vec_isa.pick_vec_isa(),
             device_type="cpu",
