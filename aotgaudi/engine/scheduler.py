@@ -3,9 +3,9 @@
 Policy, in one place:
 
 * First come, first served. The head of the waiting queue is admitted when fewer than `max_num_seqs` requests
-  run and the free blocks hold all of its known tokens. Nobody overtakes it, except that requests which came alone over
-  their connection go before those that came in a crowd, while one of a crowd runs; where they have no room, the newest
-  requests of crowds are preempted, but never the last one (aotgaudi/engine/queue.py).
+  run and the free blocks, with those that it can share, hold all of its known tokens. Nobody overtakes it, except that
+  requests which came alone over their connection go before those that came in a crowd, while one of a crowd runs; where
+  they have no room, the newest requests of crowds are preempted, but never the last one (aotgaudi/engine/queue.py).
 * A step is a prefill step or a decode step. Prefill goes first, so that new requests get their first token soon; while
   there is work of both kinds they take turns, so that neither a stream of prompts nor a long generation starves the
   other. The policy says how (aotgaudi/engine/turns.py).
