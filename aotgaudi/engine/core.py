@@ -243,6 +243,7 @@ class EngineCore:
             self.scheduler.pool.forget([block for move in step.moves for block in move])
             self._fail_step(step, self.scheduler.owners([source for source, _ in step.moves]), error)
             return
+        self.scheduler.observe(step.entry, seconds)
         self.scheduler.relocate(step.moves)
         self._num_steps[step.entry] += 1
         self._num_defrag_swaps += len(step.moves)

@@ -52,9 +52,9 @@ class Request:
     always uses the i-th draw of the request's own generator, so that neither preemption nor other requests in
     the batch change the result. `arrived_at` is in seconds of the engine's clock. `is_in_crowd`: it came together with
     others over one connection, or while others of that connection were open. `number` is its place in the order of
-    arrival. `num_cached_tokens`: so many tokens of its prompt were found in the prefix cache when it was first admitted.
-    `block_keys` are the keys of its full blocks, as far as they were asked for, and `num_named_blocks` of its blocks have
-    theirs in the pool (aotgaudi/engine/prefix_cache.py).
+    arrival, and `queued_at` the time of that in seconds of steps. `num_cached_tokens`: so many tokens of its prompt were
+    found in the prefix cache when it was first admitted. `block_keys` are the keys of its full blocks, as far as they were
+    asked for, and `num_named_blocks` of its blocks have theirs in the pool (aotgaudi/engine/prefix_cache.py).
 
     Many may wait, so what only a running one needs (its generator is 2.5 kB) is made when it is first asked for.
     """
@@ -78,6 +78,7 @@ class Request:
     last_decode: int = field(default=0, init=False)
     block_table: list[int] = field(default_factory=list, init=False)
     num_cached_tokens: int = field(default=0, init=False)
+    queued_at: float = field(default=0.0, init=False)
     num_named_blocks: int = field(default=0, init=False)
     block_keys: list[bytes] = field(default_factory=list, init=False, repr=False)
     _generator: Random | None = field(default=None, init=False, repr=False)

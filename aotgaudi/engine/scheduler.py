@@ -134,6 +134,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queues a request that admission has let in (see `aotgaudi.engine.admission`)."""
+        request.queued_at = self._turns.now
         self._waiting.add(request)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
@@ -171,6 +172,7 @@ class Scheduler:
 
     def observe(self, entry: Entry, seconds: float) -> None:
         """Takes in how long a step of `entry` took; the policy `latency` goes by that."""
+        self._turns.observe(seconds)
         if isinstance(entry, (PromptEntry, DecodeEntry)):
             self._costs.observe(entry, seconds)
 
@@ -252,8 +254,13 @@ class Scheduler:
 
     def _allowance(self) -> float | None:
         """Returns how many seconds a prefill step may take; None: any number."""
-        num_decoding = sum(request.is_prefilled for request in self._running)
-        return self._turns.allowance(num_decoding, len(self._running) - num_decoding, len(self._waiting))
+        prefilling = [request for request in self._running if not request.is_prefilled]
+        num_decoding = len(self._running) - len(prefilling)
+        oldest = self._waiting.oldest if len(self._running) < self.limits.max_num_seqs else None
+        since = min((one.queued_at for one in (*prefilling, oldest) if one), default=self._turns.now)
+        return self._turns.allowance(
+            num_decoding, len(prefilling), len(self._waiting), self._turns.now - since
+        )
 
     # Admission
 

@@ -17,14 +17,18 @@ from aotgaudi.entries import DecodeEntry
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.scheduler import Policy
 
+_PATIENCE = 16
+"""Who has waited for a first token for so many times as long as a step takes may have that step."""
+
 
 class Turns:
-    """Follows which steps are formed. One thread only."""
+    """Follows which steps are formed. One thread only. `now` is the seconds of all steps: there are always some to run."""
 
     def __init__(self, policy: Policy, limits: ServingLimits, costs: StepCosts) -> None:
         self._policy, self._limits, self._costs = policy, limits, costs
         self._last_decode: DecodeEntry | None = None
         self._num_prompt_steps = 0  # Since the last decode step.
+        self.now = 0.0
 
     @property
     def is_decodes(self) -> bool:
@@ -39,12 +43,21 @@ class Turns:
         else:
             self._num_prompt_steps, self._last_decode = 0, step.entry
 
-    def allowance(self, num_decoding: int, num_prefilling: int, num_waiting: int) -> float | None:
+    def observe(self, seconds: float) -> None:
+        """Takes in how long a step took."""
+        self.now += seconds
+
+    def allowance(
+        self, num_decoding: int, num_prefilling: int, num_waiting: int, waited: float
+    ) -> float | None:
         """Returns how many seconds a prompt step may take; None: any number.
 
         A step makes everybody who decodes wait, and brings everybody nearer to a first token who has a prompt and a seat, or
         could have one. So it may take as long as a decode step, times these over those, and as long as one at least. Then no
         token comes later than two decode steps after the last, but where more requests gain by that than lose.
+
+        Short chunks cost more a token. So that under more prompts than they can cope with nobody waits for ever longer, it
+        may also take a sixteenth of what the oldest of these has `waited`.
         """
         if self._policy != "latency" or self._last_decode is None or not num_decoding:
             return None
@@ -52,4 +65,5 @@ class Turns:
         if seconds is None:
             return None
         num_seats = self._limits.max_num_seqs - num_decoding - num_prefilling
-        return seconds * max(1, (num_prefilling + min(num_seats, num_waiting)) / num_decoding)
+        weight = max(1, (num_prefilling + min(num_seats, num_waiting)) / num_decoding)
+        return max(seconds * weight, waited / _PATIENCE)

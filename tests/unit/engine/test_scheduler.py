@@ -15,7 +15,7 @@ from aotgaudi.engine.request import Request, RequestState
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.scheduler import Scheduled, Scheduler, UncoveredStepError
 from aotgaudi.engine.steps import DecodeRow, DecodeStep, PromptRow, PromptStep, SamplingRow
-from aotgaudi.entries import DecodeEntry, PromptEntry
+from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry
 from aotgaudi.errors import AotGaudiError, CoverageError
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.scheduler import Policy
@@ -185,6 +185,22 @@ class TestPolicies:
             _add(scheduler, 130, max_tokens=100)
 
         assert self._chunk_lens(scheduler, 1) == [expected]
+
+    def test_who_has_waited_long_may_have_longer_steps(self) -> None:
+        """64 tokens take 64 ms, more than a decode step's 20; after 1.1 s they are allowed."""
+        scheduler = _scheduler(prompt=self.PROMPTS, max_model_len=256, num_blocks=128, max_num_seqs=2)
+        _add(scheduler, 3, max_tokens=200)
+        self._chunk_lens(scheduler, 1)
+        scheduler.observe(_step(scheduler).step.entry, 0.02)
+        for entry in self.PROMPTS:
+            scheduler.observe(entry, entry.query_len * 1e-3)
+        _add(scheduler, 200, max_tokens=10)
+
+        before = self._chunk_lens(scheduler, 1)
+        scheduler.observe(DefragEntry(8), 1.1)
+
+        assert before == [16]
+        assert self._chunk_lens(scheduler, 1) == [64]
 
     def test_throughput_fills_the_seats_first_and_decodes_at_last(self) -> None:
         scheduler = _scheduler(policy="throughput", max_num_seqs=3)
