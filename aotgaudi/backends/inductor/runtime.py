@@ -100,7 +100,9 @@ class InductorRuntime:
 def in_panels(weight: torch.Tensor) -> torch.Tensor:
     """Returns a weight [out, in] of bfloat16 as panels.h reads it: [out / 16, in / 2, 16, 2], rounded up, zeros behind."""
     num_out, num_in = weight.shape
-    padded = torch.nn.functional.pad(weight, (0, num_in % 2, 0, -num_out % _PANEL)).contiguous()
+    more = (0, num_in % 2, 0, -num_out % _PANEL)
+    is_whole = not any(more)  # Torch copies also to pad by nothing.
+    padded = weight.contiguous() if is_whole else torch.nn.functional.pad(weight, more)
     pairs = padded.view(torch.int32).view(-1, _PANEL, padded.shape[1] // 2)
     return pairs.transpose(1, 2).contiguous().view(torch.bfloat16).view(*pairs.shape[::2], _PANEL, 2)
 
