@@ -21,7 +21,6 @@ from aotgaudi.cli.options.common import Command, store_option
 from aotgaudi.cli.options.listening import listening_options
 from aotgaudi.cli.options.supervision import SUPERVISION_NAMES, Supervision, supervision_options
 from aotgaudi.cores import available_cores
-from aotgaudi.runtime.preload import begin_to_load_torch
 from aotgaudi.spec.scheduler import Policy
 
 if TYPE_CHECKING:
@@ -183,6 +182,7 @@ def serve(  # noqa: PLR0913 - one argument per option
         raise click.UsageError("Missing option '--model'.")
     from aotgaudi.cli.options.model import find_model
     from aotgaudi.llm.model_files import GenerationConfig
+    from aotgaudi.runtime.preload import begin_to_load_torch
 
     _bound_spinning()
     begin_to_load_torch()

@@ -2,8 +2,9 @@
 
 asyncio's own loop tries to accept as often as the backlog is long and logs each failure with a traceback; so where
 descriptors are scarce it does nothing else. And what costs is not to accept a connection but to serve it. So all that
-have come are accepted, and then served some at a time, mostly the latest first: who comes while a crowd of thousands is
-being let in does not wait for all of it. Source: Maurer, "Fail at Scale", ACM Queue 13(8), 2015 (adaptive LIFO).
+have come are accepted, and then served some at a time; where there are more, mostly the latest first: who comes while a
+crowd of thousands is being let in does not wait for all of it. Source: Maurer, "Fail at Scale", ACM Queue 13(8), 2015
+(adaptive LIFO).
 """
 
 from __future__ import annotations
@@ -162,8 +163,9 @@ class Listener:
 
     def _take_some(self) -> None:
         """Takes some of those that have been accepted, and comes back for the others."""
+        is_crowd = len(self._arrivals) > _BATCH
         for number in range(min(_BATCH, len(self._arrivals))):
-            is_latest = (number + 1) % _OLDEST_OF
+            is_latest = is_crowd and (number + 1) % _OLDEST_OF
             self._take(*(self._arrivals.pop() if is_latest else self._arrivals.popleft()))
         if self._arrivals:
             self._loop.call_soon(self._take_some)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from aotgaudi.backends.base import Plan
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.model import ModelDirectory
 from aotgaudi.bundle.receipt import Receipt
@@ -46,6 +47,9 @@ class RecordingRuntime:
     def load(self, files: Mapping[str, Path]) -> Loaded:
         self.digests += [Digest.of(path.read_bytes()) for path in files.values()]
         return Loaded()
+
+    def join(self, plan: Plan) -> None:
+        """Plans are run call by call here."""
 
     def num_compiled(self) -> int:
         return 0
