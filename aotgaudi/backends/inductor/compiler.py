@@ -40,9 +40,8 @@ _FIXED_OPTIONS: dict[str, Any] = {
     "force_disable_caches": True,
 }
 """Options that keep paths and probes out: no debug sections, no test compiles of the instruction set (the
-probe has read it from the CPU), no reuse of a graph cache that we do not key. Our templates take nothing else into
-their loops. An older torch that lacks one
-does not do what it turns off."""
+probe has read it from the CPU), no reuse of a graph cache that we do not key. Nothing is fused into our templates
+(template.py). An older torch that lacks one does not do what it turns off."""
 
 
 class InductorCompiler:

@@ -8,16 +8,12 @@ and the product is the library's. So are products in float32.
 from __future__ import annotations
 
 import math
-from importlib import resources
 from typing import Any
 
 import torch
-from torch._inductor import ir, lowering
-from torch._inductor.codegen.cpp_template import CppTemplate
-from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
-from torch._inductor.utils import parallel_num_threads
+from torch._inductor import lowering
 
-from aotgaudi.backends.inductor.paged_decode import unfused
+from aotgaudi.backends.inductor.template import called
 from aotgaudi.graphs.int8_linear import INT8_LINEAR
 
 MOST_ROWS = 32
@@ -27,43 +23,9 @@ _TEMPLATE_DTYPES = frozenset({torch.bfloat16, torch.float16})
 _aten = torch.ops.aten
 
 _CALL = r"""
-{{template.header().getvalue()}}
-{{code}}
-extern "C"
-{{kernel.def_kernel(inputs=inputs, outputs={"output": output})}}
-{
   aotgaudi::Int8Linear<{{dtype}}, {{rows}}, {{outputs}}, {{inputs_of_one}}>::run(
       source, weight, scales, {{"bias" if has_bias else "nullptr"}}, output);
-}
 """
-
-
-class _Int8Linear(CppTemplate):  # type: ignore[misc,unused-ignore]
-    def __init__(self, inputs: dict[str, Any]) -> None:
-        source, weight = inputs["source"], inputs["weight"]
-        sizes = [*source.get_size()[:-1], weight.get_size()[0]]
-        layout = ir.FixedLayout(source.get_device(), source.get_dtype(), sizes)
-        super().__init__("aotgaudi_int8_linear", list(inputs.values()), layout, parallel_num_threads())
-        self._inputs = inputs
-
-    def render(self, **kwargs: Any) -> str:
-        """Returns the C++ of one call."""
-        node, kernel = kwargs.get("template_buffer_node"), kwargs["kernel"]
-        source = self._inputs["source"]
-        outputs, inputs_of_one = map(int, self._inputs["weight"].get_size())
-        text: str = self._template_from_string(_CALL).render(
-            template=self,
-            kernel=kernel,
-            code=resources.files(__package__).joinpath("int8_linear.h").read_text(encoding="utf-8"),
-            inputs=self._inputs,
-            output=self.output_node if node is None else node,
-            dtype=DTYPE_TO_CPP[source.get_dtype()],
-            rows=_num_rows(source),
-            outputs=outputs,
-            inputs_of_one=inputs_of_one,
-            has_bias="bias" in self._inputs,
-        )
-        return text
 
 
 def _num_rows(source: Any) -> int:
@@ -73,14 +35,18 @@ def _num_rows(source: Any) -> int:
 def _lower(source: Any, weight: Any, scales: Any, bias: Any) -> Any:
     if _num_rows(source) > MOST_ROWS or source.get_dtype() not in _TEMPLATE_DTYPES:
         return _widened(source, weight, scales, bias)
-    given = {"source": source, "weight": weight, "scales": scales, "bias": bias}
-    realize = ir.ExternKernel
-    inputs = {
-        name: realize.require_contiguous(realize.realize_input(value))
-        for name, value in given.items()
-        if value is not None
-    }
-    return unfused(_Int8Linear(inputs).generate().output_node())
+    outputs, inputs_of_one = map(int, weight.get_size())
+    return called(
+        "int8_linear",
+        _CALL,
+        {"source": source, "weight": weight, "scales": scales, "bias": bias},
+        [*source.get_size()[:-1], outputs],
+        source.get_dtype(),
+        rows=_num_rows(source),
+        outputs=outputs,
+        inputs_of_one=inputs_of_one,
+        has_bias=bias is not None,
+    )
 
 
 def _widened(source: Any, weight: Any, scales: Any, bias: Any) -> Any:
