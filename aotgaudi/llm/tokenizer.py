@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import tokenizers
 
@@ -23,7 +22,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._decode_one = functools.lru_cache(_MAX_KEPT_TEXTS)(self._decode)
+        self._decode_one = lru_cache(_MAX_KEPT_TEXTS)(self._decode)
         self.eos_token_ids = frozenset(eos_token_ids)
 
     @cached_property
