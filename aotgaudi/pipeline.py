@@ -32,6 +32,7 @@ from aotgaudi.errors import BuildInterruptedError, CompileError, NotWarmError
 from aotgaudi.manifest.codec import dumps as dump_manifest
 from aotgaudi.manifest.codec import load_manifest_or_spec
 from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.phases import Phase, Phases
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.access import default_store_root
 from aotgaudi.store.store import Store
@@ -69,12 +70,13 @@ class Workers:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What `build` did. `bundle` and `index` are None if no bundle was asked for."""
+    """What `build` did. `bundle` and `index` are None if no bundle was asked for. `phases`: where its time went."""
 
     manifest: Manifest
     outcome: BuildOutcome
     bundle: Path | None
     index: BundleIndex | None
+    phases: tuple[Phase, ...] = ()
 
 
 def build(
@@ -86,6 +88,7 @@ def build(
     sign_key: PathLike | Signing | None = None,
     model: PathLike | None = None,
     on_progress: Callable[[Progress], None] | Watch | None = None,
+    phases: Phases | None = None,
 ) -> BuildResult:
     """Enumerates what `spec` needs, compiles what of it the store lacks, and seals a bundle. Does nothing twice.
 
@@ -98,6 +101,7 @@ def build(
         model: The model directory that the bundle is bound to: its weights, tokenizer, template and configuration are then
             covered by the signature, and nothing else is served with it. None: it serves any checkpoint of its model.
         on_progress: Called several times a second while jobs run. A `Watch` may stop the build, too.
+        phases: Times the build; None: from now.
 
     Raises:
         SpecError, ManifestError: The spec or the manifest is wrong, or its model cannot be built.
@@ -107,7 +111,8 @@ def build(
         TargetError: This machine cannot compile for the spec's target.
         UntrustedError: The key cannot be used.
     """
-    manifest = _manifest(spec)
+    phases = phases or Phases()
+    manifest = spec if isinstance(spec, Manifest) else _manifest(spec, phases)
     place = None if out is None else Path(out)
     if place is not None:
         refuse_foreign(place)
@@ -118,12 +123,15 @@ def build(
     workers = jobs if isinstance(jobs, Workers) else Workers(jobs)
     watch = on_progress if isinstance(on_progress, Watch) else Watch(on_progress or (lambda _: None))
     with opened.in_use():
-        outcome = compile_missing(manifest, opened, manifest.entries, workers, watch)
+        outcome = compile_missing(manifest, opened, manifest.entries, workers, watch, phases)
         directory = None if model is None else Path(model)
-        index = None if place is None else seal(manifest, opened, place, signing=signing, model=directory)
+        index = None
+        if place is not None:
+            with phases.time("seal"):
+                index = seal(manifest, opened, place, signing=signing, model=directory)
     if opened is not store:
         opened.close()
-    return BuildResult(manifest, outcome, place, index)
+    return BuildResult(manifest, outcome, place, index, phases.done)
 
 
 def plan_manifest(
@@ -141,21 +149,29 @@ def plan_manifest(
 
 
 def compile_missing(
-    manifest: Manifest, store: Store, entries: tuple[Entry, ...], workers: Workers, watch: Watch
+    manifest: Manifest,
+    store: Store,
+    entries: tuple[Entry, ...],
+    workers: Workers,
+    watch: Watch,
+    phases: Phases | None = None,
 ) -> BuildOutcome:
-    """Compiles what `store` lacks for `entries` of `manifest`.
+    """Compiles what `store` lacks for `entries` of `manifest`. `phases` times that.
 
     Raises CompileError when units failed, BuildInterruptedError when `watch` stopped it, and as `run_plan` does.
     """
-    target = build_target(manifest.spec)
-    if is_known_complete(entries, manifest.spec, target, store):
-        return BuildOutcome()
-    plan = make_plan(entries, manifest.spec, target, store)
-    if plan.is_complete:
-        remember_complete(plan, store)
-        return BuildOutcome()
+    phases = phases or Phases()
+    with phases.time("plan"):
+        target = build_target(manifest.spec)
+        if is_known_complete(entries, manifest.spec, target, store):
+            return BuildOutcome()
+        plan = make_plan(entries, manifest.spec, target, store)
+        if plan.is_complete:
+            remember_complete(plan, store)
+            return BuildOutcome()
     store.require_writable()
-    outcome = run_plan(plan, manifest.spec, store, workers.pool(store, target.backend), watch)
+    with phases.time("run"):
+        outcome = run_plan(plan, manifest.spec, store, workers.pool(store, target.backend), watch)
     _raise_for(outcome)
     return outcome
 
@@ -206,10 +222,9 @@ def seal(
     return pack_bundle(dump_manifest(manifest), manifest.id, receipt, store.objects, out, signing)
 
 
-def _manifest(spec: PathLike | BuildSpec | Manifest) -> Manifest:
-    if isinstance(spec, Manifest):
-        return spec
-    return Manifest.of(spec) if isinstance(spec, BuildSpec) else load_manifest_or_spec(Path(spec))
+def _manifest(spec: PathLike | BuildSpec, phases: Phases) -> Manifest:
+    with phases.time("enumerate"):
+        return Manifest.of(spec) if isinstance(spec, BuildSpec) else load_manifest_or_spec(Path(spec))
 
 
 def _store_root(store: PathLike | None) -> Path:

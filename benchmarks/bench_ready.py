@@ -2,7 +2,8 @@
 
 Three comparisons, each alternating in one run:
 
-* the floor (floor.py): what any server must do (imports, mapping, hashing, tokenizer). Target: ready <= 1.5 x.
+* the floor (aotgaudi/bench/floor.py): what any server must do (imports, mapping, hashing, tokenizer). Target: ready <= 1.5 x
+  of it.
 * the same start where everything has to be compiled first, into an empty store. Target: >= 20 x ready.
 * many buckets against one bucket of the tiny model (--many-one). Target: within 10 %.
 """
@@ -10,9 +11,7 @@ Three comparisons, each alternating in one run:
 from __future__ import annotations
 
 import argparse
-import subprocess
 import tempfile
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,8 @@ from typing import Any
 import harness
 import tiny
 from harness import Spread, Table, verdict
+
+from aotgaudi.bench.startup import Subject, run_floor, run_start
 
 FLOOR_TARGET, COLD_TARGET, MANY_TARGET = 1.5, 20.0, 1.1
 
@@ -63,12 +64,13 @@ def _arguments() -> argparse.Namespace:
 
 def measure_ready(args: argparse.Namespace, work: Path) -> tuple[dict[str, Any], list[Table]]:
     """Ready against the floor, alternating, and against a cold start."""
-    run_floor(args.bundle, args.model, args.threads)  # Fills the page cache; not counted.
-    run_ready(args.bundle, args.model, args.threads)
+    subject = _subject(args.bundle, args.model, args.threads)
+    run_floor(subject)  # Fills the page cache; not counted.
+    run_start(subject)
     floors, readies = [], []
     for _ in range(args.runs):
-        floors.append(run_floor(args.bundle, args.model, args.threads))
-        readies.append(run_ready(args.bundle, args.model, args.threads))
+        floors.append(run_floor(subject))
+        readies.append(run_start(subject).ready_seconds)
     floor, ready = Spread(tuple(floors)), Spread(tuple(readies))
     ratio = ready.median / floor.median
     rows = [
@@ -107,7 +109,7 @@ def measure_many_one(args: argparse.Namespace, work: Path) -> tuple[dict[str, An
     samples: dict[str, list[float]] = {which: [] for which in bundles}
     for number in range(args.runs + 1):
         for which, bundle in bundles.items():
-            seconds = run_ready(bundle, model, args.threads)
+            seconds = run_start(_subject(bundle, model, args.threads)).ready_seconds
             if number:  # The first fills the page cache.
                 samples[which].append(seconds)
     many, one = Spread(tuple(samples["many"])), Spread(tuple(samples["one"]))
@@ -145,27 +147,9 @@ def _tiny_model(folder: Path) -> Path:
     return folder if (folder / "config.json").exists() else tiny.write_model(folder)
 
 
-def run_ready(bundle: Path, model: Path, threads: int) -> float:
-    """Seconds from the start of the server's process to its first 200 of /ready."""
-    with harness.serving(bundle, model, threads) as server:
-        return server.ready_seconds
-
-
-def run_floor(bundle: Path, model: Path, threads: int) -> float:
-    """Seconds from the start of the floor's process to its line."""
-    arguments = [*harness.command()[:1], str(Path(__file__).with_name("floor.py"))]
-    started = time.perf_counter()
-    with subprocess.Popen(
-        [*arguments, str(bundle.resolve()), str(model.resolve())],
-        stdout=subprocess.PIPE,
-        env=harness.process_environment(threads),
-    ) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        seconds = time.perf_counter() - started
-    if not line or process.returncode:
-        raise SystemExit(f"the floor failed with {process.returncode}")
-    return seconds
+def _subject(bundle: Path, model: Path, threads: int) -> Subject:
+    environment = harness.process_environment(threads)
+    return Subject(bundle.resolve(), model.resolve(), environment, ("--threads", str(threads)))
 
 
 if __name__ == "__main__":

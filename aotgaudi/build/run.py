@@ -16,10 +16,10 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeGuard
+from typing import Literal, TypeGuard
 
 from aotgaudi.backends.base import require_installed
 from aotgaudi.build.estimates import TimeLeft, Work
@@ -43,6 +43,8 @@ from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
 
 ATTEMPTS = 2
+
+JobKind = Literal["trace", "compile"]
 
 _POLL_SECONDS = 0.2
 _TRACE_COST = 1e9
@@ -77,13 +79,19 @@ class Failure:
 
 @dataclass(frozen=True)
 class BuildOutcome:
-    """What a run did. `interrupted`: it was asked to stop and did, at a unit boundary."""
+    """What a run did. `interrupted`: it was asked to stop and did, at a unit boundary.
+
+    `seconds` are the whole run's, by the clock; `worker_seconds` those of the `num_workers` workers together, by what they
+    did. Jobs that failed count there, too.
+    """
 
     num_traced: int = 0
     compiled: tuple[UnitRow, ...] = ()
     failures: tuple[Failure, ...] = ()
     seconds: float = 0.0
     interrupted: bool = False
+    num_workers: int = 0
+    worker_seconds: Mapping[JobKind, float] = field(default_factory=dict)
 
 
 class Watch:
@@ -118,14 +126,15 @@ def run_plan(plan: Plan, spec: BuildSpec, store: Store, pool: Pool[BuildJob], wa
     in the store.
     """
     run = _Run(store, plan, spec)
-    started = time.monotonic()
+    started, num_workers = time.monotonic(), 0
     if run.num_queued:
         require_installed("build", "torch", "transformers", "safetensors")
         with watch:
             if not watch.should_stop():
                 with pool:
                     _work_off(pool, run, watch)
-                    watch.show(run.progress(pool.num_workers))
+                    num_workers = pool.num_workers
+                    watch.show(run.progress(num_workers))
     if run.fatal:
         raise run.fatal
     return BuildOutcome(
@@ -134,6 +143,8 @@ def run_plan(plan: Plan, spec: BuildSpec, store: Store, pool: Pool[BuildJob], wa
         failures=tuple(run.failures),
         seconds=time.monotonic() - started,
         interrupted=bool(run.num_queued or run.is_waiting),
+        num_workers=num_workers,
+        worker_seconds=run.worker_seconds,
     )
 
 
@@ -172,6 +183,7 @@ class _Run:
         self.failures: list[Failure] = []
         self.fatal: AotGaudiError | None = None
         self.num_traced = 0
+        self.worker_seconds: dict[JobKind, float] = {"trace": 0.0, "compile": 0.0}
         self._queue: list[tuple[float, int, _Attempt]] = []
         self._running: dict[int, _Attempt] = {}
         self._parked: list[_Attempt] = []
@@ -219,6 +231,8 @@ class _Run:
     def settle(self, done: Done, *, is_stopping: bool) -> None:
         """Counts the result of a job, queues its second attempt, or reports it."""
         attempt = self._running.pop(done.ticket)
+        seconds = time.monotonic() - attempt.started
+        self.worker_seconds["trace" if isinstance(attempt.job, TraceJob) else "compile"] += seconds
         if done.error is not None:
             self._failed(attempt, done.error, is_stopping)
         elif isinstance(done.result, Busy):
@@ -226,7 +240,7 @@ class _Run:
         else:
             assert isinstance(done.result, Built)
             if done.result.is_new:
-                self._time_left.learn(attempt.work[0], time.monotonic() - attempt.started)
+                self._time_left.learn(attempt.work[0], seconds)
             self._count(attempt.job, done.result.row, is_new=done.result.is_new)
 
     def look_at_others(self) -> None:

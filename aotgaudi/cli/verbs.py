@@ -104,6 +104,7 @@ COMMANDS: Mapping[str, LazyCommand] = MappingProxyType(
         "doctor": LazyCommand(
             "aotgaudi.cli.commands.doctor:doctor", "Say what this machine can build and serve."
         ),
+        "bench": LazyCommand("aotgaudi.cli.commands.bench:bench", "Measure on this machine."),
     }
 )
 
@@ -143,6 +144,15 @@ CACHE_COMMANDS: Mapping[str, LazyCommand] = MappingProxyType(
         ),
         "pull": LazyCommand(
             "aotgaudi.cli.commands.cache_pull:pull", "Fetch a bundle, or what a manifest needs."
+        ),
+    }
+)
+
+BENCH_COMMANDS: Mapping[str, LazyCommand] = MappingProxyType(
+    {
+        "startup": LazyCommand(
+            "aotgaudi.cli.commands.bench_startup:bench_startup",
+            "Where the seconds of a start go, beside the floor.",
         ),
     }
 )

@@ -65,24 +65,27 @@ def _one_thread() -> Iterator[None]:
 def _assembled(options: ModelOptions, held: Holding) -> RunningModel:
     manifest, model = held.bundle.manifest, held.weights.model
     spec = manifest.spec
-    check_model(spec, model)
-    tokenizer = Tokenizer.load(model)
-    defaults = sampling_defaults(options.generation_config, model, spec.sampler)
-    check_coverage(manifest, require_warm=options.require_warm)
+    with options.phases.time("tokenizer"):
+        check_model(spec, model)
+        tokenizer = Tokenizer.load(model)
+        defaults = sampling_defaults(options.generation_config, model, spec.sampler)
+    with options.phases.time("coverage"):
+        check_coverage(manifest, require_warm=options.require_warm)
 
     guard, executables = Guard(), ExecutableTable()
     builder = _load(options, held, executables, guard)
     runner = ProgramRunner(executables, spec.limits.block_size, builder or refuse_cold, options.num_threads)
-    engine = make_engine(
-        manifest,
-        runner,
-        tokenizer,
-        on_step=options.on_step,
-        room=options.room,
-        prefix_caching=caches_prefixes(manifest, options.prefix_caching),
-        policy=options.policy,
-    )
-    engine.start()
+    with options.phases.time("engine"):
+        engine = make_engine(
+            manifest,
+            runner,
+            tokenizer,
+            on_step=options.on_step,
+            room=options.room,
+            prefix_caching=caches_prefixes(manifest, options.prefix_caching),
+            policy=options.policy,
+        )
+        engine.start()
     num_total = len(manifest.entries)
     logger.info(
         "%d of %d entries warm, manifest %s, model: %s",
@@ -118,13 +121,15 @@ def _load(
     """Fills `executables` with what is sound. Returns what makes the others warm; None under `require_warm`."""
     bundle, verified = held.bundle, held.verified.result()
     entries, receipt = bundle.manifest.entries, programs_of(bundle)
-    sound = _accept(verified.report, entries, options)
-    declare_samplers(entries, executables)
+    with options.phases.time("warm_checks"):
+        sound = _accept(verified.report, entries, options)
+        declare_samplers(entries, executables)
     runtime = make_runtime(receipt.target)
     guard.watch("backend", runtime.num_compiled)
     held.prefetched.result()
     loader = Loader(runtime, held.weights, bundle.manifest.spec.limits.num_blocks, held.caches.result())
-    loader.load(sound, Artifacts(receipt, verified.program, verified.read, verified.path), executables)
+    artifacts = Artifacts(receipt, verified.program, verified.read, verified.path)
+    loader.load(sound, artifacts, executables, options.phases)
     verified.objects.close()
     if options.require_warm:
         return None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.sealed import programs_of
 from aotgaudi.bundle.verify import VerifiedBundle, hold_bundle
+from aotgaudi.phases import Phases
 from aotgaudi.runtime.bindings import passing_weights, placed, weight_bindings
 from aotgaudi.runtime.pages import cache_memory
 from aotgaudi.runtime.shards import ShardReader
@@ -33,24 +34,30 @@ class Holding:
 
 
 @contextmanager
-def holding(bundle: Bundle, weights: ShardReader) -> Iterator[Holding]:
-    """Reads and hashes while the block runs; an error in the block ends that soon."""
+def holding(bundle: Bundle, weights: ShardReader, phases: Phases) -> Iterator[Holding]:
+    """Reads and hashes while the block runs, and times that; an error in the block ends it soon."""
     labels = bundle.entry_labels
 
+    def verify() -> VerifiedBundle:
+        with phases.time("verify"):
+            return hold_bundle(bundle, labels)
+
     def prefetch() -> None:
-        receipt = programs_of(bundle)
-        programs = [placed(program, receipt) for program in verified.result().programs.values()]
-        specs = [spec for program in programs for spec in program.weights]
-        weights.prefetch(specs, passing_weights(weight_bindings(programs)))
+        found, receipt = verified.result().programs.values(), programs_of(bundle)
+        with phases.time("weights"):
+            programs = [placed(program, receipt) for program in found]
+            specs = [spec for program in programs for spec in program.weights]
+            weights.prefetch(specs, passing_weights(weight_bindings(programs)))
 
     def reserve() -> Mapping[str, memoryview]:
         specs = {
             spec.name: spec for program in verified.result().programs.values() for spec in program.caches
         }
-        return cache_memory(specs.values(), bundle.manifest.spec.limits.num_blocks)
+        with phases.time("kv_caches"):
+            return cache_memory(specs.values(), bundle.manifest.spec.limits.num_blocks)
 
     with ThreadPoolExecutor(3) as pool:
-        verified = pool.submit(hold_bundle, bundle, labels)
+        verified = pool.submit(verify)
         prefetched, caches = pool.submit(prefetch), pool.submit(reserve)
         try:
             yield Holding(bundle, weights, verified, prefetched, caches)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.room import UNLIMITED, RoomLimits
 from aotgaudi.llm.model_files import GenerationConfig
 from aotgaudi.llm.tokenizer import Tokenizer
+from aotgaudi.phases import Phases
 from aotgaudi.runtime.guard import Cause, Guard, Layer
 from aotgaudi.runtime.shards import WeightsMemory
 from aotgaudi.spec.scheduler import Policy
@@ -37,6 +38,7 @@ class ModelOptions:
         on_step: Observes the time of each step, on the engine's thread.
         on_model: Is told the model directory once it is known what must be in it, before anything is loaded.
         room: How much may be open at once.
+        phases: Times the start.
         policy: How prompts and decodes take turns; None: as the spec of the bundle says.
         prefix_caching: Whether prompts start after what is cached of them; None: as the spec of the bundle says.
     """
@@ -56,6 +58,7 @@ class ModelOptions:
     room: RoomLimits = UNLIMITED
     prefix_caching: bool | None = None
     policy: Policy | None = None
+    phases: Phases = field(default_factory=Phases, compare=False)
 
 
 @dataclass(frozen=True)

@@ -26,14 +26,16 @@ def start(options: ModelOptions) -> RunningModel:
         NotWarmError, CorruptError, UntrustedError, TargetError: the bundle cannot be used; nothing was mapped.
         CoverageError: under `require_warm`, a step that the scheduler can form has no entry.
     """
-    bundle = open_bundle(options.bundle, options.acceptance)
-    receipt = programs_of(bundle)
-    model = open_model(bundle, options.model_dir, allow_unbound=options.allow_unbound_model)
-    check_target(receipt.target)
+    phases = options.phases
+    with phases.time("open"):
+        bundle = open_bundle(options.bundle, options.acceptance)
+        receipt = programs_of(bundle)
+        model = open_model(bundle, options.model_dir, allow_unbound=options.allow_unbound_model)
+        check_target(receipt.target)
     if options.on_model is not None:
         options.on_model(model)
-    with holding(bundle, ShardReader(model, options.weights_memory)) as held:
-        with warnings.catch_warnings():
+    with holding(bundle, ShardReader(model, options.weights_memory), phases) as held:
+        with warnings.catch_warnings(), phases.time("import_torch"):
             # torch warns while it is imported where numpy is not installed; [serve] does without, and so do we.
             warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)
             # Torch and the rest are imported only now: what can be refused without them has been, in a fraction of a second.

@@ -19,6 +19,7 @@ from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import Digest
 from aotgaudi.entries import Entry, SamplerEntry
 from aotgaudi.graphs.program import CacheSpec, Program
+from aotgaudi.phases import Phases
 from aotgaudi.runtime.bindings import passing_weights, placed, weight_bindings
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
 from aotgaudi.runtime.pages import cache_memory
@@ -61,8 +62,15 @@ class Loader:
         self._constants: dict[Digest, Mapping[str, Tensor]] = {}
         self._bound: dict[Digest, BoundProgram] = {}
 
-    def load(self, entries: Iterable[Entry], artifacts: Artifacts, table: ExecutableTable) -> None:
-        """Adds the entries that the receipt has programs for to `table`; the others stay cold."""
+    def load(
+        self,
+        entries: Iterable[Entry],
+        artifacts: Artifacts,
+        table: ExecutableTable,
+        phases: Phases | None = None,
+    ) -> None:
+        """Adds the entries that the receipt has programs for to `table`; the others stay cold. `phases` times it."""
+        phases = phases or Phases()
         found = [
             (entry, artifacts.receipt.programs[entry.id])
             for entry in entries
@@ -72,20 +80,26 @@ class Loader:
         programs = {
             digest: placed(artifacts.program(entry.id), artifacts.receipt) for digest, entry in fresh.items()
         }
-        self._add_weights(programs.values())
-        table.caches += self._add_caches(programs.values())
-        for digest, program in programs.items():
-            self._bound[digest] = self._bind(program, artifacts)
-        for entry, digest in found:
-            table.add(entry, self._bound[digest])
+        with phases.time("layouts"):
+            self._add_weights(programs.values())
+            table.caches += self._add_caches(programs.values())
+        with phases.time("units"):
+            self._add_units(programs.values(), artifacts)
+        with phases.time("bind_programs"):
+            for digest, program in programs.items():
+                self._bound[digest] = self._bind(program, artifacts)
+            for entry, digest in found:
+                table.add(entry, self._bound[digest])
 
-    def _bind(self, program: Program, artifacts: Artifacts) -> BoundProgram:
-        for key in program.unit_keys():
+    def _add_units(self, programs: Iterable[Program], artifacts: Artifacts) -> None:
+        for key in (key for program in programs for key in program.unit_keys()):
             if key not in self._units:
                 files = artifacts.receipt.units[key].artifact
                 self._units[key] = self._runtime.load(
                     {name: artifacts.path(digest) for name, digest in files.items()}
                 )
+
+    def _bind(self, program: Program, artifacts: Artifacts) -> BoundProgram:
         tensors = {**self._tensors, **self._constants_of(program, artifacts)}
         return BoundProgram(program, self._units, tensors, self._runtime.join)
 

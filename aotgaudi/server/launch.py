@@ -11,13 +11,12 @@ import logging
 import math
 import os
 import sys
-import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from aotgaudi import __version__
 from aotgaudi.llm.running import ModelOptions
 from aotgaudi.llm.start import start
+from aotgaudi.phases import listed
 from aotgaudi.runtime.allocator import freed_memory
 from aotgaudi.runtime.guard import Seccomp
 from aotgaudi.server.app import create_app
@@ -70,16 +69,22 @@ def launch(options: ServeOptions) -> None:
         AotGaudiError: the intake ended before the server was ready.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
-    listener = bind(options.listening.host, options.listening.port)
+    phases = options.model.phases
+    with phases.time("bind"):
+        listener = bind(options.listening.host, options.listening.port)
+    intake_began = phases.clock()
     with listener, Intake(seccomp=options.seccomp) as intake:
-        service = _start(options, intake)
+        service = _start(options, intake, intake_began)
+        armed = phases.clock()
 
         def on_listening(host: str, port: int) -> None:
             intake.attach()
-            seconds = seconds_since_start()
-            service.metrics.time_to_ready.set(seconds)
+            phases.add("listen", armed)
+            done, seconds = phases.done, phases.clock()
+            service.metrics.tell_start(seconds, done)
             name = options.served_model_names[0]
             logger.info("ready in %.2f s: http://%s:%d (model %s)", seconds, host, port, name)
+            logger.info("start: %s (seconds since the process began)", listed(done))
 
         hosts = AllowedHosts.of(options.listening.host, options.listening.allowed_hosts)
         server = HttpServer(
@@ -102,8 +107,8 @@ def launch(options: ServeOptions) -> None:
         os._exit(0)
 
 
-def _start(options: ServeOptions, intake: Intake) -> Service:
-    metrics = Metrics()
+def _start(options: ServeOptions, intake: Intake, intake_began: float) -> Service:
+    metrics, phases = Metrics(), options.model.phases
     model = start(replace(options.model, on_step=metrics.observe_step, on_model=intake.load))
     served = ServedModel(
         names=options.served_model_names, max_len=model.max_model_len, defaults=model.defaults
@@ -121,13 +126,8 @@ def _start(options: ServeOptions, intake: Intake) -> Service:
         stall_seconds=options.longest_step_seconds,
     )
     intake.open(served)
+    phases.add("intake", intake_began)
     seccomp = options.seccomp if options.model.require_warm else "off"
-    model.guard.arm(seccomp=seccomp, hand_over=intake.answer_for_kernel)
+    with phases.time("guard"):
+        model.guard.arm(seccomp=seccomp, hand_over=intake.answer_for_kernel)
     return service
-
-
-def seconds_since_start() -> float:
-    """Returns the seconds since this process was started by the kernel (resolution 10 ms)."""
-    fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    started_after_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_after_boot)

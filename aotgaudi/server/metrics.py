@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -13,6 +13,7 @@ from aotgaudi.engine.core import EngineStats
 from aotgaudi.engine.steps import StepWork
 from aotgaudi.entries import Entry
 from aotgaudi.llm.running import Warmth
+from aotgaudi.phases import Phase
 from aotgaudi.runtime.guard import LAYERS
 from aotgaudi.server.front.limits import REASONS, Reason
 
@@ -169,6 +170,15 @@ class Metrics:
         self.time_to_ready = Gauge(
             "aotgaudi_time_to_ready_seconds", "From the process's start to ready.", registry=registry
         )
+        self._phase_begin, self._phase_end = (
+            Gauge(
+                f"aotgaudi_start_phase_{edge}_seconds",
+                f"When a phase of the start {past}, from the process's start.",
+                ["phase"],
+                registry=registry,
+            )
+            for edge, past in (("begin", "began"), ("end", "ended"))
+        )
         self.step_seconds = self._histogram(
             "aotgaudi_step_seconds", "Time of an engine step.", _STEP_BUCKETS, "kind"
         )
@@ -195,6 +205,13 @@ class Metrics:
         self.registry.register(_EngineCollector(stats))
         self.registry.register(_WarmthCollector(warmth))
         self.ready.set_function(lambda: float(is_ready()))
+
+    def tell_start(self, seconds: float, phases: Iterable[Phase]) -> None:
+        """Records how long the start took, and its phases."""
+        self.time_to_ready.set(seconds)
+        for phase in phases:
+            self._phase_begin.labels(phase.name).set(phase.begin)
+            self._phase_end.labels(phase.name).set(phase.end)
 
     def observe_step(self, entry: Entry, seconds: float, num_rows: int) -> None:
         """Records one step. Is the engine's `OnStep`."""

@@ -19,9 +19,11 @@ from aotgaudi.cli.options.signing import signing_options
 from aotgaudi.cli.options.spec_source import default_manifest_path
 from aotgaudi.cli.options.store import StorePlace, store_limit_option, store_options
 from aotgaudi.cli.options.worker import worker_options
+from aotgaudi.cli.show.phase_report import build_time_line, phase_rows
 from aotgaudi.cli.show.progress import BuildDisplay
 from aotgaudi.manifest.codec import dumps, load_manifest_or_spec, write_manifest
 from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.phases import Phases
 from aotgaudi.pipeline import Workers, build, plan_manifest
 
 
@@ -51,7 +53,9 @@ def build_all(
     as_json: bool,
 ) -> None:
     """Enumerate SPEC (or take a manifest), compile what is missing, and seal a bundle. Does nothing twice."""
-    manifest = load_manifest_or_spec(spec_path)
+    phases = Phases()
+    with phases.time("enumerate"):
+        manifest = load_manifest_or_spec(spec_path)
     bundle = output or default_bundle_path(spec_path)
     refuse_foreign(bundle)
     directory = None if model is None else find_model(model)
@@ -59,7 +63,7 @@ def build_all(
     manifest_path = _write_manifest(manifest, spec_path)
     if not as_json:
         click.echo(f"manifest: {manifest_path}: {len(manifest.entries)} entries, id {manifest.id[:16]}")
-    outcome = build(
+    result = build(
         manifest,
         bundle,
         store=store,
@@ -67,14 +71,16 @@ def build_all(
         sign_key=signing,
         model=directory,
         on_progress=BuildDisplay(),
-    ).outcome
-    sealed = open_bundle(bundle)
+        phases=phases,
+    )
+    outcome, sealed = result.outcome, open_bundle(bundle)
     document: dict[str, Any] = {
         "manifest": {"path": str(manifest_path), "id": manifest.id, "num_entries": len(manifest.entries)},
         "cache": outcome_document(outcome),
         "bundle": bundle_document(sealed, len(manifest.entries)),
+        "phases": phase_rows(result.phases),
     }
-    lines = [outcome_line(outcome), bundle_line(document["bundle"])]
+    lines = [outcome_line(outcome), bundle_line(document["bundle"]), build_time_line(result.phases, outcome)]
     if store_limit is not None:
         document["gc"] = collect_after_build(store, store_limit, plan_manifest(manifest, store))
         lines.append(collection_line(document["gc"]))

@@ -22,11 +22,13 @@ from aotgaudi.cli.options.entry import entry_option, find_entries
 from aotgaudi.cli.options.store import StorePlace, store_limit_option, store_options
 from aotgaudi.cli.options.target import refused_target_option
 from aotgaudi.cli.options.worker import worker_options
+from aotgaudi.cli.show.phase_report import build_time_line, phase_rows
 from aotgaudi.cli.show.progress import BuildDisplay
 from aotgaudi.entries import Entry
 from aotgaudi.errors import NotReproducibleError
 from aotgaudi.manifest.codec import load_manifest_or_spec
 from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.phases import Phases
 from aotgaudi.pipeline import Workers, compile_missing, make_receipt, plan_manifest
 from aotgaudi.store.store import Store
 
@@ -132,7 +134,9 @@ def build_cache(
 
     With --check it compiles some stored units again, elsewhere, and exits with 4 if the bytes differ.
     """
-    manifest = load_manifest_or_spec(manifest_path)
+    phases = Phases()
+    with phases.time("enumerate"):
+        manifest = load_manifest_or_spec(manifest_path)
     if receipt and sample is not None:
         raise click.UsageError("--check builds nothing, so there is no --receipt to write")
     if receipt:
@@ -143,11 +147,12 @@ def build_cache(
         _check(manifest, store, workers.num_local, entries, sample, as_json)
         return
     with store.in_use():
-        outcome = compile_missing(manifest, store, entries, workers, BuildDisplay())
+        outcome = compile_missing(manifest, store, entries, workers, BuildDisplay(), phases)
         if receipt:
             plan = plan_manifest(manifest, store, entries)
             write_atomic(receipt, dump_receipt(make_receipt(manifest, plan)))
-    document, lines = outcome_document(outcome), [outcome_line(outcome)]
+    document = {**outcome_document(outcome), "phases": phase_rows(phases.done)}
+    lines = [outcome_line(outcome), build_time_line(phases.done, outcome)]
     if store_limit is not None:
         document["gc"] = collect_after_build(store, store_limit, plan_manifest(manifest, store, entries))
         lines.append(collection_line(document["gc"]))
@@ -185,6 +190,8 @@ def outcome_document(outcome: BuildOutcome) -> dict[str, Any]:
         "num_traced": outcome.num_traced,
         "num_compiled": len(outcome.compiled),
         "seconds": outcome.seconds,
+        "num_workers": outcome.num_workers,
+        "worker_seconds": dict(outcome.worker_seconds),
         "units": [
             {
                 "label": row.label,

@@ -171,7 +171,10 @@ def serve(  # noqa: PLR0913 - one argument per option
     A bundle that `build capture` sealed is run as `aotgaudi run` does it, by the sealed command; WORDS are added to that.
     """
     from aotgaudi.bundle.sealed import is_capture
+    from aotgaudi.phases import Phases, since_process_start
 
+    phases = Phases(since_process_start())
+    phases.add("process", 0.0)
     if is_capture(bundle):
         _refuse_given(context, of_captures=False)
         supervise(bundle, require_warm, supervision, acceptance, extra_words=words)
@@ -186,10 +189,11 @@ def serve(  # noqa: PLR0913 - one argument per option
 
     _bound_spinning()
     begin_to_load_torch()
-    from aotgaudi.llm.running import ModelOptions
-    from aotgaudi.server.front.run import StopTimes
-    from aotgaudi.server.launch import ServeOptions, launch
-    from aotgaudi.server.log import log_handler
+    with phases.time("import"):
+        from aotgaudi.llm.running import ModelOptions
+        from aotgaudi.server.front.run import StopTimes
+        from aotgaudi.server.launch import ServeOptions, launch
+        from aotgaudi.server.log import log_handler
 
     if seccomp == "require" and not require_warm:
         raise click.UsageError("--seccomp require goes with --require-warm: else a builder may have to start")
@@ -213,6 +217,7 @@ def serve(  # noqa: PLR0913 - one argument per option
         room=room,
         prefix_caching=prefix_caching,
         policy=policy,
+        phases=phases,
     )
     launch(
         ServeOptions(

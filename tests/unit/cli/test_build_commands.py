@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,9 +87,32 @@ def test_cache_compiles_once_and_says_so_in_json_on_standard_output_alone(place:
         "layer a",
         "sampler c",
     ]
-    assert json.loads(second.stdout) == {"num_traced": 0, "num_compiled": 0, "seconds": 0.0, "units": []}
+    again = json.loads(second.stdout)
+    assert [row["phase"] for row in again.pop("phases")] == ["enumerate", "plan"]
+    assert again == {
+        "num_traced": 0,
+        "num_compiled": 0,
+        "seconds": 0.0,
+        "num_workers": 0,
+        "worker_seconds": {},
+        "units": [],
+    }
     assert second.stderr == ""
     assert "nothing to do" in run("plan", place.spec, "--store", place.store).stdout
+
+
+def test_a_build_says_where_its_time_went(place: Place) -> None:
+    out = ("-o", place.folder / "out", "--store", place.store, "-j", "1")
+
+    document = json.loads(run(place.spec, *out, "--json").stdout)
+    lines = run(place.spec, *out).stdout.splitlines()
+
+    assert [row["phase"] for row in document["phases"]] == ["enumerate", "plan", "run", "seal"]
+    assert all(row["begin"] <= row["end"] for row in document["phases"])
+    assert document["cache"]["num_workers"] == 1
+    assert document["cache"]["worker_seconds"]["trace"] == 0.0
+    assert 0 < document["cache"]["worker_seconds"]["compile"] <= document["cache"]["seconds"]
+    assert re.fullmatch(r"time: [\d.]+ s: enumerate [\d.]+, plan [\d.]+, seal [\d.]+", lines[-1])
 
 
 def test_progress_lines_end_with_all_done(place: Place) -> None:

@@ -1,4 +1,4 @@
-"""The least that any server of this bundle and model does before it can answer; bench_ready.py times it.
+"""The least that any server of a bundle and a model does before it can answer; `startup` times it as a process.
 
 It imports torch, Starlette and uvicorn, maps the weights and touches none of them, reads and hashes every file
 of the bundle, loads the tokenizer, and prints one line. Nothing overlaps: it is the plain sum.
@@ -29,7 +29,8 @@ def main(bundle: Path, model: Path) -> None:
         if path.is_file()
     }
     kept.append(Tokenizer.from_file(str(model / "tokenizer.json")))
-    print(len(kept), len(digests), flush=True)
+    sys.stdout.write(f"{len(kept)} {len(digests)}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

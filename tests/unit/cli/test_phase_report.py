@@ -1,0 +1,25 @@
+"""Where the time of a build went: one line, and JSON."""
+
+from __future__ import annotations
+
+from aotgaudi.build.run import BuildOutcome
+from aotgaudi.cli.show.phase_report import build_time_line, phase_rows
+from aotgaudi.phases import Phase
+
+PHASES = (Phase("enumerate", 0.0, 0.125), Phase("run", 0.5, 10.5), Phase("seal", 10.5, 11.0))
+
+
+def test_the_run_says_what_its_workers_did() -> None:
+    outcome = BuildOutcome(seconds=10.0, num_workers=2, worker_seconds={"trace": 4.0, "compile": 15.0})
+
+    assert build_time_line(PHASES, outcome) == (
+        "time: 11.0 s: enumerate 0.1, run 10.0 (2 workers: tracing 4.0, compiling 15.0, idle 1.0), seal 0.5"
+    )
+
+
+def test_no_phase_is_no_time() -> None:
+    assert build_time_line((), BuildOutcome()) == "time: 0.0 s: "
+
+
+def test_rows_have_begin_and_end() -> None:
+    assert phase_rows(PHASES)[1] == {"phase": "run", "begin": 0.5, "end": 10.5}
