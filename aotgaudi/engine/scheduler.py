@@ -226,9 +226,13 @@ class Scheduler:
     # Prefill
 
     def _form_prompt_step(self) -> Scheduled | None:
+        prefilling = [request for request in self._running if not request.is_prefilled]
+        if not prefilling and not self._waiting:
+            return None
         chunks: list[Chunk] = []
-        budget, allowance, most = self.limits.max_num_batched_tokens, self._allowance(), self._most_chunks()
-        for request in self._prefill_candidates():
+        budget, most = self.limits.max_num_batched_tokens, self._most_chunks(len(prefilling))
+        allowance = self._allowance(prefilling)
+        for request in self._prefill_candidates(prefilling):
             chunk = self._next_chunk(request, budget, allowance)
             if not chunks and self._chunker.find([chunk]) is None:
                 raise UncoveredStepError(request, self._chunker.needed(chunk))
@@ -246,15 +250,13 @@ class Scheduler:
         rows = tuple(map(self._prompt_row, packed.chunks))
         return Scheduled(PromptStep(packed.entry, rows), tuple(chunk.request for chunk in packed.chunks))
 
-    def _most_chunks(self) -> int:
+    def _most_chunks(self, num_prefilling: int) -> int:
         """Returns the most chunks that there may be for a step."""
-        num_prefilling = sum(not request.is_prefilled for request in self._running)
         num_seats = self.limits.max_num_seqs - len(self._running)
         return min(self.limits.max_num_prefill_seqs, num_prefilling + min(num_seats, len(self._waiting)))
 
-    def _allowance(self) -> float | None:
+    def _allowance(self, prefilling: Sequence[Request]) -> float | None:
         """Returns how many seconds a prefill step may take; None: any number."""
-        prefilling = [request for request in self._running if not request.is_prefilled]
         num_decoding = len(self._running) - len(prefilling)
         oldest = self._waiting.oldest if len(self._running) < self.limits.max_num_seqs else None
         since = min((one.queued_at for one in (*prefilling, oldest) if one), default=self._turns.now)
@@ -264,9 +266,9 @@ class Scheduler:
 
     # Admission
 
-    def _prefill_candidates(self) -> Iterator[Request]:
+    def _prefill_candidates(self, prefilling: Sequence[Request]) -> Iterator[Request]:
         """Yields partly prefilled requests, then heads of the queue: admit one before you ask for the next."""
-        yield from [request for request in self._running if not request.is_prefilled]
+        yield from prefilling
         while (request := self._next_waiting()) is not None and self._can_admit(request):
             yield request
 

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.bucketing.proof import ReachableSteps, prove_steps
+from aotgaudi.engine.blocks import BlockPool
+from aotgaudi.engine.scheduler import Scheduled, Scheduler
+from aotgaudi.entries import DecodeEntry, PromptEntry
+from aotgaudi.errors import SpecError
+from aotgaudi.manifest.enumerate import enumerate_entries
+from aotgaudi.spec.limits import ServingLimits
+from aotgaudi.spec.scheduler import Policy
+from aotgaudi.traffic.replay import Clients, CountingScheduler, Replaying, StepEntry, replay, smallest_shape
+from aotgaudi.traffic.trace import Trace
+from tests.specs import spec_of
+
+LIMITS = ServingLimits(
+    max_num_seqs=6,
+    max_num_prefill_seqs=2,
+    max_num_batched_tokens=16,
+    max_model_len=40,
+    block_size=4,
+    num_blocks=24,
+)
+TABLE = BucketTable.from_entries(enumerate_entries(spec_of(limits=LIMITS.model_dump(exclude_defaults=True))))
+
+requests = st.tuples(st.integers(0, 40), st.integers(1, 45), st.integers(0, 45))
+traces = st.lists(requests, min_size=1, max_size=25).map(
+    lambda rows: Trace(*map(tuple, zip(*sorted(rows), strict=True)))  # type: ignore[arg-type]
+)
+
+
+class PlainScheduler(Scheduler):
+    """The engine's own, with what `Replaying` asks for."""
+
+    def needed(self, scheduled: Scheduled) -> StepEntry:
+        return smallest_shape(scheduled, self.limits.block_size)
+
+
+def seconds_of(entry: StepEntry) -> float:
+    return sum(entry.row()) / 64
+
+
+@given(traces, st.sampled_from(["latency", "throughput"]), st.integers(10, 24))
+def test_what_is_counted_is_what_the_scheduler_forms_step_by_step(
+    trace: Trace, policy: Policy, num_blocks: int
+) -> None:
+    limits = LIMITS.model_copy(update={"num_blocks": num_blocks})
+    if min(trace.prompt_tokens) >= 40:
+        return
+    clients = Clients.of(trace, limits)
+    plain, counting = (
+        kind(limits, TABLE, BlockPool(num_blocks), policy=policy)
+        for kind in (PlainScheduler, CountingScheduler)
+    )
+
+    formed = list(Replaying(clients, plain, seconds_of).steps())  # type: ignore[arg-type]
+    counted = list(Replaying(clients, counting, seconds_of).steps())  # type: ignore[arg-type]
+
+    assert counted == formed
+    assert counting.num_preemptions == plain.num_preemptions
+    for scheduler in (plain, counting):
+        scheduler.check_integrity()
+        assert scheduler.pool.num_free == num_blocks
+
+
+def test_the_property_above_meets_preemptions() -> None:
+    trace = Trace((0.0,) * 8, (8,) * 8, (30,) * 8)
+
+    assert replay(trace, LIMITS, TABLE, seconds_of).num_preemptions > 0
+
+
+@given(traces)
+def test_every_token_of_the_requests_that_fit_is_computed(trace: Trace) -> None:
+    if min(trace.prompt_tokens) >= 40:
+        return
+    limits = LIMITS.model_copy(update={"num_blocks": 400, "max_num_prefill_seqs": 1})
+
+    replayed = replay(trace, limits, TABLE, seconds_of)
+
+    prompts = sum(
+        needs.query_len * count for needs, count in replayed.needs.items() if isinstance(needs, PromptEntry)
+    )
+    decodes = sum(
+        needs.batch_size * count for needs, count in replayed.needs.items() if isinstance(needs, DecodeEntry)
+    )
+    assert replayed.num_preemptions == 0
+    assert (
+        prompts == replayed.num_prompt_tokens == sum(tokens for tokens in trace.prompt_tokens if tokens < 40)
+    )
+    assert decodes == replayed.num_generated_tokens - replayed.num_requests
+    for needs, entry in replayed.steps:
+        assert all(least <= most for least, most in zip(needs.row(), entry.row(), strict=True))
+
+
+def test_requests_that_do_not_fit_are_counted() -> None:
+    trace = Trace((0.0, 0.0, 1.0), (39, 40, 10), (5, 5, 31))
+
+    replayed = replay(trace, LIMITS, TABLE, seconds_of)
+
+    assert (replayed.num_requests, replayed.num_refused, replayed.num_shortened) == (2, 1, 2)
+    assert replayed.num_generated_tokens == 1 + 30
+
+
+def test_a_trace_of_which_nothing_fits_is_refused() -> None:
+    with pytest.raises(SpecError, match="no prompt that fits: the shortest has 50 tokens"):
+        replay(Trace((0.0,), (50,), (1,)), LIMITS, TABLE, seconds_of)
+
+
+def test_time_passes_while_nobody_asks_for_anything() -> None:
+    replayed = replay(Trace((0.0, 100.0), (4, 4), (1, 1)), LIMITS, TABLE, seconds_of)
+
+    assert 100 < replayed.seconds < 101
+
+
+def test_the_table_of_these_tests_is_closed() -> None:
+    assert prove_steps(ReachableSteps.of(LIMITS), TABLE).is_closed
