@@ -86,6 +86,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "ray": ("ray",),
         "s3": ("s3fs",),
         "gguf": ("gguf", "accelerate"),
+        "report": ("jinja2", "vl_convert"),
     }
 )
 """Extra -> the modules that it brings and that the light package lacks."""

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, product
 from math import sqrt
+from typing import Union
 
 from aotgaudi.bucketing.lookup import BucketTable, prompt_cost
 from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts
@@ -38,6 +39,9 @@ _STRIDES = (0.7548776662466927, 0.5698402909980532)
 """Of the two-dimensional sequence of least discrepancy that multiples give: powers of the root of x**3 = x + 1."""
 
 Shape = tuple[int, int, int]
+
+Measure = Callable[[tuple[int, int]], Union[tuple[float, Shape], None]]
+"""From a step to its factor and its shape; None where no entry covers it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +68,7 @@ def prompt_padding(
     prompts: ReachablePrompts, table: BucketTable, *, max_steps: int = MAX_STEPS
 ) -> Padding | None:
     """Returns the padding of the covered prompt cells; None where there are none."""
-    lookup, size = _PromptLookup(table.prompt), prompts.limits.block_size
-
-    def measured(cell: tuple[int, int]) -> tuple[float, Shape] | None:
-        context, row = cell
-        query_len = min(prompts.row_query(row), prompts.longest_query(context))
-        entry = lookup.find(query_len, context)
-        if entry is None:
-            return None
-        padded = entry.batch_size * (entry.query_len + entry.num_ctx_blocks * size)
-        return padded / (query_len + context * size), (1, query_len, context)
+    measured = prompt_measure(prompts, table)
 
     def num_rows(context: int) -> int:
         return prompts.row_of(prompts.longest_query(context))
@@ -96,6 +91,44 @@ def decode_padding(
     decodes: ReachableDecodes, table: BucketTable, *, max_steps: int = MAX_STEPS
 ) -> Padding | None:
     """Returns the padding of the covered decode steps; None where there are none."""
+    measured = decode_measure(table)
+
+    def num_totals(batch_size: int) -> int:
+        return decodes.most_blocks(batch_size) - batch_size + 1
+
+    most, is_sampled = decodes.max_batch_size, decodes.num_steps > max_steps
+    columns = range(1, most + 1)
+    fullest = num_totals(min(most, decodes.smallest_batch(decodes.limits.num_blocks)))
+    steps = _spread(num_totals, columns, fullest, max_steps) if is_sampled else _all(num_totals, columns)
+    sample = ((batch, batch + place) for batch, place in steps)
+    batches = {1, *(entry.batch_size + 1 for entry in table.decode)}
+    totals = {1, *(entry.num_blocks + 1 for entry in table.decode)}
+    corners = (
+        (batch, max(batch, blocks))
+        for batch, blocks in _thinned(batches, totals, max_steps)
+        if batch <= most and blocks <= decodes.most_blocks(batch)
+    )
+    return _summary(map(measured, sample), map(measured, corners), is_sampled)
+
+
+def prompt_measure(prompts: ReachablePrompts, table: BucketTable) -> Measure:
+    """Returns what measures the longest step of a prompt cell, (context blocks, row)."""
+    lookup, size = _PromptLookup(table.prompt), prompts.limits.block_size
+
+    def measured(cell: tuple[int, int]) -> tuple[float, Shape] | None:
+        context, row = cell
+        query_len = min(prompts.row_query(row), prompts.longest_query(context))
+        entry = lookup.find(query_len, context)
+        if entry is None:
+            return None
+        padded = entry.batch_size * (entry.query_len + entry.num_ctx_blocks * size)
+        return padded / (query_len + context * size), (1, query_len, context)
+
+    return measured
+
+
+def decode_measure(table: BucketTable) -> Measure:
+    """Returns what measures a decode step, (batch size, total of blocks)."""
     widest: dict[int, int] = {}
     for entry in table.decode:
         widest[entry.num_blocks] = max(entry.batch_size, widest.get(entry.num_blocks, 0))
@@ -107,21 +140,7 @@ def decode_padding(
         padded = next((size for size in larger if widest[size] >= batch_size), None)
         return None if padded is None else (padded / blocks, (batch_size, 1, blocks))
 
-    def num_totals(batch_size: int) -> int:
-        return decodes.most_blocks(batch_size) - batch_size + 1
-
-    most, is_sampled = decodes.max_batch_size, decodes.num_steps > max_steps
-    columns = range(1, most + 1)
-    fullest = num_totals(min(most, decodes.smallest_batch(decodes.limits.num_blocks)))
-    steps = _spread(num_totals, columns, fullest, max_steps) if is_sampled else _all(num_totals, columns)
-    sample = ((batch, batch + place) for batch, place in steps)
-    batches = {1, *(entry.batch_size + 1 for entry in table.decode)}
-    corners = (
-        (batch, max(batch, blocks))
-        for batch, blocks in _thinned(batches, {1, *(size + 1 for size in sizes)}, max_steps)
-        if batch <= most and blocks <= decodes.most_blocks(batch)
-    )
-    return _summary(map(measured, sample), map(measured, corners), is_sampled)
+    return measured
 
 
 def _all(count: Callable[[int], int], columns: range) -> Iterator[tuple[int, int]]:

@@ -113,6 +113,17 @@ class ReachablePrompts:
         falls = self.longest_context(longest) + 1  # From here on there is one row less for each block.
         return sum_linear(lambda ctx: self.row_of(self.longest_query(ctx)), first, last, (1, falls))
 
+    def cells_in_rows(self, num_rows: int, first: int, last: int) -> int:
+        """Returns the number of cells in rows 1 to `num_rows`, after `first` to `last` context blocks."""
+        rows, last = min(num_rows, self.num_rows), min(last, self.max_ctx_blocks)
+        if rows < 1 or first > last:
+            return 0
+        whole = min(
+            last, self.longest_context(self.row_start(rows))
+        )  # Up to here all of these rows are there.
+        rest = self.cells_after(max(first, whole + 1), last) if whole < last else 0
+        return max(0, whole - first + 1) * rows + rest
+
 
 @dataclass(frozen=True, slots=True)
 class ReachableDecodes:

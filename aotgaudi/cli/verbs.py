@@ -93,6 +93,9 @@ COMMANDS: Mapping[str, LazyCommand] = MappingProxyType(
             "aotgaudi.cli.commands.coverage:coverage",
             "Prove that every step that can be formed has an entry.",
         ),
+        "report": LazyCommand(
+            "aotgaudi.cli.commands.report:report", "Show a spec, a manifest or a bundle on one page."
+        ),
         "cache": LazyCommand(
             "aotgaudi.cli.commands.cache:cache", "Inspect, shrink, check and share the store."
         ),

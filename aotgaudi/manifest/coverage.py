@@ -138,6 +138,19 @@ def _at_least(num_blocks: int, answer: UpstreamAnswer) -> Bucket:
     return batch_size, query_len, max(num_blocks, padded)
 
 
+def described_scheduler(spec: BuildSpec) -> str:
+    """Returns whose scheduler a spec describes, and how it is set."""
+    if spec.scheduler.engine == "aotgaudi":
+        return "aotgaudi"
+    drafted = spec.bucketing.num_speculative_tokens
+    parts = (
+        "chunked prefill" if spec.scheduler.chunked_prefill else "whole prompts",
+        "prefix caching" if spec.bucketing.prefix_caching else "no prefix caching",
+        *([f"{drafted} speculative {'token' if drafted == 1 else 'tokens'}"] if drafted else []),
+    )
+    return f"vLLM ({', '.join(parts)})"
+
+
 def left_out(spec: BuildSpec) -> tuple[str, ...]:
     """Returns what a vLLM server runs besides the steps that are proved, in words; none for our own scheduler."""
     return tuple(_left_out(spec)) if spec.scheduler.engine == "vllm" else ()

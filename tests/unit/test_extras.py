@@ -19,8 +19,9 @@ aiohttp, are aiohttp's."""
 
 
 def named(lines: list[str]) -> set[str]:
-    """The modules of requirements: the names of packages, which all of ours are called after."""
-    return {re.split(r"[^\w.-]", line)[0].lower().replace("-", "_") for line in lines}
+    """The modules of requirements: the names of packages, which all of ours but one are called after."""
+    names = {re.split(r"[^\w.-]", line)[0].lower().replace("-", "_") for line in lines}
+    return {"vl_convert" if name == "vl_convert_python" else name for name in names}
 
 
 def imported(path: Path) -> Iterator[str]:

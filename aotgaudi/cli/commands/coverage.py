@@ -17,10 +17,10 @@ from aotgaudi.bucketing.padding import Padding, decode_padding, prompt_padding
 from aotgaudi.bucketing.proof import Coverage, PhaseCoverage, ReachableSteps, uncovered
 from aotgaudi.bucketing.reachable import counted
 from aotgaudi.cli.options.target import planned_target_option, refuse_other_target
-from aotgaudi.cli.show.manifest_report import described_scheduler, server_document, server_lines
+from aotgaudi.cli.show.manifest_report import server_document, server_lines
 from aotgaudi.errors import CoverageError
 from aotgaudi.manifest.codec import load_manifest_or_spec
-from aotgaudi.manifest.coverage import coverage_of, left_out, reachable_of
+from aotgaudi.manifest.coverage import coverage_of, described_scheduler, left_out, reachable_of
 from aotgaudi.manifest.manifest import Manifest
 
 _SHOWN = 12

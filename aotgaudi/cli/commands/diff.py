@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 
+from aotgaudi.atomicfile import write_atomic
 from aotgaudi.backends.base import Target
 from aotgaudi.cli.commands.diff_captures import diff_captures
 from aotgaudi.cli.commands.explain_launch import is_of_launch
 from aotgaudi.cli.options.target import planned_target_option, refuse_other_target
+from aotgaudi.errors import SpecError
 from aotgaudi.manifest.codec import load_manifest_or_spec
-from aotgaudi.manifest.difference import Cause, Difference, EntryChange, difference, examples
-from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.difference import Difference, difference
+from aotgaudi.report.difference import difference_report
+from aotgaudi.report.page import difference_page, require_report
 
 _EXIT_DIFFERENT = 3
 
@@ -25,10 +27,23 @@ _EXIT_DIFFERENT = 3
 @click.argument("new", metavar="B", type=click.Path(path_type=Path))
 @click.option("--exit-code", is_flag=True, help="Exit with 3 when they differ.")
 @planned_target_option
+@click.option(
+    "--html",
+    "page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write it as a page as well, which needs no network.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the difference as JSON.")
 @click.pass_context
 def diff(
-    context: click.Context, old: Path, new: Path, exit_code: bool, described: Target | None, as_json: bool
+    context: click.Context,
+    old: Path,
+    new: Path,
+    exit_code: bool,
+    described: Target | None,
+    page: Path | None,
+    as_json: bool,
 ) -> None:
     """Show what B has and A lacks, and the reverse: values of the spec, and entries.
 
@@ -38,51 +53,26 @@ def diff(
     differ. No entry depends on --target: it is checked to be one for A and B, and changes nothing.
     """
     if is_of_launch(old) or is_of_launch(new):
+        if page is not None:
+            raise SpecError("--html", "shows manifests and specs, and these are captures", "--json")
         document, lines, is_different = diff_captures(old, new)
         click.echo(json.dumps(document, indent=2) if as_json else "\n".join(lines))
         context.exit(_EXIT_DIFFERENT if is_different and exit_code else 0)
+    if page is not None:
+        require_report()
     before, after = load_manifest_or_spec(old), load_manifest_or_spec(new)
     refuse_other_target(described, before.spec, after.spec)
     found = difference(before, after)
-    if as_json:
-        click.echo(
-            json.dumps({"a": _side(old, before), "b": _side(new, after), **_document(found)}, indent=2)
-        )
-    else:
+    if as_json or page is not None:
+        report = difference_report(found, (str(old), before), (str(new), after), with_planes=page is not None)
+        if page is not None:
+            write_atomic(page, difference_page(report).encode())
+        if as_json:
+            document = report.model_dump(mode="json", exclude=None if page else {"planes"})
+            click.echo(json.dumps(document, indent=2))
+    if not as_json:
         click.echo("\n".join(_lines(found)) if found else "no difference")
     context.exit(_EXIT_DIFFERENT if found and exit_code else 0)
-
-
-def _side(path: Path, manifest: Manifest) -> dict[str, Any]:
-    return {"path": str(path), "id": manifest.id, "num_entries": len(manifest.entries)}
-
-
-def _document(found: Difference) -> dict[str, Any]:
-    return {
-        "different": bool(found),
-        "values": [{"where": c.where, "old": c.old, "new": c.new} for c in found.values],
-        "entries": {kind: _kind_document(found.entries.of_kind(kind)) for kind in found.entries.counts()},
-        "reordered": list(found.reordered),
-        "causes": [_cause_document(cause) for cause in found.causes],
-    }
-
-
-def _kind_document(change: EntryChange) -> dict[str, Any]:
-    return {
-        "added": len(change.added),
-        "removed": len(change.removed),
-        "added_examples": examples(change.added),
-        "removed_examples": examples(change.removed),
-    }
-
-
-def _cause_document(cause: Cause) -> dict[str, Any]:
-    counts = cause.effect.counts()
-    return {
-        "where": cause.where,
-        "entries": {kind: {"added": added, "removed": removed} for kind, (added, removed) in counts.items()},
-        "problem": cause.problem,
-    }
 
 
 def _lines(found: Difference) -> Iterator[str]:

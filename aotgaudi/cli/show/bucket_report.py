@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from aotgaudi.bucketing.reachable import counted
-from aotgaudi.cli.show.manifest_report import described_scheduler
 from aotgaudi.manifest.bucket_file import BucketFile
-from aotgaudi.manifest.coverage import left_out
+from aotgaudi.manifest.coverage import described_scheduler, left_out
 
 
 def bucket_document(path: Path, found: BucketFile) -> dict[str, Any]:

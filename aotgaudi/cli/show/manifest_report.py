@@ -17,7 +17,13 @@ from aotgaudi.bucketing.versions import skipped_lines
 from aotgaudi.entries import ENTRY_KINDS, DecodeEntry, Entry, PromptEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.manifest.cost import estimate_memory, find_explosion
-from aotgaudi.manifest.coverage import coverage_of, coverage_of_server, left_out, reachable_of
+from aotgaudi.manifest.coverage import (
+    coverage_of,
+    coverage_of_server,
+    described_scheduler,
+    left_out,
+    reachable_of,
+)
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 
@@ -50,19 +56,6 @@ def show(summary: dict[str, Any]) -> None:
     else:
         click.echo("\n".join(_entry_lines(summary)))
     click.echo("\n".join(_facts(summary)))
-
-
-def described_scheduler(spec: BuildSpec) -> str:
-    """Returns whose scheduler a spec describes, and how it is set."""
-    if spec.scheduler.engine == "aotgaudi":
-        return "aotgaudi"
-    drafted = spec.bucketing.num_speculative_tokens
-    parts = (
-        "chunked prefill" if spec.scheduler.chunked_prefill else "whole prompts",
-        "prefix caching" if spec.bucketing.prefix_caching else "no prefix caching",
-        *([f"{drafted} speculative {'token' if drafted == 1 else 'tokens'}"] if drafted else []),
-    )
-    return f"vLLM ({', '.join(parts)})"
 
 
 def server_document(spec: BuildSpec) -> dict[str, Any] | None:

@@ -1,0 +1,116 @@
+"""``aotgaudi report``: a spec, a manifest or a bundle on one page that needs no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from aotgaudi import __version__
+from aotgaudi.atomicfile import write_atomic
+from aotgaudi.backends.base import Target
+from aotgaudi.bundle.bundle import open_bundle
+from aotgaudi.bundle.sealed import programs_of
+from aotgaudi.cli.options.common import memory_budget_option
+from aotgaudi.cli.options.store import StorePlace, store_options
+from aotgaudi.cli.options.target import planned_target_option
+from aotgaudi.errors import SpecError
+from aotgaudi.manifest.codec import load_manifest_or_spec
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.pipeline import plan_manifest
+from aotgaudi.report.compute import Given, report_of
+from aotgaudi.report.holdings import Holdings, holdings_of_bundle, holdings_of_plan
+from aotgaudi.report.page import report_page, require_report
+from aotgaudi.report.report import Report
+from aotgaudi.store.store import Store
+
+_REPORTER = f"aotgaudi {__version__}"
+
+_MOST_PLANNED = 100_000
+"""Of more entries it is not looked up which are built: that takes longer than all the rest."""
+
+
+@click.command()
+@click.argument("path", metavar="BUNDLE|MANIFEST|SPEC", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="The page  [default: report.html; with --json none]",
+)
+@memory_budget_option
+@store_options
+@planned_target_option
+@click.option("--json", "as_json", is_flag=True, help="Print what the page shows as JSON.")
+def report(
+    path: Path,
+    output: Path | None,
+    memory_budget: int | None,
+    place: StorePlace,
+    described: Target | None,
+    as_json: bool,
+) -> None:
+    """Show a spec, a manifest or a bundle on one page: a file that needs no network, and no other file.
+
+    The steps that can be formed and the entries for them, holes and their witnesses, padding, units by size, time and
+    reuse, memory, keys, and what an upgrade would cost. Exits with 0 whatever it finds. Where --store has records, they say
+    what is built and how long it took; nothing is written there.
+    """
+    if output is not None or not as_json:
+        require_report()
+    given = _given(path, memory_budget, place, described)
+    found = report_of(given)
+    if as_json:
+        click.echo(found.model_dump_json(by_alias=True, indent=2))
+    if output is not None or not as_json:
+        page = output or Path("report.html")
+        data = report_page(found).encode()
+        write_atomic(page, data)
+        click.echo(_written(page, data, found), err=as_json)
+
+
+def _written(page: Path, data: bytes, found: Report) -> str:
+    state = "every step has an entry" if found.coverage.is_closed else found.coverage.result
+    return f"{page}: {len(data):,} bytes; {found.entries.num_entries:,} entries, {state}"
+
+
+def _given(path: Path, budget: int | None, place: StorePlace, described: Target | None) -> Given:
+    store = place.open(create=False) if place.root.is_dir() else None
+    if path.is_dir():
+        bundle = open_bundle(path)
+        programs_of(bundle)
+        return Given(
+            path=str(path),
+            kind="bundle",
+            manifest=bundle.manifest,
+            reporter=_REPORTER,
+            bundle=bundle,
+            holdings=holdings_of_bundle(bundle, store),
+            budget_bytes=budget,
+        )
+    manifest = load_manifest_or_spec(path)
+    holdings, unknown = _planned(manifest, store, described)
+    return Given(
+        path=str(path),
+        kind="spec" if path.suffix == ".toml" else "manifest",
+        manifest=manifest,
+        reporter=_REPORTER,
+        holdings=holdings,
+        unknown=unknown,
+        budget_bytes=budget,
+    )
+
+
+def _planned(
+    manifest: Manifest, store: Store | None, described: Target | None
+) -> tuple[Holdings | None, str | None]:
+    """What the store has, or why that is not known."""
+    if store is None:
+        return None, "there is no store (--store), and this is no bundle"
+    if len(manifest.entries) > _MOST_PLANNED:
+        return None, f"it is not looked up for more than {_MOST_PLANNED:,} entries (aotgaudi build plan)"
+    try:
+        return holdings_of_plan(plan_manifest(manifest, store, described=described), manifest.spec), None
+    except SpecError as error:
+        return None, str(error)

@@ -1,0 +1,341 @@
+"""From a spec, a manifest or a bundle to its report: everything is computed here, and nothing is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter, methodcaller
+from types import MappingProxyType
+from typing import Any, Literal
+
+from aotgaudi.bucketing.closure import close
+from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.bucketing.proof import Coverage, Hole, PromptHole, uncovered
+from aotgaudi.bucketing.speculation import SpeculativeRun
+from aotgaudi.bucketing.strategy import BucketingInputs
+from aotgaudi.bucketing.versions import find_strategy
+from aotgaudi.bundle.bundle import Bundle, read_signature
+from aotgaudi.bundle.sealed import programs_of
+from aotgaudi.entries import ENTRY_KINDS, DecodeEntry, Entry, PromptEntry
+from aotgaudi.errors import SpecError
+from aotgaudi.manifest.cost import estimate_memory, find_explosion
+from aotgaudi.manifest.coverage import coverage_of, described_scheduler, left_out, reachable_of
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.report.holdings import Holdings, built_of, upgrades_of
+from aotgaudi.report.plane import EntryFacts, decode_plane, prompt_plane
+from aotgaudi.report.report import (
+    ClosingEntry,
+    Component,
+    Entries,
+    KindOfEntry,
+    Memory,
+    Origin,
+    Phase,
+    Plane,
+    Report,
+    ReportedCoverage,
+    ReportedHole,
+    StepMemory,
+    Subject,
+)
+
+MOST_LISTED = 200
+"""So many holes and closing entries are listed; all are counted."""
+
+StepEntry = PromptEntry | DecodeEntry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What a report is made of. `reporter`: what reports, with its version.
+
+    `unknown` says why there are no holdings, and what would give some.
+    """
+
+    path: str
+    kind: Literal["spec", "manifest", "bundle"]
+    manifest: Manifest
+    reporter: str = "aotgaudi"
+    bundle: Bundle | None = None
+    holdings: Holdings | None = None
+    unknown: str | None = None
+    budget_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The entries of prompts and decodes, and which of them the public table lacks: entry -> its witness, if any."""
+
+    table: BucketTable
+    closing: Mapping[StepEntry, tuple[int, ...] | None] = field(default_factory=dict)
+    short: frozenset[StepEntry] = frozenset()
+
+    def origin(self, entry: StepEntry) -> Origin:
+        return "closing" if entry in self.closing else "short" if entry in self.short else "public"
+
+
+def report_of(given: Given) -> Report:
+    """Returns the report. Takes seconds for a manifest of a million entries. Raises nothing that making `given` did not."""
+    manifest = given.manifest
+    steps, proof = _steps(manifest), coverage_of(manifest)
+    warm = None if given.holdings is None else given.holdings.warm_entries
+    memory = _memory(manifest, given.budget_bytes)
+    return Report(
+        subject=_subject(given),
+        entries=_entries(manifest, steps, given.holdings, warm),
+        coverage=_coverage(manifest, steps, proof),
+        planes=_planes(manifest, steps, warm) if _proves_steps(proof) else (),
+        trace=None,
+        built=None if given.holdings is None else built_of(given.holdings),
+        memory=memory,
+        provenance=tuple(_provenance(given)),
+        keys=_keys(given.holdings),
+        upgrades=() if given.holdings is None else upgrades_of(given.holdings),
+        warnings=tuple(_warnings(manifest, memory)),
+        notes=tuple(_notes(given)),
+    )
+
+
+def _subject(given: Given) -> Subject:
+    spec = given.manifest.spec
+    return Subject(
+        path=given.path,
+        kind=given.kind,
+        manifest_id=given.manifest.id,
+        model=spec.model.name,
+        backend=spec.target.backend,
+        version=spec.bucketing.version,
+        strategy=spec.bucketing.strategy,
+    )
+
+
+# Entries
+
+
+def _steps(manifest: Manifest) -> _Steps:
+    """Finds what was added to the public table, and for what, by making that table again."""
+    spec, bucketing = manifest.spec, manifest.spec.bucketing
+    table = BucketTable.from_entries((*manifest.of_kind("prompt"), *manifest.of_kind("decode")))
+    if bucketing.strategy == "unified" or not table.prompt:
+        return _Steps(table)
+    if bucketing.coverage == "upstream" and not bucketing.short_queries:
+        return _Steps(table)  # Nothing is added then.
+    strategy = find_strategy(bucketing.version, bucketing.strategy)
+    inputs = BucketingInputs.from_spec(spec.limits, bucketing)
+    prompts, decodes = set(strategy.prompt_table(inputs)), set(strategy.decode_table(inputs))
+    added_prompts = {e for e in table.prompt if (e.batch_size, e.query_len, e.num_ctx_blocks) not in prompts}
+    added_decodes = {e for e in table.decode if (e.batch_size, e.query_len, e.num_blocks) not in decodes}
+    if not added_prompts and not added_decodes:
+        return _Steps(table)
+    public = BucketTable(
+        tuple(entry for entry in table.prompt if entry not in added_prompts),
+        tuple(entry for entry in table.decode if entry not in added_decodes),
+    )
+    additions = close(reachable_of(spec), bucketing.max_padding, public)
+    witnesses = {addition.entry: addition.witness for addition in additions}
+    short = {
+        entry
+        for entry in added_prompts
+        if entry not in witnesses and entry.query_len in bucketing.short_queries
+    }
+    closing = sorted(added_prompts - short) + sorted(added_decodes)
+    return _Steps(table, MappingProxyType({one: witnesses.get(one) for one in closing}), frozenset(short))
+
+
+def _entries(
+    manifest: Manifest, steps: _Steps, held: Holdings | None, warm: frozenset[Entry] | None
+) -> Entries:
+    kinds = tuple(
+        KindOfEntry(
+            kind=kind,
+            num_entries=len(entries),
+            num_warm=None if warm is None else sum(entry in warm for entry in entries),
+            num_closing=sum(entry.kind == kind for entry in steps.closing),
+            largest=str(_largest(entries)),
+        )
+        for kind in ENTRY_KINDS
+        if (entries := manifest.of_kind(kind))
+    )
+    return Entries(
+        num_entries=len(manifest.entries),
+        num_warm=None if warm is None else sum(entry in warm for entry in manifest.entries),
+        num_closing=len(steps.closing),
+        num_programs=None if held is None else len(held.programs),
+        kinds=kinds,
+    )
+
+
+def _largest(entries: tuple[Entry, ...]) -> Entry:
+    """The entry that computes most, then reads most."""
+    first = entries[0]
+    if isinstance(first, PromptEntry):
+        return max(entries, key=_prompt_size)
+    return max(entries, key=_DECODE_SIZE if isinstance(first, DecodeEntry) else _ROW)
+
+
+def _prompt_size(entry: Any) -> tuple[int, int]:
+    return entry.batch_size * entry.query_len, entry.batch_size * entry.num_ctx_blocks
+
+
+_DECODE_SIZE, _ROW = attrgetter("num_blocks", "batch_size"), methodcaller("row")
+
+
+# Coverage
+
+
+def _coverage(manifest: Manifest, steps: _Steps, proof: Coverage) -> ReportedCoverage:
+    spec = manifest.spec
+    holes = tuple(uncovered(reachable_of(spec), steps.table)) if _proves_steps(proof) else ()
+    return ReportedCoverage(
+        mode=spec.bucketing.coverage,
+        scheduler=described_scheduler(spec),
+        is_closed=proof.is_closed,
+        result=str(proof),
+        smallest=str(proof.smallest) if proof.smallest else None,
+        phases=tuple(
+            Phase(
+                kind=phase.kind,
+                unit=phase.unit,
+                num_reachable=phase.num_reachable,
+                num_uncovered=phase.num_uncovered,
+            )
+            for phase in proof.phases
+        ),
+        num_holes=len(holes),
+        holes=tuple(map(_hole, holes[:MOST_LISTED])),
+        num_closing=len(steps.closing),
+        closing=tuple(
+            ClosingEntry(entry=str(entry), witness=witness)
+            for entry, witness in list(steps.closing.items())[:MOST_LISTED]
+        ),
+        unproved=proof.unproved,
+        left_out=left_out(spec),
+    )
+
+
+def _proves_steps(proof: Coverage) -> bool:
+    return any(phase.kind == "prompt" for phase in proof.phases)
+
+
+def _hole(hole: Hole) -> ReportedHole:
+    if isinstance(hole, PromptHole):
+        kind, number = "prompt", hole.num_cells
+    else:
+        kind, number = "speculative" if isinstance(hole, SpeculativeRun) else "decode", hole.num_steps
+    smallest = hole.smallest
+    return ReportedHole(
+        kind=kind, text=str(hole), num_uncovered=number, witness=smallest.text, shape=smallest.shape
+    )
+
+
+def _planes(manifest: Manifest, steps: _Steps, warm: frozenset[Entry] | None) -> tuple[Plane, ...]:
+    reachable = reachable_of(manifest.spec)
+
+    def facts(entry: StepEntry) -> EntryFacts:
+        return EntryFacts(steps.origin(entry), None if warm is None else entry in warm)
+
+    return (
+        prompt_plane(reachable.prompts, steps.table, facts, {}),
+        decode_plane(reachable.decodes, steps.table, facts, {}),
+    )
+
+
+# What it costs, and where it is from
+
+
+def _memory(manifest: Manifest, budget_bytes: int | None) -> Memory:
+    num_devices = manifest.spec.parallel.world_size
+    try:
+        estimate = estimate_memory(manifest.spec, manifest.entries)
+    except SpecError as error:
+        return Memory(
+            unknown=str(error),
+            num_devices=num_devices,
+            kv_cache_bytes=0,
+            steps=(),
+            total_bytes=0,
+            budget_bytes=budget_bytes,
+        )
+    return Memory(
+        unknown=None,
+        num_devices=num_devices,
+        kv_cache_bytes=estimate.kv_cache_bytes,
+        steps=tuple(
+            StepMemory(
+                kind=entry.kind,
+                entry=str(entry),
+                activation_bytes=buffers.activation_bytes,
+                kv_bytes=buffers.kv_bytes,
+                mask_bytes=buffers.mask_bytes,
+                logit_bytes=buffers.logit_bytes,
+                total_bytes=buffers.total_bytes,
+            )
+            for entry, buffers in estimate.steps
+        ),
+        total_bytes=estimate.total_bytes,
+        budget_bytes=budget_bytes,
+    )
+
+
+def _provenance(given: Given) -> Iterator[Component]:
+    yield Component(name="manifest", value=given.manifest.id)
+    yield Component(name="reported by", value=given.reporter)
+    bundle = given.bundle
+    if bundle is None:
+        return
+    receipt = programs_of(bundle)
+    yield Component(name="manifest.json", value=str(bundle.index.manifest))
+    yield Component(name="receipt.json", value=str(bundle.index.receipt))
+    yield Component(name="objects", value=f"{len(bundle.index.objects):,}")
+    signed = read_signature(bundle.path) is not None
+    yield Component(
+        name="signature",
+        value="there is one, which is not checked here (aotgaudi verify --trusted-key)" if signed else "none",
+    )
+    bound = (
+        f"bound: {len(receipt.model)} files" if receipt.model else "not bound: any checkpoint of its model"
+    )
+    yield Component(name="model", value=bound)
+    for name, value in receipt.builder.items():
+        yield Component(name=f"built with {name}", value=value)
+
+
+def _keys(held: Holdings | None) -> tuple[Component, ...]:
+    """The components that the keys of all programs have in common."""
+    if held is None:
+        return ()
+    return tuple(Component(name=name, value=value) for name, value in held.keys.common)
+
+
+def _warnings(manifest: Manifest, memory: Memory) -> Iterator[str]:
+    explosion = find_explosion(manifest)
+    if explosion:
+        yield str(explosion)
+    if memory.budget_bytes is not None and memory.total_bytes > memory.budget_bytes:
+        yield (
+            f"KV cache and step buffers need {memory.total_bytes:,} bytes, the budget is"
+            f" {memory.budget_bytes:,}: lower limits.num_blocks, or what makes the largest step"
+        )
+
+
+def _notes(given: Given) -> Iterator[str]:
+    held = given.holdings
+    if held is None:
+        yield f"what is built is not known: {given.unknown}"
+        return
+    yield from _first(held.lost)
+    if held.source == "bundle":
+        yield "the bundle's units were not hashed again: aotgaudi verify does that"
+    num_untimed = sum(key not in held.records for key in held.units)
+    if num_untimed:
+        yield (
+            f"of {num_untimed:,} of {len(held.units):,} units no record says how long they took: records are in the"
+            " store of the builder (--store)"
+        )
+
+
+def _first(texts: Iterable[str], most: int = 5) -> Iterator[str]:
+    rows = list(texts)
+    yield from rows[:most]
+    if len(rows) > most:
+        yield f"and {len(rows) - most:,} more"

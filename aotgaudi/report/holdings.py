@@ -1,0 +1,179 @@
+"""What is built, for a report: by a bundle's receipt and programs, or by what a store has for a manifest.
+
+A bundle holds no times (docs/adr/0002-receipt-and-bundle.md): those are in the records of the store that built it, which
+are looked up where there is one. Programs of a bundle are verified as they are read; its units are not read at all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from aotgaudi.backends.base import Target
+from aotgaudi.build.keys import ProgramKeys
+from aotgaudi.build.plan import Plan
+from aotgaudi.build.records import UnitRow, read_units
+from aotgaudi.bundle.bundle import Bundle
+from aotgaudi.bundle.receipt import SealedUnit
+from aotgaudi.bundle.sealed import programs_of
+from aotgaudi.entries import Entry
+from aotgaudi.errors import CorruptError, ManifestError, NotWarmError
+from aotgaudi.report.report import Built, Component, PieceTime, ReportedUnit, Upgrade
+from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.store.store import Store
+
+_TRACING = "toolchain."
+_COMPILING = "target."
+
+
+@dataclass(frozen=True, slots=True)
+class HeldProgram:
+    """A program that can run: the entries that it serves and the units that it calls."""
+
+    entries: tuple[Entry, ...]
+    units: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """All that is built. `records`: what the builder's store knows of units; `lost`: programs that cannot be read."""
+
+    source: Literal["bundle", "store"]
+    target: Target
+    keys: ProgramKeys
+    programs: tuple[HeldProgram, ...]
+    units: Mapping[str, SealedUnit]
+    records: Mapping[str, UnitRow]
+    lost: tuple[str, ...] = ()
+
+    @property
+    def warm_entries(self) -> frozenset[Entry]:
+        """The entries that have all they need."""
+        return frozenset(entry for program in self.programs for entry in program.entries)
+
+
+def holdings_of_bundle(bundle: Bundle, store: Store | None) -> Holdings:
+    """Returns what a bundle of programs holds. Raises as `Bundle.manifest` does, SpecError for a capture."""
+    receipt, spec = programs_of(bundle), bundle.manifest.spec
+    groups: dict[str, list[Entry]] = defaultdict(list)
+    for entry in bundle.manifest.entries:
+        if entry.id in receipt.programs:
+            groups[str(receipt.programs[entry.id])].append(entry)
+    programs, lost = [], []
+    for entries in groups.values():
+        try:
+            keys = bundle.program(entries[0].id).unit_keys()
+        except (NotWarmError, CorruptError, ManifestError) as error:
+            lost.append(str(error))
+            continue
+        programs.append(HeldProgram(tuple(entries), keys))
+    return Holdings(
+        source="bundle",
+        target=receipt.target,
+        keys=ProgramKeys(spec, receipt.target, receipt.builder),
+        programs=tuple(programs),
+        units=receipt.units,
+        records={} if store is None else read_units(store, receipt.units),
+        lost=tuple(lost),
+    )
+
+
+def holdings_of_plan(plan: Plan, spec: BuildSpec) -> Holdings:
+    """Returns what a store has of what is planned."""
+    whole = (
+        (state.entries, tuple(state.row.units))
+        for state in plan.programs
+        if state.row is not None and all(key in plan.units for key in state.row.units)
+    )
+    return Holdings(
+        source="store",
+        target=plan.target,
+        keys=ProgramKeys(spec, plan.target),
+        programs=tuple(HeldProgram(entries, units) for entries, units in whole),
+        units=plan.units,
+        records=plan.units,
+    )
+
+
+def built_of(held: Holdings) -> Built:
+    """Returns sizes, reuse and times of what is built: the largest units first."""
+    units = sorted(_units(held), key=lambda unit: (-unit.size_bytes, unit.label, unit.key))
+    timed = [unit for unit in units if unit.compile_seconds is not None]
+    return Built(
+        source=held.source,
+        num_units=len(units),
+        size_bytes=sum(unit.size_bytes for unit in units),
+        num_timed=len(timed),
+        compile_seconds=round(sum(unit.compile_seconds or 0.0 for unit in timed), 3),
+        cpu_seconds=round(sum(unit.cpu_seconds or 0.0 for unit in timed), 3),
+        pieces=_pieces(units),
+        units=tuple(units),
+    )
+
+
+def upgrades_of(held: Holdings) -> tuple[Upgrade, ...]:
+    """Returns what another value of what compiles, or of what traces, would invalidate of all that is built.
+
+    Every program's key holds both, so all are traced again. A unit's key holds the target, and the text of its graph,
+    which only tracing can tell (``explain/what_if.py``).
+    """
+    used = {key for program in held.programs for key in program.units}
+    common = [Component(name=name, value=value) for name, value in held.keys.common]
+    timed = [held.records[key].compile_seconds for key in sorted(used) if key in held.records]
+    kinds = (("what compiles: the target", _COMPILING, True), ("what traces", _TRACING, False))
+    return tuple(
+        Upgrade(
+            what=what,
+            components=tuple(one for one in common if one.name.startswith(prefix)),
+            num_entries=sum(len(program.entries) for program in held.programs),
+            num_programs=len(held.programs),
+            num_units=len(used),
+            num_untimed=len(used) - len(timed),
+            compile_seconds=round(sum(timed), 3),
+            is_certain=is_certain,
+        )
+        for what, prefix, is_certain in kinds
+    )
+
+
+def _units(held: Holdings) -> Iterable[ReportedUnit]:
+    programs: Counter[str] = Counter()
+    entries: Counter[str] = Counter()
+    first: dict[str, Entry] = {}
+    for program in held.programs:
+        for key in program.units:
+            programs[key] += 1
+            entries[key] += len(program.entries)
+            first.setdefault(key, program.entries[0])
+    for key, unit in held.units.items():
+        record = held.records.get(key)
+        label = record.label if record else str(first.get(key, "of no entry"))
+        yield ReportedUnit(
+            key=key,
+            label=label,
+            piece=label.split(" ", 1)[0] if record else first[key].kind if key in first else "none",
+            size_bytes=sum(digest.size_bytes for digest in unit.artifact.values()),
+            num_programs=programs[key],
+            num_entries=entries[key],
+            compile_seconds=record.compile_seconds if record else None,
+            cpu_seconds=record.cpu_seconds if record else None,
+        )
+
+
+def _pieces(units: Iterable[ReportedUnit]) -> tuple[PieceTime, ...]:
+    groups: dict[str, list[ReportedUnit]] = defaultdict(list)
+    for unit in units:
+        groups[unit.piece].append(unit)
+    rows = (
+        PieceTime(
+            piece=piece,
+            num_units=len(group),
+            num_timed=sum(unit.compile_seconds is not None for unit in group),
+            compile_seconds=round(sum(unit.compile_seconds or 0.0 for unit in group), 3),
+            cpu_seconds=round(sum(unit.cpu_seconds or 0.0 for unit in group), 3),
+        )
+        for piece, group in groups.items()
+    )
+    return tuple(sorted(rows, key=lambda row: (-row.compile_seconds, row.piece)))

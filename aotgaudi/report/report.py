@@ -1,0 +1,281 @@
+"""The report as a value: every number that the page shows, and all that ``--json`` prints.
+
+``report.compute`` makes it, ``report.page`` shows it. Numbers that the page shows carry their place in the JSON form,
+``coverage.phases.0.num_reachable``, so that the two can be compared.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from aotgaudi.document import Value
+
+REPORT_SCHEMA: Literal["aotgaudi.report/1"] = "aotgaudi.report/1"
+
+Origin = Literal["public", "closing", "short"]
+"""Why a prompt or decode entry is there: of the public table, added to close it, or a short query of the spec."""
+
+
+class Subject(Value):
+    """What is reported on. `path` as it was given."""
+
+    path: str
+    kind: Literal["spec", "manifest", "bundle"]
+    manifest_id: str
+    model: str
+    backend: str
+    version: str
+    """Of the bucketing rules."""
+    strategy: str
+
+
+class KindOfEntry(Value):
+    """The entries of one kind. `num_warm` None: what is built is not known."""
+
+    kind: str
+    num_entries: int
+    num_warm: int | None
+    num_closing: int
+    largest: str
+
+
+class Entries(Value):
+    """All entries. `programs`: how many distinct programs they are, where that is known."""
+
+    num_entries: int
+    num_warm: int | None
+    num_closing: int
+    num_programs: int | None
+    kinds: tuple[KindOfEntry, ...]
+
+
+class Phase(Value):
+    """What is proved of the steps of one kind, counted in `unit`."""
+
+    kind: str
+    unit: str
+    num_reachable: int
+    num_uncovered: int
+
+
+class ReportedHole(Value):
+    """A disjoint part of what is uncovered, and the smallest step in it: the witness."""
+
+    kind: str
+    text: str
+    num_uncovered: int
+    witness: str
+    shape: tuple[int, ...]
+
+
+class ClosingEntry(Value):
+    """An entry that was added to the public table, and a step that no other added entry would serve."""
+
+    entry: str
+    witness: tuple[int, ...] | None
+
+
+class ReportedCoverage(Value):
+    """The proof. `holes` and `closing` are the first of `num_holes` and `num_closing`; `smallest`: of all witnesses."""
+
+    mode: str
+    scheduler: str
+    is_closed: bool
+    result: str
+    smallest: str | None
+    phases: tuple[Phase, ...]
+    num_holes: int
+    holes: tuple[ReportedHole, ...]
+    num_closing: int
+    closing: tuple[ClosingEntry, ...]
+    unproved: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+
+class Axis(Value):
+    """A dimension of a plane, cut into bins: bin i is of `firsts[i]` up to before `firsts[i + 1]`, the last one to `last`.
+
+    A value stands for `scale` of `noun`.
+    """
+
+    noun: str
+    firsts: tuple[int, ...]
+    last: int
+    scale: int = 1
+
+    def bounds(self, index: int) -> tuple[int, int]:
+        """Returns the first and last value of a bin."""
+        following = self.firsts[index + 1] - 1 if index + 1 < len(self.firsts) else self.last
+        return self.firsts[index], following
+
+
+class Traffic(Value):
+    """What a trace's steps did in a cell or a phase. `useful` and `padded` are tokens, or blocks of decodes."""
+
+    num_steps: int
+    useful: int
+    padded: int
+
+
+class PlaneCell(Value):
+    """One bin of both axes that holds steps: how many can be formed, how many of them have no entry.
+
+    `padding` is the mean factor, 1 or more, over a sample of the cell's covered steps, None where none is;
+    `num_entries` are those whose own size lies here. `traffic`: of a trace, None where it had no step here.
+    """
+
+    x: int
+    y: int
+    num_steps: int
+    num_uncovered: int
+    padding: float | None
+    num_entries: int
+    traffic: Traffic | None = None
+
+
+class EntryPoint(Value):
+    """Entries of one size but for the batch: `x` and `y` in the units of the axes. `is_warm` None: not known."""
+
+    x: int
+    y: float
+    num_entries: int
+    origin: Origin
+    is_warm: bool | None
+
+
+class MeanPadding(Value):
+    """Padding over the steps that can be formed, each counted once; see ``bucketing/padding.py``."""
+
+    mean: float
+    error: float
+    worst: float
+    worst_step: tuple[int, int, int]
+    is_sampled: bool
+
+
+class Plane(Value):
+    """The steps of one phase: prompts by context and query, decodes by batch and blocks.
+
+    `points` are empty where there would be too many; `PlaneCell.num_entries` counts them all the same.
+    """
+
+    phase: Literal["prompt", "decode"]
+    x: Axis
+    y: Axis
+    cells: tuple[PlaneCell, ...]
+    points: tuple[EntryPoint, ...]
+    witnesses: tuple[tuple[int, float], ...]
+    padding: MeanPadding | None
+    traffic: Traffic | None = None
+
+
+class ReportedTrace(Value):
+    """A trace as it was replayed, through the scheduler of the spec."""
+
+    path: str
+    num_requests: int
+    num_refused: int
+    seconds: float
+    num_uncovered_steps: int
+
+
+class ReportedUnit(Value):
+    """A compiled unit. `piece` is what it is of a step (layer, head, ...); seconds are None where no record holds them."""
+
+    key: str
+    label: str
+    piece: str
+    size_bytes: int
+    num_programs: int
+    num_entries: int
+    compile_seconds: float | None
+    cpu_seconds: float | None
+
+
+class PieceTime(Value):
+    """What compiling the units of one piece took, one after the other."""
+
+    piece: str
+    num_units: int
+    num_timed: int
+    compile_seconds: float
+    cpu_seconds: float
+
+
+class Built(Value):
+    """What is built, by a bundle or a store: `source`. Sums are over distinct units."""
+
+    source: Literal["bundle", "store"]
+    num_units: int
+    size_bytes: int
+    num_timed: int
+    compile_seconds: float
+    cpu_seconds: float
+    pieces: tuple[PieceTime, ...]
+    units: tuple[ReportedUnit, ...]
+
+
+class StepMemory(Value):
+    """What the step of a kind that needs most needs, in bytes."""
+
+    kind: str
+    entry: str
+    activation_bytes: int
+    kv_bytes: int
+    mask_bytes: int
+    logit_bytes: int
+    total_bytes: int
+
+
+class Memory(Value):
+    """An estimate of one device's memory, weights not counted (``manifest/cost.py``). `unknown`: why there is none."""
+
+    unknown: str | None
+    num_devices: int
+    kv_cache_bytes: int
+    steps: tuple[StepMemory, ...]
+    total_bytes: int
+    budget_bytes: int | None
+
+
+class Component(Value):
+    """A named value: a component of keys, or where something came from."""
+
+    name: str
+    value: str
+
+
+class Upgrade(Value):
+    """What another value of any of `components` would invalidate. Seconds are those of units that have a record.
+
+    `is_certain`: all `num_units` are compiled again; otherwise those whose graphs come out differently.
+    """
+
+    what: str
+    components: tuple[Component, ...]
+    num_entries: int
+    num_programs: int
+    num_units: int
+    num_untimed: int
+    compile_seconds: float
+    is_certain: bool
+
+
+class Report(Value):
+    """All of it. `notes` say what is not known, why, and what would tell."""
+
+    schema_: Literal["aotgaudi.report/1"] = Field(default=REPORT_SCHEMA, alias="schema")
+    subject: Subject
+    entries: Entries
+    coverage: ReportedCoverage
+    planes: tuple[Plane, ...]
+    trace: ReportedTrace | None
+    built: Built | None
+    memory: Memory
+    provenance: tuple[Component, ...]
+    keys: tuple[Component, ...]
+    upgrades: tuple[Upgrade, ...]
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]

@@ -1,0 +1,140 @@
+"""``aotgaudi report``: which files it takes, what it writes and prints, and what it says where something is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from aotgaudi.cli.main import cli
+from aotgaudi.store.store import Store
+from tests.environment import ROOT
+from tests.unit.build.conftest import store
+from tests.unit.bundle.conftest import SealedCapture, captured
+from tests.unit.report.reports import sealed_bundle
+from tests.workload import SPEC_TEXT
+
+__all__ = ["SealedCapture", "captured", "store"]
+
+SPEC = ROOT / "manifests" / "tiny-llama.cpu.toml"
+MANIFEST = ROOT / "manifests" / "tiny-llama.cpu.manifest.json"
+needs_plots = pytest.mark.skipif(
+    importlib.util.find_spec("vl_convert") is None, reason="vl-convert-python is not installed ([report])"
+)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AOTGAUDI_STORE", str(tmp_path / "no store"))
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, ["report", *map(str, arguments)])
+
+
+@needs_plots
+@pytest.mark.parametrize("path", [SPEC, MANIFEST], ids=["spec", "manifest"])
+def test_a_page_is_written_and_said_in_a_line(path: Path, tmp_path: Path) -> None:
+    result = run(path)
+
+    assert (result.exit_code, result.output.count("\n")) == (0, 1), result.output
+    assert result.output.startswith("report.html: ")
+    assert (tmp_path / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_json_needs_no_extra_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
+
+    result = run(SPEC, "--json")
+
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["schema"] == "aotgaudi.report/1"
+    assert document["subject"]["kind"] == "spec"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_spec_and_manifest_say_the_same() -> None:
+    ours, theirs = (json.loads(run(path, "--json").stdout) for path in (SPEC, MANIFEST))
+
+    assert ours.pop("subject")["manifest_id"] == theirs.pop("subject")["manifest_id"]
+    assert ours == theirs
+
+
+@needs_plots
+def test_page_and_json_at_once(tmp_path: Path) -> None:
+    result = run(SPEC, "--json", "-o", "x.html")
+
+    assert json.loads(result.stdout)["entries"]["num_entries"] > 0
+    assert result.stderr.startswith("x.html: ")
+    assert (tmp_path / "x.html").exists()
+
+
+def test_without_the_extra_the_page_is_refused_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
+
+    result = run(SPEC)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "error: vl_convert is not installed (pip install 'aotgaudi[report]')\n"
+
+
+def test_a_bundle_is_reported_with_the_times_of_its_store(store: Store, tmp_path: Path) -> None:
+    bundle = sealed_bundle(store, tmp_path / "x.bundle")
+
+    document = json.loads(run(bundle.path, "--store", store.root, "--json").stdout)
+
+    assert document["subject"]["kind"] == "bundle"
+    assert document["built"]["source"] == "bundle"
+    assert document["built"]["num_timed"] == document["built"]["num_units"] == 4
+    assert {row["name"] for row in document["provenance"]} >= {"receipt.json", "signature", "model"}
+
+
+def test_of_a_manifest_the_store_says_what_is_built(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text(SPEC_TEXT)
+
+    before = json.loads(run("x.toml", "--store", store.root, "--json").stdout)
+    sealed_bundle(store, tmp_path / "x.bundle")
+    after = json.loads(run("x.toml", "--store", store.root, "--json").stdout)
+
+    assert (before["entries"]["num_warm"], before["built"]["num_units"]) == (0, 0)
+    assert after["entries"]["num_warm"] == after["entries"]["num_entries"]
+
+
+def test_a_gaudi_spec_without_its_target_says_why_nothing_is_known(store: Store) -> None:
+    document = json.loads(
+        run(ROOT / "manifests/llama-3.1-8b.gaudi3.toml", "--store", store.root, "--json").stdout
+    )
+
+    assert document["built"] is None
+    assert "what is built is not known: target.backend" in document["notes"][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("nothing.json", "there is no such file"), ("empty", "no bundle at"), ("broken.toml", "broken.toml")],
+)
+def test_what_cannot_be_read_is_one_line(name: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken.toml").write_text("[model")
+
+    result = run(name, "--json")
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert problem in result.stderr
+
+
+def test_a_capture_is_refused_by_name(captured: SealedCapture) -> None:
+    result = run(captured.path, "--json")
+
+    assert result.exit_code == 2
+    assert "holds the caches of another server, no programs" in result.stderr

@@ -1,0 +1,58 @@
+"""Reports for tests: of small specs, of stores that hold what a test says, and of names that nobody should give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from aotgaudi.build.plan import make_plan
+from aotgaudi.bundle.bundle import Bundle, open_bundle
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.pipeline import seal
+from aotgaudi.report.compute import Given, report_of
+from aotgaudi.report.holdings import holdings_of_plan
+from aotgaudi.report.report import Report
+from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.store.store import Store
+from tests.unit.explain.explaining import built
+from tests.workload import FAKE, tiny_spec
+
+LABELS = (("layer (prompt, 1, 16, 0)", "head (prompt, 1, 16, 0)"), ("layer (decode, 1, 1, 1)", "swap x"))
+HOSTILE = "\"'><script>alert(1)</script><img src=x onerror=alert(2)>{{7*7}}&lt;"
+
+
+def report_on(spec: BuildSpec, **given: Any) -> Report:
+    """The report of a spec of which nothing is built."""
+    values = {"path": "x.toml", "kind": "spec", "unknown": "there is no store", **given}
+    return report_of(Given(manifest=Manifest.of(spec), **values))
+
+
+def report_on_store(store: Store, **given: Any) -> Report:
+    """The report of `tiny_spec`, all of it built in `store`."""
+    spec = tiny_spec()
+    manifest = Manifest.of(spec)
+    built(store, spec, manifest.entries, LABELS)
+    holdings = holdings_of_plan(make_plan(manifest.entries, spec, FAKE, store), spec)
+    return report_on(spec, holdings=holdings, unknown=None, **given)
+
+
+def sealed_bundle(store: Store, path: Path) -> Bundle:
+    """A bundle of `tiny_spec` at `path`."""
+    spec = tiny_spec()
+    manifest = Manifest.of(spec)
+    built(store, spec, manifest.entries, LABELS)
+    seal(manifest, store, path)
+    return open_bundle(path)
+
+
+def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Every scalar of a JSON value with its dotted place."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from leaves(item, f"{place}.{name}" if place else name)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from leaves(item, f"{place}.{index}")
+    else:
+        yield place, value
