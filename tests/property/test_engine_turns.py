@@ -97,7 +97,7 @@ def observed(
                 )
             )
         num_decoding = sum(request.is_prefilled for request in scheduler.running)
-        allowance = scheduler._allowance()
+        allowance = scheduler._allowance([one for one in scheduler.running if not one.is_prefilled])
         scheduled = scheduler.schedule()
         if scheduled is None:
             to_come = [(0, *rest) for _, *rest in to_come]  # type: ignore[misc]
