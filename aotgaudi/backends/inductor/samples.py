@@ -82,8 +82,17 @@ def _is_weight(node: fx.Node, spec: ClosedSpec) -> bool:
 
 def _reaches_product(node: fx.Node) -> bool:
     return any(
-        user.target in _PRODUCTS or (user.target in _REARRANGED and _reaches_product(user))
+        user.target in _PRODUCTS
+        or _is_written_out(user)
+        or (user.target in _REARRANGED and _reaches_product(user))
         for user in node.users
+    )
+
+
+def _is_written_out(node: fx.Node) -> bool:
+    """Whether `node` is the first half of a product as the batch-invariant mode writes it: multiply, then add up."""
+    return node.target is _aten.mul.Tensor and any(
+        user.target is _aten.sum.dim_IntList for user in node.users
     )
 
 

@@ -15,6 +15,7 @@ from aotgaudi.backends.inductor.samples import sample_inputs
 from aotgaudi.errors import CompileError
 from aotgaudi.graphs.canonical import from_text, to_text
 from aotgaudi.graphs.draw import DRAW
+from aotgaudi.graphs.invariant import linear
 
 ROWS, WIDTH, EXPERTS, CHOSEN = 64, 32, 4, 2
 
@@ -42,6 +43,17 @@ class Drawn(nn.Module):
 
     def forward(self, logits: Tensor, temperature: Tensor, noise: Tensor, top_p: Tensor) -> tuple[Tensor]:
         return (DRAW(logits, temperature, noise, None, top_p, None),)
+
+
+class Linear(nn.Module):
+    """A product as a library has it, or as the batch-invariant mode writes it."""
+
+    def __init__(self, form: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self._form = form
+
+    def forward(self, x: Tensor, weight: Tensor) -> tuple[Tensor]:
+        return (self._form(x, weight),)
 
 
 class Scaled(nn.Module):
@@ -255,3 +267,16 @@ def test_a_scale_without_dimensions_is_an_input_like_another() -> None:
 
     assert scale.shape == ()
     assert 0.5 < scale.item() < 1.5
+
+
+@pytest.mark.parametrize("form", [nn.functional.linear, linear], ids=["a library's", "batch-invariant"])
+def test_weights_are_scaled_by_their_fan_in_however_the_product_is_written(
+    form: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    """Else scores of attention lie so far apart that a last bit decides which key is read."""
+    text = text_of(Linear(form), torch.zeros(2, 4, 256), torch.zeros(64, 256))
+    graph, specs = from_text(text)
+
+    _, weight = sample_inputs(graph, specs, seed=1)
+
+    assert weight.std().item() == pytest.approx(256**-0.5, rel=0.2)
