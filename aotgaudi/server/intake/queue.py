@@ -49,6 +49,9 @@ class _Job:
     kind: Kind = field(compare=False)
     raw: bytes = field(compare=False)
     done: asyncio.Future[PreparedRequest] = field(compare=False)
+    num_bytes: int = field(compare=False)
+    is_open: bool = field(default=True, compare=False)
+    is_asked: bool = field(default=False, compare=False)
     num_lost: int = field(default=0, compare=False)
     """Lanes that ended, for no fault of this request, before they had answered it."""
 
@@ -65,6 +68,57 @@ class _Job:
         """Ends the request, if the client is still there."""
         if not self.done.done():
             self.done.set_exception(error)
+
+
+class _Waiting:
+    """What a lane has not been asked yet, and how much is open in all, what it was asked and has not answered included.
+
+    Where there is no more room, the last one of the queue makes room for one that goes before it.
+    """
+
+    def __init__(self) -> None:
+        self._first: list[_Job] = []
+        self._last: list[tuple[float, int, _Job]] = []
+        self._num_open = self._num_bytes = 0
+
+    def add(self, job: _Job) -> None:
+        """Takes `job` in. Raises RequestError (429) if it would be the last of too many."""
+        while self._num_open >= MAX_WAITING or self._num_bytes + job.num_bytes > MAX_WAITING_BYTES:
+            last = self._find_last()
+            if last is None or last < job:
+                raise _too_many()
+            last.refuse(_too_many())
+            self.close(last)
+        heapq.heappush(self._first, job)
+        heapq.heappush(self._last, (-job.rank, -job.number, job))
+        self._num_open, self._num_bytes = self._num_open + 1, self._num_bytes + job.num_bytes
+
+    def take(self, num_bytes: int | None = None) -> _Job | None:
+        """Returns the first one, from now on asked; None if nobody waits, or if it is longer than `num_bytes`."""
+        while self._first and not self._first[0].is_open:
+            heapq.heappop(self._first)
+        if not self._first or (num_bytes is not None and self._first[0].num_bytes > num_bytes):
+            return None
+        job = heapq.heappop(self._first)
+        job.is_asked = True
+        return job
+
+    def close(self, job: _Job) -> None:
+        """Forgets a request, wherever it is; does nothing if that was done before. O(1), but now and then."""
+        if not job.is_open:
+            return
+        job.is_open, job.raw = False, b""
+        self._num_open, self._num_bytes = self._num_open - 1, self._num_bytes - job.num_bytes
+        if max(len(self._first), len(self._last)) > 2 * (self._num_open + MAX_WAITING // 2):
+            self._first = [other for other in self._first if other.is_open]
+            self._last = [(-other.rank, -other.number, other) for other in self._first]
+            heapq.heapify(self._first)
+            heapq.heapify(self._last)
+
+    def _find_last(self) -> _Job | None:
+        while self._last and (self._last[0][2].is_asked or not self._last[0][2].is_open):
+            heapq.heappop(self._last)
+        return self._last[0][2] if self._last else None
 
 
 class _Line:
@@ -113,6 +167,7 @@ class LaneQueue:
     The order matters only when much waits. Then short ones go first, since they keep the others waiting the least, and what
     comes over a connection that has had an answer before goes before what crowds of new connections bring. So that everybody
     has a turn, twice the length counts as having come 2 s later, and a known connection as having come 10 s earlier.
+    Where the queue is full, who would be the last of it is refused.
     """
 
     def __init__(self, limits: LaneLimits, kill: Callable[[], None]) -> None:
@@ -121,8 +176,8 @@ class LaneQueue:
         self._line: _Line | None = None
         self._newest: socket.socket | None = None
         self._replacements: asyncio.Queue[Replacement] = asyncio.Queue()
-        self._waiting: list[_Job] = []
-        self._num_open = self._num_bytes = self._number = 0
+        self._waiting = _Waiting()
+        self._number = 0
         self._has_come = asyncio.Event()
 
     async def prepare(self, kind: Kind, raw: bytes, *, is_known: bool) -> PreparedRequest:
@@ -132,22 +187,17 @@ class LaneQueue:
             RequestError: what the lane refuses it with; 400 if the lane died of it; 429 if too much waits for this lane;
                 503 if there is no lane.
         """
-        if self._num_open >= MAX_WAITING or self._num_bytes + len(raw) > MAX_WAITING_BYTES:
-            raise RequestError("Too many requests wait to be read; try again soon", http_status=429)
         self._number += 1
         rank = time.monotonic() + _SECONDS_PER_DOUBLING * math.log2(len(raw) + 1)
         rank -= _SECONDS_FOR_KNOWN if is_known else 0
         done: asyncio.Future[PreparedRequest] = asyncio.get_running_loop().create_future()
-        job = _Job(rank, self._number, kind, raw, done)
-        heapq.heappush(self._waiting, job)
-        self._num_open, self._num_bytes = self._num_open + 1, self._num_bytes + len(raw)
+        job = _Job(rank, self._number, kind, raw, done, len(raw))
+        self._waiting.add(job)
         self._has_come.set()
         try:
             return await done
         finally:
-            self._num_open, self._num_bytes = self._num_open - 1, self._num_bytes - len(raw)
-            job.raw = b""
-            self._forget_the_gone()
+            self._waiting.close(job)
 
     def replace(self, replacement: Replacement) -> None:
         """Takes another lane, after the one before it has ended, or word that none will come."""
@@ -170,19 +220,13 @@ class LaneQueue:
 
     async def _next(self) -> deque[_Job]:
         """Waits for requests whose clients have not left."""
-        jobs: deque[_Job] = deque()
-        num_bytes = 0
-        while not jobs:
-            while self._waiting and len(jobs) < _MAX_ASKED:
-                num_bytes += len(self._waiting[0].raw)
-                if jobs and num_bytes > _MAX_ASKED_BYTES:
-                    break
-                job = heapq.heappop(self._waiting)
-                if not job.done.done():
-                    jobs.append(job)
-            if not jobs:
-                self._has_come.clear()
-                await self._has_come.wait()
+        while (job := self._waiting.take()) is None:
+            self._has_come.clear()
+            await self._has_come.wait()
+        jobs, num_bytes = deque([job]), job.num_bytes
+        while len(jobs) < _MAX_ASKED and (other := self._waiting.take(_MAX_ASKED_BYTES - num_bytes)):
+            jobs.append(other)
+            num_bytes += other.num_bytes
         return jobs
 
     async def _answer(self, jobs: deque[_Job]) -> None:
@@ -236,11 +280,9 @@ class LaneQueue:
         self._line = None if replacement.connection is None else _Line(replacement.connection)
         return replacement.cause
 
-    def _forget_the_gone(self) -> None:
-        """Keeps the queue as short as what is open, without looking through it each time that a client leaves."""
-        if len(self._waiting) > 2 * (self._num_open + MAX_WAITING // 2):
-            self._waiting = [job for job in self._waiting if not job.done.done()]
-            heapq.heapify(self._waiting)
+
+def _too_many() -> RequestError:
+    return RequestError("Too many requests wait to be read; try again soon", http_status=429)
 
 
 def _no_lane() -> RequestError:

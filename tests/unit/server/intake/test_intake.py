@@ -298,6 +298,22 @@ def test_clients_that_leave_leave_the_queue(intake: Intake) -> None:
     run(intake, use)
 
 
+def test_a_full_queue_refuses_who_would_be_its_last(intake: Intake) -> None:
+    """Not who comes last: a short request has room beside a crowd of long ones, and costs one of them its place."""
+
+    async def use() -> None:
+        slow = asyncio.ensure_future(intake.prepare("chat", chat("time")))
+        await asyncio.sleep(0.05)
+        long = [asyncio.ensure_future(intake.prepare("chat", chat("x" * 200))) for _ in range(1023)]
+        await asyncio.sleep(0)
+        short = [asyncio.ensure_future(intake.prepare("chat", chat("x"))) for _ in range(40)]
+        outcomes = await asyncio.gather(slow, *long, *short, return_exceptions=True)
+        refused = [getattr(outcome, "http_status", None) == 429 for outcome in outcomes]
+        assert refused == [False] * (1 + 1023 - 40) + [True] * 40 + [False] * 40
+
+    run(intake, use)
+
+
 def test_bytes_that_wait_are_bounded(intake: Intake) -> None:
     async def use() -> None:
         large = completion("x" * (4 << 20))
