@@ -93,11 +93,13 @@ class Engine:
         *,
         flush: Flush = no_flush,
         connection: Hashable = None,
+        is_new: bool = False,
     ) -> None:
         """Queues all of `requests`, or none. Their events go to `on_event`, possibly before this returns.
 
         `on_event` is called on the engine's thread, and after the events of a step `flush`, once for all requests that were
-        added with the same one. `connection` stands for the connection that they came over.
+        added with the same one. `connection` stands for the connection that they came over; `is_new`: it has had no answer
+        yet.
 
         Raises:
             RequestError: 400 when one of them can never run, or its id is in use; 429 when there is no room for all of
@@ -106,7 +108,7 @@ class Engine:
         prompt_lens = [len(request.prompt_token_ids) for request in requests]
         with self._wake:  # Refusing must cost little: nothing is made of requests that there is no room for.
             self._check_open(requests)
-            self._room.check(connection, prompt_lens)
+            self._room.check(connection, prompt_lens, is_new=is_new)
         streams = [
             OutputStream(
                 self._request(new), self._new_detokenizer(new.prompt_token_ids), on_event, flush, connection
@@ -115,8 +117,8 @@ class Engine:
         ]
         with self._wake:
             self._check_open(requests)
-            is_crowd = self._room.is_crowd(connection, len(streams))
-            self._room.enter(connection, prompt_lens)
+            is_crowd = self._room.is_crowd(connection, len(streams), is_new=is_new)
+            self._room.enter(connection, prompt_lens, is_new=is_new)
             for stream in streams:
                 stream.request.is_in_crowd = is_crowd
             if not self._streams:

@@ -51,10 +51,11 @@ class Request:
     `max_tokens` is resolved: prompt and output together fit the server's limits. The i-th sampled token
     always uses the i-th draw of the request's own generator, so that neither preemption nor other requests in
     the batch change the result. `arrived_at` is in seconds of the engine's clock. `is_in_crowd`: it came together with
-    others over one connection, or while others of that connection were open. `number` is its place in the order of
-    arrival, and `queued_at` the time of that in seconds of steps. `num_cached_tokens`: so many tokens of its prompt were
-    found in the prefix cache when it was first admitted. `block_keys` are the keys of its full blocks, as far as they were
-    asked for, and `num_named_blocks` of its blocks have theirs in the pool (aotgaudi/engine/prefix_cache.py).
+    others over one connection, or while others of that connection were open, or over a new connection to many others.
+    `number` is its place in the order of arrival, and `queued_at` the time of that in seconds of steps.
+    `num_cached_tokens`: so many tokens of its prompt were found in the prefix cache when it was first admitted.
+    `block_keys` are the keys of its full blocks, as far as they were asked for, and `num_named_blocks` of its blocks have
+    theirs in the pool (aotgaudi/engine/prefix_cache.py).
 
     Many may wait, so what only a running one needs (its generator is 2.5 kB) is made when it is first asked for.
     """

@@ -4,6 +4,9 @@ A server has a limit of each. A connection has a share: a quarter of what the ot
 a greedy connection gets, and one that asks for a single prompt is refused only when the server is full. The rule is that
 of shared packet buffers: Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches",
 IEEE/ACM Transactions on Networking 6(2), 1998.
+
+Thousands of connections with one prompt each are greedy as well, but none of them alone. What sets them apart is that they
+are new: a connection that has had an answer before has an eighth of the server to itself and the likes of it.
 """
 
 from __future__ import annotations
@@ -17,6 +20,10 @@ from aotgaudi.errors import RequestError
 
 _SHARE = 4
 """A connection gets one part in so many of what the others leave."""
+_RESERVED = 8
+"""One part in so many of a limit is not for new connections."""
+_MANY = 16
+"""So much of a limit is taken, one part in so many, that what comes over new connections besides is a crowd."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +63,7 @@ class Room:
     """Counts what is open, and refuses what would be too much. Not thread-safe: the engine's lock guards it.
 
     A `connection` is any value that stands for one; None is an owner without a share, bound by the server's limits only.
+    `is_new`: it has had no answer yet.
     """
 
     def __init__(self, limits: RoomLimits, max_model_len: int) -> None:
@@ -78,19 +86,21 @@ class Room:
         """Whether nothing is open."""
         return self._requests.num_taken == 0
 
-    def is_crowd(self, connection: Hashable, num_prompts: int) -> bool:
-        """Returns whether these prompts, with what the connection has open, are several."""
-        return connection is not None and num_prompts + self._requests.by_connection[connection] > 1
+    def is_crowd(self, connection: Hashable, num_prompts: int, *, is_new: bool = False) -> bool:
+        """Returns whether these prompts are several, with what the connection has open, or come new to many others."""
+        if is_new and self._requests.num_taken >= max(self._requests.limit // _MANY, 1):
+            return True
+        return self._are_several(connection, num_prompts)
 
-    def check(self, connection: Hashable, prompt_lens: Sequence[int]) -> None:
+    def check(self, connection: Hashable, prompt_lens: Sequence[int], *, is_new: bool = False) -> None:
         """Raises RequestError: 429 where there is no room for all these prompts now, 400 where there never is."""
-        has_share = self.is_crowd(connection, len(prompt_lens))
-        self._check(self._requests, len(prompt_lens), connection, has_share=has_share)
-        self._check(self._tokens, sum(prompt_lens), connection, has_share=has_share)
+        has_share = self._are_several(connection, len(prompt_lens))
+        for quota, amount in ((self._requests, len(prompt_lens)), (self._tokens, sum(prompt_lens))):
+            self._check(quota, amount, connection, has_share=has_share, is_new=is_new)
 
-    def enter(self, connection: Hashable, prompt_lens: Sequence[int]) -> None:
+    def enter(self, connection: Hashable, prompt_lens: Sequence[int], *, is_new: bool = False) -> None:
         """Takes room for all these prompts, or for none. `leave` gives it back, prompt by prompt. Raises as `check` does."""
-        self.check(connection, prompt_lens)
+        self.check(connection, prompt_lens, is_new=is_new)
         self._requests.add(connection, len(prompt_lens))
         self._tokens.add(connection, sum(prompt_lens))
 
@@ -99,7 +109,12 @@ class Room:
         self._requests.add(connection, -1)
         self._tokens.add(connection, -prompt_len)
 
-    def _check(self, quota: _Quota, amount: int, connection: Hashable, *, has_share: bool) -> None:
+    def _are_several(self, connection: Hashable, num_prompts: int) -> bool:
+        return connection is not None and num_prompts + self._requests.by_connection[connection] > 1
+
+    def _check(
+        self, quota: _Quota, amount: int, connection: Hashable, *, has_share: bool, is_new: bool
+    ) -> None:
         num_held = quota.by_connection[connection]
         most = max(quota.limit // _SHARE, 1) if has_share else quota.limit
         what = "prompts" if quota is self._requests else "prompt tokens"
@@ -107,7 +122,8 @@ class Room:
             raise RequestError(
                 f"{amount} {what} are more than the {most} that this server takes at once", param="prompt"
             )
-        if quota.num_taken + amount > quota.limit:
+        reserved = quota.limit // _RESERVED if is_new and quota.num_taken else 0
+        if quota.num_taken + amount > quota.limit - reserved:
             self._refuse(
                 "server", quota, f"the server is full: {quota.num_taken} {what} of {quota.limit} wait or run"
             )

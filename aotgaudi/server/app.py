@@ -164,7 +164,7 @@ class Api:
         service = self._service
         async with self._bodies.json_bytes(request) as raw:
             service.check_open()
-            work = service.intake.prepare(kind, raw, is_known=getattr(request.state, "is_known", False))
+            work = service.intake.prepare(kind, raw, is_known=_is_known(request))
             return await unless_disconnected(work, request.receive)
 
     def _head(self, prefix: str, prepared: PreparedRequest) -> AnswerHead:
@@ -189,6 +189,7 @@ class Api:
             service.clock,
             self._deliveries,
             request.client,
+            is_new=not _is_known(request),
         )
         try:
             generation.submit(prepared.prompts, prepared.params, prepared.cache_salt)
@@ -202,6 +203,11 @@ class Api:
         finally:
             generation.close()
         return JSONResponse(answer_format.whole(outputs, generation.token_counts))
+
+
+def _is_known(request: Request) -> bool:
+    """Whether the connection has had an answer before."""
+    return getattr(request.state, "is_known", False)
 
 
 async def _collect(generation: Generation, num_choices: int) -> list[TokenEvent]:

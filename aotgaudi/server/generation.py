@@ -51,6 +51,7 @@ class EngineLike(Protocol):
         *,
         flush: Flush = no_flush,
         connection: Hashable = None,
+        is_new: bool = False,
     ) -> object:
         """Queues all requests, or none. `on_event` is called on the engine's thread, then `flush`. Raises RequestError."""
         ...
@@ -109,7 +110,7 @@ def _deliver(events: Sequence[tuple[Generation, Event]]) -> None:
 class Generation:
     """The outputs of one HTTP request, one per prompt. Made and used on the event loop.
 
-    `connection` stands for the connection that it came over; None: for none.
+    `connection` stands for the connection that it came over; None: for none. `is_new`: it has had no answer yet.
     """
 
     def __init__(
@@ -120,10 +121,12 @@ class Generation:
         clock: Callable[[], float],
         deliveries: Deliveries,
         connection: Hashable = None,
+        *,
+        is_new: bool = False,
     ) -> None:
         self.request_id = request_id
         self._engine, self._metrics, self._clock = engine, metrics, clock
-        self._connection, self._arrival = connection, clock()
+        self._connection, self._is_new, self._arrival = connection, is_new, clock()
         self._loop, self._deliveries = asyncio.get_running_loop(), deliveries
         self._arrived: deque[Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -148,7 +151,13 @@ class Generation:
             NewRequest(f"{self.request_id}-{index}", prompt, params, cache_salt)
             for index, prompt in enumerate(prompts)
         ]
-        self._engine.add(requests, self._on_event, flush=self._deliveries.flush, connection=self._connection)
+        self._engine.add(
+            requests,
+            self._on_event,
+            flush=self._deliveries.flush,
+            connection=self._connection,
+            is_new=self._is_new,
+        )
         for index, request in enumerate(requests):
             timer = OutputTimer(self._metrics, self._arrival, self._clock)
             self._open[request.request_id] = (index, timer)

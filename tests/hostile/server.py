@@ -13,7 +13,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from tests.e2e.harness import Server, eventually
-from tests.hostile.witnesses import Figures, Watch, watching
+from tests.hostile.witnesses import Figures, Watch, p99, watching
 
 SETTLE_SECONDS, QUIET_SECONDS = 1.5, 3.0
 """What the witnesses need to make their clients is no part of the quiet figures."""
@@ -128,7 +128,8 @@ class Ordeal:
         quiet, now = self.quiet, self.attacked
         return (
             f"{self.name}: first token p99 {now.first_token_p99 * 1e3:.0f} ms "
-            f"(quiet {quiet.first_token_p99 * 1e3:.0f}), /health p99 {now.health_p99 * 1e3:.0f} ms "
+            f"(quiet {quiet.first_token_p99 * 1e3:.0f}; known {p99(now.first_token_known) * 1e3:.0f}), "
+            f"/health p99 {now.health_p99 * 1e3:.0f} ms "
             f"(quiet {quiet.health_p99 * 1e3:.0f}), late {now.late_p99 * 1e3:.0f} ms, "
             f"{(now.peak_bytes - quiet.peak_bytes) / 1e6:+.0f} MB, "
             f"{now.num_refused} refused of {len(now.first_token)}, stop {self.stop_seconds:.1f} s"

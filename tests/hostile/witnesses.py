@@ -40,6 +40,8 @@ class Figures:
     """What was seen. Times are in seconds, from the first attempt on, however often it was refused or cut off."""
 
     first_token: list[float] = field(default_factory=list)
+    first_token_known: list[float] = field(default_factory=list)
+    """Those of them that came over connections that had had an answer before."""
     health: list[float] = field(default_factory=list)
     late: list[float] = field(default_factory=list)
     peak_bytes: int = 0
@@ -49,6 +51,7 @@ class Figures:
     def add(self, other: Figures) -> None:
         """Takes in what was seen later."""
         self.first_token += other.first_token
+        self.first_token_known += other.first_token_known
         self.health += other.health
         self.late += other.late
         self.peak_bytes = max(self.peak_bytes, other.peak_bytes)
@@ -138,6 +141,7 @@ class _Witnesses:
     def _cut(self) -> Figures:
         now, figures = time.monotonic(), self._figures
         figures.first_token += [now - asked for asked in self._asked.values()]
+        figures.first_token_known += [now - asked for n, asked in self._asked.items() if _is_kept(n)]
         figures.health += [now - self._asked_health] if self._asked_health else []
         self._figures = Figures()
         return figures
@@ -149,7 +153,7 @@ class _Witnesses:
 
     async def _witness(self, number: int) -> None:
         """Half of them keep their connection, half open one for each request."""
-        async with self._client(is_kept=bool(number % 2)) as client:
+        async with self._client(is_kept=_is_kept(number)) as client:
             while True:
                 for question, answer in zip(QUESTIONS, self._answers, strict=True):
                     await self._question(number, client, question, answer)
@@ -162,6 +166,8 @@ class _Witnesses:
         first, text = await self._persist(lambda: self._ask(client, body))
         self._asked.pop(number)
         self._figures.first_token.append(first - asked)
+        if _is_kept(number):
+            self._figures.first_token_known.append(first - asked)
         if text != answer:
             self._figures.wrong.append(f"{body} gave {text!r}, alone {answer!r}")
 
@@ -218,6 +224,10 @@ class _Witnesses:
         while True:
             self._figures.peak_bytes = max(self._figures.peak_bytes, tree_bytes(self._server))
             await asyncio.sleep(PERIOD_SECONDS)
+
+
+def _is_kept(number: int) -> bool:
+    return bool(number % 2)
 
 
 def tree_bytes(server: psutil.Process) -> int:

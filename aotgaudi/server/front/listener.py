@@ -32,6 +32,8 @@ _MAX_ACCEPTED = 256
 """Connections accepted in one turn of the event loop: some 15 us each."""
 _BATCH = 16
 """Connections that begin to be served in one turn, and how many more than the limit there may be for a moment."""
+_TURN_SECONDS = 0.01
+"""A turn that takes longer has the next one begin with fewer: everybody else waits for it, `/health` too."""
 _OLDEST_OF = 4
 """One in so many of those that begin to be served is the one that has waited the longest."""
 _PAUSE_SECONDS = 0.1
@@ -92,6 +94,7 @@ class Listener:
         """Taken, but not yet among `state.connections`."""
         self._arrivals: deque[tuple[socket.socket, str]] = deque()
         """Accepted, but not taken yet; the latest last."""
+        self._batch, self._turn_began, self._num_taken_so_far = _BATCH, 0.0, 0
         self._count = count
         self._loop: asyncio.AbstractEventLoop
         self._incidents: Incidents
@@ -146,6 +149,7 @@ class Listener:
 
     def _accept(self) -> None:
         if not self._arrivals:
+            self._turn_began = self._loop.time()
             self._loop.call_soon(self._take_some)
         for _ in range(_MAX_ACCEPTED):
             try:
@@ -163,9 +167,14 @@ class Listener:
 
     def _take_some(self) -> None:
         """Takes some of those that have been accepted, and comes back for the others."""
+        now = self._loop.time()
+        is_slow = now - self._turn_began > _TURN_SECONDS
+        self._batch = max(1, self._batch // 2) if is_slow else min(_BATCH, self._batch + 1)
+        self._turn_began = now
         is_crowd = len(self._arrivals) > _BATCH
-        for number in range(min(_BATCH, len(self._arrivals))):
-            is_latest = is_crowd and (number + 1) % _OLDEST_OF
+        for _ in range(min(self._batch, len(self._arrivals))):
+            self._num_taken_so_far += 1
+            is_latest = is_crowd and self._num_taken_so_far % _OLDEST_OF
             self._take(*(self._arrivals.pop() if is_latest else self._arrivals.popleft()))
         if self._arrivals:
             self._loop.call_soon(self._take_some)

@@ -86,6 +86,7 @@ class FakeEngine:
         *,
         flush: Flush = no_flush,
         connection: Hashable = None,
+        is_new: bool = False,
     ) -> None:
         if self.refusal is not None:
             raise self.refusal
