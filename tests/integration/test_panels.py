@@ -99,3 +99,26 @@ def test_a_row_is_the_same_among_any_number_of_rows(tmp_path: Path) -> None:
 
     for rows, got in texts.items():
         assert torch.equal(got, texts[40][:rows])
+
+
+@pytest.mark.parametrize(("num_embeddings", "size"), [(96, 64), (37, 33), (5, 1)])
+def test_embeddings_read_their_table_from_panels(num_embeddings: int, size: int, tmp_path: Path) -> None:
+    """So a table that is the head's weight too is in memory once."""
+
+    class Embedding(torch.nn.Module):
+        def forward(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.embedding(ids, table) * 2
+
+    generator = torch.Generator().manual_seed(3)
+    table = torch.randn(num_embeddings, size, generator=generator).bfloat16()
+    ids = torch.randint(0, num_embeddings, (1, 19), generator=generator)
+    exported = torch.export.export(Embedding(), (ids, table), strict=False)
+    unit = Unit(to_text(exported.graph), Key.of([("text", "x")]), "embedding")
+    made = InductorCompiler(probe(LEVEL)).compile(unit, tmp_path)
+    runtime = InductorRuntime(probe(LEVEL))
+
+    assert made.layouts == {1: PANELS}
+    loaded = runtime.load(made.files)
+    assert torch.equal(loaded.run([ids, runtime.prepare(PANELS, table)])[0], table[ids] * 2)
+    with pytest.raises(RuntimeError):
+        loaded.run([ids + num_embeddings, runtime.prepare(PANELS, table)])

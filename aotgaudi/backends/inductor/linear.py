@@ -1,10 +1,11 @@
-"""Linear layers over weights that are reordered for them: offline, where a unit is compiled.
+"""Linear layers, and embeddings, over weights that are reordered for them: offline, where a unit is compiled.
 
 A product of few rows costs what reading its weights costs, and as a checkpoint stores them they are read badly
 (docs/benchmarks.md). A server loads a model once, so it reorders once (`InductorRuntime.prepare`), and the unit takes the
 reordered weight as an input: artifacts still hold no weights. There are two layouts:
 
-* `PANELS`, with AVX512_BF16: a template of ours, ``panels.h``, reads them as one stream.
+* `PANELS`, with AVX512_BF16: a template of ours, ``panels.h``, reads them as one stream. Embeddings take tables in panels
+  too, so that one which is the head's weight as well is in memory once.
 * `REORDERED`, with AVX-512 of any other kind: oneDNN, which chooses its instructions at run time (tiles, where there are
   some). Inductor knows such products for weights that are constants of the graph alone. Here its lowering is replaced,
   while a unit is compiled, by the node that it would end in.
@@ -20,11 +21,11 @@ from torch._inductor import ir, mkldnn_ir
 
 from aotgaudi.backends.inductor import panels
 from aotgaudi.backends.inductor.levels import TILE_FEATURE, IsaLevel
-from aotgaudi.backends.inductor.panels import IN_PANELS
+from aotgaudi.backends.inductor.panels import IN_PANELS, ROWS_OF_PANELS
 from aotgaudi.backends.inductor.runtime import PANELS, REORDERED
 from aotgaudi.graphs.canonical import InputSpec
 
-_LINEAR = torch.ops.aten.linear.default
+_LINEAR, _EMBEDDING = torch.ops.aten.linear.default, torch.ops.aten.embedding.default
 _PRODUCT = torch.ops.mkldnn._linear_pointwise
 
 
@@ -37,7 +38,9 @@ def reorder_weights(graph: fx.GraphModule, specs: list[InputSpec], level: IsaLev
     layout = _layout_for(level)
     placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
     for number, (node, spec) in enumerate(zip(placeholders, specs, strict=True)):
-        if layout is not None and spec[0] == "bfloat16" and _is_weight_alone(node):
+        if layout is None or spec[0] != "bfloat16":
+            continue
+        if _is_weight_alone(node) or (layout == PANELS and _is_table_alone(node)):
             layouts[number] = layout
             for user in list(node.users):
                 _replace(graph.graph, user, layout)
@@ -59,16 +62,28 @@ def _is_weight_alone(node: fx.Node) -> bool:
     )
 
 
+def _is_table_alone(node: fx.Node) -> bool:
+    """Whether an input is the table of embeddings, and nothing else."""
+    return bool(node.users) and all(
+        user.target is _EMBEDDING and user.args[0] is node and user.args[1] is not node for user in node.users
+    )
+
+
 def _replace(graph: fx.Graph, node: fx.Node, layout: str) -> None:
-    source, weight, *rest = node.args
-    operands = source, weight, *(rest or [None])
     with graph.inserting_before(node):
-        if layout == PANELS:
-            product = graph.call_function(IN_PANELS, operands)
+        if node.target is _EMBEDDING:
+            product = graph.call_function(ROWS_OF_PANELS, node.args[:2])
+        elif layout == PANELS:
+            product = graph.call_function(IN_PANELS, _operands(node))
         else:
-            product = graph.call_function(_PRODUCT.default, (*operands, "none", [], ""))
+            product = graph.call_function(_PRODUCT.default, (*_operands(node), "none", [], ""))
     node.replace_all_uses_with(product)
     graph.erase_node(node)
+
+
+def _operands(node: fx.Node) -> tuple[Any, ...]:
+    """Input, weight and bias of a linear layer."""
+    return (*node.args, None)[:3]
 
 
 def _lower(x: Any, w: Any, b: Any, attr: str, scalars: list[Any], algorithm: str) -> Any:

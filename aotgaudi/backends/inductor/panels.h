@@ -79,5 +79,22 @@ struct Panels {
   }
 };
 
+// Rows of a table [N][K] in panels: of one row each panel has a pair in every 64 bytes.
+template <int64_t T, int64_t N, int64_t K>
+struct RowsOfPanels {
+  using V = c10::BFloat16;
+  static constexpr int64_t P = 16, J = (K + 1) / 2;
+
+  // output[T][K] = rows[ids[t]].
+  static void run(const int64_t* ids, const V* table, V* output) {
+    for (int64_t t = 0; t < T; ++t) {
+      const int64_t id = ids[t];
+      AOTI_TORCH_CHECK(0 <= id && id < N, "an id is beyond its table");
+      const V* row = table + ((id / P) * J * P + id % P) * 2;
+      for (int64_t k = 0; k < K; ++k) output[t * K + k] = row[(k / 2) * P * 2 + k % 2];
+    }
+  }
+};
+
 }  // namespace aotgaudi
 #endif

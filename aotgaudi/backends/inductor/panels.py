@@ -1,4 +1,4 @@
-"""Linear layers over weights in panels, in units: a template of ours, ``panels.h``. Offline only."""
+"""Linear layers and embeddings over weights in panels, in units: templates of ours, ``panels.h``. Offline only."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ _CALL = r"""
 """
 
 
+_PICK = r"""
+  aotgaudi::RowsOfPanels<{{num_rows}}, {{num_out}}, {{num_in}}>::run(ids, table, output);
+"""
+
+
 @torch.library.custom_op("aotgaudi::linear_in_panels", mutates_args=())
 def linear_in_panels(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
     """What a product over `PANELS` computes, of weights [out, in] as they are stored: to be compiled, not to be run."""
@@ -28,7 +33,19 @@ def _(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
+@torch.library.custom_op("aotgaudi::embedding_in_panels", mutates_args=())
+def embedding_in_panels(table: Tensor, ids: Tensor) -> Tensor:
+    """What an embedding over `PANELS` picks, of a table [num_embeddings, size] as it is stored: to be compiled, not run."""
+    return torch.nn.functional.embedding(ids, table)
+
+
+@embedding_in_panels.register_fake
+def _(table: Tensor, ids: Tensor) -> Tensor:
+    return table.new_empty(*ids.shape, table.shape[1])
+
+
 IN_PANELS = torch.ops.aotgaudi.linear_in_panels.default
+ROWS_OF_PANELS = torch.ops.aotgaudi.embedding_in_panels.default
 
 
 def _lower(x: Any, weight: Any, bias: Any) -> Any:
@@ -47,5 +64,20 @@ def _lower(x: Any, weight: Any, bias: Any) -> Any:
     )
 
 
-LOWERINGS = {IN_PANELS: _lower}
-"""What inductor makes of the operator."""
+def _lower_embedding(table: Any, ids: Any) -> Any:
+    sizes = list(map(int, ids.get_size()))
+    num_out, num_in = map(int, table.get_size())
+    return called(
+        "panels",
+        _PICK,
+        {"table": table, "ids": ids},
+        [*sizes, num_in],
+        table.get_dtype(),
+        num_rows=prod(sizes),
+        num_out=num_out,
+        num_in=num_in,
+    )
+
+
+LOWERINGS = {IN_PANELS: _lower, ROWS_OF_PANELS: _lower_embedding}
+"""What inductor makes of the operators."""
