@@ -1,9 +1,9 @@
 """The queue of requests that wait: who is next. Leaving it takes O(1), wherever one stands.
 
-First come, first served, with one exception: while a request of a crowd runs, those that came alone go first. A crowd is
-what comes together over one connection, or over connections that are all new (`Room.is_crowd`). So who asks for 64
-completions at once does not make everybody else wait for all of them; and since one of a crowd always runs on, and nobody
-overtakes while none does, crowds are served as well.
+First come, first served, with one exception: while a request of a crowd runs, or if one was the last to be admitted (it may
+have run for one step), those that came alone go first. A crowd is what comes together over one connection, or over
+connections that are all new (`Room.is_crowd`). So who asks for 64 completions at once does not make everybody else wait for
+all of them; and since one of a crowd always runs on, and else takes turns with the others, crowds are served as well.
 """
 
 from __future__ import annotations

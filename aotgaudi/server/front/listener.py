@@ -2,9 +2,7 @@
 
 asyncio's own loop tries to accept as often as the backlog is long and logs each failure with a traceback; so where
 descriptors are scarce it does nothing else. And what costs is not to accept a connection but to serve it. So all that
-have come are accepted, and then served some at a time; where there are more, mostly the latest first: who comes while a
-crowd of thousands is being let in does not wait for all of it. Source: Maurer, "Fail at Scale", ACM Queue 13(8), 2015
-(adaptive LIFO).
+have come are accepted, and then served some at a time, in the order of `Arrivals`.
 """
 
 from __future__ import annotations
@@ -15,12 +13,12 @@ import itertools
 import json
 import logging
 import socket
-from collections import deque
 from collections.abc import Callable
 
 import uvicorn
 from uvicorn.server import ServerState
 
+from aotgaudi.server.front.arrivals import Arrivals
 from aotgaudi.server.front.connection import Connection
 from aotgaudi.server.front.limits import REASONS, ConnectionLimits, Reason
 from aotgaudi.server.http import error_body
@@ -34,8 +32,6 @@ _BATCH = 16
 """Connections that begin to be served in one turn, and how many more than the limit there may be for a moment."""
 _TURN_SECONDS = 0.01
 """A turn that takes longer has the next one begin with fewer: everybody else waits for it, `/health` too."""
-_OLDEST_OF = 4
-"""One in so many of those that begin to be served is the one that has waited the longest."""
 _PAUSE_SECONDS = 0.1
 _LOG_SECONDS = 10.0
 _SEND_BUFFER_BYTES = 128 * 1024
@@ -92,9 +88,9 @@ class Listener:
         """Whose clients keep us waiting; the longest since its last byte first."""
         self._opening: dict[Connection, asyncio.Task[None]] = {}
         """Taken, but not yet among `state.connections`."""
-        self._arrivals: deque[tuple[socket.socket, str]] = deque()
-        """Accepted, but not taken yet; the latest last."""
-        self._batch, self._turn_began, self._num_taken_so_far = _BATCH, 0.0, 0
+        self._arrivals = Arrivals()
+        """Accepted, but not taken yet."""
+        self._batch, self._turn_began = _BATCH, 0.0
         self._count = count
         self._loop: asyncio.AbstractEventLoop
         self._incidents: Incidents
@@ -161,7 +157,8 @@ class Listener:
             except OSError as error:
                 self._pause(error)
                 return
-            self._arrivals.append((client, str(address[0])))
+            client.setblocking(False)
+            self._arrivals.add(client, str(address[0]))
             if self._num_taken + len(self._arrivals) >= self.limits.max_connections + _BATCH:
                 return
 
@@ -171,11 +168,9 @@ class Listener:
         is_slow = now - self._turn_began > _TURN_SECONDS
         self._batch = max(1, self._batch // 2) if is_slow else min(_BATCH, self._batch + 1)
         self._turn_began = now
-        is_crowd = len(self._arrivals) > _BATCH
+        self._arrivals.look()
         for _ in range(min(self._batch, len(self._arrivals))):
-            self._num_taken_so_far += 1
-            is_latest = is_crowd and self._num_taken_so_far % _OLDEST_OF
-            self._take(*(self._arrivals.pop() if is_latest else self._arrivals.popleft()))
+            self._take(*self._arrivals.pop())
         if self._arrivals:
             self._loop.call_soon(self._take_some)
 
@@ -196,7 +191,6 @@ class Listener:
             self.tell("refused", peer)
             _turn_away(client)
             return
-        client.setblocking(False)
         connection = Connection(self._config, self, self._loop)
         self._opening[connection] = self._loop.create_task(self._open(client, connection))
 

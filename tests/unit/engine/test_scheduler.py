@@ -549,6 +549,17 @@ class TestCrowds:
         assert scheduler.waiting == tuple(crowd[1:])
         assert alone.num_output_tokens == 1
 
+    def test_who_came_alone_takes_turns_with_a_crowd_whose_members_run_for_a_step(self) -> None:
+        scheduler = _scheduler(max_num_seqs=1)
+        crowd = [_add(scheduler, 2, is_in_crowd=True, max_tokens=1) for _ in range(6)]
+        _step(scheduler)
+        alone = [_add(scheduler, 2, max_tokens=1) for _ in range(2)]
+
+        _steps(scheduler, 3)
+
+        assert [request.is_finished for request in alone] == [True, True]
+        assert [request.is_finished for request in crowd] == [True, True, False, False, False, False]
+
     def test_one_of_a_crowd_always_runs_on(self) -> None:
         scheduler = _scheduler(max_num_seqs=2)
         crowd = [_add(scheduler, 2, is_in_crowd=True, max_tokens=20) for _ in range(2)]
