@@ -16,7 +16,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aotgaudi.engine.defragmenter import plan_step
 from aotgaudi.engine.output import ErrorEvent, Event, Flush, OutputStream
@@ -29,8 +29,8 @@ from aotgaudi.engine.steps import (
     StepRunner,
     StepWork,
     TokenLogprobs,
-    work_of,
 )
+from aotgaudi.engine.tallies import Tallies, TalliesSnapshot
 from aotgaudi.entries import Entry
 from aotgaudi.errors import RequestError
 from aotgaudi.spec.defrag import DefragSpec
@@ -45,12 +45,12 @@ OnStep = Callable[[Entry, float, int], None]
 class EngineStats:
     """A snapshot: gauges of one moment between two steps, and counts since the engine was made.
 
-    `num_steps` counts finished steps by entry. `num_prefill_tokens` counts tokens computed in prefill steps,
+    `tallies` has what finished steps did, by entry. `num_prefill_tokens` counts tokens computed in prefill steps,
     including those computed again after a preemption; `num_output_tokens` counts sampled tokens. `num_finished`
     counts requests by finish reason, or "error". `num_invalid_logits` counts requests for which the model computed NaN.
     Of the free blocks `num_blocks_kept` hold cached prefixes; `num_blocks_evicted` were given up for new contents.
-    `num_prefix_queries` and `num_prefix_hits` count tokens (aotgaudi/engine/prefix_cache.py). `work` is what finished steps
-    computed and read, by kind of entry.
+    `num_prefix_queries` and `num_prefix_hits` count tokens (aotgaudi/engine/prefix_cache.py). `max_block_used` is the
+    highest block id in use.
 
     The last three are the engine's, not the core's: `num_refused` counts refusals for want of room by reason,
     `oldest_waiting_seconds` is how long the oldest waiting request has been there (0: nobody waits), and
@@ -61,7 +61,6 @@ class EngineStats:
     num_waiting: int
     num_blocks_used: int
     num_blocks_free: int
-    num_steps: Mapping[Entry, int]
     num_failed_steps: int
     num_prefill_tokens: int
     num_output_tokens: int
@@ -73,10 +72,21 @@ class EngineStats:
     num_blocks_evicted: int = 0
     num_prefix_queries: int = 0
     num_prefix_hits: int = 0
-    work: Mapping[str, StepWork] = field(default_factory=dict)
+    max_block_used: int = 0
+    tallies: TalliesSnapshot = field(default_factory=TalliesSnapshot)
     num_refused: Mapping[str, int] = field(default_factory=dict)
     oldest_waiting_seconds: float = 0.0
     stalled_seconds: float = 0.0
+
+    @property
+    def num_steps(self) -> Mapping[Entry, int]:
+        """Finished steps by entry."""
+        return {entry: tally.steps.num for entry, tally in self.tallies.entries.items()}
+
+    @property
+    def work(self) -> Mapping[str, StepWork]:
+        """What finished steps computed and read, by kind of entry."""
+        return {kind: tally.work for kind, tally in self.tallies.by_kind().items()}
 
 
 class EngineCore:
@@ -90,7 +100,7 @@ class EngineCore:
         runner: Runs them.
         defrag: When to defragment; None: never.
         on_step: Observes the time of each step.
-        clock: Seconds, for `on_step`.
+        clock: Seconds; the one by which requests have their `arrived_at`.
     """
 
     def __init__(
@@ -100,16 +110,15 @@ class EngineCore:
         *,
         defrag: DefragSpec | None = None,
         on_step: OnStep | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
         self._runner, self._defrag = runner, defrag
         self._on_step, self._clock = on_step, clock
+        self.tallies = Tallies()
         self._streams: dict[Request, OutputStream] = {}
         self._ended: list[OutputStream] = []
         self._unflushed: set[Flush] = set()
-        self._num_steps: Counter[Entry] = Counter()
-        self._work = {"prompt": StepWork(), "decode": StepWork()}
         self._num_finished: Counter[str] = Counter()
         self._num_failed_steps = 0
         self._num_prefill_tokens = 0
@@ -166,13 +175,16 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Returns what was counted up to now."""
+        return replace(self.status(), tallies=self.tallies.snapshot())
+
+    def status(self) -> EngineStats:
+        """Returns the same without `tallies`, which any thread may ask for by itself. Cheap: called after every step."""
         scheduler, prefixes = self.scheduler, self.scheduler.prefixes
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             num_blocks_used=scheduler.pool.num_used,
             num_blocks_free=scheduler.pool.num_free,
-            num_steps=dict(self._num_steps),
             num_failed_steps=self._num_failed_steps,
             num_prefill_tokens=self._num_prefill_tokens,
             num_output_tokens=self._num_output_tokens,
@@ -184,7 +196,7 @@ class EngineCore:
             num_blocks_evicted=scheduler.pool.num_evicted,
             num_prefix_queries=0 if prefixes is None else prefixes.num_queries,
             num_prefix_hits=0 if prefixes is None else prefixes.num_hits,
-            work=dict(self._work),
+            max_block_used=scheduler.pool.max_used,
         )
 
     # Steps
@@ -200,9 +212,10 @@ class EngineCore:
     def _run(self, scheduled: Scheduled) -> None:
         step = scheduled.step
         try:
-            start = self._clock()
+            began = self._clock()
             result = self._runner.run(step)
-            seconds = self._clock() - start
+            ended = self._clock()
+            seconds = ended - began
             self.scheduler.observe(step.entry, seconds)
             rows = (scheduled.requests[row] for row in sorted(result.invalid_rows))
             invalid = [request for request in rows if not request.is_finished]
@@ -212,7 +225,7 @@ class EngineCore:
         except Exception as error:  # The edge of the step.
             self._fail_step(step, scheduled.requests, error)
             return
-        self._count(step, sampled)
+        self._count(scheduled, sampled, (began, ended))
         self._observe(step.entry, seconds, len(step.rows))
         logprobs = {scheduled.requests[row]: values for row, values in result.logprobs.items()}
         for request in sampled:
@@ -245,7 +258,7 @@ class EngineCore:
             return
         self.scheduler.observe(step.entry, seconds)
         self.scheduler.relocate(step.moves)
-        self._num_steps[step.entry] += 1
+        self.tallies.count_defrag(step, seconds)
         self._num_defrag_swaps += len(step.moves)
         self._observe(step.entry, seconds, len(step.moves))
 
@@ -295,8 +308,8 @@ class EngineCore:
         except Exception:  # The observer's code: it may only observe.
             logger.exception("an observer of steps has failed")
 
-    def _count(self, step: Step, sampled: Sequence[Request]) -> None:
-        self._num_steps[step.entry] += 1
-        self._work[step.entry.kind] += work_of(step, self.scheduler.limits.block_size)
+    def _count(self, scheduled: Scheduled, sampled: Sequence[Request], span: tuple[float, float]) -> None:
+        step, block_size = scheduled.step, self.scheduler.limits.block_size
+        self.tallies.count(step, block_size, scheduled.requests, sampled, span)
         self._num_prefill_tokens += sum(len(row.token_ids) for row in step.rows if isinstance(row, PromptRow))
         self._num_output_tokens += len(sampled)

@@ -5,7 +5,7 @@ thread        may
 ============  ==================================================================================
 any           `add`, `abort`, `drain`, `shutdown`, `stats`: they touch what `_wake` guards
 any           `failure`, `stalled_seconds`: they read single values and wait for nothing
-the engine's  everything else: the core, its scheduler and runner, detokenizers, callbacks
+the engine's  everything else: the core (but `tallies`), its scheduler and runner, detokenizers, callbacks
 ============  ==================================================================================
 
 Requests cross over in `_arrivals`. Every request that `add` has accepted gets exactly one last event: a `TokenEvent`
@@ -65,7 +65,7 @@ class Engine:
         self._streams: dict[str, OutputStream] = {}
         self._arrivals: list[OutputStream] = []
         self._aborts: list[OutputStream] = []
-        self._stats = self._core.stats()
+        self._stats = self._core.status()
         self._oldest_waiting: Request | None = None
         self._progress_at = clock()
         self._refusal: str | None = None
@@ -177,11 +177,12 @@ class Engine:
         return self._clock() - self._progress_at if self._streams else 0.0
 
     def stats(self) -> EngineStats:
-        """Returns a consistent snapshot of the moment after the last step."""
+        """Returns a consistent snapshot of the moment after the last step; its `tallies` may have one step more."""
         with self._wake:
             oldest = self._oldest_waiting or next((stream.request for stream in self._arrivals), None)
             return replace(
                 self._stats,
+                tallies=self._core.tallies.snapshot(),
                 num_waiting=self._stats.num_waiting + len(self._arrivals),
                 num_refused=self._room.num_refused,
                 oldest_waiting_seconds=0.0 if oldest is None else self._clock() - oldest.arrived_at,
@@ -239,7 +240,7 @@ class Engine:
             for stream in self._core.take_ended():
                 del self._streams[stream.request.request_id]
                 self._room.leave(stream.connection, stream.request.num_prompt_tokens)
-            self._stats, self._oldest_waiting = self._core.stats(), self._core.oldest_waiting
+            self._stats, self._oldest_waiting = self._core.status(), self._core.oldest_waiting
             self._progress_at = self._clock()
             self._wake.notify_all()
         self._core.flush()

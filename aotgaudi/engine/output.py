@@ -7,7 +7,7 @@ JSON (server/responses.py) or an `Output` (the Python API).
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Union
 
@@ -18,11 +18,15 @@ from aotgaudi.engine.steps import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request, counted at its end; of its prompt's, `num_cached_tokens` were in the prefix cache."""
+    """Tokens of one request, counted at its end; of its prompt's, `num_cached_tokens` were in the prefix cache.
+
+    `queue_seconds` is how long it waited for its first step.
+    """
 
     num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int = 0
+    queue_seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,4 +133,9 @@ class OutputStream:
 
     def _usage(self) -> Usage:
         request = self.request
-        return Usage(request.num_prompt_tokens, request.num_output_tokens, request.num_cached_tokens)
+        return Usage(
+            request.num_prompt_tokens,
+            request.num_output_tokens,
+            request.num_cached_tokens,
+            request.queue_seconds,
+        )

@@ -52,7 +52,9 @@ class Request:
     always uses the i-th draw of the request's own generator, so that neither preemption nor other requests in
     the batch change the result. `arrived_at` is in seconds of the engine's clock. `is_in_crowd`: it came together with
     others over one connection, or while others of that connection were open, or over a new connection to many others.
-    `number` is its place in the order of arrival, and `queued_at` the time of that in seconds of steps.
+    `number` is its place in the order of arrival, and `queued_at` the time of that in seconds of steps. `started_at`
+    is when its first step began, and `last_token_at` when its newest token was sampled, on the clock of `arrived_at`; None:
+    not yet.
     `num_cached_tokens`: so many tokens of its prompt were found in the prefix cache when it was first admitted.
     `block_keys` are the keys of its full blocks, as far as they were asked for, and `num_named_blocks` of its blocks have
     theirs in the pool (aotgaudi/engine/prefix_cache.py).
@@ -80,6 +82,8 @@ class Request:
     block_table: list[int] = field(default_factory=list, init=False)
     num_cached_tokens: int = field(default=0, init=False)
     queued_at: float = field(default=0.0, init=False)
+    started_at: float | None = field(default=None, init=False)
+    last_token_at: float | None = field(default=None, init=False)
     num_named_blocks: int = field(default=0, init=False)
     block_keys: list[bytes] = field(default_factory=list, init=False, repr=False)
     _generator: Random | None = field(default=None, init=False, repr=False)
@@ -101,6 +105,11 @@ class Request:
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def queue_seconds(self) -> float:
+        """How long it waited for its first step; 0 before that began."""
+        return 0.0 if self.started_at is None else max(0.0, self.started_at - self.arrived_at)
 
     @property
     def output_token_ids(self) -> tuple[int, ...]:

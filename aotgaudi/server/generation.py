@@ -210,7 +210,7 @@ class Generation:
         if event.finish_reason == "abort":
             raise RequestError("The server is shutting down", http_status=503)
         if event.finish_reason is not None:
-            timer.finish()
+            timer.finish(event.usage)
         return event
 
     def _on_event(self, event: Event) -> None:

@@ -108,7 +108,7 @@ def launch(options: ServeOptions) -> None:
 
 
 def _start(options: ServeOptions, intake: Intake, intake_began: float) -> Service:
-    metrics, phases = Metrics(), options.model.phases
+    metrics, phases = Metrics(options.served_model_names[0]), options.model.phases
     model = start(replace(options.model, on_step=metrics.observe_step, on_model=intake.load))
     served = ServedModel(
         names=options.served_model_names, max_len=model.max_model_len, defaults=model.defaults

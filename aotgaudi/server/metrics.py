@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -10,17 +10,22 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from aotgaudi.engine.core import EngineStats
-from aotgaudi.engine.steps import StepWork
+from aotgaudi.engine.output import Usage
 from aotgaudi.entries import Entry
 from aotgaudi.llm.running import Warmth
 from aotgaudi.phases import Phase
 from aotgaudi.runtime.guard import LAYERS
+from aotgaudi.server.entry_metrics import entry_families, kind_families
 from aotgaudi.server.front.limits import REASONS, Reason
+from aotgaudi.server.vllm_names import WithVllmNames
 
+FINISH_REASONS = ("stop", "length", "abort", "error")
 _STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5)
 _FIRST_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _REQUEST_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
+_WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.05, *_REQUEST_BUCKETS)
+_LENGTH_BUCKETS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 
 
 class _EngineCollector(Collector):
@@ -40,7 +45,16 @@ class _EngineCollector(Collector):
             "aotgaudi_requests_running", "Requests that hold KV blocks.", stats.num_running
         )
         yield GaugeMetricFamily("aotgaudi_requests_waiting", "Requests in the queue.", stats.num_waiting)
+        num_blocks = stats.num_blocks_used + stats.num_blocks_free
+        yield GaugeMetricFamily(
+            "aotgaudi_kv_cache_usage_perc",
+            "Share of the KV blocks that is in use, 0 to 1.",
+            stats.num_blocks_used / max(1, num_blocks),
+        )
         yield GaugeMetricFamily("aotgaudi_kv_blocks_used", "KV blocks in use.", stats.num_blocks_used)
+        yield GaugeMetricFamily(
+            "aotgaudi_kv_block_highest", "The highest KV block in use; 0 when none is.", stats.max_block_used
+        )
         yield GaugeMetricFamily("aotgaudi_kv_blocks_free", "KV blocks not in use.", stats.num_blocks_free)
         yield GaugeMetricFamily(
             "aotgaudi_kv_blocks_cached",
@@ -84,29 +98,20 @@ class _EngineCollector(Collector):
             "How long no step has ended although requests wait or run.",
             stats.stalled_seconds,
         )
+        finished = CounterMetricFamily(
+            "aotgaudi_requests_finished", "Outputs that ended, by why.", labels=["reason"]
+        )
+        for reason in FINISH_REASONS:
+            finished.add_metric([reason], stats.num_finished.get(reason, 0))
+        yield finished
         refused = CounterMetricFamily(
             "aotgaudi_requests_refused", "HTTP requests refused for want of room.", labels=["reason"]
         )
         for reason, num in stats.num_refused.items():
             refused.add_metric([reason], num)
         yield refused
-        yield from _work_families(stats.work)
-
-
-def _work_families(work: Mapping[str, StepWork]) -> Iterator[Metric]:
-    tokens = CounterMetricFamily(
-        "aotgaudi_step_tokens", "Tokens that steps computed, needed and padding.", labels=["kind", "work"]
-    )
-    blocks = CounterMetricFamily(
-        "aotgaudi_step_blocks", "KV blocks that steps read, needed and padding.", labels=["kind", "work"]
-    )
-    for kind, each in work.items():
-        tokens.add_metric([kind, "needed"], each.num_tokens)
-        tokens.add_metric([kind, "padding"], each.num_padding_tokens)
-        blocks.add_metric([kind, "needed"], each.num_blocks)
-        blocks.add_metric([kind, "padding"], each.num_padding_blocks)
-    yield tokens
-    yield blocks
+        yield from kind_families(stats.tallies)
+        yield from entry_families(stats.tallies)
 
 
 class _WarmthCollector(Collector):
@@ -148,7 +153,9 @@ class _WarmthCollector(Collector):
 class Metrics:
     """What is counted. The attributes are prometheus_client's own: any thread may use them."""
 
-    def __init__(self) -> None:
+    def __init__(self, model_name: str = "") -> None:
+        """`model_name` is the label that vLLM's names have."""
+        self._model_name = model_name
         self.registry = registry = CollectorRegistry()
         self.requests = Counter(
             "aotgaudi_requests", "HTTP requests answered.", ["endpoint", "status"], registry=registry
@@ -197,6 +204,19 @@ class Metrics:
             "From a request's arrival to its last token.",
             _REQUEST_BUCKETS,
         )
+        self.queue_time, self.prefill_time, self.decode_time, self.inference_time = (
+            self._histogram(f"aotgaudi_request_{part}_time_seconds", f"From {text}.", _WAIT_BUCKETS)
+            for part, text in (
+                ("queue", "a request's arrival to its first step"),
+                ("prefill", "a request's first step to its first token"),
+                ("decode", "a request's first token to its last"),
+                ("inference", "a request's first step to its last token"),
+            )
+        )
+        self.request_prompt_tokens, self.request_generation_tokens = (
+            self._histogram(f"aotgaudi_request_{part}_tokens", f"Tokens of {text}.", _LENGTH_BUCKETS)
+            for part, text in (("prompt", "a request's prompt"), ("generation", "a whole output"))
+        )
 
     def watch(
         self, stats: Callable[[], EngineStats], warmth: Callable[[], Warmth], is_ready: Callable[[], bool]
@@ -225,7 +245,7 @@ class Metrics:
     def expose(self, accept: str = "") -> tuple[bytes, str]:
         """Returns the metrics, and their content type, in the format that the `Accept` header asks for."""
         encode, content_type = choose_encoder(accept)
-        return encode(self.registry), content_type
+        return encode(WithVllmNames(self.registry.collect(), self._model_name)), content_type
 
     def _histogram(self, name: str, help_text: str, buckets: Sequence[float], *labels: str) -> Histogram:
         return Histogram(name, help_text, labels, buckets=buckets, registry=self.registry)
@@ -249,9 +269,20 @@ class OutputTimer:
         self._num_tokens += num_tokens
         self._metrics.generation_tokens.inc(num_tokens)
 
-    def finish(self) -> None:
+    def finish(self, usage: Usage | None) -> None:
         """Records that the output has ended in the ordinary way."""
-        now, gaps = self._clock(), self._num_tokens - 1
-        self._metrics.request_latency.observe(now - self._arrival)
-        if self._first is not None and gaps >= 1:
-            self._metrics.time_per_output_token.observe((now - self._first) / gaps)
+        now, gaps, metrics = self._clock(), self._num_tokens - 1, self._metrics
+        metrics.request_latency.observe(now - self._arrival)
+        if usage is not None:
+            metrics.request_prompt_tokens.observe(usage.num_prompt_tokens)
+            metrics.request_generation_tokens.observe(usage.num_output_tokens)
+        if self._first is None:
+            return
+        if gaps >= 1:
+            metrics.time_per_output_token.observe((now - self._first) / gaps)
+        queue_seconds = 0.0 if usage is None else usage.queue_seconds
+        started = min(self._arrival + queue_seconds, self._first)
+        metrics.queue_time.observe(queue_seconds)
+        metrics.prefill_time.observe(self._first - started)
+        metrics.decode_time.observe(now - self._first)
+        metrics.inference_time.observe(now - started)

@@ -127,7 +127,6 @@ class FakeEngine:
             num_waiting=3,
             num_blocks_used=5,
             num_blocks_free=7,
-            num_steps={},
             num_failed_steps=0,
             num_prefill_tokens=0,
             num_output_tokens=0,
