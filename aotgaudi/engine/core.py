@@ -206,7 +206,7 @@ class EngineCore:
             try:
                 return self.scheduler.schedule()
             except UncoveredStepError as error:
-                logger.warning("%s", error)
+                logger.warning("%s", error, extra={"request_id": error.request.request_id})
                 self._fail((error.request,), error)
 
     def _run(self, scheduled: Scheduled) -> None:
@@ -240,7 +240,8 @@ class EngineCore:
             http_status=500,
         )
         if requests and not self._num_invalid_logits:
-            logger.error("request %r: %s", requests[0].request_id, error)
+            name = requests[0].request_id
+            logger.error("request %r: %s", name, error, extra={"request_id": name})
         self._num_invalid_logits += len(requests)
         self._fail(requests, error)
 
@@ -263,7 +264,8 @@ class EngineCore:
         self._observe(step.entry, seconds, len(step.moves))
 
     def _fail_step(self, step: Step | DefragStep, requests: Sequence[Request], error: Exception) -> None:
-        logger.error("the step %s has failed", step.entry, exc_info=error)
+        names = ",".join(request.request_id for request in requests)
+        logger.error("the step %s has failed", step.entry, exc_info=error, extra={"request_id": names})
         self._num_failed_steps += 1
         self._fail(requests, error)
 
@@ -288,7 +290,8 @@ class EngineCore:
         try:
             stream.on_event(event)
         except Exception:  # The owner's code: an owner that cannot listen is gone, as a client that left.
-            logger.exception("the owner of request %r cannot be told", event.request_id)
+            name = event.request_id
+            logger.exception("the owner of request %r cannot be told", name, extra={"request_id": name})
             if not stream.request.is_finished:
                 self.scheduler.finish(stream.request, "abort")
             is_last = True

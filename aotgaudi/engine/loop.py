@@ -268,4 +268,5 @@ def _tell_last(stream: OutputStream, error: Exception) -> None:
         stream.on_event(ErrorEvent(request_id=stream.request.request_id, error=error))
         stream.flush()
     except Exception:  # The owner's code.
-        logger.exception("the owner of request %r cannot be told", stream.request.request_id)
+        name = stream.request.request_id
+        logger.exception("the owner of request %r cannot be told", name, extra={"request_id": name})

@@ -16,10 +16,8 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
 from aotgaudi.engine.request import Request
 from aotgaudi.engine.steps import DefragStep, PromptStep, Step, StepWork, work_of
@@ -75,7 +73,7 @@ class Tally:
 class TalliesSnapshot:
     """One moment between two steps: entries in the order of their first step, and all gaps by `GAP_BOUNDS`."""
 
-    entries: Mapping[Entry, Tally] = MappingProxyType({})
+    entries: Mapping[Entry, Tally] = field(default_factory=dict)
     gap_counts: tuple[int, ...] = (0,) * (len(GAP_BOUNDS) + 1)
     gap_seconds: float = 0.0
 
@@ -134,16 +132,22 @@ class Tallies:
         return tally
 
     def _count_gaps(self, tally: Tally, sampled: Sequence[Request], end: float) -> None:
-        """Requests that decode together got their last tokens together, so there are few different gaps."""
-        lasts = Counter([request.last_token_at for request in sampled])
+        """Neighbours mostly got their last tokens in the same step: the same float, so gaps are added a run at a time."""
+        last, num = None, 0
         for request in sampled:
+            if request.last_token_at is not last:
+                self._add_gap(tally, last, end, num)
+                last, num = request.last_token_at, 0
             request.last_token_at = end
-        for last, num in lasts.items():
-            if last is not None:
-                gap = end - last
-                tally.gaps.add(gap, num)
-                self._gap_counts[bisect_left(GAP_BOUNDS, gap)] += num
-                self._gap_seconds += gap * num
+            num += 1
+        self._add_gap(tally, last, end, num)
+
+    def _add_gap(self, tally: Tally, last: float | None, end: float, num: int) -> None:
+        if last is not None and num:
+            gap = end - last
+            tally.gaps.add(gap, num)
+            self._gap_counts[bisect_left(GAP_BOUNDS, gap)] += num
+            self._gap_seconds += gap * num
 
 
 def _count_arrivals(tally: Tally, requests: Iterable[Request], begin: float) -> None:

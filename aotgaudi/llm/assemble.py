@@ -70,7 +70,7 @@ def _assembled(options: ModelOptions, held: Holding) -> RunningModel:
         tokenizer = Tokenizer.load(model)
         defaults = sampling_defaults(options.generation_config, model, spec.sampler)
     with options.phases.time("coverage"):
-        check_coverage(manifest, require_warm=options.require_warm)
+        coverage = check_coverage(manifest, require_warm=options.require_warm)
 
     guard, executables = Guard(), ExecutableTable()
     builder = _load(options, held, executables, guard)
@@ -106,6 +106,7 @@ def _assembled(options: ModelOptions, held: Holding) -> RunningModel:
         defaults=defaults,
         manifest_id=manifest.id,
         binding=model.describe(),
+        coverage=coverage,
         max_model_len=spec.limits.max_model_len,
         guard=guard,
         warmth=warmth,
@@ -225,13 +226,17 @@ def _accept(report: Report, entries: Sequence[Entry], options: ModelOptions) -> 
     return [entry for entry in entries if str(entry) not in missing]
 
 
-def check_coverage(manifest: Manifest, *, require_warm: bool) -> None:
-    """Warns of steps that can be formed and have no entry. Raises CoverageError instead under `require_warm`."""
+def check_coverage(manifest: Manifest, *, require_warm: bool) -> str:
+    """Warns of steps that can be formed and have no entry. Raises CoverageError instead under `require_warm`.
+
+    Returns what the proof says, in one line.
+    """
     coverage = coverage_of(manifest, SchedulerSpec())  # Our own serves, whichever the spec describes.
     if coverage.is_closed:
-        return
+        return str(coverage)
     if require_warm:
         raise CoverageError(
             f"manifest: {coverage} (`aotgaudi coverage MANIFEST` lists the holes and says what closes them)"
         )
     logger.warning("%s: prompts are cut shorter where that helps; else such requests fail", coverage)
+    return str(coverage)

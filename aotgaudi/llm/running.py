@@ -81,7 +81,8 @@ class RunningModel:
     """A model that can be asked, and what is known of it.
 
     `defaults` are the sampling parameters of requests that do not state them, by the names of `SamplingParams`. `binding`
-    says whether the bundle binds the model directory, e.g. "bound (6 files)".
+    says whether the bundle binds the model directory, e.g. "bound (6 files)", `coverage` whether every step that can be
+    formed has an entry.
     """
 
     engine: Engine
@@ -90,6 +91,7 @@ class RunningModel:
     defaults: Mapping[str, Any]
     manifest_id: str
     binding: str
+    coverage: str
     max_model_len: int
     guard: Guard
     warmth: Callable[[], Warmth]

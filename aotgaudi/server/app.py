@@ -9,13 +9,13 @@
 ``GET /metrics``                       Prometheus or OpenMetrics text
 ``GET /version``                       this program's version
 ``GET /openapi.json``                  this interface, described
+``GET /dashboard``                     a page that shows the running server, where it was asked for
 =====================================  ==========================================================
 """
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cached_property
 
@@ -25,53 +25,58 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aotgaudi.engine.output import TokenEvent
 from aotgaudi.errors import RequestError
+from aotgaudi.server.boundary import CLIENT_GONE_STATUS, AccessLog, RequestBoundary, answer_error
+from aotgaudi.server.dashboard.routes import dashboard_routes
+from aotgaudi.server.exposure import Exposure
 from aotgaudi.server.front.hosts import ANY_HOST, AllowedHosts, HostCheck
 from aotgaudi.server.generation import Deliveries, Generation
 from aotgaudi.server.http import (
     ClientGoneError,
     EventStreamResponse,
-    body_of,
     error_body,
-    error_headers,
-    error_status,
     unless_disconnected,
 )
 from aotgaudi.server.intake.body import Body
 from aotgaudi.server.intake.prepare import Kind, PreparedRequest
 from aotgaudi.server.intake.protocol import ChatCompletionRequest, CompletionRequest
-from aotgaudi.server.metrics import Metrics
 from aotgaudi.server.openapi import openapi_document
 from aotgaudi.server.reading import BodyReader
+from aotgaudi.server.request_id import REQUEST_ID, answer_id
 from aotgaudi.server.responses import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat, TokenTexts
 from aotgaudi.server.service import Service
-from aotgaudi.server.stream import log_unexpected, stream
+from aotgaudi.server.stream import stream
 
-_CLIENT_GONE_STATUS = 499  # nginx's; nobody reads it but the metrics
 _BODIES: Mapping[str, type[Body]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatCompletionRequest,
 }
 
 
-def create_app(service: Service, hosts: AllowedHosts = ANY_HOST) -> Starlette:
-    """Returns the application that serves `service` to requests for `hosts`.
+def create_app(
+    service: Service,
+    hosts: AllowedHosts = ANY_HOST,
+    exposure: Exposure = Exposure(),  # noqa: B008 - a frozen value
+) -> Starlette:
+    """Returns the application that serves `service` to requests for `hosts`, and shows of itself what `exposure` says.
 
     It has no life of its own: whoever runs it ends the service. A path with a slash too many is unknown: a redirect would
     go wherever ``Host`` says.
     """
     routes = _routes(Api(service))
+    if exposure.dashboard:
+        routes += dashboard_routes(service)
+    access = AccessLog(service.now) if exposure.access_log else None
     app = Starlette(
         routes=routes,
         middleware=[
-            Middleware(RequestBoundary, metrics=service.metrics, routes=routes),
+            Middleware(RequestBoundary, metrics=service.metrics, routes=routes, access=access),
             Middleware(HostCheck, hosts=hosts),
         ],
         exception_handlers={
-            RequestError: _answer_error,
+            RequestError: answer_error,
             HTTPException: _answer_http_exception,
             ClientGoneError: _answer_nobody,
         },
@@ -169,7 +174,7 @@ class Api:
 
     def _head(self, prefix: str, prepared: PreparedRequest) -> AnswerHead:
         return AnswerHead(
-            id=f"{prefix}-{uuid.uuid4().hex}",
+            id=answer_id(prefix, REQUEST_ID.get() or ""),
             created=self._service.unix_seconds(),
             model=prepared.model,
             system_fingerprint=f"aotgaudi-{self._service.manifest_id[:12]}",
@@ -191,6 +196,7 @@ class Api:
             request.client,
             is_new=not _is_known(request),
         )
+        request.state.generation = generation
         try:
             generation.submit(prepared.prompts, prepared.params, prepared.cache_salt)
         except RequestError as error:
@@ -217,11 +223,6 @@ async def _collect(generation: Generation, num_choices: int) -> list[TokenEvent]
     return list(map(TokenEvent.joined, events))
 
 
-async def _answer_error(_: Request, error: Exception) -> Response:
-    log_unexpected(error)
-    return JSONResponse(body_of(error), error_status(error), error_headers(error))
-
-
 async def _answer_http_exception(_: Request, error: Exception) -> Response:
     """Answers routing's own errors: no such path, no such method."""
     status, message = (error.status_code, error.detail) if isinstance(error, HTTPException) else (500, "")
@@ -230,36 +231,4 @@ async def _answer_http_exception(_: Request, error: Exception) -> Response:
 
 
 async def _answer_nobody(_request: Request, _error: Exception) -> Response:
-    return Response(status_code=_CLIENT_GONE_STATUS)
-
-
-class RequestBoundary:
-    """The outermost layer: counts answers by endpoint and status, and answers uncaught errors with 500."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics, routes: Iterable[Route]) -> None:
-        self._app, self._metrics = app, metrics
-        self._paths: Mapping[object, str] = {route.endpoint: route.path for route in routes}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        status = 0
-
-        async def watch(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, watch)
-        except Exception as error:  # The edge of a request.
-            if status:
-                raise
-            await (await _answer_error(Request(scope), error))(scope, receive, watch)
-        finally:
-            # The path of the route that answered, not of the request: clients must not make labels up.
-            path = self._paths.get(scope.get("endpoint"), "other")
-            self._metrics.requests.labels(path, str(status or _CLIENT_GONE_STATUS)).inc()
+    return Response(status_code=CLIENT_GONE_STATUS)

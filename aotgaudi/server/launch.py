@@ -20,6 +20,7 @@ from aotgaudi.phases import listed
 from aotgaudi.runtime.allocator import freed_memory
 from aotgaudi.runtime.guard import Seccomp
 from aotgaudi.server.app import create_app
+from aotgaudi.server.exposure import Exposure
 from aotgaudi.server.front.hosts import AllowedHosts
 from aotgaudi.server.front.limits import Listening
 from aotgaudi.server.front.run import HttpServer, StopTimes, bind
@@ -50,6 +51,7 @@ class ServeOptions:
     seccomp: Seccomp = "auto"
     stop_times: StopTimes = StopTimes()  # noqa: RUF009 - a frozen value
     stall_seconds: float | None = None
+    exposure: Exposure = Exposure()  # noqa: RUF009 - a frozen value
 
     @property
     def longest_step_seconds(self) -> float:
@@ -88,7 +90,7 @@ def launch(options: ServeOptions) -> None:
 
         hosts = AllowedHosts.of(options.listening.host, options.listening.allowed_hosts)
         server = HttpServer(
-            create_app(service, hosts),
+            create_app(service, hosts, options.exposure),
             listener,
             service,
             on_listening=on_listening,
@@ -120,6 +122,7 @@ def _start(options: ServeOptions, intake: Intake, intake_began: float) -> Servic
         model=served,
         manifest_id=model.manifest_id,
         binding=model.binding,
+        coverage=model.coverage,
         warmth=model.warmth,
         version=__version__,
         metrics=metrics,

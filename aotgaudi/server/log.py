@@ -1,18 +1,63 @@
-"""A log that nobody waits for: what its reader does not take in time is dropped and counted."""
+"""A log that nobody waits for: what its reader does not take in time is dropped and counted. Its lines, as text or JSON."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import threading
 import time
 from collections import deque
+from datetime import datetime, timezone
 from typing import TextIO
+
+from aotgaudi.server.exposure import LogFormat
+from aotgaudi.server.request_id import REQUEST_ID
 
 _MAX_HELD_BYTES = 1 << 20
 _CLOSE_SECONDS = 1.0
 _RETRY_SECONDS = 0.05
+
+
+class _TextFormatter(logging.Formatter):
+    """``20:15:01 INFO message [request 0a1b]``."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
+        """Part of logging: the line that stands above a traceback."""
+        line, request_id = super().formatMessage(record), _request_id_of(record)
+        return line if request_id is None else f"{line} [request {request_id}]"
+
+
+class _JsonFormatter(logging.Formatter):
+    """One JSON object a line: `time` (RFC 3339, UTC), `level`, `logger`, `message`, `request_id`, and what a record adds.
+
+    A record adds what its `fields` hold; and `exception`, a traceback.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Part of logging."""
+        moment = datetime.fromtimestamp(record.created, timezone.utc)
+        line: dict[str, object] = {
+            "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            "request_id": _request_id_of(record),
+        }
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=True, default=str)
+
+
+def _request_id_of(record: logging.LogRecord) -> str | None:
+    """Which request a record is about: as it says, else the one that is being handled. None: about none."""
+    said: str | None = getattr(record, "request_id", None)
+    return REQUEST_ID.get() if said is None else said
 
 
 class DroppingHandler(logging.Handler):
@@ -72,8 +117,14 @@ class DroppingHandler(logging.Handler):
                     time.sleep(_RETRY_SECONDS)
 
 
-def log_handler(stream: TextIO | None) -> logging.Handler:
+def log_handler(stream: TextIO | None, log_format: LogFormat = "text") -> logging.Handler:
     """Returns what writes a server's log to `stream`, which is standard error; None where the process has none."""
+    handler = _writer(stream)
+    handler.setFormatter(_JsonFormatter() if log_format == "json" else _TextFormatter())
+    return handler
+
+
+def _writer(stream: TextIO | None) -> logging.Handler:
     if stream is None:
         return logging.NullHandler()
     try:

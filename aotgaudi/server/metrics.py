@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -156,6 +157,7 @@ class Metrics:
     def __init__(self, model_name: str = "") -> None:
         """`model_name` is the label that vLLM's names have."""
         self._model_name = model_name
+        self.start_seconds, self.start_phases = 0.0, tuple[Phase, ...]()
         self.registry = registry = CollectorRegistry()
         self.requests = Counter(
             "aotgaudi_requests", "HTTP requests answered.", ["endpoint", "status"], registry=registry
@@ -229,7 +231,8 @@ class Metrics:
     def tell_start(self, seconds: float, phases: Iterable[Phase]) -> None:
         """Records how long the start took, and its phases."""
         self.time_to_ready.set(seconds)
-        for phase in phases:
+        self.start_seconds, self.start_phases = seconds, tuple(phases)
+        for phase in self.start_phases:
             self._phase_begin.labels(phase.name).set(phase.begin)
             self._phase_end.labels(phase.name).set(phase.end)
 
@@ -245,6 +248,10 @@ class Metrics:
     def expose(self, accept: str = "") -> tuple[bytes, str]:
         """Returns the metrics, and their content type, in the format that the `Accept` header asks for."""
         encode, content_type = choose_encoder(accept)
+        if isinstance(
+            encode, partial
+        ):  # Else it makes vllm_x of vllm:x (prometheus_client 0.26); no name of ours needs it.
+            encode = partial(encode.func, **{**encode.keywords, "escaping": "allow-utf-8"})
         return encode(WithVllmNames(self.registry.collect(), self._model_name)), content_type
 
     def _histogram(self, name: str, help_text: str, buckets: Sequence[float], *labels: str) -> Histogram:

@@ -58,7 +58,7 @@ class Service:
     """One model being served. Thread-safe as far as its parts are.
 
     An engine that has had work for `stall_seconds` and has not ended a step counts as stuck. `clock` counts seconds from
-    any start, `now` is the time of day.
+    any start, `now` is the time of day. `coverage` says whether every step that can be formed has an entry.
     """
 
     engine: EngineLike
@@ -69,6 +69,7 @@ class Service:
     warmth: Callable[[], Warmth]
     version: str
     binding: str = "not bound"
+    coverage: str = ""
     metrics: Metrics = field(default_factory=Metrics)
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     stall_seconds: float = DEFAULT_STALL_SECONDS

@@ -18,6 +18,7 @@ from aotgaudi.cli.commands.run import supervise
 from aotgaudi.cli.options.acceptance import acceptance_options
 from aotgaudi.cli.options.capacity import capacity_options
 from aotgaudi.cli.options.common import Command, store_option
+from aotgaudi.cli.options.exposure import exposure_options
 from aotgaudi.cli.options.listening import listening_options
 from aotgaudi.cli.options.supervision import SUPERVISION_NAMES, Supervision, supervision_options
 from aotgaudi.cores import available_cores
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from aotgaudi.engine.room import RoomLimits
     from aotgaudi.runtime.guard import Seccomp
     from aotgaudi.runtime.shards import WeightsMemory
+    from aotgaudi.server.exposure import Exposure
     from aotgaudi.server.front.limits import Listening
 
 
@@ -138,6 +140,7 @@ def _parse_override(
     show_default=True,
     help="Have the kernel refuse to start processes, once ready (the server's own with --require-warm only).",
 )
+@exposure_options
 @acceptance_options
 @supervision_options
 @store_option
@@ -161,6 +164,7 @@ def serve(  # noqa: PLR0913 - one argument per option
     prefix_caching: bool | None,
     policy: Policy | None,
     seccomp: Seccomp,
+    exposure: Exposure,
     acceptance: Acceptance,
     supervision: Supervision,
     store_root: Path,
@@ -197,12 +201,8 @@ def serve(  # noqa: PLR0913 - one argument per option
 
     if seccomp == "require" and not require_warm:
         raise click.UsageError("--seccomp require goes with --require-warm: else a builder may have to start")
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(message)s",
-        datefmt="%H:%M:%S",
-        handlers=[log_handler(sys.stderr)],
-    )
+    logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr, exposure.log_format)])
+    logging.captureWarnings(exposure.log_format == "json")
     model_options = ModelOptions(
         bundle=bundle,
         acceptance=acceptance,
@@ -227,6 +227,7 @@ def serve(  # noqa: PLR0913 - one argument per option
             seccomp=seccomp,
             stop_times=StopTimes(delay=drain_delay),
             stall_seconds=stall_seconds,
+            exposure=exposure,
         )
     )
 

@@ -1,0 +1,101 @@
+"""What the dashboard shows, as one JSON value. The page computes rates from two of them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from aotgaudi.engine.core import EngineStats
+from aotgaudi.engine.tallies import Tally
+from aotgaudi.llm.running import Warmth
+from aotgaudi.server.entry_metrics import labelled
+from aotgaudi.server.service import Service
+
+MAX_ENTRIES = 500
+"""Rows of entries, at most; the rest is one more row of each kind."""
+
+
+def dashboard_document(service: Service) -> dict[str, Any]:
+    """Returns what `service` is and does at this moment. Times are seconds; counts are since it was started."""
+    stats, warmth = service.engine.stats(), service.warmth()
+    return {
+        "server": {
+            "version": service.version,
+            "model": service.model.names[0],
+            "manifest_id": service.manifest_id,
+            "binding": service.binding,
+            "max_model_len": service.model.max_len,
+            "started_at": service.started_at,
+            "now": service.now().timestamp(),
+        },
+        "readiness": asdict(service.readiness()),
+        "coverage": _coverage(service, stats, warmth),
+        "start": {
+            "seconds": service.metrics.start_seconds,
+            "phases": [
+                {"phase": phase.name, "begin": phase.begin, "end": phase.end}
+                for phase in service.metrics.start_phases
+            ],
+        },
+        "requests": {
+            "running": stats.num_running,
+            "waiting": stats.num_waiting,
+            "oldest_waiting_seconds": stats.oldest_waiting_seconds,
+            "stalled_seconds": stats.stalled_seconds,
+            "finished": dict(stats.num_finished),
+            "refused": dict(stats.num_refused),
+            "preemptions": stats.num_preemptions,
+            "failed_steps": stats.num_failed_steps,
+        },
+        "tokens": {"prompt": stats.num_prefill_tokens, "generated": stats.num_output_tokens},
+        "kv": {
+            "used": stats.num_blocks_used,
+            "free": stats.num_blocks_free,
+            "cached": stats.num_blocks_kept,
+            "evicted": stats.num_blocks_evicted,
+            "highest": stats.max_block_used,
+        },
+        "prefix": {"queries": stats.num_prefix_queries, "hits": stats.num_prefix_hits},
+        "defrag": {"swaps": stats.num_defrag_swaps},
+        "kinds": {kind: _figures(tally) for kind, tally in stats.tallies.by_kind().items()},
+        "entries": [
+            {"kind": kind, "bucket": bucket, **_figures(tally)}
+            for (kind, bucket), tally in labelled(stats.tallies.entries, MAX_ENTRIES)
+        ],
+    }
+
+
+def _coverage(service: Service, stats: EngineStats, warmth: Warmth) -> dict[str, Any]:
+    return {
+        "said": service.coverage,
+        "entries": warmth.num_total,
+        "warm": warmth.num_warm,
+        "used": len(stats.tallies.entries),
+        "used_by_kind": {
+            kind: sum(entry.kind == kind for entry in stats.tallies.entries)
+            for kind in ("prompt", "decode", "defrag")
+        },
+        "not_warmed": warmth.num_not_warmed,
+        "compilations": dict(warmth.compilations),
+        "guard": list(warmth.layers),
+    }
+
+
+def _figures(tally: Tally) -> dict[str, Any]:
+    work = tally.work
+    return {
+        "steps": tally.steps.num,
+        "seconds": tally.steps.seconds,
+        "tokens": work.num_tokens,
+        "padding_tokens": work.num_padding_tokens,
+        "blocks": work.num_blocks,
+        "padding_blocks": work.num_padding_blocks,
+        "queued": tally.queue.num,
+        "queue_seconds": tally.queue.seconds,
+        "first_tokens": tally.first_token.num,
+        "first_token_seconds": tally.first_token.seconds,
+        "gaps": tally.gaps.num,
+        "gap_seconds": tally.gaps.seconds,
+        "prefix_tokens": tally.num_prefix_tokens,
+        "cached_tokens": tally.num_cached_tokens,
+    }
