@@ -51,6 +51,16 @@ def test_as_many_requests_are_drawn_of_each_bucket_as_were_counted(path: Path, p
     assert max(trace.prompt_tokens) < DRAWING.max_model_len
 
 
+def test_a_server_that_has_them_under_two_names_is_counted_once(path: Path) -> None:
+    both = exposition([3, 2, 1], [1, 1, 1]) + exposition([3, 2, 1], [1, 1, 1], "aotgaudi_")
+    path.write_text(exposition([3, 2, 1], [1, 1, 1]), encoding="utf-8")
+    once = read_trace(path, DRAWING)
+
+    path.write_text(both, encoding="utf-8")
+
+    assert read_trace(path, DRAWING) == once
+
+
 def test_the_same_text_gives_the_same_trace(path: Path) -> None:
     path.write_text(exposition([100] * 50, [20] * 50))
 
