@@ -16,7 +16,8 @@ _OLDEST_OF = 4
 """In a crowd, one in so many is the one that has waited the longest."""
 _MAX_LOOKED_AT = 64
 """Of how many `look` reads the beginning: 1.5 us each."""
-_PROBES = (b"GET ", b"HEAD")
+PROBES = (b"GET ", b"HEAD")
+"""How requests begin that only ask for something."""
 
 
 class Arrivals:
@@ -47,7 +48,7 @@ class Arrivals:
             if client not in self._peers:
                 continue
             beginning = _beginning(client)
-            if beginning in _PROBES:
+            if beginning in PROBES:
                 self._probes.append(client)
             elif beginning is None:
                 silent.append(client)
@@ -69,7 +70,7 @@ class Arrivals:
 def _beginning(client: socket.socket) -> bytes | None:
     """Returns the first bytes that `client` has sent, which stay there to be read; None: nothing yet."""
     try:
-        return client.recv(len(_PROBES[0]), socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        return client.recv(len(PROBES[0]), socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
         return None
     except OSError:

@@ -25,8 +25,10 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from uvicorn.server import ServerState
 
+from aotgaudi.server.front.arrivals import PROBES
 from aotgaudi.server.front.limits import ConnectionLimits, Reason
 from aotgaudi.server.front.strict import StrictReader
+from aotgaudi.server.front.turnstile import Turnstile
 from aotgaudi.server.http import error_body
 
 logger = logging.getLogger(__name__)
@@ -59,6 +61,7 @@ class Watcher(Protocol):
 
     limits: ConnectionLimits
     state: ServerState
+    turnstile: Turnstile
 
     def note(self, connection: Connection) -> None:
         """Takes note that `connection` may have begun or ceased to keep us waiting."""
@@ -84,6 +87,8 @@ class Connection(H11Protocol):  # type: ignore[misc,unused-ignore]
         self._phase: Phase = "head"
         self._since = loop.time()
         self._num_read = self._num_unsent = 0
+        self._held = b""
+        """What the client has sent before its turn came."""
 
     @property
     def peer(self) -> str:
@@ -97,7 +102,9 @@ class Connection(H11Protocol):  # type: ignore[misc,unused-ignore]
 
     @property
     def has_unread(self) -> bool:
-        """Whether the client has sent something that the event loop has not come to yet."""
+        """Whether the client has sent something that we have not come to yet."""
+        if self._held:
+            return True
         num_bytes = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.FIONREAD, b"\0" * 4)
         return any(num_bytes)
 
@@ -116,6 +123,21 @@ class Connection(H11Protocol):  # type: ignore[misc,unused-ignore]
     def data_received(self, data: bytes) -> None:
         """Part of asyncio's protocol."""
         self._num_read += len(data)
+        is_new = self._phase == "head" and not self.app_state.get("is_known")
+        if is_new and not data.startswith(PROBES) and not self._watcher.turnstile.admits():
+            self._held = data
+            self.flow.pause_reading()
+            self._watcher.turnstile.hold(self._begin)
+            return
+        self._receive(data)
+
+    def _begin(self) -> None:
+        held, self._held = self._held, b""
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            self._receive(held)
+
+    def _receive(self, data: bytes) -> None:
         super().data_received(data)
         self._step()
 

@@ -21,6 +21,7 @@ from uvicorn.server import ServerState
 from aotgaudi.server.front.arrivals import Arrivals
 from aotgaudi.server.front.connection import Connection
 from aotgaudi.server.front.limits import REASONS, ConnectionLimits, Reason
+from aotgaudi.server.front.turnstile import Turnstile
 from aotgaudi.server.http import error_body
 
 logger = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ class Listener:
         self._batch, self._turn_began = _BATCH, 0.0
         self._count = count
         self._loop: asyncio.AbstractEventLoop
+        self.turnstile: Turnstile
         self._incidents: Incidents
 
     def listen(self) -> None:
@@ -105,6 +107,7 @@ class Listener:
     def start(self) -> None:
         """Takes connections from now on."""
         self._loop = asyncio.get_running_loop()
+        self.turnstile = Turnstile(self._loop)
         self._incidents = Incidents(self._count, self._loop.time)
         self._loop.add_reader(self._socket, self._accept)
         self._sweeper = self._loop.call_later(self._sweep_seconds, self._sweep)

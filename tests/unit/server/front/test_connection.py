@@ -266,8 +266,16 @@ def test_in_a_crowd_nobody_makes_room_before_what_it_sent_is_read(serve: Serve, 
         client.close()
 
 
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        (b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n", b"HTTP/1.1 200"),
+        (b"POST /health HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n", b"HTTP/1.1 405"),
+    ],
+    ids=["probes", "requests"],
+)
 def test_who_comes_last_does_not_wait_for_a_whole_crowd_and_all_are_answered(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, question: bytes, answer: bytes
 ) -> None:
     answered: list[int] = []
     complete = Connection.on_response_complete
@@ -278,14 +286,14 @@ def test_who_comes_last_does_not_wait_for_a_whole_crowd_and_all_are_answered(
         complete(self)
 
     monkeypatch.setattr(Connection, "on_response_complete", completed)
-    running, question = serve(ConnectionLimits()), b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+    running = serve(ConnectionLimits())
     busy = threading.Event()
     running.server._listener._loop.call_soon_threadsafe(busy.wait, WAIT_SECONDS)
 
     crowd = [running.connect(question) for _ in range(400)]
     last = running.connect(question)
     busy.set()
-    assert {client.recv(12) for client in (last, *crowd)} == {b"HTTP/1.1 200"}
+    assert {client.recv(12) for client in (last, *crowd)} == {answer}
 
     assert answered.index(last.getsockname()[1]) < 200
     for client in (last, *crowd):
