@@ -36,6 +36,19 @@ class Cold:
     answers: tuple[str, ...]
     saved: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def artifacts(self) -> Mapping[str, int]:
+        """How many whole artifacts of each kind were saved (``num_aot_artifacts_saved``).
+
+        Torch counts what its own caches saved (``autograd_cache_saved``); who loads an artifact whole does not look there.
+        """
+        ending = "_saved"
+        return {
+            name.removesuffix(ending): number
+            for name, number in self.saved.items()
+            if name.endswith(f"_artifacts{ending}")
+        }
+
 
 @dataclass(frozen=True)
 class Proved:
@@ -184,16 +197,9 @@ def _unloaded(held: Sequence[CapturedFile], told: Sequence[History]) -> tuple[st
 
 
 def _not_loaded(ran: Ran, cold: Cold) -> Iterator[str]:
-    """Whole artifacts that a server counts as saved (``num_aot_artifacts_saved``), the next one must count as loaded.
-
-    Entries of caches below them need not be: torch counts what its own caches saved (``autograd_cache_saved``), and who
-    loads an artifact whole does not look there.
-    """
+    """What the first start saved whole, the next one must count as loaded."""
     loaded = ran.counters("_loaded")
-    for name, saved in cold.saved.items():
-        if not name.endswith("_artifacts_saved"):
-            continue
-        kind = name.removesuffix("_saved")
+    for kind, saved in cold.artifacts.items():
         found = loaded.get(f"{kind}_loaded", 0)
         if found < saved:
             yield f"{kind}: {found} of {saved} artifacts that the first start saved were loaded"

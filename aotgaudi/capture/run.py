@@ -217,8 +217,9 @@ def _require_witnesses(ran: Ran, setting: Setting) -> None:
 
 def _proof(setting: Setting, rules: Rules, cold: DraftRow) -> Proved:
     setting.progress.begin("2 proof")
-    proved = prove(setting, rules, cold.files, Cold(cold.answers, cold.saved))
-    saved = sum(cold.saved.values()) or proved.num_loaded
+    first = Cold(cold.answers, cold.saved)
+    proved = prove(setting, rules, cold.files, first)
+    saved = sum(first.artifacts.values()) or proved.num_loaded
     added = len(proved.files) - len(cold.files)
     more = f"; {added} files more than the first start left" if added else ""
     setting.progress.end(
