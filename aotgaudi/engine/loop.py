@@ -117,10 +117,10 @@ class Engine:
         ]
         with self._wake:
             self._check_open(requests)
-            is_crowd = self._room.is_crowd(connection, len(streams), is_new=is_new)
+            is_crowd = self._room.is_crowd(connection, len(streams))
             self._room.enter(connection, prompt_lens, is_new=is_new)
             for stream in streams:
-                stream.request.is_in_crowd = is_crowd
+                stream.request.is_in_crowd, stream.request.is_new = is_crowd, is_new
             if not self._streams:
                 self._progress_at = self._clock()
             self._streams.update((stream.request.request_id, stream) for stream in streams)

@@ -1,9 +1,13 @@
 """The queue of requests that wait: who is next. Leaving it takes O(1), wherever one stands.
 
-First come, first served, with one exception: while a request of a crowd runs, or if one was the last to be admitted (it may
-have run for one step), those that came alone go first. A crowd is what comes together over one connection, or over
-connections that are all new (`Room.is_crowd`). So who asks for 64 completions at once does not make everybody else wait for
-all of them; and since one of a crowd always runs on, and else takes turns with the others, crowds are served as well.
+First come, first served, with two exceptions.
+
+* While a request of a crowd runs, or if one was the last to be admitted (it may have run for one step), those that came
+  alone go first. A crowd is what comes together over one connection. So who asks for 64 completions at once does not make
+  everybody else wait for all of them; and since one of a crowd always runs on, and else takes turns with the others, crowds
+  are served as well.
+* Of those that came alone, who has a connection that has had an answer before takes turns with those whose connections are
+  new. So thousands of new connections do not make everybody else wait for all of them.
 """
 
 from __future__ import annotations
@@ -17,32 +21,44 @@ from aotgaudi.engine.request import Request
 
 
 class WaitingQueue:
-    """Two lines, of requests that came alone and of those in crowds, each in the order of arrival. One thread only."""
+    """Three lines: of requests that came alone over known and over new connections, and of those in crowds.
+
+    Each is in the order of arrival. One thread only.
+    """
 
     def __init__(self) -> None:
-        self._alone: OrderedDict[Request, None] = OrderedDict()
+        self._known: OrderedDict[Request, None] = OrderedDict()
+        self._new: OrderedDict[Request, None] = OrderedDict()
         self._crowds: OrderedDict[Request, None] = OrderedDict()
+        self._last: OrderedDict[Request, None] = self._known
+        """Where the last one came from that was taken."""
         self._numbers = count()
 
     def __len__(self) -> int:
-        return len(self._alone) + len(self._crowds)
+        return len(self._known) + len(self._new) + len(self._crowds)
 
     def __iter__(self) -> Iterator[Request]:
         """Yields all requests in the order of arrival."""
-        return merge(self._alone, self._crowds, key=lambda request: request.number)
+        return merge(self._known, self._new, self._crowds, key=lambda request: request.number)
 
     @property
     def oldest(self) -> Request | None:
         """Who arrived first; None when nobody waits."""
-        alone, crowd = self.first_alone, next(iter(self._crowds), None)
-        if alone is None or crowd is None:
-            return alone or crowd
-        return min(alone, crowd, key=lambda request: request.number)
+        return _oldest(_first(self._known), _first(self._new), _first(self._crowds))
 
     @property
     def first_alone(self) -> Request | None:
-        """Who arrived first of those that came alone."""
-        return next(iter(self._alone), None)
+        """Who is next of those that came alone."""
+        known, new = _first(self._known), _first(self._new)
+        return known if known and self._last is self._new else _oldest(known, new)
+
+    def next(self, *, runs_crowd: bool) -> Request | None:
+        """Returns who is next; None when nobody waits. `runs_crowd`: a request of a crowd runs."""
+        alone = self.first_alone
+        if alone is None or runs_crowd or self._last is self._crowds:
+            return alone or self.oldest
+        crowd = _first(self._crowds)
+        return alone if crowd is None or alone.number < crowd.number else crowd
 
     def add(self, request: Request) -> None:
         """Lets a request join that has just arrived."""
@@ -55,9 +71,25 @@ class WaitingQueue:
         line[request] = None
         line.move_to_end(request, last=False)
 
+    def take(self, request: Request) -> None:
+        """Lets a request go that is admitted. Raises KeyError unless it waits here."""
+        self.remove(request)
+        self._last = self._line(request)
+
     def remove(self, request: Request) -> None:
         """Lets a request go. Raises KeyError unless it waits here."""
         del self._line(request)[request]
 
     def _line(self, request: Request) -> OrderedDict[Request, None]:
-        return self._crowds if request.is_in_crowd else self._alone
+        if request.is_in_crowd:
+            return self._crowds
+        return self._new if request.is_new else self._known
+
+
+def _first(line: OrderedDict[Request, None]) -> Request | None:
+    return next(iter(line), None)
+
+
+def _oldest(*requests: Request | None) -> Request | None:
+    waiting = [request for request in requests if request is not None]
+    return min(waiting, key=lambda request: request.number) if waiting else None

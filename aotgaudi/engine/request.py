@@ -51,7 +51,7 @@ class Request:
     `max_tokens` is resolved: prompt and output together fit the server's limits. The i-th sampled token
     always uses the i-th draw of the request's own generator, so that neither preemption nor other requests in
     the batch change the result. `arrived_at` is in seconds of the engine's clock. `is_in_crowd`: it came together with
-    others over one connection, or while others of that connection were open, or over a new connection to many others.
+    others over one connection, or while others of that connection were open. `is_new`: over one that had had no answer yet.
     `number` is its place in the order of arrival, and `queued_at` the time of that in seconds of steps. `started_at`
     is when its first step began, and `last_token_at` when its newest token was sampled, on the clock of `arrived_at`; None:
     not yet.
@@ -69,6 +69,7 @@ class Request:
     seed: int
     arrived_at: float = 0.0
     is_in_crowd: bool = False
+    is_new: bool = False
     cache_salt: str = ""
     number: int = field(default=-1, init=False)
     state: RequestState = RequestState.WAITING

@@ -22,8 +22,6 @@ _SHARE = 4
 """A connection gets one part in so many of what the others leave."""
 _RESERVED = 8
 """One part in so many of a limit is not for new connections."""
-_MANY = 16
-"""So much of a limit is taken, one part in so many, that what comes over new connections besides is a crowd."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,15 +84,13 @@ class Room:
         """Whether nothing is open."""
         return self._requests.num_taken == 0
 
-    def is_crowd(self, connection: Hashable, num_prompts: int, *, is_new: bool = False) -> bool:
-        """Returns whether these prompts are several, with what the connection has open, or come new to many others."""
-        if is_new and self._requests.num_taken >= max(self._requests.limit // _MANY, 1):
-            return True
-        return self._are_several(connection, num_prompts)
+    def is_crowd(self, connection: Hashable, num_prompts: int) -> bool:
+        """Returns whether these prompts, with what the connection has open, are several."""
+        return connection is not None and num_prompts + self._requests.by_connection[connection] > 1
 
     def check(self, connection: Hashable, prompt_lens: Sequence[int], *, is_new: bool = False) -> None:
         """Raises RequestError: 429 where there is no room for all these prompts now, 400 where there never is."""
-        has_share = self._are_several(connection, len(prompt_lens))
+        has_share = self.is_crowd(connection, len(prompt_lens))
         for quota, amount in ((self._requests, len(prompt_lens)), (self._tokens, sum(prompt_lens))):
             self._check(quota, amount, connection, has_share=has_share, is_new=is_new)
 
@@ -108,9 +104,6 @@ class Room:
         """Gives back the room of one request that `enter` has let in."""
         self._requests.add(connection, -1)
         self._tokens.add(connection, -prompt_len)
-
-    def _are_several(self, connection: Hashable, num_prompts: int) -> bool:
-        return connection is not None and num_prompts + self._requests.by_connection[connection] > 1
 
     def _check(
         self, quota: _Quota, amount: int, connection: Hashable, *, has_share: bool, is_new: bool

@@ -96,7 +96,6 @@ class Scheduler:
         self.num_preemptions = 0
         self._eos_token_ids = frozenset(eos_token_ids)
         self._waiting = WaitingQueue()
-        self._crowd_was_last = False
         self._running: list[Request] = []  # In the order of admission.
         self._costs = StepCosts()
         self._turns = Turns(policy, limits, self._costs)
@@ -275,8 +274,7 @@ class Scheduler:
 
     def _next_waiting(self) -> Request | None:
         """Returns who is to be admitted next; see aotgaudi/engine/queue.py."""
-        crowd_is_served = self._crowd_was_last or any(request.is_in_crowd for request in self._running)
-        return (self._waiting.first_alone if crowd_is_served else None) or self._waiting.oldest
+        return self._waiting.next(runs_crowd=any(request.is_in_crowd for request in self._running))
 
     def _displace_crowds(self) -> None:
         """Preempts the newest requests of crowds, but for the last, where one that came alone has no room otherwise."""
@@ -302,8 +300,7 @@ class Scheduler:
         return self.pool.can_allocate(num_blocks - num_shared)
 
     def _admit(self, request: Request) -> None:
-        self._waiting.remove(request)
-        self._crowd_was_last = request.is_in_crowd
+        self._waiting.take(request)
         block_size, cached = self.limits.block_size, self._cached_blocks(request)
         self.pool.share(cached)
         new = self.pool.allocate(num_blocks_for(request.num_tokens, block_size) - len(cached))

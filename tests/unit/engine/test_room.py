@@ -73,16 +73,6 @@ def test_a_server_with_nothing_open_takes_a_prompt_of_anybody(max_requests: int)
     room.enter("new", [40], is_new=True)
 
 
-def test_what_comes_over_new_connections_to_many_others_is_a_crowd() -> None:
-    room = Room(RoomLimits(max_requests=64), MAX_MODEL_LEN)
-    for number in range(4):
-        assert not room.is_crowd(number, 1, is_new=True)
-        room.enter(number, [1], is_new=True)
-
-    assert room.is_crowd("new", 1, is_new=True)
-    assert not room.is_crowd("known", 1)
-
-
 def test_a_connection_has_a_share_of_the_tokens_too() -> None:
     room = Room(LIMITS, MAX_MODEL_LEN)
     for number in range(2):

@@ -55,6 +55,7 @@ def _add(
     *,
     max_tokens: int = 32,
     is_in_crowd: bool = False,
+    is_new: bool = False,
     **params: object,
 ) -> Request:
     request = Request(
@@ -64,6 +65,7 @@ def _add(
         max_tokens=max_tokens,
         seed=0,
         is_in_crowd=is_in_crowd,
+        is_new=is_new,
     )
     scheduler.add(request)
     return request
@@ -503,9 +505,14 @@ def test_leaving_a_long_queue_costs_little_wherever_one_stands() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.one_of(st.tuples(st.integers(-30, 30), st.booleans()), st.none()), max_size=60))
+@given(
+    st.lists(
+        st.one_of(st.tuples(st.integers(-30, 30), st.sampled_from(["known", "new", "crowd"])), st.none()),
+        max_size=60,
+    )
+)
 def test_each_kind_of_request_stays_in_the_order_of_its_arrival_whoever_leaves(
-    actions: list[tuple[int, bool] | None],
+    actions: list[tuple[int, str] | None],
 ) -> None:
     """A positive number adds a request of so many tokens, another ends one of those that are there, None is a step."""
     scheduler = _scheduler(num_blocks=9)
@@ -515,15 +522,19 @@ def test_each_kind_of_request_stays_in_the_order_of_its_arrival_whoever_leaves(
             if scheduler.has_work:
                 _step(scheduler)
         elif action[0] > 0:
-            arrived.append(_add(scheduler, action[0], max_tokens=37 - action[0], is_in_crowd=action[1]))
+            length, kind = action
+            is_in_crowd, is_new = kind == "crowd", kind == "new"
+            arrived.append(
+                _add(scheduler, length, max_tokens=37 - length, is_in_crowd=is_in_crowd, is_new=is_new)
+            )
         elif arrived:
             scheduler.finish(arrived[action[0] % len(arrived)], "abort")
         arrived = [request for request in arrived if not request.is_finished]
 
         there = [*scheduler.running, *scheduler.waiting]
-        for kind in (True, False):
-            assert [r for r in there if r.is_in_crowd is kind] == [
-                r for r in arrived if r.is_in_crowd is kind
+        for flags in ((True, False), (False, True), (False, False)):
+            assert [r for r in there if (r.is_in_crowd, r.is_new) == flags] == [
+                r for r in arrived if (r.is_in_crowd, r.is_new) == flags
             ]
         assert scheduler.waiting == tuple(r for r in arrived if r in scheduler.waiting)
         assert scheduler.oldest_waiting is next(iter(scheduler.waiting), None)
@@ -559,6 +570,28 @@ class TestCrowds:
 
         assert [request.is_finished for request in alone] == [True, True]
         assert [request.is_finished for request in crowd] == [True, True, False, False, False, False]
+
+    def test_known_connections_take_turns_with_new_ones(self) -> None:
+        scheduler = _scheduler(max_num_seqs=1)
+        new = [_add(scheduler, 2, is_new=True, max_tokens=1) for _ in range(6)]
+        _step(scheduler)
+        known = [_add(scheduler, 2, max_tokens=1) for _ in range(2)]
+
+        _steps(scheduler, 4)
+
+        assert [request.is_finished for request in known] == [True, True]
+        assert [request.is_finished for request in new] == [True] * 3 + [False] * 3
+
+    def test_who_came_alone_over_a_new_connection_goes_before_crowds(self) -> None:
+        scheduler = _scheduler(max_num_seqs=1)
+        for _ in range(6):
+            _add(scheduler, 2, is_in_crowd=True, max_tokens=1)
+        _step(scheduler)
+        new = _add(scheduler, 2, is_new=True, max_tokens=1)
+
+        _step(scheduler)
+
+        assert new.is_finished
 
     def test_one_of_a_crowd_always_runs_on(self) -> None:
         scheduler = _scheduler(max_num_seqs=2)
