@@ -78,7 +78,9 @@ class Products:
         target = at_level(probe("native"), level)
         text = to_text(torch.export.export(Calls(), (calls,), strict=False).graph)
         unit = Unit(text, unit_key(text, target), "int8")
-        self._unit = InductorRuntime(target).load(InductorCompiler(target).compile(unit, folder).files)
+        made = InductorCompiler(target).compile(unit, folder)
+        self._runtime, self._layouts = InductorRuntime(target), made.layouts
+        self._unit = self._runtime.load(made.files)
 
     def inputs(self, name: str) -> list[Tensor]:
         return [tensor.clone() for tensor in self._given[name]]
@@ -86,7 +88,10 @@ class Products:
     def run(self, name: str, inputs: list[Tensor]) -> Tensor:
         """Returns the product of one case, after seeing that what comes after it reads the same."""
         given = {**self._given, name: inputs}
-        results = self._unit.run([tensor for tensors in given.values() for tensor in tensors])
+        listed = [tensor for tensors in given.values() for tensor in tensors]
+        for place, layout in self._layouts.items():
+            listed[place] = self._runtime.prepare(layout, listed[place])
+        results = self._unit.run(listed)
         number = list(given).index(name)
         torch.testing.assert_close(results[len(given) + number], after(results[number]), equal_nan=True)
         return results[number]

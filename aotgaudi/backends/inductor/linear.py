@@ -4,8 +4,8 @@ A product of few rows costs what reading its weights costs, and as a checkpoint 
 (docs/benchmarks.md). A server loads a model once, so it reorders once (`InductorRuntime.prepare`), and the unit takes the
 reordered weight as an input: artifacts still hold no weights. There are two layouts:
 
-* `PANELS`, with AVX512_BF16: a template of ours, ``panels.h``, reads them as one stream. Embeddings take tables in panels
-  too, so that one which is the head's weight as well is in memory once.
+* `PANELS`, with AVX512_BF16: a template of ours, ``panels.h``, reads them as one stream, those in 8 bits as well.
+  Embeddings take tables in panels too, so that one which is the head's weight as well is in memory once.
 * `REORDERED`, with AVX-512 of any other kind: oneDNN, which chooses its instructions at run time (tiles, where there are
   some). Inductor knows such products for weights that are constants of the graph alone. Here its lowering is replaced,
   while a unit is compiled, by the node that it would end in.
@@ -13,17 +13,21 @@ reordered weight as an input: artifacts still hold no weights. There are two lay
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import fx
 from torch._inductor import ir, mkldnn_ir
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from aotgaudi.backends.inductor import panels
 from aotgaudi.backends.inductor.levels import TILE_FEATURE, IsaLevel
-from aotgaudi.backends.inductor.panels import IN_PANELS, ROWS_OF_PANELS
+from aotgaudi.backends.inductor.panels import IN_PANELS, INT8_IN_PANELS, ROWS_OF_PANELS
 from aotgaudi.backends.inductor.runtime import PANELS, REORDERED
+from aotgaudi.backends.inductor.samples import example_inputs
 from aotgaudi.graphs.canonical import InputSpec
+from aotgaudi.graphs.int8_linear import INT8_LINEAR
 
 _LINEAR, _EMBEDDING = torch.ops.aten.linear.default, torch.ops.aten.embedding.default
 _PRODUCT = torch.ops.mkldnn._linear_pointwise
@@ -36,16 +40,22 @@ def reorder_weights(graph: fx.GraphModule, specs: list[InputSpec], level: IsaLev
     """
     layouts: dict[int, str] = {}
     layout = _layout_for(level)
+    dtypes = _dtypes_of(graph, specs) if layout == PANELS else {}
     placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
     for number, (node, spec) in enumerate(zip(placeholders, specs, strict=True)):
-        if layout is None or spec[0] != "bfloat16":
-            continue
-        if _is_weight_alone(node) or (layout == PANELS and _is_table_alone(node)):
+        if layout is not None and _takes(layout, node, spec[0], dtypes):
             layouts[number] = layout
             for user in list(node.users):
                 _replace(graph.graph, user, layout)
     graph.recompile()
     return layouts
+
+
+def _takes(layout: str, node: fx.Node, dtype: str, dtypes: Mapping[fx.Node, torch.dtype]) -> bool:
+    """Whether all that uses an input takes it in a layout."""
+    if dtype == "int8":
+        return layout == PANELS and _is_int8_alone(node, dtypes)
+    return dtype == "bfloat16" and (_is_weight_alone(node) or (layout == PANELS and _is_table_alone(node)))
 
 
 def _layout_for(level: IsaLevel) -> str | None:
@@ -62,6 +72,36 @@ def _is_weight_alone(node: fx.Node) -> bool:
     )
 
 
+def _is_int8_alone(node: fx.Node, dtypes: Mapping[fx.Node, torch.dtype]) -> bool:
+    """Whether an input is the weight of linear layers in 8 bits over inputs in bfloat16, and nothing else."""
+    return bool(node.users) and all(
+        user.target is INT8_LINEAR and user.args[1] is node and dtypes[user.args[0]] is torch.bfloat16  # type: ignore[index]
+        for user in node.users
+    )
+
+
+class _Dtypes(fx.Interpreter):
+    """Notes the dtype of each tensor."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        super().__init__(graph)
+        self.found: dict[fx.Node, torch.dtype] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Part of fx's interpreter."""
+        value = super().run_node(n)
+        if isinstance(value, torch.Tensor):
+            self.found[n] = value.dtype
+        return value
+
+
+def _dtypes_of(graph: fx.GraphModule, specs: list[InputSpec]) -> Mapping[fx.Node, torch.dtype]:
+    noted = _Dtypes(graph)
+    with FakeTensorMode() as mode:
+        noted.run(*map(mode.from_tensor, example_inputs(specs, seed=0)))
+    return noted.found
+
+
 def _is_table_alone(node: fx.Node) -> bool:
     """Whether an input is the table of embeddings, and nothing else."""
     return bool(node.users) and all(
@@ -71,7 +111,9 @@ def _is_table_alone(node: fx.Node) -> bool:
 
 def _replace(graph: fx.Graph, node: fx.Node, layout: str) -> None:
     with graph.inserting_before(node):
-        if node.target is _EMBEDDING:
+        if node.target is INT8_LINEAR:
+            product = graph.call_function(INT8_IN_PANELS, node.args)
+        elif node.target is _EMBEDDING:
             product = graph.call_function(ROWS_OF_PANELS, node.args[:2])
         elif layout == PANELS:
             product = graph.call_function(IN_PANELS, _operands(node))

@@ -3,57 +3,86 @@
 // A panel has 16 outputs; it holds, for each pair of inputs, the pair's weights of every output: [K / 2][16][2]. A product
 // of few rows reads its weights once, from the first byte to the last: one stream, which is what memory is fastest at. What
 // an output of a row is depends on that row alone, in whatever company: sums are float32, in the order of the inputs.
+//
+// Weights are bfloat16, or integers of 8 bits, which bfloat16 holds exactly: they are widened on their way into registers, and
+// where rows are many, once for all of them.
 #ifndef AOTGAUDI_PANELS
 #define AOTGAUDI_PANELS
+#include <type_traits>
 namespace aotgaudi {
 
-template <int64_t M, int64_t N, int64_t K>
+// What the outputs of a panel are multiplied by, and what is added to them.
+struct Finish {
+  __m512 scale, more;
+  __mmask16 used;
+};
+
+template <int64_t M, int64_t N, int64_t K, typename W = c10::BFloat16>
 struct Panels {
   using T = c10::BFloat16;
-  using Pair = int32_t;
+  using Pair = int32_t;                                                       // two inputs
+  using WeightPair = std::conditional_t<sizeof(W) == 1, int16_t, int32_t>;    // the weights of two inputs
   static constexpr int64_t P = 16;           // outputs of a panel
   static constexpr int64_t J = (K + 1) / 2;  // pairs of inputs
   static constexpr int64_t ROWS = 16;        // whose sums fit into registers
   static constexpr int64_t PANELS = (N + P - 1) / P;
+  static constexpr bool WIDENS_FIRST = sizeof(W) == 1 && M > ROWS;
 
   // Asks for the weights that come 32 KiB later: the machine's own foresight ends where a pair takes long.
-  static inline void fetch(const Pair* weights) { __builtin_prefetch(weights + (32 << 10) / sizeof(Pair), 0, 2); }
+  static inline void fetch(const void* weights) {
+    __builtin_prefetch(static_cast<const char*>(weights) + (32 << 10), 0, 2);
+  }
 
-  // R rows of one panel: `x` and `output` begin at the first row, `output` and `bias` at the panel's first output.
-  template <int64_t R, bool FIRST>
-  static inline void rows(const Pair* x, const Pair* panel, __m512 bias, __mmask16 used, T* output) {
+  static inline __m512bh load(const int32_t* weights) { return (__m512bh)_mm512_loadu_si512(weights); }
+  static inline __m512bh load(const int16_t* weights) {
+    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights));
+    const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes)));
+    const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1)));
+    return _mm512_cvtne2ps_pbh(high, low);
+  }
+
+  // R rows of one panel: `x` and `output` begin at the first row, `output` at the panel's first output.
+  template <int64_t R, bool FIRST, typename Q>
+  static inline void rows(const Pair* x, const Q* panel, const Finish& finish, T* output) {
     __m512 sums[R];
 #pragma GCC unroll 16
     for (int64_t r = 0; r < R; ++r) sums[r] = _mm512_setzero_ps();
     for (int64_t j = 0; j < J; ++j) {
       if constexpr (FIRST) fetch(panel + j * P);
-      const __m512bh weights = (__m512bh)_mm512_loadu_si512(panel + j * P);
+      const __m512bh weights = load(panel + j * P);
 #pragma GCC unroll 16
       for (int64_t r = 0; r < R; ++r)
         sums[r] = _mm512_dpbf16_ps(sums[r], weights, (__m512bh)_mm512_set1_epi32(x[r * J + j]));
     }
 #pragma GCC unroll 16
-    for (int64_t r = 0; r < R; ++r)
-      _mm256_mask_storeu_epi16(output + r * N, used, (__m256i)_mm512_cvtneps_pbh(sums[r] + bias));
-  }
-
-  // The rows from `m` on: R at a time as far as they go, then half as many.
-  template <int64_t R, bool FIRST>
-  static inline void all_rows(int64_t m, const Pair* x, const Pair* panel, __m512 bias, __mmask16 used, T* output) {
-    if constexpr (M % (2 * R) >= R || (R == ROWS && M >= R)) {
-      rows<R, FIRST>(x + m * J, panel, bias, used, output + m * N);
-      m += R;
-      for (; R == ROWS && m + R <= M; m += R) rows<R, false>(x + m * J, panel, bias, used, output + m * N);
-      if constexpr (R > 1) all_rows<R / 2, false>(m, x, panel, bias, used, output);
-    } else if constexpr (R > 1) {
-      all_rows<R / 2, FIRST>(m, x, panel, bias, used, output);
+    for (int64_t r = 0; r < R; ++r) {
+      const __m512 sum = sizeof(W) == 1 ? sums[r] * finish.scale : sums[r];
+      _mm256_mask_storeu_epi16(output + r * N, finish.used, (__m256i)_mm512_cvtneps_pbh(sum + finish.more));
     }
   }
 
-  static inline __m512 bias_of(const T* bias, __mmask16 used) {
-    if (bias == nullptr) return _mm512_setzero_ps();
-    const __m512i words = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(used, bias));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
+  // The rows from `m` on: R at a time as far as they go, then half as many.
+  template <int64_t R, bool FIRST, typename Q>
+  static inline void all_rows(int64_t m, const Pair* x, const Q* panel, const Finish& finish, T* output) {
+    if constexpr (M % (2 * R) >= R || (R == ROWS && M >= R)) {
+      rows<R, FIRST>(x + m * J, panel, finish, output + m * N);
+      m += R;
+      for (; R == ROWS && m + R <= M; m += R) rows<R, false>(x + m * J, panel, finish, output + m * N);
+      if constexpr (R > 1) all_rows<R / 2, false>(m, x, panel, finish, output);
+    } else if constexpr (R > 1) {
+      all_rows<R / 2, FIRST>(m, x, panel, finish, output);
+    }
+  }
+
+  static inline Finish finish_of(const float* scales, const T* bias, int64_t p) {
+    const __mmask16 used = N - p * P >= P ? 0xffff : (1 << (N % P)) - 1;
+    Finish finish{_mm512_setzero_ps(), _mm512_setzero_ps(), used};
+    if (scales != nullptr) finish.scale = _mm512_maskz_loadu_ps(used, scales + p * P);
+    if (bias != nullptr) {
+      const __m512i words = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(used, bias + p * P));
+      finish.more = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
+    }
+    return finish;
   }
 
   // Rows of an odd number of inputs end with a zero, as the panels do.
@@ -66,15 +95,30 @@ struct Panels {
     return rows;
   }
 
-  // output[M][N] = x[M][K] times the weights, plus bias[N] unless that is null.
-  static void run(const T* x, const T* weights, const T* bias, T* output) {
+  // One panel; `wide` has room for its weights in bfloat16 where they are widened first.
+  static inline void panel(const Pair* x, const WeightPair* weights, const Finish& finish, int32_t* wide, T* output) {
+    if constexpr (WIDENS_FIRST) {
+      for (int64_t j = 0; j < J; ++j) {
+        fetch(weights + j * P);
+        _mm512_storeu_si512(wide + j * P, (__m512i)load(weights + j * P));
+      }
+      all_rows<ROWS, false>(0, x, const_cast<const int32_t*>(wide), finish, output);
+    } else {
+      all_rows<ROWS, true>(0, x, weights, finish, output);
+    }
+  }
+
+  // output[M][N] = x[M][K] times the weights, times scales[N] where they are integers, plus bias[N] unless that is null.
+  static void run(const T* x, const W* weights, const float* scales, const T* bias, T* output) {
     const std::unique_ptr<T[]> copy = K % 2 == 0 ? nullptr : padded(x);
     const Pair* pairs = reinterpret_cast<const Pair*>(K % 2 == 0 ? x : copy.get());
-#pragma omp parallel for schedule(static) if (omp_get_max_threads() > 1)
-    for (int64_t p = 0; p < PANELS; ++p) {
-      const __mmask16 used = N - p * P >= P ? 0xffff : (1 << (N % P)) - 1;
-      const __m512 more = bias_of(bias == nullptr ? nullptr : bias + p * P, used);
-      all_rows<ROWS, true>(0, pairs, reinterpret_cast<const Pair*>(weights) + p * J * P, more, used, output + p * P);
+    const WeightPair* first = reinterpret_cast<const WeightPair*>(weights);
+#pragma omp parallel if (omp_get_max_threads() > 1)
+    {
+      const std::unique_ptr<int32_t[]> wide(WIDENS_FIRST ? new int32_t[J * P] : nullptr);
+#pragma omp for schedule(static)
+      for (int64_t p = 0; p < PANELS; ++p)
+        panel(pairs, first + p * J * P, finish_of(scales, bias, p), wide.get(), output + p * P);
     }
   }
 };

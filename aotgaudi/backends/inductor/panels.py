@@ -9,13 +9,18 @@ import torch
 from torch import Tensor
 
 from aotgaudi.backends.inductor.template import called
+from aotgaudi.graphs.int8_linear import INT8_LINEAR
 
 _CALL = r"""
   using Linear = aotgaudi::Panels<{{num_rows}}, {{num_out}}, {{num_in}}>;
-  Linear::run(x, weight, {{"bias" if has_bias else "nullptr"}}, output);
+  Linear::run(x, weight, nullptr, {{"bias" if has_bias else "nullptr"}}, output);
 """
 
 
+_CALL_INT8 = r"""
+  using Linear = aotgaudi::Panels<{{num_rows}}, {{num_out}}, {{num_in}}, int8_t>;
+  Linear::run(x, weight, scales, {{"bias" if has_bias else "nullptr"}}, output);
+"""
 _PICK = r"""
   aotgaudi::RowsOfPanels<{{num_rows}}, {{num_out}}, {{num_in}}>::run(ids, table, output);
 """
@@ -33,6 +38,19 @@ def _(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
+@torch.library.custom_op("aotgaudi::int8_linear_in_panels", mutates_args=())
+def int8_linear_in_panels(x: Tensor, weight: Tensor, scales: Tensor, bias: Optional[Tensor]) -> Tensor:
+    """What a product over `PANELS` of integers computes, of weights [out, in] as they are made: to be compiled, not run."""
+    result: Tensor = INT8_LINEAR(x, weight, scales, bias)
+    return result
+
+
+@int8_linear_in_panels.register_fake
+def _(x: Tensor, weight: Tensor, scales: Tensor, bias: Optional[Tensor]) -> Tensor:
+    del scales, bias
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
 @torch.library.custom_op("aotgaudi::embedding_in_panels", mutates_args=())
 def embedding_in_panels(table: Tensor, ids: Tensor) -> Tensor:
     """What an embedding over `PANELS` picks, of a table [num_embeddings, size] as it is stored: to be compiled, not run."""
@@ -45,22 +63,31 @@ def _(table: Tensor, ids: Tensor) -> Tensor:
 
 
 IN_PANELS = torch.ops.aotgaudi.linear_in_panels.default
+INT8_IN_PANELS = torch.ops.aotgaudi.int8_linear_in_panels.default
 ROWS_OF_PANELS = torch.ops.aotgaudi.embedding_in_panels.default
 
 
 def _lower(x: Any, weight: Any, bias: Any) -> Any:
+    return _product(_CALL, x, weight, {"bias": bias})
+
+
+def _lower_int8(x: Any, weight: Any, scales: Any, bias: Any) -> Any:
+    return _product(_CALL_INT8, x, weight, {"scales": scales, "bias": bias})
+
+
+def _product(body: str, x: Any, weight: Any, more: dict[str, Any]) -> Any:
     *rows, num_in = map(int, x.get_size())
     num_out = int(weight.get_size()[0])
     return called(
         "panels",
-        _CALL,
-        {"x": x, "weight": weight, "bias": bias},
+        body,
+        {"x": x, "weight": weight, **more},
         [*rows, num_out],
         x.get_dtype(),
         num_rows=prod(rows),
         num_out=num_out,
         num_in=num_in,
-        has_bias=bias is not None,
+        has_bias=more["bias"] is not None,
     )
 
 
@@ -79,5 +106,5 @@ def _lower_embedding(table: Any, ids: Any) -> Any:
     )
 
 
-LOWERINGS = {IN_PANELS: _lower, ROWS_OF_PANELS: _lower_embedding}
+LOWERINGS = {IN_PANELS: _lower, INT8_IN_PANELS: _lower_int8, ROWS_OF_PANELS: _lower_embedding}
 """What inductor makes of the operators."""

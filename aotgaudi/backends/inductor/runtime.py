@@ -98,13 +98,17 @@ class InductorRuntime:
 
 
 def in_panels(weight: torch.Tensor) -> torch.Tensor:
-    """Returns a weight [out, in] of bfloat16 as panels.h reads it: [out / 16, in / 2, 16, 2], rounded up, zeros behind."""
+    """Returns a weight [out, in] as panels.h reads it: [out / 16, in / 2, 16, 2], rounded up, zeros behind.
+
+    `weight` is of bfloat16 or int8.
+    """
     num_out, num_in = weight.shape
     more = (0, num_in % 2, 0, -num_out % _PANEL)
     is_whole = not any(more)  # Torch copies also to pad by nothing.
     padded = weight.contiguous() if is_whole else torch.nn.functional.pad(weight, more)
-    pairs = padded.view(torch.int32).view(-1, _PANEL, padded.shape[1] // 2)
-    return pairs.transpose(1, 2).contiguous().view(torch.bfloat16).view(*pairs.shape[::2], _PANEL, 2)
+    pair = torch.int16 if weight.dtype is torch.int8 else torch.int32
+    pairs = padded.view(pair).view(-1, _PANEL, padded.shape[1] // 2)
+    return pairs.transpose(1, 2).contiguous().view(weight.dtype).view(*pairs.shape[::2], _PANEL, 2)
 
 
 def _name_of(path: Path) -> str:

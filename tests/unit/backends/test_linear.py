@@ -70,6 +70,26 @@ def test_where_there_is_no_faster_product_nothing_changes(level, dtype: str) -> 
     ]
 
 
+@pytest.mark.parametrize(
+    ("level", "dtype", "layouts"),
+    [
+        (BF16, "bfloat16", {1: PANELS}),
+        (BF16, "float32", {}),
+        (BF16, "float16", {}),
+        (AVX512, "bfloat16", {}),
+        (AMX, "bfloat16", {}),
+    ],
+)
+def test_integers_go_into_panels_where_products_of_bfloat16_read_them(level, dtype: str, layouts) -> None:
+    inputs = [["input", dtype, [2, 8], [8, 1]], ["input", "int8", [4, 8], [8, 1]]]
+    scales = ["input", "float32", [4], [1]]
+    call = ["call", "aotgaudi.int8_linear.default", [{"%": 0}, {"%": 1}, {"%": 2}, None], {}]
+    lines = [HEADER, *inputs, scales, call, ["output", [{"%": 3}]]]
+    graph, specs = from_text("\n".join(map(json.dumps, lines)) + "\n")
+
+    assert reorder_weights(graph, specs, level) == layouts
+
+
 def test_a_layout_of_another_version_is_refused() -> None:
     with pytest.raises(TargetError, match=r"layout 'later'"):
         InductorRuntime(this_machine()).prepare("later", torch.zeros(2, 2))
