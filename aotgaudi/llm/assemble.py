@@ -97,7 +97,10 @@ def _assembled(options: ModelOptions, held: Holding) -> RunningModel:
 
     def warmth() -> Warmth:
         num_built = 0 if builder is None else builder.num_built
-        return Warmth(len(executables), num_total, num_built, guard.compilations(), guard.layers)
+        num_samplers = executables.num_samplers_used
+        return Warmth(
+            len(executables), num_total, num_built, guard.compilations(), guard.layers, num_samplers
+        )
 
     return RunningModel(
         engine=engine,

@@ -67,6 +67,7 @@ class Warmth:
 
     `num_not_warmed` counts steps whose entry was not loaded when it was needed; `compilations` counts by cause, see
     `aotgaudi.runtime.guard.CAUSES`. `layers` are those of the guard, from below; none before it is armed.
+    `num_samplers_used` counts the sampler entries that steps have asked for.
     """
 
     num_warm: int
@@ -74,6 +75,7 @@ class Warmth:
     num_not_warmed: int
     compilations: Mapping[Cause, int]
     layers: tuple[Layer, ...] = ()
+    num_samplers_used: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

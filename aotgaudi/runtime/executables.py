@@ -120,6 +120,12 @@ class ExecutableTable:
         """Returns the batch sizes that have a sampler, ascending, without 0."""
         return tuple(sorted({size for size, _ in self._samplers if size}))
 
+    @property
+    def num_samplers_used(self) -> int:
+        """How many sampler entries steps have asked for. Any thread."""
+        found = list(self._serving.values())  # At once, whoever adds one meanwhile; hashing them is not.
+        return len(set(found))
+
     def sampler(self, batch_size: int, signature: SamplerSignature) -> SamplerEntry:
         """Returns the entry that serves a batch: one of its signature, or else the cheapest that does more.
 

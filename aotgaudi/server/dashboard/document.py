@@ -66,15 +66,15 @@ def dashboard_document(service: Service) -> dict[str, Any]:
 
 
 def _coverage(service: Service, stats: EngineStats, warmth: Warmth) -> dict[str, Any]:
+    entries = stats.tallies.entries
+    used = {kind: sum(entry.kind == kind for entry in entries) for kind in ("prompt", "decode", "defrag")}
+    used["sampler"] = warmth.num_samplers_used
     return {
         "said": service.coverage,
         "entries": warmth.num_total,
         "warm": warmth.num_warm,
-        "used": len(stats.tallies.entries),
-        "used_by_kind": {
-            kind: sum(entry.kind == kind for entry in stats.tallies.entries)
-            for kind in ("prompt", "decode", "defrag")
-        },
+        "used": sum(used.values()),
+        "used_by_kind": used,
         "not_warmed": warmth.num_not_warmed,
         "compilations": dict(warmth.compilations),
         "guard": list(warmth.layers),

@@ -91,11 +91,13 @@ function chart(place, series) {
 }
 
 function rates(pick) {
-  return history.map((one, index) => {
+  const values = history.map((one, index) => {
     const before = history[Math.max(0, index - 1)];
     const span = one.at - before.at;
     return span > 0 ? Math.max(0, (pick(one.data) - pick(before.data)) / span) : 0;
   });
+  if (values.length > 1) values[0] = values[1];  // Nothing came before the first.
+  return values;
 }
 
 function drawCharts() {

@@ -12,7 +12,9 @@ from starlette.testclient import TestClient
 from aotgaudi.engine.steps import StepWork
 from aotgaudi.engine.tallies import TalliesSnapshot, Tally, Total
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
+from aotgaudi.llm.running import Warmth
 from aotgaudi.phases import Phase
+from aotgaudi.runtime.guard import CAUSES
 from aotgaudi.server.app import create_app
 from aotgaudi.server.dashboard.document import MAX_ENTRIES
 from aotgaudi.server.exposure import Exposure
@@ -99,7 +101,8 @@ def test_entries_have_their_figures_and_the_rest_is_one_row(
     entries[PromptEntry(1, 128, 0)] = tally
     stats = replace(engine.stats(), tallies=TalliesSnapshot(entries))
     engine.stats = lambda: stats
-    client = TestClient(create_app(make_service(), exposure=SHOWN))
+    warmth = Warmth(4, 4, 0, dict.fromkeys(CAUSES, 0), num_samplers_used=3)
+    client = TestClient(create_app(make_service(warmth=lambda: warmth), exposure=SHOWN))
 
     data = client.get("/dashboard/data").json()
 
@@ -109,7 +112,13 @@ def test_entries_have_their_figures_and_the_rest_is_one_row(
     assert rows["decode", "1,1,8"]["padding_tokens"] == 2
     assert rows["decode", "other"]["steps"] == 4
     assert rows["prompt", "other"]["gaps"] == 6
-    assert data["coverage"]["used_by_kind"] == {"prompt": 1, "decode": MAX_ENTRIES + 2, "defrag": 0}
+    assert data["coverage"]["used_by_kind"] == {
+        "prompt": 1,
+        "decode": MAX_ENTRIES + 2,
+        "defrag": 0,
+        "sampler": 3,
+    }
+    assert data["coverage"]["used"] == MAX_ENTRIES + 6
     assert data["kinds"]["decode"]["tokens"] == 6 * (MAX_ENTRIES + 2)
 
 
