@@ -15,6 +15,7 @@ ORDER = (
     "ready",
     "rebuild",
     "enumerate",
+    "tune",
     "build",
     "decode",
     "int8",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from aotgaudi.errors import SpecError
-from aotgaudi.spec.bucketing import BucketingSpec, DecodeBounds, PromptBounds, SlidingSpec
+from aotgaudi.spec.bucketing import BucketingSpec, DecodeBounds, PromptBounds, SlidingSpec, TunedBuckets
 from aotgaudi.spec.limits import ServingLimits
 
 Bucket = tuple[int, int, int]
@@ -48,6 +48,7 @@ class BucketingInputs:
     prompt: PromptBounds = field(default_factory=PromptBounds)
     decode: DecodeBounds = field(default_factory=DecodeBounds)
     file_text: str | None = None
+    tuned: TunedBuckets | None = None
 
     @classmethod
     def from_spec(cls, limits: ServingLimits, bucketing: BucketingSpec) -> BucketingInputs:
@@ -70,6 +71,7 @@ class BucketingInputs:
             prompt=bucketing.prompt,
             decode=bucketing.decode,
             file_text=bucketing.file_text,
+            tuned=bucketing.tuned,
         )
 
     @property

@@ -37,6 +37,7 @@ from aotgaudi.bucketing.rules import (
     TwoDimensionalVersion,
 )
 from aotgaudi.bucketing.strategy import BucketingInputs, Strategy, UnifiedStrategy
+from aotgaudi.bucketing.tuned import TunedStrategy
 from aotgaudi.bucketing.upstream_lookup import LookupRules, UpstreamLookup
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.bucketing import BucketingSpec
@@ -263,7 +264,9 @@ def find_version(name: str) -> BucketingVersion:
 
 
 def find_strategy(version: str, strategy: str) -> Strategy:
-    """Returns a strategy of a version. Raises SpecError, which names the known ones."""
+    """Returns a strategy of a version; ``tuned`` is ours, and all have it. Raises SpecError, which names the known ones."""
+    if strategy == "tuned":
+        return TunedStrategy()
     found = find_version(version).strategies.get(strategy)
     if found is None:
         raise _unknown_strategy(version, strategy)

@@ -96,6 +96,7 @@ COMMANDS: Mapping[str, LazyCommand] = MappingProxyType(
         "report": LazyCommand(
             "aotgaudi.cli.commands.report:report", "Show a spec, a manifest or a bundle on one page."
         ),
+        "tune": LazyCommand("aotgaudi.cli.commands.tune:tune", "Choose buckets from a trace of requests."),
         "cache": LazyCommand(
             "aotgaudi.cli.commands.cache:cache", "Inspect, shrink, check and share the store."
         ),

@@ -239,7 +239,9 @@ class _Writer:
                     f"{self.version.name}: a bucket file for these limits has no {name} bucket that is kept"
                 )
         text = _text(self.server, rows)
-        bucketing = self.server.bucketing.model_copy(update={"strategy": "file", "file_text": text})
+        bucketing = self.server.bucketing.model_copy(
+            update={"strategy": "file", "file_text": text, "tuned": None}
+        )
         spec = self.server.model_copy(update={"bucketing": bucketing})
         inputs = BucketingInputs.from_spec(spec.limits, bucketing)
         strategy = find_strategy(bucketing.version, "file")

@@ -169,10 +169,11 @@ def estimate_memory(spec: BuildSpec, entries: Iterable[Entry]) -> MemoryEstimate
 def kv_cache_bytes(spec: BuildSpec) -> int:
     """Returns the bytes of a rank's KV cache, all its layers and the padding block included. Raises SpecError."""
     tokens = (spec.limits.num_blocks + 1) * spec.limits.block_size
-    return tokens * _kv_bytes_per_token(spec) * spec.parallel.layers_of_rank(spec.model.num_layers)
+    return tokens * kv_bytes_per_token(spec) * spec.parallel.layers_of_rank(spec.model.num_layers)
 
 
-def _kv_bytes_per_token(spec: BuildSpec) -> int:
+def kv_bytes_per_token(spec: BuildSpec) -> int:
+    """Returns the bytes that a token takes in the cache of one layer of a rank."""
     quantization = spec.model.quantization
     value_bytes = None if quantization is None else quantization.kv_value_bytes
     return _kv_values_per_token(spec) * (value_bytes or _DTYPE_BYTES[spec.model.dtype])
@@ -205,7 +206,7 @@ class _Factors:
         return cls(
             block_size=spec.limits.block_size,
             per_token=(2 * model.hidden_size + wide) * dtype_bytes,
-            per_key=_kv_bytes_per_token(spec),
+            per_key=kv_bytes_per_token(spec),
             per_pair=dtype_bytes,
             per_row=model.vocab_size * _LOGIT_BYTES,
         )

@@ -10,7 +10,7 @@ from aotgaudi.errors import SpecError
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.limits import LARGEST_LIMIT
 
-StrategyName = Literal["exponential", "linear", "padding_aware", "file", "unified"]
+StrategyName = Literal["exponential", "linear", "padding_aware", "file", "unified", "tuned"]
 
 VersionName = Literal[
     "vllm-gaudi@091bbad",
@@ -73,6 +73,33 @@ class SlidingSpec(SpecValue):
     slice_len: int = Field(default=1024, ge=1, le=LARGEST_LIMIT)
 
 
+Pair = tuple[Annotated[int, Field(ge=0, le=LARGEST_LIMIT)], Annotated[int, Field(ge=0, le=LARGEST_LIMIT)]]
+
+
+class TunedBuckets(SpecValue):
+    """The buckets of the ``tuned`` strategy, as they are: each is one entry. Ascending, each once.
+
+    `prompts`: (query length, context blocks) of chunks of one sequence. `decodes`: (batch size, blocks). What is chosen
+    depends on traffic, so a spec holds the result (docs/adr/0058).
+    """
+
+    prompts: tuple[Pair, ...]
+    decodes: tuple[Pair, ...]
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> TunedBuckets:
+        for name, pairs, least in (("prompts", self.prompts, (1, 0)), ("decodes", self.decodes, (1, 1))):
+            where = f"bucketing.tuned.{name}"
+            if not pairs:
+                raise SpecError(where, "is empty", "at least one pair")
+            if list(pairs) != sorted(set(pairs)):
+                raise SpecError(where, "is not in order", "ascending pairs, each one once")
+            small = next((pair for pair in pairs if pair[0] < least[0] or pair[1] < least[1]), None)
+            if small is not None:
+                raise SpecError(where, f"has {list(small)}", f"at least {list(least)}")
+        return self
+
+
 class BucketingSpec(SpecValue):
     """Names one strategy and version of ``aotgaudi.bucketing.versions``, and its options.
 
@@ -87,9 +114,10 @@ class BucketingSpec(SpecValue):
     `file_text`: the content of a bucket file, of the ``file`` strategy (a spec in TOML names it as `file`).
     `short_queries`: query lengths of prompt entries of our own, ascending, after each context of the table: for chunks
     beside decodes, short prompts, and what is left of a prompt after cached blocks.
+    `tuned`: the buckets of the ``tuned`` strategy, which is our own and the same in every version (``aotgaudi tune``).
     """
 
-    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"short_queries"})
+    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"short_queries", "tuned"})
 
     strategy: StrategyName = "exponential"
     version: VersionName = "vllm-gaudi@091bbad"
@@ -107,6 +135,7 @@ class BucketingSpec(SpecValue):
     decode: DecodeBounds = DecodeBounds()
     file_text: str | None = None
     short_queries: tuple[Annotated[int, Field(ge=1, le=LARGEST_LIMIT)], ...] = ()
+    tuned: TunedBuckets | None = None
 
     @model_validator(mode="after")
     def _check_short_queries(self) -> BucketingSpec:
@@ -125,5 +154,15 @@ class BucketingSpec(SpecValue):
                 "bucketing.file",
                 "is missing" if self.strategy == "file" else f"is given with strategy {self.strategy!r}",
                 'strategy = "file" and file = "PATH" go together',
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_tuned(self) -> BucketingSpec:
+        if (self.strategy == "tuned") != (self.tuned is not None):
+            raise SpecError(
+                "bucketing.tuned",
+                "is missing" if self.strategy == "tuned" else f"is given with strategy {self.strategy!r}",
+                'strategy = "tuned" and the table [bucketing.tuned] go together: `aotgaudi tune` writes both',
             )
         return self

@@ -51,6 +51,7 @@ class BuildSpec(SpecValue):
         check_parallel(self.parallel, self.model)
         self._check_batch_invariant()
         self._check_short_queries()
+        self._check_tuned()
         limits, positions = self.limits, self.model.max_position_embeddings
         if limits.max_model_len > positions and not limits.allow_long_max_model_len:
             raise SpecError(
@@ -86,6 +87,15 @@ class BuildSpec(SpecValue):
                 "bucketing.short_queries",
                 f"has {queries[-1]}, more than a step has tokens",
                 f"at most max_num_batched_tokens {self.limits.max_num_batched_tokens}",
+            )
+
+    def _check_tuned(self) -> None:
+        """A vLLM server makes its buckets by itself, or reads them from a file."""
+        if self.bucketing.strategy == "tuned" and self.scheduler.engine != "aotgaudi":
+            raise SpecError(
+                "bucketing.strategy",
+                f"is 'tuned', with engine {self.scheduler.engine!r}",
+                'strategy = "file": `aotgaudi tune --bucket-file` writes the file',
             )
 
     def to_json(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from aotgaudi.engine.request import Request
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.scheduler import Scheduled, Scheduler
 from aotgaudi.engine.steps import GREEDY_ROW, DecodeStep, PromptStep, SamplingRow, StepTable
-from aotgaudi.entries import DecodeEntry, PromptEntry
+from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.scheduler import Policy
@@ -141,6 +141,7 @@ class Replaying:
         self.now = 0.0
         self._clients, self._scheduler, self._seconds_of = clients, scheduler, seconds_of
         self._num_arrived = 0
+        self._known: dict[Entry, float] = {}
 
     def steps(self) -> Iterator[ReplayedStep]:
         """Yields the steps until every request has ended."""
@@ -149,7 +150,9 @@ class Replaying:
             scheduled = scheduler.schedule()
             assert scheduled is not None  # There is work.
             entry = scheduled.step.entry
-            seconds = self._seconds_of(entry)
+            seconds = self._known.get(entry)
+            if seconds is None:
+                seconds = self._known[entry] = self._seconds_of(entry)
             yield ReplayedStep(scheduler.needed(scheduled), entry, self.now)
             scheduler.complete(scheduled, [0] * len(scheduled.requests))
             scheduler.observe(entry, seconds)

@@ -53,6 +53,11 @@ class Trace:
         since = tuple(arrival - arrivals[0] for arrival in arrivals)
         return Trace(since, self.prompt_tokens[first:last], self.generated_tokens[first:last])
 
+    def faster(self, factor: float) -> Trace:
+        """Returns the same requests, coming `factor` times as fast."""
+        since = tuple(arrival / factor for arrival in self.arrivals)
+        return Trace(since, self.prompt_tokens, self.generated_tokens)
+
     def halves(self) -> tuple[Trace, Trace]:
         """Returns the earlier half of the requests, and the later one. Raises SpecError for fewer than two."""
         _require(len(self) > 1, "has one request", "at least two, to have two halves")

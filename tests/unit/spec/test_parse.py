@@ -105,7 +105,7 @@ def test_config_path_is_relative_to_the_spec_and_its_content_is_embedded(tmp_pat
             text_of(rest='[bucketing]\nstrategy = "expo"'),
             (
                 "bucketing.strategy: is 'expo' "
-                "(should be 'exponential', 'linear', 'padding_aware', 'file' or 'unified')"
+                "(should be 'exponential', 'linear', 'padding_aware', 'file', 'unified' or 'tuned')"
             ),
         ),
         (

@@ -1,0 +1,246 @@
+"""Which boxes cover points at the least cost, when there may be so many of them: exact dynamic programs over integers.
+
+A point has a first and a second coordinate, and comes so many times. A box reaches from the origin to a corner, and covers
+the points in it; what a point costs is what its box costs, which grows with the corner. Points take boxes as the
+engine's look-up does (bucketing/lookup.py): the covering box whose first coordinate is least, then its second.
+
+**One dimension.** Sorted points are cut into runs; the last point of a run is its box. With F the number of points up to a
+point and c the cost of a box, the best of m boxes up to point b is::
+
+    best(m, b) = F(b) * c(b) + min over a < b of best(m - 1, a) - F(a) * c(b)
+
+the least of lines at ever larger places. So one box more takes linear time. This is the optimum.
+
+**Two dimensions.** The first coordinate is cut into slabs, and the points of a slab into runs by the second; both at best,
+for every number of boxes at once. This is the optimum among the tables in which a slab has a box for each of its points.
+Other tables let a few points of a slab pass to a later one. ``traffic.bound`` says how much better any table could be.
+
+Where an axis has more than some dozens of values it is first cut, in one dimension and at best, to that many.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+Point = tuple[int, int]
+Box = tuple[int, int]
+Cost = Callable[[int, int], int]
+"""What a box costs by its corner; it grows with both coordinates, and is positive."""
+
+MOST_FIRST, MOST_SECOND, MOST_IN_SLAB = 64, 64, 24
+"""How many values an axis has at most, and how many boxes a slab."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The best tables of 1, 2, ... boxes: `costs` has one number each, and more boxes than it has are of no use."""
+
+    costs: tuple[int, ...]
+    _chosen: Callable[[int], tuple[Box, ...]]
+
+    @property
+    def most(self) -> int:
+        """The most boxes that are of use."""
+        return len(self.costs)
+
+    def cost(self, num: int) -> int:
+        """Returns the cost of at most `num` boxes, from 1 on."""
+        return self.costs[min(num, self.most) - 1]
+
+    def boxes(self, num: int) -> tuple[Box, ...]:
+        """Returns a table of that cost, ascending; it may have fewer boxes."""
+        return self._chosen(min(num, self.most))
+
+
+def best_runs(points: Sequence[tuple[int, int]], most: int) -> list[list[int]]:
+    """Returns, for each number of boxes from 1 to `most`, the best cost of the first 1, 2, ... points.
+
+    `points` are (how often, cost of a box that ends there), ascending by cost; how often is at least 1.
+    """
+    return [layer for layer, _ in _layers(points, most)]
+
+
+def _layers(points: Sequence[tuple[int, int]], most: int) -> list[tuple[list[int], list[int]]]:
+    """Per number of boxes: the best costs, and after how many points the last run begins."""
+    sums = [0, *accumulate(count for count, _ in points)]
+    costs = [cost for _, cost in points]
+    layers = [([sums[b + 1] * costs[b] for b in range(len(points))], [0] * len(points))]
+    for num in range(2, min(most, len(points)) + 1):
+        layers.append(_next_layer(layers[-1][0], sums, costs, num))
+    return layers
+
+
+def _next_layer(
+    before: Sequence[int], sums: Sequence[int], costs: Sequence[int], num: int
+) -> tuple[list[int], list[int]]:
+    """One box more. The lines ``before(a) - F(a) * x`` fall ever more steeply, and x grows, so the lower hull is a queue.
+
+    Where points are fewer than boxes, a box is left out.
+    """
+    best, begin = list(before[: num - 1]), list(range(num - 1))
+    hull: list[int] = []  # How many points lie before the last run.
+    first = 0
+    for b in range(num - 1, len(costs)):
+        _push(hull, first, b, before, sums)
+        x = costs[b]
+        while first + 1 < len(hull) and _at(hull[first + 1], x, before, sums) <= _at(
+            hull[first], x, before, sums
+        ):
+            first += 1
+        best.append(sums[b + 1] * x + _at(hull[first], x, before, sums))
+        begin.append(hull[first])
+    return best, begin
+
+
+def _at(a: int, x: int, before: Sequence[int], sums: Sequence[int]) -> int:
+    return before[a - 1] - sums[a] * x
+
+
+def _push(hull: list[int], first: int, new: int, before: Sequence[int], sums: Sequence[int]) -> None:
+    """Adds the line of `new`, and drops those that it and an earlier one leave no room for."""
+    while len(hull) - first >= 2:
+        left, middle = hull[-2], hull[-1]
+        above = (before[new - 1] - before[left - 1]) * (sums[middle] - sums[left])
+        below = (before[middle - 1] - before[left - 1]) * (sums[new] - sums[left])
+        if above > below:
+            break
+        hull.pop()
+    hull.append(new)
+
+
+def runs(points: Sequence[tuple[int, int]], num: int) -> list[int]:
+    """Returns the numbers of the points at which the best `num` boxes end, ascending; the last one is the last point's."""
+    layers = _layers(points, num)
+    ends, end = [], len(points)
+    for _, begin in reversed(layers):
+        if end == 0:
+            break
+        ends.append(end - 1)
+        end = begin[end - 1]
+    return ends[::-1]
+
+
+def best_tables(counts: Mapping[Point, int], cost: Cost, most: int) -> Curve:
+    """Returns the best tables of 1 to `most` boxes for points that come so often.
+
+    Each point comes once at least. Any order of `counts` gives the same.
+    """
+    firsts, seconds = axis_values(counts, cost, 0, MOST_FIRST), axis_values(counts, cost, 1, MOST_SECOND)
+    table = [[0] * len(seconds) for _ in firsts]
+    for (first, second), count in counts.items():
+        table[bisect_left(firsts, first)][bisect_left(seconds, second)] += count
+    return _Slabs(firsts, seconds, table, cost, most).curve()
+
+
+def axis_values(counts: Mapping[Point, int], cost: Cost, axis: int, most: int) -> list[int]:
+    """Returns at most `most` values of an axis, ascending, among them the largest: the best cut of that axis alone."""
+    values = _marginal(counts, axis)
+    if len(values) <= most:
+        return [value for value, _ in values]
+    middle = _middle(counts, 1 - axis)
+    weighed = [(count, cost(value, middle) if axis == 0 else cost(middle, value)) for value, count in values]
+    return [values[end][0] for end in runs(weighed, most)]
+
+
+def _marginal(counts: Mapping[Point, int], axis: int) -> list[tuple[int, int]]:
+    """The values of an axis, ascending, and how often each comes."""
+    totals: Counter[int] = Counter()
+    for point, count in counts.items():
+        totals[point[axis]] += count
+    return sorted(totals.items())
+
+
+def _middle(counts: Mapping[Point, int], axis: int) -> int:
+    total = sum(counts.values())
+    return sum(point[axis] * count for point, count in counts.items()) // total
+
+
+@dataclass(frozen=True)
+class _Slabs:
+    """The program in two dimensions. `table[i][j]`: how often points come that round up to firsts[i], seconds[j]."""
+
+    firsts: Sequence[int]
+    seconds: Sequence[int]
+    table: Sequence[Sequence[int]]
+    cost: Cost
+    most: int
+
+    def curve(self) -> Curve:
+        """Returns the best for each number of boxes."""
+        best: list[dict[int, int]] = [{0: 0}]  # After i values of the first axis: boxes -> cost.
+        cuts: list[dict[int, tuple[int, int]]] = [
+            {}
+        ]  # Where the last slab begins, and how many boxes it has.
+        for end in range(1, len(self.firsts) + 1):
+            found: dict[int, int] = {}
+            cut: dict[int, tuple[int, int]] = {}
+            column = [0] * len(self.seconds)
+            for begin in range(end - 1, -1, -1):
+                column = [a + b for a, b in zip(column, self.table[begin], strict=True)]
+                self._extend(found, cut, best[begin], begin, self._slab_costs(end, column))
+            best.append(found)
+            cuts.append(cut)
+        last = best[-1]
+        costs = accumulate((last.get(num, last[1]) for num in range(1, max(last) + 1)), min)
+        return Curve(tuple(costs), lambda num: self._boxes(last, cuts, num))
+
+    def _extend(
+        self,
+        found: dict[int, int],
+        cut: dict[int, tuple[int, int]],
+        before: Mapping[int, int],
+        begin: int,
+        slab: Sequence[int],
+    ) -> None:
+        most = self.most
+        for size, own in enumerate(slab, start=1):
+            for num, cost in before.items():
+                total, boxes = cost + own, num + size
+                if boxes <= most and (boxes not in found or total < found[boxes]):
+                    found[boxes], cut[boxes] = total, (begin, size)
+
+    def _points(self, end: int, column: Sequence[int]) -> list[tuple[int, int]]:
+        first = self.firsts[end - 1]
+        return [
+            (count, self.cost(first, second))
+            for second, count in zip(self.seconds, column, strict=True)
+            if count
+        ]
+
+    def _slab_costs(self, end: int, column: Sequence[int]) -> list[int]:
+        return [layer[-1] for layer in best_runs(self._points(end, column), min(MOST_IN_SLAB, self.most))]
+
+    def _boxes(
+        self, costs: Mapping[int, int], cuts: Sequence[Mapping[int, tuple[int, int]]], num: int
+    ) -> tuple[Box, ...]:
+        num = min((each for each in costs if each <= num), key=lambda each: (costs[each], each))
+        boxes, end = [], len(self.firsts)
+        while end:
+            begin, size = cuts[end][num]
+            column = [sum(row) for row in zip(*self.table[begin:end], strict=True)]
+            seconds = [second for second, count in zip(self.seconds, column, strict=True) if count]
+            ends = runs(self._points(end, column), size)
+            boxes += [(self.firsts[end - 1], seconds[at]) for at in ends]
+            num, end = num - size, begin
+        return tuple(sorted(boxes))
+
+
+def finder(boxes: Iterable[Box]) -> Callable[[Point], Box | None]:
+    """Returns the look-up: the covering box of least first coordinate, then of least second one; None where none covers."""
+    by_first: dict[int, list[int]] = defaultdict(list)
+    for first, second in sorted(boxes):
+        by_first[first].append(second)
+    firsts = sorted(by_first)
+
+    def find(point: Point) -> Box | None:
+        for index in range(bisect_left(firsts, point[0]), len(firsts)):
+            seconds = by_first[firsts[index]]
+            if seconds[-1] >= point[1]:
+                return firsts[index], seconds[bisect_left(seconds, point[1])]
+        return None
+
+    return find

@@ -1,0 +1,310 @@
+"""Buckets chosen from traffic: a trace is replayed, the sizes of its steps are counted, and the cheapest table is taken.
+
+1. **Demand.** The trace is replayed in a table that has an entry for every size (`FineTable`), which stands for no
+   choice of buckets. What the steps needed is counted.
+2. **Choice.** Of all ways to give so many entries to prompts and decodes, and to place them, the cheapest for that demand
+   (``traffic.partition``). One entry of each phase is the largest step that can be formed: so the table is closed. A small
+   share of the demand is spread over all that can be formed, for what this traffic did not have and other traffic has.
+3. **Proof.** The spec with these buckets is enumerated and proved as any other.
+4. **Judgement.** The trace is replayed in the chosen table. Buckets have an influence on the steps: where some are short,
+   chunks beside decodes are cut shorter. So what is predicted from the demand and what is replayed differ a little;
+   both are given.
+
+All is integers, and seconds that are made by the four basic operations: the same on every machine.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts
+from aotgaudi.entries import DecodeEntry, PromptEntry
+from aotgaudi.errors import SpecError
+from aotgaudi.manifest.enumerate import enumerate_entries
+from aotgaudi.manifest.work import StepEntry, WorkModel
+from aotgaudi.spec.bucketing import TunedBuckets
+from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.spec.limits import ServingLimits
+from aotgaudi.spec.scheduler import SchedulerSpec
+from aotgaudi.traffic.bound import Relaxation, least_cost
+from aotgaudi.traffic.partition import Cost, Point, axis_values, best_tables
+from aotgaudi.traffic.replay import Replayed, replay
+from aotgaudi.traffic.trace import Trace
+
+MOST_ENTRIES = 400
+"""Most entries of both phases that are looked for."""
+
+FEWEST_ENTRIES = 2
+
+MOST_BATCH_SIZES = 16
+"""Most batch sizes of decodes: each has sampler entries of its own."""
+
+_SPREAD = 100
+"""One part in so many of the demand's work is spread over all steps that can be formed."""
+
+_FINE = 10_000
+"""So many times each step counts, so that a share of the work of a large one is a whole number."""
+
+
+@dataclass(frozen=True)
+class FineTable:
+    """An entry for every query of a prompt's chunk, in multiples of `query_step`, and for every batch size of decodes.
+
+    Blocks and contexts are told apart as far as it matters for how long steps take: each is a quarter more than the last.
+    """
+
+    limits: ServingLimits
+    query_step: int
+
+    def find_prompt(self, batch_size: int, query_len: int, num_ctx_blocks: int) -> PromptEntry | None:
+        """Returns the entry for one chunk; None for more."""
+        longest = self.max_query_len(num_ctx_blocks, batch_size)
+        if query_len > longest:
+            return None
+        return PromptEntry(
+            1, min(longest, _multiple(query_len, self.query_step)), self._rounded(num_ctx_blocks)
+        )
+
+    def find_decode(self, batch_size: int, num_blocks: int) -> DecodeEntry | None:
+        """Returns the entry for a decode."""
+        return DecodeEntry(batch_size, 1, self._rounded(num_blocks))
+
+    def max_query_len(self, num_ctx_blocks: int, batch_size: int = 1) -> int:
+        """Returns the longest query that a step can have."""
+        del num_ctx_blocks
+        return min(self.limits.max_num_batched_tokens, self.limits.max_model_len) if batch_size == 1 else 0
+
+    def _rounded(self, num_blocks: int) -> int:
+        return self._sizes[bisect_left(self._sizes, num_blocks)]
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        return [0, *_geometric(self.limits.num_blocks, 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """How often steps of each size came: prompts by (query, context blocks), decodes by (blocks, batch size).
+
+    Queries are rounded up to the query step, batch sizes to a few that are best.
+    """
+
+    prompts: Mapping[Point, int]
+    decodes: Mapping[Point, int]
+
+    @classmethod
+    def of(
+        cls, needs: Mapping[StepEntry, int], limits: ServingLimits, work: WorkModel, query_step: int
+    ) -> Demand:
+        """Returns the demand of steps that were needed, each `_FINE` times, with a share that is spread."""
+        reachable = ReachablePrompts(limits), ReachableDecodes(limits)
+        longest = reachable[0].longest_query(0)
+        prompts: Counter[Point] = Counter()
+        decodes: Counter[Point] = Counter()
+        for entry, count in needs.items():
+            if isinstance(entry, PromptEntry):
+                query_len = min(longest, _multiple(entry.query_len, query_step))
+                prompts[query_len, entry.num_ctx_blocks] += _FINE * count
+            else:
+                decodes[entry.num_blocks, entry.batch_size] += _FINE * count
+        _spread(prompts, list(_prompt_places(reachable[0], query_step)), work.prompt_work)
+        _spread(decodes, list(_decode_places(reachable[1])), work.decode_work)
+        return cls(prompts, _of_few_batch_sizes(decodes, work.decode_work))
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """The work of some steps in a table of `num_entries` prompts and decodes, and what of it they needed."""
+
+    name: str
+    num_entries: int
+    work: int
+    needed: int
+
+    @property
+    def share(self) -> float:
+        """Which part of the work is padding."""
+        return 1 - self.needed / self.work
+
+
+class Tuner:
+    """Chooses tables for one trace and one spec, whatever the budget; the trace is replayed once.
+
+    Raises:
+        SpecError: the spec describes a server whose steps are not those of our scheduler's look-up; or no request fits.
+    """
+
+    def __init__(self, spec: BuildSpec, trace: Trace, work: WorkModel, query_step: int | None = None) -> None:
+        _require_tunable(spec)
+        self.spec, self.work = spec, work
+        self.query_step = query_step or spec.limits.block_size
+        self.trace, self.policy = trace, spec.scheduler.policy
+        fine = FineTable(spec.limits, self.query_step)
+        self.collected = replay(trace, spec.limits, fine, work.seconds, self.policy)
+        self.demand = Demand.of(self.collected.needs, spec.limits, work, self.query_step)
+        self._prompts = best_tables(self.demand.prompts, work.prompt_work, MOST_ENTRIES)
+        self._decodes = best_tables(self.demand.decodes, work.decode_work, MOST_ENTRIES)
+
+    def tuned(self, num_entries: int) -> BuildSpec:
+        """Returns the spec with the cheapest buckets, of at most `num_entries` prompts and decodes. Raises SpecError."""
+        if not FEWEST_ENTRIES <= num_entries <= MOST_ENTRIES:
+            raise SpecError("--entries", f"is {num_entries}", f"{FEWEST_ENTRIES} to {MOST_ENTRIES}")
+        num_prompts, _ = self._split(num_entries)
+        prompts = self._prompts.boxes(num_prompts)
+        decodes = self._decodes.boxes(num_entries - num_prompts)
+        return with_buckets(
+            self.spec, TunedBuckets(prompts=prompts, decodes=tuple(sorted((b, n) for n, b in decodes)))
+        )
+
+    def predicted(self, spec: BuildSpec, name: str) -> Padding:
+        """Returns what the steps that were needed cost in the entries of a spec. Raises SpecError as enumerating does."""
+        table = BucketTable.from_entries(enumerate_entries(spec))
+        return padding_of(name, table, self.collected.needs, self.work)
+
+    def replayed(self, spec: BuildSpec, name: str, trace: Trace | None = None) -> tuple[Padding, Replayed]:
+        """Returns what a trace, by default the one that was tuned for, costs in the entries of a spec, replayed in them."""
+        table = BucketTable.from_entries(enumerate_entries(spec))
+        found = replay(trace or self.trace, spec.limits, table, self.work.seconds, self.policy)
+        return Padding(
+            name,
+            len(table.prompt) + len(table.decode),
+            sum(self.work.work(entry) * count for (_, entry), count in found.steps.items()),
+            sum(self.work.work(needs) * count for needs, count in found.needs.items()),
+        ), found
+
+    def gap(self, num_entries: int) -> float:
+        """Returns how much more than the best table of so many entries the chosen one costs at most: 0.05 is 5 %."""
+        _, cost = self._split(num_entries)
+        step = max(1, num_entries // 8)
+        fewer = self._split(max(FEWEST_ENTRIES, num_entries - step))[1]
+        more = self._split(num_entries + step)[1]
+        prices = sorted(
+            {
+                max(1, (fewer - cost) // step),
+                max(1, (cost - more) // step),
+                max(1, (fewer - more) // (2 * step)),
+            }
+        )
+        relaxations = (
+            Relaxation.of(self.demand.prompts, self.work.prompt_work),
+            Relaxation.of(self.demand.decodes, self.work.decode_work),
+        )
+        return cost / least_cost(relaxations, num_entries, prices) - 1
+
+    def _split(self, num_entries: int) -> tuple[int, int]:
+        """How many of the entries prompts get, and what all cost."""
+        costs = (
+            (self._prompts.cost(num) + self._decodes.cost(num_entries - num), num)
+            for num in range(1, num_entries)
+        )
+        cost, num = min(costs)
+        return num, cost
+
+
+def padding_of(name: str, table: BucketTable, needs: Mapping[StepEntry, int], work: WorkModel) -> Padding:
+    """Returns what steps of these sizes cost in a table, each in the entry that it is looked up to.
+
+    Raises:
+        SpecError: the table has no entry for one of them.
+    """
+    total = needed = 0
+    for step, count in needs.items():
+        entry = find(table, step)
+        if entry is None:
+            raise SpecError("bucketing", f"gives no entry for the step {step}", 'coverage = "closed"')
+        total += work.work(entry) * count
+        needed += work.work(step) * count
+    return Padding(name, len(table.prompt) + len(table.decode), total, needed)
+
+
+def find(table: BucketTable, step: StepEntry) -> StepEntry | None:
+    """Returns the entry that runs a step of this size; None where there is none."""
+    if isinstance(step, PromptEntry):
+        return table.find_prompt(step.batch_size, step.query_len, step.num_ctx_blocks)
+    return table.find_decode(step.batch_size, step.num_blocks)
+
+
+def with_buckets(spec: BuildSpec, buckets: TunedBuckets) -> BuildSpec:
+    """Returns a spec with these buckets, of our own engine: a vLLM server reads them from a file."""
+    bucketing = spec.bucketing.model_copy(
+        update={
+            "strategy": "tuned",
+            "tuned": buckets,
+            "file_text": None,
+            "short_queries": (),
+            "coverage": "closed",
+        }
+    )
+    scheduler = SchedulerSpec(policy=spec.scheduler.policy)
+    return spec.model_copy(update={"bucketing": bucketing, "scheduler": scheduler})
+
+
+def _require_tunable(spec: BuildSpec) -> None:
+    bucketing = spec.bucketing
+    refused = {
+        "contiguous_pa": (bucketing.contiguous_pa, "false: a step's blocks then depend on where they lie"),
+        "merged_prefill": (bucketing.merged_prefill, "false"),
+        "num_speculative_tokens": (
+            bucketing.num_speculative_tokens > 0,
+            "0: our scheduler does not speculate",
+        ),
+        "strategy": (bucketing.strategy == "unified", "another: our scheduler forms prompt and decode steps"),
+    }
+    for name, (is_refused, remedy) in refused.items():
+        if is_refused:
+            raise SpecError(
+                f"bucketing.{name}", f"is {getattr(bucketing, name)!r}, which cannot be tuned", remedy
+            )
+    if spec.target.execution_mode == "eager":
+        raise SpecError("target.execution_mode", "is 'eager': there are no graphs to choose", "another mode")
+
+
+def _spread(counts: Counter[Point], places: list[Point], cost: Cost) -> None:
+    """Adds a hundredth of the work that there is, as much of it at each of these places, and at each of them something."""
+    total = sum(count * cost(*point) for point, count in counts.items())
+    for place in places:
+        counts[place] += max(1, total // (_SPREAD * len(places) * cost(*place)))
+
+
+def _of_few_batch_sizes(decodes: Counter[Point], cost: Cost) -> Counter[Point]:
+    sizes = axis_values(decodes, cost, 1, MOST_BATCH_SIZES)
+    rounded: Counter[Point] = Counter()
+    for (num_blocks, batch_size), count in decodes.items():
+        rounded[num_blocks, sizes[bisect_left(sizes, batch_size)]] += count
+    return rounded
+
+
+def _prompt_places(reachable: ReachablePrompts, query_step: int) -> Iterator[Point]:
+    """Queries and contexts that can be formed, on a grid that is finer where they are small; the corner of all last."""
+    longest = reachable.longest_query(0)
+    for query in _geometric(longest, query_step):
+        for context in (0, *_geometric(reachable.max_ctx_blocks, 1)):
+            if context <= reachable.longest_context(query):
+                yield query, context
+    yield longest, reachable.max_ctx_blocks
+
+
+def _decode_places(reachable: ReachableDecodes) -> Iterator[Point]:
+    batches, most = _geometric(reachable.max_batch_size, 1), reachable.most_blocks(reachable.max_batch_size)
+    for blocks in _geometric(most, 1):
+        for batch in batches:
+            if reachable.smallest_batch(blocks) <= batch <= blocks:
+                yield blocks, batch
+    yield most, reachable.max_batch_size
+
+
+def _geometric(most: int, step: int) -> list[int]:
+    """Multiples of `step`, ascending, up to `most`: each a quarter more than the one before."""
+    values = [min(most, step)]
+    while values[-1] < most:
+        values.append(min(most, _multiple(values[-1] * 5 // 4 + 1, step)))
+    return values
+
+
+def _multiple(value: int, step: int) -> int:
+    return -(-value // step) * step
