@@ -38,6 +38,7 @@ from aotgaudi.report.report import (
     StepMemory,
     Subject,
 )
+from aotgaudi.report.traffic import TracedSteps
 
 MOST_LISTED = 200
 """So many holes and closing entries are listed; all are counted."""
@@ -49,7 +50,7 @@ StepEntry = PromptEntry | DecodeEntry
 class Given:
     """What a report is made of. `reporter`: what reports, with its version.
 
-    `unknown` says why there are no holdings, and what would give some.
+    `unknown` says why there are no holdings, and what would give some; `untraced` why a trace was not replayed.
     """
 
     path: str
@@ -59,6 +60,8 @@ class Given:
     bundle: Bundle | None = None
     holdings: Holdings | None = None
     unknown: str | None = None
+    traced: TracedSteps | None = None
+    untraced: str | None = None
     budget_bytes: int | None = None
 
 
@@ -84,8 +87,8 @@ def report_of(given: Given) -> Report:
         subject=_subject(given),
         entries=_entries(manifest, steps, given.holdings, warm),
         coverage=_coverage(manifest, steps, proof),
-        planes=_planes(manifest, steps, warm) if _proves_steps(proof) else (),
-        trace=None,
+        planes=_planes(given, steps, warm) if _proves_steps(proof) else (),
+        trace=None if given.traced is None else given.traced.reported,
         built=None if given.holdings is None else built_of(given.holdings),
         memory=memory,
         provenance=tuple(_provenance(given)),
@@ -228,15 +231,15 @@ def _hole(hole: Hole) -> ReportedHole:
     )
 
 
-def _planes(manifest: Manifest, steps: _Steps, warm: frozenset[Entry] | None) -> tuple[Plane, ...]:
-    reachable = reachable_of(manifest.spec)
+def _planes(given: Given, steps: _Steps, warm: frozenset[Entry] | None) -> tuple[Plane, ...]:
+    reachable, traced = reachable_of(given.manifest.spec), given.traced
 
     def facts(entry: StepEntry) -> EntryFacts:
         return EntryFacts(steps.origin(entry), None if warm is None else entry in warm)
 
     return (
-        prompt_plane(reachable.prompts, steps.table, facts, {}),
-        decode_plane(reachable.decodes, steps.table, facts, {}),
+        prompt_plane(reachable.prompts, steps.table, facts, traced.prompts if traced else {}),
+        decode_plane(reachable.decodes, steps.table, facts, traced.decodes if traced else {}),
     )
 
 
@@ -319,6 +322,10 @@ def _warnings(manifest: Manifest, memory: Memory) -> Iterator[str]:
 
 
 def _notes(given: Given) -> Iterator[str]:
+    if given.untraced is not None:
+        yield f"the trace was not replayed: {given.untraced}"
+    if given.traced is not None and given.manifest.spec.scheduler.engine != "aotgaudi":
+        yield "the trace was replayed through the scheduler of aotgaudi's engine, which is not that of this spec"
     held = given.holdings
     if held is None:
         yield f"what is built is not known: {given.unknown}"

@@ -95,7 +95,10 @@ def number_at(document: Mapping[str, Any], place: str) -> Any:
 
 
 def shown(value: float, form: str) -> str:
-    """Returns a number as the page shows it: a ``count``, a ``size`` in bytes, a ``time`` in seconds or a ``factor``."""
+    """Returns a number for people.
+
+    `form`: ``count``, ``size`` in bytes, ``time`` in seconds, ``work``, ``factor``, or ``share``, a part of 1.
+    """
     return _FORMS[form](value)
 
 
@@ -112,6 +115,17 @@ def _time(seconds: float) -> str:
     return f"{seconds / 3600:,.1f} h"
 
 
+def _work(work: float) -> str:
+    return f"{work:,.0f}" if work >= 100 else f"{work:,.3g}"
+
+
 _FORMS: Mapping[str, Callable[[float], str]] = MappingProxyType(
-    {"count": "{:,}".format, "size": _size, "time": _time, "factor": "x {:,.2f}".format}
+    {
+        "count": "{:,}".format,
+        "size": _size,
+        "time": _time,
+        "work": _work,
+        "factor": "x {:,.2f}".format,
+        "share": "{:.1%}".format,
+    }
 )

@@ -193,8 +193,9 @@ def _sum(traffic: Iterable[Traffic]) -> Traffic | None:
         return None
     return Traffic(
         num_steps=sum(row.num_steps for row in rows),
-        useful=sum(row.useful for row in rows),
-        padded=sum(row.padded for row in rows),
+        useful=round(sum(row.useful for row in rows), 6),
+        padded=round(sum(row.padded for row in rows), 6),
+        share=round(sum(row.share for row in rows), 6),
     )
 
 

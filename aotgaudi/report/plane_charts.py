@@ -25,6 +25,9 @@ from aotgaudi.report.report import Axis, Plane, PlaneCell
 FACTORS = (1.1, 1.25, 1.5, 2.0, 4.0)
 """Where the classes of padding factors change."""
 
+SHARES = (0.001, 0.003, 0.01, 0.03, 0.1)
+"""Where the classes of a cell's share of what a trace's steps did in vain change."""
+
 
 def steps_chart(plane: Plane, place: str) -> Chart:
     """Draws which steps have an entry, and the entries; `place` is the plane's in the report."""
@@ -61,20 +64,22 @@ def steps_chart(plane: Plane, place: str) -> Chart:
 
 
 def padding_chart(plane: Plane, place: str) -> Chart:
-    """Draws the mean padding of each cell: of a trace where there is one, else over the steps that can be formed."""
+    """Draws each cell's share of what a trace's steps did in vain; without a trace its mean padding."""
     of_trace = plane.traffic is not None
-    names = [str(index) for index in range(len(FACTORS) + 1)]
+    bounds = SHARES if of_trace else FACTORS
+    names = [str(index) for index in range(len(bounds) + 1)]
     cells = []
     for index, cell in enumerate(plane.cells):
-        factor = _factor(cell, of_trace=of_trace)
-        if factor is not None:
-            name = str(sum(factor >= bound for bound in FACTORS))
+        heat = _heat(cell, of_trace=of_trace)
+        if heat is not None:
+            name = str(sum(heat >= bound for bound in bounds))
             cells.append(_cell_row(cell, f"{place}.cells.{index}", name, cell_text(plane, cell)))
     layers = [_cell_layer(cells, names, [f"--heat{name}" for name in names])]
-    return Chart(
-        drawn(_plane_spec(plane, layers), titles_of(cells)),
-        tuple(_heat_keys({int(row["class"]) for row in cells})),
+    texts = (
+        [f"{100 * bound:g} %" for bound in (0, *bounds)] if of_trace else [f"x {b:g}" for b in (1, *bounds)]
     )
+    legend = tuple(_heat_keys(texts, {int(row["class"]) for row in cells}))
+    return Chart(drawn(_plane_spec(plane, layers), titles_of(cells)), legend)
 
 
 CHANGES = ("kept", "added", "removed", "both")
@@ -104,19 +109,17 @@ def _change(cell: ChangedCell) -> str:
     return "added" if cell.num_added else "removed" if cell.num_removed else "kept"
 
 
-def _heat_keys(used: Collection[int]) -> Iterable[Key]:
-    bounds = (1.0, *FACTORS)
-    for index, low in enumerate(bounds):
-        high = f" to {bounds[index + 1]:g}" if index + 1 < len(bounds) else " and more"
+def _heat_keys(texts: Sequence[str], used: Collection[int]) -> Iterable[Key]:
+    for index, low in enumerate(texts):
         if index in used:
-            yield Key(f"--heat{index}", f"x {low:g}{high}")
+            high = f" to {texts[index + 1].removeprefix('x ')}" if index + 1 < len(texts) else " and more"
+            yield Key(f"--heat{index}", f"{low}{high}")
 
 
-def _factor(cell: PlaneCell, *, of_trace: bool) -> float | None:
+def _heat(cell: PlaneCell, *, of_trace: bool) -> float | None:
     if not of_trace:
         return cell.padding
-    traffic = cell.traffic
-    return traffic.padded / traffic.useful if traffic is not None and traffic.useful else None
+    return None if cell.traffic is None else cell.traffic.share
 
 
 def _state(cell: PlaneCell) -> str:
@@ -134,9 +137,9 @@ def cell_text(plane: Plane, cell: PlaneCell) -> str:
         f"padding x {cell.padding:.2f}" if cell.padding is not None else "",
     ]
     traffic = cell.traffic
-    if traffic is not None:
+    if traffic is not None and traffic.useful:
         parts.append(
-            f"{traffic.num_steps:,} steps of the trace, {traffic.padded:,} computed for {traffic.useful:,}"
+            f"{traffic.num_steps:,} steps of the trace, padding x {traffic.padded / traffic.useful:.2f}"
         )
     return ", ".join(part for part in parts if part)
 

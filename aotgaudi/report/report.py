@@ -112,11 +112,16 @@ class Axis(Value):
 
 
 class Traffic(Value):
-    """What a trace's steps did in a cell or a phase. `useful` and `padded` are tokens, or blocks of decodes."""
+    """What a trace's steps did in a cell or an entry.
+
+    `useful` is the work that they needed, `padded` what was done, in the trace's unit; `share` is this one's part, 0 to
+    1, of all that the trace's steps did in vain.
+    """
 
     num_steps: int
-    useful: int
-    padded: int
+    useful: float
+    padded: float
+    share: float
 
 
 class PlaneCell(Value):
@@ -171,14 +176,35 @@ class Plane(Value):
     traffic: Traffic | None = None
 
 
+class EntryUse(Value):
+    """An entry, and the trace's steps that ran in it."""
+
+    entry: str
+    traffic: Traffic
+
+
 class ReportedTrace(Value):
-    """A trace as it was replayed, through the scheduler of the spec."""
+    """A trace as it was replayed through the scheduler of the engine, in `seconds` of simulated time.
+
+    `num_refused` requests do not fit the limits; the answers of `num_shortened` were longer than fits. Of `num_entries` for
+    prompts and decodes `num_entries_used` ran. `useful` is the work that the steps needed, `padded` what was done, both in
+    `unit`; `wasteful` are the entries in which most was done in vain.
+    """
 
     path: str
     num_requests: int
     num_refused: int
+    num_shortened: int
+    num_preemptions: int
     seconds: float
-    num_uncovered_steps: int
+    num_steps: int
+    num_entries: int
+    num_entries_used: int
+    unit: str
+    useful: float
+    padded: float
+    factor: float
+    wasteful: tuple[EntryUse, ...]
 
 
 class ReportedUnit(Value):

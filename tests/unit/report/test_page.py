@@ -173,6 +173,9 @@ def test_no_name_is_more_than_text(store: Store) -> None:
         (600, "time", "10.0 min"),
         (36000, "time", "10.0 h"),
         (1.257, "factor", "x 1.26"),
+        (0.1234, "share", "12.3%"),
+        (1234.4, "work", "1,234"),
+        (0.01234, "work", "0.0123"),
     ],
 )
 def test_numbers_are_shown_for_people(value: float, form: str, text: str) -> None:

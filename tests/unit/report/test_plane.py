@@ -180,11 +180,11 @@ def test_traffic_is_added_up_by_cell() -> None:
         max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64, block_size=16, num_blocks=16
     )
     decodes, table = ReachableDecodes(limits), BucketTable((), (DecodeEntry(4, 1, 16),))
-    one = Traffic(num_steps=2, useful=5, padded=16)
+    one = Traffic(num_steps=2, useful=5.0, padded=16.0, share=0.25)
 
     plane = decode_plane(decodes, table, lambda _: PUBLIC, {(2, 5): one, (4, 9): one})
 
-    assert plane.traffic == Traffic(num_steps=4, useful=10, padded=32)
+    assert plane.traffic == Traffic(num_steps=4, useful=10.0, padded=32.0, share=0.5)
     assert sum(cell.traffic.padded for cell in plane.cells if cell.traffic) == 32
 
 

@@ -1,0 +1,132 @@
+"""What a trace's steps do in the cells of a report: a replay through the engine's scheduler, added up.
+
+Work is counted by ``manifest/work.py``: *useful* is that of the smallest shape that a step needs, *padded* that of the
+entry that it ran in. So padding of a trace is what the device does in vain, by how often it does it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.entries import PromptEntry
+from aotgaudi.errors import SpecError
+from aotgaudi.manifest.coverage import reachable_of
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.report.report import EntryUse, ReportedTrace, Traffic
+from aotgaudi.traffic.replay import Replayed, StepEntry, replay
+from aotgaudi.traffic.trace import Trace
+
+MOST_WASTEFUL = 12
+"""So many entries are listed by what is padded in them."""
+
+_GIGA = 1e9
+_DIGITS = 6
+
+
+class StepWork(Protocol):
+    """What steps cost: `work` in `unit`, and how long they take."""
+
+    @property
+    def unit(self) -> str:
+        """What work is counted in."""
+        ...
+
+    def work(self, entry: StepEntry) -> int:
+        """Returns the work of a step that fills `entry`."""
+        ...
+
+    def seconds(self, entry: StepEntry) -> float:
+        """Returns how long it takes."""
+        ...
+
+
+@dataclass(frozen=True)
+class TracedSteps:
+    """A trace as it is reported, and its steps: prompts by (context blocks, row), decodes by (batch size, blocks)."""
+
+    reported: ReportedTrace
+    prompts: Mapping[tuple[int, int], Traffic]
+    decodes: Mapping[tuple[int, int], Traffic]
+
+
+def steps_of_trace(path: str, trace: Trace, manifest: Manifest, model: StepWork) -> TracedSteps:
+    """Returns what the server of a manifest does with a trace that was read from `path`.
+
+    Raises:
+        SpecError: None of its requests fits the limits, or the manifest has no prompts and decodes.
+        UncoveredStepError: The manifest has a hole, which a step met.
+    """
+    spec = manifest.spec
+    table = BucketTable.from_entries((*manifest.of_kind("prompt"), *manifest.of_kind("decode")))
+    if not table.prompt or not table.decode:
+        raise SpecError("--trace", "needs prompt and decode entries, and there are none", "leave it out")
+    replayed = replay(trace, spec.limits, table, model.seconds, spec.scheduler.policy)
+    prompts: dict[tuple[int, int], list[_Use]] = defaultdict(list)
+    decodes: dict[tuple[int, int], list[_Use]] = defaultdict(list)
+    entries: dict[StepEntry, list[_Use]] = defaultdict(list)
+    row_of = reachable_of(spec).prompts.row_of
+    for (needs, entry), count in replayed.steps.items():
+        use = _Use(count, count * model.work(needs), count * model.work(entry))
+        entries[entry].append(use)
+        if isinstance(needs, PromptEntry):
+            prompts[needs.num_ctx_blocks, row_of(needs.query_len)].append(use)
+        else:
+            decodes[needs.batch_size, needs.num_blocks].append(use)
+    waste = sum(use.padded - use.useful for uses in entries.values() for use in uses)
+    return TracedSteps(
+        reported=_reported(
+            path,
+            replayed,
+            {str(entry): _traffic(uses, waste) for entry, uses in entries.items()},
+            len(table.prompt) + len(table.decode),
+            model.unit,
+        ),
+        prompts={place: _traffic(uses, waste) for place, uses in prompts.items()},
+        decodes={place: _traffic(uses, waste) for place, uses in decodes.items()},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    num_steps: int
+    useful: int
+    padded: int
+
+
+def _reported(
+    path: str, replayed: Replayed, entries: Mapping[str, Traffic], num_entries: int, unit: str
+) -> ReportedTrace:
+    worst = sorted(entries.items(), key=lambda item: (item[1].useful - item[1].padded, item[0]))
+    useful, padded = (sum(getattr(one, name) for one in entries.values()) for name in ("useful", "padded"))
+    return ReportedTrace(
+        path=path,
+        num_requests=replayed.num_requests,
+        num_refused=replayed.num_refused,
+        num_shortened=replayed.num_shortened,
+        num_preemptions=replayed.num_preemptions,
+        seconds=round(replayed.seconds, 3),
+        num_steps=replayed.num_steps,
+        num_entries=num_entries,
+        num_entries_used=len(entries),
+        unit=f"G{unit}" if unit == "FLOP" else f"10^9 {unit}",
+        useful=round(useful, _DIGITS),
+        padded=round(padded, _DIGITS),
+        factor=round(padded / useful, 4) if useful else 1.0,
+        wasteful=tuple(EntryUse(entry=entry, traffic=use) for entry, use in worst[:MOST_WASTEFUL]),
+    )
+
+
+def _traffic(uses: Iterable[_Use], waste: int) -> Traffic:
+    """Uses added up; `waste` is all that was done in vain."""
+    rows = tuple(uses)
+    useful, padded = sum(row.useful for row in rows), sum(row.padded for row in rows)
+    return Traffic(
+        num_steps=sum(row.num_steps for row in rows),
+        useful=round(useful / _GIGA, _DIGITS),
+        padded=round(padded / _GIGA, _DIGITS),
+        share=round((padded - useful) / waste, _DIGITS) if waste else 0.0,
+    )
