@@ -202,6 +202,11 @@ class RequestError(AotGaudiError):
         param = names.get(self.param or "", self.param)
         return RequestError(str(self), param=param, http_status=self.http_status)
 
+    def explained(self, why: str) -> RequestError:
+        """Returns this error with `why` in parentheses behind it, if that says anything."""
+        message = f"{self} ({why})" if why else str(self)
+        return RequestError(message, param=self.param, http_status=self.http_status)
+
 
 def store_error(doing: str, path: Path, error: OSError, *, needed_bytes: int = 0) -> StoreError:
     """Returns the StoreError for `error`, met while `doing` something (an infinitive) at `path`.

@@ -8,12 +8,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.offline import build_target
+from aotgaudi.build.extent import Deadline, Extent
 from aotgaudi.build.jobs import BuildJob
 from aotgaudi.build.keys import builder_versions, require_key_parts
 from aotgaudi.build.plan import Plan, is_known_complete, make_plan, remember_complete
@@ -22,6 +23,7 @@ from aotgaudi.build.workers import UNIT_TIMEOUT_SECONDS, LocalPool, Pool
 from aotgaudi.bundle.format import BundleIndex
 from aotgaudi.bundle.model import bind_model
 from aotgaudi.bundle.pack import pack_bundle
+from aotgaudi.bundle.part import built_entries, sealed_part
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.signing import Signing, load_signing_key
 from aotgaudi.bundle.staging import refuse_foreign
@@ -79,7 +81,7 @@ class BuildResult:
     phases: tuple[Phase, ...] = ()
 
 
-def build(
+def build(  # noqa: PLR0913 - one argument a setting
     spec: PathLike | BuildSpec | Manifest,
     out: PathLike | None = None,
     *,
@@ -87,6 +89,7 @@ def build(
     jobs: int | Workers | None = None,
     sign_key: PathLike | Signing | None = None,
     model: PathLike | None = None,
+    extent: Extent | None = None,
     on_progress: Callable[[Progress], None] | Watch | None = None,
     phases: Phases | None = None,
 ) -> BuildResult:
@@ -100,6 +103,7 @@ def build(
         sign_key: The private key that signs the bundle (``aotgaudi key generate``). None: it is not signed.
         model: The model directory that the bundle is bound to: its weights, tokenizer, template and configuration are then
             covered by the signature, and nothing else is served with it. None: it serves any checkpoint of its model.
+        extent: How much is built, by importance. What is sealed is then a part, closed under limits of its own. None: all.
         on_progress: Called several times a second while jobs run. A `Watch` may stop the build, too.
         phases: Times the build; None: from now.
 
@@ -109,6 +113,7 @@ def build(
         BuildInterruptedError: The `Watch` said to stop; the next build goes on from there.
         StoreError: The store or `out` cannot be used.
         TargetError: This machine cannot compile for the spec's target.
+        CoverageError: With an `extent`: no part of the manifest is closed.
         UntrustedError: The key cannot be used.
     """
     phases = phases or Phases()
@@ -123,15 +128,42 @@ def build(
     workers = jobs if isinstance(jobs, Workers) else Workers(jobs)
     watch = on_progress if isinstance(on_progress, Watch) else Watch(on_progress or (lambda _: None))
     with opened.in_use():
-        outcome = compile_missing(manifest, opened, manifest.entries, workers, watch, phases)
+        if extent is None:
+            outcome = compile_missing(manifest, opened, manifest.entries, workers, watch, phases)
+        else:
+            outcome = compile_extent(manifest, opened, extent, workers, watch, phases)
         directory = None if model is None else Path(model)
-        index = None
+        part, index = None if extent is None else extent.entries, None
         if place is not None:
             with phases.time("seal"):
-                index = seal(manifest, opened, place, signing=signing, model=directory)
+                index = seal(manifest, opened, place, part=part, signing=signing, model=directory)
     if opened is not store:
         opened.close()
     return BuildResult(manifest, outcome, place, index, phases.done)
+
+
+def compile_extent(
+    manifest: Manifest,
+    store: Store,
+    extent: Extent,
+    workers: Workers,
+    watch: Watch,
+    phases: Phases | None = None,
+) -> BuildOutcome:
+    """Compiles what `store` lacks for `extent`, program by program, and stops when its time is over.
+
+    Raises as `compile_missing` does, but for the time.
+    """
+    phases = phases or Phases()
+    if extent.seconds is None:
+        return compile_missing(manifest, store, extent.entries, workers, watch, phases, in_order=True)
+    deadline = Deadline(watch, extent.seconds)
+    first = compile_missing(manifest, store, extent.certain, workers, watch, phases, in_order=True)
+    if deadline.is_over:
+        return replace(first, interrupted=True)
+    then = _compile(manifest, store, extent.entries, workers, deadline, phases, in_order=True)
+    _raise_for(replace(then, interrupted=then.interrupted and not deadline.is_over))
+    return then.after(first)
 
 
 def plan_manifest(
@@ -155,12 +187,28 @@ def compile_missing(
     workers: Workers,
     watch: Watch,
     phases: Phases | None = None,
+    *,
+    in_order: bool = False,
 ) -> BuildOutcome:
-    """Compiles what `store` lacks for `entries` of `manifest`. `phases` times that.
+    """Compiles what `store` lacks for `entries` of `manifest`, in their order with `in_order`. `phases` times that.
 
     Raises CompileError when units failed, BuildInterruptedError when `watch` stopped it, and as `run_plan` does.
     """
-    phases = phases or Phases()
+    outcome = _compile(manifest, store, entries, workers, watch, phases or Phases(), in_order=in_order)
+    _raise_for(outcome)
+    return outcome
+
+
+def _compile(
+    manifest: Manifest,
+    store: Store,
+    entries: tuple[Entry, ...],
+    workers: Workers,
+    watch: Watch,
+    phases: Phases,
+    *,
+    in_order: bool,
+) -> BuildOutcome:
     with phases.time("plan"):
         target = build_target(manifest.spec)
         if is_known_complete(entries, manifest.spec, target, store):
@@ -171,9 +219,8 @@ def compile_missing(
             return BuildOutcome()
     store.require_writable()
     with phases.time("run"):
-        outcome = run_plan(plan, manifest.spec, store, workers.pool(store, target.backend), watch)
-    _raise_for(outcome)
-    return outcome
+        pool = workers.pool(store, target.backend)
+        return run_plan(plan, manifest.spec, store, pool, watch, in_order=in_order)
 
 
 def make_receipt(manifest: Manifest, plan: Plan) -> Receipt:
@@ -200,19 +247,24 @@ def seal(
     out: Path,
     *,
     allow_missing: bool = False,
+    part: Collection[Entry] | None = None,
     signing: Signing | None = None,
     model: Path | None = None,
 ) -> BundleIndex:
     """Seals what the store has for `manifest` into a bundle at `out`, signed if `signing` is given.
 
+    With `part`, only what it has for these entries, and under which limits they are closed, unless they are all.
     With `model` the bundle is bound to the files of that model directory. Raises SpecError where they are of another model,
-    NotWarmError when entries are missing, unless `allow_missing`; MissingPackageError where torch or
-    transformers is not installed.
+    NotWarmError when entries are missing, unless `allow_missing`, or where a part can serve nothing; MissingPackageError
+    where torch or transformers is not installed.
     """
     require_key_parts()
-    receipt = make_receipt(manifest, plan_manifest(manifest, store))
+    receipt = make_receipt(manifest, plan_manifest(manifest, store, part))
     missing = receipt.missing(manifest.entries)
-    if missing and not allow_missing:
+    if missing and part is not None:
+        built = built_entries(manifest, receipt)
+        receipt = receipt.model_copy(update={"part": sealed_part(manifest, built)})
+    elif missing and not allow_missing:
         raise NotWarmError(
             f"{len(missing)} of {len(manifest.entries)} entries have no artifact in the store, first: {missing[0]} "
             "(run: aotgaudi build cache MANIFEST)"

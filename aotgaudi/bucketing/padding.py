@@ -70,19 +70,14 @@ def prompt_padding(
     """Returns the padding of the covered prompt cells; None where there are none."""
     measured = prompt_measure(prompts, table)
 
-    def num_rows(context: int) -> int:
-        return prompts.row_of(prompts.longest_query(context))
-
     is_sampled = prompts.num_cells > max_steps
-    columns = range(prompts.max_ctx_blocks + 1)
-    cells = _spread(num_rows, columns, prompts.num_rows, max_steps) if is_sampled else _all(num_rows, columns)
-    sample = ((context, place + 1) for context, place in cells)
+    sample = prompt_cells(prompts, max_steps)
     rows = {1, *(prompts.row_of(entry.query_len + 1) for entry in table.prompt)}
     contexts = {0, *(entry.num_ctx_blocks + 1 for entry in table.prompt)}
     corners = (
         (context, row)
         for context, row in _thinned(contexts, rows, max_steps)
-        if context <= prompts.max_ctx_blocks and row <= num_rows(context)
+        if context <= prompts.max_ctx_blocks and row <= prompts.row_of(prompts.longest_query(context))
     )
     return _summary(map(measured, sample), map(measured, corners), is_sampled)
 
@@ -93,14 +88,8 @@ def decode_padding(
     """Returns the padding of the covered decode steps; None where there are none."""
     measured = decode_measure(table)
 
-    def num_totals(batch_size: int) -> int:
-        return decodes.most_blocks(batch_size) - batch_size + 1
-
     most, is_sampled = decodes.max_batch_size, decodes.num_steps > max_steps
-    columns = range(1, most + 1)
-    fullest = num_totals(min(most, decodes.smallest_batch(decodes.limits.num_blocks)))
-    steps = _spread(num_totals, columns, fullest, max_steps) if is_sampled else _all(num_totals, columns)
-    sample = ((batch, batch + place) for batch, place in steps)
+    sample = decode_steps(decodes, max_steps)
     batches = {1, *(entry.batch_size + 1 for entry in table.decode)}
     totals = {1, *(entry.num_blocks + 1 for entry in table.decode)}
     corners = (
@@ -141,6 +130,30 @@ def decode_measure(table: BucketTable) -> Measure:
         return None if padded is None else (padded / blocks, (batch_size, 1, blocks))
 
     return measured
+
+
+def prompt_cells(prompts: ReachablePrompts, most: int) -> Iterator[tuple[int, int]]:
+    """Yields (context blocks, row) of all cells, or of `most`, spread evenly and the same each time."""
+
+    def num_rows(context: int) -> int:
+        return prompts.row_of(prompts.longest_query(context))
+
+    columns, is_sampled = range(prompts.max_ctx_blocks + 1), prompts.num_cells > most
+    cells = _spread(num_rows, columns, prompts.num_rows, most) if is_sampled else _all(num_rows, columns)
+    return ((context, place + 1) for context, place in cells)
+
+
+def decode_steps(decodes: ReachableDecodes, most: int) -> Iterator[tuple[int, int]]:
+    """Yields (batch size, total of blocks) of all decode steps, or of `most`, as `prompt_cells` does."""
+
+    def num_totals(batch_size: int) -> int:
+        return decodes.most_blocks(batch_size) - batch_size + 1
+
+    largest = decodes.max_batch_size
+    columns, is_sampled = range(1, largest + 1), decodes.num_steps > most
+    fullest = num_totals(min(largest, decodes.smallest_batch(decodes.limits.num_blocks)))
+    steps = _spread(num_totals, columns, fullest, most) if is_sampled else _all(num_totals, columns)
+    return ((batch, batch + place) for batch, place in steps)
 
 
 def _all(count: Callable[[int], int], columns: range) -> Iterator[tuple[int, int]]:

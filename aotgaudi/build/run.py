@@ -7,6 +7,9 @@ that fails twice is reported with its log, and the others go on. A failure is ne
 Many builders may work on one store. What another builder is working on is parked, and looked at again while there is
 other work, or at the end: its result is taken when it appears; if that builder leaves without one, the job is queued again.
 
+A build that may be stopped early goes by importance instead (`in_order`): the jobs of a plan's first program come before
+those of its second, so that what is done at any time is a beginning of the plan.
+
 What no job can mend (a model that cannot be built, a store that cannot be written) ends the build: no more jobs are
 handed out, those under way are waited for and recorded, and then the error itself is raised, once.
 """
@@ -93,6 +96,21 @@ class BuildOutcome:
     num_workers: int = 0
     worker_seconds: Mapping[JobKind, float] = field(default_factory=dict)
 
+    def after(self, first: BuildOutcome) -> BuildOutcome:
+        """Returns what both did, this one after `first`, which was not interrupted."""
+        return BuildOutcome(
+            num_traced=first.num_traced + self.num_traced,
+            compiled=(*first.compiled, *self.compiled),
+            failures=(*first.failures, *self.failures),
+            seconds=first.seconds + self.seconds,
+            interrupted=self.interrupted,
+            num_workers=max(first.num_workers, self.num_workers),
+            worker_seconds={
+                kind: first.worker_seconds.get(kind, 0.0) + self.worker_seconds.get(kind, 0.0)
+                for kind in (*first.worker_seconds, *self.worker_seconds)
+            },
+        )
+
 
 class Watch:
     """Follows a run and may stop it. A context manager, entered while jobs run and not before or after."""
@@ -118,14 +136,24 @@ class Watch:
         return self._should_stop()
 
 
-def run_plan(plan: Plan, spec: BuildSpec, store: Store, pool: Pool[BuildJob], watch: Watch) -> BuildOutcome:
+def run_plan(
+    plan: Plan,
+    spec: BuildSpec,
+    store: Store,
+    pool: Pool[BuildJob],
+    watch: Watch,
+    *,
+    in_order: bool = False,
+) -> BuildOutcome:
     """Runs to the end, or to the next unit boundary after `watch` says to stop. Enters `pool` if there is work for it.
+
+    With `in_order` the jobs of a program come before those of the programs behind it in the plan.
 
     Raises SpecError for a model that cannot be built, StoreError when the store cannot be written, CompileError when no
     worker can be started, MissingPackageError where torch or transformers is not installed; what was done until then is
     in the store.
     """
-    run = _Run(store, plan, spec)
+    run = _Run(store, plan, spec, in_order=in_order)
     started, num_workers = time.monotonic(), 0
     if run.num_queued:
         require_installed("build", "torch", "transformers", "safetensors")
@@ -173,18 +201,18 @@ class _Attempt:
 
 
 class _Run:
-    """The state of a run: a queue by cost, what runs, what other builders are at, and what came of it.
+    """The state of a run: a queue by rank and cost, what runs, what other builders are at, and what came of it.
 
     `fatal`: what ends the run.
     """
 
-    def __init__(self, store: Store, plan: Plan, spec: BuildSpec) -> None:
+    def __init__(self, store: Store, plan: Plan, spec: BuildSpec, *, in_order: bool) -> None:
         self.compiled: list[UnitRow] = []
         self.failures: list[Failure] = []
         self.fatal: AotGaudiError | None = None
         self.num_traced = 0
         self.worker_seconds: dict[JobKind, float] = {"trace": 0.0, "compile": 0.0}
-        self._queue: list[tuple[float, int, _Attempt]] = []
+        self._queue: list[tuple[int, float, int, _Attempt]] = []
         self._running: dict[int, _Attempt] = {}
         self._parked: list[_Attempt] = []
         self._num_done = self._num_known = 0
@@ -195,6 +223,7 @@ class _Run:
         self._unit_keys: set[str] = set(plan.units)
         self._origins: dict[str, TraceJob] = {}
         self._traced_again: set[str] = set()
+        self._ranks = {state.key.hex: rank if in_order else 0 for rank, state in enumerate(plan.programs)}
         for state in plan.programs:
             trace = self._trace_job(state, spec)
             if state.row is None:
@@ -219,7 +248,7 @@ class _Run:
 
     def start_next(self, pool: Pool[BuildJob]) -> None:
         """Hands the costliest job to `pool`."""
-        _, _, attempt = heapq.heappop(self._queue)
+        *_, attempt = heapq.heappop(self._queue)
         ticket = next(self._tickets)
         self._running[ticket] = replace(attempt, started=time.monotonic())
         try:
@@ -260,7 +289,7 @@ class _Run:
         now = time.monotonic()
         begun = (*self._running.values(), *self._parked)
         eta_seconds = self._time_left.seconds(
-            waiting=[attempt.work for _, _, attempt in self._queue],
+            waiting=[attempt.work for *_, attempt in self._queue],
             running=[(attempt.work, now - attempt.started) for attempt in begun],
             num_workers=num_workers,
             event=(self._num_done, self._num_known),
@@ -301,7 +330,9 @@ class _Run:
             cost = _FIRST_UNIT_COST if self._is_tracing and not self._has_units else work[0].seconds
             self._has_units = True
         self._num_known += not known
-        heapq.heappush(self._queue, (-cost, next(self._order), _Attempt(job, number, work)))
+        trace = job if isinstance(job, TraceJob) else self._origins[job.key]
+        rank = self._ranks[trace.key.hex]
+        heapq.heappush(self._queue, (rank, -cost, next(self._order), _Attempt(job, number, work)))
 
     def _push_units(self, row: ProgramRow, trace: TraceJob) -> None:
         """Queues the units of a program that have no artifact; `trace` is what gives their texts again."""

@@ -145,10 +145,16 @@ class Bundle:
 
     @property
     def entry_labels(self) -> dict[str, str]:
-        """The manifest's entries: id -> what a person calls it; a capture's files by path. Raises as `manifest` does."""
+        """The entries that must run: id -> what a person calls it; a capture's files by path. Raises as `manifest` does.
+
+        All of the manifest, or, where the bundle holds a part, those that have programs.
+        """
         if isinstance(self.receipt, CaptureReceipt):
             return {file.path: file.path for file in self.receipt.files}
-        return {entry.id: str(entry) for entry in self.manifest.entries}
+        labels = {entry.id: str(entry) for entry in self.manifest.entries}
+        if self.receipt.part is None:
+            return labels
+        return {entry_id: label for entry_id, label in labels.items() if entry_id in self.receipt.programs}
 
     def verify(self) -> Report:
         """Re-hashes every object and says which entries can run, and why the others cannot.

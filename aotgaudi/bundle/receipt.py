@@ -9,10 +9,14 @@
      "units":       {unit key: {"artifact": {relative file name: digest}, "tolerance": float,
                                 "layouts": {number of an input: its layout}}},     absent where there are none
      "builder":     {component: version},
-     "model":       {file name: digest}}     absent where no model is bound
+     "model":       {file name: digest},     absent where no model is bound
+     "part":        {"limits":   limits, under which the entries that have programs are closed,
+                     "chunked":  limits, where prompts may be computed in shorter chunks,
+                     "settings": [place of a sampler setting in the spec, ...]}}    absent where all entries have programs
+    limits =        {"max_model_len": int, "max_num_batched_tokens": int, "max_num_seqs": int, "num_blocks": int}
 
-Versions: 1 (first; `model` and `layouts`, which may be absent, came later: receipts without them have the bytes that they
-always had).
+Versions: 1 (first; `model`, `layouts` and `part`, which may be absent, came later: receipts without them have the bytes that
+they always had).
 
 A receipt is sealed, so it holds nothing that two builds of the same inputs could disagree in: no times, no
 host, no measurement (docs/adr/0002-receipt-and-bundle.md). What was measured is in `UnitRecord`, which the
@@ -37,6 +41,7 @@ from pydantic import (
 from aotgaudi.backends.base import Target
 from aotgaudi.document import DigestField, Document, Value, load_document
 from aotgaudi.entries import Entry
+from aotgaudi.spec.limits import LARGEST_LIMIT, ServingLimits
 
 RECEIPT_SCHEMA: Literal["aotgaudi.receipt/1"] = "aotgaudi.receipt/1"
 
@@ -96,11 +101,62 @@ class UnitRecord(SealedUnit):
         return SealedUnit(artifact=self.artifact, tolerance=self.tolerance, layouts=self.layouts)
 
 
+Limit = Annotated[int, Field(ge=1, le=LARGEST_LIMIT)]
+
+
+class ClosedUnder(Value):
+    """Limits under which a part is closed, in place of those of the manifest."""
+
+    max_model_len: Annotated[int, Field(ge=2, le=LARGEST_LIMIT)]
+    max_num_batched_tokens: Limit
+    max_num_seqs: Limit
+    num_blocks: Limit
+
+    @classmethod
+    def of(cls, limits: ServingLimits) -> ClosedUnder:
+        """Returns those of `limits`."""
+        return cls(**{name: getattr(limits, name) for name in cls.model_fields})
+
+    def lowering(self, limits: ServingLimits) -> ServingLimits:
+        """Returns `limits` with these in their place."""
+        return limits.model_copy(update=self.model_dump())
+
+    def is_within(self, limits: ServingLimits) -> bool:
+        """Whether none of them is larger than that of `limits`, and a sequence of these lengths can be held."""
+        lowered = self.lowering(limits)
+        return lowered.max_blocks_per_seq <= self.num_blocks and all(
+            getattr(self, name) <= getattr(limits, name) for name in type(self).model_fields
+        )
+
+    def __str__(self) -> str:
+        """The limits in words, e.g. ``max_model_len 256, max_num_batched_tokens 128, ...``."""
+        return ", ".join(f"{name} {getattr(self, name):,}" for name in type(self).model_fields)
+
+
+class SealedPart(Value):
+    """What a receipt that does not answer all entries says of those that it does (docs/adr/0062).
+
+    Whoever serves them proves it again (bundle/part.py).
+    """
+
+    limits: ClosedUnder
+    chunked: ClosedUnder
+    settings: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+
+    @field_validator("settings")
+    @classmethod
+    def _ascend(cls, settings: tuple[int, ...]) -> tuple[int, ...]:
+        if list(settings) != sorted(set(settings)):
+            raise ValueError("not ascending, or one of them twice")
+        return settings
+
+
 class Receipt(Document):
     """See the module. `units` may be given as records; they are reduced to what is sealed.
 
     `builder` maps components of the builder to versions; neither hosts nor times belong there. `model` names every file of
-    a model directory that a server reads, where the bundle is bound to one (bundle/model.py).
+    a model directory that a server reads, where the bundle is bound to one (bundle/model.py). `part` says what is served
+    where entries were left out on purpose; without it every entry is demanded.
     """
 
     schema_: Literal["aotgaudi.receipt/1"] = Field(default=RECEIPT_SCHEMA, alias="schema")
@@ -110,12 +166,14 @@ class Receipt(Document):
     units: Mapping[UnitKey, SealedUnit]
     builder: dict[str, str]
     model: Annotated[dict[FileName, DigestField], Field(min_length=1)] | None = None
+    part: SealedPart | None = None
 
     @model_serializer(mode="wrap")
     def _without_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = serialize(self)
-        if self.model is None:
-            values.pop("model", None)
+        for name in ("model", "part"):
+            if getattr(self, name) is None:
+                values.pop(name, None)
         return values
 
     @field_validator("units", mode="before")

@@ -22,11 +22,13 @@ class Admission:
         vocab_size: Prompts with token ids of `vocab_size` or more are refused; None checks only that ids are not
             negative.
         sampler: What the sampler was built for; requests that need more are refused.
+        outside: Why the limits are lower than the model's, in words, which a refusal adds; empty where they are not.
     """
 
     limits: ServingLimits
     vocab_size: int | None = None
     sampler: SamplerSpec = SamplerSpec()  # noqa: RUF009 - a frozen value
+    outside: str = ""
 
     def check(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> int:
         """Returns how many tokens the request may generate, at least 1.
@@ -35,8 +37,11 @@ class Admission:
             RequestError: 400; the request can never run. Names the parameter, the limit and the numbers.
         """
         check_token_ids(prompt_token_ids, self.vocab_size)
-        check_sampling(params, self.sampler)
-        return resolve_max_tokens(len(prompt_token_ids), params, self.limits)
+        try:
+            check_sampling(params, self.sampler)
+            return resolve_max_tokens(len(prompt_token_ids), params, self.limits)
+        except RequestError as error:
+            raise error.explained(self.outside if prompt_token_ids else "") from error
 
 
 def resolve_max_tokens(num_prompt_tokens: int, params: SamplingParams, limits: ServingLimits) -> int:

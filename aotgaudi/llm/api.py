@@ -76,7 +76,8 @@ class LLM:
     Args:
         bundle: Directory of the sealed bundle.
         model: Model directory: config.json, safetensors, tokenizer.json.
-        require_warm: Refuse to start unless every entry is warm. Otherwise a missing entry is built on first use by
+        require_warm: Refuse to start unless every entry is warm; a bundle that holds a part of its manifest is served under
+            that part's limits. Otherwise a missing entry is built on first use by
             another process, into `store`.
         threads: Threads of matrix products; None: as many as this process may use cores.
         trusted_keys: Public keys (PEM files), one of which must have signed the bundle and its model; none accepts any.

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from aotgaudi.backends.online import make_runtime
-from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.bucketing.lookup import BucketTable, WarmFirstTable
 from aotgaudi.bundle.model import ModelDirectory, check_model
+from aotgaudi.bundle.part import Outside, describe_part
 from aotgaudi.bundle.sealed import programs_of
 from aotgaudi.bundle.verify import Report
 from aotgaudi.engine.admission import Admission
@@ -25,6 +26,7 @@ from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.room import UNLIMITED, RoomLimits
 from aotgaudi.engine.runner import ProgramRunner, refuse_cold
 from aotgaudi.engine.scheduler import Scheduler
+from aotgaudi.engine.steps import StepTable
 from aotgaudi.entries import Entry
 from aotgaudi.errors import CoverageError
 from aotgaudi.llm.holding import Holding
@@ -33,6 +35,7 @@ from aotgaudi.llm.running import ModelOptions, RunningModel, Warmth
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.manifest.coverage import coverage_of
 from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.parts import Part
 from aotgaudi.runtime.allocator import keep_freed_memory
 from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.first_use import FirstUseBuilder
@@ -64,29 +67,34 @@ def _one_thread() -> Iterator[None]:
 
 def _assembled(options: ModelOptions, held: Holding) -> RunningModel:
     manifest, model = held.bundle.manifest, held.weights.model
-    spec = manifest.spec
+    served, spec = held.served, held.served.spec
     with options.phases.time("tokenizer"):
-        check_model(spec, model)
+        check_model(manifest.spec, model)
         tokenizer = Tokenizer.load(model)
         defaults = sampling_defaults(options.generation_config, model, spec.sampler)
     with options.phases.time("coverage"):
-        coverage = check_coverage(manifest, require_warm=options.require_warm)
+        coverage = check_coverage(served, require_warm=options.require_warm)
 
     guard, executables = Guard(), ExecutableTable()
     builder = _load(options, held, executables, guard)
     runner = ProgramRunner(executables, spec.limits.block_size, builder or refuse_cold, options.num_threads)
+    outside = what_is_outside(manifest, served, options.outside_policy)
     with options.phases.time("engine"):
         engine = make_engine(
-            manifest,
+            served,
             runner,
             tokenizer,
+            table=None if builder is None else WarmFirstTable(served.entries, executables),
+            outside=outside,
             on_step=options.on_step,
             room=options.room,
-            prefix_caching=caches_prefixes(manifest, options.prefix_caching),
+            prefix_caching=caches_prefixes(served, options.prefix_caching),
             policy=options.policy,
         )
         engine.start()
-    num_total = len(manifest.entries)
+    num_total = len(served.entries)
+    if outside:
+        logger.info("this is a part of its manifest: %s", outside)
     logger.info(
         "%d of %d entries warm, manifest %s, model: %s",
         len(executables),
@@ -110,7 +118,8 @@ def _assembled(options: ModelOptions, held: Holding) -> RunningModel:
         manifest_id=manifest.id,
         binding=model.describe(),
         coverage=coverage,
-        max_model_len=spec.limits.max_model_len,
+        limits=spec.limits,
+        outside=outside,
         guard=guard,
         warmth=warmth,
     )
@@ -124,14 +133,14 @@ def _load(
 ) -> FirstUseBuilder | None:
     """Fills `executables` with what is sound. Returns what makes the others warm; None under `require_warm`."""
     bundle, verified = held.bundle, held.verified.result()
-    entries, receipt = bundle.manifest.entries, programs_of(bundle)
+    entries, receipt = held.served.entries, programs_of(bundle)
     with options.phases.time("warm_checks"):
         sound = _accept(verified.report, entries, options)
         declare_samplers(entries, executables)
     runtime = make_runtime(receipt.target)
     guard.watch("backend", runtime.num_compiled)
     held.prefetched.result()
-    loader = Loader(runtime, held.weights, bundle.manifest.spec.limits.num_blocks, held.caches.result())
+    loader = Loader(runtime, held.weights, held.served.spec.limits.num_blocks, held.caches.result())
     artifacts = Artifacts(receipt, verified.program, verified.read, verified.path)
     loader.load(sound, artifacts, executables, options.phases)
     verified.objects.close()
@@ -148,21 +157,26 @@ def _load(
     )
 
 
-def make_engine(
+def make_engine(  # noqa: PLR0913 - one argument a setting
     manifest: Manifest,
     runner: ProgramRunner,
     tokenizer: Tokenizer,
     *,
+    table: StepTable | None = None,
+    outside: str = "",
     on_step: OnStep | None = None,
     room: RoomLimits = UNLIMITED,
     prefix_caching: bool = False,
     policy: Policy | None = None,
 ) -> Engine:
-    """Returns the engine that a manifest describes, not started. `policy`: None for that of its spec."""
+    """Returns the engine that a manifest describes, not started. `policy`: None for that of its spec.
+
+    `table`: None for that of its entries. `outside` is said where a request is beyond the limits.
+    """
     spec = manifest.spec
     scheduler = Scheduler(
         spec.limits,
-        BucketTable.from_entries(manifest.entries),
+        table or BucketTable.from_entries(manifest.entries),
         BlockPool(spec.limits.num_blocks),
         eos_token_ids=tokenizer.eos_token_ids,
         prefix_caching=prefix_caching,
@@ -171,10 +185,18 @@ def make_engine(
     )
     return Engine(
         EngineCore(scheduler, runner, defrag=spec.defrag, on_step=on_step),
-        Admission(spec.limits, spec.model.vocab_size, spec.sampler),
+        Admission(spec.limits, spec.model.vocab_size, spec.sampler, outside),
         lambda ids: IncrementalDetokenizer(tokenizer.decode, ids),
         room=room,
     )
+
+
+def what_is_outside(whole: Manifest, served: Manifest, outside: Outside) -> str:
+    """Returns in words what a server of a part does not serve; empty where it serves the whole."""
+    if served is whole:
+        return ""
+    part = Part(whole, served)
+    return f"{describe_part(part)}; --outside {outside}"
 
 
 def caches_prefixes(manifest: Manifest, asked: bool | None) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.sealed import programs_of
 from aotgaudi.bundle.verify import VerifiedBundle, hold_bundle
+from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.phases import Phases
 from aotgaudi.runtime.bindings import passing_weights, placed, weight_bindings
 from aotgaudi.runtime.pages import cache_memory
@@ -23,10 +24,11 @@ from aotgaudi.runtime.shards import ShardReader
 class Holding:
     """A bundle, the weights of its model, and when each is in memory; what depends on `verified` fails where it does.
 
-    `caches` has memory for the KV caches, by name.
+    `served` is what is served of it. `caches` has memory for the KV caches, by name.
     """
 
     bundle: Bundle
+    served: Manifest
     weights: ShardReader
     verified: Future[VerifiedBundle]
     prefetched: Future[None]
@@ -34,7 +36,7 @@ class Holding:
 
 
 @contextmanager
-def holding(bundle: Bundle, weights: ShardReader, phases: Phases) -> Iterator[Holding]:
+def holding(bundle: Bundle, served: Manifest, weights: ShardReader, phases: Phases) -> Iterator[Holding]:
     """Reads and hashes while the block runs, and times that; an error in the block ends it soon."""
     labels = bundle.entry_labels
 
@@ -54,13 +56,13 @@ def holding(bundle: Bundle, weights: ShardReader, phases: Phases) -> Iterator[Ho
             spec.name: spec for program in verified.result().programs.values() for spec in program.caches
         }
         with phases.time("kv_caches"):
-            return cache_memory(specs.values(), bundle.manifest.spec.limits.num_blocks)
+            return cache_memory(specs.values(), served.spec.limits.num_blocks)
 
     with ThreadPoolExecutor(3) as pool:
         verified = pool.submit(verify)
         prefetched, caches = pool.submit(prefetch), pool.submit(reserve)
         try:
-            yield Holding(bundle, weights, verified, prefetched, caches)
+            yield Holding(bundle, served, weights, verified, prefetched, caches)
         except BaseException:
             weights.stop()
             raise

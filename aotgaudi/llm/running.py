@@ -9,6 +9,7 @@ from typing import Any
 
 from aotgaudi.bundle.bundle import Acceptance
 from aotgaudi.bundle.model import ModelDirectory
+from aotgaudi.bundle.part import Outside
 from aotgaudi.engine.core import OnStep
 from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.room import UNLIMITED, RoomLimits
@@ -17,6 +18,7 @@ from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.phases import Phases
 from aotgaudi.runtime.guard import Cause, Guard, Layer
 from aotgaudi.runtime.shards import WeightsMemory
+from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.scheduler import Policy
 
 
@@ -41,6 +43,8 @@ class ModelOptions:
         phases: Times the start.
         policy: How prompts and decodes take turns; None: as the spec of the bundle says.
         prefix_caching: Whether prompts start after what is cached of them; None: as the spec of the bundle says.
+        outside: What becomes of what the warm entries do not cover. None: "refuse" under `require_warm`, else "first-use",
+            which goes with no other.
     """
 
     bundle: Path
@@ -59,6 +63,12 @@ class ModelOptions:
     prefix_caching: bool | None = None
     policy: Policy | None = None
     phases: Phases = field(default_factory=Phases, compare=False)
+    outside: Outside | None = None
+
+    @property
+    def outside_policy(self) -> Outside:
+        """What becomes of what the warm entries do not cover."""
+        return self.outside or ("refuse" if self.require_warm else "first-use")
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,8 @@ class RunningModel:
 
     `defaults` are the sampling parameters of requests that do not state them, by the names of `SamplingParams`. `binding`
     says whether the bundle binds the model directory, e.g. "bound (6 files)", `coverage` whether every step that can be
-    formed has an entry.
+    formed has an entry. `limits` are those that it is served under; `outside` says why they are lower than the manifest's,
+    and is empty where they are not.
     """
 
     engine: Engine
@@ -94,6 +105,12 @@ class RunningModel:
     manifest_id: str
     binding: str
     coverage: str
-    max_model_len: int
+    limits: ServingLimits
     guard: Guard
     warmth: Callable[[], Warmth]
+    outside: str = ""
+
+    @property
+    def max_model_len(self) -> int:
+        """The most tokens of a prompt and its answer together."""
+        return self.limits.max_model_len

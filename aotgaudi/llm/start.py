@@ -10,6 +10,7 @@ import warnings
 from aotgaudi.backends.online import check_target
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.model import open_model
+from aotgaudi.bundle.part import served_manifest
 from aotgaudi.bundle.sealed import programs_of
 from aotgaudi.llm.holding import holding
 from aotgaudi.llm.running import ModelOptions, RunningModel
@@ -32,9 +33,10 @@ def start(options: ModelOptions) -> RunningModel:
         receipt = programs_of(bundle)
         model = open_model(bundle, options.model_dir, allow_unbound=options.allow_unbound_model)
         check_target(receipt.target)
+        served = served_manifest(bundle, options.outside_policy)
     if options.on_model is not None:
         options.on_model(model)
-    with holding(bundle, ShardReader(model, options.weights_memory), phases) as held:
+    with holding(bundle, served, ShardReader(model, options.weights_memory), phases) as held:
         with warnings.catch_warnings(), phases.time("import_torch"):
             # torch warns while it is imported where numpy is not installed; [serve] does without, and so do we.
             warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)

@@ -113,7 +113,10 @@ def _start(options: ServeOptions, intake: Intake, intake_began: float) -> Servic
     metrics, phases = Metrics(options.served_model_names[0]), options.model.phases
     model = start(replace(options.model, on_step=metrics.observe_step, on_model=intake.load))
     served = ServedModel(
-        names=options.served_model_names, max_len=model.max_model_len, defaults=model.defaults
+        names=options.served_model_names,
+        max_len=model.max_model_len,
+        defaults=model.defaults,
+        outside=model.outside,
     )
     service = Service(
         engine=model.engine,
@@ -123,6 +126,7 @@ def _start(options: ServeOptions, intake: Intake, intake_began: float) -> Servic
         manifest_id=model.manifest_id,
         binding=model.binding,
         coverage=model.coverage,
+        limits=model.limits,
         warmth=model.warmth,
         version=__version__,
         metrics=metrics,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Protocol
@@ -15,6 +15,7 @@ from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.server.generation import EngineLike
 from aotgaudi.server.intake.prepare import Kind, PreparedRequest, ServedModel
 from aotgaudi.server.metrics import Metrics
+from aotgaudi.spec.limits import ServingLimits
 
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
 DEFAULT_STALL_SECONDS = 60.0
@@ -40,7 +41,8 @@ class IntakeLike(Protocol):
 class Readiness:
     """What ``/ready`` answers; `reason` is empty when ready, `guard` is "seccomp+hook" or "hook".
 
-    `model` says whether the bundle binds the model directory: "bound (6 files)", "not bound".
+    `model` says whether the bundle binds the model directory: "bound (6 files)", "not bound". `limits` are those that are
+    served; `outside` says why they are lower than the manifest's, and is empty where they are not.
     """
 
     ready: bool
@@ -51,6 +53,8 @@ class Readiness:
     compilations: int
     guard: str
     model: str
+    limits: Mapping[str, int]
+    outside: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +74,7 @@ class Service:
     version: str
     binding: str = "not bound"
     coverage: str = ""
+    limits: ServingLimits | None = None
     metrics: Metrics = field(default_factory=Metrics)
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     stall_seconds: float = DEFAULT_STALL_SECONDS
@@ -124,6 +129,8 @@ class Service:
             compilations=sum(warmth.compilations.values()),
             guard="+".join(warmth.layers),
             model=self.binding,
+            limits={} if self.limits is None else _shown_limits(self.limits),
+            outside=self.model.outside,
         )
 
     def check_open(self) -> None:
@@ -144,3 +151,8 @@ class Service:
     def has_ended(self) -> bool:
         """Aborts what still runs, and returns whether the engine has ended. Does not block."""
         return self.engine.shutdown(0)
+
+
+def _shown_limits(limits: ServingLimits) -> Mapping[str, int]:
+    names = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "num_blocks")
+    return {name: getattr(limits, name) for name in names}

@@ -17,6 +17,9 @@ from tests.e2e.harness import SPEC, Server, Workplace, make_model, own_object, s
 from tests.parallel import once, run_folder
 
 HOLE = DecodeEntry(batch_size=1, query_len=1, num_blocks=2)
+"""The smallest of `HOLES`: what a decode over two blocks takes."""
+HOLES = (HOLE, DecodeEntry(1, 1, 4), *(DecodeEntry(2, 1, num_blocks) for num_blocks in (2, 4, 6, 8)))
+"""All that cover a decode over two blocks: where one of them is warm, no other is ever missing."""
 
 
 @pytest.fixture(scope="session")
@@ -53,8 +56,9 @@ def server(workplace: Workplace) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def holed_store(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store that has everything but the artifact that `HOLE` needs. Not to be written to."""
-    store, lost = run_folder(tmp_path_factory) / "holed-store", own_object(workplace.bundle, HOLE)
+    """A store that has everything but the artifacts that `HOLES` need. Not to be written to."""
+    store = run_folder(tmp_path_factory) / "holed-store"
+    lost = [own_object(workplace.bundle, hole) for hole in HOLES]
     once(tmp_path_factory, store.name, lambda: store_without(workplace.store, lost, store))
     return store
 

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -422,9 +422,10 @@ def bind(bundle: Path, model: Path) -> None:
     reseal(bundle, lambda receipt: receipt.model_copy(update={"model": bind_model(model, spec)}))
 
 
-def store_without(store: Path, lost: Path, to: Path) -> Path:
-    """A copy of a store that lacks the object of the file `lost`, and whatever the compiler remembered."""
+def store_without(store: Path, lost: Iterable[Path], to: Path) -> Path:
+    """A copy of a store that lacks the objects of the files `lost`, and whatever the compiler remembered."""
     shutil.copytree(store, to, ignore=shutil.ignore_patterns("toolcache", "logs", "tmp"))
-    (found,) = to.rglob(lost.name)
-    found.unlink()
+    for path in lost:
+        (found,) = to.rglob(path.name)
+        found.unlink()
     return to

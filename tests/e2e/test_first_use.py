@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.entries import DecodeEntry
+from tests.e2e.conftest import HOLE, HOLES
 from tests.e2e.harness import Server, Workplace, copy_bundle, own_object
 
 pytestmark = pytest.mark.slow
 
-HOLE = DecodeEntry(batch_size=1, query_len=1, num_blocks=2)
 COLD_LINE = "Configuration: (decode, 1, 1, 2) was not warmed-up!"
 PROMPT = [17] * 20  # In its second block: a decode step over two blocks.
 
@@ -41,27 +40,42 @@ def test_a_missing_entry_is_compiled_once_answered_right_and_kept_in_the_store(
 
     with workplace.serve("--store", store, bundle=holed_bundle, strict=False) as cold:
         assert COLD_LINE not in cold.log
-        assert counts(cold) == (0, 0, total - 1)
+        assert counts(cold) == (0, 0, total - len(HOLES))
         assert ask(cold) == expected
-        assert counts(cold) == (1, 1, total)
+        assert counts(cold) == (1, 1, total - len(HOLES) + 1)
         assert ask(cold) == expected
-        assert counts(cold) == (1, 1, total)
+        assert counts(cold) == (1, 1, total - len(HOLES) + 1)
         assert cold.log.count(COLD_LINE) == 1
 
     with workplace.serve("--store", store, bundle=holed_bundle, strict=False) as again:
         assert ask(again) == expected
-        assert counts(again) == (1, 0, total)
+        assert counts(again) == (1, 0, total - len(HOLES) + 1)
         assert "(decode, 1, 1, 2) is warm now (0 units compiled)" in again.log
 
-    done = workplace.run("build", "cache", workplace.spec, "--store", store, "--json")
+    done = workplace.run("build", "cache", workplace.spec, "--entry", HOLE.id, "--store", store, "--json")
     assert json.loads(done.stdout)["num_compiled"] == 0
+
+
+def test_a_cold_entry_is_not_compiled_where_a_larger_warm_one_covers_the_step(
+    workplace: Workplace, server: Server, tmp_path: Path
+) -> None:
+    bundle = copy_bundle(workplace.bundle, tmp_path / "lossy.bundle")
+    own_object(bundle, HOLE).unlink()
+
+    with workplace.serve("--store", tmp_path / "none", bundle=bundle, strict=False) as lossy:
+        assert ask(lossy) == ask(server)
+        assert counts(lossy)[:2] == (0, 0)
+        assert COLD_LINE not in lossy.log
+
+    assert not (tmp_path / "none").exists()
 
 
 def test_an_entry_whose_file_was_lost_from_the_bundle_is_loaded_from_the_store(
     workplace: Workplace, server: Server, tmp_path: Path
 ) -> None:
     bundle = copy_bundle(workplace.bundle, tmp_path / "lossy.bundle")
-    own_object(bundle, HOLE).unlink()
+    for hole in HOLES:
+        own_object(bundle, hole).unlink()
 
     with workplace.serve("--store", workplace.store, bundle=bundle, strict=False) as lossy:
         assert ask(lossy) == ask(server)

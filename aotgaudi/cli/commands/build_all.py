@@ -11,9 +11,10 @@ import click
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
-from aotgaudi.cli.commands.build_bundle import bundle_document, bundle_line
+from aotgaudi.cli.commands.build_bundle import bundle_document, bundle_lines
 from aotgaudi.cli.commands.build_cache import outcome_document, outcome_line
 from aotgaudi.cli.commands.cache import collect_after_build, collection_line
+from aotgaudi.cli.options.extent import AskedExtent, extent_options
 from aotgaudi.cli.options.model import bound_model_option, find_model
 from aotgaudi.cli.options.signing import signing_options
 from aotgaudi.cli.options.spec_source import default_manifest_path
@@ -40,25 +41,33 @@ from aotgaudi.pipeline import Workers, build, plan_manifest
 @signing_options
 @store_options
 @worker_options
+@extent_options
 @store_limit_option
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
-def build_all(
+def build_all(  # noqa: PLR0913 - one argument per option
+    *,
     spec_path: Path,
     output: Path | None,
     model: str | None,
     signing: Signing | None,
     place: StorePlace,
     workers: Workers,
+    asked: AskedExtent,
     store_limit: int | None,
     as_json: bool,
 ) -> None:
-    """Enumerate SPEC (or take a manifest), compile what is missing, and seal a bundle. Does nothing twice."""
+    """Enumerate SPEC (or take a manifest), compile what is missing, and seal a bundle. Does nothing twice.
+
+    With --tier or --budget only what matters most is compiled and sealed: a part, with the limits under which it is closed.
+    Run again without, it adds the rest.
+    """
     phases = Phases()
     with phases.time("enumerate"):
         manifest = load_manifest_or_spec(spec_path)
     bundle = output or default_bundle_path(spec_path)
     refuse_foreign(bundle)
     directory = None if model is None else find_model(model)
+    extent = asked.of(manifest)
     store = place.open()
     manifest_path = _write_manifest(manifest, spec_path)
     if not as_json:
@@ -70,6 +79,7 @@ def build_all(
         jobs=workers,
         sign_key=signing,
         model=directory,
+        extent=extent,
         on_progress=BuildDisplay(),
         phases=phases,
     )
@@ -80,7 +90,13 @@ def build_all(
         "bundle": bundle_document(sealed, len(manifest.entries)),
         "phases": phase_rows(result.phases),
     }
-    lines = [outcome_line(outcome), bundle_line(document["bundle"]), build_time_line(result.phases, outcome)]
+    if extent is not None:
+        document["stopped_by_budget"] = outcome.interrupted
+    lines = [
+        outcome_line(outcome),
+        *bundle_lines(document["bundle"]),
+        build_time_line(result.phases, outcome),
+    ]
     if store_limit is not None:
         document["gc"] = collect_after_build(store, store_limit, plan_manifest(manifest, store))
         lines.append(collection_line(document["gc"]))

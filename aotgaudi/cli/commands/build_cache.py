@@ -19,9 +19,11 @@ from aotgaudi.bundle.receipt import dumps as dump_receipt
 from aotgaudi.cli.commands.cache import collect_after_build, collection_line
 from aotgaudi.cli.options.common import refuse_unwritable
 from aotgaudi.cli.options.entry import entry_option, find_entries
+from aotgaudi.cli.options.extent import AskedExtent, extent_options
 from aotgaudi.cli.options.store import StorePlace, store_limit_option, store_options
 from aotgaudi.cli.options.target import refused_target_option
 from aotgaudi.cli.options.worker import worker_options
+from aotgaudi.cli.show.part import built_part
 from aotgaudi.cli.show.phase_report import build_time_line, phase_rows
 from aotgaudi.cli.show.progress import BuildDisplay
 from aotgaudi.entries import Entry
@@ -29,7 +31,7 @@ from aotgaudi.errors import NotReproducibleError
 from aotgaudi.manifest.codec import load_manifest_or_spec
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.phases import Phases
-from aotgaudi.pipeline import Workers, compile_missing, make_receipt, plan_manifest
+from aotgaudi.pipeline import Workers, compile_extent, compile_missing, make_receipt, plan_manifest
 from aotgaudi.store.store import Store
 
 Command = Callable[..., Any]
@@ -115,22 +117,27 @@ def _sample_option(function: Command) -> Command:
 @store_options
 @worker_options
 @entry_option
+@extent_options
 @store_limit_option
 @click.option("--receipt", type=click.Path(path_type=Path), metavar="FILE", help="Write the receipt there.")
 @check_options
 @refused_target_option
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
-def build_cache(
+def build_cache(  # noqa: PLR0913 - one argument per option
+    *,
     manifest_path: Path,
     place: StorePlace,
     workers: Workers,
     entry_texts: tuple[str, ...],
+    asked: AskedExtent,
     receipt: Path | None,
     sample: int | None,
     store_limit: int | None,
     as_json: bool,
 ) -> None:
     """Compile into the store what MANIFEST (or a spec) lacks. Stops cleanly; run again, it goes on where it stopped.
+
+    With --tier or --budget it compiles what matters most first, and stops there; `build bundle --part` seals that.
 
     With --check it compiles some stored units again, elsewhere, and exits with 4 if the bytes differ.
     """
@@ -141,18 +148,27 @@ def build_cache(
         raise click.UsageError("--check builds nothing, so there is no --receipt to write")
     if receipt:
         refuse_unwritable(receipt)
+    if not asked.is_all and (entry_texts or sample is not None):
+        raise click.UsageError("--tier and --budget say what is built: they exclude --entry and --check")
+    extent, entries = asked.of(manifest), find_entries(manifest, entry_texts)
     store = place.open()
-    entries = find_entries(manifest, entry_texts)
     if sample is not None:
         _check(manifest, store, workers.num_local, entries, sample, as_json)
         return
     with store.in_use():
-        outcome = compile_missing(manifest, store, entries, workers, BuildDisplay(), phases)
+        if extent is None:
+            outcome = compile_missing(manifest, store, entries, workers, BuildDisplay(), phases)
+        else:
+            outcome = compile_extent(manifest, store, extent, workers, BuildDisplay(), phases)
         if receipt:
             plan = plan_manifest(manifest, store, entries)
             write_atomic(receipt, dump_receipt(make_receipt(manifest, plan)))
     document = {**outcome_document(outcome), "phases": phase_rows(phases.done)}
     lines = [outcome_line(outcome), build_time_line(phases.done, outcome)]
+    if extent is not None:
+        document["stopped_by_budget"] = outcome.interrupted
+        document["part"] = built_part(manifest, plan_manifest(manifest, store))
+        lines.append(f"part: {document['part']['text']}")
     if store_limit is not None:
         document["gc"] = collect_after_build(store, store_limit, plan_manifest(manifest, store, entries))
         lines.append(collection_line(document["gc"]))
@@ -176,11 +192,12 @@ def _check(
 def outcome_line(outcome: BuildOutcome) -> str:
     """One line for people."""
     if not outcome.compiled and not outcome.num_traced:
-        return "cache: nothing to do"
+        return "cache: nothing to do" + (" in the time that there was" if outcome.interrupted else "")
     cpu = sum(row.cpu_seconds for row in outcome.compiled)
     return (
         f"cache: {len(outcome.compiled)} units compiled and checked, {outcome.num_traced} programs traced "
         f"in {outcome.seconds:.1f} s ({cpu:.0f} CPU seconds of compiling)"
+        + ("; the time is over, run again to go on" if outcome.interrupted else "")
     )
 
 

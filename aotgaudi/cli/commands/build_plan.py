@@ -16,6 +16,7 @@ from aotgaudi.build.plan import Plan
 from aotgaudi.cli.commands.explain_launch import is_of_launch
 from aotgaudi.cli.commands.plan_captures import built_captures, told_of_captures
 from aotgaudi.cli.options.common import jobs_option
+from aotgaudi.cli.options.extent import AskedExtent, extent_options
 from aotgaudi.cli.options.store import StorePlace, store_options
 from aotgaudi.cli.options.target import planned_target_option
 from aotgaudi.cli.show.explanation import change_text, changes_document, cost_document, counted, time_text
@@ -93,18 +94,21 @@ def _units_line(answer: WhatIf) -> str:
 @click.argument("manifest_path", metavar="[MANIFEST|BUNDLE]", required=False, type=click.Path(path_type=Path))
 @store_options
 @jobs_option
+@extent_options
 @planned_target_option
 @what_if_option
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def build_plan(
+    *,
     manifest_path: Path | None,
     place: StorePlace,
     jobs: int,
+    asked: AskedExtent,
     described: Target | None,
     settings: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Show what `build cache` would do for MANIFEST (or a spec).
+    """Show what `build cache` would do for MANIFEST (or a spec), with --tier or --budget of its most important entries.
 
     With --what-if: show what would be invalidated if a component of the keys had another value. With --target: the programs
     and keys of an hpu spec, which nothing can compile yet.
@@ -116,7 +120,8 @@ def build_plan(
         _plan_captures(manifest_path, place, settings, as_json=as_json)
         return
     manifest, store = load_manifest_or_spec(manifest_path), place.open()
-    plan = plan_manifest(manifest, store, described=described)
+    extent = asked.of(manifest)
+    plan = plan_manifest(manifest, store, None if extent is None else extent.entries, described)
     if settings:
         answer = ask(settings, plan, manifest.spec, store)
         told = what_if_document(answer)

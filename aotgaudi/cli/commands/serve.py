@@ -26,6 +26,7 @@ from aotgaudi.spec.scheduler import Policy
 
 if TYPE_CHECKING:
     from aotgaudi.bundle.bundle import Acceptance
+    from aotgaudi.bundle.part import Outside
     from aotgaudi.engine.room import RoomLimits
     from aotgaudi.runtime.guard import Seccomp
     from aotgaudi.runtime.shards import WeightsMemory
@@ -134,6 +135,12 @@ def _parse_override(
     help="How prompts and decodes take turns: even streams, or full steps  [default: as the bundle's spec says]",
 )
 @click.option(
+    "--outside",
+    type=click.Choice(["refuse", "chunk", "pad-up", "first-use"]),
+    help="What the warm entries of a part do not cover: refuse it; cut prompts into shorter chunks; start only if larger "
+    "entries cover all; compile it  [default: refuse with --require-warm, else first-use]",
+)
+@click.option(
     "--seccomp",
     type=click.Choice(["auto", "require", "off"]),
     default="auto",
@@ -163,6 +170,7 @@ def serve(  # noqa: PLR0913 - one argument per option
     stall_seconds: float | None,
     prefix_caching: bool | None,
     policy: Policy | None,
+    outside: Outside | None,
     seccomp: Seccomp,
     exposure: Exposure,
     acceptance: Acceptance,
@@ -187,6 +195,11 @@ def serve(  # noqa: PLR0913 - one argument per option
         raise click.UsageError("words after -- go with bundles that `build capture` sealed")
     if model is None:
         raise click.UsageError("Missing option '--model'.")
+    if outside is not None and require_warm is (outside == "first-use"):
+        goes = (
+            "compiles while requests wait: it excludes" if require_warm else "serves what is warm: it needs"
+        )
+        raise click.UsageError(f"--outside {outside} {goes} --require-warm")
     from aotgaudi.cli.options.model import find_model
     from aotgaudi.llm.model_files import GenerationConfig
     from aotgaudi.runtime.preload import begin_to_load_torch
@@ -218,6 +231,7 @@ def serve(  # noqa: PLR0913 - one argument per option
         prefix_caching=prefix_caching,
         policy=policy,
         phases=phases,
+        outside=outside,
     )
     launch(
         ServeOptions(

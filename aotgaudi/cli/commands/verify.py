@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from aotgaudi.bundle.verify import Report, verify_bundle
 from aotgaudi.cli.options.acceptance import acceptance_options
 from aotgaudi.cli.options.model import find_model
 from aotgaudi.cli.options.target import read_target
+from aotgaudi.cli.show.part import part_document
 from aotgaudi.errors import (
     AotGaudiError,
     CorruptError,
@@ -113,12 +115,13 @@ def verify(
         fit = _check_launch(bundle, words)
     else:
         fit = _check_machine(bundle, target_path, described)
+    part = None if isinstance(bundle.receipt, CaptureReceipt) else part_document(bundle)
     report = verify_bundle(bundle, labels)
     errors = [error for error in (fit.error, _failure(report, path)) if error is not None]
     if as_json:
-        click.echo(json.dumps(_document(bundle, report, fit), indent=2))
+        click.echo(json.dumps(_document(bundle, report, fit, part), indent=2))
     elif not errors:
-        click.echo(_summary(bundle, report, fit))
+        click.echo(_summary(bundle, report, fit, part))
     else:
         for error in errors:
             click.echo(f"error: {error}", err=True)  # A table: it would not survive as one line.
@@ -169,7 +172,7 @@ def _failure(report: Report, path: Path) -> AotGaudiError | None:
     return None
 
 
-def _summary(bundle: Bundle, report: Report, fit: _Fit) -> str:
+def _summary(bundle: Bundle, report: Report, fit: _Fit, part: Mapping[str, Any] | None) -> str:
     receipt = bundle.receipt
     target = receipt.target
     torch = f", torch {target.toolchain['torch']}" if "torch" in target.toolchain else ""
@@ -178,7 +181,7 @@ def _summary(bundle: Bundle, report: Report, fit: _Fit) -> str:
         ("launch" if isinstance(receipt, CaptureReceipt) else "manifest", receipt.manifest_id),
         ("target", f"{target.backend} {target.machine}{torch}"),
         ("machine", f"not checked: {fit.reason}" if fit.is_satisfied is None else f"{fit.of} can serve it"),
-        *_contents(receipt, report),
+        *_contents(receipt, report, part),
         ("objects", f"{report.num_objects}, {report.object_bytes} bytes, all re-hashed"),
         ("signed", _signed(bundle)),
         *_model(bundle),
@@ -186,9 +189,12 @@ def _summary(bundle: Bundle, report: Report, fit: _Fit) -> str:
     return "\n".join(f"{name:10}{value}" for name, value in rows)
 
 
-def _contents(receipt: SealedReceipt, report: Report) -> tuple[tuple[str, str], ...]:
+def _contents(
+    receipt: SealedReceipt, report: Report, part: Mapping[str, Any] | None
+) -> tuple[tuple[str, str], ...]:
     if isinstance(receipt, Receipt):
-        return (("entries", f"{report.num_entries}, all answered"),)
+        answered = (("entries", f"{report.num_entries}, all answered"),)
+        return answered if part is None else (*answered, ("part", f"{part['text']} (proved)"))
     counts = ", ".join(f"{count} {name}" for name, count in sorted(receipt.proof.counts.items()))
     proof = f"{counts} (witnesses: {', '.join(receipt.proof.witnesses)})"
     return ("files", f"{report.num_entries}, {receipt.num_bytes} bytes"), ("proof", proof)
@@ -213,7 +219,7 @@ def _bound(receipt: SealedReceipt) -> dict[str, str] | None:
     return None
 
 
-def _document(bundle: Bundle, report: Report, fit: _Fit) -> dict[str, Any]:
+def _document(bundle: Bundle, report: Report, fit: _Fit, part: Mapping[str, Any] | None) -> dict[str, Any]:
     return {
         "bundle": str(bundle.path),
         "intact": report.is_intact,
@@ -222,6 +228,7 @@ def _document(bundle: Bundle, report: Report, fit: _Fit) -> dict[str, Any]:
         "target": bundle.receipt.target.model_dump(mode="json"),
         "machine": {"of": fit.of or None, "satisfies_target": fit.is_satisfied, "reason": fit.reason},
         "model": _bound(bundle.receipt),
+        "part": part,
         "epoch": None if bundle.statement is None else bundle.statement.epoch,
         **dataclasses.asdict(report),
     }

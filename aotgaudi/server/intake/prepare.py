@@ -25,12 +25,14 @@ class ServedModel:
     """What a request is checked against.
 
     `names` are those that requests may use; an answer carries the one that was asked for, or else the first. `max_len` is
-    in tokens. `defaults` are the sampling parameters of requests that do not state them.
+    in tokens; `outside` says why it is less than the manifest's, and is empty where it is not. `defaults` are the sampling
+    parameters of requests that do not state them.
     """
 
     names: tuple[str, ...]
     max_len: int
     defaults: Mapping[str, Any]
+    outside: str = ""
 
     def resolve(self, name: str | None) -> str:
         """Returns the name that an answer carries.
@@ -125,7 +127,7 @@ class Preparer:
         if len(token_ids) > self.model.max_len:
             raise RequestError(
                 f"the prompt has {len(token_ids)} tokens; max_model_len = {self.model.max_len}", param=param
-            )
+            ).explained(self.model.outside)
         return token_ids
 
     def _chat_prompts(self, body: ChatCompletionRequest) -> Sequence[Sequence[int]]:
@@ -146,5 +148,5 @@ class Preparer:
                 f"The text is {num_chars} characters long; max_model_len = {self.model.max_len} tokens "
                 f"hold at most {bound}",
                 param=param,
-            )
+            ).explained(self.model.outside)
         return [self._bounded(ids, param) for ids in self.tokenizer.encode_batch(texts, with_special)]

@@ -85,3 +85,22 @@ def test_only_a_step_that_builds_nothing_has_a_limit_of_its_own(
     )
 
     assert options.longest_step_seconds == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--outside", "refuse"], "--outside refuse serves what is warm: it needs --require-warm"),
+        (["--outside", "chunk"], "it needs --require-warm"),
+        (["--outside", "pad-up"], "it needs --require-warm"),
+        (["--outside", "first-use", "--require-warm"], "it excludes --require-warm"),
+        (["--outside", "drop"], "'drop' is not one of"),
+    ],
+)
+def test_what_lies_outside_is_compiled_or_not_as_require_warm_says(
+    tmp_path: Path, options: list[str], said: str
+) -> None:
+    result = CliRunner().invoke(cli, ["serve", "--bundle", str(tmp_path), "--model", str(tmp_path), *options])
+
+    assert result.exit_code == 2
+    assert said in result.stderr

@@ -307,6 +307,8 @@ def test_ready_tells_how_warm_the_server_is(client: TestClient) -> None:
         "compilations": 0,
         "guard": "seccomp+hook",
         "model": "not bound",
+        "limits": {},
+        "outside": "",
     }
 
 

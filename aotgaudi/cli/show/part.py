@@ -1,0 +1,47 @@
+"""What several commands say of a part: how many entries it has, and under which limits they are closed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aotgaudi.bundle.bundle import Bundle
+from aotgaudi.bundle.part import describe_part, proved_part
+from aotgaudi.bundle.receipt import ClosedUnder
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.parts import Part, largest_part
+
+if TYPE_CHECKING:
+    from aotgaudi.build.plan import Plan
+
+
+def part_document(bundle: Bundle) -> dict[str, Any] | None:
+    """Returns the part that a bundle holds as a JSON value; None where it holds the whole. Raises as `proved_part` does."""
+    whole = proved_part(bundle, "whole")
+    return None if whole is None else _document(whole, proved_part(bundle, "cut"))
+
+
+def built_part(manifest: Manifest, plan: Plan) -> dict[str, Any]:
+    """Returns the part of `manifest` that could be sealed of a plan's complete programs. `text` says so if there is none."""
+    warm = [
+        entry
+        for state in plan.programs
+        if state.row is not None and all(key in plan.units for key in state.row.units)
+        for entry in state.entries
+    ]
+    whole = largest_part(manifest, warm, "whole")
+    if whole is None:
+        return {"num_entries": len(warm), "text": f"{len(warm)} entries, which can serve nothing yet"}
+    return _document(whole, largest_part(manifest, warm, "cut"))
+
+
+def _document(whole: Part, cut: Part | None) -> dict[str, Any]:
+    cut = cut or whole
+    under = "" if cut.limits == whole.limits else f"; with --outside chunk under {ClosedUnder.of(cut.limits)}"
+    return {
+        "num_entries": len(whole.manifest.entries),
+        "limits": ClosedUnder.of(whole.limits).model_dump(),
+        "chunked": ClosedUnder.of(cut.limits).model_dump(),
+        "settings": list(whole.settings),
+        "serves_all": whole.has_whole_limits,
+        "text": describe_part(whole) + under,
+    }

@@ -1,0 +1,71 @@
+"""Requests that are served to their end by the scheduler alone, without a device: what tests of coverage drive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from hypothesis import strategies as st
+
+from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.engine.admission import resolve_max_tokens
+from aotgaudi.engine.blocks import BlockPool
+from aotgaudi.engine.request import Request
+from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.engine.scheduler import Scheduler
+from aotgaudi.engine.steps import Step
+from aotgaudi.entries import PromptEntry
+from aotgaudi.errors import RequestError
+from aotgaudi.spec.limits import ServingLimits
+from aotgaudi.spec.scheduler import Policy
+
+
+@st.composite
+def serving_limits(draw: st.DrawFn) -> ServingLimits:
+    block_size = draw(st.integers(1, 4))
+    max_num_seqs = draw(st.integers(1, 5))
+    return ServingLimits(
+        max_num_seqs=max_num_seqs,
+        max_num_prefill_seqs=draw(st.integers(1, max_num_seqs)),
+        max_num_batched_tokens=draw(st.integers(block_size, 20)),
+        max_model_len=draw(st.integers(2, 24)),
+        block_size=block_size,
+        num_blocks=draw(st.integers(2, 14)),
+    )
+
+
+asked_tokens = st.lists(
+    st.tuples(st.integers(1, 23), st.one_of(st.none(), st.integers(1, 23))), min_size=1, max_size=6
+)
+
+
+def served(
+    limits: ServingLimits,
+    table: BucketTable,
+    asked: Sequence[tuple[int, int | None]],
+    policy: Policy,
+    prefix_caching: bool,
+) -> Iterator[Step]:
+    """Yields the steps in which all that is admitted is served to its end. Decode steps take as long as 4 tokens."""
+    pool = BlockPool(limits.num_blocks)
+    scheduler = Scheduler(limits, table, pool, policy=policy, prefix_caching=prefix_caching)
+    for index, (num_prompt_tokens, max_tokens) in enumerate(asked):
+        params = SamplingParams(max_tokens=max_tokens)
+        try:
+            resolved = resolve_max_tokens(num_prompt_tokens, params, limits)
+        except RequestError:
+            continue
+        scheduler.add(
+            Request(
+                request_id=f"r{index}",
+                prompt_token_ids=(1,) * num_prompt_tokens,
+                params=params,
+                max_tokens=resolved,
+                seed=0,
+            )
+        )
+    while (scheduled := scheduler.schedule()) is not None:
+        yield scheduled.step
+        entry = scheduled.step.entry
+        scheduler.observe(entry, entry.query_len if isinstance(entry, PromptEntry) else 4.0)
+        scheduler.complete(scheduled, [None if row.sampling is None else 2 for row in scheduled.step.rows])
+    assert not scheduler.has_work
