@@ -38,7 +38,8 @@ class Holding:
 @contextmanager
 def holding(bundle: Bundle, served: Manifest, weights: ShardReader, phases: Phases) -> Iterator[Holding]:
     """Reads and hashes while the block runs, and times that; an error in the block ends it soon."""
-    labels = bundle.entry_labels
+    with phases.time("manifest"):
+        labels = bundle.entry_labels
 
     def verify() -> VerifiedBundle:
         with phases.time("verify"):

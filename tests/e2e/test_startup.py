@@ -15,8 +15,8 @@ from tests.e2e.harness import Server, Workplace
 pytestmark = pytest.mark.slow
 
 PHASES = {
-    *("process", "import", "bind", "intake", "open", "verify", "weights", "kv_caches", "import_torch", "tokenizer"),
-    *("coverage", "warm_checks", "layouts", "units", "bind_programs", "engine", "guard", "listen"),
+    *("process", "import", "bind", "intake", "open", "manifest", "verify", "weights", "kv_caches", "import_torch"),
+    *("tokenizer", "coverage", "warm_checks", "layouts", "units", "bind_programs", "engine", "guard", "listen"),
 }  # fmt: skip
 
 
@@ -35,6 +35,7 @@ def test_what_waits_for_another_phase_begins_after_it(server: Server) -> None:
         "import",
         "bind",
         "open",
+        "manifest",
         "import_torch",
         "tokenizer",
         "coverage",

@@ -187,6 +187,7 @@ def serve(  # noqa: PLR0913 - one argument per option
 
     phases = Phases(since_process_start())
     phases.add("process", 0.0)
+    import_began = phases.clock()
     if is_capture(bundle):
         _refuse_given(context, of_captures=False)
         supervise(bundle, require_warm, supervision, acceptance, extra_words=words)
@@ -206,11 +207,12 @@ def serve(  # noqa: PLR0913 - one argument per option
 
     _bound_spinning()
     begin_to_load_torch()
-    with phases.time("import"):
-        from aotgaudi.llm.running import ModelOptions
-        from aotgaudi.server.front.run import StopTimes
-        from aotgaudi.server.launch import ServeOptions, launch
-        from aotgaudi.server.log import log_handler
+    from aotgaudi.llm.running import ModelOptions
+    from aotgaudi.server.front.run import StopTimes
+    from aotgaudi.server.launch import ServeOptions, launch
+    from aotgaudi.server.log import log_handler
+
+    phases.add("import", import_began)
 
     if seccomp == "require" and not require_warm:
         raise click.UsageError("--seccomp require goes with --require-warm: else a builder may have to start")
