@@ -35,8 +35,8 @@ from aotgaudi.manifest.parts import largest_part
 from aotgaudi.spec.limits import ServingLimits
 
 TierName = Literal["least", "hot", "covering"]
-"""``least``: the fewest entries that can be served, with all sampler settings. ``hot``: those in which nine of ten steps
-run. ``covering``: the fewest that serve whatever the whole manifest does. Each is a beginning of the order.""" ""
+"""Each is a shortest beginning of the order. ``least``: that can be served, with all sampler settings. ``hot``: that has the
+entries in which nine of ten steps run. ``covering``: that serves whatever the whole manifest does.""" ""
 
 HOT_SHARE = 0.9
 
