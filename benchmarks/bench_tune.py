@@ -200,8 +200,8 @@ def _random_requests(spec: BuildSpec, num: int) -> dict[str, Any]:
     while done < num:
         limits = {
             "max_num_seqs": random.randint(1, 48),
-            "max_num_batched_tokens": random.randint(128, 4096),
-            "max_model_len": random.randint(256, 8192),
+            "max_num_batched_tokens": random.randint(128, 1024),
+            "max_model_len": random.randint(256, 2048),
             "num_blocks": random.randint(64, 600),
         }
         server = spec.model_copy(update={"limits": spec.limits.model_copy(update=limits)})
@@ -222,8 +222,8 @@ def _random_requests(spec: BuildSpec, num: int) -> dict[str, Any]:
 def _random_trace(random: Random, num: int, longest: int) -> Trace:
     return Trace(
         tuple(sorted(random.random() * num / 20 for _ in range(num))),
-        tuple(random.randint(1, random.randint(1, longest - 1)) for _ in range(num)),
-        tuple(random.randint(1, 24) for _ in range(num)),
+        tuple(random.randint(1, random.randint(1, random.randint(1, longest - 1))) for _ in range(num)),
+        tuple(random.randint(1, 16) for _ in range(num)),
     )
 
 

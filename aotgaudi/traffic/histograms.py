@@ -98,12 +98,14 @@ def _shuffled(sizes: Sequence[int], random: Random) -> list[int]:
 def _histogram(path: Path, text: str, suffix: str) -> Histogram:
     """The histogram of this name, summed over its labels: models, engines. Our own server has it under two names."""
     noun = _SUFFIXES[suffix]
-    by_bound: dict[float, float] = defaultdict(float)
     buckets = _buckets(path, text)
-    there = {name for name, _, _ in buckets}
-    wanted = next((name for prefix in _PREFIXES if (name := f"{prefix}{suffix}_bucket") in there), None)
+    names = {name for name, _, _ in buckets}  # A server may have the same under several names.
+    own = next(
+        (f"{prefix}{suffix}_bucket" for prefix in _PREFIXES if f"{prefix}{suffix}_bucket" in names), ""
+    )
+    by_bound: dict[float, float] = defaultdict(float)
     for name, bound, count in buckets:
-        if name == wanted:
+        if name == own:
             by_bound[bound] += count
     if math.inf not in by_bound:
         raise SpecError(str(path), f"has no histogram of the tokens of {noun}", _WANTED)

@@ -5,6 +5,7 @@ A file may be any of these, compressed with gzip or not. What it is, its first l
 ==========  =========================================================================================
 CSV         a header, then a request a line: the public Azure and BurstGPT traces as they are
 JSONL       an object a line
+our log     of ``serve --log-format json --access-log``: the lines of requests that were generated for
 Prometheus  the text of ``/metrics``: only histograms, so a trace is drawn (traffic/histograms.py)
 ==========  =========================================================================================
 
@@ -80,7 +81,8 @@ def read_trace(path: Path, drawing: Drawing | None = None) -> Trace:
             raise SpecError(str(path), "is empty", _WANTED)
         rest = itertools.chain([first], lines)
         if first.text.lstrip().startswith("{"):
-            return _collected(path, _from_json(path, rest))
+            is_log = _logged(first.text) is not None
+            return _collected(path, iter(_from_log(path, rest)) if is_log else _from_json(path, rest))
         if is_exposition(first.text):
             return drawn_trace(path, "\n".join(line.text for line in rest), drawing)
         return _collected(path, _from_csv(path, rest))
@@ -167,6 +169,32 @@ def _from_json(path: Path, lines: Iterable[_Line]) -> Iterator[_Row]:
         items = list(value.items())
         places = _places(where, [name for name, _ in items], "keys")
         yield _Row(line.number, (items[places[0]][1], items[places[1]][1], items[places[2]][1]))
+
+
+def _from_log(path: Path, lines: Iterable[_Line]) -> list[_Row]:
+    """The requests of a server's log, in the order of their arrival: a line is written when one has ended."""
+    rows = []
+    for line in lines:
+        fields = _logged(line.text) or {}
+        if fields.get("generated_tokens") is not None:
+            values = fields.get("arrived"), fields.get("prompt_tokens"), fields["generated_tokens"]
+            rows.append(_Row(line.number, values))
+        if len(rows) > MAX_REQUESTS:
+            raise SpecError(
+                f"{path}, line {line.number}", f"is request {len(rows):,}", f"at most {MAX_REQUESTS:,}"
+            )
+    return sorted(rows, key=lambda row: _date(row.values[0]) or 0)
+
+
+def _logged(text: str) -> dict[str, Any] | None:
+    """The fields of a line of our log in JSON; None where it is none: what other programs wrote in between."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return (
+        value if isinstance(value, dict) and {"time", "level", "logger", "message"} <= value.keys() else None
+    )
 
 
 def _places(where: str, given: Sequence[str], noun: str) -> tuple[int, int, int]:

@@ -61,6 +61,12 @@ def test_a_server_that_has_them_under_two_names_is_counted_once(path: Path) -> N
     assert read_trace(path, DRAWING) == once
 
 
+def test_a_server_that_has_the_histograms_under_two_names_has_counted_once(path: Path) -> None:
+    path.write_text(exposition([100] * 5, [20] * 5) + exposition([100] * 5, [20] * 5, "aotgaudi_"))
+
+    assert len(read_trace(path, DRAWING)) == 5
+
+
 def test_the_same_text_gives_the_same_trace(path: Path) -> None:
     path.write_text(exposition([100] * 50, [20] * 50))
 

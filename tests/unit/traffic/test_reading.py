@@ -96,6 +96,27 @@ def test_csv_and_jsonl_say_the_same(
     ]
 
 
+def logged(arrived: str | None, **fields: object) -> str:
+    line = {"time": "2026-11-22T20:00:00.000Z", "level": "INFO", "logger": "aotgaudi.access", "message": "x"}
+    return json.dumps({**line, "request_id": None, **({"arrived": arrived} if arrived else {}), **fields})
+
+
+def test_the_log_of_our_server_is_a_trace_in_the_order_of_arrival(write: Write) -> None:
+    lines = [
+        logged(None),
+        logged("2026-11-22T20:00:03.500+00:00", prompt_tokens=7, generated_tokens=2),
+        logged("2026-11-22T20:00:01.000+00:00", prompt_tokens=5, generated_tokens=90),
+        "3 lines were dropped: nobody read this log",
+        logged("2026-11-22T20:00:04.000+00:00", status=404),
+    ]
+
+    assert read_trace(write("\n".join(lines))) == Trace((0.0, 2.5), (5, 7), (90, 2))
+
+
+def test_a_log_without_requests_is_refused(write: Write) -> None:
+    assert problem_of(write(logged(None))) == ": has no requests (a request a line)"
+
+
 HEADER = "time,prompt_tokens,generated_tokens\n"
 
 
