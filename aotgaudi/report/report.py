@@ -188,10 +188,11 @@ class ReportedTrace(Value):
 
     `num_refused` requests do not fit the limits; the answers of `num_shortened` were longer than fits. Of `num_entries` for
     prompts and decodes `num_entries_used` ran. `useful` is the work that the steps needed, `padded` what was done, both in
-    `unit`; `wasteful` are the entries in which most was done in vain.
+    `unit`, as `basis` has it; `wasteful` are the entries in which most was done in vain.
     """
 
     path: str
+    basis: str
     num_requests: int
     num_refused: int
     num_shortened: int

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from aotgaudi.bucketing.lookup import BucketTable
@@ -24,6 +25,7 @@ MOST_WASTEFUL = 12
 """So many entries are listed by what is padded in them."""
 
 _GIGA = 1e9
+_GIGA_UNITS: Mapping[str, str] = MappingProxyType({"FLOP": "GFLOP", "ns": "s"})
 _DIGITS = 6
 
 
@@ -53,8 +55,10 @@ class TracedSteps:
     decodes: Mapping[tuple[int, int], Traffic]
 
 
-def steps_of_trace(path: str, trace: Trace, manifest: Manifest, model: StepWork) -> TracedSteps:
+def steps_of_trace(path: str, trace: Trace, manifest: Manifest, model: StepWork, basis: str) -> TracedSteps:
     """Returns what the server of a manifest does with a trace that was read from `path`.
+
+    `basis` says in words where `model` has from what steps cost.
 
     Raises:
         SpecError: None of its requests fits the limits, or the manifest has no prompts and decodes.
@@ -80,6 +84,7 @@ def steps_of_trace(path: str, trace: Trace, manifest: Manifest, model: StepWork)
     return TracedSteps(
         reported=_reported(
             path,
+            basis,
             replayed,
             {str(entry): _traffic(uses, waste) for entry, uses in entries.items()},
             len(table.prompt) + len(table.decode),
@@ -98,12 +103,13 @@ class _Use:
 
 
 def _reported(
-    path: str, replayed: Replayed, entries: Mapping[str, Traffic], num_entries: int, unit: str
+    path: str, basis: str, replayed: Replayed, entries: Mapping[str, Traffic], num_entries: int, unit: str
 ) -> ReportedTrace:
     worst = sorted(entries.items(), key=lambda item: (item[1].useful - item[1].padded, item[0]))
     useful, padded = (sum(getattr(one, name) for one in entries.values()) for name in ("useful", "padded"))
     return ReportedTrace(
         path=path,
+        basis=basis,
         num_requests=replayed.num_requests,
         num_refused=replayed.num_refused,
         num_shortened=replayed.num_shortened,
@@ -112,7 +118,7 @@ def _reported(
         num_steps=replayed.num_steps,
         num_entries=num_entries,
         num_entries_used=len(entries),
-        unit=f"G{unit}" if unit == "FLOP" else f"10^9 {unit}",
+        unit=_GIGA_UNITS.get(unit, f"10^9 {unit}"),
         useful=round(useful, _DIGITS),
         padded=round(padded, _DIGITS),
         factor=round(padded / useful, 4) if useful else 1.0,

@@ -206,3 +206,17 @@ def test_what_differs(browser: Browser, tmp_path: Path) -> None:
     assert {place for place, _, _ in shown} >= {"a.num_entries", "entries.decode.removed"}
     assert all(json.loads(value) == number_at(document, place) for place, value, _ in shown)
     check_layout(page)
+
+
+def test_a_trace(browser: Browser, tmp_path: Path) -> None:
+    rows = "\n".join(f"{n / 10},{100 + 37 * n % 3000},{5 + n % 90}" for n in range(60))
+    (tmp_path / "x.csv").write_text(f"time,prompt_tokens,generated_tokens\n{rows}\n")
+    subject = MANIFESTS / "llama-3.1-8b.gaudi3.toml"
+
+    path, document = reported(subject, tmp_path, "--trace", tmp_path / "x.csv", "--store", tmp_path / "none")
+
+    page = browser.open(path.as_uri())
+    check(page, document)
+    check_layout(page)
+    shown = {place for place, _, _ in page.value(DATA)}
+    assert {"trace.num_steps", "trace.factor", "planes.0.traffic.share"} <= shown

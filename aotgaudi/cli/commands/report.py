@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,23 +14,78 @@ from aotgaudi.atomicfile import write_atomic
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.sealed import programs_of
-from aotgaudi.cli.options.common import memory_budget_option
+from aotgaudi.cli.options.common import Command, memory_budget_option
 from aotgaudi.cli.options.store import StorePlace, store_options
 from aotgaudi.cli.options.target import planned_target_option
 from aotgaudi.errors import SpecError
 from aotgaudi.manifest.codec import load_manifest_or_spec
 from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.work import WorkModel, device_of
 from aotgaudi.pipeline import plan_manifest
 from aotgaudi.report.compute import Given, report_of
 from aotgaudi.report.holdings import Holdings, holdings_of_bundle, holdings_of_plan
 from aotgaudi.report.page import report_page, require_report
 from aotgaudi.report.report import Report
+from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
 
 _REPORTER = f"aotgaudi {__version__}"
 
 _MOST_PLANNED = 100_000
 """Of more entries it is not looked up which are built: that takes longer than all the rest."""
+
+
+@dataclass(frozen=True)
+class _GivenTrace:
+    """What was said of a trace. `step_times`: measured seconds of entries."""
+
+    path: Path
+    requests_per_second: float | None
+    step_times: Path | None
+
+
+_TRACE_OPTIONS = (
+    click.option(
+        "--trace",
+        "trace_path",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Requests, as CSV, JSON lines or the text of /metrics: padding is that of the steps which they make.",
+    ),
+    click.option(
+        "--requests-per-second",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="N",
+        help="With --trace of /metrics, which does not say how many requests came when.",
+    ),
+    click.option(
+        "--step-times",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="With --trace: measured seconds of entries (JSON), in the place of an estimate for the spec's device.",
+    ),
+)
+
+
+def _trace_options(function: Command) -> Command:
+    """Gives a command ``trace``, a `_GivenTrace`, or None."""
+
+    @functools.wraps(function)
+    def command(
+        *arguments: Any,
+        trace_path: Path | None,
+        requests_per_second: float | None,
+        step_times: Path | None,
+        **others: Any,
+    ) -> Any:
+        if trace_path is None and (requests_per_second or step_times):
+            raise click.UsageError("--requests-per-second and --step-times are about --trace FILE.")
+        trace = trace_path and _GivenTrace(trace_path, requests_per_second, step_times)
+        return function(*arguments, trace=trace, **others)
+
+    for option in reversed(_TRACE_OPTIONS):
+        command = option(command)
+    return command
 
 
 @click.command()
@@ -39,6 +97,7 @@ _MOST_PLANNED = 100_000
     metavar="FILE",
     help="The page  [default: report.html; with --json none]",
 )
+@_trace_options
 @memory_budget_option
 @store_options
 @planned_target_option
@@ -46,6 +105,7 @@ _MOST_PLANNED = 100_000
 def report(
     path: Path,
     output: Path | None,
+    trace: _GivenTrace | None,
     memory_budget: int | None,
     place: StorePlace,
     described: Target | None,
@@ -60,6 +120,8 @@ def report(
     if output is not None or not as_json:
         require_report()
     given = _given(path, memory_budget, place, described)
+    if trace is not None:
+        given = _traced(given, trace)
     found = report_of(given)
     if as_json:
         click.echo(found.model_dump_json(by_alias=True, indent=2))
@@ -100,6 +162,34 @@ def _given(path: Path, budget: int | None, place: StorePlace, described: Target 
         unknown=unknown,
         budget_bytes=budget,
     )
+
+
+def _traced(given: Given, trace: _GivenTrace) -> Given:
+    """The same with a trace, or with why it cannot be replayed: a manifest with a hole is reported all the same."""
+    from aotgaudi.engine.scheduler import UncoveredStepError
+    from aotgaudi.report.traffic import steps_of_trace
+    from aotgaudi.traffic.reading import read_trace
+    from aotgaudi.traffic.trace import Drawing
+
+    rate, limits = trace.requests_per_second, given.manifest.spec.limits
+    drawing = None if rate is None else Drawing(rate, limits.max_model_len)
+    requests = read_trace(trace.path, drawing)
+    model, basis = _step_work(given.manifest.spec, trace.step_times)
+    try:
+        traced = steps_of_trace(str(trace.path), requests, given.manifest, model, basis)
+    except UncoveredStepError as error:
+        return replace(given, untraced=f"a step of it, {error.needed}, has no entry")
+    return replace(given, traced=traced)
+
+
+def _step_work(spec: BuildSpec, step_times: Path | None) -> tuple[WorkModel, str]:
+    """What steps cost, and where that is from, in words."""
+    if step_times is not None:
+        from aotgaudi.traffic.step_times import measured_work
+
+        return measured_work(step_times, spec.limits.block_size), f"from the step times of {step_times}"
+    device = device_of(spec)
+    return WorkModel.of(spec, device), f"an estimate by what a device can do at most ({device.source})"
 
 
 def _planned(

@@ -46,7 +46,7 @@ traces = st.lists(
 
 def reported(rows: list[tuple[int, int, int]]) -> tuple[Report, Trace]:
     trace = Trace(*map(tuple, zip(*sorted(rows), strict=True)))  # type: ignore[arg-type]
-    traced = steps_of_trace("x.csv", trace, MANIFEST, Tokens())
+    traced = steps_of_trace("x.csv", trace, MANIFEST, Tokens(), "tokens")
     return report_of(Given(path="x", kind="spec", manifest=MANIFEST, unknown="", traced=traced)), trace
 
 
@@ -112,4 +112,4 @@ def test_without_prompts_and_decodes_nothing_can_be_replayed() -> None:
     eager = Manifest.of(spec_of(target={"backend": "hpu", "execution_mode": "eager"}))
 
     with pytest.raises(SpecError, match="needs prompt and decode entries"):
-        steps_of_trace("x.csv", Trace((0.0,), (5,), (5,)), eager, Tokens())
+        steps_of_trace("x.csv", Trace((0.0,), (5,), (5,)), eager, Tokens(), "tokens")

@@ -1,0 +1,95 @@
+"""``aotgaudi report --trace``: which traces it takes, and what it says where one cannot be replayed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from aotgaudi.cli.main import cli
+from tests.specs import spec_toml
+
+CONFIG = """config = { model_type = "llama", max_position_embeddings = 512, hidden_size = 64, intermediate_size = 128, \
+num_hidden_layers = 2, num_attention_heads = 4, num_key_value_heads = 2, vocab_size = 256 }"""
+CSV = "time,prompt_tokens,generated_tokens\n0,17,3\n0.5,90,9\n2,300,9\n"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AOTGAUDI_STORE", str(tmp_path / "no store"))
+    text = spec_toml()
+    line = next(line for line in text.splitlines() if line.startswith("config = "))
+    Path("x.toml").write_text(text.replace(line, CONFIG))
+    Path("x.csv").write_text(CSV)
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, ["report", *map(str, arguments)])
+
+
+def document(*arguments: object) -> dict[str, Any]:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return dict(json.loads(result.stdout))
+
+
+def test_a_trace_is_replayed() -> None:
+    found = document("x.toml", "--trace", "x.csv")["trace"]
+
+    assert (found["path"], found["num_requests"], found["num_refused"]) == ("x.csv", 2, 1)
+    assert (found["unit"], found["factor"] > 1) == ("GFLOP", True)
+    assert found["basis"].startswith("an estimate")
+
+
+def test_measured_step_times_take_the_place_of_the_estimate() -> None:
+    prompts = {f"(prompt, 1, {query}, {ctx})": query + ctx for query in (16, 32) for ctx in (0, 2, 7)}
+    decodes = {f"(decode, {batch}, 1, {blocks})": batch + blocks for batch in (1, 2) for blocks in (2, 8)}
+    Path("times.json").write_text(json.dumps({**prompts, **decodes}))
+
+    found = document("x.toml", "--trace", "x.csv", "--step-times", "times.json")["trace"]
+
+    assert (found["unit"], found["basis"]) == ("s", "from the step times of times.json")
+
+
+def test_a_manifest_with_a_hole_is_reported_without_the_trace_that_meets_it() -> None:
+    rest = '[bucketing]\ncoverage = "upstream"\nstrategy = "linear"\n[bucketing.decode]\nnum_blocks = { max = 2 }\n'
+    Path("y.toml").write_text(Path("x.toml").read_text() + rest)
+
+    found = document("y.toml", "--trace", "x.csv")
+
+    assert found["coverage"]["num_holes"] > 0
+    assert found["trace"] is None
+    assert any(
+        note.startswith("the trace was not replayed: a step of it, (decode") for note in found["notes"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "is empty"),
+        ("time,prompt_tokens\n0,1\n", "generated tokens"),
+        (CSV.replace("90", "-1"), "line 3"),
+    ],
+    ids=["empty", "a column too few", "negative"],
+)
+def test_a_bad_trace_is_one_line(text: str, problem: str) -> None:
+    Path("bad.csv").write_text(text)
+
+    result = run("x.toml", "--trace", "bad.csv", "--json")
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: bad.csv")
+    assert result.stderr.count("\n") == 1
+    assert problem in result.stderr
+
+
+def test_what_is_about_a_trace_needs_one() -> None:
+    result = run("x.toml", "--requests-per-second", "3", "--json")
+
+    assert result.exit_code == 2
+    assert "are about --trace FILE" in result.stderr
