@@ -357,12 +357,19 @@ class Judge:
         return all(is_settled(one, self._policy.live_byte) for one in histories)
 
     def _loaded(self) -> str:
-        """How far it came: one whose cache does not load may end for that."""
-        wanted = self._case.expected.loads if self._case.expected is not None else {}
-        if not wanted:
+        """How far it came: one whose cache does not load may end for that, and so may one that is not repaired."""
+        expected = self._case.expected
+        if expected is None or not expected.loads:
             return "; its own messages say why"
-        loaded = sum(sum(one.loads.values()) for one in self._session.account.histories.values())
-        return f", with {loaded} of {sum(wanted.values())} artifacts loaded; its own messages say why"
+        histories = self._session.account.histories.values()
+        if not any(one.role in expected.roles for one in histories):
+            return (
+                ", and none of its processes had a witness (start it without -E, -I or -S, and leave PYTHONPATH alone);"
+                " its own messages say why"
+            )
+        loaded = sum(sum(one.loads.values()) for one in histories)
+        wanted = sum(expected.loads.values())
+        return f", with {loaded} of {wanted} artifacts loaded; its own messages say why"
 
     def _answer_reports(self) -> None:
         """One comparison of the files, and one answer, for everybody who has asked since the last turn."""

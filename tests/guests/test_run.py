@@ -146,6 +146,12 @@ def test_a_guest_that_is_not_warm_is_ended_with_one_sentence(
     is_refused(runs, captured, fake, fault, FAULTS[fault])
 
 
+def test_a_guest_that_ends_without_a_witness_is_told_how_it_lost_it(runs: Runs, fake: Fake) -> None:
+    status, sentence = runs.refusal(fake.but("crash-at-start", "skip-plugins"))
+
+    assert (status, "none of its processes had a witness" in sentence) == (13, True), sentence
+
+
 def test_a_worker_without_a_witness_is_not_warm(
     runs: Runs, captured: Captured, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
