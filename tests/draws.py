@@ -81,9 +81,9 @@ rows = st.builds(
     temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
     noise=st.sampled_from([0.0, 1 - 2**-53]) | st.floats(0, 1, exclude_max=True),
     top_k=st.sampled_from([0, 1, 2, 7, 50, 400, 10**6]) | st.integers(0, 1000),
-    top_p=st.sampled_from([1.0, 1e-6, 0.9, 0.999]) | st.floats(1e-3, 1),
+    top_p=st.sampled_from([1.0, 1e-6, 0.9, 0.999]) | st.floats(1e-3, 1 - 1e-6),
     min_p=st.sampled_from([0.0, 0.05, 1.0]) | st.floats(0, 1),
 )
-"""Rows of every kind; each filter is often off."""
+"""Rows of every kind; each filter is often off. In float32 a top-p closer to 1 is 1."""
 
 plain = rows.map(lambda row: replace(row, top_k=0, top_p=1.0, min_p=0.0))

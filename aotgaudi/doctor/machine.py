@@ -32,6 +32,7 @@ EXTRA_PURPOSES: Mapping[str, str] = MappingProxyType(
         "ray": "builds on a Ray cluster",
         "s3": "reads and writes s3://",
         "gguf": "imports GGUF files",
+        "report": "writes reports as pages",
     }
 )
 """What each extra is for."""

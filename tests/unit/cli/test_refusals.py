@@ -29,11 +29,12 @@ _ALLOWED = """
     aotgaudi.guests.model aotgaudi.guests.shapes aotgaudi.guests.starts aotgaudi.guests.target
     aotgaudi.guests.variables aotgaudi.guests.vllm aotgaudi.guests.vllm.flags aotgaudi.guests.vllm.guest
     aotgaudi.guests.vllm.neutral aotgaudi.guests.vllm.repairs aotgaudi.guests.words aotgaudi.regularfile
-    aotgaudi.server aotgaudi.server.log aotgaudi.spec aotgaudi.spec.base aotgaudi.spec.limits aotgaudi.store
-    aotgaudi.store.access aotgaudi.store.blobs aotgaudi.store.cas aotgaudi.store.quarantine
-    aotgaudi.supervisor aotgaudi.supervisor.admission aotgaudi.supervisor.launch aotgaudi.supervisor.options
-    aotgaudi.supervisor.signals aotgaudi.vllm aotgaudi.vllm.flag_reader aotgaudi.vllm.flags
-    aotgaudi.vllm.server aotgaudi.vllm.values aotgaudi.watch aotgaudi.watch.grace
+    aotgaudi.server aotgaudi.server.exposure aotgaudi.server.log aotgaudi.server.request_id aotgaudi.spec
+    aotgaudi.spec.base aotgaudi.spec.limits aotgaudi.store aotgaudi.store.access aotgaudi.store.blobs
+    aotgaudi.store.cas aotgaudi.store.quarantine aotgaudi.supervisor aotgaudi.supervisor.admission
+    aotgaudi.supervisor.launch aotgaudi.supervisor.options aotgaudi.supervisor.signals aotgaudi.vllm
+    aotgaudi.vllm.flag_reader aotgaudi.vllm.flags aotgaudi.vllm.server aotgaudi.vllm.values
+    aotgaudi.watch aotgaudi.watch.grace
 """
 ALLOWED = frozenset(_ALLOWED.split())
 _HEAVY = "torch numpy transformers http.server http.client ssl asyncio fastapi requests prometheus_client"
