@@ -18,18 +18,29 @@ from aotgaudi.errors import RequestError
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.scheduler import Policy
 
+_FEW_BLOCKS = st.integers(2, 14)
+
 
 @st.composite
-def serving_limits(draw: st.DrawFn) -> ServingLimits:
-    block_size = draw(st.integers(1, 4))
-    max_num_seqs = draw(st.integers(1, 5))
+def serving_limits(
+    draw: st.DrawFn,
+    *,
+    most_seqs: int = 5,
+    most_per_block: int = 4,
+    most_tokens: int = 20,
+    most_len: int = 24,
+    num_blocks: st.SearchStrategy[int] = _FEW_BLOCKS,
+) -> ServingLimits:
+    """Limits up to these. A prompt's step has room for a block at least."""
+    block_size = draw(st.integers(1, most_per_block))
+    max_num_seqs = draw(st.integers(1, most_seqs))
     return ServingLimits(
         max_num_seqs=max_num_seqs,
         max_num_prefill_seqs=draw(st.integers(1, max_num_seqs)),
-        max_num_batched_tokens=draw(st.integers(block_size, 20)),
-        max_model_len=draw(st.integers(2, 24)),
+        max_num_batched_tokens=draw(st.integers(block_size, most_tokens)),
+        max_model_len=draw(st.integers(2, most_len)),
         block_size=block_size,
-        num_blocks=draw(st.integers(2, 14)),
+        num_blocks=draw(num_blocks),
     )
 
 

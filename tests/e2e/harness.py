@@ -31,6 +31,7 @@ from aotgaudi.bundle.receipt import dumps as dump_receipt
 from aotgaudi.digest import Digest
 from aotgaudi.entries import Entry
 from aotgaudi.store.cas import object_path
+from tests.ports import free_port
 
 MAX_MODEL_LEN = 64
 VOCAB_SIZE = 512
@@ -264,13 +265,6 @@ def _answers(port: int) -> bool:
     with socket.socket() as knocking:
         knocking.settimeout(0.5)
         return knocking.connect_ex(("127.0.0.1", port)) == 0
-
-
-def free_port() -> int:
-    """Returns a port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Server:

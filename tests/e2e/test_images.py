@@ -23,8 +23,9 @@ import httpx
 import pytest
 
 from tests.container import drop_privileges
-from tests.e2e.harness import Workplace, bind, copy_bundle, free_port
+from tests.e2e.harness import Workplace, bind, copy_bundle
 from tests.environment import ROOT, make_bare_environment
+from tests.ports import free_port
 from tests.unit.test_templates import Stage, dockerfile, documents
 
 pytestmark = pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from aotgaudi.guests.describe import describe
 from aotgaudi.guests.exercise import ExerciseLevel
 from aotgaudi.guests.found import Found, find_guest
 from aotgaudi.store.store import Store
+from tests.ports import free_port
 
 SERVER = Path(__file__).with_name("fake_server.py")
 
@@ -110,12 +110,6 @@ class Bench:
             yield Setting(
                 order.found, order.launch, self.root, self.store.objects, log, self.ready_seconds, self.told
             )
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def processes_of(folder: Path) -> list[str]:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.cli.main import cli
-from tests.guests.fake import Fake, free_port, make_model
+from tests.guests.fake import Fake, make_model
 from tests.guests.running import Runs
+from tests.ports import free_port
 
 ENVIRON = {
     "PATH": os.defpath,

@@ -19,7 +19,8 @@ from aotgaudi.supervisor.admission import RunOptions
 from aotgaudi.supervisor.launch import run
 from aotgaudi.supervisor.options import Listen, Policy
 from aotgaudi.watch.processes import Family
-from tests.guests.fake import Fake, free_port
+from tests.guests.fake import Fake
+from tests.ports import free_port
 
 SECONDS = 60.0
 """How long anything may take on a busy machine."""

@@ -16,8 +16,9 @@ import pytest
 from aotgaudi.bundle.bundle import Acceptance
 from aotgaudi.cli.main import cli
 from tests.guests.conftest import Captured
-from tests.guests.fake import Fake, free_port, make_model
+from tests.guests.fake import Fake, make_model
 from tests.guests.running import Runs, left_in, wait
+from tests.ports import free_port
 
 
 def can_mount() -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from aotgaudi.guests.describe import describe
 from aotgaudi.store.store import Store
 from tests.environment import ROOT
 from tests.guests_here import Here
+from tests.ports import free_port
 
 SERVER = """
 import os, pathlib, runpy, sys
@@ -64,9 +64,6 @@ def here(folder: Path) -> Here:
 
 
 def build(here: Here, **environ: str) -> Built:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
     words = (sys.executable, "-m", "sglang.launch_server", "--model-path", str(here.folder / "tiny"))
     settings = {
         "PYTHONPATH": str(here.site),
@@ -75,7 +72,7 @@ def build(here: Here, **environ: str) -> Built:
         "AOTGAUDI_WITNESS_INTERVAL": "0.05",
     }
     given = shaped_command(
-        (*words, "--port", str(port)), {**os.environ, **settings, **environ}, None, here.folder / "r"
+        (*words, "--port", str(free_port())), {**os.environ, **settings, **environ}, None, here.folder / "r"
     )
     launch = describe(given.found, root=str(here.folder / "r"), asked=given.asked("smoke"))
     order = Order(given.found, launch, here.folder / "out", ready_seconds=120)

@@ -7,7 +7,6 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -38,6 +37,7 @@ from aotgaudi.supervisor.options import Listen, Policy
 from tests.environment import ROOT
 from tests.guests_here import Here
 from tests.hpu.conftest import InstalledDouble
+from tests.ports import free_port
 from tests.specs import ONE_SEQUENCE, spec_tables
 
 pytestmark = pytest.mark.hpu_double
@@ -224,12 +224,6 @@ def ask(port: int, num_tokens: int) -> None:
     body = {"model": "tiny", "prompt": list(range(num_tokens)), "max_tokens": 2}
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
     assert connection.getresponse().status == 200
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def test_a_server_that_counts_its_blocks_anew_is_not_sealed(

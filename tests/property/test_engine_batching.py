@@ -41,6 +41,7 @@ from aotgaudi.errors import RequestError
 from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.scheduler import Policy
+from tests.driving import serving_limits
 
 VOCAB_SIZE = 40
 EOS = 3
@@ -197,20 +198,6 @@ def make_client(
 
 
 @st.composite
-def serving_limits(draw: st.DrawFn) -> ServingLimits:
-    block_size = draw(st.integers(1, 4))
-    max_num_seqs = draw(st.integers(1, 6))
-    return ServingLimits(
-        max_num_seqs=max_num_seqs,
-        max_num_prefill_seqs=draw(st.integers(1, max_num_seqs)),
-        max_num_batched_tokens=draw(st.integers(block_size, 20)),
-        max_model_len=draw(st.integers(2, 24)),
-        block_size=block_size,
-        num_blocks=draw(st.integers(2, 14)),
-    )
-
-
-@st.composite
 def closed_tables(draw: st.DrawFn, limits: ServingLimits) -> BucketTable:
     """A table that covers every single row; what else it covers is left to chance."""
     blocks = limits.max_blocks_per_seq
@@ -253,7 +240,7 @@ class SharedEngine(RuleBasedStateMachine):
 
     @initialize(
         data=st.data(),
-        limits=serving_limits(),
+        limits=serving_limits(most_seqs=6),
         defrag=defrag_specs,
         prefix_caching=st.booleans(),
         policy=st.sampled_from(["latency", "throughput"]),
@@ -351,7 +338,7 @@ TestSharedEngine = SharedEngine.TestCase
 
 @settings(deadline=None)
 @given(
-    limits=serving_limits(),
+    limits=serving_limits(most_seqs=6),
     data=st.data(),
     asked=st.lists(st.tuples(prompts, sampling_params()), min_size=2, max_size=6),
 )

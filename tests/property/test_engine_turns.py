@@ -20,6 +20,7 @@ from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.spec.bucketing import BucketingSpec
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.scheduler import Policy
+from tests.driving import serving_limits
 
 
 def seconds_of(entry: Entry) -> float:
@@ -43,18 +44,9 @@ class Observed:
         return isinstance(self.scheduled.step, PromptStep)
 
 
-@st.composite
-def serving_limits(draw: st.DrawFn) -> ServingLimits:
-    block_size = draw(st.integers(1, 16))
-    max_num_seqs = draw(st.integers(1, 6))
-    return ServingLimits(
-        max_num_seqs=max_num_seqs,
-        max_num_prefill_seqs=draw(st.integers(1, max_num_seqs)),
-        max_num_batched_tokens=draw(st.integers(block_size, 64)),
-        max_model_len=draw(st.integers(2, 96)),
-        block_size=block_size,
-        num_blocks=96,
-    )
+turn_limits = serving_limits(
+    most_seqs=6, most_per_block=16, most_tokens=64, most_len=96, num_blocks=st.just(96)
+)
 
 
 @st.composite
@@ -113,9 +105,7 @@ def observed(
 
 
 @settings(deadline=None)
-@given(
-    limits=serving_limits(), data=st.data(), asked=arrivals, policy=st.sampled_from(["latency", "throughput"])
-)
+@given(limits=turn_limits, data=st.data(), asked=arrivals, policy=st.sampled_from(["latency", "throughput"]))
 def test_who_decodes_waits_for_a_bounded_number_of_prompt_steps(
     limits: ServingLimits, data: st.DataObject, asked: list[tuple[int, int, int]], policy: Policy
 ) -> None:
@@ -128,7 +118,7 @@ def test_who_decodes_waits_for_a_bounded_number_of_prompt_steps(
 
 
 @settings(deadline=None)
-@given(limits=serving_limits(), data=st.data(), asked=arrivals)
+@given(limits=turn_limits, data=st.data(), asked=arrivals)
 def test_chunks_beside_decodes_take_no_longer_than_allowed(
     limits: ServingLimits, data: st.DataObject, asked: list[tuple[int, int, int]]
 ) -> None:

@@ -9,7 +9,6 @@ import base64
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -23,6 +22,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from aotgaudi.cli.main import cli
+from tests.ports import free_port
 from tests.unit.bundle.conftest import Sealed, sealed
 
 __all__ = ["Sealed", "sealed"]
@@ -105,12 +105,6 @@ def answers(port: int) -> bool:
         return error.code == 401
     except OSError:
         return False
-
-
-def free_port() -> int:
-    with socket.socket() as probing:
-        probing.bind(("127.0.0.1", 0))
-        return int(probing.getsockname()[1])
 
 
 @pytest.fixture

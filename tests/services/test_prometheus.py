@@ -20,7 +20,8 @@ import pytest
 from tests.boards import ALERTS, expressions, selected
 from tests.e2e.conftest import workplace
 from tests.e2e.harness import Server, Workplace
-from tests.services.conftest import command, free_port, need
+from tests.ports import free_port
+from tests.services.conftest import command, need
 
 __all__ = ["workplace"]
 

@@ -23,8 +23,8 @@ from aotgaudi.bundle.model import ModelDirectory
 from aotgaudi.errors import RequestError, SpecError
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.server.intake.intake import Intake
-from aotgaudi.server.intake.lane import LANES, LaneLimits
-from aotgaudi.server.intake.prepare import ServedModel
+from aotgaudi.server.intake.lane import LANES, LARGE_BODY_BYTES, LaneLimits
+from aotgaudi.server.intake.prepare import Kind, ServedModel
 from tests.unit.llm.conftest import make_backend
 
 T = TypeVar("T")
@@ -389,6 +389,18 @@ def test_kernel_lets_companion_run_no_program_and_lanes_start_no_process(intake:
 
 
 def test_it_has_one_thread_each_and_no_torch(intake: Intake) -> None:
+    async def begin() -> None:
+        """A lane that has answered has confined itself, which it does by reading files: `open` waits for its fork alone."""
+        short = completion("x")
+        bodies: list[tuple[Kind, bytes]] = [
+            ("completion", short),
+            ("chat", chat("x")),
+            ("completion", short + b" " * LARGE_BODY_BYTES),
+        ]
+        await asyncio.gather(*(intake.prepare(*body) for body in bodies))
+
+    run(intake, begin)
+
     for process in (companion(), *lanes()):
         assert process.num_threads() == 1
         assert not [entry.path for entry in process.memory_maps() if "torch" in entry.path]
