@@ -21,10 +21,10 @@ _RETRY_SECONDS = 0.05
 
 
 class _TextFormatter(logging.Formatter):
-    """``20:15:01 INFO message [request 0a1b]``."""
+    """``20:15:01 INFO message [request 0a1b]``; with a `teller`, who is named before the level."""
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
+    def __init__(self, teller: str = "") -> None:
+        super().__init__(f"%(asctime)s {teller} %(levelname)s %(message)s".replace("  ", " "), "%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
         """Part of logging: the line that stands above a traceback."""
@@ -117,10 +117,13 @@ class DroppingHandler(logging.Handler):
                     time.sleep(_RETRY_SECONDS)
 
 
-def log_handler(stream: TextIO | None, log_format: LogFormat = "text") -> logging.Handler:
-    """Returns what writes a server's log to `stream`, which is standard error; None where the process has none."""
+def log_handler(stream: TextIO | None, log_format: LogFormat = "text", teller: str = "") -> logging.Handler:
+    """Returns what writes a server's log to `stream`, which is standard error; None where the process has none.
+
+    `teller`: who is named in each line of text, where others write to the same stream.
+    """
     handler = _writer(stream)
-    handler.setFormatter(_JsonFormatter() if log_format == "json" else _TextFormatter())
+    handler.setFormatter(_JsonFormatter() if log_format == "json" else _TextFormatter(teller))
     return handler
 
 

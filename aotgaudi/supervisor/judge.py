@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import queue
 import signal
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -26,24 +25,23 @@ from typing import Any, Literal
 from aotgaudi.errors import AotGaudiError, CorruptError, NotWarmError, TargetError
 from aotgaudi.guests.exercise import ExerciseRequest
 from aotgaudi.guests.expected import Expected
+from aotgaudi.supervisor.asking import Exercising, Health
 from aotgaudi.supervisor.metrics import Metrics
+from aotgaudi.supervisor.news import News
 from aotgaudi.supervisor.options import Policy
 from aotgaudi.supervisor.signals import ENDING, Signals
-from aotgaudi.watch.drive import GuestError, is_healthy
-from aotgaudi.watch.files import FileSight
-from aotgaudi.watch.findings import EXIT_BYTES, EXIT_NOT_WARM, PHASES, Finding, finding_of
+from aotgaudi.watch.drive import GuestError
+from aotgaudi.watch.findings import Finding
 from aotgaudi.watch.session import SETTLE_SECONDS, Session
 from aotgaudi.watch.verdict import ONLY_FILES, NotWarm, Reason, Undecided, Verdict, Warm, is_settled, judge
 
 Stage = Literal["starting", "exercising", "settling", "live", "ending"]
 
 _TICK_SECONDS, _LIVE_TICK_SECONDS = 0.1, 0.25
-_HEALTH_SECONDS = 1.0
-_EARLY_SECONDS, _CAUSE_SECONDS = 1.0, 0.5
+_EARLY_SECONDS = 1.0
 _REPORT_SECONDS = 30.0
 _LIVE_SECONDS, _COMPARED_BYTES_PER_SECOND = 30.0, 50e6
 """How long the main loop may take for a turn; and besides, for comparing all that is sealed, on a slow disk."""
-_MAX_REMEMBERED = 200
 _ERRORS: Mapping[int, type[AotGaudiError]] = {3: NotWarmError, 4: CorruptError, 5: TargetError}
 
 _log = logging.getLogger(__name__)
@@ -77,10 +75,6 @@ def refusal(reasons: Sequence[Reason]) -> AotGaudiError:
     return error(f"the guest is not warm: {reasons[0].text}{more}")
 
 
-def _new(now: Sequence[str], before: Sequence[str]) -> list[str]:
-    return sorted({*now} - {*before})
-
-
 class Judge:
     """Supervises one guest. `run` is for the main thread; `not_ready`, `not_live` and `report` are for any."""
 
@@ -91,15 +85,14 @@ class Judge:
         self._metrics, self._signals = metrics, signals
         self._stage: Stage = "starting"
         self._verdict: Verdict = Undecided(("the guest to start",))
-        self._findings: list[Finding] = []
         self._drained = ""
         self._since = self._turned = time.monotonic()
         self._asked_to_end: float | None = None
         self._asked: queue.SimpleQueue[Future[Mapping[str, Any]]] = queue.SimpleQueue()
-        self._health = _Health(session)
-        self._exercise: _Exercise | None = None
-        self._files, self._is_blind = FileSight(), False
-        self._is_news, self._judged_at, self._first_file = False, 0.0, 0.0
+        self._health = Health(session)
+        self._exercise: Exercising | None = None
+        self._news = News(session, metrics)
+        self._judged_at = 0.0
         num_bytes = sum(digest.size_bytes for digest in session.plan.rules.sealed.values())
         self._turn_seconds = _LIVE_SECONDS + num_bytes / _COMPARED_BYTES_PER_SECOND
 
@@ -177,15 +170,8 @@ class Judge:
             self._session.end(0.0)
 
     def _take_news(self) -> None:
-        """Counts and logs what was said and seen, and acts on it."""
-        rules = self._session.plan.rules
-        news = self._session.news()
-        found = [finding_of(event, rules) for event in news]
-        findings = [finding for finding in found if finding is not None and finding.phase != "cold"]
-        findings += [*self._of_files(), *self._of_unreadable()]
-        self._is_news = bool(news or findings)
-        self._metrics.count(findings)
-        self._findings = [*self._findings, *findings][-_MAX_REMEMBERED:]
+        """Logs what was said and seen, and acts on it."""
+        findings = self._news.take()
         for finding in findings:
             _log.warning("%s: %s: %s", finding.phase, finding.what, finding)
         if self._stage == "live":
@@ -198,38 +184,11 @@ class Judge:
         """
         if self._stage == "live" or not self._policy.require_warm or self._asked_to_end is not None:
             return
-        if self._is_news or self._turned - self._judged_at >= _EARLY_SECONDS:
+        if self._news.is_new or self._turned - self._judged_at >= _EARLY_SECONDS:
             self._judged_at = self._turned
             verdict = self._judged()
-            if not self._lacks_its_cause():
+            if not self._news.lack_their_cause(self._turned):
                 self._refuse_if_not_warm(verdict)
-
-    def _lacks_its_cause(self) -> bool:
-        """Whether files alone speak against it, and only just now: who wrote a source runs a compiler next, and says so."""
-        if not self._findings or any(one.what != "file" for one in self._findings):
-            return False
-        self._first_file = self._first_file or self._turned
-        return self._turned - self._first_file < _CAUSE_SECONDS
-
-    def _of_files(self) -> list[Finding]:
-        """What was seen of files since the last turn: the second witness counts for itself."""
-        files = self._session.files()
-        self._metrics.count_files(len(_new(files.added, self._files.added)))
-        news = [
-            *((path, "was added", EXIT_NOT_WARM) for path in _new(files.added, self._files.added)),
-            *((path, "was changed", EXIT_BYTES) for path in _new(files.changed, self._files.changed)),
-            *((path, "was removed", EXIT_NOT_WARM) for path in _new(files.missing, self._files.missing)),
-        ]
-        self._files = files
-        phase = PHASES.get(self._session.phase, "live")
-        return [Finding("file", phase, f"{path} {what}", exit_code=code) for path, what, code in news]
-
-    def _of_unreadable(self) -> list[Finding]:
-        """Once: from then on its witnesses may have said anything."""
-        is_blind = any(one.num_unreadable for one in self._session.account.histories.values())
-        is_new, self._is_blind = is_blind and not self._is_blind, is_blind or self._is_blind
-        phase = PHASES.get(self._session.phase, "live")
-        return [Finding("unknown", phase, "events of its witnesses cannot be read")] if is_new else []
 
     def _act(self, findings: Sequence[Finding]) -> None:
         if not findings:
@@ -248,7 +207,7 @@ class Judge:
                 self._settle()
                 return
             self._session.set_phase("e")
-            self._exercise = _Exercise(self._session, self._case.requests)
+            self._exercise = Exercising(self._session, self._case.requests)
             self._exercise.start()
             self._enter("exercising")
         elif self._session.seconds > self._policy.start_seconds:
@@ -264,9 +223,9 @@ class Judge:
             return
         error = self._exercise.error
         if error is not None:
+            _log.warning("the exercise failed: %s", error, extra={"request_id": error.request_id})
             if self._policy.require_warm:
                 self._refuse_if_not_warm(NotWarm((Reason(f"its exercise failed: {error}"),)))
-            _log.warning("the exercise failed: %s", error)
         self._settle()
 
     def _settle(self) -> None:
@@ -342,7 +301,7 @@ class Judge:
         """What becomes of a guest that ended by itself, or because it was asked to."""
         self._session.child.end()  # What it left.
         is_asked = self._stage == "live" or self._asked_to_end is not None
-        if not is_asked and self._policy.require_warm and (self._findings or self._said_all()):
+        if not is_asked and self._policy.require_warm and (self._news.findings or self._said_all()):
             self._refuse_if_not_warm(self._judged())
         if is_asked or status == 0:
             _log.info("the guest ended with exit code %d", status)
@@ -391,7 +350,7 @@ class Judge:
             "why_cold": self._case.why_cold,
             "residuals": list(self._case.residuals),
             "compilations": dict(self._metrics.compilations()),
-            "findings": [f"{one.phase}: {one.what}: {one}" for one in self._findings],
+            "findings": [f"{one.phase}: {one.what}: {one}" for one in self._news.findings],
             "processes": [
                 {
                     "pid": one.pid,
@@ -411,39 +370,3 @@ class Judge:
                 "is_watched": seen.files.is_watched,
             },
         }
-
-
-class _Health:
-    """Asks the guest again and again, in a thread of its own, whether it serves."""
-
-    def __init__(self, session: Session) -> None:
-        self._address = session.plan.address
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._ask, name="aotgaudi-health", daemon=True)
-        self.is_good = False
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-
-    def _ask(self) -> None:
-        while not self._stopped.is_set():
-            self.is_good = is_healthy(self._address)
-            self._stopped.wait(_HEALTH_SECONDS if self.is_good else _TICK_SECONDS)
-
-
-class _Exercise(threading.Thread):
-    """Sends the exercise, in a thread of its own; `error` says why it did not come to its end."""
-
-    def __init__(self, session: Session, requests: Sequence[ExerciseRequest]) -> None:
-        super().__init__(name="aotgaudi-exercise", daemon=True)
-        self._session, self._requests = session, requests
-        self.error: GuestError | None = None
-
-    def run(self) -> None:
-        try:
-            self._session.exercise(self._requests)
-        except GuestError as error:
-            self.error = error

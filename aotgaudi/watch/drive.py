@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import re
 import socket
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,13 +18,18 @@ HEALTH_SECONDS = 2.0
 ANSWER_SECONDS = 600.0
 """A first request may compile for minutes, in a build."""
 _MAX_ANSWER_BYTES = 16 << 20
+_UNFIT_FOR_ID, _MAX_NAME_CHARS = re.compile(r"[^A-Za-z0-9._-]"), 64
+"""A launch is read from a bundle: a name there may be anything, and no header."""
 
 
 class GuestError(AotGaudiError):
-    """A guest that ended, hung, or broke off an answer; `exit_code` is what it ended with, where it did, else 1."""
+    """A guest that ended, hung, or broke off an answer.
 
-    def __init__(self, message: str, exit_code: int = 1) -> None:
-        self.exit_code = exit_code
+    `exit_code` is what it ended with, where it did, else 1; `request_id` which request it did not answer, where it is one.
+    """
+
+    def __init__(self, message: str, exit_code: int = 1, request_id: str | None = None) -> None:
+        self.exit_code, self.request_id = exit_code, request_id
         super().__init__(message)
 
 
@@ -93,20 +99,32 @@ def ask(address: Address, request: ExerciseRequest, timeout_seconds: float = ANS
     """
     body = json.dumps({"model": address.served_name, **request.body}).encode()
 
-    def send(_: int) -> tuple[int, bytes]:
+    def send(copy: int) -> tuple[int, bytes]:
+        request_id = request_id_of(request, copy)
         try:
-            return _request(address, "POST", request.path, body, timeout_seconds)
+            return _request(address, "POST", request.path, body, timeout_seconds, request_id)
         except (OSError, http.client.HTTPException) as error:
             what = "no answer" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-            raise GuestError(f"the guest did not answer the request {request.name!r}: {what}") from error
+            raise GuestError(
+                f"the guest did not answer the request {request.name!r}: {what}", request_id=request_id
+            ) from error
 
     with ThreadPoolExecutor(request.copies) as pool:
         answers = list(pool.map(send, range(request.copies)))
     worst = max(status for status, _ in answers)
     if worst >= 500:
-        raise GuestError(f"the guest answered the request {request.name!r} with {worst}")
+        first = next(copy for copy, (status, _) in enumerate(answers) if status == worst)
+        raise GuestError(
+            f"the guest answered the request {request.name!r} with {worst}",
+            request_id=request_id_of(request, first),
+        )
     texts = {_text(data) for status, data in answers if status == 200}
     return Answer(worst, "\n".join(sorted(texts)))
+
+
+def request_id_of(request: ExerciseRequest, copy: int) -> str:
+    """Returns the ``X-Request-Id`` that a copy of a request is sent with, by which a guest's own log may name it."""
+    return f"aotgaudi-{_UNFIT_FOR_ID.sub('-', request.name)[:_MAX_NAME_CHARS]}-{copy}"
 
 
 def exercise(
@@ -129,9 +147,16 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def _request(
-    address: Address, method: str, path: str, body: bytes | None, timeout_seconds: float
+    address: Address,
+    method: str,
+    path: str,
+    body: bytes | None,
+    timeout_seconds: float,
+    request_id: str = "",
 ) -> tuple[int, bytes]:
     headers = {"Connection": "close"}
+    if request_id:
+        headers["X-Request-Id"] = request_id
     if body is not None:
         headers["Content-Type"] = "application/json"
     if address.authorization:

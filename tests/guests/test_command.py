@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import http.client
+import json
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from tests.environment import make_environment
 from tests.guests.conftest import ENVIRON, Captured
-from tests.guests.fake import free_port
 from tests.guests.running import ask, wait
+from tests.ports import free_port
 
 
 @pytest.fixture(scope="module")
@@ -22,11 +25,11 @@ def aotgaudi(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def started(command: list[object]) -> Iterator[subprocess.Popen[str]]:
+def started(command: list[object], log: IO[str] | None = None) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [str(word) for word in command],
         env=ENVIRON,
-        stderr=subprocess.PIPE,
+        stderr=subprocess.PIPE if log is None else log,
         stdout=subprocess.DEVNULL,
         text=True,
     )
@@ -37,17 +40,24 @@ def started(command: list[object]) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
+@pytest.mark.parametrize("log_format", ["text", "json"])
 @pytest.mark.parametrize("verb", ["run", "serve"])
-def test_a_server_is_run_by_the_light_package(aotgaudi: Path, captured: Captured, verb: str) -> None:
+def test_a_server_is_run_by_the_light_package(
+    aotgaudi: Path, captured: Captured, verb: str, log_format: str, tmp_path: Path
+) -> None:
     """`serve` takes the sealed command; what follows -- are flags that change no code."""
-    port = free_port()
+    port, log_path = free_port(), tmp_path / "log"
     words = [*captured.fake.words] if verb == "run" else []
-    command = [aotgaudi, verb, "--bundle", captured.bundle, "--require-warm", "--listen", f"127.0.0.1:{port}"]
+    options = ["--require-warm", "--listen", f"127.0.0.1:{port}", "--log-format", log_format]
+    command = [aotgaudi, verb, "--bundle", captured.bundle, *options]
 
-    with started([*command, "--", *words, "--port", free_port()]) as process:
+    with (
+        log_path.open("w", encoding="utf-8") as log,
+        started([*command, "--", *words, "--port", free_port()], log) as process,
+    ):
 
         def is_ready() -> bool:
-            assert process.poll() is None, process.communicate()
+            assert process.poll() is None, log_path.read_text(encoding="utf-8")
             try:
                 return ask(port, "GET", "/ready")[0] == 200
             except (OSError, http.client.HTTPException):
@@ -57,6 +67,19 @@ def test_a_server_is_run_by_the_light_package(aotgaudi: Path, captured: Captured
         process.terminate()
 
         assert process.wait(60) == 0
+    _check_log(log_path.read_text(encoding="utf-8"), log_format)
+
+
+def _check_log(log: str, log_format: str) -> None:
+    """Our own lines are told from the guest's, which writes to the same stream."""
+    told = [line for line in log.splitlines() if "ready after " in line]
+    assert len(told) == 1, log
+    if log_format == "text":
+        assert re.fullmatch(r"\d\d:\d\d:\d\d aotgaudi INFO ready after \d+\.\d s: warm", told[0])
+        return
+    line = json.loads(told[0])
+    assert line.keys() == {"time", "level", "logger", "message", "request_id"}
+    assert (line["level"], line["logger"], line["request_id"]) == ("INFO", "aotgaudi.supervisor.judge", None)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ import click
 
 from aotgaudi.cli.options.acceptance import acceptance_options
 from aotgaudi.cli.options.command_words import CommandThatAsks, asked_ahead
+from aotgaudi.cli.options.exposure import log_format_option
 from aotgaudi.cli.options.supervision import Supervision, supervision_options
+from aotgaudi.server.exposure import LogFormat
 from aotgaudi.server.log import log_handler
 from aotgaudi.supervisor.options import Policy
 
@@ -35,6 +37,7 @@ _BEGAN = time.monotonic()
     "--require-warm", is_flag=True, help="Serve warm or not at all: end the server unless it is proved warm."
 )
 @supervision_options
+@log_format_option
 @acceptance_options
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND")
 def run(
@@ -42,6 +45,7 @@ def run(
     bundle: Path,
     require_warm: bool,
     supervision: Supervision,
+    log_format: LogFormat,
     acceptance: Acceptance,
     words: tuple[str, ...],
 ) -> None:
@@ -54,7 +58,7 @@ def run(
     Exit codes: the server's own (128 + n for signal n); before it is ready 2 usage, 3 not warm, 4 corrupt or untrusted,
     5 another machine or other software.
     """
-    supervise(bundle, require_warm, supervision, acceptance, words=words)
+    supervise(bundle, require_warm, supervision, acceptance, words=words, log_format=log_format)
 
 
 def supervise(
@@ -65,17 +69,14 @@ def supervise(
     *,
     words: tuple[str, ...] = (),
     extra_words: tuple[str, ...] = (),
+    log_format: LogFormat = "text",
 ) -> None:
     """Runs a guest and exits with what it ended with; `serve` does the same, with the sealed command."""
     from aotgaudi.supervisor.admission import RunOptions  # While the interpreter is being asked.
     from aotgaudi.supervisor.launch import run as run_guest
 
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s aotgaudi %(levelname)s %(message)s",
-        datefmt="%H:%M:%S",
-        handlers=[log_handler(sys.stderr)],
-    )
+    logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr, log_format, teller="aotgaudi")])
+    logging.captureWarnings(log_format == "json")
     policy = Policy(
         require_warm=require_warm,
         on_compile=supervision.on_compile,

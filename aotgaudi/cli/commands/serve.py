@@ -190,7 +190,14 @@ def serve(  # noqa: PLR0913 - one argument per option
     import_began = phases.clock()
     if is_capture(bundle):
         _refuse_given(context, of_captures=False)
-        supervise(bundle, require_warm, supervision, acceptance, extra_words=words)
+        supervise(
+            bundle,
+            require_warm,
+            supervision,
+            acceptance,
+            extra_words=words,
+            log_format=exposure.log_format,
+        )
     _refuse_given(context, of_captures=True)
     if words:
         raise click.UsageError("words after -- go with bundles that `build capture` sealed")
@@ -252,6 +259,7 @@ _OF_BOTH = frozenset(
     {
         "bundle",
         "require_warm",
+        "log_format",
         "trusted_keys",
         "threshold",
         "minimum_epoch",

@@ -24,14 +24,16 @@ def exposure_options(function: Command) -> Command:
     return command
 
 
+log_format_option = click.option(
+    "--log-format",
+    type=click.Choice(get_args(LogFormat)),
+    default="text",
+    show_default=True,
+    help="Lines of the log: text, or one JSON object each.",
+)
+
 _OPTIONS = (
-    click.option(
-        "--log-format",
-        type=click.Choice(get_args(LogFormat)),
-        default="text",
-        show_default=True,
-        help="Lines of the log: text, or one JSON object each.",
-    ),
+    log_format_option,
     click.option(
         "--access-log", is_flag=True, help="Log a line for each request, with its tokens and seconds."
     ),

@@ -22,7 +22,8 @@ _ALLOWED = """
     aotgaudi.bundle.permissions aotgaudi.bundle.sealed aotgaudi.bundle.signature aotgaudi.bundle.trust
     aotgaudi.cgroups aotgaudi.cli aotgaudi.cli.commands aotgaudi.cli.commands.run aotgaudi.cli.main
     aotgaudi.cli.options aotgaudi.cli.options.acceptance aotgaudi.cli.options.command_words
-    aotgaudi.cli.options.common aotgaudi.cli.options.supervision aotgaudi.cli.verbs aotgaudi.cores
+    aotgaudi.cli.options.common aotgaudi.cli.options.exposure aotgaudi.cli.options.supervision aotgaudi.cli.verbs
+    aotgaudi.cores
     aotgaudi.digest aotgaudi.document aotgaudi.errors aotgaudi.guests aotgaudi.guests.asking
     aotgaudi.guests.base aotgaudi.guests.compare aotgaudi.guests.describe aotgaudi.guests.exercise
     aotgaudi.guests.expected aotgaudi.guests.found aotgaudi.guests.identity aotgaudi.guests.launch

@@ -84,4 +84,6 @@ def test_the_log_goes_where_standard_error_is() -> None:
     log_handler(memory).handle(record("said"))
 
     assert re.fullmatch(r"\d\d:\d\d:\d\d INFO said\n", memory.getvalue())
+    log_handler(memory, teller="aotgaudi").handle(record("said"))
+    assert re.search(r"^\d\d:\d\d:\d\d aotgaudi INFO said$", memory.getvalue(), re.MULTILINE)
     assert isinstance(log_handler(None), logging.NullHandler)

@@ -15,7 +15,7 @@ from aotgaudi.supervisor.judge import Case, Judge
 from aotgaudi.supervisor.metrics import Metrics
 from aotgaudi.supervisor.options import Policy
 from aotgaudi.supervisor.signals import Signals
-from aotgaudi.watch.drive import Address
+from aotgaudi.watch.drive import Address, GuestError
 from aotgaudi.watch.events import Account, Event, History
 from aotgaudi.watch.files import FileSight
 from aotgaudi.watch.session import Plan
@@ -46,6 +46,7 @@ class FakeSession:
     phase: str = "v"
     seconds: float = 1.0
     looks: int = 0
+    named: str = ""
     judged: int = 0
     said: list[Event] = field(default_factory=list)
 
@@ -59,6 +60,9 @@ class FakeSession:
         self.looks += compares
         self.judged += 1
         return seen(self.histories)
+
+    def set_phase(self, byte: str) -> None:
+        self.named = byte
 
     def news(self) -> list[Event]:
         said, self.said = self.said, []
@@ -156,6 +160,33 @@ def test_a_guest_that_says_nothing_is_looked_at_now_and_then_and_each_word_at_on
     assert session.judged == 3
 
 
+@dataclass
+class Failed:
+    """An exercise that a guest did not answer."""
+
+    error: GuestError
+
+    def is_alive(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("require_warm", [True, False])
+def test_an_exercise_that_fails_is_logged_with_the_id_of_its_request(
+    require_warm: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    judge = a_judge(FakeSession(dict(warm())), require_warm=require_warm)
+    judge._stage, judge._exercise = "exercising", Failed(GuestError("no answer", request_id="aotgaudi-x-0"))  # type: ignore[assignment]
+
+    if require_warm:
+        with pytest.raises(NotWarmError, match="its exercise failed: no answer"):
+            judge._while_exercising()
+    else:
+        judge._while_exercising()
+
+    (record,) = [record for record in caplog.records if "the exercise failed" in record.getMessage()]
+    assert getattr(record, "request_id", None) == "aotgaudi-x-0"
+
+
 WRITE = event("write", path="/run/aotgaudi/cache/more.cpp")
 
 
@@ -174,7 +205,7 @@ def test_a_file_without_a_cause_is_enough_a_moment_later() -> None:
     judge = a_judge(session)
 
     assert judge._turn() is None
-    judge._first_file -= 2
+    judge._news._first_file -= 2
     judge._judged_at -= 2
     with pytest.raises(NotWarmError, match=r"more.cpp was opened for writing"):
         judge._turn()

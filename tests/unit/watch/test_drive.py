@@ -24,6 +24,7 @@ class Guest(ThreadingHTTPServer):
         self.status, self.document = 200, {"choices": [{"text": "Rome"}]}
         self.asked: list[dict[str, Any]] = []
         self.headers: list[str | None] = []
+        self.request_ids: list[str | None] = []
 
     @property
     def address(self) -> Address:
@@ -39,6 +40,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.server.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self.server.headers.append(self.headers["Authorization"])
+        self.server.request_ids.append(self.headers["X-Request-Id"])
         if self.server.status == 0:
             self.close_connection = True
         else:
@@ -84,6 +86,14 @@ def test_copies_are_sent_at_once(guest: Guest) -> None:
     assert len(guest.asked) == 5
 
 
+def test_each_copy_has_an_id_of_its_own_whatever_a_launch_calls_it(guest: Guest) -> None:
+    ask(guest.address, completion("many", copies=3))
+    ask(guest.address, completion("odd\r\nHost: x\u20ac"))
+
+    assert sorted(map(str, guest.request_ids[:3])) == [f"aotgaudi-many-{copy}" for copy in range(3)]
+    assert guest.request_ids[3:] == ["aotgaudi-odd--Host--x--0"]
+
+
 def test_a_refusal_is_an_answer(guest: Guest) -> None:
     guest.status = 400
 
@@ -94,8 +104,9 @@ def test_a_refusal_is_an_answer(guest: Guest) -> None:
 def test_no_answer_is_an_error_that_names_the_request(guest: Guest, status: int) -> None:
     guest.status = status
 
-    with pytest.raises(GuestError, match="the request 'logprobs'"):
+    with pytest.raises(GuestError, match="the request 'logprobs'") as raised:
         ask(guest.address, completion("logprobs"))
+    assert raised.value.request_id == "aotgaudi-logprobs-0" == guest.request_ids[0]
 
 
 @pytest.mark.parametrize(
