@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Union, cast
+from typing import Literal, Union, cast, get_args
 
 from aotgaudi.bundle.bundle import Acceptance
+from aotgaudi.bundle.part import Outside
 from aotgaudi.cores import available_cores
 from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
 from aotgaudi.engine.request import FinishReason, NewRequest
@@ -87,6 +88,8 @@ class LLM:
             same, enforced for good by a seccomp filter; only with `require_warm`.
         store: Where builds on first use go; required without `require_warm`.
         enable_prefix_caching: Whether prompts start after what is cached of them; None: as the spec of the bundle says.
+        outside: What becomes of what the warm entries of a part do not cover, as ``--outside``: "refuse", "chunk", "pad-up",
+            or, without `require_warm`, "first-use". None: "refuse" with `require_warm`, else "first-use".
 
     Raises:
         SpecError: no such model, another model than the bundle's, or an argument that cannot be used.
@@ -109,15 +112,9 @@ class LLM:
         guard: Literal["engine", "process", "kernel"] = "engine",
         store: str | os.PathLike[str] | None = None,
         enable_prefix_caching: bool | None = None,
+        outside: Outside | None = None,
     ) -> None:
-        if store is None and not require_warm:
-            raise SpecError(
-                "store", "is missing", "a directory for what require_warm=False builds on first use"
-            )
-        if guard == "kernel" and not require_warm:
-            raise SpecError(
-                "guard", "is 'kernel', under which nothing can be built on first use", "require_warm=True"
-            )
+        _check(require_warm, store, guard, outside)
         options = ModelOptions(
             bundle=Path(bundle),
             acceptance=Acceptance.demanding(trusted_keys),
@@ -128,6 +125,7 @@ class LLM:
             store_root=Path(store or ""),
             generation_config=GenerationConfig(generation_config),
             prefix_caching=enable_prefix_caching,
+            outside=outside,
             policy="throughput",  # Nobody reads along, and the same prompts run in the same steps.
         )
         self._model: RunningModel = start(options)
@@ -234,6 +232,28 @@ class LLM:
             self._model.engine.abort(*ids)
             raise
         return [_output(*each) for each in zip(prompts, found, given, strict=True)]
+
+
+def _check(
+    require_warm: bool,
+    store: str | os.PathLike[str] | None,
+    guard: Literal["engine", "process", "kernel"],
+    outside: Outside | None,
+) -> None:
+    """Raises SpecError for arguments that contradict each other."""
+    if store is None and not require_warm:
+        raise SpecError("store", "is missing", "a directory for what require_warm=False builds on first use")
+    if guard == "kernel" and not require_warm:
+        raise SpecError(
+            "guard", "is 'kernel', under which nothing can be built on first use", "require_warm=True"
+        )
+    if outside is None:
+        return
+    if outside not in get_args(Outside):
+        raise SpecError("outside", f"is {outside!r}", f"one of {', '.join(get_args(Outside))}")
+    if require_warm is (outside == "first-use"):
+        does = "compiles what is missing" if require_warm else "serves what is warm"
+        raise SpecError("outside", f"is {outside!r}, which {does}", f"require_warm={not require_warm}")
 
 
 def _collected(events: queue.SimpleQueue[Event], ids: Sequence[str]) -> list[TokenEvent]:

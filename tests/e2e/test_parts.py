@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from aotgaudi.bundle.bundle import open_bundle
+from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.errors import NotWarmError
+from aotgaudi.llm.api import LLM
 from tests.e2e.harness import MAX_MODEL_LEN, Server, Workplace
 from tests.parallel import once, run_folder
 
@@ -125,6 +128,26 @@ def test_pad_up_refuses_to_start_where_something_is_not_covered(workplace: Workp
     assert refusal.exit_code == 3
     assert "larger warm entries do not cover that" in refusal.output
     assert not refusal.has_listened
+
+
+def test_from_python_a_part_is_served_by_the_same_policies(
+    workplace: Workplace, server: Server, least: Path, covering: Path
+) -> None:
+    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    wanted = [
+        server.complete(prompt, max_tokens=12, ignore_eos=True)["choices"][0]["text"] for prompt in PROMPTS
+    ]
+
+    for bundle, outside, length in (
+        (least, None, LEAST_LEN),
+        (least, "chunk", open_bundle(least).receipt.part.chunked.max_model_len),
+        (covering, "pad-up", MAX_MODEL_LEN),
+    ):
+        with LLM(bundle, workplace.model, threads=1, outside=outside) as llm:
+            assert llm.max_model_len == length
+            assert [llm.generate(prompt, greedy)[0].text for prompt in PROMPTS] == wanted
+    with pytest.raises(NotWarmError, match="larger warm entries do not cover that"):
+        LLM(least, workplace.model, threads=1, outside="pad-up")
 
 
 def test_a_part_is_also_served_whole_with_the_rest_built_on_first_use(

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -203,6 +204,21 @@ def test_the_kernel_guards_a_process_that_asks_for_it_to_its_end(
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["True ('seccomp', 'hook') True", "Operation not permitted"]
+
+
+@pytest.mark.parametrize(
+    ("outside", "require_warm", "message"),
+    [
+        ("first-use", True, "outside is 'first-use', which compiles what is missing .*require_warm=False"),
+        ("refuse", False, "outside is 'refuse', which serves what is warm .*require_warm=True"),
+        ("drop", True, "outside is 'drop' .*refuse, chunk, pad-up, first-use"),
+    ],
+)
+def test_what_is_outside_goes_with_what_must_be_warm(
+    tmp_path: Path, outside: Any, require_warm: bool, message: str
+) -> None:
+    with pytest.raises(SpecError, match=message):
+        LLM(tmp_path, tmp_path, outside=outside, require_warm=require_warm, store=tmp_path)
 
 
 def test_the_kernel_cannot_guard_a_process_that_may_have_to_build(tmp_path: Path) -> None:
