@@ -209,9 +209,9 @@ def test_the_kernel_guards_a_process_that_asks_for_it_to_its_end(
 @pytest.mark.parametrize(
     ("outside", "require_warm", "message"),
     [
-        ("first-use", True, "outside is 'first-use', which compiles what is missing .*require_warm=False"),
-        ("refuse", False, "outside is 'refuse', which serves what is warm .*require_warm=True"),
-        ("drop", True, "outside is 'drop' .*refuse, chunk, pad-up, first-use"),
+        ("first-use", True, "outside: is 'first-use', which compiles what is missing .require_warm=False"),
+        ("refuse", False, "outside: is 'refuse', which serves what is warm .require_warm=True"),
+        ("drop", True, "outside: is 'drop' .one of refuse, chunk, pad-up, first-use"),
     ],
 )
 def test_what_is_outside_goes_with_what_must_be_warm(
