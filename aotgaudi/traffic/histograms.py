@@ -23,13 +23,13 @@ from pathlib import Path
 from random import Random
 from types import MappingProxyType
 
-from aotgaudi.errors import MissingPackageError, SpecError
+from aotgaudi.errors import SpecError
+from aotgaudi.traffic.exposition import PREFIXES, samples_of
 from aotgaudi.traffic.trace import Drawing, Trace
 
 MOST_DRAWN = 20_000
 """How many requests are drawn of a server that has counted more: their sizes then miss nothing of note."""
 
-_PREFIXES = ("vllm:", "aotgaudi_", "vllm_")
 _SUFFIXES: Mapping[str, str] = MappingProxyType(
     {"request_prompt_tokens": "prompts", "request_generation_tokens": "answers"}
 )
@@ -57,11 +57,6 @@ class Histogram:
             share = 2 * num * (self.counts[bucket] - below)
             sizes.append(min(most, max(1, low - -((rank - below * 2 * num) * (high - low)) // share)))
         return sizes
-
-
-def is_exposition(first_line: str) -> bool:
-    """Returns whether a text that begins so is one of `/metrics`: a comment, or a sample."""
-    return first_line.startswith(("# HELP", "# TYPE", *_PREFIXES)) or "{" in first_line.split(",", 1)[0]
 
 
 def drawn_trace(path: Path, text: str, drawing: Drawing | None) -> Trace:
@@ -100,9 +95,7 @@ def _histogram(path: Path, text: str, suffix: str) -> Histogram:
     noun = _SUFFIXES[suffix]
     buckets = _buckets(path, text)
     names = {name for name, _, _ in buckets}  # A server may have the same under several names.
-    own = next(
-        (f"{prefix}{suffix}_bucket" for prefix in _PREFIXES if f"{prefix}{suffix}_bucket" in names), ""
-    )
+    own = next((f"{prefix}{suffix}_bucket" for prefix in PREFIXES if f"{prefix}{suffix}_bucket" in names), "")
     by_bound: dict[float, float] = defaultdict(float)
     for name, bound, count in buckets:
         if name == own:
@@ -126,13 +119,10 @@ def _histogram(path: Path, text: str, suffix: str) -> Histogram:
 def _buckets(path: Path, text: str) -> list[tuple[str, float, float]]:
     """The name, bound and count of every bucket in a text."""
     try:
-        from prometheus_client.parser import text_string_to_metric_families
-    except ImportError as error:
-        raise MissingPackageError("prometheus_client", "serve") from error
-    try:
-        samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
         return [
-            (one.name, float(one.labels["le"]), one.value) for one in samples if one.name.endswith("_bucket")
+            (one.name, float(one.labels["le"]), one.value)
+            for one in samples_of(path, text, _WANTED)
+            if one.name.endswith("_bucket")
         ]
     except (ValueError, KeyError) as error:
         raise SpecError(str(path), f"is not what /metrics answers: {error}", _WANTED) from error

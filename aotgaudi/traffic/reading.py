@@ -34,7 +34,8 @@ from typing import Any
 from aotgaudi.errors import SpecError
 from aotgaudi.regularfile import open_regular
 from aotgaudi.spec.limits import LARGEST_LIMIT
-from aotgaudi.traffic.histograms import drawn_trace, is_exposition
+from aotgaudi.traffic.exposition import is_exposition
+from aotgaudi.traffic.histograms import drawn_trace
 from aotgaudi.traffic.trace import MAX_REQUESTS, Drawing, Trace
 
 _MAX_LINE_CHARS = 1 << 20

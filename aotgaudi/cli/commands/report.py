@@ -185,9 +185,10 @@ def _traced(given: Given, trace: _GivenTrace) -> Given:
 def _step_work(spec: BuildSpec, step_times: Path | None) -> tuple[WorkModel, str]:
     """What steps cost, and where that is from, in words."""
     if step_times is not None:
-        from aotgaudi.traffic.step_times import measured_work
+        from aotgaudi.traffic.step_times import read_step_times
 
-        return measured_work(step_times, spec.limits.block_size), f"from the step times of {step_times}"
+        work = read_step_times(step_times).work(spec.limits.block_size)
+        return work, f"from the step times of {step_times}"
     device = device_of(spec)
     return WorkModel.of(spec, device), f"an estimate by what a device can do at most ({device.source})"
 

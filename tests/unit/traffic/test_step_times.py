@@ -8,7 +8,7 @@ import pytest
 
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import SpecError
-from aotgaudi.traffic.step_times import measured_work
+from aotgaudi.traffic.step_times import read_step_times
 
 PROMPTS = [PromptEntry(1, query, ctx) for query in (16, 32, 64) for ctx in (0, 4, 9)]
 DECODES = [DecodeEntry(batch, 1, blocks) for batch in (1, 2, 8) for blocks in (8, 20, 50)]
@@ -33,7 +33,7 @@ def test_terms_that_made_the_times_are_found_again(tmp_path: Path) -> None:
     times = {str(entry): prompt_seconds(entry) for entry in PROMPTS}
     times |= {f"(decode, {one.batch_size}, 1, {one.num_blocks})": decode_seconds(one) for one in DECODES}
 
-    work = measured_work(written(tmp_path, times), 16)
+    work = read_step_times(written(tmp_path, times)).work(16)
 
     for prompt in (*PROMPTS, PromptEntry(1, 48, 7)):
         assert work.seconds(prompt) == pytest.approx(prompt_seconds(prompt), rel=1e-5)
@@ -45,7 +45,7 @@ def test_a_term_never_counts_for_less_than_nothing(tmp_path: Path) -> None:
     times = {"(prompt, 1, 16, 0)": 0.5, "(prompt, 1, 32, 0)": 0.4, "(prompt, 1, 64, 0)": 0.3}
     times |= {"(decode, 1, 1, 1)": 0.2, "(decode, 2, 1, 9)": 0.1}
 
-    work = measured_work(written(tmp_path, times), 16)
+    work = read_step_times(written(tmp_path, times)).work(16)
 
     sizes = [work.prompt_work(query, 0) for query in (16, 32, 64, 128)]
     assert sizes == sorted(sizes)
@@ -56,7 +56,7 @@ def test_a_term_never_counts_for_less_than_nothing(tmp_path: Path) -> None:
 def test_one_time_of_each_kind_is_enough(tmp_path: Path) -> None:
     times = {"(prompt, 1, 16, 0)": 0.016, "(decode, 1, 1, 1)": 0.02}
 
-    work = measured_work(written(tmp_path, times), 16)
+    work = read_step_times(written(tmp_path, times)).work(16)
 
     assert work.seconds(PromptEntry(1, 16, 0)) == pytest.approx(0.016)
     assert work.seconds(DecodeEntry(1, 1, 1)) == pytest.approx(0.02)
@@ -78,6 +78,6 @@ def test_one_time_of_each_kind_is_enough(tmp_path: Path) -> None:
 )
 def test_a_file_of_something_else_is_refused_in_one_line(tmp_path: Path, value: Any, problem: str) -> None:
     with pytest.raises(SpecError, match=problem) as caught:
-        measured_work(written(tmp_path, value), 16)
+        read_step_times(written(tmp_path, value)).work(16)
 
     assert "\n" not in str(caught.value)

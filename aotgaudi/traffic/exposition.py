@@ -1,0 +1,42 @@
+"""The text of ``/metrics``, as samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from aotgaudi.errors import MissingPackageError, SpecError
+
+PREFIXES = ("vllm:", "aotgaudi_", "vllm_")
+"""What the names of a server's metrics begin with: vLLM's, and ours."""
+
+
+class Sample(NamedTuple):
+    """One line that is no comment."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+def is_exposition(first_line: str) -> bool:
+    """Returns whether a text that begins so is one of `/metrics`: a comment, or a sample."""
+    return first_line.startswith(("# HELP", "# TYPE", *PREFIXES)) or "{" in first_line.split(",", 1)[0]
+
+
+def samples_of(path: Path, text: str, wanted: str) -> list[Sample]:
+    """Returns every sample of `text`, which was read from `path`; `wanted` says in an error what would be right.
+
+    Raises:
+        SpecError: it is no such text.
+        MissingPackageError: prometheus-client is not installed.
+    """
+    try:
+        from prometheus_client.parser import text_string_to_metric_families
+    except ImportError as error:
+        raise MissingPackageError("prometheus_client", "serve") from error
+    try:
+        families = text_string_to_metric_families(text)
+        return [Sample(one.name, one.labels, one.value) for family in families for one in family.samples]
+    except (ValueError, KeyError) as error:
+        raise SpecError(str(path), f"is not what /metrics answers: {error}", wanted) from error
