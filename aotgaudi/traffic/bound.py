@@ -28,6 +28,21 @@ _CELLS = 24
 _MOST_ROUNDS = 40
 
 
+GAP_COVERS = (
+    "any table of as many prompt and decode entries, on the steps of the replay, sizes rounded up to those below, with a"
+    " hundredth of their work spread over all steps that can be formed"
+)
+"""What the bound that ``aotgaudi tune`` prints covers."""
+
+GAP_LEAVES_OUT = (
+    "what queries between multiples of --query-step, batch sizes other than 16 chosen ones, and blocks between a size and a"
+    " quarter more could save",
+    "tables in which the scheduler would form other steps",
+    "other traffic, and steps that take other times than this work says",
+)
+"""What it says nothing of."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Cell:
     """The points of a cell: what they cost in boxes of their own, and in each that covers them: (cost, box), ascending."""

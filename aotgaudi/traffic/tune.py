@@ -154,9 +154,8 @@ class Tuner:
         """Returns the spec with the cheapest buckets, of at most `num_entries` prompts and decodes. Raises SpecError."""
         if not FEWEST_ENTRIES <= num_entries <= MOST_ENTRIES:
             raise SpecError("--entries", f"is {num_entries}", f"{FEWEST_ENTRIES} to {MOST_ENTRIES}")
-        num_prompts, _ = self._split(num_entries)
-        prompts = self._prompts.boxes(num_prompts)
-        decodes = self._decodes.boxes(num_entries - num_prompts)
+        num_prompts, num_decodes = self.split(num_entries)
+        prompts, decodes = self._prompts.boxes(num_prompts), self._decodes.boxes(num_decodes)
         return with_buckets(
             self.spec, TunedBuckets(prompts=prompts, decodes=tuple(sorted((b, n) for n, b in decodes)))
         )
@@ -178,7 +177,11 @@ class Tuner:
         ), found
 
     def gap(self, num_entries: int) -> float:
-        """Returns how much more than the best table of so many entries the chosen one costs at most: 0.05 is 5 %."""
+        """Returns how much more than the best table of so many entries the chosen one costs at most: 0.05 is 5 %.
+
+        Both are judged on `demand`: it holds for any table whatever, of any boxes, as long as steps are these:
+        `bound.GAP_COVERS`. It says nothing of what `bound.GAP_LEAVES_OUT` lists.
+        """
         _, cost = self._split(num_entries)
         step = max(1, num_entries // 8)
         fewer = self._split(max(FEWEST_ENTRIES, num_entries - step))[1]
@@ -195,6 +198,11 @@ class Tuner:
             Relaxation.of(self.demand.decodes, self.work.decode_work),
         )
         return cost / least_cost(relaxations, num_entries, prices) - 1
+
+    def split(self, num_entries: int) -> tuple[int, int]:
+        """Returns how many of so many entries are prompts and decodes; the tables may have fewer."""
+        num_prompts, _ = self._split(num_entries)
+        return num_prompts, num_entries - num_prompts
 
     def _split(self, num_entries: int) -> tuple[int, int]:
         """How many of the entries prompts get, and what all cost."""

@@ -4,61 +4,39 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
 from aotgaudi.atomicfile import write_atomic
-from aotgaudi.cli.options.common import parse_byte_count, refuse_unwritable
+from aotgaudi.cli.options.common import refuse_unwritable
+from aotgaudi.cli.options.entry_budget import EntryBudget, entry_budget_options
+from aotgaudi.cli.show.tuned import tuned_lines
 from aotgaudi.errors import CoverageError, SpecError
 from aotgaudi.manifest.bucket_file import BucketFile, bucket_file_of
-from aotgaudi.manifest.cost import SECONDS_A_STEP
 from aotgaudi.manifest.coverage import coverage_of
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.work import DEVICES, WorkModel, device_of
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import load_spec
 from aotgaudi.spec.write import write_spec
+from aotgaudi.traffic.bound import GAP_COVERS, GAP_LEAVES_OUT
 from aotgaudi.traffic.reading import read_trace
-from aotgaudi.traffic.step_times import measured_work
+from aotgaudi.traffic.step_times import StepTimes, read_step_times
 from aotgaudi.traffic.trace import Drawing
-from aotgaudi.traffic.tune import FEWEST_ENTRIES, MOST_ENTRIES, Padding, Tuner
+from aotgaudi.traffic.tune import (
+    FEWEST_ENTRIES,
+    MOST_ENTRIES,
+    Padding,
+    Tuner,
+)
 
 _STRATEGIES = ("exponential", "linear", "padding_aware")
 _NEAR = ((1, 2), (3, 4), (1, 1), (5, 4), (3, 2))
 """The nearest alternatives: parts of the budget."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Budget:
-    """How many entries there may be, and why."""
-
-    entries: int | None
-    build_seconds: float | None
-    seconds_per_entry: float
-    graph_memory: str | None
-    bytes_per_entry: str | None
-
-    def num_entries(self, today: int) -> int:
-        """The least that the budgets allow; as many as today where none is given."""
-        nums = [] if self.entries is None else [self.entries]
-        if self.build_seconds is not None:
-            nums.append(int(self.build_seconds / self.seconds_per_entry))
-        if self.graph_memory is not None:
-            if self.bytes_per_entry is None:
-                raise SpecError(
-                    "--graph-memory", "does not say what one graph takes", "--bytes-per-entry as well"
-                )
-            nums.append(
-                _bytes("--graph-memory", self.graph_memory)
-                // _bytes("--bytes-per-entry", self.bytes_per_entry)
-            )
-        num = min(nums, default=min(today, MOST_ENTRIES))
-        if not FEWEST_ENTRIES <= num <= MOST_ENTRIES:
-            raise SpecError("the budget", f"is {num:,} entries", f"{FEWEST_ENTRIES} to {MOST_ENTRIES}")
-        return num
 
 
 @click.command("tune")
@@ -84,35 +62,12 @@ class _Budget:
     type=click.Path(path_type=Path),
     help="Write the buckets for VLLM_BUCKETING_FROM_FILE, proved for such a server.",
 )
-@click.option(
-    "--entries",
-    type=click.IntRange(FEWEST_ENTRIES, MOST_ENTRIES),
-    metavar="N",
-    help="At most so many prompt and decode entries  [default: as many as SPEC has, 400 at most]",
-)
-@click.option(
-    "--build-seconds",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="S",
-    help="At most so long a build, one entry after the other.",
-)
-@click.option(
-    "--seconds-per-entry",
-    type=click.FloatRange(min=0, min_open=True),
-    default=SECONDS_A_STEP,
-    show_default=True,
-    metavar="S",
-    help="What building one takes, for --build-seconds.",
-)
-@click.option("--graph-memory", metavar="SIZE", help="At most so much memory for graphs, e.g. 4GiB.")
-@click.option(
-    "--bytes-per-entry", metavar="SIZE", help="What the graphs of one entry take, for --graph-memory."
-)
+@entry_budget_options
 @click.option(
     "--step-times",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Measured seconds of entries (JSON), in the place of the estimate.",
+    help="Measured seconds of entries, in the place of the estimate: JSON, or the text of our server's /metrics.",
 )
 @click.option(
     "--device",
@@ -146,6 +101,7 @@ def tune(
     output: Path | None,
     bucket_file: Path | None,
     as_json: bool,
+    budget: EntryBudget,
     **options: Any,
 ) -> None:
     """Choose buckets from traffic: those that pad least, for as many entries as there may be. Compiles nothing.
@@ -158,17 +114,22 @@ def tune(
     rate = options.pop("requests_per_second")
     trace = read_trace(trace_path, None if rate is None else Drawing(rate, spec.limits.max_model_len))
     trace = trace.faster(options.pop("load"))
-    work = _work(spec, options.pop("step_times"), options.pop("device"))
-    query_step = options.pop("query_step")
-    num_entries = _Budget(**options).num_entries(_num_steps(spec))
-    tuner = Tuner(spec, trace, work, query_step)
+    device = options.pop("device")
+    times = _step_times(options.pop("step_times"), device)
+    work = times.work(spec.limits.block_size) if times else WorkModel.of(spec, device_of(spec, device))
+    tuner = Tuner(spec, trace, work, options.pop("query_step"))
+    num_entries = budget.num_entries(_num_steps(spec), tuner.split)
     tuned = tuner.tuned(num_entries)
-    document = _document(tuner, tuned, num_entries)
+    document = {
+        **_document(tuner, tuned, num_entries),
+        "budgets": _budgets(tuner, budget, num_entries),
+        "step_times": None if times is None else _measured(times, work, spec),
+    }
     if bucket_file is not None:
         write_atomic(bucket_file, _file_of(spec, tuned).text.encode())
     if output is not None:
         write_spec(output, tuned if spec.scheduler.engine == "aotgaudi" else _file_of(spec, tuned).spec)
-    click.echo(json.dumps(document, indent=2) if as_json else "\n".join(_lines(document)))
+    click.echo(json.dumps(document, indent=2) if as_json else "\n".join(tuned_lines(document)))
 
 
 def _check_outputs(output: Path | None, bucket_file: Path | None) -> None:
@@ -179,19 +140,12 @@ def _check_outputs(output: Path | None, bucket_file: Path | None) -> None:
             refuse_unwritable(path)
 
 
-def _work(spec: BuildSpec, step_times: Path | None, device: str | None) -> WorkModel:
-    if step_times is None:
-        return WorkModel.of(spec, device_of(spec, device))
+def _step_times(path: Path | None, device: str | None) -> StepTimes | None:
+    if path is None:
+        return None
     if device is not None:
         raise click.UsageError("--device is for the estimate, which --step-times takes the place of.")
-    return measured_work(step_times, spec.limits.block_size)
-
-
-def _bytes(option: str, text: str) -> int:
-    try:
-        return parse_byte_count(text)
-    except ValueError as error:
-        raise SpecError(option, str(error), "such as 4GiB") from error
+    return read_step_times(path)
 
 
 def _num_steps(spec: BuildSpec) -> int:
@@ -225,11 +179,41 @@ def _document(tuner: Tuner, tuned: BuildSpec, num_entries: int) -> dict[str, Any
         "prompts": len(manifest.of_kind("prompt")),
         "decodes": len(manifest.of_kind("decode")),
         "closed": coverage.is_closed,
-        "gap": round(tuner.gap(num_entries), 4),
+        "gap": _rounded_up(tuner.gap(num_entries)),
+        "gap_covers": GAP_COVERS,
+        "gap_leaves_out": list(GAP_LEAVES_OUT),
         "tuned": _shown(tuner.predicted(tuned, "tuned")),
         "replayed": _shown(judged),
         "strategies": list(map(_shown, _strategies(tuner))),
         "nearest": list(map(_shown, _nearest(tuner, num_entries))),
+    }
+
+
+def _rounded_up(gap: float) -> float:
+    """To four digits; a bound from above must not become less."""
+    return math.ceil(gap * 10_000) / 10_000
+
+
+def _budgets(tuner: Tuner, budget: EntryBudget, num_entries: int) -> list[dict[str, Any]]:
+    split = tuner.split(num_entries)
+    return [
+        {"name": one.name, "most": one.most, "takes": one.price.of(*split), **dataclasses.asdict(one.price)}
+        for one in budget.shares
+    ]
+
+
+def _measured(times: StepTimes, work: WorkModel, spec: BuildSpec) -> dict[str, Any]:
+    """What is measured of today's entries, and how well the fit says it, by which all others go."""
+    manifest = Manifest.of(spec)
+    today = (*manifest.of_kind("prompt"), *manifest.of_kind("decode"))
+    median, most = times.misses(work)
+    return {
+        "entries": len(times.entries),
+        "steps": times.num_steps,
+        "today": len(today),
+        "of_today": sum(entry in times.entries for entry in today),
+        "median_miss": round(median, 4),
+        "largest_miss": round(most, 4),
     }
 
 
@@ -256,26 +240,3 @@ def _nearest(tuner: Tuner, num_entries: int) -> Iterator[Padding]:
 
 def _shown(padding: Padding) -> dict[str, Any]:
     return {**dataclasses.asdict(padding), "share": round(padding.share, 4)}
-
-
-def _lines(document: Mapping[str, Any]) -> Iterator[str]:
-    yield (
-        f"{document['requests']:,} requests, {document['steps']:,} steps in {document['seconds']:,.0f} s of simulated time"
-        f" ({document['refused']:,} requests do not fit the limits, {document['shortened']:,} answers are cut)"
-    )
-    if document["scheduler"] != "aotgaudi":
-        yield "the steps are those that our scheduler forms; a vLLM server cuts prompts otherwise beside decodes"
-    yield (
-        f"tuned: {document['prompts']} prompt and {document['decodes']} decode entries, closed; at most"
-        f" {100 * document['gap']:.1f} % more work than the best table of as many"
-    )
-    yield f"  {'':<28}{'entries':>8}{'work, ' + document['unit']:>14}{'of it padding':>15}{'beside tuned':>14}"
-    for one in (document["tuned"], *document["strategies"], *document["nearest"]):
-        yield _line(one, document["tuned"])
-    yield "the same trace, replayed in the tuned buckets:"
-    yield _line(document["replayed"], document["tuned"])
-
-
-def _line(one: Mapping[str, Any], tuned: Mapping[str, Any]) -> str:
-    beside = 100 * (one["work"] / tuned["work"] - 1)
-    return f"  {one['name']:<28}{one['num_entries']:>8,}{one['work']:>14.4g}{100 * one['share']:>13.1f} %{beside:>+12.1f} %"
