@@ -16,7 +16,7 @@ The spec's table is the default one. What is lacking in WORK is made there first
 Then both are started, and serve the same slices of the second half, which are spread over it evenly: a slice is served by
 one and then by the other, each being first as often. Prompts are random tokens, decoding is greedy, and answers are as
 long as the trace says. At last each serves requests of the second half that come all at once, which no arrivals bound.
-``--stop-before-serving`` ends before that, since only that has to have the machine for itself.
+Only step times and serving need the machine for themselves: ``--stop-before`` ends before what comes after them.
 """
 
 from __future__ import annotations
@@ -66,12 +66,16 @@ def main() -> None:
     _build(bundles["default"], args.spec, args)
     first, second = (_scaled(half, args.divisor) for half in read_trace(args.trace).halves())
     first, second = _fitting(first, spec.limits), _fitting(second, spec.limits)
+    if args.stop_before == "measuring":
+        return
     _measure_steps(work / "metrics.txt", bundles["default"], first, args)
+    if args.stop_before == "tuning":
+        return
     model = read_step_times(work / "metrics.txt").work(spec.limits.block_size)
     stretch = _stretch(spec, model, lambda factor: _slices(_stretched(second, factor), args), args.busy)
     _tune(work, spec, _stretched(first, stretch), args)
     _build(bundles["tuned"], work / "tuned.toml", args)
-    if args.stop_before_serving:
+    if args.stop_before == "serving":
         return
     machine = {**harness.environment(args.threads), "commit": _commit()}
     slices = _slices(_stretched(second, stretch), args)
@@ -109,7 +113,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=40.0, help="a slice")
     parser.add_argument("--at-once", type=int, default=64, help="requests")
     parser.add_argument("--calibration", type=int, default=160, help="requests for the step times")
-    parser.add_argument("--stop-before-serving", action="store_true")
+    parser.add_argument("--query-step", type=int, help="of the tuned table [default: a block]")
+    parser.add_argument("--stop-before", choices=("measuring", "tuning", "serving"))
     return parser.parse_args()
 
 
@@ -221,7 +226,8 @@ def _tune(work: Path, spec: BuildSpec, trace: Trace, args: argparse.Namespace) -
     today = _described(Manifest.of(spec))
     entries = len(today["prompts"]) + len(today["decodes"])
     command = harness.command("tune", path, "--from", args.spec, "--step-times", work / "metrics.txt")
-    _, text = harness.run([*command, "--entries", str(entries), "-o", str(output)])
+    step = [] if args.query_step is None else ["--query-step", str(args.query_step)]
+    _, text = harness.run([*command, *step, "--entries", str(entries), "-o", str(output)])
     print(text)
 
 
