@@ -55,7 +55,8 @@ def main() -> None:
         }
         tables += [_padding_table(name, load, rows) for load, rows in found.items()]
     measurements["seconds"] = {path.name: _tuning_seconds(spec, read_trace(path)) for path in args.traces}
-    tables.append(_seconds_table(measurements["seconds"]))
+    if args.traces:
+        tables.append(_seconds_table(measurements["seconds"]))
     if args.random_requests:
         measurements["random"] = _random_requests(spec, args.random_requests)
         tables.append(_random_table(measurements["random"]))
@@ -64,13 +65,16 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = harness.make_parser(__doc__)
-    parser.add_argument("traces", type=Path, nargs="+", help="CSV, .gz or not")
+    parser.add_argument("traces", type=Path, nargs="*", help="CSV, .gz or not; none: only random requests")
     parser.add_argument("--spec", type=Path, default=ROOT / "manifests" / "llama-3.1-8b.gaudi3.toml")
     parser.add_argument("--loads", type=float, nargs="+", default=[1.0])
     parser.add_argument(
         "--random-requests", type=int, default=0, help="random requests through a tuned table"
     )
-    return parser.parse_args()
+    args = parser.parse_args()
+    if not args.traces and not args.random_requests:
+        parser.error("neither a trace nor --random-requests")
+    return args
 
 
 def _spec(path: Path, strategy: str) -> BuildSpec:
@@ -196,7 +200,7 @@ def _seconds_table(found: dict[str, dict[str, Any]]) -> Table:
 
 def _random_requests(spec: BuildSpec, num: int) -> dict[str, Any]:
     """Random requests through the tables of a hundred random servers: each step has an entry, or the scheduler raises."""
-    random, steps, done, servers = Random(0), 0, 0, 0
+    random, steps, done, servers, begun = Random(0), 0, 0, 0, time.perf_counter()
     while done < num:
         limits = {
             "max_num_seqs": random.randint(1, 48),
@@ -216,7 +220,8 @@ def _random_requests(spec: BuildSpec, num: int) -> dict[str, Any]:
             _random_trace(random, share, limits["max_model_len"]), server.limits, table, work.seconds
         )
         steps, done, servers = steps + found.num_steps, done + share, servers + 1
-    return {"requests": done, "servers": servers, "steps": steps, "uncovered": 0}
+    seconds = time.perf_counter() - begun
+    return {"requests": done, "servers": servers, "steps": steps, "uncovered": 0, "seconds": seconds}
 
 
 def _random_trace(random: Random, num: int, longest: int) -> Trace:
@@ -228,10 +233,13 @@ def _random_trace(random: Random, num: int, longest: int) -> Trace:
 
 
 def _random_table(found: dict[str, Any]) -> Table:
-    row = (f"{found['requests']:,}", str(found["servers"]), f"{found['steps']:,}", str(found["uncovered"]))
+    row = (
+        *(f"{found['requests']:,}", str(found["servers"]), f"{found['steps']:,}", str(found["uncovered"])),
+        f"{found['seconds']:.0f} s",
+    )
     return Table(
         "Random requests through tuned tables",
-        ("requests", "servers", "steps", "steps without an entry"),
+        ("requests", "servers", "steps", "steps without an entry", "in all"),
         (row,),
     )
 

@@ -136,7 +136,7 @@ class Chunker:
         """Returns how long a step takes, or at most takes: as long as its parts."""
         known = self.costs.seconds(together)
         parts = [self.costs.seconds(entry) for entry in apart] if known is None else [known]
-        return sum(math.inf if part is None else part for part in parts)
+        return math.fsum(math.inf if part is None else part for part in parts)  # Exact: as every Python adds.
 
     def _cut_end(self, start: int, end: int) -> int:
         """Returns where a chunk ends that may reach to `end`: with a block, or inside one where none ends before."""

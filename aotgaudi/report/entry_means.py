@@ -22,8 +22,8 @@ class EntryMean:
 
 def entry_mean(held: Holdings, kind: str) -> EntryMean | None:
     """Returns the mean over the built entries of a kind; None where none is built."""
-    programs = [program for program in held.programs if program.entries[0].kind == kind]
-    num_entries = sum(len(program.entries) for program in programs)
+    programs = [program for program in held.programs if any(entry.kind == kind for entry in program.entries)]
+    num_entries = sum(entry.kind == kind for program in programs for entry in program.entries)
     if not num_entries:
         return None
     keys = sorted({key for program in programs for key in program.units})

@@ -14,9 +14,20 @@ from aotgaudi.bucketing.bucket_line import LITERAL
 from aotgaudi.cli.main import cli
 from aotgaudi.manifest.coverage import coverage_of
 from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.work import WorkModel, device_of
+from aotgaudi.report.entry_means import entry_mean
+from aotgaudi.report.holdings import holdings_of_bundle
 from aotgaudi.spec.parse import load_spec
 from aotgaudi.spec.write import write_spec
+from aotgaudi.store.store import Store
+from aotgaudi.traffic.bound import GAP_COVERS, GAP_LEAVES_OUT
+from aotgaudi.traffic.reading import read_trace
+from aotgaudi.traffic.tune import Tuner
 from tests.specs import spec_of
+from tests.unit.build.conftest import store
+from tests.unit.report.reports import sealed_bundle
+
+__all__ = ["store"]
 
 CONFIG = {
     "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2,
@@ -130,6 +141,98 @@ def test_measured_seconds_take_the_place_of_the_estimate(spec: Path, trace: Path
     assert document(tune(trace, "--from", spec, "--step-times", times, "--json"))["unit"] == "ns"
 
 
+def test_what_is_measured_and_how_well_a_fit_says_it_is_told(spec: Path, trace: Path, tmp_path: Path) -> None:
+    times = tmp_path / "metrics.txt"
+    times.write_text(
+        "".join(
+            f'aotgaudi_entry_step_seconds_{name}{{kind="{kind}",bucket="{bucket}"}} {value}\n'
+            for kind, bucket, num, seconds in (
+                ("prompt", "1,16,0", 10, 0.2),
+                ("prompt", "1,32,0", 5, 0.2),
+                ("prompt", "1,17,3", 1, 0.05),
+                ("decode", "1,1,1", 100, 0.5),
+            )
+            for name, value in (("count", num), ("sum", seconds))
+        )
+    )
+    today = Manifest.of(load_spec(spec))
+    num_today = len(today.of_kind("prompt")) + len(today.of_kind("decode"))
+
+    found = document(tune(trace, "--from", spec, "--step-times", times, "--json"))["step_times"]
+    text = tune(trace, "--from", spec, "--step-times", times).stdout
+
+    assert (found["entries"], found["steps"]) == (4, 116)
+    assert (found["today"], found["of_today"]) == (num_today, 3)
+    assert 0 <= found["median_miss"] <= found["largest_miss"]
+    assert f"4 entries measured in 116 steps; of today's {num_today} entries 3 are among them" in text
+    assert "all work is by a fit to these, of entries that were not measured as well" in text
+    assert "step times" not in tune(trace, "--from", spec).stdout
+
+
+def test_the_bound_says_what_it_covers_and_what_it_does_not(spec: Path, trace: Path) -> None:
+    found = document(tune(trace, "--from", spec, "--entries", 12, "--json"))
+
+    text = tune(trace, "--from", spec, "--entries", 12).stdout
+
+    assert f"at most {100 * found['gap']:.2f} % more work than {GAP_COVERS}\n" in text
+    assert f"\n  not compared with: {'; '.join(GAP_LEAVES_OUT)}\n" in text
+    assert (found["gap_covers"], found["gap_leaves_out"]) == (GAP_COVERS, list(GAP_LEAVES_OUT))
+
+
+def test_the_bound_is_rounded_up(spec: Path, trace: Path) -> None:
+    loaded = load_spec(spec)
+    tuner = Tuner(loaded, read_trace(trace), WorkModel.of(loaded, device_of(loaded)))
+
+    found = document(tune(trace, "--from", spec, "--entries", 12, "--json"))
+
+    assert tuner.gap(12) <= found["gap"] < tuner.gap(12) + 0.0001 + 1e-12
+
+
+def test_a_bundle_and_the_records_of_its_store_say_what_entries_take(
+    store: Store, trace: Path, spec: Path, tmp_path: Path
+) -> None:
+    bundle = sealed_bundle(store, tmp_path / "x.bundle")
+    held = holdings_of_bundle(bundle, store)
+    prompt, decode = (entry_mean(held, kind) for kind in ("prompt", "decode"))
+    assert prompt is not None
+    assert decode is not None
+    seconds = (prompt.compile_seconds or 0) * 9 + (decode.compile_seconds or 0) * 9
+    size = round(9 * (prompt.size_bytes + decode.size_bytes))
+    given = ["--built", bundle.path, "--store", store.root]
+
+    timed = document(tune(trace, "--from", spec, *given, "--build-seconds", seconds, "--json"))
+    sized = document(tune(trace, "--from", spec, "--built", bundle.path, "--graph-memory", size, "--json"))
+
+    for found, price in (
+        (timed, (prompt.compile_seconds, decode.compile_seconds)),
+        (sized, (prompt.size_bytes, decode.size_bytes)),
+    ):
+        (budget,) = found["budgets"]
+        assert (budget["prompt"], budget["decode"]) == price
+        assert budget["takes"] <= budget["most"]
+        assert str(bundle.path) in budget["source"]
+        assert found["tuned"]["num_entries"] <= found["budget"]
+
+
+def test_an_average_of_another_machine_is_called_that(spec: Path, trace: Path) -> None:
+    text = tune(trace, "--from", spec, "--build-seconds", 140).stdout
+
+    assert "--build-seconds 140: 140 by 14 a prompt entry and 14 a decode entry" in text
+    assert "a per-entry average of another machine's (vllm-gaudi#1160)" in text
+
+
+def test_a_bundle_without_its_store_has_no_seconds(
+    store: Store, trace: Path, spec: Path, tmp_path: Path
+) -> None:
+    bundle = sealed_bundle(store, tmp_path / "x.bundle")
+
+    result = tune(trace, "--from", spec, "--built", bundle.path, "--build-seconds", 100)
+
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "a bundle has no times" in result.stderr
+    assert "--built" in tune(trace, "--from", spec, "--store", tmp_path).stderr
+
+
 @pytest.mark.parametrize(
     ("budget", "most"),
     [
@@ -160,7 +263,7 @@ def test_a_faster_trace_runs_more_at_once(spec: Path, trace: Path) -> None:
     [
         (["--graph-memory", "1GiB"], "--graph-memory: does not say what one graph takes"),
         (["--graph-memory", "much", "--bytes-per-entry", "1KiB"], "--graph-memory: 'much' is not a size"),
-        (["--build-seconds", "1"], "the budget: is 0 entries (2 to 400)"),
+        (["--build-seconds", "1"], "the budget: is less than 2 entries take (2 to 400 entries)"),
         (["--step-times", "nowhere.json"], "nowhere.json: is not there"),
     ],
 )

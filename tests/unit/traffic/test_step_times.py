@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
 
-from aotgaudi.entries import DecodeEntry, PromptEntry
+from aotgaudi.engine.tallies import GAP_BOUNDS, TalliesSnapshot, Tally, Total
+from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.errors import SpecError
+from aotgaudi.server.entry_metrics import entry_families
 from aotgaudi.traffic.step_times import read_step_times
 
 PROMPTS = [PromptEntry(1, query, ctx) for query in (16, 32, 64) for ctx in (0, 4, 9)]
@@ -81,3 +86,111 @@ def test_a_file_of_something_else_is_refused_in_one_line(tmp_path: Path, value: 
         read_step_times(written(tmp_path, value)).work(16)
 
     assert "\n" not in str(caught.value)
+
+
+METRICS = """# HELP aotgaudi_entry_step_seconds Steps of an entry, and their seconds.
+# TYPE aotgaudi_entry_step_seconds summary
+aotgaudi_entry_step_seconds_count{bucket="1,16,0",kind="prompt"} 4.0
+aotgaudi_entry_step_seconds_sum{bucket="1,16,0",kind="prompt"} 0.064
+aotgaudi_entry_step_seconds_count{bucket="1,32,0",kind="prompt"} 1.0
+aotgaudi_entry_step_seconds_sum{bucket="1,32,0",kind="prompt"} 0.032
+aotgaudi_entry_step_seconds_count{bucket="2,1,8",kind="decode"} 100.0
+aotgaudi_entry_step_seconds_sum{bucket="2,1,8",kind="decode"} 1.5
+aotgaudi_entry_step_seconds_count{bucket="other",kind="decode"} 7.0
+aotgaudi_entry_step_seconds_sum{bucket="other",kind="decode"} 9.0
+aotgaudi_entry_step_seconds_count{bucket="8",kind="defrag"} 7.0
+aotgaudi_entry_step_seconds_sum{bucket="8",kind="defrag"} 9.0
+"""
+
+
+def scraped(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "metrics.txt"
+    path.write_text(text)
+    return path
+
+
+def test_the_text_of_metrics_gives_the_mean_of_each_entry(tmp_path: Path) -> None:
+    found = read_step_times(scraped(tmp_path, METRICS))
+
+    assert {str(entry): (float(time.seconds), time.num_steps) for entry, time in found.entries.items()} == {
+        "(prompt, 1, 16, 0)": (0.016, 4),
+        "(prompt, 1, 32, 0)": (0.032, 1),
+        "(decode, 2, 1, 8)": (0.015, 100),
+    }
+    assert found.num_steps == 105
+    assert found.work(16).seconds(DecodeEntry(2, 1, 8)) == pytest.approx(0.015)
+
+
+class Exported:
+    """What the metrics of a server give of entries that took these seconds, as a collector."""
+
+    def __init__(self, seconds: dict[Entry, float]) -> None:
+        entries = {entry: Tally(Total(1, each)) for entry, each in seconds.items()}
+        self.snapshot = TalliesSnapshot(entries, (0,) * (len(GAP_BOUNDS) + 1), 0.0)
+
+    def collect(self) -> Iterable[Metric]:
+        return entry_families(self.snapshot)
+
+
+def test_what_our_own_server_writes_is_read(tmp_path: Path) -> None:
+    seconds: dict[Entry, float] = {PromptEntry(1, 16, 2): 0.5, DecodeEntry(2, 1, 8): 0.25}
+    registry = CollectorRegistry()
+    registry.register(Exported(seconds))
+
+    found = read_step_times(scraped(tmp_path, generate_latest(registry).decode()))
+
+    assert {entry: float(time.seconds) for entry, time in found.entries.items()} == seconds
+
+
+def test_servers_that_are_scraped_together_count_together(tmp_path: Path) -> None:
+    other = METRICS.replace("{bucket", '{instance="b",bucket')
+    text = METRICS + "".join(line for line in other.splitlines(keepends=True) if not line.startswith("#"))
+
+    assert read_step_times(scraped(tmp_path, text)).entries[DecodeEntry(2, 1, 8)].num_steps == 200
+
+
+@pytest.mark.parametrize(("often", "seconds"), [("2,1,8", 0.01), ("2,1,9", 0.02)])
+def test_an_entry_counts_as_often_as_it_ran(tmp_path: Path, often: str, seconds: float) -> None:
+    """The larger one took less, so that one term is left for both: it is that of the entry that ran often."""
+    prompts = METRICS[: METRICS.index('aotgaudi_entry_step_seconds_count{bucket="2,1,8"')]
+    decodes = "".join(
+        rows_of(bucket, num, num * each)
+        for bucket, each in (("2,1,8", 0.01), ("2,1,9", 0.02))
+        for num in ([10_000 if bucket == often else 1])
+    )
+
+    work = read_step_times(scraped(tmp_path, prompts + decodes)).work(1 << 20)
+
+    assert work.seconds(DecodeEntry(2, 1, int(often[-1]))) == pytest.approx(seconds, rel=0.01)
+
+
+def rows_of(bucket: str, num: int, seconds: float) -> str:
+    labels = f'{{bucket="{bucket}",kind="decode"}}'
+    return f"aotgaudi_entry_step_seconds_count{labels} {num}\naotgaudi_entry_step_seconds_sum{labels} {seconds}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("# HELP nothing of ours\n", "has no times of prompt entries"),
+        (METRICS.replace('"prompt"', '"decode"'), "has no times of prompt entries"),
+        (METRICS.replace(" 1.5", " NaN"), "has aotgaudi_entry_step_seconds_sum nan"),
+        (METRICS.replace(" 1.5", " -1.5"), "has aotgaudi_entry_step_seconds_sum -1.5"),
+        (METRICS.replace(" 1.5", " much"), "is not what /metrics answers"),
+        ("steps and seconds\n", "is neither JSON nor the text of /metrics"),
+        ("", "is neither JSON nor the text of /metrics"),
+    ],
+)
+def test_another_text_is_refused_in_one_line(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(SpecError, match=problem) as caught:
+        read_step_times(scraped(tmp_path, text))
+
+    assert "\n" not in str(caught.value)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "steps"
+    path.write_bytes(b"\xff\xfe\x00")
+
+    with pytest.raises(SpecError, match="is not UTF-8 text"):
+        read_step_times(path)

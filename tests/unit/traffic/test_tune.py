@@ -85,6 +85,40 @@ def test_the_gap_is_a_bound_of_what_could_be_gained(tuner: Tuner) -> None:
     assert 0 <= tuner.gap(20) < 1
 
 
+@settings(max_examples=60)
+@given(st.data(), st.sampled_from([2, 4, 9, 20]))
+def test_no_table_of_as_many_entries_beats_the_bound(tuner: Tuner, data: st.DataObject, num: int) -> None:
+    """Whatever its buckets are, on or beside the sizes of the demand: on the steps of the demand, as `GAP_COVERS` says."""
+    num_prompts = data.draw(st.integers(1, num - 1))
+    demands = (
+        (tuner.demand.prompts, tuner.work.prompt_work, num_prompts),
+        (tuner.demand.decodes, tuner.work.decode_work, num - num_prompts),
+    )
+    total = 0
+    for counts, cost, most in demands:
+        corner = tuple(max(point[axis] for point in counts) for axis in (0, 1))
+        place = st.tuples(
+            *(st.integers(0 if low == 0 else 1, high) for low, high in zip((1, 0), corner, strict=True))
+        )
+        boxes = {*data.draw(st.lists(place, max_size=most - 1)), corner}
+        for (first, second), count in counts.items():
+            covering = (cost(*box) for box in boxes if first <= box[0] and second <= box[1])
+            total += count * min(covering)
+    chosen = tuner._split(num)[1]
+
+    assert chosen <= (1 + tuner.gap(num)) * total
+
+
+def test_what_the_bound_leaves_out_can_beat_it() -> None:
+    """Queries of a finer step are such: the bound for whole blocks says nothing of them."""
+    spec, trace = served(), traffic(300)
+    blocks, finer = (Tuner(spec, trace, work_of(spec), step) for step in (16, 4))
+
+    best = blocks.predicted(blocks.tuned(60), "blocks").work / (1 + blocks.gap(60))
+
+    assert blocks.predicted(finer.tuned(60), "finer").work < best
+
+
 def test_the_same_trace_gives_the_same_buckets(tuner: Tuner) -> None:
     again = Tuner(tuner.spec, tuner.trace, tuner.work)
 
