@@ -153,7 +153,8 @@ def _slices(trace: Trace, args: argparse.Namespace) -> list[Trace]:
     for number in range(args.rounds):
         begin = number * every
         inside = [i for i, at in enumerate(trace.arrivals) if begin <= at < begin + min(every, args.seconds)]
-        found.append(trace.part(inside[0], inside[-1] + 1))
+        if inside:
+            found.append(trace.part(inside[0], inside[-1] + 1))
     return found
 
 
@@ -181,7 +182,12 @@ def _replayed(manifest: Manifest, model: WorkModel, slices: Sequence[Trace]) -> 
         seconds += sum(model.seconds(entry) * count for (_, entry), count in found.steps.items())
         needed += sum(model.seconds(needs) * count for (needs, _), count in found.steps.items())
         steps, span = steps + found.num_steps, span + found.seconds
-    return {"busy": seconds / span, "step_seconds": seconds, "steps": steps, "padding": 1 - needed / seconds}
+    return {
+        "busy": seconds / max(span, 1e-9),
+        "step_seconds": seconds,
+        "steps": steps,
+        "padding": 1 - needed / max(seconds, 1e-9),
+    }
 
 
 def _described(manifest: Manifest) -> dict[str, Any]:
