@@ -406,8 +406,8 @@ def _burst_rows() -> Rows:
     yield "seconds of steps", lambda one: one.step_seconds, "s", True
     yield "steps", lambda one: one._sum("step_seconds_count"), "", True
     yield "padded share of tokens", Served.padding, "%", False
-    yield "of those of prompts", lambda one: one.padding('kind="prompt"'), "%", False
-    yield "of those of decodes", lambda one: one.padding('kind="decode"'), "%", False
+    yield "padded share, prompts", lambda one: one.padding('kind="prompt"'), "%", False
+    yield "padded share, decodes", lambda one: one.padding('kind="decode"'), "%", False
 
 
 def _table_of_tables(found: Mapping[str, Any]) -> Table:
