@@ -16,6 +16,7 @@ ORDER = (
     "rebuild",
     "enumerate",
     "tune",
+    "served_trace",
     "build",
     "decode",
     "int8",
