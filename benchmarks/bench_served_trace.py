@@ -406,6 +406,8 @@ def _compared(
 
 
 def _cell(value: float, unit: str) -> str:
+    if unit == "count":
+        return f"{value:,.0f}"
     return f"{100 * value:.1f} %" if unit == "%" else f"{value:,.1f}{unit and f' {unit}'}"
 
 
@@ -426,7 +428,7 @@ def _rows() -> Rows:
 def _burst_rows() -> Rows:
     yield "generated tokens/s", Served.tokens_per_second, "", True
     yield "seconds of steps", lambda one: one.step_seconds, "s", True
-    yield "steps", lambda one: one._sum("step_seconds_count"), "", True
+    yield "steps", lambda one: one._sum("step_seconds_count"), "count", True
     yield "padded share of tokens", Served.padding, "%", False
     yield "padded share, prompts", lambda one: one.padding('kind="prompt"'), "%", False
     yield "padded share, decodes", lambda one: one.padding('kind="decode"'), "%", False
