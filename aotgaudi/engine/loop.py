@@ -3,7 +3,7 @@
 ============  ==================================================================================
 thread        may
 ============  ==================================================================================
-any           `add`, `abort`, `drain`, `shutdown`, `stats`: they touch what `_wake` guards
+any           `add`, `turns_away`, `abort`, `drain`, `shutdown`, `stats`: they touch what `_wake` guards
 any           `failure`, `stalled_seconds`: they read single values and wait for nothing
 the engine's  everything else: the core (but `tallies`), its scheduler and runner, detokenizers, callbacks
 ============  ==================================================================================
@@ -126,6 +126,14 @@ class Engine:
             self._streams.update((stream.request.request_id, stream) for stream in streams)
             self._arrivals += streams
             self._wake.notify_all()
+
+    def turns_away(self, num_before: int) -> bool:
+        """Returns whether a request of a new connection would find no room behind `num_before` that are not added yet.
+
+        If so it counts as refused: whoever asks refuses it for less than `add` does.
+        """
+        with self._wake:
+            return self._room.turns_away(num_before)
 
     def _request(self, new: NewRequest) -> Request:
         params = new.params

@@ -45,6 +45,10 @@ class _Quota:
     num_taken: int = 0
     by_connection: Counter[Hashable] = field(default_factory=Counter)
 
+    def reserved(self, num_taken: int) -> int:
+        """How much of it is not for new connections where `num_taken` is taken; nothing while nothing is."""
+        return self.limit // _RESERVED if num_taken else 0
+
     def share(self, connection: Hashable) -> int:
         """Returns how much `connection` may hold of what the others leave."""
         return (self.limit - self.num_taken + self.by_connection[connection]) // _SHARE
@@ -94,6 +98,18 @@ class Room:
         for quota, amount in ((self._requests, len(prompt_lens)), (self._tokens, sum(prompt_lens))):
             self._check(quota, amount, connection, has_share=has_share, is_new=is_new)
 
+    def turns_away(self, num_before: int) -> bool:
+        """Returns whether `enter` would refuse one prompt of a new connection once `num_before` have entered.
+
+        If so, it counts as refused.
+        """
+        for quota, num_prompts in ((self._requests, num_before), (self._tokens, 0)):
+            num_taken = quota.num_taken + num_prompts
+            if num_taken + 1 > quota.limit - quota.reserved(num_taken):
+                self._num_refused[f"server_{quota.name}"] += 1
+                return True
+        return False
+
     def enter(self, connection: Hashable, prompt_lens: Sequence[int], *, is_new: bool = False) -> None:
         """Takes room for all these prompts, or for none. `leave` gives it back, prompt by prompt. Raises as `check` does."""
         self.check(connection, prompt_lens, is_new=is_new)
@@ -115,7 +131,7 @@ class Room:
             raise RequestError(
                 f"{amount} {what} are more than the {most} that this server takes at once", param="prompt"
             )
-        reserved = quota.limit // _RESERVED if is_new and quota.num_taken else 0
+        reserved = quota.reserved(quota.num_taken) if is_new else 0
         if quota.num_taken + amount > quota.limit - reserved:
             self._refuse(
                 "server", quota, f"the server is full: {quota.num_taken} {what} of {quota.limit} wait or run"

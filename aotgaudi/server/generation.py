@@ -56,6 +56,10 @@ class EngineLike(Protocol):
         """Queues all requests, or none. `on_event` is called on the engine's thread, then `flush`. Raises RequestError."""
         ...
 
+    def turns_away(self, num_before: int) -> bool:
+        """Returns whether a request of a new connection finds no room behind `num_before`; counts it as refused if so."""
+        ...
+
     def abort(self, *request_ids: str) -> None:
         """Ends requests early. Ignores ids that are unknown or have ended."""
         ...

@@ -29,6 +29,11 @@ class IntakeLike(Protocol):
         """Whether requests can be prepared."""
         ...
 
+    @property
+    def num_open(self) -> int:
+        """How many requests wait to be prepared, or are being prepared."""
+        ...
+
     async def prepare(self, kind: Kind, raw: bytes, *, is_known: bool) -> PreparedRequest:
         """Returns what the body `raw` asks for. Raises RequestError.
 
@@ -138,6 +143,10 @@ class Service:
         reason = self._reason
         if reason:
             raise RequestError(f"The server takes no requests: {reason}", http_status=503)
+
+    def turns_away(self) -> bool:
+        """Returns whether a further request of a new connection finds no room, and counts it as refused if so."""
+        return self.engine.turns_away(self.intake.num_open)
 
     def begin_drain(self) -> None:
         """Refuses new requests from now on; those that run go on. Any thread, signal handlers included."""

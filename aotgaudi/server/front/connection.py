@@ -27,6 +27,7 @@ from uvicorn.server import ServerState
 
 from aotgaudi.server.front.arrivals import PROBES
 from aotgaudi.server.front.limits import ConnectionLimits, Reason
+from aotgaudi.server.front.refusals import FULL_AND_CLOSED, refusal_of
 from aotgaudi.server.front.strict import StrictReader
 from aotgaudi.server.front.turnstile import Turnstile
 from aotgaudi.server.http import error_body
@@ -124,18 +125,35 @@ class Connection(H11Protocol):  # type: ignore[misc,unused-ignore]
         """Part of asyncio's protocol."""
         self._num_read += len(data)
         is_new = self._phase == "head" and not self.app_state.get("is_known")
-        if is_new and not data.startswith(PROBES) and not self._watcher.turnstile.admits():
-            self._held = data
-            self.flow.pause_reading()
-            self._watcher.turnstile.hold(self._begin)
+        if not is_new or data.startswith(PROBES):
+            self._receive(data)
             return
-        self._receive(data)
+        self._held = data
+        if not self._watcher.turnstile.come(self):
+            self.flow.pause_reading()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Part of `Entrant`."""
         held, self._held = self._held, b""
         if not self.transport.is_closing():
             self.flow.resume_reading()
             self._receive(held)
+
+    def turn_back(self) -> bool:
+        """Part of `Entrant`. Who waits and comes back on this connection is known."""
+        refusal = None if self.conn.has_partial_head else refusal_of(self._held)
+        if refusal is None:
+            self.begin()
+            return False
+        self._held = b""
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            self.transport.write(refusal)
+            self.app_state["is_known"] = True
+            if refusal is FULL_AND_CLOSED:
+                self.transport.close()
+            self._step()
+        return True
 
     def _receive(self, data: bytes) -> None:
         super().data_received(data)
@@ -237,7 +255,8 @@ class Connection(H11Protocol):  # type: ignore[misc,unused-ignore]
             return "body" if is_their_turn and not self.flow.read_paused else "answer"
         if self.conn.their_state is h11.SEND_BODY:
             return "discard"
-        return "head" if cycle is None or self.conn.has_partial_head else "idle"
+        is_first = cycle is None and not self.app_state.get("is_known")
+        return "head" if is_first or self.conn.has_partial_head else "idle"
 
     def _has_moved_enough(self) -> bool:
         """Whether this period moved what it should; if so, the next begins."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import logging
 import socket
 from collections.abc import Callable
@@ -21,29 +20,26 @@ from uvicorn.server import ServerState
 from aotgaudi.server.front.arrivals import Arrivals
 from aotgaudi.server.front.connection import Connection
 from aotgaudi.server.front.limits import REASONS, ConnectionLimits, Reason
+from aotgaudi.server.front.pace import Pace
+from aotgaudi.server.front.refusals import refusal
 from aotgaudi.server.front.turnstile import Turnstile
-from aotgaudi.server.http import error_body
 
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
 _MAX_ACCEPTED = 256
 """Connections accepted in one turn of the event loop: some 15 us each."""
-_BATCH = 16
-"""Connections that begin to be served in one turn, and how many more than the limit there may be for a moment."""
-_TURN_SECONDS = 0.01
-"""A turn that takes longer has the next one begin with fewer: everybody else waits for it, `/health` too."""
+_LEAST, _BATCH = 4, 16
+"""Connections that begin to be served in one turn, 0.2 ms each."""
+_MAX_BEYOND = 16
+"""How many more than the limit there may be for a moment, and how many make room where nothing is left."""
 _PAUSE_SECONDS = 0.1
 _LOG_SECONDS = 10.0
 _SEND_BUFFER_BYTES = 128 * 1024
 """What the kernel holds for a client that does not read; by default some megabytes."""
 _RECEIVE_BUFFER_BYTES = 64 * 1024
 """And from one that sends much: the loop reads as many bytes of each client before any of them is looked at."""
-_BUSY_BODY = json.dumps(error_body(503, "The server has as many connections as it takes")).encode()
-_BUSY = (
-    b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\n"
-    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(_BUSY_BODY), _BUSY_BODY)
-)
+_BUSY = refusal(503, "The server has as many connections as it takes", closes=True)
 
 
 class Incidents:
@@ -82,7 +78,9 @@ class Listener:
         state: ServerState,
         limits: ConnectionLimits,
         count: Callable[[Reason], None],
+        is_full: Callable[[], bool],
     ) -> None:
+        """`count` counts what befalls connections; `is_full`: see `Turnstile`."""
         self.limits, self.state = limits, state
         self._socket, self._config = listener, config
         self._waiting: dict[Connection, None] = {}
@@ -91,10 +89,10 @@ class Listener:
         """Taken, but not yet among `state.connections`."""
         self._arrivals = Arrivals()
         """Accepted, but not taken yet."""
-        self._batch, self._turn_began = _BATCH, 0.0
-        self._count = count
+        self._count, self._is_full = count, is_full
         self._loop: asyncio.AbstractEventLoop
         self.turnstile: Turnstile
+        self._pace: Pace
         self._incidents: Incidents
 
     def listen(self) -> None:
@@ -107,7 +105,8 @@ class Listener:
     def start(self) -> None:
         """Takes connections from now on."""
         self._loop = asyncio.get_running_loop()
-        self.turnstile = Turnstile(self._loop)
+        self.turnstile = Turnstile(self._loop, self._is_full)
+        self._pace = Pace(self._loop.time, _LEAST, _BATCH)
         self._incidents = Incidents(self._count, self._loop.time)
         self._loop.add_reader(self._socket, self._accept)
         self._sweeper = self._loop.call_later(self._sweep_seconds, self._sweep)
@@ -148,7 +147,7 @@ class Listener:
 
     def _accept(self) -> None:
         if not self._arrivals:
-            self._turn_began = self._loop.time()
+            self._pace.start()
             self._loop.call_soon(self._take_some)
         for _ in range(_MAX_ACCEPTED):
             try:
@@ -162,17 +161,14 @@ class Listener:
                 return
             client.setblocking(False)
             self._arrivals.add(client, str(address[0]))
-            if self._num_taken + len(self._arrivals) >= self.limits.max_connections + _BATCH:
+            if self._num_taken + len(self._arrivals) >= self.limits.max_connections + _MAX_BEYOND:
                 return
 
     def _take_some(self) -> None:
         """Takes some of those that have been accepted, and comes back for the others."""
-        now = self._loop.time()
-        is_slow = now - self._turn_began > _TURN_SECONDS
-        self._batch = max(1, self._batch // 2) if is_slow else min(_BATCH, self._batch + 1)
-        self._turn_began = now
+        batch = self._pace.next()
         self._arrivals.look()
-        for _ in range(min(self._batch, len(self._arrivals))):
+        for _ in range(min(batch, len(self._arrivals))):
             self._take(*self._arrivals.pop())
         if self._arrivals:
             self._loop.call_soon(self._take_some)
@@ -180,7 +176,7 @@ class Listener:
     def _pause(self, error: OSError) -> None:
         """No descriptor, or no memory: those that wait make room, and we try again a little later."""
         self.tell("no_resources", error.strerror or str(error))
-        for _ in range(_BATCH):
+        for _ in range(_MAX_BEYOND):
             self._evict()
         self._loop.remove_reader(self._socket)
         self._loop.call_later(_PAUSE_SECONDS, self._resume)
@@ -198,7 +194,7 @@ class Listener:
         self._opening[connection] = self._loop.create_task(self._open(client, connection))
 
     def _evict(self) -> bool:
-        for connection in itertools.islice(self._waiting, _BATCH):
+        for connection in itertools.islice(self._waiting, _MAX_BEYOND):
             if not connection.has_unread:
                 del self._waiting[connection]
                 connection.drop("evicted")

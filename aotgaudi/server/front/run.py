@@ -29,6 +29,7 @@ from starlette.types import ASGIApp
 from aotgaudi.errors import SpecError
 from aotgaudi.server.front.limits import DEFAULT_LIMITS, ConnectionLimits, Reason
 from aotgaudi.server.front.listener import Listener
+from aotgaudi.server.front.turns import event_loop
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +73,12 @@ def _refused(where: str, error: OSError) -> SpecError:
     )
 
 
-class Drainable(Protocol):
-    """What a server asks of the service when it is told to stop. None of it blocks."""
+class Served(Protocol):
+    """What a server asks of the service: whether it is full, and, when it is told to stop, the rest. None of it blocks."""
+
+    def turns_away(self) -> bool:
+        """Returns whether a further request of a new connection finds no room, and counts it as refused if so."""
+        ...
 
     def begin_drain(self) -> None:
         """Refuses new requests from now on. Any thread, signal handlers included."""
@@ -119,7 +124,7 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
         self,
         app: ASGIApp,
         listener: socket.socket,
-        service: Drainable,
+        service: Served,
         *,
         on_listening: OnListening,
         stop_times: StopTimes = StopTimes(),
@@ -129,7 +134,9 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
     ) -> None:
         super().__init__(_config(app))
         self._socket, self._service = listener, service
-        self._listener = Listener(listener, self.config, self.server_state, limits, on_close)
+        self._listener = Listener(
+            listener, self.config, self.server_state, limits, on_close, service.turns_away
+        )
         self._on_listening, self._stop_times = on_listening, stop_times
         self._housekeeping, self._housekeeping_at = housekeeping, 0.0
         self._stop_at = math.inf
@@ -228,6 +235,7 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
 def _config(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
+        loop=f"{event_loop.__module__}:{event_loop.__name__}",
         lifespan="off",
         ws="none",
         access_log=False,

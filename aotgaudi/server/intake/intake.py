@@ -94,6 +94,11 @@ class Intake:
         loop.add_reader(self._control, self._on_packet)
         self._tasks = [loop.create_task(lane.run()) for lane in self._lanes.values()]
 
+    @property
+    def num_open(self) -> int:
+        """Part of `IntakeLike`."""
+        return sum(lane.num_open for lane in self._lanes.values())
+
     async def prepare(self, kind: Kind, raw: bytes, *, is_known: bool = False) -> PreparedRequest:
         """Returns what the body `raw` asks for. Cancelling it takes it out of the queue. `is_known`: see `LaneQueue`.
 

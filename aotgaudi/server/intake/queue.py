@@ -34,7 +34,7 @@ MAX_WAITING = 1024
 MAX_WAITING_BYTES = 16 << 20
 _SECONDS_PER_DOUBLING = 2.0
 _SECONDS_FOR_KNOWN = 10.0
-_MAX_ASKED, _MAX_ASKED_BYTES = 16, 64 << 10
+_MAX_ASKED, _MAX_ASKED_BYTES = 4, 64 << 10
 """Requests that are asked at once: each turn of the event loop may be long. What is more than a socket holds goes alone."""
 _CHUNK_BYTES = 256 << 10
 _MAX_LOST = 2
@@ -92,6 +92,11 @@ class _Waiting:
         heapq.heappush(self._first, job)
         heapq.heappush(self._last, (-job.rank, -job.number, job))
         self._num_open, self._num_bytes = self._num_open + 1, self._num_bytes + job.num_bytes
+
+    @property
+    def num_open(self) -> int:
+        """How many are open."""
+        return self._num_open
 
     def take(self, num_bytes: int | None = None) -> _Job | None:
         """Returns the first one, from now on asked; None if nobody waits, or if it is longer than `num_bytes`."""
@@ -198,6 +203,11 @@ class LaneQueue:
             return await done
         finally:
             self._waiting.close(job)
+
+    @property
+    def num_open(self) -> int:
+        """How many requests wait, or are asked and not answered."""
+        return self._waiting.num_open
 
     def replace(self, replacement: Replacement) -> None:
         """Takes another lane, after the one before it has ended, or word that none will come."""

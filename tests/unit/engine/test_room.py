@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -129,3 +130,28 @@ def test_limits_hold_and_nothing_is_taken_by_who_is_refused(asked: list[tuple[in
         assert len(lens) <= LIMITS.max_requests
         assert sum(lens) <= LIMITS.max_prompt_tokens
         assert all(len(mine) <= 4 for mine in held.values())
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(1, 8), st.booleans()), max_size=20), st.integers(0, 20)
+)
+def test_the_shortest_prompt_is_turned_away_just_where_it_would_be_refused(
+    entered: list[tuple[int, int, bool]], num_before: int
+) -> None:
+    """Behind so many that are taken: known ones, of no length."""
+    room = Room(LIMITS, MAX_MODEL_LEN)
+    for connection, length, is_new in entered:
+        with suppress(RequestError):
+            room.enter(connection, [length], is_new=is_new)
+    is_turned_away = room.turns_away(num_before)
+    assert sum(room.num_refused.values()) >= is_turned_away
+
+    for number in range(num_before):
+        with suppress(RequestError):
+            room.enter(("before", number), [0])
+    try:
+        room.enter("late", [1], is_new=True)
+    except RequestError:
+        assert is_turned_away
+    else:
+        assert not is_turned_away

@@ -73,6 +73,7 @@ class FakeEngine:
     calls: list[str] = field(default_factory=list)
     refusal: RequestError | None = None
     sampler: SamplerSpec = field(default_factory=SamplerSpec)
+    is_full: bool = False
 
     def __post_init__(self) -> None:
         self._work: queue.Queue[Added | None] = queue.Queue()
@@ -106,6 +107,9 @@ class FakeEngine:
             raise RequestError(f"the prompt is longer than max_model_len = {MAX_MODEL_LEN}", param="prompt")
         if params.max_tokens is not None and len(prompt) + params.max_tokens > MAX_MODEL_LEN:
             raise RequestError(f"max_model_len = {MAX_MODEL_LEN}", param="max_tokens")
+
+    def turns_away(self, num_before: int) -> bool:
+        return self.is_full
 
     def abort(self, *request_ids: str) -> None:
         for request_id in request_ids:
@@ -153,6 +157,7 @@ class DirectIntake:
     preparer: Preparer
     is_alive: bool = True
     known: list[bool] = field(default_factory=list)
+    num_open: int = 0
 
     async def prepare(self, kind: Kind, raw: bytes, *, is_known: bool) -> PreparedRequest:
         self.known.append(is_known)

@@ -25,6 +25,7 @@ from aotgaudi.server.front.limits import ConnectionLimits, Reason
 from aotgaudi.server.front.listener import Incidents
 from aotgaudi.server.front.run import HttpServer, StopTimes, bind
 from aotgaudi.server.service import Service
+from tests.unit.server.conftest import FakeEngine
 
 WAIT_SECONDS = 10
 QUICK = ConnectionLimits(
@@ -148,6 +149,49 @@ def test_who_has_had_an_answer_goes_before_those_who_come_at_once(serve: Serve, 
     client.close()
 
     assert service.intake.known == [False, True]
+
+
+def test_where_there_is_no_room_a_new_client_is_told_at_once_and_is_known_when_it_comes_back(
+    serve: Serve, service: Service, engine: FakeEngine
+) -> None:
+    running, question = serve(ConnectionLimits()), HEAD + b'Content-Length: 15\r\n\r\n{"prompt": "a"}'
+    known = http.client.HTTPConnection(*running.address, timeout=WAIT_SECONDS)
+    known.request("GET", "/version")
+    known.getresponse().read()
+    engine.is_full = True
+
+    late, leaving = (
+        running.connect(question),
+        running.connect(question.replace(b"Host", b"Connection: close\r\nHost")),
+    )
+    for client in (late, leaving):
+        received = client.recv(1 << 16)
+        assert received.startswith(b"HTTP/1.1 429 Too Many Requests\r\n")
+        assert b"\r\nRetry-After: 1\r\n" in received
+        assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]["type"] == "rate_limit_error"
+    assert leaving.recv(1) == b""
+    assert running.status("/health") == 200
+    assert service.intake.known == []
+
+    known.request("POST", "/v1/completions", '{"prompt": "a"}', {"Content-Type": "application/json"})
+    assert known.getresponse().status == 200
+    late.sendall(question)
+    assert late.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+    assert service.intake.known == [True, True]
+    for client in (late, leaving, known):
+        client.close()
+
+
+def test_where_there_is_no_room_what_does_not_come_whole_is_read_as_ever(
+    serve: Serve, engine: FakeEngine
+) -> None:
+    running, engine.is_full = serve(ConnectionLimits()), True
+    client = running.connect(HEAD + b"Content-Length: 15\r\n")
+    time.sleep(0.05)
+    client.sendall(b'\r\n{"prompt": "a"}')
+
+    assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+    client.close()
 
 
 def test_a_slow_body_that_moves_enough_is_taken(serve: Serve) -> None:
