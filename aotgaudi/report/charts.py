@@ -15,7 +15,7 @@ from aotgaudi.report.drawing import (
     titles_of,
     untitled,
 )
-from aotgaudi.report.report import Built, Memory
+from aotgaudi.report.report import BuildTime, Built, Memory
 
 PIECES = ("layer", "head", "embedding", "sampler", "swap")
 """What has a colour of its own; anything else has one together."""
@@ -86,6 +86,32 @@ def time_chart(built: Built) -> Chart:
             "y": {"field": "piece", "type": "nominal", "title": None, "sort": None},
             "x": {"field": "seconds", "type": "quantitative", "title": "seconds of one worker"},
             "color": nominal("colour", names),
+            **PATH,
+        },
+    }
+    return Chart(drawn(spec, titles_of(rows)))
+
+
+def build_chart(time: BuildTime) -> Chart:
+    """Draws the phases of a build one below the other, by the clock."""
+    rows: list[Row] = [
+        {
+            "phase": phase.name,
+            "begin": phase.begin,
+            "end": phase.begin + phase.seconds,
+            "path": f"build_time.phases.{index}",
+            "title": f"{phase.name}: {phase.seconds:,.2f} s, from {phase.begin:,.2f} s on",
+        }
+        for index, phase in enumerate(time.phases)
+    ]
+    spec = {
+        "height": 26 * max(1, len(rows)),
+        "data": {"values": [untitled(row) for row in rows]},
+        "mark": {"type": "bar", "cornerRadius": 2, "color": "var(--c1)", "stroke": "var(--c1)"},
+        "encoding": {
+            "y": {"field": "phase", "type": "nominal", "title": None, "sort": None},
+            "x": {"field": "begin", "type": "quantitative", "title": "seconds since the build began"},
+            "x2": {"field": "end"},
             **PATH,
         },
     }

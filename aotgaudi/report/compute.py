@@ -17,13 +17,15 @@ from aotgaudi.bucketing.versions import find_strategy
 from aotgaudi.bundle.bundle import Bundle, read_signature
 from aotgaudi.bundle.sealed import programs_of
 from aotgaudi.entries import ENTRY_KINDS, DecodeEntry, Entry, PromptEntry
-from aotgaudi.errors import SpecError
+from aotgaudi.errors import CorruptError, SpecError
 from aotgaudi.manifest.cost import estimate_memory, find_explosion
 from aotgaudi.manifest.coverage import coverage_of, described_scheduler, left_out, reachable_of
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.report.holdings import Holdings, built_of, upgrades_of
+from aotgaudi.report.part import part_of
 from aotgaudi.report.plane import EntryFacts, decode_plane, prompt_plane
 from aotgaudi.report.report import (
+    BuildTime,
     ClosingEntry,
     Component,
     Entries,
@@ -35,6 +37,7 @@ from aotgaudi.report.report import (
     Report,
     ReportedCoverage,
     ReportedHole,
+    ReportedPart,
     StepMemory,
     Subject,
 )
@@ -62,6 +65,7 @@ class Given:
     unknown: str | None = None
     traced: TracedSteps | None = None
     untraced: str | None = None
+    build_time: BuildTime | None = None
     budget_bytes: int | None = None
 
 
@@ -83,18 +87,21 @@ def report_of(given: Given) -> Report:
     steps, proof = _steps(manifest), coverage_of(manifest)
     warm = None if given.holdings is None else given.holdings.warm_entries
     memory = _memory(manifest, given.budget_bytes)
+    part, unproved = _part(given.bundle)
     return Report(
         subject=_subject(given),
         entries=_entries(manifest, steps, given.holdings, warm),
         coverage=_coverage(manifest, steps, proof),
+        part=part,
         planes=_planes(given, steps, warm) if _proves_steps(proof) else (),
         trace=None if given.traced is None else given.traced.reported,
         built=None if given.holdings is None else built_of(given.holdings),
+        build_time=given.build_time,
         memory=memory,
         provenance=tuple(_provenance(given)),
         keys=_keys(given.holdings),
         upgrades=() if given.holdings is None else upgrades_of(given.holdings),
-        warnings=tuple(_warnings(manifest, memory)),
+        warnings=(*unproved, *_warnings(manifest, memory)),
         notes=tuple(_notes(given)),
     )
 
@@ -231,15 +238,24 @@ def _hole(hole: Hole) -> ReportedHole:
     )
 
 
+def _part(bundle: Bundle | None) -> tuple[ReportedPart | None, tuple[str, ...]]:
+    """The part that a bundle holds, or why it is none that can be served."""
+    try:
+        return (None if bundle is None else part_of(bundle)), ()
+    except CorruptError as error:
+        return None, (str(error),)
+
+
 def _planes(given: Given, steps: _Steps, warm: frozenset[Entry] | None) -> tuple[Plane, ...]:
     reachable, traced = reachable_of(given.manifest.spec), given.traced
+    built = None if warm is None else BucketTable.from_entries(warm)
 
     def facts(entry: StepEntry) -> EntryFacts:
         return EntryFacts(steps.origin(entry), None if warm is None else entry in warm)
 
     return (
-        prompt_plane(reachable.prompts, steps.table, facts, traced.prompts if traced else {}),
-        decode_plane(reachable.decodes, steps.table, facts, traced.decodes if traced else {}),
+        prompt_plane(reachable.prompts, steps.table, facts, traced.prompts if traced else {}, built),
+        decode_plane(reachable.decodes, steps.table, facts, traced.decodes if traced else {}, built),
     )
 
 

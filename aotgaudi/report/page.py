@@ -50,6 +50,9 @@ def report_page(report: Report) -> str:
         "planes": planes,
         "units": charts.units_chart(built) if built and built.units else None,
         "time": charts.time_chart(built) if built and built.num_timed else None,
+        "build": charts.build_chart(report.build_time)
+        if report.build_time and report.build_time.phases
+        else None,
         "memory": charts.memory_chart(report.memory) if report.memory.steps else None,
     }
     return render("report.html", report.model_dump(mode="json", by_alias=True), report=report, charts=drawn)

@@ -64,20 +64,29 @@ Facts = Callable[[PromptEntry | DecodeEntry], EntryFacts]
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """How steps of a phase are counted, measured and placed. Spans are of whole numbers, both ends included."""
+    """How steps of a phase are counted, measured and placed. Spans are of whole numbers, both ends included.
+
+    `uncovered` have no entry, `not_built` none that is built.
+    """
 
     reachable: Callable[[Span, Span], int]
     uncovered: Callable[[Span, Span], int]
+    not_built: Callable[[Span, Span], int] | None
     some_step: Callable[[Span, Span], Place]
     has_step: Callable[[Place], bool]
     measure: Measure
 
 
 def prompt_plane(
-    prompts: ReachablePrompts, table: BucketTable, facts: Facts, traffic: Mapping[Place, Traffic]
+    prompts: ReachablePrompts,
+    table: BucketTable,
+    facts: Facts,
+    traffic: Mapping[Place, Traffic],
+    built: BucketTable | None = None,
 ) -> Plane:
-    """Returns the plane of the prompts; `traffic` is by (context blocks, row)."""
+    """Returns the plane of the prompts; `traffic` is by (context blocks, row). `built`: None where it is not known."""
     holes, size = tuple(prompt_holes(prompts, table)), prompts.limits.block_size
+    unbuilt = None if built is None else tuple(prompt_holes(prompts, built))
     contexts, queries = ([get(entry) for entry in table.prompt] for get in _PROMPT_SIZES)
     x = axis_of("context block", 0, max(prompts.max_ctx_blocks, *contexts, 0))
     y = axis_of("query token", 1, max(prompts.num_rows, prompts.row_of(max(queries, default=1))), size)
@@ -85,6 +94,9 @@ def prompt_plane(
     phase = _Phase(
         reachable=lambda xs, ys: _rows(prompts, xs, ys),
         uncovered=lambda xs, ys: sum(_in_prompt_hole(hole, xs, ys) for hole in holes),
+        not_built=None
+        if unbuilt is None
+        else lambda xs, ys: sum(_in_prompt_hole(hole, xs, ys) for hole in unbuilt),
         some_step=lambda xs, ys: (xs[0], ys[0]),
         has_step=lambda step: prompts.cells_in_rows(step[1], step[0], step[0]) == step[1],
         measure=prompt_measure(prompts, table),
@@ -103,16 +115,24 @@ def prompt_plane(
 
 
 def decode_plane(
-    decodes: ReachableDecodes, table: BucketTable, facts: Facts, traffic: Mapping[Place, Traffic]
+    decodes: ReachableDecodes,
+    table: BucketTable,
+    facts: Facts,
+    traffic: Mapping[Place, Traffic],
+    built: BucketTable | None = None,
 ) -> Plane:
-    """Returns the plane of the decodes; `traffic` is by (batch size, blocks)."""
+    """Returns the plane of the decodes; `traffic` is by (batch size, blocks). `built`: None where it is not known."""
     holes = tuple(decode_holes(decodes, table))
+    unbuilt = None if built is None else tuple(decode_holes(decodes, built))
     batches, totals = ([get(entry) for entry in table.decode] for get in _DECODE_SIZES)
     x = axis_of("sequence", 1, max(decodes.max_batch_size, *batches, 1))
     y = axis_of("block", 1, max(decodes.most_blocks(decodes.max_batch_size), *totals, 1))
     phase = _Phase(
         reachable=lambda xs, ys: _totals(decodes, xs, ys),
         uncovered=lambda xs, ys: sum(_in_decode_hole(hole, xs, ys) for hole in holes),
+        not_built=None
+        if unbuilt is None
+        else lambda xs, ys: sum(_in_decode_hole(hole, xs, ys) for hole in unbuilt),
         some_step=lambda xs, ys: (min(xs[1], ys[1]), max(ys[0], min(xs[1], ys[1]))),
         has_step=lambda step: step[0] <= step[1] <= decodes.most_blocks(step[0]),
         measure=decode_measure(table),
@@ -209,15 +229,17 @@ def _cells(
     for place in itertools.product(range(len(x.firsts)), range(len(y.firsts))):
         xs, ys = x.bounds(place[0]), y.bounds(place[1])
         num_steps, num_here = phase.reachable(xs, ys), num_entries.get(place, 0)
+        num_uncovered = phase.uncovered(xs, ys) if num_steps else 0
         if num_steps or num_here or place in traffic:
             yield PlaneCell(
                 x=place[0],
                 y=place[1],
                 num_steps=num_steps,
-                num_uncovered=phase.uncovered(xs, ys) if num_steps else 0,
+                num_uncovered=num_uncovered,
                 padding=_sampled(phase, xs, ys) if num_steps else None,
                 num_entries=num_here,
                 traffic=traffic.get(place),
+                num_cold=None if phase.not_built is None else phase.not_built(xs, ys) - num_uncovered,
             )
 
 

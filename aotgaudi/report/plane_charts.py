@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Sequence
+from types import MappingProxyType
 
 from aotgaudi.report.difference import ChangedCell, ChangedPlane
 from aotgaudi.report.drawing import (
@@ -29,6 +30,18 @@ SHARES = (0.001, 0.003, 0.01, 0.03, 0.1)
 """Where the classes of a cell's share of what a trace's steps did in vain change."""
 
 
+_STATES = MappingProxyType(
+    {
+        "covered": ("--covered", "has an entry"),
+        "lukewarm": ("--lukewarm", "of some steps no entry is built"),
+        "cold": ("--cold", "has an entry, none of which is built"),
+        "partly": ("--partly", "some steps have none"),
+        "hole": ("--hole", "no entry"),
+    }
+)
+"""What may be said of a cell's steps: its colour, and the legend's text."""
+
+
 def steps_chart(plane: Plane, place: str) -> Chart:
     """Draws which steps have an entry, and the entries; `place` is the plane's in the report."""
     cells = [
@@ -36,7 +49,7 @@ def steps_chart(plane: Plane, place: str) -> Chart:
         for index, cell in enumerate(plane.cells)
         if cell.num_steps
     ]
-    layers = [_cell_layer(cells, ("covered", "partly", "hole"), ("--covered", "--partly", "--hole"))]
+    layers = [_cell_layer(cells, list(_STATES), [colour for colour, _ in _STATES.values()])]
     if plane.points:
         layers += _point_layers(plane, place)
     else:
@@ -46,9 +59,7 @@ def steps_chart(plane: Plane, place: str) -> Chart:
     closes = any(point.origin == "closing" for point in plane.points)
     is_short = any(point.origin == "short" for point in plane.points)
     legend = [
-        Key("--covered", "has an entry"),
-        *([Key("--partly", "some steps have none")] if any(r["class"] == "partly" for r in cells) else []),
-        *([Key("--hole", "no entry")] if any(r["class"] == "hole" for r in cells) else []),
+        *(Key(*key) for name, key in _STATES.items() if any(row["class"] == name for row in cells)),
         *([Key("--ink", "witness: the smallest step of a hole", "cross")] if plane.witnesses else []),
     ]
     if plane.points:
@@ -123,9 +134,11 @@ def _heat(cell: PlaneCell, *, of_trace: bool) -> float | None:
 
 
 def _state(cell: PlaneCell) -> str:
-    if not cell.num_uncovered:
-        return "covered"
-    return "hole" if cell.num_uncovered == cell.num_steps else "partly"
+    if cell.num_uncovered:
+        return "hole" if cell.num_uncovered == cell.num_steps else "partly"
+    if cell.num_cold:
+        return "cold" if cell.num_cold == cell.num_steps else "lukewarm"
+    return "covered"
 
 
 def cell_text(plane: Plane, cell: PlaneCell) -> str:
@@ -133,6 +146,7 @@ def cell_text(plane: Plane, cell: PlaneCell) -> str:
     parts = [
         f"{_range(plane.x, cell.x)}, {_range(plane.y, cell.y)}: {cell.num_steps:,} kinds of steps",
         f"{cell.num_uncovered:,} without an entry" if cell.num_uncovered else "all with an entry",
+        f"{cell.num_cold:,} with none that is built" if cell.num_cold else "",
         f"{cell.num_entries:,} entries end here" if cell.num_entries else "",
         f"padding x {cell.padding:.2f}" if cell.padding is not None else "",
     ]

@@ -94,6 +94,42 @@ class ReportedCoverage(Value):
     left_out: tuple[str, ...]
 
 
+class PartPhase(Value):
+    """Steps of one kind: how many can be formed under a part's limits, and how many under those of the spec."""
+
+    kind: str
+    num_served: int
+    num_reachable: int
+
+
+class PartPolicy(Value):
+    """What ``serve --outside POLICY`` makes of a part: under which limits it serves, and what becomes of the rest.
+
+    `limits` None: no server with this policy starts.
+    """
+
+    policy: str
+    limits: dict[str, int] | None
+    phases: tuple[PartPhase, ...]
+    text: str
+
+
+class ReportedPart(Value):
+    """A bundle that holds a part of its manifest: `num_entries` serve, `num_cold` are not built.
+
+    `num_settings` sampler settings of `num_settings_of_spec` are served. `is_closed`: under the limits of the policies, as
+    proved for the report.
+    """
+
+    text: str
+    num_entries: int
+    num_cold: int
+    num_settings: int
+    num_settings_of_spec: int
+    is_closed: bool
+    policies: tuple[PartPolicy, ...]
+
+
 class Axis(Value):
     """A dimension of a plane, cut into bins: bin i is of `firsts[i]` up to before `firsts[i + 1]`, the last one to `last`.
 
@@ -128,7 +164,8 @@ class PlaneCell(Value):
     """One bin of both axes that holds steps: how many can be formed, how many of them have no entry.
 
     `padding` is the mean factor, 1 or more, over a sample of the cell's covered steps, None where none is;
-    `num_entries` are those whose own size lies here. `traffic`: of a trace, None where it had no step here.
+    `num_entries` are those whose own size lies here. `traffic`: of a trace, None where it had no step here. `num_cold`:
+    steps that have entries, none of which is built; None where it is not known what is.
     """
 
     x: int
@@ -138,6 +175,7 @@ class PlaneCell(Value):
     padding: float | None
     num_entries: int
     traffic: Traffic | None = None
+    num_cold: int | None = None
 
 
 class EntryPoint(Value):
@@ -244,6 +282,26 @@ class Built(Value):
     units: tuple[ReportedUnit, ...]
 
 
+class BuildPhase(Value):
+    """A phase of a build; `begin` is in seconds since the build began."""
+
+    name: str
+    begin: float
+    seconds: float
+
+
+class BuildTime(Value):
+    """Where the time of one build went: its phases by the clock, and what its workers did in seconds of all together."""
+
+    path: str
+    seconds: float
+    phases: tuple[BuildPhase, ...]
+    num_traced: int
+    num_compiled: int
+    num_workers: int
+    worker_seconds: dict[str, float]
+
+
 class StepMemory(Value):
     """What the step of a kind that needs most needs, in bytes."""
 
@@ -297,9 +355,11 @@ class Report(Value):
     subject: Subject
     entries: Entries
     coverage: ReportedCoverage
+    part: ReportedPart | None
     planes: tuple[Plane, ...]
     trace: ReportedTrace | None
     built: Built | None
+    build_time: BuildTime | None
     memory: Memory
     provenance: tuple[Component, ...]
     keys: tuple[Component, ...]

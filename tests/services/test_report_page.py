@@ -18,12 +18,14 @@ import pytest
 from aotgaudi.report.page import number_at
 from aotgaudi.store.store import Store
 from tests.browser import NAMES, Browser, Page, find_browser, run_browser
+from tests.e2e.conftest import workplace
+from tests.e2e.harness import Workplace
 from tests.environment import ROOT
 from tests.services.conftest import REQUIRED, aotgaudi
 from tests.unit.build.conftest import store
 from tests.unit.report.reports import HOSTILE, sealed_bundle
 
-__all__ = ["store"]
+__all__ = ["store", "workplace"]
 
 MANIFESTS = ROOT / "manifests"
 DEMO = Path(os.environ.get("AOTGAUDI_DEMO_DIR", ROOT / ".aotgaudi")) / "smollm2-135m.cpu.bundle"
@@ -139,6 +141,49 @@ def test_a_bundle(browser: Browser, store: Store, tmp_path: Path) -> None:
     page = browser.open(path.as_uri())
     check(page, document)
     check_layout(page)
+    drawn = {mark for mark in page.value(MARKS) if mark.startswith("built.units.")}
+    assert drawn == {f"built.units.{index}" for index in range(document["built"]["num_units"])}
+
+
+def test_a_part_of_what_was_really_compiled_and_where_its_build_went(
+    browser: Browser, workplace: Workplace, tmp_path: Path
+) -> None:
+    bundle, told = tmp_path / "part.bundle", tmp_path / "build.json"
+    options = ("--tier", "least", "--store", workplace.store, "--json")
+    done = workplace.run("build", workplace.spec, "-o", bundle, *options)
+    assert done.returncode == 0, done.stderr
+    told.write_text(done.stdout, encoding="utf-8")
+
+    path, document = reported(bundle, tmp_path, "--store", workplace.store, "--build", told)
+
+    page = browser.open(path.as_uri())
+    check(page, document)
+    check_layout(page)
+    assert document["part"]["is_closed"]
+    assert 0 < document["entries"]["num_warm"] < document["entries"]["num_entries"]
+    assert document["built"]["num_timed"] == document["built"]["num_units"] > 0
+    assert (
+        document["entries"]["num_entries"] - document["entries"]["num_warm"] == document["part"]["num_cold"]
+    )
+    shown = {place for place, _, _ in page.value(DATA)}
+    phases = [f"build_time.phases.{index}" for index in range(len(document["build_time"]["phases"]))]
+    assert {phase["name"] for phase in document["build_time"]["phases"]} >= {"enumerate", "plan", "seal"}
+    assert {f"{phase}.seconds" for phase in phases} | {"upgrades.0.num_units"} <= shown
+    assert {"part.policies.0.limits.max_model_len", "part.policies.1.phases.1.num_served"} <= shown
+    marks = page.value(MARKS)
+    assert set(phases) <= set(marks)
+    legend = page.value("Array.from(document.querySelectorAll('.legend li'), e => e.textContent)")
+    assert {"has an entry", "has an entry, none of which is built", "not built"} <= set(legend)
+
+
+def test_a_bundle_that_was_really_compiled(browser: Browser, workplace: Workplace, tmp_path: Path) -> None:
+    path, document = reported(workplace.bundle, tmp_path, "--store", workplace.store)
+
+    page = browser.open(path.as_uri())
+    check(page, document)
+    check_layout(page)
+    assert document["part"] is None
+    assert document["entries"]["num_warm"] == document["entries"]["num_entries"]
     drawn = {mark for mark in page.value(MARKS) if mark.startswith("built.units.")}
     assert drawn == {f"built.units.{index}" for index in range(document["built"]["num_units"])}
 

@@ -98,6 +98,13 @@ def _trace_options(function: Command) -> Command:
     help="The page  [default: report.html; with --json none]",
 )
 @_trace_options
+@click.option(
+    "--build",
+    "build_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="What `build --json`, or `build cache --json`, printed: the page shows where the time of that build went.",
+)
 @memory_budget_option
 @store_options
 @planned_target_option
@@ -106,6 +113,7 @@ def report(
     path: Path,
     output: Path | None,
     trace: _GivenTrace | None,
+    build_path: Path | None,
     memory_budget: int | None,
     place: StorePlace,
     described: Target | None,
@@ -120,6 +128,10 @@ def report(
     if output is not None or not as_json:
         require_report()
     given = _given(path, memory_budget, place, described)
+    if build_path is not None:
+        from aotgaudi.report.build_time import read_build_time
+
+        given = replace(given, build_time=read_build_time(build_path, given.manifest))
     if trace is not None:
         given = _traced(given, trace)
     found = report_of(given)

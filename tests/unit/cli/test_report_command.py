@@ -117,6 +117,22 @@ def test_a_gaudi_spec_without_its_target_says_why_nothing_is_known(store: Store)
     assert "what is built is not known: target.backend" in document["notes"][0]
 
 
+def test_what_a_build_told_is_reported_and_that_of_another_refused(tmp_path: Path) -> None:
+    outcome = {"num_traced": 1, "num_compiled": 1, "seconds": 1, "num_workers": 1, "worker_seconds": {}}
+    phases = [{"phase": "run", "begin": 0, "end": 1.5}]
+    (tmp_path / "ours").write_text(json.dumps({**outcome, "phases": phases}))
+    (tmp_path / "other").write_text(json.dumps({**outcome, "phases": phases, "manifest": {"id": "0" * 64}}))
+
+    document = json.loads(run(SPEC, "--json", "--build", "ours").stdout)
+    refused = run(SPEC, "--json", "--build", "other")
+    missing = run(SPEC, "--json", "--build", "none")
+
+    assert document["build_time"]["phases"] == [{"name": "run", "begin": 0.0, "seconds": 1.5}]
+    assert (refused.exit_code, missing.exit_code) == (2, 2)
+    assert refused.stderr.startswith("error: other: tells of a build of another manifest")
+    assert missing.stderr.startswith("error: none: ")
+
+
 @pytest.mark.parametrize(
     ("name", "problem"),
     [("nothing.json", "there is no such file"), ("empty", "no bundle at"), ("broken.toml", "broken.toml")],

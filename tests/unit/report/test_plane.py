@@ -69,6 +69,34 @@ def test_prompt_cells_add_up_to_the_proof(limits, entries, contexts) -> None:
     assert max(len(plane.x.firsts), len(plane.y.firsts)) <= MAX_BINS
 
 
+@given(
+    limits=limits(),
+    prompts=prompt_entries(),
+    decodes=decode_entries(),
+    contexts=st.sampled_from(CONTEXTS),
+    data=st.data(),
+)
+def test_cold_steps_are_those_that_only_what_is_built_lacks(limits, prompts, decodes, contexts, data) -> None:
+    def some(entries):
+        return tuple(entry for entry in entries if data.draw(st.booleans()))
+
+    table, built = BucketTable(prompts, decodes), BucketTable(some(prompts), some(decodes))
+    formed, decoded = ReachablePrompts(limits, contexts), ReachableDecodes(limits)
+
+    planes = (
+        prompt_plane(formed, table, lambda _: PUBLIC, {}, built),
+        decode_plane(decoded, table, lambda _: PUBLIC, {}, built),
+    )
+
+    counts = (
+        [sum(hole.num_cells for hole in prompt_holes(formed, one)) for one in (built, table)],
+        [sum(hole.num_steps for hole in decode_holes(decoded, one)) for one in (built, table)],
+    )
+    for plane, (lacking, uncovered) in zip(planes, counts, strict=True):
+        assert sum(cell.num_cold for cell in plane.cells) == lacking - uncovered
+        assert all(0 <= cell.num_cold <= cell.num_steps - cell.num_uncovered for cell in plane.cells)
+
+
 @given(limits=limits(), entries=decode_entries(), contiguous=st.booleans())
 def test_decode_cells_add_up_to_the_proof(limits, entries, contiguous) -> None:
     decodes, table = ReachableDecodes(limits, contiguous), BucketTable((), entries)
