@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 from typing import Any
 
@@ -9,9 +10,10 @@ import click
 
 from aotgaudi import __version__
 from aotgaudi.cli.verbs import COMMANDS, LazyGroup
-from aotgaudi.errors import AotGaudiError, MissingPackageError
+from aotgaudi.errors import AotGaudiError, MissingPackageError, SpecError
 
 _EXIT_INTERRUPTED = 130
+_MOST_SHOWN_CHARS = 80
 
 
 class RootGroup(LazyGroup):
@@ -34,6 +36,13 @@ class RootGroup(LazyGroup):
         except ModuleNotFoundError as error:
             missing = MissingPackageError.of(error, preferred=ctx.invoked_subcommand or "")
             raise missing or error from error
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            # The one mistake that even a look whether there is such a file raises.
+            raise SpecError(
+                str(error.filename)[:_MOST_SHOWN_CHARS], "is too long a name for a file"
+            ) from error
 
 
 @click.group(cls=RootGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})

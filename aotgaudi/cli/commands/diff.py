@@ -12,6 +12,7 @@ from aotgaudi.atomicfile import write_atomic
 from aotgaudi.backends.base import Target
 from aotgaudi.cli.commands.diff_captures import diff_captures
 from aotgaudi.cli.commands.explain_launch import is_of_launch
+from aotgaudi.cli.options.common import refuse_unwritable
 from aotgaudi.cli.options.target import planned_target_option, refuse_other_target
 from aotgaudi.errors import SpecError
 from aotgaudi.manifest.codec import load_manifest_or_spec
@@ -59,6 +60,7 @@ def diff(
         click.echo(json.dumps(document, indent=2) if as_json else "\n".join(lines))
         context.exit(_EXIT_DIFFERENT if is_different and exit_code else 0)
     if page is not None:
+        refuse_unwritable(page, old, new)
         require_report()
     before, after = load_manifest_or_spec(old), load_manifest_or_spec(new)
     refuse_other_target(described, before.spec, after.spec)

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from aotgaudi.cli.commands.doctor_hpu import hpu_options
-from aotgaudi.cli.options.common import store_option
+from aotgaudi.cli.options.common import FiniteRange, store_option
 from aotgaudi.doctor.machine import examine_machine
 from aotgaudi.doctor.machine_finding import MachineFinding, Purpose
 from aotgaudi.doctor.trial import TRIAL_SECONDS, try_to_compile
@@ -29,7 +29,7 @@ _PURPOSES: tuple[Purpose, ...] = ("build", "serve")
 @click.option(
     "--trial-timeout",
     "trial_seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     default=TRIAL_SECONDS,
     show_default=True,
     metavar="SECONDS",

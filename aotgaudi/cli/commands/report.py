@@ -14,7 +14,7 @@ from aotgaudi.atomicfile import write_atomic
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.sealed import programs_of
-from aotgaudi.cli.options.common import Command, memory_budget_option
+from aotgaudi.cli.options.common import Command, FiniteRange, memory_budget_option, refuse_unwritable
 from aotgaudi.cli.options.store import StorePlace, store_options
 from aotgaudi.cli.options.target import planned_target_option
 from aotgaudi.errors import SpecError
@@ -54,7 +54,7 @@ _TRACE_OPTIONS = (
     ),
     click.option(
         "--requests-per-second",
-        type=click.FloatRange(min=0, min_open=True),
+        type=FiniteRange(min=0, min_open=True),
         metavar="N",
         help="With --trace of /metrics, which does not say how many requests came when.",
     ),
@@ -125,7 +125,9 @@ def report(
     reuse, memory, keys, and what an upgrade would cost. Exits with 0 whatever it finds. Where --store has records, they say
     what is built and how long it took; nothing is written there.
     """
-    if output is not None or not as_json:
+    page = output if as_json else output or Path("report.html")
+    if page is not None:
+        refuse_unwritable(page, path, build_path, *(() if trace is None else (trace.path, trace.step_times)))
         require_report()
     given = _given(path, memory_budget, place, described)
     if build_path is not None:
@@ -137,8 +139,7 @@ def report(
     found = report_of(given)
     if as_json:
         click.echo(found.model_dump_json(by_alias=True, indent=2))
-    if output is not None or not as_json:
-        page = output or Path("report.html")
+    if page is not None:
         data = report_page(found).encode()
         write_atomic(page, data)
         click.echo(_written(page, data, found), err=as_json)

@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from aotgaudi.cli.commands.run import supervise
 from aotgaudi.cli.options.acceptance import acceptance_options
 from aotgaudi.cli.options.capacity import capacity_options
-from aotgaudi.cli.options.common import Command, store_option
+from aotgaudi.cli.options.common import Command, FiniteRange, store_option
 from aotgaudi.cli.options.exposure import exposure_options
 from aotgaudi.cli.options.listening import listening_options
 from aotgaudi.cli.options.supervision import SUPERVISION_NAMES, Supervision, supervision_options
@@ -116,7 +116,7 @@ def _parse_override(
 )
 @click.option(
     "--drain-delay",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=5.0,
     show_default=True,
     metavar="SECONDS",

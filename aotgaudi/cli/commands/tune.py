@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from aotgaudi.atomicfile import write_atomic
-from aotgaudi.cli.options.common import refuse_unwritable
+from aotgaudi.cli.options.common import FiniteRange, refuse_unwritable
 from aotgaudi.cli.options.entry_budget import EntryBudget, entry_budget_options
 from aotgaudi.cli.show.tuned import tuned_lines
 from aotgaudi.errors import CoverageError, SpecError
@@ -82,7 +82,7 @@ _NEAR = ((1, 2), (3, 4), (1, 1), (5, 4), (3, 2))
 )
 @click.option(
     "--load",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     default=1.0,
     show_default=True,
     metavar="X",
@@ -90,7 +90,7 @@ _NEAR = ((1, 2), (3, 4), (1, 1), (5, 4), (3, 2))
 )
 @click.option(
     "--requests-per-second",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     metavar="R",
     help="How many requests came, where TRACE is the text of /metrics.",
 )
@@ -109,7 +109,7 @@ def tune(
     TRACE is a CSV or JSONL of request times and token counts, or the text of /metrics of a vLLM server or ours. It is
     replayed through the scheduler; of what its steps need the cheapest table is made, closed, and proved.
     """
-    _check_outputs(output, bucket_file)
+    _check_outputs(output, bucket_file, trace_path, spec_path)
     spec = load_spec(spec_path)
     rate = options.pop("requests_per_second")
     trace = read_trace(trace_path, None if rate is None else Drawing(rate, spec.limits.max_model_len))
@@ -132,12 +132,14 @@ def tune(
     click.echo(json.dumps(document, indent=2) if as_json else "\n".join(tuned_lines(document)))
 
 
-def _check_outputs(output: Path | None, bucket_file: Path | None) -> None:
+def _check_outputs(output: Path | None, bucket_file: Path | None, trace_path: Path, spec_path: Path) -> None:
+    """A spec may be written over by what becomes of it; nothing else that is read may be."""
     if output is not None and output.suffix != ".toml":
         raise click.UsageError("-o takes a file that ends in .toml.")
-    for path in (output, bucket_file):
-        if path is not None:
-            refuse_unwritable(path)
+    if output is not None:
+        refuse_unwritable(output, trace_path)
+    if bucket_file is not None:
+        refuse_unwritable(bucket_file, trace_path, spec_path, output)
 
 
 def _step_times(path: Path | None, device: str | None) -> StepTimes | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from aotgaudi.cli.options.common import Command
+from aotgaudi.cli.options.common import Command, FiniteRange
 from aotgaudi.engine.room import RoomLimits
 
 _DEFAULTS = RoomLimits()
@@ -39,7 +39,7 @@ def capacity_options(function: Command) -> Command:
     )
     stall_option = click.option(
         "--stall-seconds",
-        type=click.FloatRange(min=0, min_open=True),
+        type=FiniteRange(min=0, min_open=True),
         metavar="SECONDS",
         help="When /health says 503: requests wait, and no step has ended for so long.  "
         "[default: 60 with --require-warm, else never]",

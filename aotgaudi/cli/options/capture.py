@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from aotgaudi.capture.run import READY_SECONDS
-from aotgaudi.cli.options.common import Command
+from aotgaudi.cli.options.common import Command, FiniteRange
 from aotgaudi.guests.exercise import EXERCISE_LEVELS, ExerciseLevel
 from aotgaudi.watch.place import DEFAULT_ROOT
 
@@ -53,7 +53,7 @@ _OPTIONS = (
     ),
     click.option(
         "--ready-timeout",
-        type=click.FloatRange(min=1),
+        type=FiniteRange(min=1),
         default=READY_SECONDS,
         show_default=True,
         metavar="SECONDS",

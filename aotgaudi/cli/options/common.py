@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 import click
 
 from aotgaudi.cores import available_cores
-from aotgaudi.errors import StoreError
+from aotgaudi.errors import SpecError, StoreError
 from aotgaudi.store.access import default_store_root
 
 Command = Callable[..., Any]
@@ -86,8 +87,28 @@ def memory_budget_option(function: Command) -> Command:
     )(function)
 
 
-def refuse_unwritable(path: Path) -> None:
-    """Raises StoreError if a file cannot be written, before the work for it is done."""
+class FiniteRange(click.FloatRange):
+    """A number of a range, which neither ``nan`` nor ``inf`` is: click takes them for numbers of any."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Part of click."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
+
+
+def refuse_unwritable(path: Path, *inputs: Path | None) -> None:
+    """Raises StoreError if a file cannot be written, before the work for it is done.
+
+    Raises SpecError where it is one of the `inputs`, which are only read, or lies within one, a sealed bundle say.
+    """
+    for given in inputs:
+        if given is not None and path.resolve().is_relative_to(given.resolve()):
+            problem = (
+                f"would be written into {given}" if given.is_dir() else "is read, and would be written over"
+            )
+            raise SpecError(str(path), problem, "another file")
     if path.is_dir():
         raise StoreError(f"{path}: cannot be written: it is a directory")
     if not os.access(path.parent, os.W_OK | os.X_OK):

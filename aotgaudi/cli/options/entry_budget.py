@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from aotgaudi.cli.options.common import parse_byte_count
+from aotgaudi.cli.options.common import FiniteRange, parse_byte_count
 from aotgaudi.errors import SpecError
 from aotgaudi.manifest.cost import SECONDS_A_STEP
 from aotgaudi.traffic.tune import FEWEST_ENTRIES, MOST_ENTRIES
@@ -72,13 +72,13 @@ _OPTIONS = (
     ),
     click.option(
         "--build-seconds",
-        type=click.FloatRange(min=0, min_open=True),
+        type=FiniteRange(min=0, min_open=True),
         metavar="S",
         help="At most so long a build, one entry after the other.",
     ),
     click.option(
         "--seconds-per-entry",
-        type=click.FloatRange(min=0, min_open=True),
+        type=FiniteRange(min=0, min_open=True),
         metavar="S",
         help=f"What building one takes, for --build-seconds  [default: by --built, or {SECONDS_A_STEP}]",
     ),
@@ -131,6 +131,11 @@ def _budget(
 ) -> EntryBudget:
     if store_root is not None and built is None:
         raise click.UsageError("--store is about --built BUNDLE: it says how long its entries took.")
+    if seconds_per_entry is not None and build_seconds is None:
+        problem = "is about a build whose time has no limit"
+        raise SpecError("--seconds-per-entry", problem, "--build-seconds as well")
+    if bytes_per_entry is not None and graph_memory is None:
+        raise SpecError("--bytes-per-entry", "is about memory that has no limit", "--graph-memory as well")
     means = None if built is None else _Means.of(built, store_root)
     shares = []
     if build_seconds is not None:

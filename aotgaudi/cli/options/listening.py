@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from aotgaudi.cli.options.common import Command
+from aotgaudi.cli.options.common import Command, FiniteRange
 from aotgaudi.server.front.limits import DEFAULT_LIMITS, Listening
 
 
@@ -63,7 +63,7 @@ _OPTIONS = (
     click.option(
         "--client-timeout",
         "client_seconds",
-        type=click.FloatRange(min=0, min_open=True),
+        type=FiniteRange(min=0, min_open=True),
         default=DEFAULT_LIMITS.client_seconds,
         show_default=True,
         metavar="SECONDS",

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from aotgaudi.cli.options.common import Command
+from aotgaudi.cli.options.common import Command, FiniteRange
 from aotgaudi.supervisor.options import START_SECONDS, Listen, OnCompile, parse_listen
 
 
@@ -53,7 +53,7 @@ _OPTIONS = (
     click.option(
         "--ready-timeout",
         "start_seconds",
-        type=click.FloatRange(min=1),
+        type=FiniteRange(min=1),
         default=START_SECONDS,
         show_default=True,
         metavar="SECONDS",

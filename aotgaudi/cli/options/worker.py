@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from aotgaudi.build.workers import UNIT_TIMEOUT_SECONDS
+from aotgaudi.cli.options.common import FiniteRange
 from aotgaudi.pipeline import Workers
 
 Command = Callable[..., Any]
@@ -40,7 +41,7 @@ _OPTIONS = (
     ),
     click.option(
         "--timeout",
-        type=click.FloatRange(min=0, min_open=True),
+        type=FiniteRange(min=0, min_open=True),
         default=UNIT_TIMEOUT_SECONDS,
         metavar="SECONDS",
         help=f"How long a unit may take before its worker is replaced  [default: {UNIT_TIMEOUT_SECONDS:.0f}]",

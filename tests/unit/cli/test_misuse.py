@@ -1,0 +1,189 @@
+"""Commands that are used wrong: one clear line, no traceback, nothing written over, and exit code 2 or 4."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from aotgaudi.cli.main import cli
+from tests.environment import ROOT
+
+TRACE = "time,prompt_tokens,generated_tokens\n0,5,5\n1,50,9\n"
+NO_NUMBERS = ("nan", "inf", "-inf", "1e999", "-1", "x", "")
+
+FILES = {
+    "empty": b"",
+    "binary": bytes(range(256)) * 64,
+    "bracket": b"[" * 100_000,
+    "brace.json": b'{"a":' * 100_000,
+    "null.json": b"null",
+    "list.json": b"[1, 2]",
+    "text.toml": b"\xff\xfe[model]\n",
+    "nul.toml": b"a = '\x00'",
+    "wrong.toml": b"[model]\nname = 7\n",
+}
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AOTGAUDI_STORE", str(tmp_path / "store"))
+    for name, data in FILES.items():
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "trace.csv").write_text(TRACE)
+    (tmp_path / "configs").symlink_to(ROOT / "manifests" / "configs")
+    spec = (ROOT / "manifests" / "tiny-llama.cpu.toml").read_text(encoding="utf-8")
+    (tmp_path / "x.toml").write_text(spec)
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    return tmp_path
+
+
+def refusal(*words: str) -> str:
+    """What a command says that is used wrong: its last line, after the usage if there is any."""
+    result = CliRunner().invoke(cli, words)
+
+    assert result.exit_code in (2, 4), (result.exit_code, result.output, result.exception)
+    assert isinstance(result.exception, SystemExit)
+    said = result.stderr.strip().splitlines()
+    assert said[-1].lower().startswith("error: "), result.stderr
+    assert sum(line.lower().startswith("error: ") for line in said) == 1
+    assert len(said[-1]) < 600
+    assert "Traceback" not in result.output
+    assert result.stdout == ""
+    return said[-1]
+
+
+@pytest.mark.parametrize("name", [*FILES, "folder", "not there", "a" * 300, "pipe/x"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "report {} --json",
+        "diff {} x.toml",
+        "diff x.toml {}",
+        "tune trace.csv --from {}",
+        "tune {} --from x.toml",
+        "tune trace.csv --from x.toml --step-times {}",
+        "report x.toml --json --trace {}",
+        "report x.toml --json --build {}",
+        "report x.toml --json --trace trace.csv --step-times {}",
+        "build cache {} --tier least",
+        "build cache x.toml --tier hot --trace {}",
+        "serve --bundle {} --model folder --require-warm",
+    ],
+)
+def test_a_file_that_is_none_of_its_kind_is_named(command: str, name: str) -> None:
+    words = [name if word == "{}" else word for word in command.split()]
+
+    said = refusal(*words)
+
+    assert name[:40] in said or name.rpartition("/")[2] in said
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "tune pipe --from x.toml",
+        "tune trace.csv --from x.toml --step-times pipe",
+        "report x.toml --json --build pipe",
+        "serve --bundle pipe --model folder --require-warm",
+    ],
+)
+def test_what_must_be_a_file_and_is_a_pipe_is_not_waited_for(command: str) -> None:
+    """A spec may be a pipe: a shell gives one for ``<(...)``."""
+    assert "pipe" in refusal(*command.split())
+
+
+@pytest.mark.parametrize("number", NO_NUMBERS)
+@pytest.mark.parametrize(
+    "command",
+    [
+        "tune trace.csv --from x.toml --load",
+        "tune trace.csv --from x.toml --requests-per-second",
+        "tune trace.csv --from x.toml --build-seconds",
+        "tune trace.csv --from x.toml --build-seconds 90 --seconds-per-entry",
+        "tune trace.csv --from x.toml --entries",
+        "tune trace.csv --from x.toml --graph-memory 4GiB --bytes-per-entry",
+        "tune trace.csv --from x.toml --bytes-per-entry 4GiB --graph-memory",
+        "report x.toml --json --trace trace.csv --requests-per-second",
+        "report x.toml --json --memory-budget",
+        "build cache x.toml --budget",
+        "serve --bundle folder --model folder --drain-delay",
+        "bench startup --bundle folder --model folder --runs",
+        "run --bundle folder --ready-timeout",
+    ],
+)
+def test_what_is_no_number_of_its_range_is_refused(command: str, number: str) -> None:
+    *words, option = command.split()
+
+    said = refusal(*words, f"{option}={number}", *(["--", "vllm"] if words[0] == "run" else []))
+
+    assert option in said
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("tune trace.csv", "--from"),
+        ("tune --from x.toml", "TRACE"),
+        ("report", "BUNDLE|MANIFEST|SPEC"),
+        ("bench startup --bundle folder", "--model"),
+        ("serve --bundle folder", "--model"),
+        ("tune trace.csv --from x.toml --graph-memory 4GiB", "--bytes-per-entry or"),
+        ("tune trace.csv --from x.toml --bytes-per-entry 4MB", "--graph-memory as well"),
+        ("tune trace.csv --from x.toml --seconds-per-entry 4", "--build-seconds as well"),
+        ("tune trace.csv --from x.toml --graph-memory 1KB --bytes-per-entry 1GB", "the budget"),
+        ("tune trace.csv --from x.toml --device cpu --step-times list.json", "--device is for the estimate"),
+        ("tune trace.csv --from x.toml -o y.json", "ends in .toml"),
+        ("report x.toml --step-times list.json", "--trace FILE"),
+        ("build cache x.toml --tier hot --budget 10m", "exclude each other"),
+        ("build cache x.toml --trace trace.csv", "--tier or --budget"),
+        ("build cache x.toml --tier warm", "--tier"),
+        ("build cache x.toml --budget 1.5", "no budget"),
+        ("build cache x.toml --budget 10d", "no budget"),
+        ("serve --bundle folder --model m --outside first-use --require-warm", "excludes --require-warm"),
+        ("serve --bundle folder --model m --outside chunk", "needs --require-warm"),
+        ("serve --bundle folder --model m --outside all", "--outside"),
+    ],
+)
+def test_what_is_missing_or_contradicts_is_named(command: str, said: str) -> None:
+    assert said in refusal(*command.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "written"),
+    [
+        ("report x.toml -o x.toml", "x.toml"),
+        ("report x.toml -o ./folder/../x.toml", "x.toml"),
+        ("report x.toml --trace trace.csv -o trace.csv", "trace.csv"),
+        ("report folder -o folder/report.html", "folder"),
+        ("diff x.toml y.toml --html y.toml", "y.toml"),
+        ("tune trace.csv --from x.toml --bucket-file x.toml", "x.toml"),
+        ("tune trace.csv --from x.toml --bucket-file trace.csv", "trace.csv"),
+        ("tune trace.csv --from x.toml -o y.toml --bucket-file y.toml", "y.toml"),
+    ],
+)
+def test_what_is_read_is_never_written_over(command: str, written: str, place: Path) -> None:
+    (place / "y.toml").write_bytes((place / "x.toml").read_bytes())
+    before = {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()}
+
+    said = refusal(*command.split())
+
+    assert "another file" in said
+    assert written in said
+    assert before == {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()}
+    assert not list((place / "folder").iterdir())
+
+
+@pytest.mark.parametrize(
+    "command", ["report x.toml -o {}", "diff x.toml x.toml --html {}", "tune trace.csv --from x.toml -o {}"]
+)
+@pytest.mark.parametrize("path", ["no such folder/x.toml", "empty/x.toml"])
+def test_what_cannot_be_written_is_said_before_the_work(command: str, path: str) -> None:
+    said = refusal(*(path if word == "{}" else word for word in command.split()))
+
+    assert path in said
+    assert "cannot be written" in said
