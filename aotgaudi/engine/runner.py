@@ -142,9 +142,9 @@ class _PromptInputs:
     def tensor(self, spec: TensorSpec) -> Tensor:
         """Returns one input."""
         if spec.dtype == "bool":
-            starts = [row.start for row in self._rows]
+            spans = [(row.start, len(row.token_ids)) for row in self._rows]
             return prompt_mask(
-                starts, self._entry.query_len, spec.shape[3] - spec.shape[2], mask_window(spec.name)
+                spans, self._entry.query_len, spec.shape[3] - spec.shape[2], mask_window(spec.name)
             )
         return to_ids(self._MAKERS[spec.name](self)).view(spec.shape)
 

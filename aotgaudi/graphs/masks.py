@@ -10,13 +10,19 @@ from torch import Tensor
 from aotgaudi.graphs.step_inputs import Window
 
 
-def prompt_mask(starts: Sequence[int], query_len: int, num_ctx_tokens: int, window: Window) -> Tensor:
-    """Returns [b, 1, q, C + q]: the keys are C cached tokens (row r has `starts[r]` of them), then q new ones."""
-    starts_b11 = torch.tensor(starts, dtype=torch.int64)[:, None, None]
+def prompt_mask(
+    spans: Sequence[tuple[int, int]], query_len: int, num_ctx_tokens: int, window: Window
+) -> Tensor:
+    """Returns [b, 1, q, C + q]: the keys are C cached tokens, then q new ones.
+
+    Row r has ``spans[r]`` (start, number) of them: the tokens before `start` are cached. Padding sees nothing.
+    """
+    starts_b11, numbers_b11 = torch.tensor(spans, dtype=torch.int64).T[:, :, None, None]
     new = torch.arange(query_len)
     context = torch.arange(num_ctx_tokens)
-    seen_new = (new[None, :] <= new[:, None]).expand(len(starts), -1, -1)
-    seen_context = (context < starts_b11).expand(-1, query_len, -1)
+    is_real = new[:, None] < numbers_b11
+    seen_new = (new[None, :] <= new[:, None]) & is_real
+    seen_context = (context < starts_b11) & is_real
     if window is not None:
         seen_new = seen_new & (new[None, :] > new[:, None] - window)
         seen_context = seen_context & (context > starts_b11 + new[:, None] - window)

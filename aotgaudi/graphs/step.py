@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections.abc import Iterator
 from typing import Any, Union
 
 import torch
@@ -178,12 +179,31 @@ class _Step(nn.Module):
         return logits.to(self.model.dtype) if self.is_invariant else logits
 
 
+@contextlib.contextmanager
+def _zeros_for_padding(model: Any, is_real_T: Tensor) -> Iterator[None]:
+    """While active, the embedding of what is padding is zeros: devices leave out rows of zeros.
+
+    Of zeros norms, linear layers without bias, and what is added to them make zeros again; attention does where nothing
+    is seen. Where a model has anything else, padding is computed, as if it were there.
+    """
+
+    def mask(_module: Any, _inputs: Any, embedded_1TX: Tensor) -> Tensor:
+        return torch.where(is_real_T[None, :, None], embedded_1TX, 0)
+
+    hook = model.get_input_embeddings().register_forward_hook(mask)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 class _PromptStep(_Step):
     def forward(self, inputs: dict[str, Tensor], caches: list[Tensor]) -> Tensor:
         """Returns logits [b, vocab]."""
         kind = InvariantPromptState if self.is_invariant else PromptState
         state = kind(caches, inputs["slots"], inputs.get("ctx_blocks"), self.masks(inputs))
-        return self.logits(inputs, state, inputs["logits_indices"])
+        with _zeros_for_padding(self.model, inputs["slots"] >= caches[0].shape[3]):
+            return self.logits(inputs, state, inputs["logits_indices"])
 
 
 class _DecodeStep(_Step):

@@ -11,7 +11,8 @@ slots               [b * q]                 int64    ``block * B + offset`` to w
 ctx_blocks          [b, c]                  int64    ids of the blocks of cached context, 0 where padded
                                                      (absent when c = 0)
 logits_indices      [b]                     int64    index into the flat tokens whose logits are wanted
-mask                [b, 1, q, c * B + q]    bool     what a query sees: cached tokens, then new ones
+mask                [b, 1, q, c * B + q]    bool     what a query sees: cached tokens, then new ones; padding
+                                                     sees nothing
 mask_w<W>           [b, 1, q, c * B + q]    bool     the same under a sliding window of W tokens
 ==================  ======================  =======  ======================================================
 

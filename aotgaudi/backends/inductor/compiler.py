@@ -20,10 +20,17 @@ from torch._inductor import lowering
 from torch._inductor.runtime.runtime_utils import cache_dir  # type: ignore[attr-defined]
 
 from aotgaudi.backends.base import CompiledUnit, Executable, Target, Unit
-from aotgaudi.backends.inductor import draw, int8_linear, linear, paged_decode, toolchain
+from aotgaudi.backends.inductor import (
+    draw,
+    int8_linear,
+    linear,
+    paged_decode,
+    prompt_attention,
+    toolchain,
+)
 from aotgaudi.backends.inductor.check import check
 from aotgaudi.backends.inductor.levels import ISA_LEVELS, IsaLevel
-from aotgaudi.backends.inductor.linear import reorder_weights
+from aotgaudi.backends.inductor.rewrite import rewrite
 from aotgaudi.backends.inductor.runtime import ARTIFACT_FILE, InductorRuntime
 from aotgaudi.backends.inductor.samples import example_inputs
 from aotgaudi.backends.inductor.toolchain import Toolchain
@@ -66,7 +73,7 @@ class InductorCompiler:
         work_dir = work_dir.absolute()
         library = work_dir / ARTIFACT_FILE
         compiled = copy.deepcopy(graph)
-        layouts = reorder_weights(compiled, specs, self._level)
+        layouts = rewrite(compiled, specs, self._level)
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._compile(compiled, specs, library, unit.label)
@@ -108,7 +115,13 @@ class InductorCompiler:
 def _our_lowerings() -> Iterator[None]:
     """While active, inductor compiles what it would not, or not as well."""
     known: dict[Any, Any] = lowering.lowerings
-    ours = {**linear.LOWERINGS, **paged_decode.LOWERINGS, **int8_linear.LOWERINGS, **draw.LOWERINGS}
+    ours = {
+        **linear.LOWERINGS,
+        **paged_decode.LOWERINGS,
+        **prompt_attention.LOWERINGS,
+        **int8_linear.LOWERINGS,
+        **draw.LOWERINGS,
+    }
     before = {target: known[target] for target in ours if target in known}
     known.update(ours)
     try:

@@ -34,6 +34,11 @@ class IsaLevel:
     features: tuple[str, ...]
     has_bf16: bool = False
 
+    @property
+    def has_bf16_alone(self) -> bool:
+        """Whether products of bfloat16 are best made of AVX512_BF16: there are no tiles."""
+        return self.has_bf16 and TILE_FEATURE not in self.features
+
 
 _V2 = ("cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3")
 _V3 = (*_V2, "abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")

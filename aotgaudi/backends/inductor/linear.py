@@ -17,15 +17,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._inductor import ir, mkldnn_ir
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from aotgaudi.backends.inductor import panels
-from aotgaudi.backends.inductor.levels import TILE_FEATURE, IsaLevel
+from aotgaudi.backends.inductor.levels import IsaLevel
 from aotgaudi.backends.inductor.panels import IN_PANELS, INT8_IN_PANELS, ROWS_OF_PANELS
 from aotgaudi.backends.inductor.runtime import PANELS, REORDERED
-from aotgaudi.backends.inductor.samples import example_inputs
 from aotgaudi.graphs.canonical import InputSpec
 from aotgaudi.graphs.int8_linear import INT8_LINEAR
 
@@ -33,33 +31,34 @@ _LINEAR, _EMBEDDING = torch.ops.aten.linear.default, torch.ops.aten.embedding.de
 _PRODUCT = torch.ops.mkldnn._linear_pointwise
 
 
-def reorder_weights(graph: fx.GraphModule, specs: list[InputSpec], level: IsaLevel) -> dict[int, str]:
+def reorder_weights(
+    graph: fx.Graph, specs: list[InputSpec], level: IsaLevel, values: Mapping[fx.Node, Tensor]
+) -> dict[int, str]:
     """Makes the linear layers of `graph` take reordered weights where that is faster. Changes `graph`.
 
     Returns the layout of each input that is not as its spec says, by its number. What decides is the text and the target.
+    `values` are what nodes have, of no contents.
     """
     layouts: dict[int, str] = {}
     layout = _layout_for(level)
-    dtypes = _dtypes_of(graph, specs) if layout == PANELS else {}
-    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     for number, (node, spec) in enumerate(zip(placeholders, specs, strict=True)):
-        if layout is not None and _takes(layout, node, spec[0], dtypes):
+        if layout is not None and _takes(layout, node, spec[0], values):
             layouts[number] = layout
             for user in list(node.users):
-                _replace(graph.graph, user, layout)
-    graph.recompile()
+                _replace(graph, user, layout)
     return layouts
 
 
-def _takes(layout: str, node: fx.Node, dtype: str, dtypes: Mapping[fx.Node, torch.dtype]) -> bool:
+def _takes(layout: str, node: fx.Node, dtype: str, values: Mapping[fx.Node, Tensor]) -> bool:
     """Whether all that uses an input takes it in a layout."""
     if dtype == "int8":
-        return layout == PANELS and _is_int8_alone(node, dtypes)
+        return layout == PANELS and _is_int8_alone(node, values)
     return dtype == "bfloat16" and (_is_weight_alone(node) or (layout == PANELS and _is_table_alone(node)))
 
 
 def _layout_for(level: IsaLevel) -> str | None:
-    if level.has_bf16 and TILE_FEATURE not in level.features:
+    if level.has_bf16_alone:
         return PANELS
     return REORDERED if level.simdlen >= 512 else None
 
@@ -72,34 +71,14 @@ def _is_weight_alone(node: fx.Node) -> bool:
     )
 
 
-def _is_int8_alone(node: fx.Node, dtypes: Mapping[fx.Node, torch.dtype]) -> bool:
+def _is_int8_alone(node: fx.Node, values: Mapping[fx.Node, Tensor]) -> bool:
     """Whether an input is the weight of linear layers in 8 bits over inputs in bfloat16, and nothing else."""
     return bool(node.users) and all(
-        user.target is INT8_LINEAR and user.args[1] is node and dtypes[user.args[0]] is torch.bfloat16  # type: ignore[index]
+        user.target is INT8_LINEAR
+        and user.args[1] is node
+        and values[user.args[0]].dtype is torch.bfloat16  # type: ignore[index]
         for user in node.users
     )
-
-
-class _Dtypes(fx.Interpreter):
-    """Notes the dtype of each tensor."""
-
-    def __init__(self, graph: fx.GraphModule) -> None:
-        super().__init__(graph)
-        self.found: dict[fx.Node, torch.dtype] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        """Part of fx's interpreter."""
-        value = super().run_node(n)
-        if isinstance(value, torch.Tensor):
-            self.found[n] = value.dtype
-        return value
-
-
-def _dtypes_of(graph: fx.GraphModule, specs: list[InputSpec]) -> Mapping[fx.Node, torch.dtype]:
-    noted = _Dtypes(graph)
-    with FakeTensorMode() as mode:
-        noted.run(*map(mode.from_tensor, example_inputs(specs, seed=0)))
-    return noted.found
 
 
 def _is_table_alone(node: fx.Node) -> bool:

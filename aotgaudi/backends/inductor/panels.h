@@ -6,6 +6,8 @@
 //
 // Weights are bfloat16, or integers of 8 bits, which bfloat16 holds exactly: they are widened on their way into registers, and
 // where rows are many, once for all of them.
+//
+// A prompt's padding is rows of zeros (graphs/step.py): 16 of them cost nothing.
 #ifndef AOTGAUDI_PANELS
 #define AOTGAUDI_PANELS
 #include <type_traits>
@@ -61,17 +63,32 @@ struct Panels {
     }
   }
 
-  // The rows from `m` on: R at a time as far as they go, then half as many.
+  // What rows of zeros become.
+  static inline void no_rows(const Finish& finish, T* output) {
+    for (int64_t r = 0; r < ROWS; ++r)
+      _mm256_mask_storeu_epi16(output + r * N, finish.used, (__m256i)_mm512_cvtneps_pbh(finish.more));
+  }
+
+  // The rows from `m` on: R at a time as far as they go, then half as many. `is_zero` is of each ROWS.
   template <int64_t R, bool FIRST, typename Q>
-  static inline void all_rows(int64_t m, const Pair* x, const Q* panel, const Finish& finish, T* output) {
+  static inline void all_rows(int64_t m, const Pair* x, const bool* is_zero, const Q* panel, const Finish& finish,
+                              T* output) {
     if constexpr (M % (2 * R) >= R || (R == ROWS && M >= R)) {
       rows<R, FIRST>(x + m * J, panel, finish, output + m * N);
       m += R;
-      for (; R == ROWS && m + R <= M; m += R) rows<R, false>(x + m * J, panel, finish, output + m * N);
-      if constexpr (R > 1) all_rows<R / 2, false>(m, x, panel, finish, output);
+      for (; R == ROWS && m + R <= M; m += R) {
+        if (is_zero[m / ROWS]) no_rows(finish, output + m * N);
+        else rows<R, false>(x + m * J, panel, finish, output + m * N);
+      }
+      if constexpr (R > 1) all_rows<R / 2, false>(m, x, is_zero, panel, finish, output);
     } else if constexpr (R > 1) {
-      all_rows<R / 2, FIRST>(m, x, panel, finish, output);
+      all_rows<R / 2, FIRST>(m, x, is_zero, panel, finish, output);
     }
+  }
+
+  // Whether ROWS rows are zeros, of either sign.
+  static bool are_zeros(const Pair* x) {
+    return std::all_of(x, x + ROWS * J, [](Pair pair) { return (pair & 0x7fff7fff) == 0; });
   }
 
   static inline Finish finish_of(const float* scales, const T* bias, int64_t p) {
@@ -96,15 +113,16 @@ struct Panels {
   }
 
   // One panel; `wide` has room for its weights in bfloat16 where they are widened first.
-  static inline void panel(const Pair* x, const WeightPair* weights, const Finish& finish, int32_t* wide, T* output) {
+  static inline void panel(const Pair* x, const bool* is_zero, const WeightPair* weights, const Finish& finish,
+                           int32_t* wide, T* output) {
     if constexpr (WIDENS_FIRST) {
       for (int64_t j = 0; j < J; ++j) {
         fetch(weights + j * P);
         _mm512_storeu_si512(wide + j * P, (__m512i)load(weights + j * P));
       }
-      all_rows<ROWS, false>(0, x, const_cast<const int32_t*>(wide), finish, output);
+      all_rows<ROWS, false>(0, x, is_zero, const_cast<const int32_t*>(wide), finish, output);
     } else {
-      all_rows<ROWS, true>(0, x, weights, finish, output);
+      all_rows<ROWS, true>(0, x, is_zero, weights, finish, output);
     }
   }
 
@@ -113,12 +131,14 @@ struct Panels {
     const std::unique_ptr<T[]> copy = K % 2 == 0 ? nullptr : padded(x);
     const Pair* pairs = reinterpret_cast<const Pair*>(K % 2 == 0 ? x : copy.get());
     const WeightPair* first = reinterpret_cast<const WeightPair*>(weights);
+    bool is_zero[M / ROWS + 1];
+    for (int64_t i = 1; i < M / ROWS; ++i) is_zero[i] = are_zeros(pairs + i * ROWS * J);  // The first are somebody's.
 #pragma omp parallel if (omp_get_max_threads() > 1)
     {
       const std::unique_ptr<int32_t[]> wide(WIDENS_FIRST ? new int32_t[J * P] : nullptr);
 #pragma omp for schedule(static)
       for (int64_t p = 0; p < PANELS; ++p)
-        panel(pairs, first + p * J * P, finish_of(scales, bias, p), wide.get(), output + p * P);
+        panel(pairs, is_zero, first + p * J * P, finish_of(scales, bias, p), wide.get(), output + p * P);
     }
   }
 };
