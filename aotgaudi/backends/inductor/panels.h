@@ -69,21 +69,16 @@ struct Panels {
       _mm256_mask_storeu_epi16(output + r * N, finish.used, (__m256i)_mm512_cvtneps_pbh(finish.more));
   }
 
-  // The rows from `m` on: R at a time as far as they go, then half as many. `is_zero` is of each ROWS.
-  template <int64_t R, bool FIRST, typename Q>
-  static inline void all_rows(int64_t m, const Pair* x, const bool* is_zero, const Q* panel, const Finish& finish,
-                              T* output) {
-    if constexpr (M % (2 * R) >= R || (R == ROWS && M >= R)) {
-      rows<R, FIRST>(x + m * J, panel, finish, output + m * N);
-      m += R;
-      for (; R == ROWS && m + R <= M; m += R) {
-        if (is_zero[m / ROWS]) no_rows(finish, output + m * N);
-        else rows<R, false>(x + m * J, panel, finish, output + m * N);
-      }
-      if constexpr (R > 1) all_rows<R / 2, false>(m, x, is_zero, panel, finish, output);
-    } else if constexpr (R > 1) {
-      all_rows<R / 2, FIRST>(m, x, is_zero, panel, finish, output);
+  // All rows of one panel: ROWS at a time, and what is left at once. `is_zero` is of each ROWS.
+  template <bool FIRST, typename Q>
+  static inline void all_rows(const Pair* x, const bool* is_zero, const Q* panel, const Finish& finish, T* output) {
+    constexpr int64_t WHOLE = M / ROWS * ROWS, REST = M % ROWS;
+    if constexpr (WHOLE > 0) rows<ROWS, FIRST>(x, panel, finish, output);
+    for (int64_t m = ROWS; m < WHOLE; m += ROWS) {
+      if (is_zero[m / ROWS]) no_rows(finish, output + m * N);
+      else rows<ROWS, false>(x + m * J, panel, finish, output + m * N);
     }
+    if constexpr (REST > 0) rows<REST, FIRST && WHOLE == 0>(x + WHOLE * J, panel, finish, output + WHOLE * N);
   }
 
   // Whether ROWS rows are zeros, of either sign.
@@ -120,9 +115,9 @@ struct Panels {
         fetch(weights + j * P);
         _mm512_storeu_si512(wide + j * P, (__m512i)load(weights + j * P));
       }
-      all_rows<ROWS, false>(0, x, is_zero, const_cast<const int32_t*>(wide), finish, output);
+      all_rows<false>(x, is_zero, const_cast<const int32_t*>(wide), finish, output);
     } else {
-      all_rows<ROWS, true>(0, x, is_zero, weights, finish, output);
+      all_rows<true>(x, is_zero, weights, finish, output);
     }
   }
 

@@ -25,14 +25,36 @@ struct PromptAttention {
     int64_t num_panels() const { return (k + P - 1) / P; }
   };
 
-  // One panel of 16 keys [16][D] as [J][16][2], and of values [16][D] as [C][8][16][2]. Zeros stand for what is not there.
-  static void lay_out(const T* keys, const T* values, int64_t count, T* key_panel, T* value_panel) {
-    std::fill(key_panel, key_panel + J * P * 2, T(0));
-    std::fill(value_panel, value_panel + C * P * P, T(0));
-    for (int64_t t = 0; t < count; ++t)
-      for (int64_t d = 0; d < D; ++d) {
-        key_panel[(d / 2 * P + t) * 2 + d % 2] = keys[t * D + d];
-        value_panel[((d / P * (P / 2) + t / 2) * P + d % P) * 2 + t % 2] = values[t * D + d];
+  // Sixteen numbers from the d-th on of a head, as 32-bit words; zeros behind its end, and where there is no head.
+  static inline __m512i words(const T* head, int64_t d) {
+    const __mmask16 there = head == nullptr ? 0 : D - d >= P ? 0xffff : (1 << (D - d)) - 1;
+    return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, head + d));
+  }
+
+  // A panel of 16 keys [16][D] as [J][16][2]. Zeros stand for what is not there.
+  static void lay_out_keys(const T* keys, int64_t count, T* panel) {
+    if constexpr (D % 2 == 0) {
+      const __mmask16 there = count >= P ? 0xffff : (1 << count) - 1;
+      const __m512i tokens = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+      const __m512i at = _mm512_mullo_epi32(tokens, _mm512_set1_epi32(J));
+      for (int64_t j = 0; j < J; ++j)
+        _mm512_storeu_si512(panel + j * P * 2,
+                            _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), there, at, keys + j * 2, 4));
+    } else {
+      std::fill(panel, panel + J * P * 2, T(0));
+      for (int64_t t = 0; t < std::min(count, P); ++t)
+        for (int64_t d = 0; d < D; ++d) panel[(d / 2 * P + t) * 2 + d % 2] = keys[t * D + d];
+    }
+  }
+
+  // A panel of 16 values [16][D] as [C][8][16][2].
+  static void lay_out_values(const T* values, int64_t count, T* panel) {
+    for (int64_t t = 0; t < P; t += 2)
+      for (int64_t c = 0; c < C; ++c) {
+        const __m512i one = words(t < count ? values + t * D : nullptr, c * P);
+        const __m512i other = words(t + 1 < count ? values + (t + 1) * D : nullptr, c * P);
+        _mm512_storeu_si512(panel + (c * (P / 2) + t / 2) * P * 2,
+                            _mm512_or_si512(one, _mm512_slli_epi32(other, 16)));
       }
   }
 
@@ -163,8 +185,8 @@ struct PromptAttention {
 #pragma omp for schedule(static)
       for (int64_t i = 0; i < heads * num_panels; ++i) {
         const int64_t first = i % num_panels * P, from = (i / num_panels * sizes.k + first) * D;
-        lay_out(keys + from, values + from, std::min(P, sizes.k - first), key_panels.get() + i * key_size,
-                value_panels.get() + i * value_size);
+        lay_out_keys(keys + from, sizes.k - first, key_panels.get() + i * key_size);
+        lay_out_values(values + from, sizes.k - first, value_panels.get() + i * value_size);
       }
 #pragma omp for schedule(dynamic)
       for (int64_t i = 0; i < heads * tiles; ++i) {

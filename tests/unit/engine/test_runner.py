@@ -60,10 +60,10 @@ def test_a_prompt_step_is_padded_to_its_entry() -> None:
     assert seen["slots"] == [20, 21, 22, 0, 0, 1, 2, 3]
     assert seen["ctx_blocks"] == [[9, 0], [0, 0]]
     assert seen["logits_indices"] == [2, 4]
-    # 8 places of context, of which row 0 has 4 cached tokens and row 1 none; then the chunk itself.
-    assert [sum(q) for q in seen["mask"][0][0]] == [5, 6, 7, 8]
+    # 8 places of context, of which row 0 has 4 cached tokens and row 1 none; then the chunk itself. Padding sees nothing.
+    assert [sum(q) for q in seen["mask"][0][0]] == [5, 6, 7, 0]
     assert seen["mask"][0][0][1] == [True] * 4 + [False] * 4 + [True, True, False, False]
-    assert [sum(q) for q in seen["mask"][1][0]] == [1, 2, 3, 4]
+    assert [sum(q) for q in seen["mask"][1][0]] == [1, 2, 0, 0]
     assert seen["mask_w3"][0][0][0] == [False, False, True, True] + [False] * 4 + [True, False, False, False]
 
 
