@@ -127,7 +127,7 @@ def test_an_exchange_is_padded_with_the_padding_block() -> None:
     runner_of({entry: program}).exchange(DefragStep(entry, ((9, 1), (8, 2))))
 
     assert program.seen["sources"].tolist() == [9, 8, 0, 0]
-    assert program.seen["destinations"].tolist() == [0, 0, 0, 0]
+    assert program.seen["destinations"].tolist() == [1, 2, 0, 0]
 
 
 def test_a_cold_entry_is_refused_unless_something_makes_it_warm() -> None:
