@@ -17,8 +17,11 @@ from aotgaudi.entries import DecodeEntry
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.scheduler import Policy
 
-_PATIENCE = 16
+_PATIENCE = 32
 """Who has waited for a first token for so many times as long as a step takes may have that step."""
+
+_DECODES_PER_CHUNK = 1.5
+"""How many decode steps a prompt step may be as long as, while others decode."""
 
 
 class Turns:
@@ -52,12 +55,12 @@ class Turns:
     ) -> float | None:
         """Returns how many seconds a prompt step may take; None: any number.
 
-        A step makes everybody who decodes wait, and brings everybody nearer to a first token who has a prompt and a seat, or
-        could have one. So it may take as long as a decode step, times these over those, and as long as one at least. Then no
-        token comes later than two decode steps after the last, but where more requests gain by that than lose.
+        While more requests wait for a first token, with a seat or one to be had, than decode, a prompt step may be as long
+        as any: more gain by that than lose. Otherwise it takes as long as one and a half decode steps: then tokens come as
+        evenly with prompts beside them as without, and chunks are not so short that most of their time is for weights.
 
-        Short chunks cost more a token. So that under more prompts than they can cope with nobody waits for ever longer, it
-        may also take a sixteenth of what the oldest of these has `waited`.
+        Short chunks cost more a token all the same. So that under more prompts than they can cope with nobody waits for ever
+        longer, a step may also take a share of what the oldest of these has `waited`.
         """
         if self._policy != "latency" or self._last_decode is None or not num_decoding:
             return None
@@ -65,5 +68,6 @@ class Turns:
         if seconds is None:
             return None
         num_seats = self._limits.max_num_seqs - num_decoding - num_prefilling
-        weight = max(1, (num_prefilling + min(num_seats, num_waiting)) / num_decoding)
-        return max(seconds * weight, waited / _PATIENCE)
+        if num_prefilling + min(num_seats, num_waiting) > num_decoding:
+            return None
+        return max(_DECODES_PER_CHUNK * seconds, waited / _PATIENCE)
