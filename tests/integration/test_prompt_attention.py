@@ -40,7 +40,9 @@ class Attention(torch.nn.Module):
     ) -> torch.Tensor:
         turned = query.transpose(1, 2)
         scale = query.shape[-1] ** -0.5
-        out = F.scaled_dot_product_attention(turned, keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
+        out = F.scaled_dot_product_attention(
+            turned, keys, values, attn_mask=mask, scale=scale, enable_gqa=True
+        )
         return out.transpose(1, 2)
 
 

@@ -74,9 +74,7 @@ def _is_weight_alone(node: fx.Node) -> bool:
 def _is_int8_alone(node: fx.Node, values: Mapping[fx.Node, Tensor]) -> bool:
     """Whether an input is the weight of linear layers in 8 bits over inputs in bfloat16, and nothing else."""
     return bool(node.users) and all(
-        user.target is INT8_LINEAR
-        and user.args[1] is node
-        and values[user.args[0]].dtype is torch.bfloat16  # type: ignore[index]
+        user.target is INT8_LINEAR and user.args[1] is node and values[user.args[0]].dtype is torch.bfloat16  # type: ignore[index]
         for user in node.users
     )
 

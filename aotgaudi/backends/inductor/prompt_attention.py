@@ -18,24 +18,26 @@ _SDPA = torch.ops.aten.scaled_dot_product_attention.default
 _TRANSPOSE = torch.ops.aten.transpose.int
 _CALL = r"""
   using Attention = aotgaudi::PromptAttention<{{head_size}}, {{group}}>;
-  Attention::run(query, keys, values, seen, {{batch}}, {{"{%d, %d, %d}" % (queries, num_keys, kv_heads)}}, {{scaling}}f, output);
+  const Attention::Sizes sizes = {{"{%d, %d, %d}" % (queries, num_keys, kv_heads)}};
+  Attention::run(query, keys, values, seen, {{batch}}, sizes, {{scaling}}f, output);
 """
 
 
 @torch.library.custom_op("aotgaudi::prompt_attention", mutates_args=())
-def prompt_attention(
-    query_bqHD: Tensor, keys_bKkD: Tensor, values_bKkD: Tensor, seen_b1qk: Tensor, scaling: float
-) -> Tensor:
-    """What the template computes, [b, q, H, D]: to be compiled, not to be run. A query that sees nothing gets zeros."""
+def prompt_attention(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scaling: float) -> Tensor:
+    """What the template computes: to be compiled, not to be run. A query that sees nothing gets zeros.
+
+    The query [b, q, H, D], keys and values [b, K, k, D], what is seen [b, 1, q, k]. Returns [b, q, H, D].
+    """
     found = torch.nn.functional.scaled_dot_product_attention(
-        query_bqHD.transpose(1, 2), keys_bKkD, values_bKkD, attn_mask=seen_b1qk, scale=scaling, enable_gqa=True
+        query.transpose(1, 2), keys, values, attn_mask=seen, scale=scaling, enable_gqa=True
     )
     return found.transpose(1, 2).contiguous()
 
 
 @prompt_attention.register_fake
-def _(query_bqHD: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(query_bqHD, memory_format=torch.contiguous_format)
+def _(query: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(query, memory_format=torch.contiguous_format)
 
 
 PROMPT_ATTENTION = torch.ops.aotgaudi.prompt_attention.default
