@@ -120,8 +120,8 @@ def measure(subject: Subject, num_runs: int, on_run: Callable[[int], None] = lam
     Raises:
         StartFailedError: a process ended, or did not become ready.
     """
+    run_start(subject)  # First: it says what is wrong with a bundle or a model.
     run_floor(subject)
-    run_start(subject)
     floors, starts = [], []
     for number in range(num_runs):
         on_run(number)

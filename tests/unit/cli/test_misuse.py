@@ -83,6 +83,11 @@ def test_a_file_that_is_none_of_its_kind_is_named(command: str, name: str) -> No
     assert name[:40] in said or name.rpartition("/")[2] in said
 
 
+@pytest.mark.parametrize("name", ["folder", "absent"])
+def test_a_start_that_is_to_be_timed_says_what_is_wrong_with_its_bundle(name: str) -> None:
+    assert name in refusal("bench", "startup", "--bundle", name, "--model", "folder")
+
+
 @pytest.mark.parametrize(
     "command",
     [
