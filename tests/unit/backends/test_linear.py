@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from aotgaudi.backends.inductor.levels import ISA_LEVELS
-from aotgaudi.backends.inductor.linear import reorder_weights
 from aotgaudi.backends.inductor.probe import this_machine
+from aotgaudi.backends.inductor.rewrite import rewrite
 from aotgaudi.backends.inductor.runtime import PANELS, REORDERED, InductorRuntime
 from aotgaudi.errors import TargetError
 from aotgaudi.graphs.canonical import from_text
@@ -40,7 +40,7 @@ def linear(source: int, weight: int) -> list[object]:
 def test_weights_of_linear_layers_are_reordered_and_nothing_else(level, layout: str, product: str) -> None:
     graph, specs = from_text(text(linear(0, 2), linear(3, 1)))
 
-    assert reorder_weights(graph, specs, level) == {1: layout, 2: layout}
+    assert rewrite(graph, specs, level) == {1: layout, 2: layout}
 
     targets = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
     assert targets == [product] * 2
@@ -50,13 +50,13 @@ def test_a_weight_that_something_else_reads_stays_as_it_is() -> None:
     twice = ["call", "aten.add.Tensor", [{"%": 2}, {"%": 2}], {}]
     graph, specs = from_text(text(twice, linear(0, 2)))
 
-    assert reorder_weights(graph, specs, AVX512) == {}
+    assert rewrite(graph, specs, AVX512) == {}
 
 
 def test_what_is_multiplied_by_itself_stays_as_it_is() -> None:
     graph, specs = from_text(text(linear(2, 2)))
 
-    assert reorder_weights(graph, specs, AVX512) == {}
+    assert rewrite(graph, specs, AVX512) == {}
 
 
 @pytest.mark.parametrize(("level", "dtype"), [(AVX2, "bfloat16"), (AVX512, "float32"), (BF16, "float32")])
@@ -64,7 +64,7 @@ def test_where_there_is_no_faster_product_nothing_changes(level, dtype: str) -> 
     written = text(linear(0, 2), dtype=dtype)
     graph, specs = from_text(written)
 
-    assert reorder_weights(graph, specs, level) == {}
+    assert rewrite(graph, specs, level) == {}
     assert [node.target for node in graph.graph.nodes] == [
         n.target for n in from_text(written)[0].graph.nodes
     ]
@@ -87,7 +87,7 @@ def test_integers_go_into_panels_where_products_of_bfloat16_read_them(level, dty
     lines = [HEADER, *inputs, scales, call, ["output", [{"%": 3}]]]
     graph, specs = from_text("\n".join(map(json.dumps, lines)) + "\n")
 
-    assert reorder_weights(graph, specs, level) == layouts
+    assert rewrite(graph, specs, level) == layouts
 
 
 def test_a_layout_of_another_version_is_refused() -> None:
