@@ -18,8 +18,9 @@ from aotgaudi.graphs.canonical import InputSpec
 
 def rewrite(graph: fx.GraphModule, specs: list[InputSpec], level: IsaLevel) -> dict[int, str]:
     """Changes `graph`. Returns the layout of each input that is not as its spec says, by its number."""
-    values = _values_of(graph, specs)
-    if level.has_bf16_alone:
+    values: Mapping[fx.Node, Tensor] = {}
+    if level.has_bf16_alone:  # Nobody asks for them elsewhere.
+        values = _values_of(graph, specs)
         take_template(graph.graph, values)
     layouts = reorder_weights(graph.graph, specs, level, values)
     graph.recompile()
