@@ -15,7 +15,7 @@ from click.core import ParameterSource
 
 from aotgaudi.atomicfile import temporary_file, write_atomic
 from aotgaudi.backends.hpu.probe import hpu_target
-from aotgaudi.cli.options.common import Command
+from aotgaudi.cli.options.common import Command, with_options
 from aotgaudi.doctor.hpu.contract import LINES
 from aotgaudi.doctor.hpu.examination import acquire, examine, require_bridge, selected
 from aotgaudi.doctor.hpu.findings import HpuCheck, LineFinding
@@ -99,9 +99,7 @@ def hpu_options(function: Command) -> Command:
             raise click.UsageError(f"{request.given()} is about a Gaudi: it needs --hpu")
         return function(**others)
 
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+    return with_options(command, _OPTIONS)
 
 
 def _refuse(names: Container[str]) -> None:

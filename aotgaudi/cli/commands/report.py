@@ -14,7 +14,13 @@ from aotgaudi.atomicfile import write_atomic
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.sealed import programs_of
-from aotgaudi.cli.options.common import Command, FiniteRange, memory_budget_option, refuse_unwritable
+from aotgaudi.cli.options.common import (
+    Command,
+    FiniteRange,
+    memory_budget_option,
+    refuse_unwritable,
+    with_options,
+)
 from aotgaudi.cli.options.store import StorePlace, store_options
 from aotgaudi.cli.options.target import planned_target_option
 from aotgaudi.errors import SpecError
@@ -62,7 +68,7 @@ _TRACE_OPTIONS = (
         "--step-times",
         metavar="FILE",
         type=click.Path(path_type=Path),
-        help="With --trace: measured seconds of entries (JSON), in the place of an estimate for the spec's device.",
+        help="With --trace: seconds of entries, as `tune` takes them, in place of an estimate for the spec's device.",
     ),
 )
 
@@ -83,9 +89,7 @@ def _trace_options(function: Command) -> Command:
         trace = trace_path and _GivenTrace(trace_path, requests_per_second, step_times)
         return function(*arguments, trace=trace, **others)
 
-    for option in reversed(_TRACE_OPTIONS):
-        command = option(command)
-    return command
+    return with_options(command, _TRACE_OPTIONS)
 
 
 @click.command()

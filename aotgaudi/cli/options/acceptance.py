@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from aotgaudi.cli.options.common import Command
+from aotgaudi.cli.options.common import Command, with_options
 
 _OPTIONS = (
     click.option(
@@ -63,6 +63,4 @@ def acceptance_options(function: Command) -> Command:
         )
         return function(acceptance=acceptance, **others)
 
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+    return with_options(command, _OPTIONS)

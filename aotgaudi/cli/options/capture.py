@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from aotgaudi.capture.run import READY_SECONDS
-from aotgaudi.cli.options.common import Command, FiniteRange
+from aotgaudi.cli.options.common import Command, FiniteRange, with_options
 from aotgaudi.guests.exercise import EXERCISE_LEVELS, ExerciseLevel
 from aotgaudi.watch.place import DEFAULT_ROOT
 
@@ -79,6 +79,4 @@ def capture_options(function: Command) -> Command:
         settings = CaptureSettings(asked, () if no_repairs else None, root, ready_timeout, shapes)
         return function(settings=settings, **others)
 
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+    return with_options(command, _OPTIONS)

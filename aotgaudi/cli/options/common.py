@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from types import MappingProxyType
@@ -85,6 +85,13 @@ def memory_budget_option(function: Command) -> Command:
         metavar="SIZE",
         help="Device memory for KV cache and step buffers, weights not counted, e.g. 96GiB; warns if they need more.",
     )(function)
+
+
+def with_options(function: Command, options: Sequence[Callable[[Command], Command]]) -> Command:
+    """Returns a command with all of these options, which its help lists in their order."""
+    for option in reversed(options):
+        function = option(function)
+    return function
 
 
 class FiniteRange(click.FloatRange):

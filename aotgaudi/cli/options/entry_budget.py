@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from aotgaudi.cli.options.common import FiniteRange, parse_byte_count
+from aotgaudi.cli.options.common import FiniteRange, parse_byte_count, with_options
 from aotgaudi.errors import SpecError
 from aotgaudi.manifest.cost import SECONDS_A_STEP
 from aotgaudi.traffic.tune import FEWEST_ENTRIES, MOST_ENTRIES
@@ -113,10 +113,7 @@ def entry_budget_options(function: Command) -> Command:
         given = {name: options.pop(name) for name in (*names, "built", "store_root")}
         return function(*args, budget=_budget(**given), **options)
 
-    command = with_budget
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+    return with_options(with_budget, _OPTIONS)
 
 
 def _budget(

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import click
 
-from aotgaudi.cli.options.common import Command
+from aotgaudi.cli.options.common import Command, with_options
 from aotgaudi.server.exposure import Exposure, LogFormat
 
 
@@ -19,9 +19,7 @@ def exposure_options(function: Command) -> Command:
         exposure = Exposure(log_format=log_format, access_log=access_log, dashboard=dashboard)
         return function(exposure=exposure, **others)
 
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+    return with_options(command, _OPTIONS)
 
 
 log_format_option = click.option(

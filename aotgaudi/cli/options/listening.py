@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from aotgaudi.cli.options.common import Command, FiniteRange
+from aotgaudi.cli.options.common import Command, FiniteRange, with_options
 from aotgaudi.server.front.limits import DEFAULT_LIMITS, Listening
 
 
@@ -33,9 +33,7 @@ def listening_options(function: Command) -> Command:
         )
         return function(listening=listening, **others)
 
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+    return with_options(command, _OPTIONS)
 
 
 _OPTIONS = (

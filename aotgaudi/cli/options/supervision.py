@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from aotgaudi.cli.options.common import Command, FiniteRange
+from aotgaudi.cli.options.common import Command, FiniteRange, with_options
 from aotgaudi.supervisor.options import START_SECONDS, Listen, OnCompile, parse_listen
 
 
@@ -93,6 +93,4 @@ def supervision_options(function: Command) -> Command:
         )
         return function(supervision=supervision, **others)
 
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+    return with_options(command, _OPTIONS)

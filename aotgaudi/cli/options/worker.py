@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from aotgaudi.build.workers import UNIT_TIMEOUT_SECONDS
-from aotgaudi.cli.options.common import FiniteRange
+from aotgaudi.cli.options.common import FiniteRange, with_options
 from aotgaudi.pipeline import Workers
 
 Command = Callable[..., Any]
@@ -26,9 +26,7 @@ def worker_options(function: Command) -> Command:
             raise click.UsageError("--ray-store is for --ray ADDRESS")
         return function(*args, workers=Workers(jobs, timeout, ray, ray_store), **options)
 
-    for option in reversed(_OPTIONS):
-        with_workers = option(with_workers)
-    return with_workers
+    return with_options(with_workers, _OPTIONS)
 
 
 _OPTIONS = (
