@@ -24,7 +24,8 @@ class _TextFormatter(logging.Formatter):
     """``20:15:01 INFO message [request 0a1b]``; with a `teller`, who is named before the level."""
 
     def __init__(self, teller: str = "") -> None:
-        super().__init__(f"%(asctime)s {teller} %(levelname)s %(message)s".replace("  ", " "), "%H:%M:%S")
+        words = ("%(asctime)s", teller, "%(levelname)s", "%(message)s")
+        super().__init__(" ".join(filter(None, words)), "%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
         """Part of logging: the line that stands above a traceback."""
