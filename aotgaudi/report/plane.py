@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import TypeVar
 
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.padding import (
@@ -48,6 +49,8 @@ _PROMPT_SIZES = attrgetter("num_ctx_blocks"), attrgetter("query_len")
 _DECODE_SIZES = attrgetter("batch_size"), attrgetter("num_blocks")
 
 Span = tuple[int, int]
+_Count = Callable[[Span, Span], int]
+_HoleT = TypeVar("_HoleT")
 Place = tuple[int, int]
 
 
@@ -69,9 +72,9 @@ class _Phase:
     `uncovered` have no entry, `not_built` none that is built.
     """
 
-    reachable: Callable[[Span, Span], int]
-    uncovered: Callable[[Span, Span], int]
-    not_built: Callable[[Span, Span], int] | None
+    reachable: _Count
+    uncovered: _Count
+    not_built: _Count | None
     some_step: Callable[[Span, Span], Place]
     has_step: Callable[[Place], bool]
     measure: Measure
@@ -93,10 +96,8 @@ def prompt_plane(
     row_of = {query: prompts.row_of(query) for query in set(queries)}
     phase = _Phase(
         reachable=lambda xs, ys: _rows(prompts, xs, ys),
-        uncovered=lambda xs, ys: sum(_in_prompt_hole(hole, xs, ys) for hole in holes),
-        not_built=None
-        if unbuilt is None
-        else lambda xs, ys: sum(_in_prompt_hole(hole, xs, ys) for hole in unbuilt),
+        uncovered=_counted(holes, _in_prompt_hole),
+        not_built=None if unbuilt is None else _counted(unbuilt, _in_prompt_hole),
         some_step=lambda xs, ys: (xs[0], ys[0]),
         has_step=lambda step: prompts.cells_in_rows(step[1], step[0], step[0]) == step[1],
         measure=prompt_measure(prompts, table),
@@ -129,10 +130,8 @@ def decode_plane(
     y = axis_of("block", 1, max(decodes.most_blocks(decodes.max_batch_size), *totals, 1))
     phase = _Phase(
         reachable=lambda xs, ys: _totals(decodes, xs, ys),
-        uncovered=lambda xs, ys: sum(_in_decode_hole(hole, xs, ys) for hole in holes),
-        not_built=None
-        if unbuilt is None
-        else lambda xs, ys: sum(_in_decode_hole(hole, xs, ys) for hole in unbuilt),
+        uncovered=_counted(holes, _in_decode_hole),
+        not_built=None if unbuilt is None else _counted(unbuilt, _in_decode_hole),
         some_step=lambda xs, ys: (min(xs[1], ys[1]), max(ys[0], min(xs[1], ys[1]))),
         has_step=lambda step: step[0] <= step[1] <= decodes.most_blocks(step[0]),
         measure=decode_measure(table),
@@ -259,6 +258,11 @@ def _spaced(first: int, last: int) -> Sequence[int]:
 
 def _rows(prompts: ReachablePrompts, xs: Span, ys: Span) -> int:
     return prompts.cells_in_rows(ys[1], *xs) - prompts.cells_in_rows(ys[0] - 1, *xs)
+
+
+def _counted(holes: Sequence[_HoleT], in_hole: Callable[[_HoleT, Span, Span], int]) -> _Count:
+    """Returns what counts the steps of a span that are in any of these holes."""
+    return lambda xs, ys: sum(in_hole(hole, xs, ys) for hole in holes)
 
 
 def _in_prompt_hole(hole: PromptHole, xs: Span, ys: Span) -> int:
