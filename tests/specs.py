@@ -32,6 +32,12 @@ ONE_BLOCK: Mapping[str, Any] = {
 }
 """The fewest entries that a spec can have."""
 
+SMALL_CONFIG: Mapping[str, Any] = {
+    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2,
+    "intermediate_size": 128, "vocab_size": 1000, "max_position_embeddings": 4096,
+}  # fmt: skip
+"""A model whose steps differ in what they cost."""
+
 
 def limits_of(**changes: Any) -> ServingLimits:
     """`LIMITS` with `changes`."""

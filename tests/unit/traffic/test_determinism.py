@@ -18,13 +18,9 @@ import pytest
 
 from aotgaudi.spec.write import write_spec
 from tests.environment import ROOT
-from tests.specs import spec_of
+from tests.specs import SMALL_CONFIG, spec_of
 
 ENVIRONMENTS = ROOT / ".venv" / "pythons"
-CONFIG = {
-    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2,
-    "intermediate_size": 128, "vocab_size": 1000, "max_position_embeddings": 4096,
-}  # fmt: skip
 LIMITS = {
     "max_num_seqs": 16, "max_num_batched_tokens": 128, "max_model_len": 512, "block_size": 16, "num_blocks": 120,
 }  # fmt: skip
@@ -43,7 +39,7 @@ STEP_TIMES = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A spec, two traces and step times; loaded so that requests wait, are preempted, and decode at once."""
     path = tmp_path_factory.mktemp("tuned")
-    write_spec(path / "chat.toml", spec_of(config=CONFIG, limits=LIMITS))
+    write_spec(path / "chat.toml", spec_of(config=SMALL_CONFIG, limits=LIMITS))
     draw = random.Random(0)
     rows, now = ["time,prompt_tokens,generated_tokens"], 0.0
     for _ in range(400):

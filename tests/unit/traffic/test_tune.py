@@ -19,19 +19,15 @@ from aotgaudi.spec.write import spec_tables
 from aotgaudi.traffic.replay import Clients, CountingScheduler, Replaying
 from aotgaudi.traffic.trace import Trace
 from aotgaudi.traffic.tune import Tuner
-from tests.specs import spec_of
+from tests.specs import SMALL_CONFIG, spec_of
 
-CONFIG = {
-    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2,
-    "intermediate_size": 128, "vocab_size": 1000, "max_position_embeddings": 4096,
-}  # fmt: skip
 LIMITS = {
     "max_num_seqs": 16, "max_num_batched_tokens": 128, "max_model_len": 512, "block_size": 16, "num_blocks": 200,
 }  # fmt: skip
 
 
 def served(**changes: object) -> BuildSpec:
-    return spec_of(config=CONFIG, limits={**LIMITS, **changes})
+    return spec_of(config=SMALL_CONFIG, limits={**LIMITS, **changes})
 
 
 def work_of(spec: BuildSpec) -> WorkModel:
@@ -157,7 +153,7 @@ def test_a_budget_out_of_range_is_refused(tuner: Tuner, num_entries: int) -> Non
     ],
 )
 def test_a_server_whose_steps_are_others_is_refused(bucketing: dict[str, object], problem: str) -> None:
-    spec = spec_of(config=CONFIG, limits=LIMITS, bucketing=bucketing)
+    spec = spec_of(config=SMALL_CONFIG, limits=LIMITS, bucketing=bucketing)
 
     with pytest.raises(SpecError) as caught:
         Tuner(spec, traffic(5), work_of(spec))
