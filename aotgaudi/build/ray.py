@@ -10,19 +10,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import signal
-import socket
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aotgaudi.build.cluster import connected, first_line
 from aotgaudi.build.exchange import build_through, collect, offer
 from aotgaudi.build.jobs import BuildJob, Built, Busy, build_once
 from aotgaudi.build.workers import UNIT_TIMEOUT_SECONDS, Done, JobTimeoutError, LocalPool, WorkerDiedError
-from aotgaudi.errors import AotGaudiError, CompileError, SpecError, StoreError
+from aotgaudi.errors import AotGaudiError, SpecError, StoreError
 from aotgaudi.remotes.locations import open_remote
 from aotgaudi.store.store import Store
 
@@ -30,8 +28,6 @@ _LOOK_SECONDS = 2.0
 """How old what we know of the cluster's size may be: it grows and shrinks while we build."""
 
 _GRACE_SECONDS = 60.0
-_ANSWER_SECONDS = 10.0
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _DEVICES = frozenset({"hpu", "cuda"})
 
 
@@ -116,15 +112,18 @@ class RayPool:
         self._known = (0, -_LOOK_SECONDS)
 
     def __enter__(self) -> RayPool:
-        self._ray = _connect(self._place, self._most)
-        self._task = self._ray.remote(max_retries=0, **self._place.resources)(run_on_node)
+        self._cluster = contextlib.ExitStack()
+        with contextlib.ExitStack() as started:
+            self._ray = started.enter_context(connected(self._place.address, self._most))
+            self._task = self._ray.remote(max_retries=0, **self._place.resources)(run_on_node)
+            self._cluster = started.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         for task in self._tasks:
             with contextlib.suppress(Exception):  # It may be done, or its node gone.
                 self._ray.cancel(task, force=True)
-        self._ray.shutdown()
+        self._cluster.close()
 
     @property
     def num_workers(self) -> int:
@@ -163,10 +162,8 @@ class RayPool:
         except AotGaudiError as refused:
             return Done(ticket, error=refused)
         except self._ray.exceptions.RayError as lost:
-            reason = (str(lost).splitlines() or [type(lost).__name__])[0]
-            return Done(
-                ticket, error=WorkerLostError(f"lost on the cluster: {type(lost).__name__}: {reason[:200]}")
-            )
+            reason = f"lost on the cluster: {type(lost).__name__}: {first_line(lost)}"
+            return Done(ticket, error=WorkerLostError(reason))
         return Done(ticket, result, error)
 
 
@@ -194,43 +191,3 @@ def _run(pool: LocalPool, job: NodeJob, timeout_seconds: float) -> tuple[Any, Ex
         for done in pool.wait(1.0):
             return done.result, done.error
     return None, JobTimeoutError("timed out")
-
-
-def _connect(place: RayPlace, num_cpus: int | None) -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError as error:
-        raise SpecError("--ray", "Ray is not installed", "pip install 'aotgaudi[ray]'") from error
-    is_local = place.address == "local"
-    _require_answer(place.address)
-    own = {"num_cpus": num_cpus, "include_dashboard": False} if is_local else {}
-    with _kept_handlers():
-        try:
-            ray.init(place.address, log_to_driver=False, logging_level="error", **own)
-        except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise CompileError(f"cannot use the Ray cluster at {place.address}: {reason[:300]}") from error
-    return ray
-
-
-def _require_answer(address: str) -> None:
-    """Raises CompileError where nothing listens at ``HOST:PORT``: Ray itself would try for minutes."""
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if not (host and port.isdecimal()):
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        raise CompileError(f"cannot use the Ray cluster at {address}: {error}") from error
-
-
-@contextlib.contextmanager
-def _kept_handlers() -> Iterator[None]:
-    """Ray takes SIGTERM over, which is ours: it stops the build at a unit boundary."""
-    saved = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in saved.items():
-            signal.signal(number, handler)

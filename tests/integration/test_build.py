@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
 
+import psutil
 import pytest
 
 from aotgaudi.manifest.manifest import Manifest
@@ -22,6 +23,10 @@ from tests.workload import SPEC_TEXT, key_of, seed, tiny_spec
 
 DEADLINE_SECONDS = 300.0
 COMMAND = (sys.executable, "-m", "aotgaudi")
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None and os.environ.get("AOTGAUDI_REQUIRE_RAY") != "1",
+    reason="Ray is not installed: pip install 'aotgaudi[ray]'",
+)
 LLAMA = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -268,10 +273,7 @@ def test_two_builders_trace_each_program_once(tmp_path: Path) -> None:
     assert sum(document["num_compiled"] for document in documents) == sum("artifact" in row for row in rows)
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None and os.environ.get("AOTGAUDI_REQUIRE_RAY") != "1",
-    reason="Ray is not installed: pip install 'aotgaudi[ray]'",
-)
+@needs_ray
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_build_on_ray_stops_at_a_signal_to_its_group_and_is_finished_here(
     start: Callable[..., Build], number: signal.Signals
@@ -288,6 +290,19 @@ def test_a_build_on_ray_stops_at_a_signal_to_its_group_and_is_finished_here(
     assert 0 < num_built < 30
     rest = aotgaudi(build.folder, *build.arguments[:-2])
     assert json.loads(rest.stdout)["num_compiled"] == 30 - num_built
+
+
+@needs_ray
+def test_a_cluster_of_our_own_ends_with_a_builder_that_is_killed(start: Callable[..., Build]) -> None:
+    build = start([f"layer {n} !slow" for n in range(30)], "--ray", "local")
+    build.wait_until(build.num_built)
+    processes = psutil.Process(build.process.pid).children(recursive=True)
+    assert "gcs_server" in {process.name() for process in processes}
+
+    build.process.kill()
+
+    _, alive = psutil.wait_procs(processes, timeout=60.0)
+    assert alive == []
 
 
 def test_a_place_to_exchange_without_a_cluster_is_bad_usage(tmp_path: Path) -> None:
