@@ -44,6 +44,8 @@ _TIMEOUTS: dict[Phase, Reason] = {
     "closing": "write_timeout",
     "idle": "idle",
 }
+_REST_SECONDS = 0.001
+"""Between requests that a client sent together. The event loop has other work, which they would outnumber."""
 _TOLD = "Invalid HTTP request received."
 """uvicorn's words for a malformed request, which is counted instead."""
 
@@ -90,6 +92,7 @@ class Connection(H11Protocol):  # type: ignore[misc,unused-ignore]
         self._num_read = self._num_unsent = 0
         self._held = b""
         """What the client has sent before its turn came."""
+        self._is_resting = False
 
     @property
     def peer(self) -> str:
@@ -104,7 +107,7 @@ class Connection(H11Protocol):  # type: ignore[misc,unused-ignore]
     @property
     def has_unread(self) -> bool:
         """Whether the client has sent something that we have not come to yet."""
-        if self._held:
+        if self._held or self._is_resting:
             return True
         num_bytes = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.FIONREAD, b"\0" * 4)
         return any(num_bytes)
@@ -155,6 +158,18 @@ class Connection(H11Protocol):  # type: ignore[misc,unused-ignore]
             self._step()
         return True
 
+    def handle_events(self) -> None:
+        """Part of uvicorn's reading: begins the next request that has come."""
+        if not self._is_resting:
+            super().handle_events()
+
+    def _go_on(self) -> None:
+        self._is_resting = False
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            self.handle_events()
+            self._step()
+
     def _receive(self, data: bytes) -> None:
         super().data_received(data)
         self._step()
@@ -171,7 +186,11 @@ class Connection(H11Protocol):  # type: ignore[misc,unused-ignore]
 
     def on_response_complete(self) -> None:
         """Part of uvicorn's life of a request. Its own timer is not needed."""
+        self._is_resting = bool(self.conn.trailing_data[0]) and not self.transport.is_closing()
         super().on_response_complete()
+        if self._is_resting:
+            self.flow.pause_reading()
+            self.loop.call_later(_REST_SECONDS, self._go_on)
         self.app_state["is_known"] = True
         self._unset_keepalive_if_required()
         self._step(is_new=True)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
@@ -435,6 +436,22 @@ def test_lines_in_a_body_may_end_as_they_like(serve: Serve) -> None:
     sent = HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
 
     assert read(running.connect(sent)).startswith(b"HTTP/1.1 200 ")
+
+
+def test_requests_sent_together_are_all_answered_with_turns_of_others_between_them(serve: Serve) -> None:
+    running = serve(ConnectionLimits())
+    one = b"GET /health HTTP/1.1\r\nHost: a\r\nX-Long: " + b"x" * 1000 + b"\r\n"
+    began = time.monotonic()
+
+    with ThreadPoolExecutor(1) as beside:
+        received = beside.submit(
+            lambda: read(running.connect((one + b"\r\n") * 999 + one + b"Connection: close\r\n\r\n"))
+        )
+        assert running.status() == 200
+        assert not received.done()
+        assert received.result().count(b"HTTP/1.1 200 ") == 1000
+
+    assert time.monotonic() - began >= 999 * 0.001
 
 
 def test_two_hundred_malformed_requests_are_two_lines(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
