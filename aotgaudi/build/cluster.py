@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 from aotgaudi.errors import CompileError, SpecError
@@ -37,13 +38,17 @@ def connected(address: str, num_cpus: int | None = None) -> Iterator[Any]:
         SpecError: Ray is not installed.
         CompileError: the cluster cannot be started or reached.
     """
+    if find_spec("ray") is None:
+        raise SpecError("--ray", "Ray is not installed", "pip install 'aotgaudi[ray]'")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     with contextlib.ExitStack() as ends:
         if address == "local":
+            ends.enter_context(_our_token())
             address = ends.enter_context(_our_cluster(num_cpus))
-        _require_ray()
-        import ray
+        else:
+            _require_answer(address)
+        import ray  # It looks for a token once.
 
-        _require_answer(address)
         with _kept_handlers():
             try:
                 ray.init(address, log_to_driver=False, logging_level="error")
@@ -80,14 +85,21 @@ def main(num_cpus: int | None) -> None:
 
 
 @contextlib.contextmanager
-def _our_cluster(num_cpus: int | None) -> Iterator[str]:
-    """The address of a cluster on this machine, which ends with the context, or with this process however that ends.
+def _our_token() -> Iterator[None]:
+    """Only this process and its children may use what it starts here; unless the environment says who may."""
+    ours = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    added = ours.keys() - os.environ.keys()
+    os.environ.update({name: ours[name] for name in added})
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
-    Only who knows its token may use it: this process and its children.
-    """
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    _require_ray()
+
+@contextlib.contextmanager
+def _our_cluster(num_cpus: int | None) -> Iterator[str]:
+    """The address of a cluster on this machine, which ends with the context, or with this process however that ends."""
     program = _OUR_CLUSTER.format(path=sys.path, num_cpus=num_cpus)
     process = subprocess.Popen(
         [sys.executable, "-c", program],
@@ -117,14 +129,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.kill()
         process.wait()
     process.stdout.close()
-
-
-def _require_ray() -> None:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray  # noqa: F401
-    except ImportError as error:
-        raise SpecError("--ray", "Ray is not installed", "pip install 'aotgaudi[ray]'") from error
 
 
 def _require_answer(address: str) -> None:

@@ -112,7 +112,6 @@ class RayPool:
         self._known = (0, -_LOOK_SECONDS)
 
     def __enter__(self) -> RayPool:
-        self._cluster = contextlib.ExitStack()
         with contextlib.ExitStack() as started:
             self._ray = started.enter_context(connected(self._place.address, self._most))
             self._task = self._ray.remote(max_retries=0, **self._place.resources)(run_on_node)
