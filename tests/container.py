@@ -38,6 +38,12 @@ def contained(command: Sequence[str], environment: Mapping[str, str]) -> list[st
 
 
 @cache
+def can_mount() -> bool:
+    """Whether a mount namespace of one's own is permitted here."""
+    return subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode == 0
+
+
+@cache
 def drop_privileges(uid: int = UID, gid: int = 0) -> tuple[str, ...]:
     """Returns what goes before a command that is to run as that user. Skips the test where that cannot be."""
     setpriv = ("setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups")

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +14,11 @@ import pytest
 
 from aotgaudi.bundle.bundle import Acceptance
 from aotgaudi.cli.main import cli
+from tests.container import can_mount
 from tests.guests.conftest import Captured
 from tests.guests.fake import Fake, make_model
 from tests.guests.running import Runs, left_in, wait
 from tests.ports import free_port
-
-
-def can_mount() -> bool:
-    return subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode == 0
 
 
 def test_elsewhere_and_otherwise_named_it_is_warm(runs: Runs, captured: Captured, tmp_path: Path) -> None:

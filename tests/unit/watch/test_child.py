@@ -19,6 +19,7 @@ from aotgaudi.watch import processes
 from aotgaudi.watch.child import Child, exit_code
 from aotgaudi.watch.place import Place, taken
 from aotgaudi.watch.processes import Family, Process
+from tests.container import can_mount
 
 ENVIRONMENT = {"PATH": os.defpath, "LANG": "C.UTF-8"}
 STUBBORN = "trap '' TERM; touch {0}/begun; while :; do sleep 0.1; done"
@@ -173,10 +174,6 @@ with taken(Path({str(root)!r})) as place:
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
 
     assert done.stdout.split() == ["3", "True", "[]"], done
-
-
-def can_mount() -> bool:
-    return subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode == 0
 
 
 @pytest.mark.skipif(not can_mount(), reason="mount namespaces are not permitted here")
