@@ -245,9 +245,12 @@ class Server:
         return answer
 
     def metric(self, name: str) -> float:
-        """Returns the value of an unlabelled metric."""
-        (line,) = [line for line in self.get("/metrics").splitlines() if line.startswith(f"{name} ")]
-        return float(line.split()[1])
+        """Returns the sum of a metric's samples. Raises LookupError where it has none."""
+        lines = self.get("/metrics").splitlines()
+        samples = [float(line.split()[-1]) for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
+        if not samples:
+            raise LookupError(f"no metric {name}")
+        return sum(samples)
 
     def _ask(self, method: str, path: str, body: str | None) -> str:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
