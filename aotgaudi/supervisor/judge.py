@@ -187,7 +187,7 @@ class Judge:
         if self._news.is_new or self._turned - self._judged_at >= _EARLY_SECONDS:
             self._judged_at = self._turned
             verdict = self._judged()
-            if not self._news.lack_their_cause(self._turned):
+            if not self._news.lack_their_cause(self._turned) and not self._has_gone(verdict):
                 self._refuse_if_not_warm(verdict)
 
     def _act(self, findings: Sequence[Finding]) -> None:
@@ -224,8 +224,11 @@ class Judge:
         error = self._exercise.error
         if error is not None:
             _log.warning("the exercise failed: %s", error, extra={"request_id": error.request_id})
-            if self._policy.require_warm:
-                self._refuse_if_not_warm(NotWarm((Reason(f"its exercise failed: {error}"),)))
+            verdict = self._judged()
+            causes = verdict.reasons if isinstance(verdict, NotWarm) else ()
+            verdict = NotWarm((*causes, Reason(f"its exercise failed: {error}")))
+            if self._policy.require_warm and not self._has_gone(verdict):
+                self._refuse_if_not_warm(verdict)
         self._settle()
 
     def _settle(self) -> None:
@@ -245,6 +248,8 @@ class Judge:
             verdict = NotWarm(
                 tuple(Reason(f"it was waited in vain for {what}") for what in verdict.waiting_for)
             )
+        if self._has_gone(verdict):
+            return
         if self._policy.require_warm:
             self._refuse_if_not_warm(verdict)
         self._become_ready(verdict)
@@ -255,6 +260,10 @@ class Judge:
                 self._session.look(phase=self._policy.live_byte, compares=compares), self._case.expected
             )
         return self._verdict
+
+    def _has_gone(self, verdict: Verdict) -> bool:
+        """Whether it has ended since, which may be what speaks against it: the next turn tells its exit code."""
+        return isinstance(verdict, NotWarm) and self._session.child.pid not in self._session.child.living()
 
     def _refuse_if_not_warm(self, verdict: Verdict) -> None:
         if not isinstance(verdict, NotWarm):

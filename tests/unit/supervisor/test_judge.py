@@ -28,6 +28,11 @@ class Ended:
     """The child of a session that has ended."""
 
     status: int | None = None
+    pid: int = 7
+    has_gone: bool = False
+
+    def living(self) -> frozenset[int]:
+        return frozenset() if self.has_gone else frozenset({self.pid})
 
     def poll(self) -> int | None:
         return self.status
@@ -160,6 +165,21 @@ def test_a_guest_that_says_nothing_is_looked_at_now_and_then_and_each_word_at_on
     assert session.judged == 3
 
 
+@pytest.mark.parametrize("stage", ["starting", "exercising", "settling"])
+def test_a_guest_that_ends_while_it_is_judged_is_told_by_its_exit_code(stage: Any) -> None:
+    """It has no last word where it crashed; a turn may begin before that, and look for the word after it."""
+    told = {name: replace(one, events=one.events[:-1]) for name, one in warm().items()}
+    session = FakeSession(told, child=Ended(has_gone=True))
+    judge = a_judge(session)
+    judge._stage, judge._exercise = stage, Failed(GuestError("refused"))  # type: ignore[assignment]
+    session.look = lambda **_: replace(seen(told), alive=frozenset(), phase="v")  # type: ignore[method-assign]
+
+    assert judge._turn() is None
+    session.child.status = 13
+    with pytest.raises(GuestError, match="ended with exit code 13 before it was ready"):
+        judge._turn()
+
+
 @dataclass
 class Failed:
     """An exercise that a guest did not answer."""
@@ -185,6 +205,14 @@ def test_an_exercise_that_fails_is_logged_with_the_id_of_its_request(
 
     (record,) = [record for record in caplog.records if "the exercise failed" in record.getMessage()]
     assert getattr(record, "request_id", None) == "aotgaudi-x-0"
+
+
+def test_what_made_an_exercise_fail_is_named_before_it() -> None:
+    judge = a_judge(FakeSession(dict(warm(COMPILER))))
+    judge._stage, judge._exercise = "exercising", Failed(GuestError("no answer"))  # type: ignore[assignment]
+
+    with pytest.raises(NotWarmError, match=r"a compiler was run.*1 more"):
+        judge._while_exercising()
 
 
 WRITE = event("write", path="/run/aotgaudi/cache/more.cpp")
