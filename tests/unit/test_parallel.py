@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from tests.parallel import once, run_folder, turn
 
 SECONDS = 30.0
+TESTS = Path(__file__).parents[1]
 
 
 class Factory(pytest.TempPathFactory):
@@ -123,3 +125,15 @@ def test_one_process_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
 
     assert run_folder(Factory(tmp_path / "alone")).parent == tmp_path / "alone"
+
+
+def test_no_file_of_tests_lies_where_pytest_does_not_look(pytestconfig: pytest.Config) -> None:
+    """By its own default pytest enters no folder named ``build``: hundreds of tests once ran by hand only."""
+    left_out = pytestconfig.getini("norecursedirs")
+    folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")}
+
+    found = [
+        folder for folder in folders for name in folder.parts if any(fnmatch(name, one) for one in left_out)
+    ]
+
+    assert found == []

@@ -354,8 +354,8 @@ CODE = sorted(
     for path in (PACKAGE / folder).glob("*.py")
 )
 
-OF_UNITS = ("canonical.py", "int8_linear.py", "paged_decode.py")
-"""Files of `graphs` that say what a unit's text means."""
+OF_UNITS = ("canonical.py", "draw.py", "export.py", "int8_linear.py", "paged_decode.py")
+"""Files of `graphs` that say what a unit's text means, or that what compiles it calls."""
 
 
 @pytest.mark.parametrize("file", CODE)
