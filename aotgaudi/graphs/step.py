@@ -23,6 +23,7 @@ from aotgaudi.graphs.attention import (
     PromptState,
     paged_attention,
 )
+from aotgaudi.graphs.export import export
 from aotgaudi.graphs.invariant import batch_invariant, require_invariant
 from aotgaudi.graphs.invariant_attention import InvariantDecodeState, InvariantPromptState
 from aotgaudi.graphs.program import ANY_NUM_BLOCKS, CacheSpec, TensorSpec
@@ -130,11 +131,12 @@ def export_step(
     caches = [
         zero_cache(spec) for spec in cache_specs(config, limits, str(model.dtype).removeprefix("torch."))
     ]
-    with torch.no_grad(), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            dynamic = (dict.fromkeys(inputs), [any_blocks()] * len(caches))
-            exported = torch.export.export(wrapper, (inputs, caches), dynamic_shapes=dynamic, strict=False)
+            exported = export(
+                wrapper, (inputs, caches), (dict.fromkeys(inputs), [any_blocks()] * len(caches))
+            )
         except (torch._dynamo.exc.UserError, TypeError, NotImplementedError) as error:
             raise SpecError(
                 f"model ({model.config.model_type})", f"does not export: {_first_line(error)}"

@@ -20,6 +20,7 @@ from torch import fx, nn
 from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, MhcEntry, PromptEntry, SamplerEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.graphs.canonical import to_text
+from aotgaudi.graphs.export import export
 from aotgaudi.graphs.hyper_connections import HcPostGraph, HcPreGraph
 from aotgaudi.graphs.invariant import batch_invariant, require_invariant
 from aotgaudi.graphs.program import CacheSpec, TensorSpec
@@ -236,9 +237,7 @@ def _hf_config(config_json: str) -> Any:
 
 
 def _export(module: nn.Module, args: tuple[torch.Tensor, ...], dynamic: Any = None) -> fx.GraphModule:
-    with torch.no_grad():
-        exported = torch.export.export(module, args, dynamic_shapes=dynamic, strict=False)
-    graph_module: fx.GraphModule = exported.graph_module
+    graph_module: fx.GraphModule = export(module, args, dynamic).graph_module
     graph_module.graph.eliminate_dead_code()
     return graph_module
 

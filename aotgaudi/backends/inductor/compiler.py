@@ -37,6 +37,7 @@ from aotgaudi.backends.inductor.toolchain import Toolchain
 from aotgaudi.digest import sha256_source
 from aotgaudi.errors import CompileError
 from aotgaudi.graphs.canonical import OPEN_SIZE, InputSpec, from_text, is_open
+from aotgaudi.graphs.export import export
 
 _FIXED_OPTIONS: dict[str, Any] = {
     "aot_inductor.debug_symbols": False,
@@ -167,8 +168,7 @@ def _opened(graph: fx.GraphModule, specs: list[InputSpec], inputs: list[Tensor])
         return graph
     open_size = torch.export.Dim("N", min=2)
     sizes = tuple({spec[1].index(OPEN_SIZE): open_size} if is_open(spec) else None for spec in specs)
-    exported = torch.export.export(graph, tuple(inputs), dynamic_shapes=sizes, strict=False)
-    opened: fx.GraphModule = exported.module(check_guards=False)
+    opened: fx.GraphModule = export(graph, tuple(inputs), sizes).module(check_guards=False)
     return opened
 
 

@@ -65,8 +65,8 @@ def compile_code_digest() -> str:
         path for path in folder.iterdir() if path.suffix in (".py", ".h") and path.name not in NO_COMPILE_CODE
     ]
     graphs = folder.parents[1] / "graphs"
-    operators = ("canonical.py", "draw.py", "int8_linear.py", "paged_decode.py")
-    return sha256_source([*files, *(graphs / name for name in operators)])
+    names = ("canonical.py", "draw.py", "export.py", "int8_linear.py", "paged_decode.py")
+    return sha256_source([*files, *(graphs / name for name in names)])
 
 
 def at_level(target: Target, name: str) -> Target:

@@ -21,6 +21,10 @@ ClosedSpec = tuple[str, list[int], list[int]]
 _DISTINCT_BOUNDS = (1 << 16, 256, 16)
 _DISTINCT_BLOCKS = 128
 
+_DISTINCT_VALUES = 1_048_583
+"""A large tensor, such as an embedding, has so many values, again and again: to draw each costs more than to compile what
+takes them. Prime, so that no two of its rows begin at the same one."""
+
 _INTEGERS_SPREAD = 73.0
 """The standard deviation of integers from -127 to 127."""
 
@@ -109,11 +113,14 @@ def _sample(spec: ClosedSpec, is_weight: bool, generator: torch.Generator) -> Te
         return torch.rand(sizes, generator=generator, dtype=dtype)
     if not dtype.is_floating_point:
         return torch.zeros(sizes, dtype=dtype)
-    noise = torch.randn(sizes, generator=generator)
+    num_values = math.prod(sizes)
+    noise = torch.randn(min(num_values, _DISTINCT_VALUES), generator=generator)
     if len(sizes) < 2:
-        return (1 + 0.1 * noise).to(dtype)
-    fan_in = sizes[-1] if len(sizes) == 2 else max(sizes[-2:])
-    return (noise * (fan_in**-0.5 if is_weight else 0.5)).to(dtype)
+        some = 1 + 0.1 * noise
+    else:
+        fan_in = sizes[-1] if len(sizes) == 2 else max(sizes[-2:])
+        some = noise * (fan_in**-0.5 if is_weight else 0.5)
+    return some.to(dtype).repeat(-(-num_values // max(1, len(some))))[:num_values].view(sizes)
 
 
 def _strided(value: Tensor, spec: ClosedSpec) -> Tensor:
