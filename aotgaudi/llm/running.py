@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aotgaudi.bundle.bundle import Acceptance
 from aotgaudi.bundle.model import ModelDirectory
@@ -14,12 +14,14 @@ from aotgaudi.engine.core import OnStep
 from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.room import UNLIMITED, RoomLimits
 from aotgaudi.llm.model_files import GenerationConfig
-from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.phases import Phases
 from aotgaudi.runtime.guard import Cause, Guard, Layer
 from aotgaudi.runtime.shards import WeightsMemory
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.scheduler import Policy
+
+if TYPE_CHECKING:
+    from aotgaudi.llm.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)

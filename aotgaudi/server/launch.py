@@ -101,6 +101,7 @@ def launch(options: ServeOptions) -> None:
         )
         service.metrics.connections.set_function(lambda: server.num_connections)
         gc.freeze()  # What is loaded stays, and need not be looked through again and again for garbage.
+        gc.enable()
         server.run_until_stopped()
     if (
         not service.has_ended()

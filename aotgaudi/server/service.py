@@ -7,15 +7,17 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from aotgaudi.errors import RequestError
 from aotgaudi.llm.running import Warmth
-from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.server.generation import EngineLike
 from aotgaudi.server.intake.prepare import Kind, PreparedRequest, ServedModel
 from aotgaudi.server.metrics import Metrics
 from aotgaudi.spec.limits import ServingLimits
+
+if TYPE_CHECKING:
+    from aotgaudi.llm.tokenizer import Tokenizer
 
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
 DEFAULT_STALL_SECONDS = 60.0

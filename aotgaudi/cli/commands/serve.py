@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import logging
 import os
@@ -182,6 +183,7 @@ def serve(  # noqa: PLR0913 - one argument per option
 
     A bundle that `build capture` sealed is run as `aotgaudi run` does it, by the sealed command; WORDS are added to that.
     """
+    gc.disable()  # What a start makes stays; `launch` has garbage looked for again.
     from aotgaudi.bundle.sealed import is_capture
     from aotgaudi.phases import Phases, since_process_start
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.errors import RequestError
-from aotgaudi.llm.chat import ChatTemplate
-from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.server.intake.body import parse_body
 from aotgaudi.server.intake.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
+
+if TYPE_CHECKING:
+    from aotgaudi.llm.chat import ChatTemplate
+    from aotgaudi.llm.tokenizer import Tokenizer
 
 Kind = Literal["completion", "chat"]
 
