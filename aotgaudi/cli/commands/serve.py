@@ -183,7 +183,6 @@ def serve(  # noqa: PLR0913 - one argument per option
 
     A bundle that `build capture` sealed is run as `aotgaudi run` does it, by the sealed command; WORDS are added to that.
     """
-    gc.disable()  # What a start makes stays; `launch` has garbage looked for again.
     from aotgaudi.bundle.sealed import is_capture
     from aotgaudi.phases import Phases, since_process_start
 
@@ -210,6 +209,7 @@ def serve(  # noqa: PLR0913 - one argument per option
             "compiles while requests wait: it excludes" if require_warm else "serves what is warm: it needs"
         )
         raise click.UsageError(f"--outside {outside} {goes} --require-warm")
+    gc.disable()  # What a start makes stays; `launch` has garbage looked for again.
     from aotgaudi.cli.options.model import find_model
     from aotgaudi.llm.model_files import GenerationConfig
     from aotgaudi.runtime.preload import begin_to_load_torch
