@@ -209,6 +209,7 @@ def serve(  # noqa: PLR0913 - one argument per option
             "compiles while requests wait: it excludes" if require_warm else "serves what is warm: it needs"
         )
         raise click.UsageError(f"--outside {outside} {goes} --require-warm")
+    context.call_on_close(gc.enable)
     gc.disable()  # What a start makes stays; `launch` has garbage looked for again.
     from aotgaudi.cli.options.model import find_model
     from aotgaudi.llm.model_files import GenerationConfig

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import math
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from click.testing import CliRunner
 from aotgaudi.bundle.bundle import Acceptance
 from aotgaudi.cli.commands.serve import served_name
 from aotgaudi.cli.main import cli
+from aotgaudi.errors import SpecError
 from aotgaudi.llm.running import ModelOptions
 from aotgaudi.server.front.limits import Listening
 from aotgaudi.server.launch import ServeOptions
@@ -104,3 +107,34 @@ def test_what_lies_outside_is_compiled_or_not_as_require_warm_says(
 
     assert result.exit_code == 2
     assert said in result.stderr
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_garbage_is_not_looked_for_while_a_server_starts_and_is_again_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    looked: list[bool] = []
+
+    def launched(_: ServeOptions) -> None:
+        looked.append(gc.isenabled())
+        if fails:
+            raise SpecError("the address", "is in use")
+
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # Nothing is set where a user has set this.
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+    monkeypatch.setattr("aotgaudi.runtime.preload.begin_to_load_torch", lambda: None)
+    monkeypatch.setattr("aotgaudi.bundle.sealed.is_capture", lambda _: False)
+    monkeypatch.setattr("aotgaudi.server.launch.launch", launched)
+
+    result = CliRunner().invoke(
+        cli, ["serve", "--bundle", str(tmp_path), "--model", str(model_directory(tmp_path))]
+    )
+
+    assert (result.exit_code, looked, gc.isenabled()) == (2 if fails else 0, [False], True)
+
+
+def model_directory(path: Path) -> Path:
+    """A directory that looks like a model's; nothing of it is read."""
+    for name in ("config.json", "model.safetensors"):
+        (path / name).write_bytes(b"")
+    return path
