@@ -74,6 +74,14 @@ def test_a_command_that_cannot_be_run_is_told_as_a_shell_tells_it(
     assert message in (tmp_path / "log").read_text()
 
 
+@pytest.fixture(autouse=True)
+def hanging_up_ends() -> Iterator[None]:
+    """Also where the tests were started with nohup, which children inherit."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def test_it_begins_with_the_signals_of_an_untouched_process(place: Place, tmp_path: Path) -> None:
     script = f"grep -E '^Sig(Blk|Ign)' /proc/self/status > {tmp_path}/signals"
     with shell(place, script) as child:
