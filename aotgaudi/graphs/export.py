@@ -18,7 +18,7 @@ def export(module: nn.Module, args: tuple[Any, ...], dynamic: Any = None) -> tor
 
 @contextlib.contextmanager
 def _without_stack_traces() -> Iterator[None]:
-    """Until the end, torch does not note with each node which lines made it: a sixth of tracing, which nobody reads.
+    """Until the end, torch does not note with each node which lines made it: a seventh of tracing, which nobody reads.
 
     A torch that has no such choice does not look at the name.
     """

@@ -133,9 +133,8 @@ def _row_errors(got: Tensor, want: Tensor) -> tuple[Tensor, Tensor]:
         return torch.full((len(rows),), torch.inf), torch.zeros(len(rows))
     if not want.numel() or torch.equal(got, want):
         return torch.zeros(len(rows)), torch.zeros(len(rows))
-    wide = (
-        torch.float32 if want.dtype.itemsize == 2 else torch.float64
-    )  # Exact enough, and half as much to move.
+    # Of 16 bits float32 holds every number, and is half as much to move.
+    wide = torch.float32 if want.dtype.itemsize == 2 else torch.float64
     rows = rows.to(wide)
     error = (got.reshape(rows.shape).to(wide) - rows).abs().amax(-1).nan_to_num(nan=torch.inf)
     return error, TOLERANCES.get(want.dtype, 0.0) * rows.abs().amax(-1).clamp_min(1.0)

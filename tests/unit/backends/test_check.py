@@ -280,3 +280,17 @@ def test_weights_are_scaled_by_their_fan_in_however_the_product_is_written(
     _, weight = sample_inputs(graph, specs, seed=1)
 
     assert weight.std().item() == pytest.approx(256**-0.5, rel=0.2)
+
+
+def test_no_two_rows_of_a_large_sample_are_equal() -> None:
+    """It has a million values, again and again: a unit that takes another row than it should is seen all the same."""
+
+    class Embedding(nn.Module):
+        def forward(self, weight: Tensor, ids: Tensor) -> Tensor:
+            return weight[ids]
+
+    weight = torch.zeros(49_152, 64)
+    graph = torch.export.export(Embedding(), (weight, torch.zeros(4, dtype=torch.int64))).graph_module
+    weights, _ = sample_inputs(*from_text(to_text(graph.graph)), seed=1)
+
+    assert len(weights.unique(dim=0)) == len(weight)
