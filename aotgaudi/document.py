@@ -17,8 +17,6 @@ from pydantic_core import core_schema, from_json
 from aotgaudi.digest import Digest, canonical_json
 from aotgaudi.errors import ManifestError, SpecError
 
-MAX_DOCUMENT_BYTES = 256 << 20
-
 
 class Value(BaseModel):
     """Frozen; refuses unknown keys, values of another type, and numbers that are not finite."""

@@ -51,11 +51,14 @@ class Phases:
         yield
         self.add(name, begin)
 
+    def keep(self, phases: Iterable[Phase]) -> None:
+        """Adds phases that were timed elsewhere, by the same clock."""
+        with self._lock:
+            self._done += phases
+
     def add(self, name: str, begin: float) -> None:
         """Adds a phase that began at `begin` and ends now."""
-        phase = Phase(name, begin, self.clock())
-        with self._lock:
-            self._done.append(phase)
+        self.keep([Phase(name, begin, self.clock())])
 
 
 def listed(phases: Iterable[Phase]) -> str:
@@ -66,5 +69,14 @@ def listed(phases: Iterable[Phase]) -> str:
 def since_process_start() -> Callable[[], float]:
     """Returns a clock: the seconds since the kernel started this process (whose start is known to 10 ms)."""
     fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return lambda: max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
+    return since(int(fields[19]) / os.sysconf("SC_CLK_TCK"))
+
+
+def since(began: float) -> Callable[[], float]:
+    """Returns a clock: the seconds since `began`, which is in seconds of the machine's uptime, as all processes count it."""
+    return lambda: max(0.0, uptime() - began)
+
+
+def uptime() -> float:
+    """Returns how long the machine has been up, in seconds."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

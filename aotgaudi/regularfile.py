@@ -18,6 +18,9 @@ from aotgaudi.errors import SpecError
 Examine = Callable[[Path, os.stat_result], None]
 """Looks at a regular file that has been opened, before it is read; raises where it must not be."""
 
+MAX_DOCUMENT_BYTES = 256 << 20
+"""The most that is read of a document of ours: a manifest, a receipt, an index."""
+
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _KINDS = (
     (stat.S_ISDIR, "a directory"),

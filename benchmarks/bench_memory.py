@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from pathlib import Path
@@ -117,15 +118,25 @@ def kv_bytes(manifest: Manifest) -> int:
     return model.num_layers * prod(shape) * _DTYPE_BYTES[model.dtype]
 
 
-def memory(pid: int) -> dict[str, int]:
-    """The memory rows of a process's status, in bytes."""
+def memory(pid: int) -> Counter[str]:
+    """The memory rows of the status of a server's front and of its engine's process, in bytes, added up.
+
+    So pages that both have are counted twice, and peaks count as if they came at once.
+    """
     wanted = ("VmHWM", "VmRSS", "RssAnon", "RssFile", "RssShmem")
-    found = {}
-    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
-        name, _, value = line.partition(":")
-        if name in wanted:
-            found[name] = int(value.split()[0]) * 1024
+    found: Counter[str] = Counter()
+    for each in (pid, *_engines(pid)):
+        for line in Path(f"/proc/{each}/status").read_text(encoding="ascii").splitlines():
+            name, _, value = line.partition(":")
+            if name in wanted:
+                found[name] += int(value.split()[0]) * 1024
     return found
+
+
+def _engines(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    lines = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
+    return [child for child, line in lines.items() if b"aotgaudi.server.engine.main" in line]
 
 
 def send(server: Server, manifest: Manifest, args: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from aotgaudi.engine.steps import Step
 from aotgaudi.entries import PromptEntry
 from aotgaudi.errors import RequestError
 from aotgaudi.spec.limits import ServingLimits
-from aotgaudi.spec.scheduler import Policy
+from aotgaudi.spec.policy import Policy
 
 _FEW_BLOCKS = st.integers(2, 14)
 

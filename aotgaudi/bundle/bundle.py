@@ -18,21 +18,20 @@ from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
-    RECEIPT_NAME,
     SIGNATURE_NAME,
     BundleIndex,
     load_index,
     load_program,
 )
+from aotgaudi.bundle.kind import RECEIPT_NAME
 from aotgaudi.bundle.permissions import OwnerRule, check_directories
 from aotgaudi.bundle.sealed import SealedReceipt, capture_of, load_sealed, programs_of
 from aotgaudi.bundle.signature import MAX_ENVELOPE_BYTES, Statement
 from aotgaudi.bundle.trust import TrustPolicy, load_trusted_key, require_match
 from aotgaudi.digest import Digest
-from aotgaudi.document import MAX_DOCUMENT_BYTES
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, SpecError, StoreError, UntrustedError
 from aotgaudi.guests.launch import Launch, load_launch
-from aotgaudi.regularfile import Examine, accept_any
+from aotgaudi.regularfile import MAX_DOCUMENT_BYTES, Examine, accept_any
 from aotgaudi.store.blobs import Fault, read_blob, read_bounded
 from aotgaudi.store.cas import object_path
 

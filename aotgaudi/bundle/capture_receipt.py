@@ -35,11 +35,10 @@ import pydantic
 from pydantic import AfterValidator, Field, StringConstraints
 
 from aotgaudi.backends.base import Target
+from aotgaudi.bundle.kind import CAPTURE_SCHEMA
 from aotgaudi.document import DigestField, Document, Value
 from aotgaudi.guests.base import FileKind
 from aotgaudi.guests.expected import Expected
-
-CAPTURE_SCHEMA: Literal["aotgaudi.capture/1"] = "aotgaudi.capture/1"
 
 MAX_FILES = 200_000
 """Ten times what the largest known cache (DeepGEMM's, with every kernel) has on one node."""

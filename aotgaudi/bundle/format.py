@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 BUNDLE_SCHEMA: Literal["aotgaudi.bundle/1"] = "aotgaudi.bundle/1"
 INDEX_NAME: Literal["aotgaudi.bundle.json"] = "aotgaudi.bundle.json"
 MANIFEST_NAME = "manifest.json"
-RECEIPT_NAME = "receipt.json"
 SIGNATURE_NAME = "aotgaudi.signature.json"
 OBJECTS_NAME = "objects"
 

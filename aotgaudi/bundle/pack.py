@@ -16,7 +16,6 @@ from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
-    RECEIPT_NAME,
     SIGNATURE_NAME,
     BundleIndex,
     Counts,
@@ -25,6 +24,7 @@ from aotgaudi.bundle.format import (
     program_objects,
     stray_paths,
 )
+from aotgaudi.bundle.kind import RECEIPT_NAME
 from aotgaudi.bundle.sealed import SealedReceipt
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import building_directory, exchange_directory, refuse_foreign

@@ -18,16 +18,16 @@ from aotgaudi.bundle.format import (
     MANIFEST_NAME,
     MAX_INDEX_BYTES,
     OBJECTS_NAME,
-    RECEIPT_NAME,
     SIGNATURE_NAME,
     BundleIndex,
     load_index,
 )
+from aotgaudi.bundle.kind import RECEIPT_NAME
 from aotgaudi.bundle.signature import MAX_ENVELOPE_BYTES
 from aotgaudi.bundle.staging import PARTIAL_NAME, publish, staging_directory
 from aotgaudi.digest import Digest
-from aotgaudi.document import MAX_DOCUMENT_BYTES
 from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError
+from aotgaudi.regularfile import MAX_DOCUMENT_BYTES
 from aotgaudi.remotes.receiving import Partial, receive, require_room
 from aotgaudi.remotes.remote import Pointer, Remote
 from aotgaudi.remotes.transfer import Conduct, Sources, send

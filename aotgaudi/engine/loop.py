@@ -24,10 +24,10 @@ from random import Random
 from aotgaudi.engine.admission import Admission
 from aotgaudi.engine.core import EngineCore, EngineStats
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
+from aotgaudi.engine.gate import Gate
 from aotgaudi.engine.output import ErrorEvent, Flush, OnEvent, OutputStream, no_flush
 from aotgaudi.engine.request import NewRequest, Request
-from aotgaudi.engine.room import UNLIMITED, Room, RoomLimits
-from aotgaudi.errors import RequestError
+from aotgaudi.engine.room import UNLIMITED, RoomLimits
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +57,8 @@ class Engine:
         seeds: Random | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._core, self._admission, self._new_detokenizer = core, admission, new_detokenizer
-        self._room, self._clock = Room(room, admission.limits.max_model_len), clock
+        self._core, self._new_detokenizer = core, new_detokenizer
+        self._gate, self._clock = Gate(admission, room), clock
         self._seeds = seeds or Random()  # noqa: S311 - sampling, not secrets
         self._thread = threading.Thread(target=self._loop, name="aotgaudi-engine", daemon=True)
         self._wake = threading.Condition()
@@ -68,7 +68,6 @@ class Engine:
         self._stats = self._core.status()
         self._oldest_waiting: Request | None = None
         self._progress_at = clock()
-        self._refusal: str | None = None
         self._is_stopping = False
         self._failure: Exception | None = None
 
@@ -78,6 +77,11 @@ class Engine:
         return self._failure
 
     @property
+    def admission(self) -> Admission:
+        """Which requests are admitted."""
+        return self._gate.admission
+
+    @property
     def thread_ident(self) -> int | None:
         """The identifier of the engine's thread; None before it is started."""
         return self._thread.ident
@@ -85,6 +89,10 @@ class Engine:
     def start(self) -> None:
         """Starts the engine's thread. Raises RuntimeError when called twice."""
         self._thread.start()
+
+    def join(self) -> None:
+        """Waits until the engine's thread has ended: it was shut down, or has died (`failure`)."""
+        self._thread.join()
 
     def add(
         self,
@@ -105,20 +113,15 @@ class Engine:
             RequestError: 400 when one of them can never run, or its id is in use; 429 when there is no room for all of
                 them; 503 when the engine drains, was shut down, or has died.
         """
-        prompt_lens = [len(request.prompt_token_ids) for request in requests]
         with self._wake:  # Refusing must cost little: nothing is made of requests that there is no room for.
-            self._check_open(requests)
-            self._room.check(connection, prompt_lens, is_new=is_new)
+            self._gate.check(requests, connection, is_new=is_new)
         streams = [
-            OutputStream(
-                self._request(new), self._new_detokenizer(new.prompt_token_ids), on_event, flush, connection
-            )
+            OutputStream(self._request(new), self._new_detokenizer(new.prompt_token_ids), on_event, flush)
             for new in requests
         ]
         with self._wake:
-            self._check_open(requests)
-            is_crowd = self._room.is_crowd(connection, len(streams))
-            self._room.enter(connection, prompt_lens, is_new=is_new)
+            is_crowd = self._gate.room.is_crowd(connection, len(streams))
+            self._gate.enter(requests, connection, is_new=is_new)
             for stream in streams:
                 stream.request.is_in_crowd, stream.request.is_new = is_crowd, is_new
             if not self._streams:
@@ -133,13 +136,13 @@ class Engine:
         If so it counts as refused: whoever asks refuses it for less than `add` does.
         """
         with self._wake:
-            return self._room.turns_away(num_before)
+            return self._gate.room.turns_away(num_before)
 
     def _request(self, new: NewRequest) -> Request:
         params = new.params
         return Request(
             request_id=new.request_id,
-            max_tokens=self._admission.check(new.prompt_token_ids, params),
+            max_tokens=self._gate.admission.check(new.prompt_token_ids, params),
             prompt_token_ids=new.prompt_token_ids,
             params=params,
             seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
@@ -161,7 +164,7 @@ class Engine:
         Must not be called on the engine's thread, which would wait for itself.
         """
         with self._wake:
-            self._refuse("the server is shutting down")
+            self._gate.close("the server is shutting down")
             return self._wake.wait_for(lambda: not self._streams, timeout_seconds)
 
     def shutdown(self, timeout_seconds: float | None = None) -> bool:
@@ -170,7 +173,7 @@ class Engine:
         Must not be called on the engine's thread. An engine that was never started aborts on the caller's.
         """
         with self._wake:
-            self._refuse("the server is shutting down")
+            self._gate.close("the server is shutting down")
             self._is_stopping = True
             self._wake.notify_all()
         if self._thread.ident is None:
@@ -192,24 +195,10 @@ class Engine:
                 self._stats,
                 tallies=self._core.tallies.snapshot(),
                 num_waiting=self._stats.num_waiting + len(self._arrivals),
-                num_refused=self._room.num_refused,
+                num_refused=self._gate.room.num_refused,
                 oldest_waiting_seconds=0.0 if oldest is None else self._clock() - oldest.arrived_at,
                 stalled_seconds=self.stalled_seconds,
             )
-
-    # Under the lock
-
-    def _refuse(self, reason: str) -> None:
-        self._refusal = self._refusal or reason
-
-    def _check_open(self, requests: Sequence[NewRequest]) -> None:
-        if self._refusal is not None:
-            raise RequestError(self._refusal, http_status=503)
-        seen: set[str] = set()
-        for name in (request.request_id for request in requests):
-            if name in self._streams or name in seen:
-                raise RequestError(f"request id {name!r} is in use", param="request_id")
-            seen.add(name)
 
     # The engine's thread
 
@@ -247,7 +236,7 @@ class Engine:
         with self._wake:
             for stream in self._core.take_ended():
                 del self._streams[stream.request.request_id]
-                self._room.leave(stream.connection, stream.request.num_prompt_tokens)
+                self._gate.leave(stream.request.request_id)
             self._stats, self._oldest_waiting = self._core.status(), self._core.oldest_waiting
             self._progress_at = self._clock()
             self._wake.notify_all()
@@ -261,7 +250,7 @@ class Engine:
     def _die(self, error: Exception) -> None:
         with self._wake:
             self._failure = error
-            self._refuse("the engine has died; the server must be restarted")
+            self._gate.close("the engine has died; the server must be restarted")
             told = set(self._core.take_ended())
             untold = [stream for stream in self._streams.values() if stream not in told]
         for stream in untold:

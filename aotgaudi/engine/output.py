@@ -6,7 +6,7 @@ JSON (server/responses.py) or an `Output` (the Python API).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Union
@@ -81,8 +81,7 @@ def no_flush() -> None:
 class OutputStream:
     """Turns the tokens of `request` into events. The engine's thread owns it.
 
-    `flush` follows the events of a step, so that an owner may let another thread know of many events at once. `connection`
-    stands for the connection that the request came over; None: for none (see `aotgaudi.engine.room`).
+    `flush` follows the events of a step, so that an owner may let another thread know of many events at once.
     """
 
     def __init__(
@@ -91,9 +90,8 @@ class OutputStream:
         detokenizer: IncrementalDetokenizer,
         on_event: OnEvent,
         flush: Flush = no_flush,
-        connection: Hashable = None,
     ) -> None:
-        self.request, self.on_event, self.flush, self.connection = request, on_event, flush, connection
+        self.request, self.on_event, self.flush = request, on_event, flush
         self._detokenizer = detokenizer
         self._stops = StopChecker(request.params.stop)
 

@@ -41,7 +41,7 @@ from aotgaudi.engine.turns import Turns
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.errors import AotGaudiError, CoverageError
 from aotgaudi.spec.limits import ServingLimits
-from aotgaudi.spec.scheduler import Policy
+from aotgaudi.spec.policy import Policy
 
 
 class UncoveredStepError(CoverageError):

@@ -15,7 +15,7 @@ from aotgaudi.engine.costs import StepCosts
 from aotgaudi.engine.steps import PromptStep, Step
 from aotgaudi.entries import DecodeEntry
 from aotgaudi.spec.limits import ServingLimits
-from aotgaudi.spec.scheduler import Policy
+from aotgaudi.spec.policy import Policy
 
 _PATIENCE = 32
 """Who has waited for a first token for so many times as long as a step takes may have that step."""

@@ -31,7 +31,7 @@ from aotgaudi.engine.steps import TokenLogprobs
 from aotgaudi.errors import AotGaudiError, RequestError, SpecError
 from aotgaudi.llm.chat import ChatTemplate
 from aotgaudi.llm.model_files import GenerationConfig
-from aotgaudi.llm.running import ModelOptions, RunningModel, Warmth
+from aotgaudi.llm.running import ModelOptions, Observers, RunningModel, Warmth
 from aotgaudi.llm.start import start
 
 Prompts = Union[str, Sequence[str], Sequence[int], Sequence[Sequence[int]]]
@@ -128,7 +128,7 @@ class LLM:
             outside=outside,
             policy="throughput",  # Nobody reads along, and the same prompts run in the same steps.
         )
-        self._model: RunningModel = start(options)
+        self._model: RunningModel = start(options, Observers())
         try:
             self._chat_template = ChatTemplate.load(self._model.directory)
             self._model.guard.arm(

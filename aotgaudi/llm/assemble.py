@@ -31,27 +31,29 @@ from aotgaudi.entries import Entry
 from aotgaudi.errors import CoverageError
 from aotgaudi.llm.holding import Holding
 from aotgaudi.llm.model_files import GenerationConfig, split_by_sampler
-from aotgaudi.llm.running import ModelOptions, RunningModel, Warmth
+from aotgaudi.llm.running import ModelOptions, Observers, RunningModel, Warmth
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.manifest.coverage import coverage_of
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.parts import Part
+from aotgaudi.phases import Phases
 from aotgaudi.runtime.allocator import keep_freed_memory
 from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.first_use import FirstUseBuilder
 from aotgaudi.runtime.guard import Guard
 from aotgaudi.runtime.load import Artifacts, Loader, declare_samplers
+from aotgaudi.spec.policy import Policy
 from aotgaudi.spec.sampler import SamplerSpec
-from aotgaudi.spec.scheduler import Policy, SchedulerSpec
+from aotgaudi.spec.scheduler import SchedulerSpec
 
 logger = logging.getLogger(__name__)
 
 
-def assemble(options: ModelOptions, held: Holding) -> RunningModel:
+def assemble(options: ModelOptions, observers: Observers, held: Holding) -> RunningModel:
     """Returns a model whose engine runs. See `aotgaudi.llm.start.start` for the errors."""
     keep_freed_memory()
     with _one_thread():
-        return _assembled(options, held)
+        return _assembled(options, observers, held)
 
 
 @contextmanager
@@ -65,28 +67,28 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _assembled(options: ModelOptions, held: Holding) -> RunningModel:
+def _assembled(options: ModelOptions, observers: Observers, held: Holding) -> RunningModel:
     manifest, model = held.bundle.manifest, held.weights.model
     served, spec = held.served, held.served.spec
-    with options.phases.time("tokenizer"):
+    with observers.phases.time("tokenizer"):
         check_model(manifest.spec, model)
         tokenizer = Tokenizer.load(model)
         defaults = sampling_defaults(options.generation_config, model, spec.sampler)
-    with options.phases.time("coverage"):
+    with observers.phases.time("coverage"):
         coverage = check_coverage(served, require_warm=options.require_warm)
 
     guard, executables = Guard(), ExecutableTable()
-    builder = _load(options, held, executables, guard)
+    builder = _load(options, observers.phases, held, executables, guard)
     runner = ProgramRunner(executables, spec.limits.block_size, builder or refuse_cold, options.num_threads)
     outside = what_is_outside(manifest, served, options.outside_policy)
-    with options.phases.time("engine"):
+    with observers.phases.time("engine"):
         engine = make_engine(
             served,
             runner,
             tokenizer,
             table=None if builder is None else WarmFirstTable(served.entries, executables),
             outside=outside,
-            on_step=options.on_step,
+            on_step=observers.on_step,
             room=options.room,
             prefix_caching=caches_prefixes(served, options.prefix_caching),
             policy=options.policy,
@@ -127,6 +129,7 @@ def _assembled(options: ModelOptions, held: Holding) -> RunningModel:
 
 def _load(
     options: ModelOptions,
+    phases: Phases,
     held: Holding,
     executables: ExecutableTable,
     guard: Guard,
@@ -134,7 +137,7 @@ def _load(
     """Fills `executables` with what is sound. Returns what makes the others warm; None under `require_warm`."""
     bundle, verified = held.bundle, held.verified.result()
     entries, receipt = held.served.entries, programs_of(bundle)
-    with options.phases.time("warm_checks"):
+    with phases.time("warm_checks"):
         sound = _accept(verified.report, entries, options)
         declare_samplers(entries, executables)
     runtime = make_runtime(receipt.target)
@@ -142,7 +145,7 @@ def _load(
     held.prefetched.result()
     loader = Loader(runtime, held.weights, held.served.spec.limits.num_blocks, held.caches.result())
     artifacts = Artifacts(receipt, verified.program, verified.read, verified.path)
-    loader.load(sound, artifacts, executables, options.phases)
+    loader.load(sound, artifacts, executables, phases)
     verified.objects.close()
     if options.require_warm:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from aotgaudi.phases import Phases
 from aotgaudi.runtime.guard import Cause, Guard, Layer
 from aotgaudi.runtime.shards import WeightsMemory
 from aotgaudi.spec.limits import ServingLimits
-from aotgaudi.spec.scheduler import Policy
+from aotgaudi.spec.policy import Policy
 
 if TYPE_CHECKING:
     from aotgaudi.llm.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """What to run, and on which conditions.
+    """What to run, and on which conditions. May be sent to another process.
 
     Attributes:
         bundle: The sealed bundle.
@@ -39,10 +39,7 @@ class ModelOptions:
         generation_config: Where sampling defaults come from.
         store_root: Where a builder started on first use keeps what it builds; used only without `require_warm`.
         environment: What that builder inherits; None: this process's environment.
-        on_step: Observes the time of each step, on the engine's thread.
-        on_model: Is told the model directory once it is known what must be in it, before anything is loaded.
         room: How much may be open at once.
-        phases: Times the start.
         policy: How prompts and decodes take turns; None: as the spec of the bundle says.
         prefix_caching: Whether prompts start after what is cached of them; None: as the spec of the bundle says.
         outside: What becomes of what the warm entries do not cover. None: "refuse" under `require_warm`, else "first-use",
@@ -59,18 +56,30 @@ class ModelOptions:
     weights_memory: WeightsMemory = "copy"
     generation_config: GenerationConfig = GenerationConfig()  # noqa: RUF009 - a frozen value
     environment: Mapping[str, str] | None = None
-    on_step: OnStep | None = None
-    on_model: Callable[[ModelDirectory], None] | None = None
     room: RoomLimits = UNLIMITED
     prefix_caching: bool | None = None
     policy: Policy | None = None
-    phases: Phases = field(default_factory=Phases, compare=False)
     outside: Outside | None = None
 
     @property
     def outside_policy(self) -> Outside:
         """What becomes of what the warm entries do not cover."""
         return self.outside or ("refuse" if self.require_warm else "first-use")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observers:
+    """Who follows a start, and the steps after it.
+
+    Attributes:
+        on_model: Is told the model directory once it is known what must be in it, before anything is loaded.
+        on_step: Observes the time of each step, on the engine's thread.
+        phases: Times the start.
+    """
+
+    on_model: Callable[[ModelDirectory], None] | None = None
+    on_step: OnStep | None = None
+    phases: Phases = field(default_factory=Phases)
 
 
 @dataclass(frozen=True)
@@ -88,6 +97,13 @@ class Warmth:
     compilations: Mapping[Cause, int]
     layers: tuple[Layer, ...] = ()
     num_samplers_used: int = 0
+
+    def beside(self, guard: Guard) -> Warmth:
+        """Returns the same with what `guard` counts, that of another process of the server."""
+        counts = guard.compilations()
+        return replace(
+            self, compilations={cause: num + counts[cause] for cause, num in self.compilations.items()}
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

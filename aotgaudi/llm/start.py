@@ -13,11 +13,11 @@ from aotgaudi.bundle.model import open_model
 from aotgaudi.bundle.part import served_manifest
 from aotgaudi.bundle.sealed import programs_of
 from aotgaudi.llm.holding import holding
-from aotgaudi.llm.running import ModelOptions, RunningModel
+from aotgaudi.llm.running import ModelOptions, Observers, RunningModel
 from aotgaudi.runtime.shards import ShardReader
 
 
-def start(options: ModelOptions) -> RunningModel:
+def start(options: ModelOptions, observers: Observers) -> RunningModel:
     """Returns a model whose engine runs. The guard is not armed yet: that is the caller's to decide.
 
     What is parsed on the way (bundle, programs) is let go when this returns.
@@ -27,15 +27,15 @@ def start(options: ModelOptions) -> RunningModel:
         NotWarmError, CorruptError, UntrustedError, TargetError: the bundle cannot be used; nothing was mapped.
         CoverageError: under `require_warm`, a step that the scheduler can form has no entry.
     """
-    phases = options.phases
+    phases = observers.phases
     with phases.time("open"):
         bundle = open_bundle(options.bundle, options.acceptance)
         receipt = programs_of(bundle)
         model = open_model(bundle, options.model_dir, allow_unbound=options.allow_unbound_model)
         check_target(receipt.target)
         served = served_manifest(bundle, options.outside_policy)
-    if options.on_model is not None:
-        options.on_model(model)
+    if observers.on_model is not None:
+        observers.on_model(model)
     with holding(bundle, served, ShardReader(model, options.weights_memory), phases) as held:
         with warnings.catch_warnings(), phases.time("import_torch"):
             # torch warns while it is imported where numpy is not installed; [serve] does without, and so do we.
@@ -43,4 +43,4 @@ def start(options: ModelOptions) -> RunningModel:
             # Torch and the rest are imported only now: what can be refused without them has been, in a fraction of a second.
             from aotgaudi.llm.assemble import assemble
 
-        return assemble(options, held)
+        return assemble(options, observers, held)

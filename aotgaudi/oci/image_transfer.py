@@ -18,10 +18,10 @@ from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
     OBJECTS_NAME,
-    RECEIPT_NAME,
     SIGNATURE_NAME,
     load_index,
 )
+from aotgaudi.bundle.kind import RECEIPT_NAME
 from aotgaudi.bundle.staging import PARTIAL_NAME, publish, staging_directory
 from aotgaudi.digest import Digest, sha256_bytes
 from aotgaudi.errors import CorruptError, SpecError, store_error

@@ -135,11 +135,13 @@ class Api:
 
     async def ready(self, _: Request) -> Response:
         """Says whether requests are taken, and how warm the server is."""
+        await self._service.refresh()
         readiness = self._service.readiness()
         return JSONResponse(asdict(readiness), 200 if readiness.ready else 503)
 
     async def metrics(self, request: Request) -> Response:
         """Exposes the metrics."""
+        await self._service.refresh()
         content, content_type = self._service.metrics.expose(request.headers.get("accept", ""))
         return Response(content, headers={"content-type": content_type})
 
@@ -181,7 +183,7 @@ class Api:
         )
 
     def _texts(self, prepared: PreparedRequest) -> TokenTexts | None:
-        return None if prepared.params.logprobs is None else TokenTexts(self._service.tokenizer.token_text)
+        return None if prepared.params.logprobs is None else TokenTexts(self._service.token_text)
 
     async def _answer(
         self, request: Request, prepared: PreparedRequest, answer_format: AnswerFormat

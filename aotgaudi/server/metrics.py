@@ -12,7 +12,6 @@ from prometheus_client.registry import Collector
 
 from aotgaudi.engine.core import EngineStats
 from aotgaudi.engine.output import Usage
-from aotgaudi.entries import Entry
 from aotgaudi.llm.running import Warmth
 from aotgaudi.phases import Phase
 from aotgaudi.runtime.guard import LAYERS
@@ -236,10 +235,9 @@ class Metrics:
             self._phase_begin.labels(phase.name).set(phase.begin)
             self._phase_end.labels(phase.name).set(phase.end)
 
-    def observe_step(self, entry: Entry, seconds: float, num_rows: int) -> None:
-        """Records one step. Is the engine's `OnStep`."""
-        del num_rows
-        self.step_seconds.labels(entry.kind).observe(seconds)
+    def observe_step(self, kind: str, seconds: float) -> None:
+        """Records one step of an entry of this kind."""
+        self.step_seconds.labels(kind).observe(seconds)
 
     def count_closed(self, reason: Reason) -> None:
         """Counts a connection that the server ended, or did not begin."""

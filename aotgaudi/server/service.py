@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from aotgaudi.errors import RequestError
 from aotgaudi.llm.running import Warmth
@@ -16,11 +16,12 @@ from aotgaudi.server.intake.prepare import Kind, PreparedRequest, ServedModel
 from aotgaudi.server.metrics import Metrics
 from aotgaudi.spec.limits import ServingLimits
 
-if TYPE_CHECKING:
-    from aotgaudi.llm.tokenizer import Tokenizer
-
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
 DEFAULT_STALL_SECONDS = 60.0
+
+
+async def _nothing() -> None:
+    pass
 
 
 class IntakeLike(Protocol):
@@ -69,16 +70,19 @@ class Service:
     """One model being served. Thread-safe as far as its parts are.
 
     An engine that has had work for `stall_seconds` and has not ended a step counts as stuck. `clock` counts seconds from
-    any start, `now` is the time of day. `coverage` says whether every step that can be formed has an entry.
+    any start, `now` is the time of day. `coverage` says whether every step that can be formed has an entry. `token_text`
+    gives the text of a token whose log-probability an answer has; `refresh` brings what `engine` and `warmth` say up to
+    date.
     """
 
     engine: EngineLike
     intake: IntakeLike
-    tokenizer: Tokenizer
+    token_text: Callable[[int], str]
     model: ServedModel
     manifest_id: str
     warmth: Callable[[], Warmth]
     version: str
+    refresh: Callable[[], Awaitable[None]] = _nothing
     binding: str = "not bound"
     coverage: str = ""
     limits: ServingLimits | None = None

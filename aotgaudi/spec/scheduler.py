@@ -7,10 +7,9 @@ from typing import ClassVar, Literal
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.limits import ServingLimits
+from aotgaudi.spec.policy import Policy
 
 Engine = Literal["aotgaudi", "vllm"]
-
-Policy = Literal["latency", "throughput"]
 
 
 class SchedulerSpec(SpecValue):

@@ -22,7 +22,7 @@ from aotgaudi.engine.steps import GREEDY_ROW, DecodeStep, PromptStep, SamplingRo
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.limits import ServingLimits
-from aotgaudi.spec.scheduler import Policy
+from aotgaudi.spec.policy import Policy
 from aotgaudi.traffic.trace import Trace
 
 StepEntry = Union[PromptEntry, DecodeEntry]

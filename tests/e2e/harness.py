@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 import httpx
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 import aotgaudi
@@ -303,6 +304,16 @@ class Server:
     def log(self) -> str:
         """What the server has printed so far."""
         return self.log_path.read_text(encoding="utf-8", errors="replace")
+
+    @property
+    def engine(self) -> psutil.Process:
+        """The engine's process."""
+        (found,) = (
+            child
+            for child in psutil.Process(self.process.pid).children()
+            if "aotgaudi.server.engine.main" in child.cmdline()
+        )
+        return found
 
     @property
     def model_name(self) -> str:

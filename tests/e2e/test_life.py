@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from tests.e2e.harness import Server, Workplace, copy_bundle, eventually, streaming
@@ -114,3 +115,46 @@ def test_sampling_defaults_are_the_models(workplace: Workplace, tmp_path: Path) 
         assert answers[0]["choices"] == answers[1]["choices"] == greedy["choices"]
         assert answers[0]["usage"]["completion_tokens"] <= 6
         assert "sampling defaults of the model: temperature = 0, max_tokens = 6" in server.log
+
+
+def test_an_engine_that_is_killed_fails_its_requests_and_is_told_of(workplace: Workplace) -> None:
+    with workplace.serve() as server:
+        body = {"model": server.model_name, "prompt": [3] * 4, "max_tokens": 50, "ignore_eos": True}
+        with streaming(server, body) as events:
+            next(events)
+            server.engine.kill()
+            *_, last = events
+        assert last["error"]["type"] == "service_unavailable_error"
+
+        assert eventually(lambda: server.client.get("/health").status_code == 503)
+        assert server.client.get("/health").json() == {"alive": False, "reason": "the engine has died"}
+        assert server.client.get("/ready").status_code == 503
+        assert server.client.get("/metrics").status_code == 200
+        assert server.post("/v1/completions", body).status_code == 503
+        assert "the engine's process has ended (SIGKILL); restart the server" in server.log
+
+
+def test_no_process_outlives_a_server_that_is_killed(workplace: Workplace) -> None:
+    with workplace.serve() as server:
+        others = psutil.Process(server.process.pid).children(recursive=True)
+        assert server.engine in others
+        server.process.kill()
+
+        assert eventually(lambda: not any(map(_runs, others)))
+        server.process.wait()
+        server.process.returncode = 0  # As it was meant to end.
+
+
+def _runs(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def test_the_process_that_speaks_http_has_no_torch(server: Server) -> None:
+    front, engine = (
+        Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
+        for pid in (server.process.pid, server.engine.pid)
+    )
+
+    assert "libtorch" in engine
+    assert "libtorch" not in front
+    assert "tokenizers" not in front

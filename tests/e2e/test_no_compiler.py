@@ -126,15 +126,15 @@ def test_a_strict_server_works_without_a_compiler_and_starts_no_process(
     with workplace.serve(PATH=empty_path, CXX="", **witness.settings) as server:
         ready_at = time.time()
         process = psutil.Process(server.process.pid)
-        intake = {child.pid for child in process.children(recursive=True)}
-        assert len(intake) == 1 + len(LANES)
+        others = {child.pid for child in process.children(recursive=True)}
+        assert len(others) == 1 + 1 + len(LANES)  # The engine, the companion and its lanes.
         for length in range(1, 50, 7):
             server.complete([11] * length, max_tokens=14, ignore_eos=True)
             server.complete([[11] * length, [12] * length], max_tokens=14, temperature=1, top_k=5)
         chat = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "the fox"}]})
         assert chat.status_code == 200
         assert server.metric("aotgaudi_compilations_total") == 0
-        assert {child.pid for child in process.children(recursive=True)} == intake
+        assert {child.pid for child in process.children(recursive=True)} == others
         times = process.cpu_times()
         assert (times.children_user, times.children_system) == (0, 0)
 
@@ -149,6 +149,7 @@ SABOTEUR = '''\
 """Imported by every Python process at its start: on SIGUSR1 it tries what a server must not do."""
 
 import signal
+import sys
 import subprocess
 
 
@@ -157,15 +158,16 @@ def compile_something(signum, frame):
         try:
             attempt()
         except Exception as error:
-            print(f"saboteur: {error}", flush=True)
+            print(f"saboteur: {error}", file=sys.stderr, flush=True)
 
 
 signal.signal(signal.SIGUSR1, compile_something)
 '''
 
 
+@pytest.mark.parametrize("victim", ["front", "engine"])
 def test_the_count_of_compilations_rises_when_something_tries_to_compile(
-    workplace: Workplace, tmp_path: Path
+    workplace: Workplace, tmp_path: Path, victim: str
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(SABOTEUR, encoding="utf-8")
     path = f"{tmp_path}{os.pathsep}{PACKAGE_ROOT}"
@@ -174,7 +176,7 @@ def test_the_count_of_compilations_rises_when_something_tries_to_compile(
         causes = ("first_use", "process", "import", "torchscript", "dynamo", "backend")
         assert [server.metric("aotgaudi_compilations_total", cause=cause) for cause in causes] == [0] * 6
 
-        server.process.send_signal(signal.SIGUSR1)
+        os.kill(server.engine.pid if victim == "engine" else server.process.pid, signal.SIGUSR1)
         assert eventually(lambda: server.log.count("saboteur: refused while serving") == 2), server.log
 
         assert server.metric("aotgaudi_compilations_total", cause="process") == 1
@@ -189,31 +191,33 @@ C_SABOTEUR = '''\
 import ctypes
 import os
 import signal
+import sys
 
 libc = ctypes.CDLL(None, use_errno=True)
 system, fork = libc.system, libc.fork  # Looked up before anything guards them.
 
 
 def start_something(signum, frame):
-    print("saboteur: system", system(b"touch started"), flush=True)
+    print("saboteur: system", system(b"touch started"), file=sys.stderr, flush=True)
     process = fork()
     if process == 0:
         os._exit(0)
-    print("saboteur: fork", process, os.strerror(ctypes.get_errno()), flush=True)
+    print("saboteur: fork", process, os.strerror(ctypes.get_errno()), file=sys.stderr, flush=True)
 
 
 signal.signal(signal.SIGUSR1, start_something)
 '''
 
 
+@pytest.mark.parametrize("victim", ["front", "engine"])
 def test_the_kernel_refuses_what_no_hook_sees_and_the_server_goes_on(
-    workplace: Workplace, tmp_path: Path
+    workplace: Workplace, tmp_path: Path, victim: str
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(C_SABOTEUR, encoding="utf-8")
 
     with workplace.serve(PYTHONPATH=f"{tmp_path}{os.pathsep}{PACKAGE_ROOT}") as server:
         before = server.complete([3] * 4, max_tokens=4)
-        server.process.send_signal(signal.SIGUSR1)
+        os.kill(server.engine.pid if victim == "engine" else server.process.pid, signal.SIGUSR1)
         assert eventually(lambda: server.log.count("saboteur: ") == 2), server.log
         after = server.complete([3] * 4, max_tokens=4)
 
@@ -234,13 +238,14 @@ def _modes(process: str) -> set[str]:
 def _guard_of(server: Server) -> tuple[str, float, set[str]]:
     """What /ready, the metrics and the kernel say of the guard."""
     metric = server.metric("aotgaudi_guard", layer="seccomp")
-    return server.client.get("/ready").json()["guard"], metric, _modes(str(server.process.pid))
+    return server.client.get("/ready").json()["guard"], metric, _modes(str(server.engine.pid))
 
 
 def test_every_thread_of_a_strict_server_has_the_filter_and_it_answers(server: Server) -> None:
     assert server.complete("the fox", max_tokens=4)["choices"]
 
     assert _guard_of(server) == ("seccomp+hook", 1, {"2"})
+    assert _modes(str(server.process.pid)) == {"2"}
 
 
 def test_a_filter_that_is_not_wanted_or_would_stop_the_builder_is_not_there(workplace: Workplace) -> None:
@@ -248,6 +253,7 @@ def test_a_filter_that_is_not_wanted_or_would_stop_the_builder_is_not_there(work
         assert _guard_of(server) == ("hook", 0, _modes("self"))
     with workplace.serve("--store", workplace.store, strict=False) as server:
         assert _guard_of(server) == ("hook", 0, _modes("self"))
+        assert _modes(str(server.process.pid)) == {"2"}  # What speaks HTTP starts nothing in any case.
 
 
 SANDBOX = '''\

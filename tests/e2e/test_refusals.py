@@ -165,7 +165,7 @@ def test_a_signed_bundle_is_served_with_the_model_that_it_binds(
     assert workplace.run("sign", bundle, "--sign-key", keys[0], "--epoch", "2").returncode == 0
 
     with workplace.serve(*trusting(keys[0], "--minimum-epoch", "2"), bundle=bundle) as server:
-        maps = Path(f"/proc/{server.process.pid}/maps").read_text(encoding="utf-8")
+        maps = Path(f"/proc/{server.engine.pid}/maps").read_text(encoding="utf-8")
         assert f"/memfd:{own_object(bundle, ENTRY).name}" in maps
         assert str(bundle) not in maps
         assert str(workplace.model) not in maps

@@ -15,7 +15,8 @@ from tests.e2e.harness import Server, Workplace
 pytestmark = pytest.mark.slow
 
 PHASES = {
-    *("process", "import", "bind", "intake", "open", "manifest", "verify", "weights", "kv_caches", "import_torch"),
+    *("process", "engine_process", "engine_import", "import", "bind", "intake"),
+    *("open", "manifest", "verify", "weights", "kv_caches", "import_torch"),
     *("tokenizer", "coverage", "warm_checks", "layouts", "units", "bind_programs", "engine", "guard", "listen"),
 }  # fmt: skip
 
@@ -32,8 +33,7 @@ def test_what_waits_for_another_phase_begins_after_it(server: Server) -> None:
     phases = {phase.name: phase for phase in phases_in(server.client.get("/metrics").text)}
     order = (
         "process",
-        "import",
-        "bind",
+        "engine_import",
         "open",
         "manifest",
         "import_torch",

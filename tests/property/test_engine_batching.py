@@ -40,7 +40,7 @@ from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.errors import RequestError
 from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.limits import ServingLimits
-from aotgaudi.spec.scheduler import Policy
+from aotgaudi.spec.policy import Policy
 from tests.driving import serving_limits
 
 VOCAB_SIZE = 40

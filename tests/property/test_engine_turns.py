@@ -19,7 +19,7 @@ from aotgaudi.engine.steps import PromptStep
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.spec.bucketing import BucketingSpec
 from aotgaudi.spec.limits import ServingLimits
-from aotgaudi.spec.scheduler import Policy
+from aotgaudi.spec.policy import Policy
 from tests.driving import serving_limits
 
 

@@ -23,7 +23,7 @@ from aotgaudi.cli.options.exposure import exposure_options
 from aotgaudi.cli.options.listening import listening_options
 from aotgaudi.cli.options.supervision import SUPERVISION_NAMES, Supervision, supervision_options
 from aotgaudi.cores import available_cores
-from aotgaudi.spec.scheduler import Policy
+from aotgaudi.spec.policy import Policy
 
 if TYPE_CHECKING:
     from aotgaudi.bundle.bundle import Acceptance
@@ -146,7 +146,7 @@ def _parse_override(
     type=click.Choice(["auto", "require", "off"]),
     default="auto",
     show_default=True,
-    help="Have the kernel refuse to start processes, once ready (the server's own with --require-warm only).",
+    help="Have the kernel refuse to start processes, once ready (the engine with --require-warm only).",
 )
 @exposure_options
 @acceptance_options
@@ -183,7 +183,7 @@ def serve(  # noqa: PLR0913 - one argument per option
 
     A bundle that `build capture` sealed is run as `aotgaudi run` does it, by the sealed command; WORDS are added to that.
     """
-    from aotgaudi.bundle.sealed import is_capture
+    from aotgaudi.bundle.kind import is_capture
     from aotgaudi.phases import Phases, since_process_start
 
     phases = Phases(since_process_start())
@@ -209,53 +209,58 @@ def serve(  # noqa: PLR0913 - one argument per option
             "compiles while requests wait: it excludes" if require_warm else "serves what is warm: it needs"
         )
         raise click.UsageError(f"--outside {outside} {goes} --require-warm")
-    context.call_on_close(gc.enable)
-    gc.disable()  # What a start makes stays; `launch` has garbage looked for again.
-    from aotgaudi.cli.options.model import find_model
-    from aotgaudi.llm.model_files import GenerationConfig
-    from aotgaudi.runtime.preload import begin_to_load_torch
-
-    _bound_spinning()
-    begin_to_load_torch()
-    from aotgaudi.llm.running import ModelOptions
-    from aotgaudi.server.front.run import StopTimes
-    from aotgaudi.server.launch import ServeOptions, launch
-    from aotgaudi.server.log import log_handler
-
-    phases.add("import", import_began)
-
     if seccomp == "require" and not require_warm:
         raise click.UsageError("--seccomp require goes with --require-warm: else a builder may have to start")
-    logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr, exposure.log_format)])
-    logging.captureWarnings(exposure.log_format == "json")
-    model_options = ModelOptions(
-        bundle=bundle,
-        acceptance=acceptance,
-        model_dir=find_model(model),
-        require_warm=require_warm,
-        num_threads=threads or _threads(),
-        allow_unbound_model=allow_unbound_model,
-        weights_memory=weights_memory,
-        store_root=store_root,
-        generation_config=GenerationConfig(*generation),
-        environment=os.environ,
-        room=room,
-        prefix_caching=prefix_caching,
-        policy=policy,
-        phases=phases,
-        outside=outside,
-    )
-    launch(
-        ServeOptions(
-            model=model_options,
-            listening=listening,
-            served_model_names=names or (served_name(model),),
-            seccomp=seccomp,
-            stop_times=StopTimes(delay=drain_delay),
-            stall_seconds=stall_seconds,
-            exposure=exposure,
+    context.call_on_close(gc.enable)
+    gc.disable()  # What a start makes stays; `launch` has garbage looked for again.
+    from aotgaudi.server.engine.start import EngineProcess
+
+    _bound_spinning()
+    with EngineProcess(phases.clock()) as process:
+        from aotgaudi.cli.options.model import find_model
+        from aotgaudi.llm.model_files import GenerationConfig
+        from aotgaudi.llm.running import ModelOptions
+        from aotgaudi.server.engine.channel import Begin
+        from aotgaudi.server.log import log_handler
+
+        model_options = ModelOptions(
+            bundle=bundle,
+            acceptance=acceptance,
+            model_dir=find_model(model),
+            require_warm=require_warm,
+            num_threads=threads or _threads(),
+            allow_unbound_model=allow_unbound_model,
+            weights_memory=weights_memory,
+            store_root=store_root,
+            generation_config=GenerationConfig(*generation),
+            environment=dict(os.environ),
+            prefix_caching=prefix_caching,
+            policy=policy,
+            outside=outside,
         )
-    )
+        # Where the server does not require warm, its engine has to start builders.
+        engine_seccomp = seccomp if require_warm else "off"
+        process.begin(Begin(options=model_options, seccomp=engine_seccomp, log_format=exposure.log_format))
+        logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr, exposure.log_format)])
+        logging.captureWarnings(exposure.log_format == "json")
+        from aotgaudi.server.front.run import StopTimes
+        from aotgaudi.server.launch import ServeOptions, launch
+
+        phases.add("import", import_began)
+        launch(
+            ServeOptions(
+                require_warm=require_warm,
+                listening=listening,
+                served_model_names=names or (served_name(model),),
+                room=room,
+                seccomp=seccomp,
+                stop_times=StopTimes(delay=drain_delay),
+                stall_seconds=stall_seconds,
+                exposure=exposure,
+            ),
+            process,
+            phases,
+        )
 
 
 _OF_BOTH = frozenset(

@@ -43,6 +43,7 @@ def dashboard_routes(service: Service) -> list[Route]:
     """Returns the routes of the page that shows `service`. They are in no schema: what they answer may change."""
 
     async def data(_: Request) -> Response:
+        await service.refresh()
         return JSONResponse(dashboard_document(service), headers=_HEADERS)
 
     pages = [_file_route(path, name, media_type) for path, (name, media_type) in _FILES.items()]

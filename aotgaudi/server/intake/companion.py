@@ -52,7 +52,8 @@ class Companion:
     ) -> None:
         """`is_guarded`: the kernel lets lanes start no process."""
         self._control, self._preparer, self._lanes = control, preparer, lanes
-        self._is_guarded, self._listener, self._counter = is_guarded, -1, -1
+        self._is_guarded = is_guarded
+        self._counters: dict[int, int] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ)
         self._pids: dict[int, int] = {}
@@ -65,8 +66,8 @@ class Companion:
                 self._fork(name, "none")
             while True:
                 for key, _ in self._selector.select():
-                    if key.fd == self._listener:
-                        refuse(self._listener, self._counter)
+                    if key.fd in self._counters:
+                        refuse(key.fd, self._counters[key.fd])
                     elif key.fileobj is not self._control:
                         self._fork(key.data, self._reap(key.fd))
                     elif not self._obey():
@@ -80,8 +81,8 @@ class Companion:
         """Does what the server says next. Returns whether it is there."""
         packet, descriptors, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, 2)
         if packet == ANSWER_FOR_KERNEL:
-            self._listener, self._counter = descriptors
-            self._selector.register(self._listener, selectors.EVENT_READ)
+            listener, self._counters[listener] = descriptors
+            self._selector.register(listener, selectors.EVENT_READ)
         elif packet:
             os.kill(self._pids[self._lives[packet.decode()]], signal.SIGKILL)
         return bool(packet)

@@ -19,10 +19,8 @@ import pickle
 import signal
 import socket
 import subprocess
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -35,6 +33,7 @@ from aotgaudi.server.intake.lane import LANES, LARGE_BODY_BYTES, LaneLimits
 from aotgaudi.server.intake.prepare import Kind, PreparedRequest, ServedModel
 from aotgaudi.server.intake.queue import LaneQueue, Replacement
 from aotgaudi.server.intake.wire import ANSWER_FOR_KERNEL, MAX_PACKET_BYTES
+from aotgaudi.server.spawn import spawn
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +50,9 @@ class Intake:
 
     def __init__(self, lanes: Mapping[str, LaneLimits] = LANES, *, seccomp: Seccomp = "auto") -> None:
         """Starts the companion, and returns at once. Unless `seccomp` is off, the kernel keeps it to forking."""
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            arguments = (str(theirs.fileno()), seccomp)
-            command = [sys.executable, "-m", "aotgaudi.server.intake.companion", *arguments]
-            with _interrupts_ignored():
-                self._companion = subprocess.Popen(
-                    command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-                )
+        self._companion, self._control = spawn(
+            "aotgaudi.server.intake.companion", seccomp, kind=socket.SOCK_SEQPACKET
+        )
         self._model_dir, self._limits = Path(), lanes
         self._lanes: dict[str, LaneQueue] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -178,16 +172,3 @@ class Intake:
         if code == -signal.SIGPROF:
             return SpecError(str(self._model_dir), "its tokenizer and chat template take too long to load")
         return AotGaudiError(f"the intake has ended (exit status {code})")
-
-
-@contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """What is started meanwhile ignores Ctrl-C from its first moment. Does nothing but on the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -19,7 +19,7 @@ from aotgaudi.bundle.trust import TrustPolicy
 from aotgaudi.cli.main import cli
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, SpecError, UntrustedError
-from aotgaudi.llm.running import ModelOptions
+from aotgaudi.llm.running import ModelOptions, Observers
 from aotgaudi.llm.start import start
 from aotgaudi.remotes.directory_remote import DirectoryRemote
 from aotgaudi.remotes.retry import Retry
@@ -145,7 +145,7 @@ def test_serving_programs_from_it_is_refused_before_anything_is_loaded(
     )
 
     with pytest.raises(SpecError, match="holds the caches of another server, no programs"):
-        start(options)
+        start(options, Observers())
 
 
 def test_verify_tells_of_files_and_of_the_proof(captured: SealedCapture) -> None:

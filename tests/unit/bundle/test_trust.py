@@ -20,11 +20,11 @@ from aotgaudi.bundle.bundle import Acceptance, Bundle, open_bundle
 from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
-    RECEIPT_NAME,
     SIGNATURE_NAME,
     dump_index,
     load_index,
 )
+from aotgaudi.bundle.kind import RECEIPT_NAME
 from aotgaudi.bundle.receipt import dumps as dump_receipt
 from aotgaudi.bundle.receipt import loads as load_receipt
 from aotgaudi.bundle.signature import (

@@ -19,7 +19,7 @@ _ALLOWED = """
     aotgaudi aotgaudi.atomicfile aotgaudi.backends aotgaudi.backends.base aotgaudi.backends.inductor
     aotgaudi.backends.inductor.levels aotgaudi.backends.inductor.probe aotgaudi.bundle
     aotgaudi.bundle.bundle aotgaudi.bundle.capture_receipt aotgaudi.bundle.format
-    aotgaudi.bundle.permissions aotgaudi.bundle.sealed aotgaudi.bundle.signature aotgaudi.bundle.trust
+    aotgaudi.bundle.kind aotgaudi.bundle.permissions aotgaudi.bundle.sealed aotgaudi.bundle.signature aotgaudi.bundle.trust
     aotgaudi.cgroups aotgaudi.cli aotgaudi.cli.commands aotgaudi.cli.commands.run aotgaudi.cli.main
     aotgaudi.cli.options aotgaudi.cli.options.acceptance aotgaudi.cli.options.command_words
     aotgaudi.cli.options.common aotgaudi.cli.options.exposure aotgaudi.cli.options.supervision aotgaudi.cli.verbs

@@ -5,16 +5,17 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import pickle
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from aotgaudi.bundle.bundle import Acceptance
 from aotgaudi.cli.commands.serve import served_name
 from aotgaudi.cli.main import cli
 from aotgaudi.errors import SpecError
-from aotgaudi.llm.running import ModelOptions
+from aotgaudi.phases import Phases
+from aotgaudi.server.engine.channel import Begin
 from aotgaudi.server.front.limits import Listening
 from aotgaudi.server.launch import ServeOptions
 
@@ -72,19 +73,13 @@ def test_limits_on_clients_and_steps_are_above_nothing(tmp_path: Path, option: s
     [(True, None, 60), (True, 5.0, 5), (False, None, math.inf), (False, 900.0, 900)],
 )
 def test_only_a_step_that_builds_nothing_has_a_limit_of_its_own(
-    tmp_path: Path, require_warm: bool, asked: float | None, expected: float
+    require_warm: bool, asked: float | None, expected: float
 ) -> None:
-    model = ModelOptions(
-        bundle=tmp_path,
-        acceptance=Acceptance(),
-        model_dir=tmp_path,
-        require_warm=require_warm,
-        num_threads=1,
-        store_root=tmp_path,
-    )
-
     options = ServeOptions(
-        model=model, listening=Listening(host="", port=0), served_model_names=(), stall_seconds=asked
+        require_warm=require_warm,
+        listening=Listening(host="", port=0),
+        served_model_names=(),
+        stall_seconds=asked,
     )
 
     assert options.longest_step_seconds == expected
@@ -109,21 +104,43 @@ def test_what_lies_outside_is_compiled_or_not_as_require_warm_says(
     assert said in result.stderr
 
 
+class NoProcess:
+    """In the place of the engine's."""
+
+    def __init__(self, _: float) -> None:
+        self.told: list[Begin] = []
+
+    def begin(self, begin: Begin) -> None:
+        self.told.append(begin)
+
+    def __enter__(self) -> NoProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+@pytest.fixture
+def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is started, and no log is written."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # Nothing is set where a user has set this.
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+    monkeypatch.setattr("aotgaudi.server.engine.start.EngineProcess", NoProcess)
+    monkeypatch.setattr("aotgaudi.bundle.kind.is_capture", lambda _: False)
+
+
+@pytest.mark.usefixtures("no_process")
 @pytest.mark.parametrize("fails", [False, True])
 def test_garbage_is_not_looked_for_while_a_server_starts_and_is_again_at_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     looked: list[bool] = []
 
-    def launched(_: ServeOptions) -> None:
+    def launched(*_: object) -> None:
         looked.append(gc.isenabled())
         if fails:
             raise SpecError("the address", "is in use")
 
-    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # Nothing is set where a user has set this.
-    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
-    monkeypatch.setattr("aotgaudi.runtime.preload.begin_to_load_torch", lambda: None)
-    monkeypatch.setattr("aotgaudi.bundle.sealed.is_capture", lambda _: False)
     monkeypatch.setattr("aotgaudi.server.launch.launch", launched)
 
     result = CliRunner().invoke(
@@ -131,6 +148,25 @@ def test_garbage_is_not_looked_for_while_a_server_starts_and_is_again_at_its_end
     )
 
     assert (result.exit_code, looked, gc.isenabled()) == (2 if fails else 0, [False], True)
+
+
+@pytest.mark.usefixtures("no_process")
+@pytest.mark.parametrize("require_warm", [False, True])
+def test_the_engine_is_kept_from_processes_unless_it_has_to_start_builders_and_the_front_always(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, require_warm: bool
+) -> None:
+    found: list[tuple[str, str, bool]] = []
+
+    def launched(options: ServeOptions, process: NoProcess, _: Phases) -> None:
+        (begin,) = process.told
+        found.append((options.seccomp, begin.seccomp, pickle.loads(pickle.dumps(begin)) == begin))
+
+    monkeypatch.setattr("aotgaudi.server.launch.launch", launched)
+    where = ["--bundle", str(tmp_path), "--model", str(model_directory(tmp_path))]
+
+    CliRunner().invoke(cli, ["serve", *where, *(["--require-warm"] if require_warm else [])])
+
+    assert found == [("auto", "auto" if require_warm else "off", True)]
 
 
 def model_directory(path: Path) -> Path:

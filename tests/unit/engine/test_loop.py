@@ -402,7 +402,7 @@ def test_running_and_waiting_requests_are_bounded_and_leave_room_when_they_end(
     runner.gate.set()
     assert first.result() == ("aaa", "length")
     assert engine.shutdown(TIMEOUT_SECONDS)
-    assert engine._room.is_empty
+    assert engine._gate.room.is_empty
 
 
 def test_what_is_aborted_leaves_room(make_engine: Callable[..., Engine], runner: GatedRunner) -> None:
@@ -414,7 +414,7 @@ def test_what_is_aborted_leaves_room(make_engine: Callable[..., Engine], runner:
     engine.abort(*(f"old-{i}" for i in range(4)))
     runner.gate.set()
 
-    _until(lambda: engine._room.is_empty, engine)
+    _until(lambda: engine._gate.room.is_empty, engine)
     assert _add(engine, "new").result() == ("aaa", "length")
 
 

@@ -18,7 +18,7 @@ from aotgaudi.engine.steps import DecodeRow, DecodeStep, PromptRow, PromptStep, 
 from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry
 from aotgaudi.errors import AotGaudiError, CoverageError
 from aotgaudi.spec.limits import ServingLimits
-from aotgaudi.spec.scheduler import Policy
+from aotgaudi.spec.policy import Policy
 
 EOS = 99
 ANY_PROMPT = (PromptEntry(4, 64, 16),)

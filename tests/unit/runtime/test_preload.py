@@ -54,3 +54,35 @@ def test_the_library_is_where_it_is_looked_for() -> None:
     import torch
 
     assert (Path(torch.__file__).parent / "lib" / "libtorch_cpu.so").exists()
+
+
+WITHOUT_META_FUNCTIONS = """
+import sys
+from aotgaudi.runtime.preload import leave_out_meta_functions
+
+leave_out_meta_functions()
+import torch
+assert "torch._decomp" not in sys.modules
+assert float((torch.ones(64, 64, dtype=torch.bfloat16) @ torch.ones(64, 64, dtype=torch.bfloat16)).sum()) == 64.0**3
+assert torch.empty(2, 3, device="meta").t().shape == (3, 2)
+"""
+
+
+def test_torch_runs_without_what_only_tracing_needs() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_META_FUNCTIONS],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_nothing_is_left_out_of_a_torch_that_is_there_already() -> None:
+    import torch._meta_registrations as before
+
+    preload.leave_out_meta_functions()
+
+    assert sys.modules["torch._meta_registrations"] is before

@@ -218,7 +218,7 @@ def make_service(engine: FakeEngine, backend: tokenizers.Tokenizer) -> Callable[
         fields: dict[str, object] = {
             "engine": engine,
             "intake": DirectIntake(Preparer(tokenizer, chat_template, model)),
-            "tokenizer": tokenizer,
+            "token_text": tokenizer.token_text,
             "model": model,
             "manifest_id": "0123456789abcdef",
             "warmth": lambda: Warmth(4, 4, 0, dict.fromkeys(CAUSES, 0), ("seccomp", "hook")),

@@ -14,7 +14,6 @@ from starlette.testclient import TestClient
 
 from aotgaudi.engine.output import ErrorEvent, TokenEvent
 from aotgaudi.engine.sampling_params import SamplingParams
-from aotgaudi.entries import DecodeEntry
 from aotgaudi.errors import RequestError
 from aotgaudi.llm.running import Warmth
 from aotgaudi.runtime.guard import CAUSES
@@ -396,7 +395,7 @@ def test_metrics_count_requests_tokens_and_time(client: TestClient, service: Ser
     client.post("/v1/completions", json={"prompt": "hi"})
     client.post("/v1/completions", json={"prompt": 1})
     client.get("/no/such/path")
-    service.metrics.observe_step(DecodeEntry(1, 1, 8), 0.01, 1)
+    service.metrics.observe_step("decode", 0.01)
     service.metrics.time_to_ready.set(1.5)
 
     samples = _samples(client)

@@ -12,7 +12,7 @@ from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.spec.limits import ServingLimits
-from aotgaudi.spec.scheduler import Policy
+from aotgaudi.spec.policy import Policy
 from aotgaudi.traffic.replay import Clients, CountingScheduler, Replaying, StepEntry, replay, smallest_shape
 from aotgaudi.traffic.trace import Trace
 from tests.specs import spec_of

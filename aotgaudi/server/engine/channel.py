@@ -1,0 +1,215 @@
+"""What the two processes of a server say to each other, over a pair of sockets.
+
+::
+
+    message            length (unsigned 64-bit integer of this machine), pickled value
+    front to engine    `Begin`; once it runs `Add`, `Abort`, `Ask`, `Stop`
+    engine to front    `Opened`; `HandedOver` with two descriptors, where the kernel refuses processes; `Running`.
+                       Then `Told`, of one step or several, and `Status`, in answer to `Ask`.
+                       In the place of any of the first three `Failed`, and nothing more
+
+Both are one program, so they may pickle. What clients send is read by neither, but by the intake.
+"""
+
+from __future__ import annotations
+
+import pickle
+import select
+import socket
+import struct
+import threading
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aotgaudi.bundle.model import ModelDirectory
+from aotgaudi.engine.admission import Admission
+from aotgaudi.engine.core import EngineStats
+from aotgaudi.engine.output import Event
+from aotgaudi.engine.request import NewRequest
+from aotgaudi.errors import AotGaudiError
+from aotgaudi.llm.running import ModelOptions, Warmth
+from aotgaudi.phases import Phase
+from aotgaudi.runtime.guard import Seccomp
+from aotgaudi.server.exposure import LogFormat
+
+_LENGTH = struct.Struct("=Q")
+_BYTE = b"\0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """What to run, how it is to be guarded, and how to write the log."""
+
+    options: ModelOptions
+    seccomp: Seccomp
+    log_format: LogFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The bundle can be used as far as is known without hashing it, and this is the model directory that goes with it."""
+
+    directory: ModelDirectory
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """Two descriptors follow (`aotgaudi.runtime.seccomp.HandOver`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """The engine runs, and its guard is armed. The fields are those of `aotgaudi.llm.running.RunningModel`."""
+
+    admission: Admission
+    defaults: Mapping[str, Any]
+    manifest_id: str
+    binding: str
+    coverage: str
+    outside: str
+    status: Status
+    phases: tuple[Phase, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The start has failed."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """See `aotgaudi.engine.loop.Engine.add`."""
+
+    requests: tuple[NewRequest, ...]
+    connection: Hashable
+    is_new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Ends requests early."""
+
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Asks for a `Status`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Aborts what runs; the process ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What steps gave: events; the kind of entry and the seconds of each step; the texts of tokens not told before."""
+
+    events: tuple[Event, ...]
+    steps: tuple[tuple[str, float], ...] = ()
+    texts: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A snapshot of the engine and of its guard."""
+
+    stats: EngineStats
+    warmth: Warmth
+
+
+class ChannelClosedError(ConnectionError):
+    """The other process has ended. Never leaves this package."""
+
+
+def sendable(error: Exception) -> Exception:
+    """Returns `error`, or its words alone where it holds what cannot be sent to another process."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
+    except Exception:  # Whatever its class does.
+        return AotGaudiError(str(error))
+    return error
+
+
+def frame(message: object) -> bytes:
+    """Returns the bytes of a message."""
+    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return _LENGTH.pack(len(data)) + data
+
+
+class Frames:
+    """Puts messages together from the bytes that have come."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """Yields the messages that end in `data`."""
+        self._data += data
+        start, size = 0, len(self._data)
+        while size - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._data, start)
+            end = start + _LENGTH.size + length
+            if size < end:
+                break
+            yield pickle.loads(memoryview(self._data)[start + _LENGTH.size : end])  # noqa: S301 - our own fork's
+            start = end
+        del self._data[:start]
+
+
+class Channel:
+    """One end, which blocks. Any thread may send; one receives."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._sending = threading.Lock()
+
+    def send(self, message: object) -> None:
+        """Waits until the other process has taken it, or most of it. Raises ChannelClosedError."""
+        data = frame(message)
+        try:
+            with self._sending:
+                self.connection.sendall(data)
+        except OSError as error:
+            raise ChannelClosedError from error
+
+    def hand_over(self, listener: int, counter: int) -> None:
+        """Sends two descriptors, which `take_over` takes. Is a `HandOver`."""
+        self.send(HandedOver())
+        with self._sending:
+            socket.send_fds(self.connection, [_BYTE], [listener, counter])
+
+    def take_over(self) -> tuple[int, int]:
+        """Returns the two descriptors that follow a `HandedOver`. Raises ChannelClosedError."""
+        _, descriptors, _, _ = socket.recv_fds(self.connection, len(_BYTE), 2)
+        if len(descriptors) != 2:
+            raise ChannelClosedError
+        return descriptors[0], descriptors[1]
+
+    def wait(self, seconds: float) -> bool:
+        """Returns whether something has come, or comes within `seconds`."""
+        waiting = select.poll()
+        waiting.register(self.connection, select.POLLIN)
+        return bool(waiting.poll(seconds * 1000))
+
+    def receive(self) -> Any:
+        """Waits for the next message. Raises ChannelClosedError."""
+        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
+        return pickle.loads(self._exactly(length))  # noqa: S301 - our own fork's
+
+    def _exactly(self, num_bytes: int) -> bytearray:
+        data = bytearray(num_bytes)
+        view = memoryview(data)
+        while view:
+            try:
+                num = self.connection.recv_into(view)
+            except ConnectionError:
+                num = 0
+            if num == 0:
+                raise ChannelClosedError
+            view = view[num:]
+        return data

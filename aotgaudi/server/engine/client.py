@@ -1,0 +1,214 @@
+"""The engine as the front sees it: another process, which is told of requests and tells of tokens.
+
+Whom to let in is decided here, so a crowd that is refused does not keep the engine from its steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+
+from aotgaudi.engine.core import EngineStats
+from aotgaudi.engine.gate import Gate
+from aotgaudi.engine.output import ErrorEvent, Event, Flush, OnEvent, no_flush
+from aotgaudi.engine.request import NewRequest
+from aotgaudi.engine.room import RoomLimits
+from aotgaudi.errors import RequestError
+from aotgaudi.llm.running import Warmth
+from aotgaudi.server.engine.channel import (
+    Abort,
+    Add,
+    Ask,
+    Frames,
+    Running,
+    Status,
+    Stop,
+    Told,
+    frame,
+)
+from aotgaudi.server.engine.start import EngineProcess
+
+logger = logging.getLogger(__name__)
+
+_REFRESH_SECONDS = 1.0
+_DIED = "the engine has died; the server must be restarted"
+
+
+class EngineClient(asyncio.Protocol):
+    """Is an `EngineLike`. From `attach` on, on the event loop only; nothing here waits.
+
+    Where the process ends unasked, the engine has died: requests that are open end with that error, and no others come in.
+
+    Args:
+        process: The engine's, which runs.
+        running: What it has said of itself.
+        limits: How much may be open at once.
+        on_step: Is told the kind of entry and the seconds of each step.
+        clock: Seconds, of any beginning.
+    """
+
+    def __init__(
+        self,
+        process: EngineProcess,
+        running: Running,
+        limits: RoomLimits,
+        on_step: Callable[[str, float], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._process, self._on_step, self._clock = process, on_step, clock
+        self._gate = Gate(running.admission, limits)
+        self._status, self._texts = running.status, dict[int, str]()
+        self._streams: dict[str, tuple[OnEvent, Flush]] = {}
+        self._frames = Frames()
+        self._asked: asyncio.Future[None] | None = None
+        self._progress_at = clock()
+        self._is_stopping = self._has_ended = False
+        self._transport: asyncio.Transport | None = None
+        self._unsent: list[bytes] = []
+        self.failure: Exception | None = None
+
+    def attach(self) -> None:
+        """Begins to work, on the running event loop."""
+        loop, connection = asyncio.get_running_loop(), self._process.connection
+        connection.setblocking(False)
+        self._attaching = loop.create_task(loop.create_unix_connection(lambda: self, sock=connection))
+
+    def token_text(self, token_id: int) -> str:
+        """Returns the text of a token whose log-probability an event has had."""
+        return self._texts[token_id]
+
+    # What the server asks for
+
+    def add(
+        self,
+        requests: Sequence[NewRequest],
+        on_event: OnEvent,
+        *,
+        flush: Flush = no_flush,
+        connection: Hashable = None,
+        is_new: bool = False,
+    ) -> None:
+        """See `aotgaudi.engine.loop.Engine.add`."""
+        self._gate.check(requests, connection, is_new=is_new)
+        for request in requests:
+            self._gate.admission.check(request.prompt_token_ids, request.params)
+        self._gate.enter(requests, connection, is_new=is_new)
+        if not self._streams:
+            self._progress_at = self._clock()
+        self._streams.update((request.request_id, (on_event, flush)) for request in requests)
+        self._say(Add(tuple(requests), connection, is_new))
+
+    def turns_away(self, num_before: int) -> bool:
+        """See `aotgaudi.engine.loop.Engine.turns_away`."""
+        return self._gate.room.turns_away(num_before)
+
+    def abort(self, *request_ids: str) -> None:
+        """Ends requests early. Ignores ids that are unknown or have ended."""
+        known = tuple(name for name in request_ids if name in self._streams)
+        if known and not self._has_ended:
+            self._say(Abort(known))
+
+    def drain(self, timeout_seconds: float | None = None) -> bool:
+        """Refuses new requests. Returns whether the others have ended; waits for nothing."""
+        del timeout_seconds
+        self._gate.close("the server is shutting down")
+        return not self._streams
+
+    def shutdown(self, timeout_seconds: float | None = None) -> bool:
+        """Aborts what still runs and has the process end. Returns whether it has; waits for nothing."""
+        self.drain(timeout_seconds)
+        if not self._is_stopping and not self._has_ended:
+            self._is_stopping = True
+            self._say(Stop())
+        return self._has_ended
+
+    @property
+    def stalled_seconds(self) -> float:
+        """How long no step has ended although requests wait or run; 0 while none does."""
+        return self._clock() - self._progress_at if self._streams else 0.0
+
+    def stats(self) -> EngineStats:
+        """Returns the engine's last snapshot; `refresh` gets another."""
+        return replace(
+            self._status.stats,
+            num_refused=self._gate.room.num_refused,
+            stalled_seconds=self.stalled_seconds,
+        )
+
+    def warmth(self) -> Warmth:
+        """Returns how warm the engine was at its last snapshot."""
+        return self._status.warmth
+
+    async def refresh(self) -> None:
+        """Asks the engine for a snapshot, and waits for it for a second at most."""
+        if self._has_ended:
+            return
+        if self._asked is None:
+            self._asked = asyncio.get_running_loop().create_future()
+            self._say(Ask())
+        await asyncio.wait([self._asked], timeout=_REFRESH_SECONDS)
+
+    # What the engine says
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Part of `asyncio.Protocol`."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.writelines(self._unsent)
+
+    def data_received(self, data: bytes) -> None:
+        """Part of `asyncio.Protocol`."""
+        for message in self._frames.feed(data):
+            if isinstance(message, Told):
+                self._take(message)
+            elif isinstance(message, Status):
+                self._status = message
+                self._answer()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Part of `asyncio.Protocol`: the process has ended, or has closed its end."""
+        del error
+        self._has_ended, ended = True, self._process.ended()
+        self._answer()
+        if not self._is_stopping:
+            logger.error("%s; restart the server", ended)
+            self.failure = ended
+            self._gate.close(_DIED)
+        refusal = RequestError(_DIED, http_status=503)
+        self._tell([ErrorEvent(request_id=name, error=refusal) for name in self._streams])
+
+    def _say(self, message: object) -> None:
+        if self._transport is None:
+            self._unsent.append(frame(message))
+        else:
+            self._transport.write(frame(message))
+
+    def _answer(self) -> None:
+        if self._asked is not None:
+            self._asked.set_result(None)
+            self._asked = None
+
+    def _take(self, told: Told) -> None:
+        self._progress_at = self._clock()
+        for kind, seconds in told.steps:
+            self._on_step(kind, seconds)
+        self._texts.update(told.texts)
+        self._tell(told.events)
+
+    def _tell(self, events: Sequence[Event]) -> None:
+        flushes = set()
+        for event in events:
+            stream = self._streams.get(event.request_id)
+            if stream is None:
+                continue
+            on_event, flush = stream
+            if isinstance(event, ErrorEvent) or event.finish_reason is not None:
+                del self._streams[event.request_id]
+                self._gate.leave(event.request_id)
+            on_event(event)
+            flushes.add(flush)
+        for flush in flushes:
+            flush()

@@ -1,0 +1,41 @@
+"""The engine's process: ``python -m aotgaudi.server.engine.main FD BEGAN``, which the front starts before anything else.
+
+FD is its socket to the front, BEGAN when the server began, in seconds of the machine's uptime. While the front finds out
+what to serve, this process imports what it will need.
+"""
+
+from __future__ import annotations
+
+import gc
+import signal
+import socket
+import sys
+
+from aotgaudi.phases import Phases, since
+from aotgaudi.runtime.preload import begin_to_load_torch, leave_out_meta_functions
+from aotgaudi.server.spawn import end_with_parent
+
+
+def main(connection: socket.socket, began: float) -> int:
+    """Returns what the process exits with, once the front says to stop, or the engine has died."""
+    phases = Phases(since(began))
+    phases.add("engine_process", 0.0)
+    gc.disable()  # What a start makes stays; `run_engine` has garbage looked for again.
+    for number in (signal.SIGINT, signal.SIGTERM):  # The front says what they mean.
+        signal.signal(number, signal.SIG_IGN)
+    end_with_parent()
+    begin_to_load_torch()
+    leave_out_meta_functions()
+    with phases.time("engine_import"):
+        from aotgaudi.server.engine.channel import Channel, ChannelClosedError
+        from aotgaudi.server.engine.worker import run_engine
+
+    try:
+        return 0 if run_engine(Channel(connection), phases) else 1
+    except ChannelClosedError:
+        return 0  # The front is gone.
+
+
+if __name__ == "__main__":
+    with socket.socket(fileno=int(sys.argv[1])) as inherited:
+        sys.exit(main(inherited, float(sys.argv[2])))

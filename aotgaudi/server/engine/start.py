@@ -1,0 +1,108 @@
+"""The engine's process as the front starts it, waits for it, and ends it. Imports little: it is started first of all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from aotgaudi.errors import AotGaudiError
+from aotgaudi.phases import uptime
+from aotgaudi.server.spawn import spawn
+
+if TYPE_CHECKING:
+    from aotgaudi.bundle.model import ModelDirectory
+    from aotgaudi.runtime.seccomp import HandOver
+    from aotgaudi.server.engine.channel import Begin, Running
+
+_END_SECONDS = 10.0
+
+
+class EngineProcess:
+    """A context manager, which ends the process. One thread only.
+
+    `begin`, `opened` and `running` are called once each, in this order, and wait; from then on `connection` is an
+    `EngineClient`'s.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        """Starts the process, and returns at once. `seconds`: how long ago the server began."""
+        began = uptime() - seconds
+        self._process, self.connection = spawn(
+            "aotgaudi.server.engine.main", str(began), kind=socket.SOCK_STREAM
+        )
+        self._descriptors: tuple[int, int] | None = None
+
+    def begin(self, begin: Begin) -> None:
+        """Has the engine start."""
+        from aotgaudi.server.engine.channel import Channel, ChannelClosedError
+
+        self._channel = Channel(self.connection)
+        try:
+            self._channel.send(begin)
+        except ChannelClosedError:
+            raise self.ended() from None
+
+    def opened(self) -> ModelDirectory:
+        """Waits until it is known which model directory is served. Raises what `aotgaudi.llm.start.start` raises."""
+        directory: ModelDirectory = self._next().directory
+        return directory
+
+    def running(self) -> Running:
+        """Waits until the engine runs. Raises what `aotgaudi.llm.start.start` raises."""
+        from aotgaudi.server.engine.channel import HandedOver
+
+        message = self._next()
+        if isinstance(message, HandedOver):
+            self._descriptors = self._channel.take_over()
+            message = self._next()
+        running: Running = message
+        return running
+
+    def hand_over(self, hand_over: HandOver) -> None:
+        """Hands over what the engine has handed over to the front, if it has."""
+        if self._descriptors is None:
+            return
+        try:
+            hand_over(*self._descriptors)
+        finally:
+            for descriptor in self._descriptors:
+                os.close(descriptor)
+            self._descriptors = None
+
+    def ended(self) -> AotGaudiError:
+        """Returns the error that the end of the process stands for, which has closed its end of the connection."""
+        try:
+            code = self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return AotGaudiError("the engine's process says no more")
+        how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+        return AotGaudiError(f"the engine's process has ended ({how})")
+
+    def close(self) -> None:
+        """Ends the process, whatever it does. Idempotent."""
+        self.connection.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _next(self) -> Any:
+        from aotgaudi.server.engine.channel import ChannelClosedError, Failed
+
+        try:
+            message = self._channel.receive()
+        except ChannelClosedError:
+            raise self.ended() from None
+        if isinstance(message, Failed):
+            raise message.error
+        return message
+
+    def __enter__(self) -> EngineProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

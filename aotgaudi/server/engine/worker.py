@@ -1,0 +1,197 @@
+"""What the engine's process does: starts the model, and then obeys the front and tells it what steps give."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from aotgaudi.bundle.model import ModelDirectory
+from aotgaudi.engine.loop import Engine
+from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
+from aotgaudi.entries import Entry
+from aotgaudi.errors import AotGaudiError, RequestError
+from aotgaudi.llm.running import Observers, RunningModel
+from aotgaudi.llm.start import start
+from aotgaudi.phases import Phases
+from aotgaudi.runtime.allocator import freed_memory
+from aotgaudi.server.engine.channel import (
+    Abort,
+    Add,
+    Ask,
+    Begin,
+    Channel,
+    ChannelClosedError,
+    Failed,
+    Opened,
+    Running,
+    Status,
+    Stop,
+    Told,
+    sendable,
+)
+from aotgaudi.server.log import log_handler
+
+logger = logging.getLogger(__name__)
+
+_SWITCH_SECONDS = 5e-4
+"""How long the thread that listens may keep the engine's from going on: Python's own 5 ms would be half a step."""
+_HOUSEKEEPING_SECONDS = 5.0
+_SILENCE_SECONDS = 0.25
+"""Steps that give nobody anything are told of so often: the front must see that the engine advances."""
+
+
+def run_engine(channel: Channel, phases: Phases) -> bool:
+    """Starts a model as the front says, and runs it until the front says to stop. Returns False if it has died.
+
+    Raises ChannelClosedError when the front is gone before the model runs; later, the process ends at once.
+    """
+    begin: Begin = channel.receive()
+    logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr, begin.log_format)])
+    logging.captureWarnings(begin.log_format == "json")
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    reporter = Reporter(channel)
+    try:
+        model = start(
+            begin.options, Observers(on_model=_teller(channel), on_step=reporter.on_step, phases=phases)
+        )
+        with phases.time("guard"):
+            model.guard.arm(seccomp=begin.seccomp, hand_over=channel.hand_over)
+    except Exception as error:
+        if not isinstance(
+            error, (AotGaudiError, ImportError)
+        ):  # A bug of ours: the front shows no more than its words.
+            logger.exception("the start has failed")
+        channel.send(Failed(sendable(error)))
+        return False
+    reporter.text_of = model.tokenizer.token_text
+    gc.freeze()  # What is loaded stays, and need not be looked through again and again for garbage.
+    gc.enable()
+    channel.send(_running(model, phases))
+
+    def listen() -> None:
+        obey(channel, model, reporter)
+        os._exit(0)  # The front is gone, and the engine may be in the middle of a step.
+
+    threading.Thread(target=listen, name="aotgaudi-front", daemon=True).start()
+    model.engine.join()
+    logging.shutdown()
+    return model.engine.failure is None
+
+
+def _teller(channel: Channel) -> Callable[[ModelDirectory], None]:
+    return lambda directory: channel.send(Opened(directory))
+
+
+def _running(model: RunningModel, phases: Phases) -> Running:
+    return Running(
+        admission=model.engine.admission,
+        defaults=model.defaults,
+        manifest_id=model.manifest_id,
+        binding=model.binding,
+        coverage=model.coverage,
+        outside=model.outside,
+        status=_status(model),
+        phases=phases.done,
+    )
+
+
+def _status(model: RunningModel) -> Status:
+    return Status(model.engine.stats(), model.warmth())
+
+
+class Reporter:
+    """Tells the front what steps gave. On the engine's thread.
+
+    `text_of` gives the text of a token. The front is told it with the first log-probability of that token.
+    """
+
+    def __init__(self, channel: Channel, text_of: Callable[[int], str] = str) -> None:
+        self.text_of = text_of
+        self._channel = channel
+        self._events: list[Event] = []
+        self._steps: list[tuple[str, float]] = []
+        self._told_at = time.monotonic()
+        self._known: set[int] = set()
+
+    def on_step(self, entry: Entry, seconds: float, num_rows: int) -> None:
+        """Is the engine's `OnStep`."""
+        del num_rows
+        self._steps.append((entry.kind, seconds))
+        if time.monotonic() - self._told_at > _SILENCE_SECONDS:
+            self.flush()
+
+    def on_event(self, event: Event) -> None:
+        """Takes an event; `flush` sends it off."""
+        self._events.append(event)
+
+    def flush(self) -> None:
+        """Sends off what has come. Waits for a front that is behind: there is no use in computing what it does not take."""
+        events, self._events = self._events, []
+        steps, self._steps = self._steps, []
+        self._told_at = time.monotonic()
+        told = Told(tuple(map(_sendable, events)), tuple(steps), self._new_texts(events))
+        with suppress(ChannelClosedError):  # The front is gone, and this process will be at once.
+            self._channel.send(told)
+
+    def _new_texts(self, events: list[Event]) -> dict[int, str]:
+        new = {token_id for event in events for token_id in _shown_ids(event)} - self._known
+        self._known |= new
+        return {token_id: self.text_of(token_id) for token_id in new}
+
+
+def _shown_ids(event: Event) -> Iterator[int]:
+    """Yields the tokens that an answer with log-probabilities shows one by one."""
+    if isinstance(event, TokenEvent) and event.logprobs:
+        yield from event.token_ids
+        for place in event.logprobs:
+            yield from (token_id for token_id, _ in place.top)
+
+
+def _sendable(event: Event) -> Event:
+    if isinstance(event, TokenEvent):
+        return event
+    return ErrorEvent(request_id=event.request_id, error=sendable(event.error))
+
+
+def obey(channel: Channel, model: RunningModel, reporter: Reporter) -> None:
+    """Does what the front says until it is gone. On a thread of its own."""
+    memory = freed_memory()
+    with suppress(ChannelClosedError):
+        while True:
+            if channel.wait(_HOUSEKEEPING_SECONDS):
+                _do(channel.receive(), channel, model, reporter)
+            else:
+                memory.give_back()
+
+
+def _do(message: object, channel: Channel, model: RunningModel, reporter: Reporter) -> None:
+    engine = model.engine
+    if isinstance(message, Add):
+        _add(engine, message, channel, reporter)
+    elif isinstance(message, Abort):
+        engine.abort(*message.request_ids)
+    elif isinstance(message, Ask):
+        channel.send(_status(model))
+    elif isinstance(message, Stop):
+        engine.shutdown()
+
+
+def _add(engine: Engine, message: Add, channel: Channel, reporter: Reporter) -> None:
+    try:
+        engine.add(
+            message.requests,
+            reporter.on_event,
+            flush=reporter.flush,
+            connection=message.connection,
+            is_new=message.is_new,
+        )
+    except RequestError as error:  # The engine has died, and the front is about to learn of it.
+        channel.send(
+            Told(tuple(ErrorEvent(request_id=each.request_id, error=error) for each in message.requests))
+        )

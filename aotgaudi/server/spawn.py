@@ -1,0 +1,46 @@
+"""Starts the server's other processes: Python modules of ours, each with a socket to the one that starts it."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_PR_SET_PDEATHSIG = 1
+
+
+def spawn(module: str, *arguments: str, kind: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Runs ``python -m MODULE FD ARGUMENTS``, FD being its socket of `kind`, and returns it with the other end.
+
+    It ignores Ctrl-C, which is for whoever started it to obey, and writes nothing to standard output.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+    with theirs, _interrupts_ignored():
+        command = [sys.executable, "-m", module, str(theirs.fileno()), *arguments]
+        process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+    return process, ours
+
+
+def end_with_parent() -> None:
+    """Has the kernel end this process when the one that started it ends, however that comes about."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """What is started meanwhile ignores Ctrl-C from its first moment. Does nothing but on the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

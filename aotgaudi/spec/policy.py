@@ -1,0 +1,7 @@
+"""How our own scheduler shares its time; `aotgaudi.spec.scheduler.SchedulerSpec` says what each means. Imports nothing."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Policy = Literal["latency", "throughput"]
