@@ -36,6 +36,8 @@ def main(connection: socket.socket, began: float) -> int:
         return 0  # The front is gone.
 
 
-if __name__ == "__main__":
-    with socket.socket(fileno=int(sys.argv[1])) as inherited:
-        sys.exit(main(inherited, float(sys.argv[2])))
+if (
+    __name__ == "__main__"
+):  # The connection stays open: a thread listens to it for as long as there is a process.
+    inherited = socket.socket(fileno=int(sys.argv[1]))
+    sys.exit(main(inherited, float(sys.argv[2])))
