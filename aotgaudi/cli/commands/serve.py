@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -23,6 +24,7 @@ from aotgaudi.cli.options.exposure import exposure_options
 from aotgaudi.cli.options.listening import listening_options
 from aotgaudi.cli.options.supervision import SUPERVISION_NAMES, Supervision, supervision_options
 from aotgaudi.cores import available_cores
+from aotgaudi.errors import MissingPackageError
 from aotgaudi.spec.policy import Policy
 
 if TYPE_CHECKING:
@@ -211,6 +213,7 @@ def serve(  # noqa: PLR0913 - one argument per option
         raise click.UsageError(f"--outside {outside} {goes} --require-warm")
     if seccomp == "require" and not require_warm:
         raise click.UsageError("--seccomp require goes with --require-warm: else a builder may have to start")
+    _require_packages()
     context.call_on_close(gc.enable)
     gc.disable()  # What a start makes stays; `launch` has garbage looked for again.
     from aotgaudi.server.engine.start import EngineProcess
@@ -293,6 +296,13 @@ def _refuse_given(context: click.Context, *, of_captures: bool) -> None:
 def served_name(model: str) -> str:
     """Returns the name in the API: a hub id as given, else the directory's name (for a link, the link's own)."""
     return Path(os.path.abspath(model)).name if Path(model).exists() else model
+
+
+def _require_packages() -> None:
+    """Raises MissingPackageError where an extra is missing, before another process finds that out."""
+    for package in ("torch", "tokenizers", "uvicorn"):
+        if find_spec(package) is None:
+            raise MissingPackageError(package, "serve")
 
 
 def _bound_spinning() -> None:
