@@ -8,10 +8,8 @@ job starts a new one. There are no threads: `LocalPool.wait` is where everything
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -24,6 +22,7 @@ from multiprocessing.connection import wait as wait_for_any
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from aotgaudi.child import die_with_parent, travels
 from aotgaudi.errors import AotGaudiError, CompileError
 
 UNIT_TIMEOUT_SECONDS = 900.0
@@ -32,7 +31,6 @@ _GARBAGE_THRESHOLD = 70_000
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from aotgaudi.build.workers import main; main()"
 _CLOSING_SECONDS = 5.0
-_PR_SET_PDEATHSIG = 1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _TORCH_SETTINGS = ("TORCHINDUCTOR_", "AOT_INDUCTOR_", "AOTINDUCTOR_", "INDUCTOR_", "TORCHDYNAMO_")
@@ -270,7 +268,7 @@ def main() -> None:
     descriptor, cache_dir, parent = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     os.set_inheritable(descriptor, False)  # Else a compiler would keep it open, and our death unseen.
     start_worker(cache_dir)
-    _die_with(parent)
+    die_with_parent(parent, signal.SIGKILL)  # A job that hangs would hold its unit's lock for ever.
     with Connection(descriptor) as connection, contextlib.suppress(EOFError, ConnectionError):
         while True:
             connection.send(_outcome(connection.recv()))
@@ -297,21 +295,6 @@ def _outcome(job: Job) -> tuple[Any, Exception | None]:
     try:
         return job.run(), None
     except AotGaudiError as error:
-        return None, error if _travels(error) else CompileError(str(error))
+        return None, error if travels(error) else CompileError(str(error))
     except Exception as error:
         return None, CompileError(f"{type(error).__name__}: {error}")
-
-
-def _travels(error: AotGaudiError) -> bool:
-    try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
-    except Exception:
-        return False
-    return True
-
-
-def _die_with(parent: int) -> None:
-    """Has the kernel kill us when our parent dies: a job that hangs would hold its unit's lock for ever."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import signal
 import socket
 import subprocess
@@ -10,8 +9,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-_PR_SET_PDEATHSIG = 1
 
 
 def spawn(module: str, *arguments: str, kind: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
@@ -26,11 +23,6 @@ def spawn(module: str, *arguments: str, kind: int) -> tuple[subprocess.Popen[byt
             command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
     return process, ours
-
-
-def end_with_parent() -> None:
-    """Has the kernel end this process when the one that started it ends, however that comes about."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 @contextmanager

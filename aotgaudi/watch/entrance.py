@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 
-from aotgaudi.watch.processes import die_with_parent
+from aotgaudi.child import die_with_parent
 
 NOT_FOUND, NOT_EXECUTABLE, NO_NAMESPACE = 127, 126, 125
 """Exit codes of an entrance that did not become the guest: as a shell's, and one for a namespace that was refused."""
@@ -27,7 +27,7 @@ def main() -> None:
     parent, here, root, _, *words = sys.argv[1:]
     if here != root:
         _bind(here, root)
-    die_with_parent(int(parent))
+    die_with_parent(int(parent), signal.SIGTERM)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and what is ignored stays so.
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -8,14 +8,13 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 _PROC = Path("/proc")
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_CHILD_SUBREAPER = 36
 _POLL_SECONDS = 0.02
 _LEFTOVER_SECONDS = 2.0
 _KILL_SECONDS = 10.0
@@ -145,13 +144,6 @@ def send(pid: int, number: int) -> None:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
         return
-
-
-def die_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
-    """Has the system send us a signal when our parent dies, and ends this process if `parent` is not our parent any more."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
-    if os.getppid() != parent:
-        sys.exit(128 + number)
 
 
 def adopt_orphans() -> None:

@@ -214,13 +214,15 @@ def serve(  # noqa: PLR0913 - one argument per option
     if seccomp == "require" and not require_warm:
         raise click.UsageError("--seccomp require goes with --require-warm: else a builder may have to start")
     _require_packages()
+    from aotgaudi.cli.options.model import find_model
+
+    model_dir = find_model(model)
     context.call_on_close(gc.enable)
     gc.disable()  # What a start makes stays; `launch` has garbage looked for again.
     from aotgaudi.server.engine.start import EngineProcess
 
     _bound_spinning()
     with EngineProcess(phases.clock()) as process:
-        from aotgaudi.cli.options.model import find_model
         from aotgaudi.llm.model_files import GenerationConfig
         from aotgaudi.llm.running import ModelOptions
         from aotgaudi.server.engine.channel import Begin
@@ -229,7 +231,7 @@ def serve(  # noqa: PLR0913 - one argument per option
         model_options = ModelOptions(
             bundle=bundle,
             acceptance=acceptance,
-            model_dir=find_model(model),
+            model_dir=model_dir,
             require_warm=require_warm,
             num_threads=threads or _threads(),
             allow_unbound_model=allow_unbound_model,

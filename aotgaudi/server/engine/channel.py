@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aotgaudi.bundle.model import ModelDirectory
+from aotgaudi.child import travels
 from aotgaudi.engine.admission import Admission
 from aotgaudi.engine.core import EngineStats
 from aotgaudi.engine.output import Event
@@ -128,11 +129,7 @@ class ChannelClosedError(ConnectionError):
 
 def sendable(error: Exception) -> Exception:
     """Returns `error`, or its words alone where it holds what cannot be sent to another process."""
-    try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
-    except Exception:  # Whatever its class does.
-        return AotGaudiError(str(error))
-    return error
+    return error if travels(error) else AotGaudiError(str(error))
 
 
 def frame(message: object) -> bytes:

@@ -7,13 +7,14 @@ what to serve, this process imports what it will need.
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import socket
 import sys
 
+from aotgaudi.child import die_with_parent
 from aotgaudi.phases import Phases, since
 from aotgaudi.runtime.preload import begin_to_load_torch, leave_out_meta_functions
-from aotgaudi.server.spawn import end_with_parent
 
 
 def main(connection: socket.socket, began: float) -> int:
@@ -23,7 +24,7 @@ def main(connection: socket.socket, began: float) -> int:
     gc.disable()  # What a start makes stays; `run_engine` has garbage looked for again.
     for number in (signal.SIGINT, signal.SIGTERM):  # The front says what they mean.
         signal.signal(number, signal.SIG_IGN)
-    end_with_parent()
+    die_with_parent(os.getppid(), signal.SIGKILL)  # Who is gone by now has closed the connection.
     begin_to_load_torch()
     leave_out_meta_functions()
     with phases.time("engine_import"):
