@@ -32,7 +32,7 @@ from aotgaudi.server.boundary import CLIENT_GONE_STATUS, AccessLog, RequestBound
 from aotgaudi.server.dashboard.routes import dashboard_routes
 from aotgaudi.server.exposure import Exposure
 from aotgaudi.server.front.hosts import ANY_HOST, AllowedHosts, HostCheck
-from aotgaudi.server.generation import Deliveries, Generation
+from aotgaudi.server.generation import Generation
 from aotgaudi.server.http import (
     ClientGoneError,
     EventStreamResponse,
@@ -104,7 +104,6 @@ class Api:
 
     def __init__(self, service: Service) -> None:
         self._service, self._bodies = service, BodyReader(service.max_body_bytes)
-        self._deliveries = Deliveries()
 
     async def list_models(self, _: Request) -> Response:
         """Lists what is served."""
@@ -194,7 +193,6 @@ class Api:
             answer_format.head.id,
             service.metrics,
             service.clock,
-            self._deliveries,
             request.client,
             is_new=not _is_known(request),
         )

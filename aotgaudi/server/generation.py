@@ -1,12 +1,4 @@
-"""One HTTP request's outputs: from the engine's thread to the event loop.
-
-::
-
-    engine's thread    event -> Deliveries            flush, once a step -> loop.call_soon_threadsafe
-    event loop         Deliveries -> Generation.events() -> response
-
-To wake another thread costs more than to hand it an event, and each time the two threads may wait for the interpreter's
-lock; so the event loop is woken once for all requests that a step gave something to.
+"""One HTTP request's outputs: from the engine to the response. All of it on the event loop.
 
 A `Generation` is always closed, and closing aborts what has not ended. So when a client goes away, its KV blocks are
 free again after the step that runs now.
@@ -15,24 +7,21 @@ free again after the step that runs now.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from aotgaudi.engine.core import EngineStats
-from aotgaudi.engine.output import ErrorEvent, Event, Flush, OnEvent, TokenEvent, no_flush
+from aotgaudi.engine.output import ErrorEvent, Event, OnEvent, TokenEvent
 from aotgaudi.engine.request import NewRequest
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.errors import RequestError
 from aotgaudi.server.metrics import Metrics, OutputTimer
 
-logger = logging.getLogger(__name__)
-
 
 class EngineLike(Protocol):
-    """What the server needs of an engine, such as `aotgaudi.engine.loop.Engine`. Every method: any thread."""
+    """What the server needs of an engine, such as `aotgaudi.server.engine.client.EngineClient`. On the event loop."""
 
     @property
     def failure(self) -> Exception | None:
@@ -49,11 +38,10 @@ class EngineLike(Protocol):
         requests: Sequence[NewRequest],
         on_event: OnEvent,
         *,
-        flush: Flush = no_flush,
         connection: Hashable = None,
         is_new: bool = False,
     ) -> object:
-        """Queues all requests, or none. `on_event` is called on the engine's thread, then `flush`. Raises RequestError."""
+        """Queues all requests, or none. `on_event` is called later, on the event loop. Raises RequestError."""
         ...
 
     def turns_away(self, num_before: int) -> bool:
@@ -86,31 +74,6 @@ class TokenCounts:
     num_cached_tokens: int = 0
 
 
-class Deliveries:
-    """Events on their way from the engine's thread to the event loops that wait for them."""
-
-    def __init__(self) -> None:
-        self._events: dict[asyncio.AbstractEventLoop, list[tuple[Generation, Event]]] = {}
-
-    def put(self, loop: asyncio.AbstractEventLoop, generation: Generation, event: Event) -> None:
-        """Takes an event; `flush` sends it off. On the engine's thread."""
-        self._events.setdefault(loop, []).append((generation, event))
-
-    def flush(self) -> None:
-        """Hands each loop what has come for it. On the engine's thread."""
-        events, self._events = self._events, {}
-        for loop, of_loop in events.items():
-            try:
-                loop.call_soon_threadsafe(_deliver, of_loop)
-            except RuntimeError:  # The loop is closed; nobody is waiting for these events.
-                logger.debug("%d events came after the server had ended", len(of_loop))
-
-
-def _deliver(events: Sequence[tuple[Generation, Event]]) -> None:
-    for generation, event in events:
-        generation.deliver(event)
-
-
 class Generation:
     """The outputs of one HTTP request, one per prompt. Made and used on the event loop.
 
@@ -123,7 +86,6 @@ class Generation:
         request_id: str,
         metrics: Metrics,
         clock: Callable[[], float],
-        deliveries: Deliveries,
         connection: Hashable = None,
         *,
         is_new: bool = False,
@@ -131,7 +93,6 @@ class Generation:
         self.request_id = request_id
         self._engine, self._metrics, self._clock = engine, metrics, clock
         self._connection, self._is_new, self._arrival = connection, is_new, clock()
-        self._loop, self._deliveries = asyncio.get_running_loop(), deliveries
         self._arrived: deque[Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._open: dict[str, tuple[int, OutputTimer]] = {}
@@ -158,7 +119,6 @@ class Generation:
         self._engine.add(
             requests,
             self._on_event,
-            flush=self._deliveries.flush,
             connection=self._connection,
             is_new=self._is_new,
         )
@@ -177,7 +137,7 @@ class Generation:
         """
         while self._open:
             if not self._arrived:
-                self._waiter = self._loop.create_future()
+                self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
             event = self._arrived.popleft()
             yield self._open[event.request_id][0], self._take(event)
@@ -187,8 +147,9 @@ class Generation:
         """Whether `events` has more to come, and it is not there yet."""
         return bool(self._open) and not self._arrived
 
-    def deliver(self, event: Event) -> None:
-        """Takes an event from the engine. On the event loop."""
+    def _on_event(self, event: Event) -> None:
+        if self._is_closed:  # A client that has left must not keep the event loop busy.
+            return
         self._arrived.append(event)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -216,8 +177,3 @@ class Generation:
         if event.finish_reason is not None:
             timer.finish(event.usage)
         return event
-
-    def _on_event(self, event: Event) -> None:
-        """Called on the engine's thread."""
-        if not self._is_closed:  # A client that has left must not keep the event loop busy.
-            self._deliveries.put(self._loop, self, event)

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from aotgaudi.engine.core import EngineStats
 from aotgaudi.engine.gate import Gate
-from aotgaudi.engine.output import ErrorEvent, Event, Flush, OnEvent, no_flush
+from aotgaudi.engine.output import ErrorEvent, Event, OnEvent
 from aotgaudi.engine.request import NewRequest
 from aotgaudi.engine.room import RoomLimits
 from aotgaudi.errors import RequestError
@@ -61,7 +61,7 @@ class EngineClient(asyncio.Protocol):
         self._process, self._on_step, self._clock = process, on_step, clock
         self._gate = Gate(running.admission, limits)
         self._status, self._texts = running.status, dict[int, str]()
-        self._streams: dict[str, tuple[OnEvent, Flush]] = {}
+        self._streams: dict[str, OnEvent] = {}
         self._frames = Frames()
         self._asked: asyncio.Future[None] | None = None
         self._progress_at = clock()
@@ -87,7 +87,6 @@ class EngineClient(asyncio.Protocol):
         requests: Sequence[NewRequest],
         on_event: OnEvent,
         *,
-        flush: Flush = no_flush,
         connection: Hashable = None,
         is_new: bool = False,
     ) -> None:
@@ -98,7 +97,7 @@ class EngineClient(asyncio.Protocol):
         self._gate.enter(requests, connection, is_new=is_new)
         if not self._streams:
             self._progress_at = self._clock()
-        self._streams.update((request.request_id, (on_event, flush)) for request in requests)
+        self._streams.update((request.request_id, on_event) for request in requests)
         self._say(Add(tuple(requests), connection, is_new))
 
     def turns_away(self, num_before: int) -> bool:
@@ -199,16 +198,9 @@ class EngineClient(asyncio.Protocol):
         self._tell(told.events)
 
     def _tell(self, events: Sequence[Event]) -> None:
-        flushes = set()
         for event in events:
-            stream = self._streams.get(event.request_id)
-            if stream is None:
-                continue
-            on_event, flush = stream
+            on_event = self._streams[event.request_id]
             if isinstance(event, ErrorEvent) or event.finish_reason is not None:
                 del self._streams[event.request_id]
                 self._gate.leave(event.request_id)
             on_event(event)
-            flushes.add(flush)
-        for flush in flushes:
-            flush()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import queue
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 
 import pytest
@@ -15,7 +17,7 @@ from starlette.testclient import TestClient
 
 from aotgaudi.engine.admission import check_sampling
 from aotgaudi.engine.core import EngineStats
-from aotgaudi.engine.output import ErrorEvent, Event, Flush, OnEvent, TokenEvent, no_flush
+from aotgaudi.engine.output import ErrorEvent, Event, OnEvent, TokenEvent
 from aotgaudi.engine.request import NewRequest
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.errors import RequestError
@@ -47,8 +49,7 @@ class Added:
     token_ids: tuple[int, ...]
     params: SamplingParams
     request_id: str
-    on_event: OnEvent
-    flush: Flush
+    on_event: Callable[[Event], object]
     connection: Hashable
 
 
@@ -85,7 +86,6 @@ class FakeEngine:
         requests: Sequence[NewRequest],
         on_event: OnEvent,
         *,
-        flush: Flush = no_flush,
         connection: Hashable = None,
         is_new: bool = False,
     ) -> None:
@@ -93,9 +93,10 @@ class FakeEngine:
             raise self.refusal
         for new in requests:
             self._check(new.prompt_token_ids, new.params)
+        wake = partial(asyncio.get_running_loop().call_soon_threadsafe, on_event)
         for new in requests:
             self.added.append(
-                Added(tuple(new.prompt_token_ids), new.params, new.request_id, on_event, flush, connection)
+                Added(tuple(new.prompt_token_ids), new.params, new.request_id, wake, connection)
             )
             self._work.put(self.added[-1])
 
@@ -147,7 +148,6 @@ class FakeEngine:
         while (request := self._work.get()) is not None:
             for event in self.script(request.request_id):
                 request.on_event(event)
-                request.flush()
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Streams: one event for each piece of text, and one wake-up of the event loop for each step of the engine."""
+"""Streams: one event for each piece of text, and as few writes as there can be."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
 from aotgaudi.engine.sampling_params import SamplingParams
-from aotgaudi.server.generation import Deliveries, Generation
+from aotgaudi.server.generation import Generation
 from aotgaudi.server.http import DONE, sse
 from aotgaudi.server.responses import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat
 from aotgaudi.server.service import Service
@@ -48,21 +48,20 @@ class Engine:
     """Takes requests, and lets the test say what comes."""
 
     def __init__(self, service: Service) -> None:
-        self.service, self.deliveries = service, Deliveries()
+        self.service = service
 
     def add(self, *_: object, **__: object) -> None: ...
 
     def abort(self, *_: object) -> None: ...
 
     def generation(self, name: str = "r", choices: int = 1) -> Generation:
-        generation = Generation(self, name, self.service.metrics, self.service.clock, self.deliveries)  # type: ignore[arg-type]
+        generation = Generation(self, name, self.service.metrics, self.service.clock)  # type: ignore[arg-type]
         generation.submit([[1]] * choices, SamplingParams())
         return generation
 
     def step(self, *events: tuple[Generation, Event]) -> None:
         for generation, event in events:
             generation._on_event(event)
-        self.deliveries.flush()
 
 
 @pytest.fixture
@@ -78,26 +77,6 @@ async def writes(generation: Generation) -> list[list[str]]:
         bodies = [json.loads(block.removeprefix("data: ")) for block in blocks]
         found.append([body["choices"][0]["text"] if "choices" in body else "error" for body in bodies])
     return found
-
-
-def test_a_step_wakes_the_event_loop_once(fake: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> tuple[int, list[list[list[str]]]]:
-        generations = [fake.generation(f"r{i}") for i in range(3)]
-        tasks = [asyncio.ensure_future(writes(generation)) for generation in generations]
-        await asyncio.sleep(0)
-        loop = asyncio.get_running_loop()
-        calls = []
-        wake = loop.call_soon_threadsafe
-        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *call: calls.append(wake(*call)))
-        for text, reason in (("a", None), ("b", "length")):
-            fake.step(*((g, piece(text, f"{g.request_id}-0", finish_reason=reason)) for g in generations))
-            await asyncio.sleep(0.01)
-        return len(calls), await asyncio.gather(*tasks)
-
-    num_calls, found = asyncio.run(run())
-
-    assert num_calls == 2
-    assert found == [[["a"], ["b"]]] * 3
 
 
 def test_what_has_come_together_is_written_together(fake: Engine) -> None:
@@ -131,12 +110,3 @@ def test_much_that_waits_is_written_in_parts(fake: Engine) -> None:
 
     assert sum(map(len, found)) == 1001
     assert 1 < len(found) < 10
-
-
-def test_events_after_the_loop_has_ended_are_dropped(fake: Engine) -> None:
-    async def begin() -> Generation:
-        return fake.generation()
-
-    generation = asyncio.run(begin())
-
-    fake.step((generation, piece("a")))  # Nothing is raised on the engine's thread.

@@ -127,10 +127,7 @@ class Owner:
     """Of one request, on the event loop."""
 
     def __init__(self) -> None:
-        self.events, self.num_flushed = asyncio.Queue[Event](), 0
-
-    def flush(self) -> None:
-        self.num_flushed += 1
+        self.events = asyncio.Queue[Event]()
 
     async def all(self) -> list[Event]:
         found: list[Event] = []
@@ -144,7 +141,7 @@ class Owner:
 
 def add(ends: Both, *names: str, params: SamplingParams = GREEDY, connection: str | None = None) -> Owner:
     owner, requests = Owner(), [NewRequest(name, [1, 2, 3], params) for name in names]
-    ends.client.add(requests, owner.events.put_nowait, flush=owner.flush, connection=connection)
+    ends.client.add(requests, owner.events.put_nowait, connection=connection)
     return owner
 
 
@@ -159,14 +156,13 @@ async def inside(ends: Both) -> None:
     await until(ends.runner.is_inside.is_set)
 
 
-def test_tokens_come_and_a_flush_follows_each_step() -> None:
+def test_tokens_come_and_steps_are_told_of() -> None:
     async def run() -> None:
         async with both() as ends:
             owner = add(ends, "r")
             events = await owner.all()
 
             assert "".join(event.text for event in events if isinstance(event, TokenEvent)) == "aaa"
-            assert owner.num_flushed == 3
             await until(lambda: [kind for kind, _ in ends.steps] == ["prompt", "decode", "decode"])
             assert ends.client.drain()
 

@@ -5,10 +5,12 @@ It prints its port once it listens. From then on it cannot start a thread, as if
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.engine.admission import Admission
@@ -16,6 +18,8 @@ from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.core import EngineCore
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.loop import Engine
+from aotgaudi.engine.output import Event, OnEvent
+from aotgaudi.engine.request import NewRequest
 from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.engine.steps import DefragStep, Step, StepResult
 from aotgaudi.entries import DecodeEntry, PromptEntry
@@ -47,6 +51,18 @@ class _Runner:
         raise NotImplementedError
 
 
+class _EngineOnThread(Engine):
+    """Its events go to the event loop, as those of an engine in a process of its own do."""
+
+    def add(self, requests: Sequence[NewRequest], on_event: OnEvent, **others: Any) -> None:
+        loop = asyncio.get_running_loop()
+
+        def tell(event: Event) -> None:
+            loop.call_soon_threadsafe(on_event, event)
+
+        super().add(requests, tell, **others)
+
+
 def _refuse_threads(event: str, _arguments: object) -> None:
     if event == "_thread.start_new_thread":
         raise RuntimeError("can't start new thread")
@@ -56,7 +72,7 @@ def main(delay: float, drain: float) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr)])
     table = BucketTable((PromptEntry(1, 64, 1000),), (DecodeEntry(2, 1, 2000),))
     tokenizer = Tokenizer(make_backend())
-    engine = Engine(
+    engine = _EngineOnThread(
         EngineCore(Scheduler(LIMITS, table, BlockPool(LIMITS.num_blocks)), _Runner()),
         Admission(LIMITS, vocab_size=258),
         lambda ids: IncrementalDetokenizer(tokenizer.decode, ids),
@@ -66,7 +82,7 @@ def main(delay: float, drain: float) -> None:
     service = Service(
         engine=engine,
         intake=DirectIntake(Preparer(tokenizer, None, model)),
-        tokenizer=tokenizer,
+        token_text=tokenizer.token_text,
         model=model,
         manifest_id="0",
         warmth=lambda: Warmth(1, 1, 0, {}),

@@ -213,7 +213,7 @@ def slow_server(
     delay: float = 0, drain: float = 30, stderr: int = subprocess.PIPE
 ) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A server in a process of its own, and its port; see slow_server.py."""
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     child = subprocess.Popen(
         [sys.executable, "-m", "tests.unit.server.front.slow_server", str(delay), str(drain)],
         cwd=root,
