@@ -64,7 +64,10 @@ def main() -> None:
         "tokens": tokens,
         "compilations": compilations,
     }
-    note = f"VmHWM of the server's process; after: anonymous {_mb(after['RssAnon'])}, mapped files {_mb(after['RssFile'])}."
+    note = (
+        "VmHWM of the front and of the engine's process, added up; after: "
+        f"anonymous {_mb(after['RssAnon'])}, mapped files {_mb(after['RssFile'])}."
+    )
     table = Table("Memory of the server", ("measure", "MB", "target"), rows, note)
     harness.finish("memory", args, machine, measurements, [table])
 
@@ -121,7 +124,8 @@ def kv_bytes(manifest: Manifest) -> int:
 def memory(pid: int) -> Counter[str]:
     """The memory rows of the status of a server's front and of its engine's process, in bytes, added up.
 
-    So pages that both have are counted twice, and peaks count as if they came at once.
+    Peaks count as if they came at once. Pages of files that both have count once: what the front shares with anybody is
+    taken for the engine's, too.
     """
     wanted = ("VmHWM", "VmRSS", "RssAnon", "RssFile", "RssShmem")
     found: Counter[str] = Counter()
@@ -130,6 +134,10 @@ def memory(pid: int) -> Counter[str]:
             name, _, value = line.partition(":")
             if name in wanted:
                 found[name] += int(value.split()[0]) * 1024
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    (shared,) = [int(line.split()[1]) * 1024 for line in rollup if line.startswith("Shared_Clean:")]
+    for name in ("VmHWM", "VmRSS", "RssFile"):
+        found[name] -= shared
     return found
 
 
