@@ -21,7 +21,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from aotgaudi.bundle.bundle import Acceptance, Bundle, open_bundle
+    from aotgaudi.bundle.acceptance import Acceptance
+    from aotgaudi.bundle.bundle import Bundle, open_bundle
     from aotgaudi.llm import LLM, Output, SamplingParams
     from aotgaudi.pipeline import BuildResult, Workers, build
 
@@ -40,7 +41,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Acceptance": "aotgaudi.bundle.bundle",
+    "Acceptance": "aotgaudi.bundle.acceptance",
     "BuildResult": "aotgaudi.pipeline",
     "Bundle": "aotgaudi.bundle.bundle",
     "LLM": "aotgaudi.llm",

@@ -160,7 +160,7 @@ class _Worker:
         return length / (time.perf_counter() - started)
 
     def _perplexity(self, num_tokens: int, piece: int) -> float:
-        from aotgaudi.bundle.model import ModelDirectory
+        from aotgaudi.bundle.model_directory import ModelDirectory
         from aotgaudi.engine.steps import DecodeStep
         from aotgaudi.llm.tokenizer import Tokenizer
 

@@ -12,7 +12,7 @@ import torch
 from aotgaudi.backends.online import check_target, make_runtime
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.bundle.model import ModelDirectory
+from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.bundle.verify import hold_bundle
 from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.runner import ProgramRunner

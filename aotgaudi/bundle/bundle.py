@@ -8,12 +8,12 @@ here follows a link or blocks on a FIFO, and no object is read.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aotgaudi.bundle.acceptance import ANY_BUNDLE, Acceptance
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.format import (
     INDEX_NAME,
@@ -24,13 +24,12 @@ from aotgaudi.bundle.format import (
     load_program,
 )
 from aotgaudi.bundle.kind import RECEIPT_NAME
-from aotgaudi.bundle.permissions import OwnerRule, check_directories
+from aotgaudi.bundle.permissions import check_directories
 from aotgaudi.bundle.sealed import SealedReceipt, capture_of, load_sealed, programs_of
 from aotgaudi.bundle.signature import MAX_ENVELOPE_BYTES, Statement
-from aotgaudi.bundle.trust import TrustPolicy, load_trusted_key, require_match
+from aotgaudi.bundle.trust import require_match
 from aotgaudi.digest import Digest
-from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, SpecError, StoreError, UntrustedError
-from aotgaudi.guests.launch import Launch, load_launch
+from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, StoreError, UntrustedError
 from aotgaudi.regularfile import MAX_DOCUMENT_BYTES, Examine, accept_any
 from aotgaudi.store.blobs import Fault, read_blob, read_bounded
 from aotgaudi.store.cas import object_path
@@ -38,64 +37,8 @@ from aotgaudi.store.cas import object_path
 if TYPE_CHECKING:
     from aotgaudi.bundle.verify import Report
     from aotgaudi.graphs.program import Program
+    from aotgaudi.guests.launch import Launch
     from aotgaudi.manifest.manifest import Manifest
-
-
-@dataclass(frozen=True)
-class Acceptance:
-    """Which bundles may be used: `owners` None takes anybody's files, `trust` None takes unsigned bundles."""
-
-    owners: OwnerRule | None = None
-    trust: TrustPolicy | None = None
-
-    @classmethod
-    def demanding(
-        cls,
-        trusted_keys: Iterable[str | os.PathLike[str]] = (),
-        threshold: int | None = None,
-        minimum_epoch: int | None = None,
-        *,
-        allow_unsafe_permissions: bool = False,
-    ) -> Acceptance:
-        """Returns what ``aotgaudi verify`` and ``aotgaudi serve`` demand.
-
-        Args:
-            trusted_keys: Public keys (PEM files) whose signatures count; none takes unsigned bundles.
-            threshold: How many of them must have signed; None: 1.
-            minimum_epoch: The oldest epoch that is accepted; None: any.
-            allow_unsafe_permissions: Accept files that others than this user and root own or may write to.
-
-        Raises:
-            SpecError: a file holds no public key; or `threshold` or `minimum_epoch` is given without keys, or the keys
-                cannot meet it.
-        """
-        owners = None if allow_unsafe_permissions else OwnerRule(os.geteuid())
-        keys = frozenset(load_trusted_key(Path(path)) for path in trusted_keys)
-        if keys:
-            return cls(owners, TrustPolicy(keys, 1 if threshold is None else threshold, minimum_epoch or 0))
-        for name, value in (("--threshold", threshold), ("--minimum-epoch", minimum_epoch)):
-            if value is not None:
-                raise SpecError(name, "is about signatures", "it needs --trusted-key PEM")
-        return cls(owners)
-
-    def require_signature(self, signature: bytes | None, index_bytes: bytes, path: Path) -> Statement | None:
-        """Returns what trusted keys have signed of the index; None where no key is demanded. Raises UntrustedError."""
-        if self.trust is None:
-            return None
-        return self.trust.verify(_required(signature, path), index_bytes, path)
-
-    @property
-    def examine(self) -> Examine:
-        """Looks at a file of the bundle before it is read. Raises UntrustedError."""
-        return accept_any if self.owners is None else self.owners.check
-
-    @property
-    def model_owners(self) -> OwnerRule | None:
-        """Whose model directories may be used: as for bundles, but a group may write to one, as to a store."""
-        return None if self.owners is None else OwnerRule(self.owners.uid, trusts_group=True)
-
-
-ANY_BUNDLE = Acceptance()
 
 
 @dataclass(frozen=True)
@@ -134,6 +77,8 @@ class Bundle:
     @cached_property
     def launch(self) -> Launch:
         """The launch that a capture answers. Raises as `manifest` does, SpecError for programs."""
+        from aotgaudi.guests.launch import load_launch  # Only here: programs need none of it.
+
         capture = capture_of(self)
         launch = load_launch(self.manifest_bytes)
         if launch.id != capture.manifest_id:
@@ -248,15 +193,6 @@ def mending_command(bundle_path: Path, *, is_capture: bool = False) -> str:
         "mend it with: aotgaudi build SPEC, or:"
         f" aotgaudi build cache MANIFEST && aotgaudi build bundle MANIFEST -o {bundle_path}"
     )
-
-
-def _required(signature: bytes | None, path: Path) -> bytes:
-    if signature is None:
-        raise UntrustedError(
-            f"bundle {path} is not signed, and a trusted key is demanded"
-            f" (sign it: aotgaudi sign {path} --sign-key FILE)"
-        )
-    return signature
 
 
 def _directories(path: Path, index: BundleIndex) -> list[Path]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from aotgaudi.bundle.bundle import ANY_BUNDLE, Acceptance, Bundle, open_bundle, read_signature
+from aotgaudi.bundle.acceptance import ANY_BUNDLE, Acceptance
+from aotgaudi.bundle.bundle import Bundle, open_bundle, read_signature
 from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,

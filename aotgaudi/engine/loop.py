@@ -22,12 +22,13 @@ from dataclasses import replace
 from random import Random
 
 from aotgaudi.engine.admission import Admission
-from aotgaudi.engine.core import EngineCore, EngineStats
+from aotgaudi.engine.core import EngineCore
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.gate import Gate
 from aotgaudi.engine.output import ErrorEvent, Flush, OnEvent, OutputStream, no_flush
 from aotgaudi.engine.request import NewRequest, Request
 from aotgaudi.engine.room import UNLIMITED, RoomLimits
+from aotgaudi.engine.stats import EngineStats
 
 logger = logging.getLogger(__name__)
 

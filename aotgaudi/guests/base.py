@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from pydantic import JsonValue
 
-from aotgaudi.backends.base import Target
 from aotgaudi.guests.exercise import ExerciseRequest, Room
-from aotgaudi.guests.expected import Expected
-from aotgaudi.guests.identity import Installed
-from aotgaudi.guests.launch import GuestName, Launch
-from aotgaudi.guests.variables import Hashed, VariableRules
 
-if TYPE_CHECKING:  # A guest that is given no shapes needs neither.
+if TYPE_CHECKING:  # Receipts, which every server reads, know this module, and a server needs none of these.
+    from aotgaudi.backends.base import Target
+    from aotgaudi.guests.expected import Expected
+    from aotgaudi.guests.identity import Installed
+    from aotgaudi.guests.launch import GuestName, Launch
     from aotgaudi.guests.shapes import Shapes
+    from aotgaudi.guests.variables import Hashed, VariableRules
     from aotgaudi.spec.build_spec import BuildSpec
 
 Phase = Literal["cold", "load", "measure", "exercise", "live"]

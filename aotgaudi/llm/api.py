@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Union, cast, get_args
 
-from aotgaudi.bundle.bundle import Acceptance
+from aotgaudi.bundle.acceptance import Acceptance
 from aotgaudi.bundle.part import Outside
 from aotgaudi.cores import available_cores
 from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent

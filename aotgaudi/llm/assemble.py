@@ -14,7 +14,8 @@ import torch
 
 from aotgaudi.backends.online import make_runtime
 from aotgaudi.bucketing.lookup import BucketTable, WarmFirstTable
-from aotgaudi.bundle.model import ModelDirectory, check_model
+from aotgaudi.bundle.model import check_model
+from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.bundle.part import Outside, describe_part
 from aotgaudi.bundle.sealed import programs_of
 from aotgaudi.bundle.verify import Report

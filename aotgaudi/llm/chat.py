@@ -26,7 +26,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from aotgaudi.bundle.model import CHAT_TEMPLATE, TOKENIZER_CONFIG, ModelDirectory
+from aotgaudi.bundle.model_directory import CHAT_TEMPLATE, TOKENIZER_CONFIG, ModelDirectory
 from aotgaudi.errors import RequestError, SpecError
 from aotgaudi.llm.model_files import special_tokens
 

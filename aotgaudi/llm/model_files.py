@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aotgaudi.bundle.model import (
+from aotgaudi.bundle.model_directory import (
     CONFIG,
     GENERATION_CONFIG,
     SPECIAL_TOKENS,

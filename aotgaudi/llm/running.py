@@ -7,21 +7,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aotgaudi.bundle.bundle import Acceptance
-from aotgaudi.bundle.model import ModelDirectory
-from aotgaudi.bundle.part import Outside
-from aotgaudi.engine.core import OnStep
-from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.room import UNLIMITED, RoomLimits
 from aotgaudi.llm.model_files import GenerationConfig
 from aotgaudi.phases import Phases
-from aotgaudi.runtime.guard import Cause, Guard, Layer
-from aotgaudi.runtime.shards import WeightsMemory
-from aotgaudi.spec.limits import ServingLimits
-from aotgaudi.spec.policy import Policy
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # The front of a server knows these values, and nothing of what they are made with.
+    from aotgaudi.bundle.acceptance import Acceptance
+    from aotgaudi.bundle.model_directory import ModelDirectory
+    from aotgaudi.bundle.part import Outside
+    from aotgaudi.engine.core import OnStep
+    from aotgaudi.engine.loop import Engine
     from aotgaudi.llm.tokenizer import Tokenizer
+    from aotgaudi.runtime.guard import Cause, Guard, Layer
+    from aotgaudi.runtime.shards import WeightsMemory
+    from aotgaudi.spec.limits import ServingLimits
+    from aotgaudi.spec.policy import Policy
 
 
 @dataclass(frozen=True, kw_only=True)

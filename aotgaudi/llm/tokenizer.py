@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 
 import tokenizers
 
-from aotgaudi.bundle.model import MAX_TOKENIZER_BYTES, TOKENIZER, ModelDirectory
+from aotgaudi.bundle.model_directory import MAX_TOKENIZER_BYTES, TOKENIZER, ModelDirectory
 from aotgaudi.errors import SpecError
 from aotgaudi.llm.model_files import eos_token_ids, special_tokens
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
-from aotgaudi.bundle.bundle import ANY_BUNDLE, Acceptance, Bundle, open_bundle
+from aotgaudi.bundle.acceptance import ANY_BUNDLE, Acceptance
+from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,

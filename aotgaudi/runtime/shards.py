@@ -25,7 +25,7 @@ from io import FileIO
 from types import MappingProxyType
 from typing import Any, Literal
 
-from aotgaudi.bundle.model import MAX_TEXT_BYTES, WEIGHTS_REMEDY, ModelDirectory
+from aotgaudi.bundle.model_directory import MAX_TEXT_BYTES, WEIGHTS_REMEDY, ModelDirectory
 from aotgaudi.digest import Digest
 from aotgaudi.document import load_foreign_object
 from aotgaudi.errors import CorruptError, SpecError

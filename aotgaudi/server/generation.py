@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from aotgaudi.engine.core import EngineStats
 from aotgaudi.engine.output import ErrorEvent, Event, OnEvent, TokenEvent
 from aotgaudi.engine.request import NewRequest
 from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.engine.stats import EngineStats
 from aotgaudi.errors import RequestError
 from aotgaudi.server.metrics import Metrics, OutputTimer
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aotgaudi.bundle.bundle import ANY_BUNDLE, Acceptance, Bundle, open_bundle
+from aotgaudi.bundle.acceptance import ANY_BUNDLE, Acceptance
+from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.errors import AotGaudiError, NotWarmError, TargetError
 from aotgaudi.guests.asking import Asking
 from aotgaudi.guests.compare import EXIT_OTHER_MACHINE, compare

@@ -14,7 +14,7 @@ from aotgaudi.backends.offline import probe_target
 from aotgaudi.backends.online import make_runtime
 from aotgaudi.build.plan import make_plan
 from aotgaudi.bundle.format import load_program
-from aotgaudi.bundle.model import ModelDirectory
+from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.engine.runner import ProgramRunner
 from aotgaudi.entries import Entry
 from aotgaudi.graphs.trace import stored_names

@@ -237,7 +237,7 @@ def test_each_weight_is_there_once_and_keys_differ(store: Store, tmp_path: Path)
 def weight_bytes(built: Built, folder: Path) -> int:
     """Bytes of everything that is bound of the checkpoint."""
     from aotgaudi.backends.online import make_runtime
-    from aotgaudi.bundle.model import ModelDirectory
+    from aotgaudi.bundle.model_directory import ModelDirectory
     from aotgaudi.runtime.executables import ExecutableTable
     from aotgaudi.runtime.load import Loader
     from aotgaudi.runtime.shards import ShardReader

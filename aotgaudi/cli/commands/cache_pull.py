@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from aotgaudi.bundle.bundle import Acceptance, Bundle
+from aotgaudi.bundle.acceptance import Acceptance
+from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.push_pull import pull_bundle
 from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.cli.commands.cache import size_text

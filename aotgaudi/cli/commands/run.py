@@ -20,7 +20,7 @@ from aotgaudi.server.log import log_handler
 from aotgaudi.supervisor.options import Policy
 
 if TYPE_CHECKING:
-    from aotgaudi.bundle.bundle import Acceptance
+    from aotgaudi.bundle.acceptance import Acceptance
 
 _BEGAN = time.monotonic()
 

@@ -28,7 +28,7 @@ from aotgaudi.errors import MissingPackageError
 from aotgaudi.spec.policy import Policy
 
 if TYPE_CHECKING:
-    from aotgaudi.bundle.bundle import Acceptance
+    from aotgaudi.bundle.acceptance import Acceptance
     from aotgaudi.bundle.part import Outside
     from aotgaudi.engine.room import RoomLimits
     from aotgaudi.runtime.guard import Seccomp

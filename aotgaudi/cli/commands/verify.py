@@ -14,9 +14,11 @@ import click
 
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.online import check_target, this_machine
-from aotgaudi.bundle.bundle import Acceptance, Bundle, open_bundle
+from aotgaudi.bundle.acceptance import Acceptance
+from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
-from aotgaudi.bundle.model import ModelDirectory, open_model
+from aotgaudi.bundle.model import open_model
+from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.sealed import SealedReceipt, capture_of, programs_of
 from aotgaudi.bundle.verify import Report, verify_bundle

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from aotgaudi.bundle.acceptance import Acceptance
 from aotgaudi.cli.options.common import Command, with_options
 
 _OPTIONS = (
@@ -54,10 +55,6 @@ def acceptance_options(function: Command) -> Command:
         for name, value in (("--threshold", threshold), ("--minimum-epoch", minimum_epoch)):
             if value is not None and not trusted_keys:
                 raise click.UsageError(f"{name} is about signatures: it needs --trusted-key PEM")
-        from aotgaudi.bundle.bundle import (
-            Acceptance,  # Only now: a command may have something to start before.
-        )
-
         acceptance = Acceptance.demanding(
             trusted_keys, threshold, minimum_epoch, allow_unsafe_permissions=allow_unsafe_permissions
         )

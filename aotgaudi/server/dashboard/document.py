@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from aotgaudi.engine.core import EngineStats
+from aotgaudi.engine.stats import EngineStats
 from aotgaudi.engine.tallies import Tally
 from aotgaudi.llm.running import Warmth
 from aotgaudi.server.entry_metrics import labelled

@@ -22,12 +22,12 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aotgaudi.bundle.model import ModelDirectory
+from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.child import travels
 from aotgaudi.engine.admission import Admission
-from aotgaudi.engine.core import EngineStats
 from aotgaudi.engine.output import Event
 from aotgaudi.engine.request import NewRequest
+from aotgaudi.engine.stats import EngineStats
 from aotgaudi.errors import AotGaudiError
 from aotgaudi.llm.running import ModelOptions, Warmth
 from aotgaudi.phases import Phase

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
-from aotgaudi.engine.core import EngineStats
 from aotgaudi.engine.gate import Gate
 from aotgaudi.engine.output import ErrorEvent, Event, OnEvent
 from aotgaudi.engine.request import NewRequest
 from aotgaudi.engine.room import RoomLimits
+from aotgaudi.engine.stats import EngineStats
 from aotgaudi.errors import RequestError
 from aotgaudi.llm.running import Warmth
 from aotgaudi.server.engine.channel import (

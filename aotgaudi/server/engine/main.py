@@ -14,7 +14,7 @@ import sys
 
 from aotgaudi.child import die_with_parent
 from aotgaudi.phases import Phases, since
-from aotgaudi.runtime.preload import begin_to_load_torch, leave_out_meta_functions
+from aotgaudi.runtime.preload import begin_to_load_torch, leave_out_tracing
 
 
 def main(connection: socket.socket, began: float) -> int:
@@ -26,7 +26,7 @@ def main(connection: socket.socket, began: float) -> int:
         signal.signal(number, signal.SIG_IGN)
     die_with_parent(os.getppid(), signal.SIGKILL)  # Who is gone by now has closed the connection.
     begin_to_load_torch()
-    leave_out_meta_functions()
+    leave_out_tracing()
     with phases.time("engine_import"):
         from aotgaudi.server.engine.channel import Channel, ChannelClosedError
         from aotgaudi.server.engine.worker import run_engine

@@ -14,7 +14,7 @@ from aotgaudi.phases import uptime
 from aotgaudi.server.spawn import spawn
 
 if TYPE_CHECKING:
-    from aotgaudi.bundle.model import ModelDirectory
+    from aotgaudi.bundle.model_directory import ModelDirectory
     from aotgaudi.runtime.seccomp import HandOver
     from aotgaudi.server.engine.channel import Begin, Running
 

@@ -31,7 +31,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from aotgaudi.bundle.model import ModelDirectory
+from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.errors import AotGaudiError, SpecError, TargetError
 from aotgaudi.llm.chat import ChatTemplate
 from aotgaudi.llm.tokenizer import Tokenizer

@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any
 
 from aotgaudi import errors
-from aotgaudi.bundle.model import ModelDirectory
+from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.errors import AotGaudiError, SpecError
 from aotgaudi.runtime.guard import Seccomp
 from aotgaudi.server.intake.lane import LANES, LARGE_BODY_BYTES, LaneLimits

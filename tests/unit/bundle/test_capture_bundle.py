@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from aotgaudi.bundle.bundle import ANY_BUNDLE, Acceptance, open_bundle
+from aotgaudi.bundle.acceptance import ANY_BUNDLE, Acceptance
+from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.format import INDEX_NAME, dump_index, load_index
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.push_pull import pull_bundle, push_bundle

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aotgaudi.bundle.bundle import Acceptance, open_bundle
-from aotgaudi.bundle.model import MAX_TEXT_BYTES, TEXTS, ModelDirectory, bind_model, check_model, open_model
+from aotgaudi.bundle.acceptance import Acceptance
+from aotgaudi.bundle.bundle import open_bundle
+from aotgaudi.bundle.model import bind_model, check_model, model_spec, open_model
+from aotgaudi.bundle.model_directory import MAX_TEXT_BYTES, TEXTS, ModelDirectory
 from aotgaudi.bundle.permissions import OwnerRule
 from aotgaudi.bundle.signing import Signing, SigningKey, generate_key, load_signing_key
 from aotgaudi.bundle.trust import TrustPolicy
@@ -65,7 +67,7 @@ def test_a_file_that_cannot_be_used_is_one_line_and_soon(model: ModelDirectory, 
     started = time.monotonic()
 
     with pytest.raises(SpecError) as refusal:
-        _ = model.model_spec("float32") if name == "config.json" else model.read_object(name)
+        _ = model_spec(model, "float32") if name == "config.json" else model.read_object(name)
 
     assert refusal.value.exit_code == 2
     assert str(refusal.value).startswith(f"{model.path / name}: ")
@@ -78,16 +80,16 @@ def test_numbers_that_a_key_cannot_hold_are_refused_in_the_config(model: ModelDi
     (model.path / "config.json").write_text(f'{{"model_type": "llama", "a": {value}}}')
 
     with pytest.raises(SpecError, match=r"config\.json: "):
-        model.model_spec("float32")
+        model_spec(model, "float32")
 
 
 def test_the_config_and_what_is_absent(model: ModelDirectory) -> None:
-    assert model.model_spec("float32").config == CONFIG
-    assert model.model_spec("float32").name == "model"
+    assert model_spec(model, "float32").config == CONFIG
+    assert model_spec(model, "float32").name == "model"
     assert model.read("chat_template.jinja") is None
     assert model.read_object("tokenizer_config.json") == {}
     with pytest.raises(SpecError, match=r"has no config\.json"):
-        ModelDirectory(model.path / "none").model_spec("float32")
+        model_spec(ModelDirectory(model.path / "none"), "float32")
 
 
 def test_a_text_may_not_be_endless(model: ModelDirectory) -> None:
@@ -103,7 +105,7 @@ MINE = OwnerRule(os.geteuid(), trusts_group=True)
 def refusal_of(model: ModelDirectory) -> str:
     owned = ModelDirectory(model.path, owners=MINE)
     with pytest.raises(UntrustedError) as caught:
-        (owned.check_owners(), owned.model_spec("float32"))
+        (owned.check_owners(), model_spec(owned, "float32"))
     assert caught.value.exit_code == 4
     return str(caught.value)
 
@@ -113,7 +115,7 @@ def test_what_everybody_may_write_to_is_refused(model: ModelDirectory) -> None:
     model.path.chmod(0o775)
     (model.path / "config.json").chmod(0o664)
     ModelDirectory(model.path, owners=MINE).check_owners()
-    assert ModelDirectory(model.path, owners=MINE).model_spec("float32").config == CONFIG
+    assert model_spec(ModelDirectory(model.path, owners=MINE), "float32").config == CONFIG
 
     (model.path / "config.json").chmod(0o666)
     assert "config.json can be written to by everybody (mode 0666) (chmod -R go-w" in refusal_of(model)
@@ -142,7 +144,7 @@ def test_what_is_bound_is_read_and_nothing_else(model: ModelDirectory) -> None:
     binding = bound(model)
     (model.path / "README.md").write_text("never read")
 
-    assert binding.model_spec("float32").config == CONFIG
+    assert model_spec(binding, "float32").config == CONFIG
     assert binding.read("tokenizer.json") is None
 
     (model.path / "tokenizer.json").symlink_to("nowhere")
@@ -165,7 +167,7 @@ def test_a_bound_file_that_differs_is_refused_by_name(model: ModelDirectory, cha
     with pytest.raises(
         CorruptError, match=r"config\.json is (not what the bundle binds|missing, and)"
     ) as caught:
-        binding.model_spec("float32")
+        model_spec(binding, "float32")
 
     assert isinstance(caught.value, AotGaudiError)
     assert caught.value.exit_code == 4

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aotgaudi.bundle.bundle import Acceptance, open_bundle
+from aotgaudi.bundle.acceptance import Acceptance
+from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.permissions import OwnerRule
 from aotgaudi.bundle.verify import hold_bundle, verify_bundle
 from aotgaudi.errors import UntrustedError

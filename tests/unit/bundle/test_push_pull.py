@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.bundle.bundle import Acceptance, Bundle
+from aotgaudi.bundle.acceptance import Acceptance
+from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.push_pull import pull_bundle, push_bundle
 from aotgaudi.bundle.signing import Signing, generate_key, load_signing_key
 from aotgaudi.bundle.trust import TrustPolicy

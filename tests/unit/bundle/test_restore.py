@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.bundle import restore as restore_module
-from aotgaudi.bundle.bundle import Acceptance, open_bundle
+from aotgaudi.bundle.acceptance import Acceptance
+from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.restore import restore
 from aotgaudi.digest import Digest

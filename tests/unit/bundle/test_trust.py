@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from securesystemslib.dsse import Envelope as ReferenceEnvelope
 from securesystemslib.signer import SSlibKey
 
-from aotgaudi.bundle.bundle import Acceptance, Bundle, open_bundle
+from aotgaudi.bundle.acceptance import Acceptance
+from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 _ALLOWED = """
     aotgaudi aotgaudi.atomicfile aotgaudi.backends aotgaudi.backends.base aotgaudi.backends.inductor
     aotgaudi.backends.inductor.levels aotgaudi.backends.inductor.probe aotgaudi.bundle
-    aotgaudi.bundle.bundle aotgaudi.bundle.capture_receipt aotgaudi.bundle.format
+    aotgaudi.bundle.acceptance aotgaudi.bundle.bundle aotgaudi.bundle.capture_receipt aotgaudi.bundle.format
     aotgaudi.bundle.kind aotgaudi.bundle.permissions aotgaudi.bundle.sealed aotgaudi.bundle.signature aotgaudi.bundle.trust
     aotgaudi.cgroups aotgaudi.cli aotgaudi.cli.commands aotgaudi.cli.commands.run aotgaudi.cli.main
     aotgaudi.cli.options aotgaudi.cli.options.acceptance aotgaudi.cli.options.command_words

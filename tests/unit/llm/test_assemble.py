@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.bundle.model import ModelDirectory
+from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.errors import CoverageError
 from aotgaudi.llm.assemble import caches_prefixes, check_coverage, sampling_defaults
 from aotgaudi.llm.model_files import GenerationConfig

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aotgaudi.bundle.model import ModelDirectory
+from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.errors import SpecError
 from aotgaudi.llm.model_files import GenerationConfig, eos_token_ids, split_by_sampler
 from aotgaudi.spec.sampler import SamplerSetting, SamplerSpec

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import zstandard
 
-from aotgaudi.bundle.bundle import Acceptance, open_bundle
+from aotgaudi.bundle.acceptance import Acceptance
+from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.signing import Signing, generate_key, load_signing_key
 from aotgaudi.bundle.trust import TrustPolicy
 from aotgaudi.bundle.verify import verify_bundle

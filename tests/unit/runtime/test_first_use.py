@@ -12,7 +12,7 @@ import pytest
 
 from aotgaudi.backends.base import Plan
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.bundle.model import ModelDirectory
+from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import Digest
 from aotgaudi.errors import UntrustedError

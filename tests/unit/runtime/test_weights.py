@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from aotgaudi.bundle.model import ModelDirectory
+from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, SpecError, TargetError, UntrustedError
 from aotgaudi.graphs.program import TensorSpec

@@ -16,10 +16,10 @@ import tokenizers
 from starlette.testclient import TestClient
 
 from aotgaudi.engine.admission import check_sampling
-from aotgaudi.engine.core import EngineStats
 from aotgaudi.engine.output import ErrorEvent, Event, OnEvent, TokenEvent
 from aotgaudi.engine.request import NewRequest
 from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.engine.stats import EngineStats
 from aotgaudi.errors import RequestError
 from aotgaudi.llm.chat import ChatTemplate
 from aotgaudi.llm.running import Warmth

@@ -12,8 +12,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
-from aotgaudi.engine.core import EngineStats
 from aotgaudi.engine.output import TokenEvent, Usage
+from aotgaudi.engine.stats import EngineStats
 from aotgaudi.engine.steps import StepWork
 from aotgaudi.engine.tallies import GAP_BOUNDS, TalliesSnapshot, Tally, Total
 from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, PromptEntry

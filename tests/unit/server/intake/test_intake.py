@@ -19,7 +19,7 @@ from typing import TypeVar
 import psutil
 import pytest
 
-from aotgaudi.bundle.model import ModelDirectory
+from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.errors import RequestError, SpecError
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.server.intake.intake import Intake

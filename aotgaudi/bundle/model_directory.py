@@ -1,0 +1,171 @@
+"""A model directory: which of its files a server reads, and whether they are those that a bundle binds.
+
+A receipt may bind a model: it then names by digest every file of the directory that a server reads, so that what
+signs the bundle signs these, too. A bound file is parsed from the very bytes that were hashed. A file that would be
+read and is not among the bound ones is refused; other files (``README.md``) are never read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from aotgaudi.bundle.permissions import OwnerRule
+from aotgaudi.digest import Digest
+from aotgaudi.document import load_foreign_object
+from aotgaudi.errors import CorruptError, SpecError, UntrustedError, store_error
+from aotgaudi.regularfile import Examine, accept_any, open_regular, read_regular
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+SPECIAL_TOKENS = "special_tokens_map.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+WEIGHTS = "model.safetensors"
+WEIGHTS_INDEX = "model.safetensors.index.json"
+
+TEXTS = (CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, CHAT_TEMPLATE, WEIGHTS_INDEX)
+"""What a server reads of a model directory, where it is there, besides the files of weights."""
+
+MAX_TEXT_BYTES = 32 << 20
+"""Of a JSON file, a template, or the header of a file of weights. The largest known index has 15 MB."""
+MAX_TOKENIZER_BYTES = 256 << 20
+
+_PIECE_BYTES = 1 << 20
+
+WEIGHTS_REMEDY = "convert it with: aotgaudi model import SOURCE DIR"
+
+
+@dataclass(frozen=True)
+class ModelDirectory:
+    """The directory at `path`. `bound` are the files that may be read, by name; None: nothing is bound.
+
+    Every method raises SpecError for a file that cannot be read: not a regular one, too large, not what its name says;
+    CorruptError for one that is not what was bound; UntrustedError for one that `owners` does not allow (None: anybody's),
+    or that is not bound where others are. A plain value: it may be sent to another process.
+    """
+
+    path: Path
+    bound: Mapping[str, Digest] | None = None
+    owners: OwnerRule | None = None
+
+    def check_owners(self) -> None:
+        """Raises UntrustedError where others could put other files into the directory, or it in another's place."""
+        if self.owners is None:
+            return
+        try:
+            self.owners.check(self.path, self.path.stat())
+            self.owners.check_parents(self.path)
+        except FileNotFoundError:
+            return  # Whoever reads config.json says so.
+        except OSError as error:
+            raise store_error("look at", self.path, error) from error
+
+    def expected(self, name: str) -> Digest | None:
+        """Returns what the file `name` must be; None where nothing is bound, or where it is neither bound nor there."""
+        if self.bound is None:
+            return None
+        digest = self.bound.get(name)
+        if digest is None and os.path.lexists(self.path / name):
+            raise UntrustedError(
+                f"{self.path / name} is not one of the files that the bundle binds (remove it, or bind the model"
+                " as it is: aotgaudi build bundle MANIFEST -o DIR --model DIR)"
+            )
+        return digest
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[FileIO]:
+        """Opens a file. Raises FileNotFoundError where there is none."""
+        with open_regular(self.path / name, self._examine) as file:
+            yield file
+
+    def read(self, name: str, max_bytes: int = MAX_TEXT_BYTES) -> bytes | None:
+        """Returns the bytes of a file; None if there is no such file."""
+        expected = self.expected(name)
+        try:
+            data = read_regular(self.path / name, max_bytes, self._examine)
+        except FileNotFoundError:
+            if expected is None:
+                return None
+            raise CorruptError(f"{self.path / name} is missing, and the bundle binds it") from None
+        if expected is not None:
+            self.compare(name, Digest.of(data), expected)
+        return data
+
+    def compare(self, name: str, found: Digest, expected: Digest) -> None:
+        """Raises CorruptError unless the file `name` is what was bound."""
+        if found != expected:
+            raise CorruptError(
+                f"{self.path / name} is not what the bundle binds: it has sha256 {found.sha256[:12]}..., {found.size_bytes}"
+                f" bytes, should be {expected.sha256[:12]}..., {expected.size_bytes} bytes (use the model that was bound)"
+            )
+
+    def digest(self, name: str) -> Digest:
+        """Returns the digest of a file, read piece by piece. Raises FileNotFoundError where there is none."""
+        state, num_bytes = hashlib.sha256(), 0
+        with self.open(name) as file:
+            while piece := file.read(_PIECE_BYTES):
+                state.update(piece)
+                num_bytes += len(piece)
+        return Digest(state.hexdigest(), num_bytes)
+
+    def verify(self) -> None:
+        """Compares every bound file, and refuses others that would be read."""
+        for name in {*TEXTS, WEIGHTS, *(self.bound or ())}:
+            expected = None if name == WEIGHTS and self._has_index else self.expected(name)
+            try:
+                found = None if expected is None else self.digest(name)
+            except FileNotFoundError:
+                raise CorruptError(f"{self.path / name} is missing, and the bundle binds it") from None
+            if expected is not None and found is not None:
+                self.compare(name, found, expected)
+
+    def describe(self) -> str:
+        """Returns what is bound, for people."""
+        return "not bound" if self.bound is None else f"bound ({len(self.bound)} files)"
+
+    @property
+    def _has_index(self) -> bool:
+        return self.bound is not None and WEIGHTS_INDEX in self.bound
+
+    def read_object(self, name: str) -> dict[str, Any]:
+        """Returns the JSON object in a file; an empty one if there is no such file."""
+        data = self.read(name)
+        return {} if data is None else load_foreign_object(data, str(self.path / name))
+
+    def weight_files(self, wanted: Iterable[str] | None = None) -> list[str]:
+        """Returns the names of the files that hold the tensors `wanted` (None: all), sorted."""
+        data = self.read(WEIGHTS_INDEX)
+        if data is None:
+            if not (self.path / WEIGHTS).exists():
+                raise SpecError(str(self.path), f"has neither {WEIGHTS} nor {WEIGHTS_INDEX}", WEIGHTS_REMEDY)
+            return [WEIGHTS]
+        where = str(self.path / WEIGHTS_INDEX)
+        weight_map = load_foreign_object(data, where).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise SpecError(where, "is not a safetensors index: it has no object weight_map")
+        names = weight_map if wanted is None else [name for name in wanted if name in weight_map]
+        files = {weight_map[name] for name in names if _is_file_name(name, weight_map[name], where)}
+        return sorted(files)
+
+    @property
+    def _examine(self) -> Examine:
+        return accept_any if self.owners is None else self.owners.check
+
+
+def _is_file_name(tensor: str, value: object, where: str) -> bool:
+    """True. Raises SpecError for anything but the name of a file in the directory."""
+    if not isinstance(value, str):
+        raise SpecError(
+            where, f"is not a safetensors index: {tensor!r:.100} is in {value!r:.100}, no file name"
+        )
+    if Path(value).name != value or "\0" in value:
+        raise SpecError(where, f"names a file outside its directory: {value!r:.100}")
+    return True
