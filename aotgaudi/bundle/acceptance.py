@@ -1,4 +1,4 @@
-"""Which bundles may be used: whose files, and signed by whom. Imports little: `aotgaudi serve` says it before anything else."""
+"""Which bundles may be used: whose files, and signed by whom. Imports little: `serve` is told before it starts anything."""
 
 from __future__ import annotations
 

@@ -155,8 +155,8 @@ class Receipt(Document):
     """See the module. `units` may be given as records; they are reduced to what is sealed.
 
     `builder` maps components of the builder to versions; neither hosts nor times belong there. `model` names every file of
-    a model directory that a server reads, where the bundle is bound to one (bundle/model_directory.py). `part` says what is served
-    where entries were left out on purpose; without it every entry is demanded.
+    a model directory that a server reads, where the bundle is bound to one (bundle/model_directory.py). `part` says what is
+    served where entries were left out on purpose; without it every entry is demanded.
     """
 
     schema_: Literal["aotgaudi.receipt/1"] = Field(default=RECEIPT_SCHEMA, alias="schema")

@@ -159,8 +159,8 @@ class Engine:
                 self._aborts += streams
                 self._wake.notify_all()
 
-    def drain(self, timeout_seconds: float | None = None) -> bool:
-        """Refuses new requests and waits for the others to end. Returns whether they have.
+    def drain(self, timeout_seconds: float = 0) -> bool:
+        """Refuses new requests, and waits so long for the others to end. Returns whether they have.
 
         Must not be called on the engine's thread, which would wait for itself.
         """
@@ -168,8 +168,8 @@ class Engine:
             self._gate.close("the server is shutting down")
             return self._wake.wait_for(lambda: not self._streams, timeout_seconds)
 
-    def shutdown(self, timeout_seconds: float | None = None) -> bool:
-        """Refuses new requests, aborts the others and ends the thread. Returns whether it has ended.
+    def shutdown(self, timeout_seconds: float = 0) -> bool:
+        """Refuses new requests, aborts the others and ends the thread, which it waits for so long. Returns whether it has.
 
         Must not be called on the engine's thread. An engine that was never started aborts on the caller's.
         """

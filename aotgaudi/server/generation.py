@@ -52,12 +52,12 @@ class EngineLike(Protocol):
         """Ends requests early. Ignores ids that are unknown or have ended."""
         ...
 
-    def drain(self, timeout_seconds: float | None = None) -> bool:
-        """Refuses new requests and waits for the others to end. Returns whether they have."""
+    def drain(self) -> bool:
+        """Refuses new requests. Returns whether the others have ended; waits for nothing."""
         ...
 
-    def shutdown(self, timeout_seconds: float | None = None) -> bool:
-        """Aborts what still runs and ends the engine. Returns whether it has ended."""
+    def shutdown(self) -> bool:
+        """Aborts what still runs and ends the engine. Returns whether it has ended; waits for nothing."""
         ...
 
     def stats(self) -> EngineStats:

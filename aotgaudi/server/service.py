@@ -161,11 +161,11 @@ class Service:
     def has_drained(self) -> bool:
         """Returns whether no request runs any more. Refuses new ones, as `begin_drain` does. Does not block."""
         self.begin_drain()
-        return self.engine.drain(0)
+        return self.engine.drain()
 
     def has_ended(self) -> bool:
         """Aborts what still runs, and returns whether the engine has ended. Does not block."""
-        return self.engine.shutdown(0)
+        return self.engine.shutdown()
 
 
 def _shown_limits(limits: ServingLimits) -> Mapping[str, int]:

@@ -110,15 +110,14 @@ class EngineClient(asyncio.Protocol):
         if known and not self._has_ended:
             self._say(Abort(known))
 
-    def drain(self, timeout_seconds: float | None = None) -> bool:
+    def drain(self) -> bool:
         """Refuses new requests. Returns whether the others have ended; waits for nothing."""
-        del timeout_seconds
         self._gate.close("the server is shutting down")
         return not self._streams
 
-    def shutdown(self, timeout_seconds: float | None = None) -> bool:
+    def shutdown(self) -> bool:
         """Aborts what still runs and has the process end. Returns whether it has; waits for nothing."""
-        self.drain(timeout_seconds)
+        self.drain()
         if not self._is_stopping and not self._has_ended:
             self._is_stopping = True
             self._say(Stop())

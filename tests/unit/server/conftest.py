@@ -116,11 +116,11 @@ class FakeEngine:
         for request_id in request_ids:
             self.aborted.put(request_id)
 
-    def drain(self, timeout_seconds: float | None = None) -> bool:
+    def drain(self) -> bool:
         self.calls.append("drain")
         return True
 
-    def shutdown(self, timeout_seconds: float | None = None) -> bool:
+    def shutdown(self, timeout_seconds: float = 0) -> bool:
         self.calls.append("shutdown")
         self._work.put(None)
         self._thread.join(timeout_seconds)
