@@ -6,6 +6,8 @@ import gc
 import logging
 import math
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -174,3 +176,33 @@ def model_directory(path: Path) -> Path:
     for name in ("config.json", "model.safetensors"):
         (path / name).write_bytes(b"")
     return path
+
+
+IMPORTED_FIRST = """
+import sys
+from aotgaudi.cli.main import main
+from aotgaudi.server.engine import start
+
+def begin(seconds):
+    print(*sorted(sys.modules))
+    raise SystemExit(0)
+
+start.EngineProcess = begin
+main()
+"""
+
+
+def test_the_engines_process_is_started_before_the_front_imports_what_it_needs_itself(tmp_path: Path) -> None:
+    words = ["serve", "--require-warm", "--bundle", str(tmp_path), "--model", str(model_directory(tmp_path))]
+
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED_FIRST, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert done.returncode == 0, done.stderr
+    heavy = {"torch", "tokenizers", "pydantic", "starlette", "uvicorn", "asyncio", "cryptography", "jinja2"}
+    assert not heavy & set(done.stdout.split())
