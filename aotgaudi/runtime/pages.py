@@ -1,4 +1,4 @@
-"""Pages of our own: private, zeroed, and there before anybody writes to them. Imports no torch."""
+"""Pages of our own: private, zeroed, and there before anybody writes to them where that is asked for. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,19 +15,15 @@ _MADV_POPULATE_WRITE = 23
 
 
 def new_pages(num_bytes: int) -> memoryview:
-    """Returns zeroed memory, all of it there already; other threads go on while the kernel finds it.
-
-    All at once costs less than to find each page when it is first written to: reading and hashing weights takes a tenth
-    less. Not large pages: to find them costs a kernel with a full page cache more than they save here.
-    """
+    """Pages of our own. Not large ones: to find them costs a kernel with a full page cache more than they save here."""
     pages = mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    view = memoryview(pages)[:num_bytes]
-    if view:
-        _fault_in(view)
-    return view
+    return memoryview(pages)[:num_bytes]
 
 
-def _fault_in(pages: memoryview) -> None:
+def fault_in(pages: memoryview) -> None:
+    """Has the kernel put a zeroed page behind each of `pages`, which are new; other threads go on meanwhile."""
+    if not pages:
+        return
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     if madvise(ctypes.addressof(ctypes.c_char.from_buffer(pages)), len(pages), _MADV_POPULATE_WRITE):
@@ -39,7 +35,10 @@ def cache_memory(specs: Iterable[CacheSpec], num_blocks: int) -> dict[str, memor
 
     So a machine that is too small for them says so at the start, and no step waits for a page.
     """
-    return {spec.name: new_pages(_num_bytes(spec, num_blocks)) for spec in specs}
+    found = {spec.name: new_pages(_num_bytes(spec, num_blocks)) for spec in specs}
+    for pages in found.values():
+        fault_in(pages)
+    return found
 
 
 def _num_bytes(spec: CacheSpec, num_blocks: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aotgaudi.graphs.program import CacheSpec
-from aotgaudi.runtime.pages import cache_memory, new_pages
+from aotgaudi.runtime.pages import cache_memory, fault_in, new_pages
 
 SIZE = 48 << 20
 
@@ -24,6 +24,7 @@ def resident_bytes() -> int:
 @pytest.mark.parametrize("num_bytes", [0, 1, mmap.PAGESIZE - 1, mmap.PAGESIZE, 3 * mmap.PAGESIZE + 5])
 def test_pages_are_zeroed_and_writable(num_bytes: int) -> None:
     pages = new_pages(num_bytes)
+    fault_in(pages)
 
     assert bytes(pages) == bytes(num_bytes)
     pages[:] = b"\xff" * num_bytes
@@ -36,16 +37,16 @@ def older_kernel(_: Any) -> Any:
 
 
 @pytest.mark.parametrize("is_older", [False, True])
-def test_pages_are_resident_before_anybody_writes_to_them(
+def test_faulted_in_pages_are_resident_before_anybody_writes_to_them(
     monkeypatch: pytest.MonkeyPatch, *, is_older: bool
 ) -> None:
     if is_older:
         monkeypatch.setattr("aotgaudi.runtime.pages.ctypes.CDLL", older_kernel)
+    pages = new_pages(SIZE)
     before = resident_bytes()
 
-    pages = new_pages(SIZE)
+    fault_in(pages)
 
-    assert len(pages) == SIZE
     assert resident_bytes() - before >= 0.9 * SIZE
     assert not any(pages[:: mmap.PAGESIZE])
 
