@@ -1,4 +1,8 @@
-"""An answer as a stream of server-sent events: one for each new piece of text, and as few writes as there can be."""
+"""An answer as a stream of server-sent events: one for each token, as vLLM sends them, and as few writes as there can be.
+
+Text that is held back (half a character, the beginning of a stop string) comes with a later token; the event of a token that
+brings none is sent all the same, so that whoever measures the time between tokens by events measures that.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +58,7 @@ async def stream(
         for opening in filter(None, map(answer_format.opening, range(num_choices))):
             yield sse(opening)
         async for index, event in generation.events():
-            if event.text or event.logprobs or event.finish_reason is not None:
-                ready += writer.chunk(index, event)
+            ready += writer.chunk(index, event)
             if ready and (generation.must_wait or len(ready) >= _MOST_BYTES):
                 yield bytes(ready)
                 ready.clear()

@@ -151,8 +151,9 @@ def test_completion_stream(client: TestClient) -> None:
 
     events = _events(response.text)
     assert response.headers["content-type"].startswith("text/event-stream")
-    assert [event["choices"][0]["text"] for event in events] == ["Hel", "lo"]
-    assert [event["choices"][0]["finish_reason"] for event in events] == [None, "stop"]
+    # One event a token; the second token's text is held back.
+    assert [event["choices"][0]["text"] for event in events] == ["Hel", "", "lo"]
+    assert [event["choices"][0]["finish_reason"] for event in events] == [None, None, "stop"]
     assert len({event["id"] for event in events}) == 1
 
 
@@ -170,7 +171,7 @@ def test_chat_stream_starts_with_the_role_and_ends_with_usage(client: TestClient
     events = _events(client.post("/v1/chat/completions", json={**HI, **options}).text)
 
     deltas = [event["choices"][0]["delta"] for event in events[:-1]]
-    assert deltas == [{"role": "assistant", "content": ""}, {"content": "Hel"}, {"content": "lo"}]
+    assert deltas == [{"role": "assistant", "content": ""}, {"content": "Hel"}, {}, {"content": "lo"}]
     assert events[-2]["choices"][0]["finish_reason"] == "stop"
     assert events[-1]["choices"] == []
     assert events[-1]["usage"]["completion_tokens"] == 3
