@@ -30,6 +30,7 @@ from aotgaudi.backends.inductor import (
 )
 from aotgaudi.backends.inductor.check import check
 from aotgaudi.backends.inductor.levels import ISA_LEVELS, IsaLevel
+from aotgaudi.backends.inductor.loops import shared_loops
 from aotgaudi.backends.inductor.rewrite import rewrite
 from aotgaudi.backends.inductor.runtime import ARTIFACT_FILE, InductorRuntime
 from aotgaudi.backends.inductor.samples import example_inputs
@@ -99,7 +100,7 @@ class InductorCompiler:
             graph = _opened(graph, specs, inputs)
             with _our_lowerings(), self._toolchain.applied(library.parent) as choices:
                 options |= choices
-                with self._toolchain.one_interface(options):
+                with self._toolchain.one_interface(options), shared_loops(graph.graph):
                     torch._inductor.aot_compile(graph, tuple(inputs), options=options)
         except CompileError:
             raise

@@ -16,11 +16,12 @@ from aotgaudi.errors import SpecError, TargetError
 
 COMPILE_FLAGS = {
     "aot_inductor.compile_wrapper_opt_level": "O1",
-    "cpp.threads": "1",
+    "cpp.dynamic_threads": "1",
+    "cpp.min_chunk_size": "2048",
+    "cpp.threads": "16",
 }
-"""Inductor options that decide what code comes out; names with ``aotgaudi.`` are for compiler.py. Generated loops
-are single-threaded: matrix products, which dominate, still use the process's thread count, and two OpenMP
-threads under contention can make a 0.1 ms loop take 7 ms."""
+"""Inductor options that decide what code comes out; names with ``aotgaudi.`` are for compiler.py. The last three are read
+by loops.py: the process's threads, however many they are, share loops over 32,768 numbers and more."""
 
 NO_COMPILE_CODE = MappingProxyType(
     {
