@@ -68,6 +68,11 @@ CASES = {
     "sinks and a softcap": Case(64, 8, 16, torch.bfloat16, sinks=True, softcap=30.0),
     "sizes that no vector divides": Case(20, 5, 6, torch.float32, sinks=True, softcap=5.0),
     "float16, wide heads": Case(256, 2, 4, torch.float16, sinks=False, softcap=0.0),
+    "bfloat16, wide heads": Case(128, 4, 32, torch.bfloat16, sinks=True, softcap=0.0),
+    "bfloat16, one query head a KV head, an odd number of registers": Case(
+        96, 1, 16, torch.bfloat16, sinks=False, softcap=0.0
+    ),
+    "bfloat16, sizes that no register divides": Case(20, 3, 6, torch.bfloat16, sinks=False, softcap=0.0),
 }
 
 

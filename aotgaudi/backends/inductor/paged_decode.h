@@ -2,6 +2,8 @@
 //
 // One call is one row and one KV head: its G query heads see the tokens of the row's blocks, block after block, with a
 // running maximum and total. Sums are float32. What a row gets depends on its own blocks alone, in their order.
+//
+// The two products of a block are in float32, or, with AVX512_BF16, over pairs of bfloat16 as they lie.
 #ifndef AOTGAUDI_PAGED_DECODE
 #define AOTGAUDI_PAGED_DECODE
 namespace aotgaudi {
@@ -11,8 +13,9 @@ constexpr float kMasked = -1.0e30f;
 // The largest of 4, 3, 2, 1 that divides n: as many accumulators as registers hold.
 constexpr int64_t tile_of(int64_t n) { return n % 4 == 0 ? 4 : n % 3 == 0 ? 3 : n % 2 == 0 ? 2 : 1; }
 
+// The products in float32. A head is DP numbers there, zeros behind its end.
 template <typename T, int64_t D, int64_t G, int64_t B>
-struct PagedDecode {
+struct InFloats {
   using Vec = at::vec::Vectorized<float>;
   static constexpr int64_t W = Vec::size();
   static constexpr int64_t C = (D + W - 1) / W;  // vectors of a head
@@ -38,17 +41,15 @@ struct PagedDecode {
     }
   }
 
-  static inline void store(const Vec& value, T* head, int64_t c) {
-    const int64_t count = D % W != 0 && c == C - 1 ? D % W : W;
-    if constexpr (std::is_same_v<T, float>) {
-      value.store(head + c * W, count);
-    } else {
-      at::vec::convert_from_float<T>(value, value).store(head + c * W, count);
-    }
+  alignas(64) float query[G * DP];  // times the scaling
+
+  InFloats(const T* heads, float scaling) {
+    for (int64_t g = 0; g < G; ++g)
+      for (int64_t c = 0; c < C; ++c) (load(heads + g * D, c) * Vec(scaling)).store(query + g * DP + c * W);
   }
 
   // scores[g][t ... t + W) = query[g] . keys[t]
-  static inline void score(const float* query, const T* keys, int64_t t, float* scores) {
+  inline void score(const T* keys, const T*, int64_t t, float* scores) const {
     const int64_t count = std::min(W, B - t);
     for (int64_t g0 = 0; g0 < G; g0 += GT) {
       alignas(64) float lanes[GT][W * W] = {};
@@ -105,6 +106,134 @@ struct PagedDecode {
       }
     }
   }
+};
+
+template <typename T, int64_t D, int64_t G, int64_t B>
+struct Products {
+  using type = InFloats<T, D, G, B>;
+};
+
+#ifdef __AVX512BF16__
+// The products over pairs: of keys two numbers of a head, of values those of two tokens, whose weights are rounded for it.
+template <int64_t D, int64_t G, int64_t B>
+struct InPairs {
+  using T = c10::BFloat16;
+  using Pair = int32_t;
+  static constexpr int64_t P = 16;     // pairs, or sums, of a register
+  static constexpr int64_t J = D / 2;  // pairs of a head
+  static constexpr int64_t C = D / 32;  // registers of a head
+  static constexpr int64_t GT = tile_of(G);
+  static constexpr int64_t CT = C % 2 == 0 ? 2 : 1;
+
+  const Pair* query;
+  float scaling;
+
+  InPairs(const T* heads, float scale) : query(reinterpret_cast<const Pair*>(heads)), scaling(scale) {}
+
+  // Asks for the numbers of 16 tokens.
+  static inline void fetch(const T* tokens) {
+    for (int64_t i = 0; i < P * D; i += 32) __builtin_prefetch(tokens + i, 0, 2);
+  }
+
+  // scores[g][t ... t + 16) = query[g] . keys[t]. It asks for the keys that come next, and for the values of these.
+  inline void score(const T* keys, const T* values, int64_t t, float* scores) const {
+    fetch(keys + (t + P) * D);
+    fetch(values + t * D);
+    alignas(64) float turned[J * P];  // a pair of 16 tokens, and the next
+    const float* pairs = reinterpret_cast<const float*>(keys + t * D);
+    for (int64_t j = 0; j < J; j += P) at::vec::transpose_mxn<float, P, P>(pairs + j, J, turned + j * P, P);
+    for (int64_t g0 = 0; g0 < G; g0 += GT) {
+      __m512 even[GT], odd[GT];  // No sum waits for itself.
+#pragma GCC unroll 4
+      for (int64_t g = 0; g < GT; ++g) even[g] = odd[g] = _mm512_setzero_ps();
+      for (int64_t j = 0; j < J; j += 2) {
+        const __m512bh one = (__m512bh)_mm512_load_ps(turned + j * P);
+        const __m512bh other = (__m512bh)_mm512_load_ps(turned + (j + 1) * P);
+#pragma GCC unroll 4
+        for (int64_t g = 0; g < GT; ++g) {
+          const Pair* x = query + (g0 + g) * J + j;
+          even[g] = _mm512_dpbf16_ps(even[g], one, (__m512bh)_mm512_set1_epi32(x[0]));
+          odd[g] = _mm512_dpbf16_ps(odd[g], other, (__m512bh)_mm512_set1_epi32(x[1]));
+        }
+      }
+#pragma GCC unroll 4
+      for (int64_t g = 0; g < GT; ++g)
+        _mm512_store_ps(scores + (g0 + g) * B + t, (even[g] + odd[g]) * _mm512_set1_ps(scaling));
+    }
+  }
+
+  // out[g] += sum over first <= t < last of weights[g][t] * values[t]; behind `last` weights are 0, up to a whole register.
+  static inline void add_values(const float* weights, const T* values, int64_t first, int64_t last, float* out) {
+    alignas(64) T rounded[G * B];
+    for (int64_t g = 0; g < G; ++g)
+      for (int64_t t = first; t < last; t += P)
+        _mm256_store_si256(reinterpret_cast<__m256i*>(rounded + g * B + t),
+                           (__m256i)_mm512_cvtneps_pbh(_mm512_load_ps(weights + g * B + t)));
+    for (int64_t g0 = 0; g0 < G; g0 += GT)
+      for (int64_t c0 = 0; c0 < C; c0 += CT)
+        add_tile(reinterpret_cast<const Pair*>(rounded + g0 * B), values + c0 * 32, first, last, out + g0 * D + c0 * 32);
+  }
+
+  // GT heads, CT registers. Of a register's 32 numbers, `low` has the sums of 0 to 3, 8 to 11 and so on, `high` the others.
+  static inline void add_tile(const Pair* weights, const T* values, int64_t first, int64_t last, float* out) {
+    __m512 low[GT][CT], high[GT][CT];
+#pragma GCC unroll 4
+    for (int64_t g = 0; g < GT; ++g)
+#pragma GCC unroll 2
+      for (int64_t c = 0; c < CT; ++c) low[g][c] = high[g][c] = _mm512_setzero_ps();
+    for (int64_t t = first; t < last; t += 2) {
+      __m512bh lows[CT], highs[CT];
+#pragma GCC unroll 2
+      for (int64_t c = 0; c < CT; ++c) {
+        const T* at = values + t * D + c * 32;
+        const __m512i one = _mm512_loadu_si512(at);
+        const __m512i other = t + 1 < last ? _mm512_loadu_si512(at + D) : _mm512_setzero_si512();
+        lows[c] = (__m512bh)_mm512_unpacklo_epi16(one, other);
+        highs[c] = (__m512bh)_mm512_unpackhi_epi16(one, other);
+      }
+#pragma GCC unroll 4
+      for (int64_t g = 0; g < GT; ++g) {
+        const __m512bh weight = (__m512bh)_mm512_set1_epi32(weights[(g * B + t) / 2]);
+#pragma GCC unroll 2
+        for (int64_t c = 0; c < CT; ++c) {
+          low[g][c] = _mm512_dpbf16_ps(low[g][c], lows[c], weight);
+          high[g][c] = _mm512_dpbf16_ps(high[g][c], highs[c], weight);
+        }
+      }
+    }
+    const __m512i front = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i back = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+#pragma GCC unroll 4
+    for (int64_t g = 0; g < GT; ++g)
+#pragma GCC unroll 2
+      for (int64_t c = 0; c < CT; ++c) {
+        float* at = out + g * D + c * 32;
+        _mm512_store_ps(at, _mm512_load_ps(at) + _mm512_permutex2var_ps(low[g][c], front, high[g][c]));
+        _mm512_store_ps(at + P, _mm512_load_ps(at + P) + _mm512_permutex2var_ps(low[g][c], back, high[g][c]));
+      }
+  }
+};
+
+template <int64_t D, int64_t G, int64_t B>
+struct Products<c10::BFloat16, D, G, B> {
+  using type = std::conditional_t<D % 32 == 0 && B % 16 == 0, InPairs<D, G, B>, InFloats<c10::BFloat16, D, G, B>>;
+};
+#endif
+
+template <typename T, int64_t D, int64_t G, int64_t B>
+struct PagedDecode {
+  using Floats = InFloats<T, D, G, B>;
+  using Vec = typename Floats::Vec;
+  static constexpr int64_t W = Floats::W, C = Floats::C, DP = Floats::DP, BP = Floats::BP;
+
+  static inline void store(const Vec& value, T* head, int64_t c) {
+    const int64_t count = D % W != 0 && c == C - 1 ? D % W : W;
+    if constexpr (std::is_same_v<T, float>) {
+      value.store(head + c * W, count);
+    } else {
+      at::vec::convert_from_float<T>(value, value).store(head + c * W, count);
+    }
+  }
 
   // One head's scores of a block to weights; its maximum and total so far, and what it has summed up, follow.
   static inline void weigh(float* scores, const bool* seen, int64_t first, int64_t last, int64_t end, float softcap,
@@ -134,10 +263,10 @@ struct PagedDecode {
   static void attend(const T* query, const T* keys, const T* values, int64_t block_stride, const int64_t* block_list,
                      const int64_t* block_rows, const bool* seen, int64_t num_blocks, int64_t row, const T* sinks,
                      float scaling, float softcap, T* output) {
-    alignas(64) float scaled[G * DP], out[G * DP] = {}, scores[G * BP];
+    alignas(64) float out[G * DP] = {}, scores[G * BP];
     float top[G], total[G];
+    const typename Products<T, D, G, B>::type products(query, scaling);
     for (int64_t g = 0; g < G; ++g) {
-      for (int64_t c = 0; c < C; ++c) (load(query + g * D, c) * Vec(scaling)).store(scaled + g * DP + c * W);
       top[g] = sinks == nullptr ? kMasked : static_cast<float>(sinks[g]);
       total[g] = sinks == nullptr ? 0.f : 1.f;
     }
@@ -151,10 +280,10 @@ struct PagedDecode {
       first = first / W * W;
       const int64_t end = (last + W - 1) / W * W;
       const int64_t offset = block_list[n] * block_stride;
-      for (int64_t t = first; t < end; t += W) score(scaled, keys + offset, t, scores);
+      for (int64_t t = first; t < end; t += W) products.score(keys + offset, values + offset, t, scores);
       for (int64_t g = 0; g < G; ++g)
         weigh(scores + g * BP, block_seen, first, last, end, softcap, top[g], total[g], out + g * DP);
-      add_values(scores, values + offset, first, last, out);
+      products.add_values(scores, values + offset, first, last, out);
     }
     for (int64_t g = 0; g < G; ++g) {
       const Vec share(1.f / std::max(total[g], 1e-30f));
