@@ -7,7 +7,7 @@
 // Weights are bfloat16, or integers of 8 bits, which bfloat16 holds exactly: they are widened on their way into registers, and
 // where rows are many, once for all of them.
 //
-// A prompt's padding is rows of zeros (graphs/step.py): 16 of them cost nothing.
+// A prompt's padding is rows of zeros (graphs/step.py): eight of them cost nothing.
 #ifndef AOTGAUDI_PANELS
 #define AOTGAUDI_PANELS
 #include <type_traits>
@@ -27,6 +27,7 @@ struct Panels {
   static constexpr int64_t P = 16;           // outputs of a panel
   static constexpr int64_t J = (K + 1) / 2;  // pairs of inputs
   static constexpr int64_t ROWS = 16;        // whose sums fit into registers
+  static constexpr int64_t HALF = ROWS / 2;  // whose sums still need not wait for each other
   static constexpr int64_t PANELS = (N + P - 1) / P;
   static constexpr bool WIDENS_FIRST = sizeof(W) == 1 && M > ROWS;
 
@@ -63,27 +64,35 @@ struct Panels {
     }
   }
 
-  // What rows of zeros become.
+  // What R rows of zeros become.
+  template <int64_t R>
   static inline void no_rows(const Finish& finish, T* output) {
-    for (int64_t r = 0; r < ROWS; ++r)
+    for (int64_t r = 0; r < R; ++r)
       _mm256_mask_storeu_epi16(output + r * N, finish.used, (__m256i)_mm512_cvtneps_pbh(finish.more));
   }
 
-  // All rows of one panel: ROWS at a time, and what is left at once. `is_zero` is of each ROWS.
+  // ROWS rows of one panel; `is_zero` is of each half of them.
+  template <typename Q>
+  static inline void some_rows(const Pair* x, const bool* is_zero, const Q* panel, const Finish& finish, T* output) {
+    if (!is_zero[1]) return rows<ROWS, false>(x, panel, finish, output);
+    if (is_zero[0]) return no_rows<ROWS>(finish, output);
+    rows<HALF, false>(x, panel, finish, output);
+    no_rows<HALF>(finish, output + HALF * N);
+  }
+
+  // All rows of one panel: ROWS at a time, and what is left at once. `is_zero` is of each HALF.
   template <bool FIRST, typename Q>
   static inline void all_rows(const Pair* x, const bool* is_zero, const Q* panel, const Finish& finish, T* output) {
     constexpr int64_t WHOLE = M / ROWS * ROWS, REST = M % ROWS;
     if constexpr (WHOLE > 0) rows<ROWS, FIRST>(x, panel, finish, output);
-    for (int64_t m = ROWS; m < WHOLE; m += ROWS) {
-      if (is_zero[m / ROWS]) no_rows(finish, output + m * N);
-      else rows<ROWS, false>(x + m * J, panel, finish, output + m * N);
-    }
+    for (int64_t m = ROWS; m < WHOLE; m += ROWS)
+      some_rows(x + m * J, is_zero + m / HALF, panel, finish, output + m * N);
     if constexpr (REST > 0) rows<REST, FIRST && WHOLE == 0>(x + WHOLE * J, panel, finish, output + WHOLE * N);
   }
 
-  // Whether ROWS rows are zeros, of either sign.
+  // Whether HALF rows are zeros, of either sign.
   static bool are_zeros(const Pair* x) {
-    return std::all_of(x, x + ROWS * J, [](Pair pair) { return (pair & 0x7fff7fff) == 0; });
+    return std::all_of(x, x + HALF * J, [](Pair pair) { return (pair & 0x7fff7fff) == 0; });
   }
 
   static inline Finish finish_of(const float* scales, const T* bias, int64_t p) {
@@ -126,8 +135,8 @@ struct Panels {
     const std::unique_ptr<T[]> copy = K % 2 == 0 ? nullptr : padded(x);
     const Pair* pairs = reinterpret_cast<const Pair*>(K % 2 == 0 ? x : copy.get());
     const WeightPair* first = reinterpret_cast<const WeightPair*>(weights);
-    bool is_zero[M / ROWS + 1];
-    for (int64_t i = 1; i < M / ROWS; ++i) is_zero[i] = are_zeros(pairs + i * ROWS * J);  // The first are somebody's.
+    bool is_zero[M / HALF + 1];
+    for (int64_t i = 2; i < M / ROWS * 2; ++i) is_zero[i] = are_zeros(pairs + i * HALF * J);  // The first are somebody's.
 #pragma omp parallel if (omp_get_max_threads() > 1)
     {
       const std::unique_ptr<int32_t[]> wide(WIDENS_FIRST ? new int32_t[J * P] : nullptr);
