@@ -338,7 +338,7 @@ def _tables(
     names = [name for name in SERVERS if name in versions]
     cells = [cell for cell in found.values() if cell["batch"]]
     peer_names = ", ".join(f"{name} {versions[name]}" for name in names[1:])
-    how = f"Medians of {args.rounds} rounds, least and most in brackets, one client process, HTTP. {peer_names}."
+    how = f"Medians of {_num_rounds(cells)} rounds, least and most in brackets, one client process, HTTP. {peer_names}."
     decode = [cell for cell in cells if cell["kind"] == "decode"]
     yield _compared("Decode, tokens/s", decode, names, _rates, RATE_TARGET, how, at_least=True)
     first = [cell for cell in decode if cell["batch"] in (min(args.batches), max(args.batches))]
@@ -346,6 +346,12 @@ def _tables(
     yield _arrivals([cell for cell in cells if cell["kind"] == "arrivals"], names)
     yield _ready([start for start in starts if start.get("is_timed")], names)
     yield _profile(cells, names)
+
+
+def _num_rounds(cells: list[Any]) -> str:
+    """How many rounds the cells have: what was measured by itself may have others."""
+    numbers = {len(rounds) for cell in cells for rounds in cell["rounds"].values()}
+    return " to ".join(map(str, sorted({min(numbers, default=0), max(numbers, default=0)})))
 
 
 def _compared(
