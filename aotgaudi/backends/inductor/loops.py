@@ -13,13 +13,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import fx
 from torch._inductor import config
 from torch._inductor.codegen.cpp import CppKernel, ParallelDepth
 
-_PLACING = (torch.ops.aten.index_put, torch.ops.aten.index_put_)
-_ADDING = (torch.ops.aten.index_add, torch.ops.aten.scatter_add, torch.ops.aten.scatter_reduce)
+_ADDING = ("index_add", "scatter_add", "scatter_reduce")
 
 
 @contextlib.contextmanager
@@ -34,9 +32,8 @@ def shared_loops(graph: fx.Graph) -> Iterator[None]:
     def decide_ours(kernel: CppKernel, deepest: ParallelDepth, threads: int) -> ParallelDepth:
         if adds or deepest.start_depth > 0 or kernel.reduction_depth == 0:
             return ParallelDepth(parallel_depth=0, start_depth=deepest.start_depth)
-        with config.patch(
-            {"cpp.dynamic_threads": False}
-        ):  # With it, loops are shared however small they are.
+        # With dynamic threads alone, loops are shared however small they are.
+        with config.patch({"cpp.dynamic_threads": False}):
             decided: ParallelDepth = decide(kernel, deepest, threads)
         return decided
 
@@ -49,8 +46,8 @@ def shared_loops(graph: fx.Graph) -> Iterator[None]:
 
 def _adds(node: fx.Node) -> bool:
     """Whether a node adds to what is stored, in an order that threads would not keep."""
-    packet: Any = getattr(node.target, "overloadpacket", None)
-    if packet in _PLACING:
-        accumulate = node.kwargs.get("accumulate", node.args[3] if len(node.args) > 3 else False)
+    name: str = getattr(getattr(node.target, "overloadpacket", None), "__name__", "").removesuffix("_")
+    if name == "index_put":
+        accumulate: Any = node.kwargs.get("accumulate", node.args[3] if len(node.args) > 3 else False)
         return bool(accumulate)
-    return packet in _ADDING
+    return name in _ADDING
