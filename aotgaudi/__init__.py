@@ -15,16 +15,14 @@ The public Python API is what `__all__` names; each name is imported when it is 
 `aotgaudi.errors`.
 """
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aotgaudi.bundle.acceptance import Acceptance
     from aotgaudi.bundle.bundle import Bundle, open_bundle
+    from aotgaudi.compile.pipeline import BuildResult, Workers, build
     from aotgaudi.llm import LLM, Output, SamplingParams
-    from aotgaudi.pipeline import BuildResult, Workers, build
 
 __version__ = "0.1.0"
 __all__ = [
@@ -42,13 +40,13 @@ __all__ = [
 
 _HOMES = {
     "Acceptance": "aotgaudi.bundle.acceptance",
-    "BuildResult": "aotgaudi.pipeline",
+    "BuildResult": "aotgaudi.compile.pipeline",
     "Bundle": "aotgaudi.bundle.bundle",
     "LLM": "aotgaudi.llm",
     "Output": "aotgaudi.llm",
     "SamplingParams": "aotgaudi.llm",
-    "Workers": "aotgaudi.pipeline",
-    "build": "aotgaudi.pipeline",
+    "Workers": "aotgaudi.compile.pipeline",
+    "build": "aotgaudi.compile.pipeline",
     "open_bundle": "aotgaudi.bundle.bundle",
 }
 
@@ -63,17 +61,3 @@ def __getattr__(name: str) -> object:
 
         missing = MissingPackageError.of(error, preferred="serve")
         raise missing or error from error
-
-
-class _Api(ModuleType):
-    """This package, whose `build` is the function also when the package ``aotgaudi.build`` is imported.
-
-    Importing a package sets it as an attribute of its parent, which would hide the function of the same name.
-    """
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name == "build" and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Api

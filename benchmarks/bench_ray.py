@@ -18,12 +18,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness import Spread
 
-from aotgaudi.build.jobs import BuildJob
-from aotgaudi.build.ray import RayPlace, RayPool
-from aotgaudi.build.run import Watch, run_plan
-from aotgaudi.build.workers import LocalPool, Pool
+from aotgaudi.compile.jobs import BuildJob
+from aotgaudi.compile.pipeline import plan_manifest
+from aotgaudi.compile.ray import RayPlace, RayPool
+from aotgaudi.compile.run import Watch, run_plan
+from aotgaudi.compile.workers import LocalPool, Pool
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.pipeline import plan_manifest
 from aotgaudi.spec.parse import load_spec
 from aotgaudi.store.store import Store
 from tests.workload import Workload

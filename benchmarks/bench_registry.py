@@ -32,7 +32,7 @@ from aotgaudi.bundle.receipt import Receipt, SealedUnit
 from aotgaudi.digest import sha256_bytes
 from aotgaudi.entries import DecodeEntry
 from aotgaudi.graphs.program import Call, Program
-from aotgaudi.oci.image import write_image
+from aotgaudi.share.image import write_image
 from aotgaudi.store.cas import ObjectStore
 
 TARGET = 0.6
@@ -42,13 +42,13 @@ PUSH_IMAGE = """
 import sys
 from pathlib import Path
 from aotgaudi.digest import Digest
-from aotgaudi.remotes.registry_client import Credentials, RegistryClient
-from aotgaudi.oci.image import WrittenImage
-from aotgaudi.oci.image_transfer import push_image
-from aotgaudi.oci.layout import Layout
-from aotgaudi.remotes.reference import parse_reference
-from aotgaudi.remotes.registry import Registry
-from aotgaudi.remotes.transfer import Conduct
+from aotgaudi.share.registry_client import Credentials, RegistryClient
+from aotgaudi.share.image import WrittenImage
+from aotgaudi.share.image_transfer import push_image
+from aotgaudi.share.layout import Layout
+from aotgaudi.share.reference import parse_reference
+from aotgaudi.share.registry import Registry
+from aotgaudi.share.transfer import Conduct
 
 layout, reference = Layout(Path(sys.argv[1])), parse_reference(sys.argv[2])
 written = WrittenImage(Digest.of(layout.find(None).manifest_bytes), None)

@@ -20,8 +20,8 @@ import harness
 from harness import Spread, Table, verdict
 
 from aotgaudi.backends.fake.probe import probe
-from aotgaudi.build.keys import program_key, unit_key
-from aotgaudi.build.records import ProgramRow, UnitRow, UnitSource, record
+from aotgaudi.compile.keys import program_key, unit_key
+from aotgaudi.compile.records import ProgramRow, UnitRow, UnitSource, record
 from aotgaudi.entries import PromptEntry
 from aotgaudi.manifest.codec import write_manifest
 from aotgaudi.manifest.manifest import Manifest

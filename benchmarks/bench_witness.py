@@ -15,7 +15,7 @@ from pathlib import Path
 
 from harness import Spread, Table, environment, finish, make_parser, verdict
 
-from aotgaudi.witness import SITE
+from aotgaudi.wrap.witness import SITE
 
 IDLE_SECONDS = 4.0
 CODE = f"""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from aotgaudi.cores import available_cores
+from aotgaudi.machine import available_cores
 from tests.parallel import turn
 
 settings.register_profile("aotgaudi", deadline=None)

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aotgaudi.bundle.capture_receipt import CapturedFile, CaptureReceipt, Proof
+from aotgaudi.bundle.expected import Expected
+from aotgaudi.bundle.launch import Launch
 from aotgaudi.bundle.pack import pack_bundle
-from aotgaudi.guests.describe import describe
-from aotgaudi.guests.expected import Expected
-from aotgaudi.guests.found import Found, find_guest
-from aotgaudi.guests.launch import Launch
-from aotgaudi.guests.vllm.guest import Vllm
 from aotgaudi.store.cas import ObjectStore
+from aotgaudi.wrap.adapters.describe import describe
+from aotgaudi.wrap.adapters.found import Found, find_guest
+from aotgaudi.wrap.adapters.vllm.guest import Vllm
 
 RECORD = "vllm/__init__.py,sha256=abc,12\nvllm/_C.abi3.so,sha256=def,345\n../../../bin/vllm,sha256=ghi,200\n"
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64}

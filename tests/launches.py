@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from aotgaudi.backends.base import Target
+from aotgaudi.bundle.exercise import Room, exercise
+from aotgaudi.bundle.launch import Launch, ModelIdentity, Place, world
 from aotgaudi.digest import Digest
-from aotgaudi.guests.exercise import Room, exercise
-from aotgaudi.guests.launch import Launch, ModelIdentity, Place, world
 
 WORDS = ("/opt/venv/bin/vllm", "serve", "/models/tiny", "--max-model-len", "512", "--port", "8000")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from aotgaudi.bundle.permissions import OwnerRule
 from aotgaudi.errors import SpecError, UntrustedError
-from aotgaudi.regularfile import Examine, accept_any
+from aotgaudi.files import Examine, accept_any
 
 if TYPE_CHECKING:
     from aotgaudi.bundle.signature import Statement

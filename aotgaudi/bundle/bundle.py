@@ -30,14 +30,14 @@ from aotgaudi.bundle.signature import MAX_ENVELOPE_BYTES, Statement
 from aotgaudi.bundle.trust import require_match
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, StoreError, UntrustedError
-from aotgaudi.regularfile import MAX_DOCUMENT_BYTES, Examine, accept_any
+from aotgaudi.files import MAX_DOCUMENT_BYTES, Examine, accept_any
 from aotgaudi.store.blobs import Fault, read_blob, read_bounded
 from aotgaudi.store.cas import object_path
 
 if TYPE_CHECKING:
+    from aotgaudi.bundle.launch import Launch
     from aotgaudi.bundle.verify import Report
     from aotgaudi.graphs.program import Program
-    from aotgaudi.guests.launch import Launch
     from aotgaudi.manifest.manifest import Manifest
 
 
@@ -77,7 +77,7 @@ class Bundle:
     @cached_property
     def launch(self) -> Launch:
         """The launch that a capture answers. Raises as `manifest` does, SpecError for programs."""
-        from aotgaudi.guests.launch import load_launch  # Only here: programs need none of it.
+        from aotgaudi.bundle.launch import load_launch  # Only here: programs need none of it.
 
         capture = capture_of(self)
         launch = load_launch(self.manifest_bytes)

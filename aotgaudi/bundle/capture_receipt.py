@@ -35,10 +35,12 @@ import pydantic
 from pydantic import AfterValidator, Field, StringConstraints
 
 from aotgaudi.backends.base import Target
+from aotgaudi.bundle.expected import Expected
 from aotgaudi.bundle.kind import CAPTURE_SCHEMA
 from aotgaudi.document import DigestField, Document, Value
-from aotgaudi.guests.base import FileKind
-from aotgaudi.guests.expected import Expected
+
+FileKind = Literal["library", "pickle", "python", "json", "recipe", "cubin", "other"]
+"""What a captured file is to the process that reads it; see docs/formats/launch.md."""
 
 MAX_FILES = 200_000
 """Ten times what the largest known cache (DeepGEMM's, with every kernel) has on one node."""

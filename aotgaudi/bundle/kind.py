@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from aotgaudi.regularfile import MAX_DOCUMENT_BYTES
+from aotgaudi.files import MAX_DOCUMENT_BYTES
 from aotgaudi.store.blobs import Fault, read_bounded
 
 RECEIPT_NAME = "receipt.json"

@@ -20,7 +20,7 @@ from aotgaudi.bundle.permissions import OwnerRule
 from aotgaudi.digest import Digest
 from aotgaudi.document import load_foreign_object
 from aotgaudi.errors import CorruptError, SpecError, UntrustedError, store_error
-from aotgaudi.regularfile import Examine, accept_any, open_regular, read_regular
+from aotgaudi.files import Examine, accept_any, open_regular, read_regular
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"

@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from aotgaudi.atomicfile import fsync_dir, write_atomic
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.format import (
     INDEX_NAME,
@@ -30,6 +29,7 @@ from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import building_directory, exchange_directory, refuse_foreign
 from aotgaudi.digest import Digest
 from aotgaudi.errors import ManifestError, store_error
+from aotgaudi.files import fsync_dir, write_atomic
 from aotgaudi.store.blobs import find_fault
 from aotgaudi.store.cas import ObjectStore, object_path
 

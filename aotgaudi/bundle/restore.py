@@ -25,10 +25,10 @@ from pathlib import Path
 from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.capture_receipt import CapturedFile
 from aotgaudi.bundle.sealed import capture_of
-from aotgaudi.cores import available_cores
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, StoreError, UntrustedError, store_error
-from aotgaudi.regularfile import Examine, accept_any
+from aotgaudi.files import Examine, accept_any
+from aotgaudi.machine import available_cores
 from aotgaudi.store.blobs import copy_blob
 
 _MAX_THREADS = 8

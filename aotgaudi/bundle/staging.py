@@ -21,10 +21,10 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from aotgaudi.atomicfile import exchange_names, fsync_dir
 from aotgaudi.bundle.format import INDEX_NAME, OBJECTS_NAME, load_index, stray_paths
 from aotgaudi.digest import Digest
 from aotgaudi.errors import ManifestError, StoreError, store_error
+from aotgaudi.files import exchange_names, fsync_dir
 
 PARTIAL_NAME = ".partial"
 _DIRECTORY_MODE = 0o755

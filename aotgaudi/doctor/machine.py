@@ -15,13 +15,13 @@ import aotgaudi
 from aotgaudi.backends.base import NOT_INSTALLED, version_of
 from aotgaudi.backends.inductor.levels import ISA_LEVELS
 from aotgaudi.backends.inductor.probe import cpu_features, levels_within, tool_version
-from aotgaudi.cores import available_cores
 from aotgaudi.doctor.kernel import kernel_findings
 from aotgaudi.doctor.machine_finding import MachineFinding, Purpose, Status
 from aotgaudi.doctor.memory import Memory, available_memory
 from aotgaudi.errors import EXTRAS, SpecError, StoreError
 from aotgaudi.gaudi.identity import PLUGIN
 from aotgaudi.gaudi.inventory import Inventory, find_cards
+from aotgaudi.machine import available_cores
 from aotgaudi.store.access import NETWORK_FILE_SYSTEMS, file_system
 from aotgaudi.store.store import Store
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from aotgaudi.cgroups import group_folders, lines_of
+from aotgaudi.machine import group_folders, lines_of
 
 _UNIFIED = ("memory.max", "memory.current", "inactive_file")
 _LEGACY = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")

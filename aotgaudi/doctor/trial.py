@@ -6,12 +6,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from aotgaudi.build.run import Watch
+from aotgaudi.compile.pipeline import Workers, compile_missing
+from aotgaudi.compile.run import Watch
 from aotgaudi.doctor.machine_finding import MachineFinding
 from aotgaudi.entries import DecodeEntry
 from aotgaudi.errors import AotGaudiError, BuildInterruptedError
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.pipeline import Workers, compile_missing
 from aotgaudi.spec.parse import spec_from_json
 from aotgaudi.store.store import Store
 

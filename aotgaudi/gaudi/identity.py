@@ -18,9 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from aotgaudi.atomicfile import make_directories, write_atomic
 from aotgaudi.digest import canonical_json, sha256_bytes, sha256_file
 from aotgaudi.errors import StoreError, TargetError, store_error
+from aotgaudi.files import make_directories, write_atomic
 
 PLUGIN = "habana-torch-plugin"
 """The distribution that brings the bridge."""

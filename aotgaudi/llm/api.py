@@ -23,7 +23,6 @@ from typing import Literal, Union, cast, get_args
 
 from aotgaudi.bundle.acceptance import Acceptance
 from aotgaudi.bundle.part import Outside
-from aotgaudi.cores import available_cores
 from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
 from aotgaudi.engine.request import FinishReason, NewRequest
 from aotgaudi.engine.sampling_params import SamplingParams
@@ -33,6 +32,7 @@ from aotgaudi.llm.chat import ChatTemplate
 from aotgaudi.llm.model_files import GenerationConfig
 from aotgaudi.llm.running import ModelOptions, Observers, RunningModel, Warmth
 from aotgaudi.llm.start import start
+from aotgaudi.machine import available_cores
 
 Prompts = Union[str, Sequence[str], Sequence[int], Sequence[Sequence[int]]]
 """One prompt or several, each as text or as token ids."""

@@ -33,9 +33,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from aotgaudi.atomicfile import write_atomic
 from aotgaudi.entries import ENTRY_KINDS, Entry
 from aotgaudi.errors import ManifestError, SpecError
+from aotgaudi.files import write_atomic
 from aotgaudi.manifest.manifest import MANIFEST_SCHEMA, Manifest, batches
 from aotgaudi.spec.mistakes import first_mistake
 from aotgaudi.spec.parse import load_spec

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from aotgaudi.atomicfile import write_atomic
 from aotgaudi.entries import (
     DecodeEntry,
     DefragEntry,
@@ -24,6 +23,7 @@ from aotgaudi.entries import (
     UnifiedEntry,
     VisionEntry,
 )
+from aotgaudi.files import write_atomic
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.limits import LARGEST_LIMIT

@@ -13,8 +13,8 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from aotgaudi.document import Value, first_problem, load_foreign_object
 from aotgaudi.errors import SpecError
+from aotgaudi.files import read_regular
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.regularfile import read_regular
 from aotgaudi.report.report import BuildPhase, BuildTime
 
 _MAX_BYTES = 64 << 20

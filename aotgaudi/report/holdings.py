@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from aotgaudi.backends.base import Target
-from aotgaudi.build.keys import ProgramKeys
-from aotgaudi.build.plan import Plan
-from aotgaudi.build.records import UnitRow, read_units
 from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.receipt import SealedUnit
 from aotgaudi.bundle.sealed import programs_of
+from aotgaudi.compile.keys import ProgramKeys
+from aotgaudi.compile.plan import Plan
+from aotgaudi.compile.records import UnitRow, read_units
 from aotgaudi.entries import Entry
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError
 from aotgaudi.report.report import Built, Component, PieceTime, ReportedUnit, Upgrade

@@ -13,8 +13,8 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from aotgaudi.cores import available_cores
 from aotgaudi.graphs.program import INT8, INT8_SCALES, WEIGHT, TensorSpec, rebound
+from aotgaudi.machine import available_cores
 from aotgaudi.runtime.bindings import WeightBinding
 from aotgaudi.runtime.int8 import quantized
 from aotgaudi.runtime.shards import ShardReader, StoredTensor

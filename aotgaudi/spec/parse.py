@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from aotgaudi.digest import canonical_json, sha256_bytes
 from aotgaudi.errors import SpecError
-from aotgaudi.regularfile import read_regular
+from aotgaudi.files import read_regular
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.mistakes import first_mistake

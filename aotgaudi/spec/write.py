@@ -8,7 +8,7 @@ from typing import Any
 
 import tomli_w
 
-from aotgaudi.atomicfile import write_atomic
+from aotgaudi.files import write_atomic
 from aotgaudi.spec.build_spec import BuildSpec
 
 _ALWAYS_WRITTEN = ("strategy", "version", "contiguous_pa", "prefix_caching")

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from aotgaudi.atomicfile import again
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, store_error
-from aotgaudi.regularfile import Examine, accept_any, kind_of
+from aotgaudi.files import Examine, accept_any, again, kind_of
 
 _HASHED_BYTES = 1 << 18
 _CHUNK_BYTES = 1 << 20

@@ -19,9 +19,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from aotgaudi.atomicfile import Temporary, fsync_dir, place, temporary_file
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, MissingObjectError, StoreError, store_error
+from aotgaudi.files import Temporary, fsync_dir, place, temporary_file
 from aotgaudi.store.blobs import Fault, copy_blob, find_fault, read_blob
 from aotgaudi.store.quarantine import quarantine, try_quarantine
 

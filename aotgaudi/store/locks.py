@@ -25,8 +25,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from aotgaudi.atomicfile import make_directories
 from aotgaudi.errors import StoreError, store_error
+from aotgaudi.files import make_directories
 
 _LOG = logging.getLogger(__name__)
 _LOCK_NAME = re.compile(r"[0-9A-Za-z_-]{1,128}")

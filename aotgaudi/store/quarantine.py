@@ -15,8 +15,8 @@ import os
 import secrets
 from pathlib import Path
 
-from aotgaudi.atomicfile import make_directories
 from aotgaudi.errors import StoreError, store_error
+from aotgaudi.files import make_directories
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_NAME = 200

@@ -31,9 +31,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aotgaudi.atomicfile import Temporary, again, place, place_first, temporary_file
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import StoreError, store_error
+from aotgaudi.files import Temporary, again, place, place_first, temporary_file
 from aotgaudi.store.blobs import ABSENT_ERRORS, MOVED_ERRORS, NOT_READABLE, OPEN_FLAGS
 from aotgaudi.store.quarantine import quarantine
 

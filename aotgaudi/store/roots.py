@@ -20,9 +20,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, field_serializer
 
-from aotgaudi.atomicfile import make_directories, write_atomic
 from aotgaudi.document import DigestField, Document, load_document
 from aotgaudi.errors import CorruptError, ManifestError, StoreError, store_error
+from aotgaudi.files import make_directories, write_atomic
 
 ROOT_SCHEMA: Literal["aotgaudi.root/1"] = "aotgaudi.root/1"
 

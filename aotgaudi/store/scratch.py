@@ -25,8 +25,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from aotgaudi.atomicfile import temporary_file
 from aotgaudi.errors import store_error
+from aotgaudi.files import temporary_file
 from aotgaudi.store.blobs import OPEN_FLAGS
 
 SCRATCH_PREFIX = "unit-"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import StoreError, store_error
-from aotgaudi.regularfile import Examine, accept_any
+from aotgaudi.files import Examine, accept_any
 from aotgaudi.store.blobs import Fault, copy_blob
 
 _DESCRIPTORS = Path("/proc/self/fd")

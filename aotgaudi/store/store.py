@@ -22,9 +22,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aotgaudi.atomicfile import make_directories, temporary_file, write_atomic
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import StoreError, store_error
+from aotgaudi.files import make_directories, temporary_file, write_atomic
 from aotgaudi.store.access import is_on_network, refuse_unsafe
 from aotgaudi.store.actions import Actions
 from aotgaudi.store.cas import ObjectStore

@@ -32,7 +32,7 @@ from types import MappingProxyType
 from typing import Any
 
 from aotgaudi.errors import SpecError
-from aotgaudi.regularfile import open_regular
+from aotgaudi.files import open_regular
 from aotgaudi.spec.limits import LARGEST_LIMIT
 from aotgaudi.traffic.exposition import is_exposition
 from aotgaudi.traffic.histograms import drawn_trace

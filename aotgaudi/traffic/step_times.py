@@ -30,8 +30,8 @@ from typing import Any, TypeVar
 
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import SpecError
+from aotgaudi.files import read_regular
 from aotgaudi.manifest.work import StepEntry, Terms, WorkModel
-from aotgaudi.regularfile import read_regular
 from aotgaudi.traffic.exposition import Sample, is_exposition, samples_of
 
 _ENTRY = re.compile(r"\((prompt|decode), (\d{1,9}), (\d{1,9}), (\d{1,9})\)", re.ASCII)

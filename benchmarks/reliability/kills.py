@@ -28,11 +28,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from aotgaudi.build.plan import Plan
+from aotgaudi.compile.pipeline import plan_manifest
+from aotgaudi.compile.plan import Plan
 from aotgaudi.digest import Digest, sha256_bytes
 from aotgaudi.errors import AotGaudiError
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.pipeline import plan_manifest
 from aotgaudi.spec.parse import load_spec
 from aotgaudi.store.records import RecordError
 from aotgaudi.store.store import Store

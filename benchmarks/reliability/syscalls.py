@@ -31,20 +31,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from kills import Tally, check_store
 
-from aotgaudi.build.jobs import BuildJob
-from aotgaudi.build.run import Watch, run_plan
-from aotgaudi.build.share import pull_entries, push_plan
-from aotgaudi.build.workers import Done
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.verify import verify_bundle
+from aotgaudi.compile.jobs import BuildJob
+from aotgaudi.compile.pipeline import make_receipt
+from aotgaudi.compile.run import Watch, run_plan
+from aotgaudi.compile.share import pull_entries, push_plan
+from aotgaudi.compile.workers import Done
 from aotgaudi.errors import AotGaudiError, CompileError
 from aotgaudi.manifest.codec import dumps
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.pipeline import make_receipt
-from aotgaudi.remotes.directory_remote import DirectoryRemote
-from aotgaudi.remotes.retry import Retry
-from aotgaudi.remotes.transfer import Conduct, Sources
+from aotgaudi.share.directory_remote import DirectoryRemote
+from aotgaudi.share.retry import Retry
+from aotgaudi.share.transfer import Conduct, Sources
 from aotgaudi.store.store import Store
 from tests.workload import Workload
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 
-from aotgaudi.guests.vllm import neutral
-from aotgaudi.guests.vllm.guest import Vllm
+from aotgaudi.wrap.adapters.vllm import neutral
+from aotgaudi.wrap.adapters.vllm.guest import Vllm
 from tests.environment import ROOT
 
 FACTORS = json.loads((ROOT / "tests" / "golden" / "data" / "vllm-factors.json").read_text(encoding="utf-8"))

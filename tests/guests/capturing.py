@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
-from aotgaudi.capture.guest_run import Setting
-from aotgaudi.capture.run import Built, Order, build_capture
-from aotgaudi.guests.describe import describe
-from aotgaudi.guests.exercise import ExerciseLevel
-from aotgaudi.guests.found import Found, find_guest
+from aotgaudi.bundle.exercise import ExerciseLevel
 from aotgaudi.store.store import Store
+from aotgaudi.wrap.adapters.describe import describe
+from aotgaudi.wrap.adapters.found import Found, find_guest
+from aotgaudi.wrap.capture.guest_run import Setting
+from aotgaudi.wrap.capture.run import Built, Order, build_capture
 from tests.ports import free_port
 
 SERVER = Path(__file__).with_name("fake_server.py")

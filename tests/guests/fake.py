@@ -8,10 +8,10 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from aotgaudi.guests.exercise import Exercise, Room, exercise
-from aotgaudi.watch.drive import Address
-from aotgaudi.watch.files import FileRules
-from aotgaudi.watch.session import Plan
+from aotgaudi.bundle.exercise import Exercise, Room, exercise
+from aotgaudi.wrap.watch.drive import Address
+from aotgaudi.wrap.watch.files import FileRules
+from aotgaudi.wrap.watch.session import Plan
 
 SERVER = Path(__file__).with_name("fake_server.py")
 LEFT_OUT = ("*.lock",)

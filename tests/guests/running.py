@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from aotgaudi.errors import AotGaudiError
-from aotgaudi.supervisor.admission import RunOptions
-from aotgaudi.supervisor.launch import run
-from aotgaudi.supervisor.options import Listen, Policy
-from aotgaudi.watch.processes import Family
+from aotgaudi.wrap.supervisor.admission import RunOptions
+from aotgaudi.wrap.supervisor.launch import run
+from aotgaudi.wrap.supervisor.options import Listen, Policy
+from aotgaudi.wrap.watch.processes import Family
 from tests.guests.fake import Fake
 from tests.ports import free_port
 

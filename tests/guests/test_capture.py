@@ -24,18 +24,18 @@ from click.testing import CliRunner, Result
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.restore import restore
 from aotgaudi.bundle.signing import generate_key
-from aotgaudi.capture import prove as prove_module
-from aotgaudi.capture.collect import Rules
-from aotgaudi.capture.guest_run import Ran
-from aotgaudi.capture.keys import capture_key, draft_key
-from aotgaudi.capture.prove import Cold, Proved, prove
-from aotgaudi.capture.records import find_capture, find_draft
-from aotgaudi.capture.run import Built, build_capture
 from aotgaudi.cli.main import cli
 from aotgaudi.errors import CaptureError, SpecError, StoreError, store_error
-from aotgaudi.guests.fake import FakeGuest
 from aotgaudi.store.store import Store
-from aotgaudi.watch.events import Event, History
+from aotgaudi.wrap.adapters.fake import FakeGuest
+from aotgaudi.wrap.capture import prove as prove_module
+from aotgaudi.wrap.capture.collect import Rules
+from aotgaudi.wrap.capture.guest_run import Ran
+from aotgaudi.wrap.capture.keys import capture_key, draft_key
+from aotgaudi.wrap.capture.prove import Cold, Proved, prove
+from aotgaudi.wrap.capture.records import find_capture, find_draft
+from aotgaudi.wrap.capture.run import Built, build_capture
+from aotgaudi.wrap.watch.events import Event, History
 from tests.guests.capturing import Bench, processes_of
 
 EXACT = {"compile": 0, "generate": 0, "new_files": 0, "loads": 1, "requests": 17, "processes": 3}
@@ -177,7 +177,7 @@ def test_a_fault_of_ours_in_a_build_is_not_called_a_log_that_cannot_be_written(
     def failing(*_: object, **__: object) -> None:
         raise OSError(errno.E2BIG, "Argument list too long")
 
-    monkeypatch.setattr("aotgaudi.capture.run._cold", failing)
+    monkeypatch.setattr("aotgaudi.wrap.capture.run._cold", failing)
 
     with pytest.raises(OSError, match="Argument list too long"):
         fresh.build()
@@ -336,7 +336,7 @@ def test_a_build_that_is_stopped_in_its_proof_goes_on_from_the_draft(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("aotgaudi.capture.run.prove", stopped)
+        patched.setattr("aotgaudi.wrap.capture.run.prove", stopped)
         with pytest.raises(KeyboardInterrupt):
             fresh.build()
     assert not (fresh.folder / "out").exists()

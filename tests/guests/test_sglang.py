@@ -10,11 +10,11 @@ import pytest
 
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.sealed import capture_of
-from aotgaudi.capture.run import Built, Order, build_capture
-from aotgaudi.capture.shapes import shaped_command
 from aotgaudi.errors import CaptureError
-from aotgaudi.guests.describe import describe
 from aotgaudi.store.store import Store
+from aotgaudi.wrap.adapters.describe import describe
+from aotgaudi.wrap.capture.run import Built, Order, build_capture
+from aotgaudi.wrap.capture.shapes import shaped_command
 from tests.environment import ROOT
 from tests.guests_here import Here
 from tests.ports import free_port

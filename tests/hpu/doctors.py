@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aotgaudi.cores import available_cores
 from aotgaudi.doctor.hpu.examination import examine, selected
 from aotgaudi.doctor.hpu.lab import Lab, Outcome
 from aotgaudi.doctor.hpu.report import DoctorReport
 from aotgaudi.document import load_document
 from aotgaudi.errors import AotGaudiError
+from aotgaudi.machine import available_cores
 from tests.hpu.forks import start_probe
 
 _NEVER_REMEMBERED = ("device.identity", "device.hold")

@@ -20,20 +20,20 @@ import pytest
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.sealed import capture_of
-from aotgaudi.capture.run import Built, Order, build_capture
-from aotgaudi.capture.shapes import Shaped, shaped_command
 from aotgaudi.errors import AotGaudiError, CaptureError, NotWarmError
 from aotgaudi.gaudi.recipes import RecipeName
-from aotgaudi.guests.describe import describe
-from aotgaudi.guests.vllm_gaudi.guest import VllmGaudi
 from aotgaudi.manifest.bucket_file import bucket_file_of
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import spec_from_json
 from aotgaudi.store.store import Store
-from aotgaudi.supervisor.admission import RunOptions
-from aotgaudi.supervisor.launch import run
-from aotgaudi.supervisor.options import Listen, Policy
+from aotgaudi.wrap.adapters.describe import describe
+from aotgaudi.wrap.adapters.vllm_gaudi.guest import VllmGaudi
+from aotgaudi.wrap.capture.run import Built, Order, build_capture
+from aotgaudi.wrap.capture.shapes import Shaped, shaped_command
+from aotgaudi.wrap.supervisor.admission import RunOptions
+from aotgaudi.wrap.supervisor.launch import run
+from aotgaudi.wrap.supervisor.options import Listen, Policy
 from tests.environment import ROOT
 from tests.guests_here import Here
 from tests.hpu.conftest import InstalledDouble

@@ -12,14 +12,14 @@ from safetensors.torch import save_file
 
 from aotgaudi.backends.offline import probe_target
 from aotgaudi.backends.online import make_runtime
-from aotgaudi.build.plan import make_plan
 from aotgaudi.bundle.format import load_program
 from aotgaudi.bundle.model_directory import ModelDirectory
+from aotgaudi.compile.pipeline import make_receipt
+from aotgaudi.compile.plan import make_plan
 from aotgaudi.engine.runner import ProgramRunner
 from aotgaudi.entries import Entry
 from aotgaudi.graphs.trace import stored_names
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.pipeline import make_receipt
 from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.load import Artifacts, Loader, declare_samplers
 from aotgaudi.runtime.shards import ShardReader

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from aotgaudi.backends.online import make_runtime
-from aotgaudi.build.keys import program_key
+from aotgaudi.compile.keys import program_key
 from aotgaudi.graphs.hyper_connections import HcPostGraph, HcPreGraph
 from aotgaudi.manifest.side_entries import mhc_entries
 from aotgaudi.runtime.executables import ExecutableTable

@@ -15,7 +15,7 @@ from aotgaudi.backends.inductor.compiler import InductorCompiler
 from aotgaudi.backends.inductor.int8_linear import MOST_ROWS
 from aotgaudi.backends.inductor.probe import at_level, levels_within, probe, this_machine
 from aotgaudi.backends.inductor.runtime import InductorRuntime
-from aotgaudi.build.keys import unit_key
+from aotgaudi.compile.keys import unit_key
 from aotgaudi.engine.runner import ProgramRunner
 from aotgaudi.engine.steps import DecodeRow, DecodeStep, PromptRow, PromptStep, SamplingRow
 from aotgaudi.entries import DecodeEntry, PromptEntry

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from aotgaudi.compile.pipeline import seal
 from aotgaudi.errors import EXTRAS
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.pipeline import seal
 from aotgaudi.spec.parse import load_spec
 from aotgaudi.store.store import Store
 from tests.environment import ROOT, make_environment
-from tests.unit.build.test_share import built
+from tests.unit.compile.test_share import built
 
 __all__ = ["built"]
 CONFIG = ROOT / "manifests" / "configs" / "llama-3.1-8b.json"

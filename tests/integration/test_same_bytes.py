@@ -42,9 +42,9 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 from aotgaudi.backends.inductor.probe import probe
-from aotgaudi.build.keys import unit_key
-from aotgaudi.build.jobs import CompileJob, run_compile
-from aotgaudi.build.workers import start_worker
+from aotgaudi.compile.keys import unit_key
+from aotgaudi.compile.jobs import CompileJob, run_compile
+from aotgaudi.compile.workers import start_worker
 from aotgaudi.store.store import Store
 
 root, jobs = Path(sys.argv[1]), json.loads(sys.argv[2])

@@ -39,11 +39,11 @@ from aotgaudi.errors import AotGaudiError
 from aotgaudi.graphs.program import Call, Program
 from aotgaudi.manifest import codec
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.oci.layer import open_layer
-from aotgaudi.oci.unpack import unpack_bundle
-from aotgaudi.remotes.oci_documents import BUNDLE_ROOT, LAYER_TYPES, ImageIndex, ImageManifest, load_document
-from aotgaudi.remotes.registry_remote import bundle_layer_of, dump_bundle, pointer_of
-from aotgaudi.remotes.remote import Pointer, load_pointer
+from aotgaudi.share.layer import open_layer
+from aotgaudi.share.oci_documents import BUNDLE_ROOT, LAYER_TYPES, ImageIndex, ImageManifest, load_document
+from aotgaudi.share.registry_remote import bundle_layer_of, dump_bundle, pointer_of
+from aotgaudi.share.remote import Pointer, load_pointer
+from aotgaudi.share.unpack import unpack_bundle
 from aotgaudi.store.records import dump_record, load_record
 from aotgaudi.store.roots import Root, load_root
 from tests.specs import spec_of

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aotgaudi.errors import AotGaudiError
-from aotgaudi.oci.unpack import DirectorySink
+from aotgaudi.share.unpack import DirectorySink
 from tests.property.fuzz_targets import Fuzz, archive_of, honest_members, hostile_archives, targets
-from tests.unit.oci.archives import unpack
+from tests.unit.share.archives import unpack
 
 SAMPLE = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.bundle.push_pull import push_bundle
 from aotgaudi.bundle.receipt import SealedUnit
 from aotgaudi.digest import Digest
-from aotgaudi.remotes.transfer import Conduct
+from aotgaudi.share.push_pull import push_bundle
+from aotgaudi.share.transfer import Conduct
 from tests.services.conftest import files
 from tests.unit.bundle.conftest import LAYER, Sealed
-from tests.unit.remotes.conftest import remote_of
-from tests.unit.remotes.fake_registry import FakeRegistry, Handler, fake_registry
+from tests.unit.share.conftest import remote_of
+from tests.unit.share.fake_registry import FakeRegistry, Handler, fake_registry
 
 LARGE = bytes(range(251)) * 40_000
 HALF = len(LARGE) // 2

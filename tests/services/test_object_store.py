@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.digest import Digest
-from aotgaudi.remotes.object_store_remote import ObjectStoreRemote
+from aotgaudi.share.object_store_remote import ObjectStoreRemote
 from tests.services.conftest import aotgaudi, files, run
-from tests.unit.build.test_share import built
 from tests.unit.bundle.conftest import Sealed
+from tests.unit.compile.test_share import built
 
 __all__ = ["built"]
 

@@ -22,7 +22,7 @@ from tests.e2e.conftest import workplace
 from tests.e2e.harness import Workplace
 from tests.environment import ROOT
 from tests.services.conftest import REQUIRED, aotgaudi
-from tests.unit.build.conftest import store
+from tests.unit.compile.conftest import store
 from tests.unit.report.reports import HOSTILE, sealed_bundle
 
 __all__ = ["store", "workplace"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.atomicfile import write_atomic
 from aotgaudi.errors import StoreError
+from aotgaudi.files import write_atomic
 
 
 def test_write_replaces_the_content_and_leaves_nothing_else(tmp_path: Path) -> None:

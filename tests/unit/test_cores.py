@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.cores import available_cores
+from aotgaudi.machine import available_cores
 
 CORES = len(os.sched_getaffinity(0))
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from aotgaudi.build.run import Progress, Watch
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.signing import generate_key
+from aotgaudi.compile.pipeline import Workers, build
+from aotgaudi.compile.run import Progress, Watch
 from aotgaudi.digest import Digest
 from aotgaudi.errors import BuildInterruptedError, CompileError, ManifestError, SpecError, StoreError
 from aotgaudi.manifest.codec import write_manifest
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.pipeline import Workers, build
 from aotgaudi.store.store import Store
 from tests.workload import SPEC_TEXT, seed, tiny_spec
 

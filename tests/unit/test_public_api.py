@@ -18,10 +18,10 @@ def test_every_public_name_is_there(name: str) -> None:
 
 
 def test_build_is_the_function_whatever_was_imported_before() -> None:
-    code = "import aotgaudi.build.plan, aotgaudi; from aotgaudi.build import plan; print(aotgaudi.build.__module__)"
+    code = "import aotgaudi.compile.plan, aotgaudi; from aotgaudi.compile import plan; print(aotgaudi.build.__module__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
-    assert done.stdout == "aotgaudi.pipeline\n"
+    assert done.stdout == "aotgaudi.compile.pipeline\n"
 
 
 def test_another_name_is_not() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.errors import SpecError, UntrustedError
-from aotgaudi.regularfile import read_regular
+from aotgaudi.files import read_regular
 
 
 def test_a_file_is_read_whole_also_through_a_link(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from aotgaudi.cli.main import cli
-from aotgaudi.remotes.oci_documents import BUNDLE_ROOT
 from aotgaudi.server.front.run import StopTimes
-from aotgaudi.watch.place import DEFAULT_ROOT
+from aotgaudi.share.oci_documents import BUNDLE_ROOT
+from aotgaudi.wrap.watch.place import DEFAULT_ROOT
 from tests.environment import requirements
 
 ROOT = Path(__file__).resolve().parents[2]

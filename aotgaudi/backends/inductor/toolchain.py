@@ -38,10 +38,10 @@ import torch
 from torch._inductor import codecache, cpp_builder, cpu_vec_isa
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 
-from aotgaudi.atomicfile import write_atomic
 from aotgaudi.backends.inductor.levels import IsaLevel
 from aotgaudi.digest import sha256_bytes
 from aotgaudi.errors import CompileError
+from aotgaudi.files import write_atomic
 
 _SCRIPT = """\
 #!/bin/sh

@@ -22,10 +22,10 @@ from aotgaudi.cli.options.store import StorePlace, store_limit_option, store_opt
 from aotgaudi.cli.options.worker import worker_options
 from aotgaudi.cli.show.phase_report import build_time_line, phase_rows
 from aotgaudi.cli.show.progress import BuildDisplay
+from aotgaudi.compile.pipeline import Workers, build, plan_manifest
 from aotgaudi.manifest.codec import dumps, load_manifest_or_spec, write_manifest
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.phases import Phases
-from aotgaudi.pipeline import Workers, build, plan_manifest
 
 
 @click.command("all")

@@ -16,8 +16,8 @@ from aotgaudi.cli.options.model import bound_model_option, find_model
 from aotgaudi.cli.options.signing import signing_options
 from aotgaudi.cli.options.store import StorePlace, store_options
 from aotgaudi.cli.show.part import part_document
+from aotgaudi.compile.pipeline import seal
 from aotgaudi.manifest.codec import load_manifest_or_spec
-from aotgaudi.pipeline import seal
 
 
 @click.command("bundle")

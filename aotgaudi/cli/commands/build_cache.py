@@ -12,9 +12,6 @@ from typing import Any
 
 import click
 
-from aotgaudi.atomicfile import write_atomic
-from aotgaudi.build.recheck import Difference, Recheck, recheck
-from aotgaudi.build.run import BuildOutcome
 from aotgaudi.bundle.receipt import dumps as dump_receipt
 from aotgaudi.cli.commands.cache import collect_after_build, collection_line
 from aotgaudi.cli.options.common import refuse_unwritable
@@ -26,12 +23,15 @@ from aotgaudi.cli.options.worker import worker_options
 from aotgaudi.cli.show.part import built_part
 from aotgaudi.cli.show.phase_report import build_time_line, phase_rows
 from aotgaudi.cli.show.progress import BuildDisplay
+from aotgaudi.compile.pipeline import Workers, compile_extent, compile_missing, make_receipt, plan_manifest
+from aotgaudi.compile.recheck import Difference, Recheck, recheck
+from aotgaudi.compile.run import BuildOutcome
 from aotgaudi.entries import Entry
 from aotgaudi.errors import NotReproducibleError
+from aotgaudi.files import write_atomic
 from aotgaudi.manifest.codec import load_manifest_or_spec
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.phases import Phases
-from aotgaudi.pipeline import Workers, compile_extent, compile_missing, make_receipt, plan_manifest
 from aotgaudi.store.store import Store
 
 Command = Callable[..., Any]

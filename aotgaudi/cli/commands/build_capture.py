@@ -10,19 +10,19 @@ from typing import Any
 
 import click
 
+from aotgaudi.bundle.launch import Launch
 from aotgaudi.bundle.sealed import capture_of
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
-from aotgaudi.capture.run import Built, Order, build_capture
-from aotgaudi.capture.shapes import shaped_command
 from aotgaudi.cli.options.capture import CaptureSettings, capture_options
 from aotgaudi.cli.options.signing import signing_options
 from aotgaudi.cli.options.store import StorePlace, store_options
 from aotgaudi.cli.show.capture_progress import CaptureDisplay
-from aotgaudi.guests.describe import describe
-from aotgaudi.guests.found import Found
-from aotgaudi.guests.launch import Launch
 from aotgaudi.spec.parse import load_spec
+from aotgaudi.wrap.adapters.describe import describe
+from aotgaudi.wrap.adapters.found import Found
+from aotgaudi.wrap.capture.run import Built, Order, build_capture
+from aotgaudi.wrap.capture.shapes import shaped_command
 
 _SHOWN_RESIDUALS = 3
 

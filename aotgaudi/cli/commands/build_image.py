@@ -13,14 +13,14 @@ from aotgaudi.cli.commands.cache import size_text
 from aotgaudi.cli.options.remote import RemoteAccess, registry_options
 from aotgaudi.cli.show.progress import transfer_display
 from aotgaudi.errors import SpecError
-from aotgaudi.oci.image import WrittenImage, read_base, write_image
-from aotgaudi.oci.image_transfer import push_image
-from aotgaudi.oci.layer import Compression
-from aotgaudi.oci.layout import Layout, parse_layout, refuse_foreign_layout
-from aotgaudi.remotes.oci_documents import BUNDLE_ROOT
-from aotgaudi.remotes.reference import Reference, parse_reference
-from aotgaudi.remotes.registry import Registry
-from aotgaudi.remotes.remote import check_name
+from aotgaudi.share.image import WrittenImage, read_base, write_image
+from aotgaudi.share.image_transfer import push_image
+from aotgaudi.share.layer import Compression
+from aotgaudi.share.layout import Layout, parse_layout, refuse_foreign_layout
+from aotgaudi.share.oci_documents import BUNDLE_ROOT
+from aotgaudi.share.reference import Reference, parse_reference
+from aotgaudi.share.registry import Registry
+from aotgaudi.share.remote import check_name
 
 _DEFAULT_TAG = "latest"
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import click
 
-from aotgaudi.atomicfile import write_atomic
 from aotgaudi.cli.options.common import memory_budget_option
 from aotgaudi.cli.options.spec_source import SpecSource, spec_source
 from aotgaudi.cli.show.bucket_report import bucket_document, bucket_lines
 from aotgaudi.cli.show.manifest_report import show, summarize
 from aotgaudi.errors import SpecError, StaleManifestError
+from aotgaudi.files import write_atomic
 from aotgaudi.manifest.bucket_file import bucket_file_of
 from aotgaudi.manifest.codec import dumps, read_manifest, write_manifest
 from aotgaudi.manifest.difference import difference
@@ -116,7 +116,7 @@ def _give_buckets(
 
 
 def _warm_up_lines(manifest: Manifest) -> list[str]:
-    from aotgaudi.vllm.warm_up import warm_up_log  # Only here: it loads what reads vLLM's variables.
+    from aotgaudi.wrap.vllm.warm_up import warm_up_log  # Only here: it loads what reads vLLM's variables.
 
     return [f"{line.level} {line.text}" for line in warm_up_log(manifest)]
 

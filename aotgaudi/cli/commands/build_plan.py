@@ -11,8 +11,6 @@ import click
 
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.offline import AVAILABLE
-from aotgaudi.build.keys import ProgramKeys
-from aotgaudi.build.plan import Plan
 from aotgaudi.cli.commands.explain_launch import is_of_launch
 from aotgaudi.cli.commands.plan_captures import built_captures, told_of_captures
 from aotgaudi.cli.options.common import jobs_option
@@ -20,9 +18,11 @@ from aotgaudi.cli.options.extent import AskedExtent, extent_options
 from aotgaudi.cli.options.store import StorePlace, store_options
 from aotgaudi.cli.options.target import planned_target_option
 from aotgaudi.cli.show.explanation import change_text, changes_document, cost_document, counted, time_text
-from aotgaudi.explain.what_if import WhatIf, parse_changes, what_if
+from aotgaudi.compile.keys import ProgramKeys
+from aotgaudi.compile.pipeline import plan_manifest
+from aotgaudi.compile.plan import Plan
+from aotgaudi.compile.what_if import WhatIf, parse_changes, what_if
 from aotgaudi.manifest.codec import load_manifest_or_spec
-from aotgaudi.pipeline import plan_manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
 

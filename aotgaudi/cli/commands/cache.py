@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from aotgaudi.build.plan import Plan
 from aotgaudi.cli.options.store import StorePlace, store_options, to_store_size
 from aotgaudi.cli.verbs import CACHE_COMMANDS, LazyGroup
+from aotgaudi.compile.plan import Plan
 from aotgaudi.store.collect import Collection, StoreUsage, collect, collect_unless_used, measure_store
 from aotgaudi.store.store import Store
 

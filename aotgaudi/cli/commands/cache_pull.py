@@ -11,7 +11,6 @@ import click
 
 from aotgaudi.bundle.acceptance import Acceptance
 from aotgaudi.bundle.bundle import Bundle
-from aotgaudi.bundle.push_pull import pull_bundle
 from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.cli.commands.cache import size_text
 from aotgaudi.cli.commands.cache_push import DEFAULT_NAME
@@ -21,12 +20,13 @@ from aotgaudi.cli.options.store import StorePlace, store_options
 from aotgaudi.cli.show.progress import TransferDisplay, transfer_display
 from aotgaudi.errors import RemoteError
 from aotgaudi.manifest.codec import load_manifest_or_spec
-from aotgaudi.oci.image_transfer import LayoutImage, RegistryImage, find_image, pull_image
-from aotgaudi.oci.layout import parse_layout
-from aotgaudi.remotes.locations import NamedRemote, is_layout
-from aotgaudi.remotes.registry_remote import RegistryRemote
-from aotgaudi.remotes.remote import check_name
-from aotgaudi.remotes.transfer import Sources
+from aotgaudi.share.image_transfer import LayoutImage, RegistryImage, find_image, pull_image
+from aotgaudi.share.layout import parse_layout
+from aotgaudi.share.locations import NamedRemote, is_layout
+from aotgaudi.share.push_pull import pull_bundle
+from aotgaudi.share.registry_remote import RegistryRemote
+from aotgaudi.share.remote import check_name
+from aotgaudi.share.transfer import Sources
 
 
 @click.command("pull")
@@ -130,7 +130,7 @@ def _pull_manifest(
     remotes: Sequence[NamedRemote], path: Path, place: StorePlace, display: TransferDisplay
 ) -> dict[str, Any]:
     from aotgaudi.backends.offline import probe_target
-    from aotgaudi.build.share import pull_entries
+    from aotgaudi.compile.share import pull_entries
 
     manifest = load_manifest_or_spec(path)
     store = place.open()

@@ -10,14 +10,14 @@ import click
 
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.format import INDEX_NAME
-from aotgaudi.bundle.push_pull import push_bundle
 from aotgaudi.cli.commands.cache import size_text
 from aotgaudi.cli.options.remote import RemoteAccess, remote_options
 from aotgaudi.cli.options.store import StorePlace, store_options
 from aotgaudi.cli.show.progress import TransferDisplay, transfer_display
 from aotgaudi.manifest.codec import load_manifest_or_spec
-from aotgaudi.remotes.locations import NamedRemote
-from aotgaudi.remotes.remote import Remote, check_name
+from aotgaudi.share.locations import NamedRemote
+from aotgaudi.share.push_pull import push_bundle
+from aotgaudi.share.remote import Remote, check_name
 
 DEFAULT_NAME = "latest"
 
@@ -74,8 +74,8 @@ def _push_bundle(
 def _push_manifest(
     path: Path, remote: Remote, place: StorePlace, display: TransferDisplay, *, overwrite: bool
 ) -> dict[str, Any]:
-    from aotgaudi.build.share import push_plan
-    from aotgaudi.pipeline import plan_manifest
+    from aotgaudi.compile.pipeline import plan_manifest
+    from aotgaudi.compile.share import push_plan
 
     manifest = load_manifest_or_spec(path)
     store = place.open(create=False)

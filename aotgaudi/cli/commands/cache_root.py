@@ -15,15 +15,15 @@ from aotgaudi.bundle.format import load_program, program_objects
 from aotgaudi.bundle.receipt import RECEIPT_SCHEMA, Receipt
 from aotgaudi.bundle.receipt import loads as load_receipt
 from aotgaudi.bundle.sealed import programs_of
-from aotgaudi.capture.keys import capture_key
 from aotgaudi.cli.commands.cache import size_text
 from aotgaudi.cli.options.store import StorePlace, store_options
+from aotgaudi.compile.pipeline import plan_manifest
 from aotgaudi.document import first_problem
 from aotgaudi.errors import StoreError
 from aotgaudi.manifest.codec import load_manifest_or_spec
-from aotgaudi.pipeline import plan_manifest
 from aotgaudi.store.roots import Root
 from aotgaudi.store.store import Store
+from aotgaudi.wrap.capture.keys import capture_key
 
 
 @click.group("root")

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import click
 
-from aotgaudi.atomicfile import write_atomic
 from aotgaudi.backends.base import Target
 from aotgaudi.cli.commands.diff_captures import diff_captures
 from aotgaudi.cli.commands.explain_launch import is_of_launch
 from aotgaudi.cli.options.common import refuse_unwritable
 from aotgaudi.cli.options.target import planned_target_option, refuse_other_target
 from aotgaudi.errors import SpecError
+from aotgaudi.files import write_atomic
 from aotgaudi.manifest.codec import load_manifest_or_spec
 from aotgaudi.manifest.difference import Difference, difference
 from aotgaudi.report.difference import difference_report

@@ -13,7 +13,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from aotgaudi.atomicfile import temporary_file, write_atomic
 from aotgaudi.backends.hpu.probe import hpu_target
 from aotgaudi.cli.options.common import Command, with_options
 from aotgaudi.doctor.hpu.contract import LINES
@@ -22,6 +21,7 @@ from aotgaudi.doctor.hpu.findings import HpuCheck, LineFinding
 from aotgaudi.doctor.hpu.lab import Lab
 from aotgaudi.doctor.hpu.report import JSON_NAME, MARKDOWN_NAME, DoctorReport
 from aotgaudi.errors import SpecError, TargetError, store_error
+from aotgaudi.files import temporary_file, write_atomic
 from aotgaudi.gaudi.environment import ENGINE_RULES, sealed_variables
 from aotgaudi.gaudi.identity import Installation
 from aotgaudi.gaudi.inventory import Inventory, find_cards

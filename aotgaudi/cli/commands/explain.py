@@ -15,7 +15,7 @@ from aotgaudi.cli.options.target import planned_target_option
 
 
 def _list_repairs(context: click.Context, parameter: click.Parameter, is_asked: bool) -> None:
-    from aotgaudi.guests.vllm.repairs import REPAIRS
+    from aotgaudi.wrap.adapters.vllm.repairs import REPAIRS
 
     if is_asked:
         for one in REPAIRS:

@@ -9,16 +9,16 @@ from typing import Any
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.format import INDEX_NAME
+from aotgaudi.bundle.launch import Launch
 from aotgaudi.bundle.sealed import capture_of
 from aotgaudi.cli.options.store import StorePlace
 from aotgaudi.errors import SpecError
-from aotgaudi.explain.cache_findings import examine
-from aotgaudi.explain.plain_cache import PlainCache, find_plain_cache, read_plain_cache
-from aotgaudi.explain.run_factors import explain_run
-from aotgaudi.guests.compare import Comparison, Difference, compare
-from aotgaudi.guests.describe import describe_here
-from aotgaudi.guests.found import find_guest
-from aotgaudi.guests.launch import Launch
+from aotgaudi.wrap.adapters.compare import Comparison, Difference, compare
+from aotgaudi.wrap.adapters.describe import describe_here
+from aotgaudi.wrap.adapters.found import find_guest
+from aotgaudi.wrap.explain.cache_findings import examine
+from aotgaudi.wrap.explain.plain_cache import PlainCache, find_plain_cache, read_plain_cache
+from aotgaudi.wrap.explain.run_factors import explain_run
 
 Told = tuple[dict[str, Any], list[str], int]
 _EXIT_NOT_WARM = 3
@@ -144,8 +144,8 @@ def _cold_seconds(sealed: Launch, place: StorePlace) -> float | None:
     """Returns how long the sealed launch took to start when it was built; None if this machine's store does not say."""
     if not place.root.is_dir():
         return None
-    from aotgaudi.capture.keys import capture_key
-    from aotgaudi.capture.records import find_capture
+    from aotgaudi.wrap.capture.keys import capture_key
+    from aotgaudi.wrap.capture.records import find_capture
 
     row = find_capture(place.open(create=False), capture_key(sealed).hex)
     return None if row is None else row.cold_seconds

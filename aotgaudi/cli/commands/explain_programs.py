@@ -8,19 +8,19 @@ from typing import Any
 
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.offline import find_target
-from aotgaudi.build.keys import ProgramKeys
-from aotgaudi.build.plan import Plan
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.cli.options.entry import find_entries
 from aotgaudi.cli.options.store import StorePlace
 from aotgaudi.cli.show.explanation import counted, reason_document, reason_lines
 from aotgaudi.cli.show.part import built_part, part_document
+from aotgaudi.compile.findings import Finding, Reason, explain_against, explain_plan, reasons
+from aotgaudi.compile.history import History, Sealed, read_sealed
+from aotgaudi.compile.keys import ProgramKeys
+from aotgaudi.compile.pipeline import plan_manifest
+from aotgaudi.compile.plan import Plan
 from aotgaudi.entries import Entry
-from aotgaudi.explain.findings import Finding, Reason, explain_against, explain_plan, reasons
-from aotgaudi.explain.history import History, Sealed, read_sealed
 from aotgaudi.manifest.codec import load_manifest_or_spec
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.pipeline import plan_manifest
 from aotgaudi.store.store import Store
 
 

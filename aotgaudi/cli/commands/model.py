@@ -26,7 +26,7 @@ def model() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def import_(source: str, out: Path, dtype: str, force: bool, as_json: bool) -> None:
     """Write SOURCE (a directory, a .gguf file or a hub id) to DIR as config, safetensors and tokenizer."""
-    from aotgaudi.build.model_import import import_model
+    from aotgaudi.compile.model_import import import_model
 
     import_model(source, out, dtype, overwrite=force)
     files = sorted(path.name for path in out.iterdir())

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.capture.keys import capture_key
-from aotgaudi.capture.records import captures, find_capture, read_documents
+from aotgaudi.bundle.launch import Launch
 from aotgaudi.cli.show.explanation import counted
 from aotgaudi.errors import AotGaudiError
-from aotgaudi.explain.launches import BuiltCapture, Rebuilt, rebuilt
-from aotgaudi.guests.launch import Launch
 from aotgaudi.store.store import Store
+from aotgaudi.wrap.capture.keys import capture_key
+from aotgaudi.wrap.capture.records import captures, find_capture, read_documents
+from aotgaudi.wrap.explain.launches import BuiltCapture, Rebuilt, rebuilt
 
 
 def built_captures(bundle_path: Path | None, store: Store | None) -> tuple[BuiltCapture, ...]:

@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from aotgaudi import __version__
-from aotgaudi.atomicfile import write_atomic
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.sealed import programs_of
@@ -23,11 +22,12 @@ from aotgaudi.cli.options.common import (
 )
 from aotgaudi.cli.options.store import StorePlace, store_options
 from aotgaudi.cli.options.target import planned_target_option
+from aotgaudi.compile.pipeline import plan_manifest
 from aotgaudi.errors import SpecError
+from aotgaudi.files import write_atomic
 from aotgaudi.manifest.codec import load_manifest_or_spec
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.work import WorkModel, device_of
-from aotgaudi.pipeline import plan_manifest
 from aotgaudi.report.compute import Given, report_of
 from aotgaudi.report.holdings import Holdings, holdings_of_bundle, holdings_of_plan
 from aotgaudi.report.page import report_page, require_report

@@ -23,8 +23,8 @@ from aotgaudi.cli.options.common import Command, FiniteRange, store_option
 from aotgaudi.cli.options.exposure import exposure_options
 from aotgaudi.cli.options.listening import listening_options
 from aotgaudi.cli.options.supervision import SUPERVISION_NAMES, Supervision, supervision_options
-from aotgaudi.cores import available_cores
 from aotgaudi.errors import MissingPackageError
+from aotgaudi.machine import available_cores
 from aotgaudi.spec.policy import Policy
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from aotgaudi.atomicfile import write_atomic
 from aotgaudi.bundle.bundle import Bundle, open_bundle, read_signature
 from aotgaudi.bundle.format import SIGNATURE_NAME
 from aotgaudi.bundle.signature import Statement, load_envelope, load_statement
 from aotgaudi.bundle.signing import Signing, add_signatures, generate_key
 from aotgaudi.cli.options.signing import epoch_option, load_keys, sign_key_option
+from aotgaudi.files import write_atomic
 
 _MODE = 0o644
 

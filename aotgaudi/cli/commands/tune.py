@@ -11,11 +11,11 @@ from typing import Any
 
 import click
 
-from aotgaudi.atomicfile import write_atomic
 from aotgaudi.cli.options.common import FiniteRange, refuse_unwritable
 from aotgaudi.cli.options.entry_budget import EntryBudget, entry_budget_options
 from aotgaudi.cli.show.tuned import tuned_lines
 from aotgaudi.errors import CoverageError, SpecError
+from aotgaudi.files import write_atomic
 from aotgaudi.manifest.bucket_file import BucketFile, bucket_file_of
 from aotgaudi.manifest.coverage import coverage_of
 from aotgaudi.manifest.manifest import Manifest

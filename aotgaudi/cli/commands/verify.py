@@ -34,8 +34,8 @@ from aotgaudi.errors import (
     TargetError,
     UntrustedError,
 )
-from aotgaudi.guests.compare import EXIT_OTHER_MACHINE, compare
-from aotgaudi.guests.describe import describe_here
+from aotgaudi.wrap.adapters.compare import EXIT_OTHER_MACHINE, compare
+from aotgaudi.wrap.adapters.describe import describe_here
 
 _PRINTED = "what `aotgaudi verify --print-target` prints on the machine that serves"
 _NO_COMMAND = "no command was given to compare (aotgaudi verify BUNDLE -- COMMAND)"

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from aotgaudi.capture.run import READY_SECONDS
+from aotgaudi.bundle.exercise import EXERCISE_LEVELS, ExerciseLevel
 from aotgaudi.cli.options.common import Command, FiniteRange, with_options
-from aotgaudi.guests.exercise import EXERCISE_LEVELS, ExerciseLevel
-from aotgaudi.watch.place import DEFAULT_ROOT
+from aotgaudi.wrap.capture.run import READY_SECONDS
+from aotgaudi.wrap.watch.place import DEFAULT_ROOT
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from aotgaudi.guests.asking import Asking, begin
+from aotgaudi.wrap.adapters.asking import Asking, begin
 
 _ASKING = "aotgaudi.asking"
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import click
 
-from aotgaudi.cores import available_cores
 from aotgaudi.errors import SpecError, StoreError
+from aotgaudi.machine import available_cores
 from aotgaudi.store.access import default_store_root
 
 Command = Callable[..., Any]

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import click
 
-from aotgaudi.build.extent import Extent
+from aotgaudi.compile.extent import Extent
 from aotgaudi.manifest.importance import NO_TRAFFIC, Importance, TierName
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.traffic.demand import traffic_of

@@ -8,7 +8,7 @@ import click
 
 from aotgaudi.cli.options.common import Command
 from aotgaudi.errors import SpecError
-from aotgaudi.remotes.hub import fetch_model, is_hub_id
+from aotgaudi.share.hub import fetch_model, is_hub_id
 
 
 def bound_model_option(function: Command) -> Command:

@@ -12,10 +12,10 @@ from typing import Any
 import click
 
 from aotgaudi.cli.options.common import Command
-from aotgaudi.remotes.credentials import Credentials, Login
-from aotgaudi.remotes.locations import NamedRemote, open_remote, registry_host
-from aotgaudi.remotes.reference import Reference
-from aotgaudi.remotes.registry_client import RegistryClient
+from aotgaudi.share.credentials import Credentials, Login
+from aotgaudi.share.locations import NamedRemote, open_remote, registry_host
+from aotgaudi.share.reference import Reference
+from aotgaudi.share.registry_client import RegistryClient
 
 
 @dataclass(frozen=True)

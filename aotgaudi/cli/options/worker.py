@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from aotgaudi.build.workers import UNIT_TIMEOUT_SECONDS
 from aotgaudi.cli.options.common import FiniteRange, with_options
-from aotgaudi.pipeline import Workers
+from aotgaudi.compile.pipeline import Workers
+from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS
 
 Command = Callable[..., Any]
 

@@ -1,13 +1,13 @@
-"""Findings of ``aotgaudi.explain.findings`` as lines for people, and as JSON values."""
+"""Findings of ``aotgaudi.compile.findings`` as lines for people, and as JSON values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from aotgaudi.explain.compare import ENTRY, Change
-from aotgaudi.explain.findings import Finding, Reason
-from aotgaudi.explain.history import BuiltProgram, BuiltUnit, Cost, History
+from aotgaudi.compile.compare import ENTRY, Change
+from aotgaudi.compile.findings import Finding, Reason
+from aotgaudi.compile.history import BuiltProgram, BuiltUnit, Cost, History
 
 _SHOWN_CHARACTERS = 72
 _EXAMPLES = 3

@@ -11,7 +11,7 @@ from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.parts import Part, largest_part
 
 if TYPE_CHECKING:
-    from aotgaudi.build.plan import Plan
+    from aotgaudi.compile.plan import Plan
 
 
 def part_document(bundle: Bundle) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from aotgaudi.build.run import BuildOutcome
+from aotgaudi.compile.run import BuildOutcome
 from aotgaudi.phases import Phase
 
 _WORK = {"trace": "tracing", "compile": "compiling"}

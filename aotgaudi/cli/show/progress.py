@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aotgaudi.build.run import Progress, Watch
 from aotgaudi.cli.commands.cache import size_text
-from aotgaudi.remotes.transfer import Conduct
+from aotgaudi.compile.run import Progress, Watch
+from aotgaudi.share.transfer import Conduct
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar

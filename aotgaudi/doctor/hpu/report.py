@@ -16,11 +16,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from aotgaudi.atomicfile import write_atomic
 from aotgaudi.backends.hpu.probe import KeyMode
 from aotgaudi.doctor.hpu.contract import LINES, Mark
 from aotgaudi.doctor.hpu.findings import Verdict
 from aotgaudi.document import Document, Value
+from aotgaudi.files import write_atomic
 from aotgaudi.gaudi.inventory import DeviceType
 from aotgaudi.manifest.schema import rendered_schema
 

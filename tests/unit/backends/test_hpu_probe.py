@@ -10,7 +10,7 @@ import pytest
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.hpu.probe import ENVIRONMENT, KEY_MODE, TOOLCHAIN, assemble, hpu_target, require_whole
 from aotgaudi.backends.offline import find_target, with_isa
-from aotgaudi.build.keys import program_key, unit_key
+from aotgaudi.compile.keys import program_key, unit_key
 from aotgaudi.entries import DecodeEntry
 from aotgaudi.errors import SpecError, TargetError
 from aotgaudi.spec.target import TargetSpec

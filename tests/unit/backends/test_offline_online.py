@@ -14,7 +14,7 @@ from aotgaudi.backends.fake.probe import probe
 from aotgaudi.backends.inductor.probe import probe as probe_cpu
 from aotgaudi.backends.offline import make_compiler, probe_target
 from aotgaudi.backends.online import check_target, make_runtime
-from aotgaudi.build.keys import unit_key
+from aotgaudi.compile.keys import unit_key
 from aotgaudi.errors import SpecError, TargetError
 from aotgaudi.spec.target import TargetSpec
 

@@ -12,6 +12,7 @@ import pytest
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.capture_receipt import CapturedFile, CaptureReceipt, LeftOut, Proof
+from aotgaudi.bundle.expected import Expected
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.receipt import Receipt, UnitRecord
 from aotgaudi.bundle.signing import Signing
@@ -19,7 +20,6 @@ from aotgaudi.bundle.verify import Report, verify_bundle
 from aotgaudi.digest import Digest
 from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, PromptEntry
 from aotgaudi.graphs.program import Call, Program
-from aotgaudi.guests.expected import Expected
 from aotgaudi.store.cas import ObjectStore, object_path
 from tests.launches import a_launch
 

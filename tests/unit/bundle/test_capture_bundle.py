@@ -13,7 +13,6 @@ from aotgaudi.bundle.acceptance import ANY_BUNDLE, Acceptance
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.format import INDEX_NAME, dump_index, load_index
 from aotgaudi.bundle.pack import pack_bundle
-from aotgaudi.bundle.push_pull import pull_bundle, push_bundle
 from aotgaudi.bundle.signature import load_envelope, load_statement
 from aotgaudi.bundle.signing import Signing, generate_key, load_signing_key
 from aotgaudi.bundle.trust import TrustPolicy
@@ -22,9 +21,10 @@ from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, SpecError, UntrustedError
 from aotgaudi.llm.running import ModelOptions, Observers
 from aotgaudi.llm.start import start
-from aotgaudi.remotes.directory_remote import DirectoryRemote
-from aotgaudi.remotes.retry import Retry
-from aotgaudi.remotes.transfer import Conduct, Sources
+from aotgaudi.share.directory_remote import DirectoryRemote
+from aotgaudi.share.push_pull import pull_bundle, push_bundle
+from aotgaudi.share.retry import Retry
+from aotgaudi.share.transfer import Conduct, Sources
 from tests.launches import a_launch
 from tests.unit.bundle.conftest import CAPTURED, LAUNCH, LAUNCH_ID, SealedCapture
 

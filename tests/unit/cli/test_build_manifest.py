@@ -21,7 +21,7 @@ NOT_NEEDED = {
     "rich",
     "transformers",
     "fastapi",
-    "aotgaudi.vllm",
+    "aotgaudi.wrap.vllm",
     "aotgaudi.manifest.schema",
 }
 TEXT = """

@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.capture.keys import capture_key
-from aotgaudi.capture.records import CaptureRow, record_capture
 from aotgaudi.cli.main import cli
 from aotgaudi.store.store import Store
+from aotgaudi.wrap.capture.keys import capture_key
+from aotgaudi.wrap.capture.records import CaptureRow, record_capture
 from tests.guests_here import Here, seal, vllm_here
 
 

@@ -14,11 +14,11 @@ from aotgaudi.backends.base import Target
 from aotgaudi.bundle.receipt import loads as load_receipt
 from aotgaudi.cli.main import cli
 from aotgaudi.cli.show.explanation import change_text, counted, time_text
-from aotgaudi.explain.compare import Change
-from aotgaudi.explain.history import Cost
+from aotgaudi.compile.compare import Change
+from aotgaudi.compile.history import Cost
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.store.store import Store
-from tests.unit.explain.explaining import built
+from tests.unit.compile.explaining import built
 from tests.workload import FAKE, SPEC_TEXT, tiny_spec
 
 LABELS = (("layer a", "head b"), ("layer a", "sampler c"))

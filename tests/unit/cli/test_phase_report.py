@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aotgaudi.build.run import BuildOutcome
 from aotgaudi.cli.show.phase_report import build_time_line, phase_rows
+from aotgaudi.compile.run import BuildOutcome
 from aotgaudi.phases import Phase
 
 PHASES = (Phase("enumerate", 0.0, 0.125), Phase("run", 0.5, 10.5), Phase("seal", 10.5, 11.0))

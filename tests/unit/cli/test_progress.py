@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from aotgaudi.build.run import Progress
 from aotgaudi.cli.show.progress import BuildDisplay, transfer_display
+from aotgaudi.compile.run import Progress
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STEPS = (

@@ -14,9 +14,9 @@ from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.cli.main import cli
 from aotgaudi.cli.options.remote import read_credentials
 from aotgaudi.cli.show.progress import transfer_display
-from aotgaudi.remotes.credentials import Credentials, Login
+from aotgaudi.share.credentials import Credentials, Login
 from tests.unit.bundle.conftest import Sealed, sealed
-from tests.unit.remotes.fake_registry import FakeRegistry, ask_for_basic, fake_registry, on, status
+from tests.unit.share.fake_registry import FakeRegistry, ask_for_basic, fake_registry, on, status
 
 __all__ = ["sealed"]
 

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from aotgaudi.cli.main import cli
 from aotgaudi.store.store import Store
 from tests.environment import ROOT
-from tests.unit.build.conftest import store
 from tests.unit.bundle.conftest import SealedCapture, captured
+from tests.unit.compile.conftest import store
 from tests.unit.report.reports import sealed_bundle
 from tests.workload import SPEC_TEXT
 

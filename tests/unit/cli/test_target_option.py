@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from aotgaudi.backends.base import Target
-from aotgaudi.build.keys import builder_versions
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.receipt import dumps as dump_receipt
 from aotgaudi.cli.main import cli
+from aotgaudi.compile.keys import builder_versions
 from aotgaudi.digest import Digest
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.parse import load_spec

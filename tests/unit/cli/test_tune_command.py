@@ -24,7 +24,7 @@ from aotgaudi.traffic.bound import GAP_COVERS, GAP_LEAVES_OUT
 from aotgaudi.traffic.reading import read_trace
 from aotgaudi.traffic.tune import Tuner
 from tests.specs import spec_of
-from tests.unit.build.conftest import store
+from tests.unit.compile.conftest import store
 from tests.unit.report.reports import sealed_bundle
 
 __all__ = ["store"]

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from aotgaudi.build.plan import make_plan
 from aotgaudi.bundle.bundle import Bundle, open_bundle
+from aotgaudi.compile.pipeline import seal
+from aotgaudi.compile.plan import make_plan
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.pipeline import seal
 from aotgaudi.report.compute import Given, report_of
 from aotgaudi.report.holdings import holdings_of_plan
 from aotgaudi.report.report import Report
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
-from tests.unit.explain.explaining import built
+from tests.unit.compile.explaining import built
 from tests.workload import FAKE, tiny_spec
 
 LABELS = (("layer (prompt, 1, 16, 0)", "head (prompt, 1, 16, 0)"), ("layer (decode, 1, 1, 1)", "swap x"))

@@ -8,10 +8,10 @@ import pytest
 
 from aotgaudi.bucketing.closure import close
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.build.keys import ProgramKeys
-from aotgaudi.build.plan import make_plan
+from aotgaudi.compile.keys import ProgramKeys
+from aotgaudi.compile.plan import make_plan
+from aotgaudi.compile.what_if import parse_changes, what_if
 from aotgaudi.entries import DecodeEntry, PromptEntry
-from aotgaudi.explain.what_if import parse_changes, what_if
 from aotgaudi.manifest.coverage import coverage_of, reachable_of
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.report.compute import MOST_LISTED, Given, report_of
@@ -21,8 +21,8 @@ from aotgaudi.store.cas import object_path
 from aotgaudi.store.store import Store
 from tests.environment import ROOT
 from tests.specs import spec_of
-from tests.unit.build.conftest import store
-from tests.unit.explain.explaining import SECONDS
+from tests.unit.compile.conftest import store
+from tests.unit.compile.explaining import SECONDS
 from tests.unit.report.reports import report_on, report_on_store, sealed_bundle
 from tests.workload import FAKE, tiny_spec
 

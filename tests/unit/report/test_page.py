@@ -15,7 +15,7 @@ from aotgaudi.report.page import number_at, report_page, shown
 from aotgaudi.report.report import Component, Report
 from aotgaudi.spec.parse import load_spec
 from aotgaudi.store.store import Store
-from tests.unit.build.conftest import store
+from tests.unit.compile.conftest import store
 from tests.unit.report.reports import HOSTILE, report_on, report_on_store
 from tests.unit.report.test_compute import LLAMA, UPSTREAM
 

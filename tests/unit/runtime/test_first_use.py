@@ -14,11 +14,11 @@ from aotgaudi.backends.base import Plan
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.bundle.receipt import Receipt
+from aotgaudi.compile.pipeline import build
 from aotgaudi.digest import Digest
 from aotgaudi.errors import UntrustedError
 from aotgaudi.manifest.codec import dumps
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.pipeline import build
 from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.first_use import FirstUseBuilder
 from aotgaudi.runtime.guard import Guard

@@ -234,7 +234,7 @@ def test_a_sweep_takes_what_has_no_writer_and_leaves_what_has(store: Store) -> N
     (tmp / "check-old" / "half").write_bytes(b"half")
     (tmp / "check-young").mkdir()
     os.utime(tmp / "check-old", (0, 0))
-    from aotgaudi.atomicfile import temporary_file
+    from aotgaudi.files import temporary_file
 
     with temporary_file(tmp) as live:
         report = sweep_temporary_files(store.root)

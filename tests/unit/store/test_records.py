@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aotgaudi import atomicfile
+from aotgaudi import files as atomicfile
 from aotgaudi.digest import canonical_json, sha256_bytes
 from aotgaudi.errors import StoreError
 from aotgaudi.store.records import RecordError, RecordStore, dump_record, load_record

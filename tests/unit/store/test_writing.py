@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi import atomicfile
+from aotgaudi import files as atomicfile
 from aotgaudi.digest import Digest
 from aotgaudi.errors import StoreError
 from aotgaudi.store.scratch import sweep_temporary_files

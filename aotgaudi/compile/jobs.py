@@ -1,0 +1,274 @@
+"""What a worker does: trace one entry, or compile one unit, and record the result. Each is done once.
+
+However many builders want a unit, the one that holds its lock looks its record up again, works only where there is
+none, and records the result before it lets go. So one builder of many compiles, and a builder that dies takes its lock
+with it. The lock is the kernel's; on a file system without locks two may compile, and the first record stays.
+
+Jobs and results are plain values, so that they can travel to another process or another machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import resource
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Union
+
+from aotgaudi.backends.base import CompiledUnit, Target, Unit
+from aotgaudi.compile.keys import unit_key
+from aotgaudi.compile.records import ProgramRow, UnitRow, UnitSource, read_programs, read_units, record
+from aotgaudi.digest import Digest, Key
+from aotgaudi.entries import Entry
+from aotgaudi.errors import AotGaudiError, CompileError, CorruptError, MissingObjectError, store_error
+from aotgaudi.graphs.program import Call, Program
+from aotgaudi.spec.limits import ServingLimits
+from aotgaudi.spec.model import ModelSpec
+from aotgaudi.store.cas import ObjectStore
+from aotgaudi.store.scratch import locked_directory
+from aotgaudi.store.store import Store
+
+_LONGEST_MESSAGE = 500
+_STORE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES})
+"""What a job meets when its store takes no more; the unit is not at fault."""
+
+Row = Union[ProgramRow, UnitRow]
+
+
+@dataclass(frozen=True)
+class Built:
+    """The row that is recorded now. `is_new`: this job made it, not another builder."""
+
+    row: Row
+    is_new: bool
+
+
+@dataclass(frozen=True)
+class Busy:
+    """Another builder is working on it."""
+
+
+@dataclass(frozen=True)
+class TraceJob:
+    """Trace the program of `key`, as needed by `entry` (and by every other entry with that key)."""
+
+    key: Key
+    entry: Entry
+    model: ModelSpec
+    limits: ServingLimits
+    target: Target
+    store_root: Path
+    log_path: Path
+    lower: tuple[Path, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """For people: ``trace (prompt, 1, 256, 0)``."""
+        return f"trace {self.entry}"
+
+    def run(self) -> Built | Busy:
+        """See `build_once`."""
+        return build_once(self)
+
+
+@dataclass(frozen=True)
+class CompileJob:
+    """Compile the unit whose canonical text is the object `text`."""
+
+    key: str
+    text: str
+    label: str
+    target: Target
+    store_root: Path
+    log_path: Path
+    lower: tuple[Path, ...] = ()
+
+    def run(self) -> Built | Busy:
+        """See `build_once`."""
+        return build_once(self)
+
+
+BuildJob = Union[TraceJob, CompileJob]
+
+
+class LostTextError(CorruptError):
+    """The text of a unit is gone, or is not what its key says: its program must be traced again."""
+
+
+def key_of(job: BuildJob) -> str:
+    """Returns the key that the result of `job` is recorded for."""
+    return job.key.hex if isinstance(job, TraceJob) else job.key
+
+
+def find_row(store: Store, job: BuildJob) -> Row | None:
+    """Returns what is recorded for `job`, if that is intact."""
+    key = key_of(job)
+    rows = read_programs(store, (key,)) if isinstance(job, TraceJob) else read_units(store, (key,))
+    return rows.get(key)
+
+
+def build_once(job: BuildJob) -> Built | Busy:
+    """In a worker: does `job` and records the result, unless another builder did, or is working on it.
+
+    Raises as `run_trace` and `run_compile` do.
+    """
+    store = Store(job.store_root, job.lower)
+    with store.try_unit_lock(key_of(job)) as is_mine:
+        if not is_mine:
+            return Busy()
+        found = find_row(store, job)
+        if found is not None:
+            return Built(found, is_new=False)
+        row = run_trace(job) if isinstance(job, TraceJob) else run_compile(job)
+        record(store, key_of(job), row)
+        return Built(find_row(store, job) or row, is_new=True)
+
+
+def is_busy(store: Store, job: BuildJob) -> bool:
+    """Whether another builder holds the lock of `job` at this moment."""
+    with store.try_unit_lock(key_of(job)) as is_free:
+        return not is_free
+
+
+def run_trace(job: TraceJob) -> ProgramRow:
+    """Traces, publishes texts, constants and the program, and returns its row.
+
+    Raises SpecError for a model that cannot be built, StoreError, and CompileError for all else.
+    """
+    with _errors_of(job), _logged(job.log_path):
+        from aotgaudi.graphs.trace import trace
+
+        _one_thread()
+        traced = trace(job.entry, job.model, job.limits)
+        objects = ObjectStore(job.store_root, job.lower, heals=True)
+        constants = str(objects.put_bytes(traced.constants)) if traced.constants else None
+        units: dict[str, UnitSource] = {}
+        calls = []
+        for piece in traced.pieces:
+            key = unit_key(piece.text, job.target).hex
+            if key not in units:
+                text = str(objects.put_bytes(piece.text.encode()))
+                units[key] = UnitSource(text=text, label=f"{piece.label} {job.entry}")
+            calls.append(Call(unit=key, inputs=piece.inputs, outputs=piece.outputs))
+        program = Program(
+            inputs=traced.inputs,
+            weights=traced.weights,
+            caches=traced.caches,
+            calls=tuple(calls),
+            outputs=traced.outputs,
+            constants=constants,
+        )
+        digest = objects.put_bytes(program.dumps())
+    return ProgramRow(
+        program=str(digest), units=units, constants=constants, components=dict(job.key.components)
+    )
+
+
+def run_compile(job: CompileJob) -> UnitRow:
+    """Compiles and checks one unit, publishes its artifact, and returns its row.
+
+    Raises CompileError, StoreError, and LostTextError where the unit's text is not what its key says.
+    """
+    with _errors_of(job), _logged(job.log_path), locked_directory(job.store_root) as work_dir:
+        objects = ObjectStore(job.store_root, job.lower, heals=True)
+        before = _cpu_seconds()
+        key, compiled = _compile(job, objects, work_dir)
+        artifact = {name: objects.put_file(path) for name, path in sorted(compiled.files.items())}
+        return UnitRow(
+            artifact=artifact,
+            label=job.label,
+            compile_seconds=compiled.compile_seconds,
+            cpu_seconds=_cpu_seconds() - before,
+            max_abs_error=compiled.max_abs_error,
+            tolerance=compiled.tolerance,
+            layouts={str(number): layout for number, layout in compiled.layouts.items()},
+            components=dict(key.components),
+        )
+
+
+def compile_again(job: CompileJob, work_dir: Path) -> CompiledUnit:
+    """Compiles and checks one unit in `work_dir`, and publishes nothing. Raises as `run_compile` does."""
+    with _errors_of(job), _logged(job.log_path):
+        return _compile(job, ObjectStore(job.store_root, job.lower), work_dir)[1]
+
+
+def _compile(job: CompileJob, objects: ObjectStore, work_dir: Path) -> tuple[Key, CompiledUnit]:
+    from aotgaudi.backends.offline import make_compiler
+
+    if job.target.backend != "fake":
+        _one_thread()
+    text = _read_text(job, objects)
+    key = unit_key(text, job.target)
+    return key, make_compiler(job.target).compile(Unit(text, key, job.label), work_dir)
+
+
+def _read_text(job: CompileJob, objects: ObjectStore) -> str:
+    try:
+        text = objects.read(Digest.parse(job.text)).decode()
+    except (CorruptError, MissingObjectError) as error:
+        raise LostTextError(f"{job.label}: {error}") from error
+    found = unit_key(text, job.target).hex
+    if found != job.key:
+        raise LostTextError(f"{job.label}: its text has the key {found:.12}..., not {job.key:.12}...")
+    return text
+
+
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    logging.getLogger("torch").setLevel(logging.ERROR)
+
+
+def _cpu_seconds() -> float:
+    return sum(
+        usage.ru_utime + usage.ru_stime
+        for usage in (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
+    )
+
+
+@contextlib.contextmanager
+def _errors_of(job: BuildJob) -> Iterator[None]:
+    """Turns whatever the job raises into an error of ours: others may not survive the way to the parent."""
+    try:
+        yield
+    except AotGaudiError:
+        raise
+    except OSError as error:
+        if error.errno in _STORE_ERRORS:
+            raise store_error("build in", job.store_root, error) from error
+        raise CompileError(f"{job.label}: {error}") from error
+    except (Exception, SystemExit) as error:
+        text = " ".join(str(error).split()) or "no message"
+        raise CompileError(f"{job.label}: {type(error).__name__}: {text[:_LONGEST_MESSAGE]}") from error
+
+
+@contextlib.contextmanager
+def _logged(path: Path) -> Iterator[None]:
+    """Sends everything that the job prints, the compiler's output included, to its log file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = os.dup(1), os.dup(2)
+    with path.open("wb") as log:
+        try:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+            yield
+        except (Exception, SystemExit):
+            with contextlib.suppress(OSError):  # A log on a full disk must not hide what it is about.
+                os.write(log.fileno(), traceback.format_exc().encode(errors="backslashreplace"))
+            raise
+        finally:
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            for descriptor, number in zip(saved, (1, 2), strict=True):
+                os.dup2(descriptor, number)
+                os.close(descriptor)

@@ -1,0 +1,140 @@
+"""Any checkpoint that transformers reads -> a directory that the server reads without transformers.
+
+The server maps weights by the names of the model's own modules, from safetensors. Most published checkpoints are like
+that already. This is for the others: GGUF files, checkpoints whose names transformers converts while loading (mixtures
+of experts), models on the hub.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from aotgaudi.backends.base import require_installed
+from aotgaudi.errors import SpecError, StoreError
+from aotgaudi.share.hub import fetch_model, is_hub_id
+
+_WEIGHTS = "model.safetensors"
+_FETCHED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+_REPLACED = ("config.json", "*.safetensors", "*.safetensors.index.json")
+"""What ``overwrite`` removes first: with another checkpoint's shards beside it, the server would read those."""
+
+
+def import_model(source: str, out: Path, dtype: str, *, overwrite: bool = False) -> None:
+    """Writes the model `source` (a directory, a ``.gguf`` file or a hub id) to the directory `out`.
+
+    `out` gets the configuration, the weights, the tokenizer and ``generation_config.json``; files that are there are
+    replaced with `overwrite` only. `dtype` is ``float32``, ``bfloat16``, ``float16``, or ``auto`` for the checkpoint's own.
+
+    Raises:
+        SpecError: there is no such source, transformers cannot read it, or `out` has files already.
+        RemoteError: the hub does not have the model, or does not answer.
+        StoreError: `out` cannot be written.
+        MissingPackageError: an extra is not installed: [build], or [gguf] for a ``.gguf`` file.
+    """
+    require_installed("build", "torch", "transformers")
+    _require_free(out, overwrite=overwrite)
+    location, options = _locate(source)
+    if Path(location).resolve() == out.resolve():
+        raise SpecError(str(out), "is the source itself", "another directory")
+    _make_writable(out)
+    model, tokenizer = _load(source, location, dtype, options)
+    try:
+        _save(model, tokenizer, out)
+    except OSError as error:
+        raise StoreError(f"cannot write {out}: {error.strerror or error}") from error
+
+
+def _require_free(out: Path, *, overwrite: bool) -> None:
+    try:
+        is_taken = out.is_dir() and any(out.iterdir())
+    except OSError as error:
+        raise StoreError(f"cannot read {out}: {error.strerror}") from error
+    if is_taken and not overwrite:
+        raise SpecError(str(out), "is a directory with files in it", "another directory, or --force")
+
+
+def _make_writable(out: Path) -> None:
+    """Creates `out`. What can be known to fail is to fail before minutes of loading."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
+    except OSError as error:
+        raise StoreError(f"cannot write {out}: {error.strerror}") from error
+
+
+def _locate(source: str) -> tuple[str, dict[str, Any]]:
+    """Returns a directory, and what ``from_pretrained`` needs to find the model in it."""
+    path = Path(source)
+    if path.is_dir():
+        _require_readable(path / "config.json")
+        return source, {}
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise SpecError(source, "is no model", "a directory, a .gguf file or a hub id")
+        _require_readable(path)
+        require_installed("gguf", "gguf", "accelerate")
+        from transformers import GgufConfig
+
+        return str(path.parent), {"gguf_file": path.name, "quantization_config": GgufConfig(dequantize=True)}
+    if path.suffix == ".gguf" or not is_hub_id(source):
+        raise SpecError(source, "there is no such file or directory", "or a hub id, ORG/NAME")
+    return str(fetch_model(source, _FETCHED)), {}
+
+
+def _require_readable(path: Path) -> None:
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise SpecError(str(path), f"cannot be read: {error.strerror}") from error
+
+
+def _load(source: str, location: str, dtype: str, options: dict[str, Any]) -> tuple[Any, Any]:
+    """Returns model and tokenizer; never from pickles, and never by way of a network."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    names = {key: options[key] for key in ("gguf_file",) if key in options}
+    safe = {} if names else {"use_safetensors": True}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            location, dtype=dtype, local_files_only=True, **safe, **options
+        )
+        return model, AutoTokenizer.from_pretrained(location, local_files_only=True, **names)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise SpecError(
+            source, f"cannot be loaded: {_first_line(error)}", "a directory, a .gguf file or a hub id"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _save(model: Any, tokenizer: Any, out: Path) -> None:
+    """Writes the directory; ``config.json`` last, so that a directory with one is whole."""
+    for pattern in _REPLACED:
+        for path in out.glob(pattern):
+            path.unlink()
+    _save_weights(model, out / _WEIGHTS)
+    tokenizer.save_pretrained(out)
+    model.generation_config.to_json_file(out / "generation_config.json")
+    for name in ("quantization_config", "_name_or_path"):
+        if hasattr(model.config, name):
+            delattr(model.config, name)
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(out)
+
+
+def _save_weights(model: Any, path: Path) -> None:
+    """Writes the tensors; safetensors makes the file for its owner alone, so its mode is set to what the umask gives."""
+    from safetensors.torch import save_file
+
+    from aotgaudi.graphs.trace import stored_names
+
+    path.touch()
+    mode = path.stat().st_mode & 0o777
+    state = model.state_dict()
+    stored = sorted(set(stored_names(model).values()))
+    save_file({name: state[name].contiguous() for name in stored}, path, metadata={"format": "pt"})
+    path.chmod(mode)

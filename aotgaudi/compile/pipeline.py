@@ -1,0 +1,298 @@
+"""Spec -> bundle on one page: the offline half. Imports no torch; the workers do.
+
+::
+
+    spec --enumerate--> manifest --plan--> what is missing --run--> store --receipt, seal--> bundle
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from aotgaudi.backends.base import Target
+from aotgaudi.backends.offline import build_target
+from aotgaudi.bundle.format import BundleIndex
+from aotgaudi.bundle.model import bind_model
+from aotgaudi.bundle.pack import pack_bundle
+from aotgaudi.bundle.part import built_entries, sealed_part
+from aotgaudi.bundle.receipt import Receipt
+from aotgaudi.bundle.signing import Signing, load_signing_key
+from aotgaudi.bundle.staging import refuse_foreign
+from aotgaudi.compile.extent import Deadline, Extent
+from aotgaudi.compile.jobs import BuildJob
+from aotgaudi.compile.keys import builder_versions, require_key_parts
+from aotgaudi.compile.plan import Plan, is_known_complete, make_plan, remember_complete
+from aotgaudi.compile.run import BuildOutcome, Progress, Watch, run_plan
+from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS, LocalPool, Pool
+from aotgaudi.digest import Digest
+from aotgaudi.entries import Entry
+from aotgaudi.errors import BuildInterruptedError, CompileError, NotWarmError
+from aotgaudi.machine import available_cores
+from aotgaudi.manifest.codec import dumps as dump_manifest
+from aotgaudi.manifest.codec import load_manifest_or_spec
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.phases import Phase, Phases
+from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.store.access import default_store_root
+from aotgaudi.store.store import Store
+
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Where jobs run: on this machine, or on the Ray cluster at `ray`.
+
+    `jobs` None: one per core, or all that the cluster has. `timeout_seconds`: how long a unit may take. `ray_store`: the
+    URL by which nodes exchange what they build, if they do not share the store.
+    """
+
+    jobs: int | None = None
+    timeout_seconds: float = UNIT_TIMEOUT_SECONDS
+    ray: str | None = None
+    ray_store: str | None = None
+
+    @property
+    def num_local(self) -> int:
+        """Worker processes on this machine."""
+        return self.jobs or available_cores()
+
+    def pool(self, store: Store, backend: str) -> Pool[BuildJob]:
+        """Returns what runs jobs of `store` for targets of `backend`. Raises SpecError for an impossible `ray_store`."""
+        if self.ray is None:
+            return LocalPool(self.num_local, store.root / "toolcache", timeout_seconds=self.timeout_seconds)
+        from aotgaudi.compile.ray import RayPlace, RayPool
+
+        place = RayPlace(self.ray, backend, self.ray_store)
+        return RayPool(place, store, num_workers=self.jobs, timeout_seconds=self.timeout_seconds)
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """What `build` did. `bundle` and `index` are None if no bundle was asked for. `phases`: where its time went."""
+
+    manifest: Manifest
+    outcome: BuildOutcome
+    bundle: Path | None
+    index: BundleIndex | None
+    phases: tuple[Phase, ...] = ()
+
+
+def build(  # noqa: PLR0913 - one argument a setting
+    spec: PathLike | BuildSpec | Manifest,
+    out: PathLike | None = None,
+    *,
+    store: PathLike | Store | None = None,
+    jobs: int | Workers | None = None,
+    sign_key: PathLike | Signing | None = None,
+    model: PathLike | None = None,
+    extent: Extent | None = None,
+    on_progress: Callable[[Progress], None] | Watch | None = None,
+    phases: Phases | None = None,
+) -> BuildResult:
+    """Enumerates what `spec` needs, compiles what of it the store lacks, and seals a bundle. Does nothing twice.
+
+    Args:
+        spec: A spec file (``.toml``), a manifest file, or either as a value.
+        out: The bundle's directory. None: compile into the store, and seal no bundle.
+        store: The store or its directory. None: $AOTGAUDI_STORE, else the user's cache directory.
+        jobs: Worker processes on this machine (None: one a core), or `Workers` for other places.
+        sign_key: The private key that signs the bundle (``aotgaudi key generate``). None: it is not signed.
+        model: The model directory that the bundle is bound to: its weights, tokenizer, template and configuration are then
+            covered by the signature, and nothing else is served with it. None: it serves any checkpoint of its model.
+        extent: How much is built, by importance. What is sealed is then a part, closed under limits of its own. None: all.
+        on_progress: Called several times a second while jobs run. A `Watch` may stop the build, too.
+        phases: Times the build; None: from now.
+
+    Raises:
+        SpecError, ManifestError: The spec or the manifest is wrong, or its model cannot be built.
+        CompileError: Units failed; the message names each with its log, and the others are in the store.
+        BuildInterruptedError: The `Watch` said to stop; the next build goes on from there.
+        StoreError: The store or `out` cannot be used.
+        TargetError: This machine cannot compile for the spec's target.
+        CoverageError: With an `extent`: no part of the manifest is closed.
+        UntrustedError: The key cannot be used.
+    """
+    phases = phases or Phases()
+    manifest = spec if isinstance(spec, Manifest) else _manifest(spec, phases)
+    place = None if out is None else Path(out)
+    if place is not None:
+        refuse_foreign(place)
+    signing = (
+        sign_key if isinstance(sign_key, Signing | None) else Signing((load_signing_key(Path(sign_key)),))
+    )
+    opened = store if isinstance(store, Store) else Store.open(_store_root(store))
+    workers = jobs if isinstance(jobs, Workers) else Workers(jobs)
+    watch = on_progress if isinstance(on_progress, Watch) else Watch(on_progress or (lambda _: None))
+    with opened.in_use():
+        if extent is None:
+            outcome = compile_missing(manifest, opened, manifest.entries, workers, watch, phases)
+        else:
+            outcome = compile_extent(manifest, opened, extent, workers, watch, phases)
+        directory = None if model is None else Path(model)
+        part, index = None if extent is None else extent.entries, None
+        if place is not None:
+            with phases.time("seal"):
+                index = seal(manifest, opened, place, part=part, signing=signing, model=directory)
+    if opened is not store:
+        opened.close()
+    return BuildResult(manifest, outcome, place, index, phases.done)
+
+
+def compile_extent(
+    manifest: Manifest,
+    store: Store,
+    extent: Extent,
+    workers: Workers,
+    watch: Watch,
+    phases: Phases | None = None,
+) -> BuildOutcome:
+    """Compiles what `store` lacks for `extent`, program by program, and stops when its time is over.
+
+    Raises as `compile_missing` does, but for the time.
+    """
+    phases = phases or Phases()
+    if extent.seconds is None:
+        return compile_missing(manifest, store, extent.entries, workers, watch, phases, in_order=True)
+    deadline = Deadline(watch, extent.seconds)
+    first = compile_missing(manifest, store, extent.certain, workers, watch, phases, in_order=True)
+    if deadline.is_over:
+        return replace(first, interrupted=True)
+    then = _compile(manifest, store, extent.entries, workers, deadline, phases, in_order=True)
+    _raise_for(replace(then, interrupted=then.interrupted and not deadline.is_over))
+    return then.after(first)
+
+
+def plan_manifest(
+    manifest: Manifest,
+    store: Store,
+    entries: Iterable[Entry] | None = None,
+    described: Target | None = None,
+) -> Plan:
+    """Returns what is missing for `entries` (default: all of the manifest) on this machine's target, or on `described`.
+
+    Raises SpecError as `build_target` does.
+    """
+    target = build_target(manifest.spec, described)
+    return make_plan(manifest.entries if entries is None else entries, manifest.spec, target, store)
+
+
+def compile_missing(
+    manifest: Manifest,
+    store: Store,
+    entries: tuple[Entry, ...],
+    workers: Workers,
+    watch: Watch,
+    phases: Phases | None = None,
+    *,
+    in_order: bool = False,
+) -> BuildOutcome:
+    """Compiles what `store` lacks for `entries` of `manifest`, in their order with `in_order`. `phases` times that.
+
+    Raises CompileError when units failed, BuildInterruptedError when `watch` stopped it, and as `run_plan` does.
+    """
+    outcome = _compile(manifest, store, entries, workers, watch, phases or Phases(), in_order=in_order)
+    _raise_for(outcome)
+    return outcome
+
+
+def _compile(
+    manifest: Manifest,
+    store: Store,
+    entries: tuple[Entry, ...],
+    workers: Workers,
+    watch: Watch,
+    phases: Phases,
+    *,
+    in_order: bool,
+) -> BuildOutcome:
+    with phases.time("plan"):
+        target = build_target(manifest.spec)
+        if is_known_complete(entries, manifest.spec, target, store):
+            return BuildOutcome()
+        plan = make_plan(entries, manifest.spec, target, store)
+        if plan.is_complete:
+            remember_complete(plan, store)
+            return BuildOutcome()
+    store.require_writable()
+    with phases.time("run"):
+        pool = workers.pool(store, target.backend)
+        return run_plan(plan, manifest.spec, store, pool, watch, in_order=in_order)
+
+
+def make_receipt(manifest: Manifest, plan: Plan) -> Receipt:
+    """Returns the receipt of every complete program of `plan`; the others are left out."""
+    programs: dict[str, Digest] = {}
+    units = {}
+    for state in plan.programs:
+        if state.row is None or any(key not in plan.units for key in state.row.units):
+            continue
+        programs.update(dict.fromkeys((entry.id for entry in state.entries), Digest.parse(state.row.program)))
+        units.update({key: plan.units[key] for key in state.row.units})
+    return Receipt(
+        manifest_id=manifest.id,
+        target=plan.target,
+        programs=programs,
+        units=units,
+        builder=builder_versions(),
+    )
+
+
+def seal(
+    manifest: Manifest,
+    store: Store,
+    out: Path,
+    *,
+    allow_missing: bool = False,
+    part: Collection[Entry] | None = None,
+    signing: Signing | None = None,
+    model: Path | None = None,
+) -> BundleIndex:
+    """Seals what the store has for `manifest` into a bundle at `out`, signed if `signing` is given.
+
+    With `part`, only what it has for these entries, and under which limits they are closed, unless they are all.
+    With `model` the bundle is bound to the files of that model directory. Raises SpecError where they are of another model,
+    NotWarmError when entries are missing, unless `allow_missing`, or where a part can serve nothing; MissingPackageError
+    where torch or transformers is not installed.
+    """
+    require_key_parts()
+    receipt = make_receipt(manifest, plan_manifest(manifest, store, part))
+    missing = receipt.missing(manifest.entries)
+    if missing and part is not None:
+        built = built_entries(manifest, receipt)
+        receipt = receipt.model_copy(update={"part": sealed_part(manifest, built)})
+    elif missing and not allow_missing:
+        raise NotWarmError(
+            f"{len(missing)} of {len(manifest.entries)} entries have no artifact in the store, first: {missing[0]} "
+            "(run: aotgaudi build cache MANIFEST)"
+        )
+    if model is not None:
+        receipt = receipt.model_copy(update={"model": bind_model(model, manifest.spec)})
+    return pack_bundle(dump_manifest(manifest), manifest.id, receipt, store.objects, out, signing)
+
+
+def _manifest(spec: PathLike | BuildSpec, phases: Phases) -> Manifest:
+    with phases.time("enumerate"):
+        return Manifest.of(spec) if isinstance(spec, BuildSpec) else load_manifest_or_spec(Path(spec))
+
+
+def _store_root(store: PathLike | None) -> Path:
+    return Path(store or os.environ.get("AOTGAUDI_STORE") or default_store_root())
+
+
+def _raise_for(outcome: BuildOutcome) -> None:
+    failures, num_compiled = outcome.failures, len(outcome.compiled)
+    if outcome.interrupted:
+        failed = f" and {len(failures)} jobs failed" if failures else ""
+        raise BuildInterruptedError(
+            f"stopped at a unit boundary with {num_compiled} units done{failed};"
+            " resumable: run the same command again"
+        )
+    if failures:
+        num_jobs = len(failures) + num_compiled + outcome.num_traced
+        rows = [f"  {failure.label}: {failure.message}\n    log: {failure.log_path}" for failure in failures]
+        head = f"{len(failures)} of {num_jobs} jobs failed; the others are in the store"
+        raise CompileError("\n".join([head, *rows]))

@@ -1,0 +1,139 @@
+"""Compiles units again and compares bytes: does this machine, today, give what is in the store?
+
+Processes, directories and the compiler's own caches are all fresh. Nothing is published.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from aotgaudi.compile.jobs import CompileJob, compile_again
+from aotgaudi.compile.plan import Plan
+from aotgaudi.compile.workers import Done, JobTimeoutError, LocalPool, WorkerDiedError
+from aotgaudi.digest import Digest
+from aotgaudi.errors import CompileError, NotWarmError
+from aotgaudi.store.cas import ObjectStore
+from aotgaudi.store.store import Store
+
+_POLL_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One file of one unit that came out differently. `offset`: the first byte that differs, from 0.
+
+    `stored` and `rebuilt` are digests (``sha256:<hex>:<size>``); None where there is no such file.
+    """
+
+    unit: str
+    label: str
+    file: str
+    offset: int
+    stored: str | None
+    rebuilt: str | None
+
+
+@dataclass(frozen=True)
+class Recheck:
+    """What was compiled again, by label, and what came out differently."""
+
+    labels: tuple[str, ...]
+    differences: tuple[Difference, ...]
+    seconds: float
+
+
+def recheck(plan: Plan, store: Store, sample: int, num_workers: int) -> Recheck:
+    """Compiles up to `sample` units of `plan` that are in the store again, and compares them.
+
+    The choice follows from their keys. It is the same every time, and of all kinds of units, since keys are hashes.
+
+    Raises:
+        NotWarmError: no unit of the plan is in the store.
+        CompileError: a unit does not compile any more.
+        CorruptError: the store's own copy is damaged, or the text of a unit.
+    """
+    keys = sorted(plan.units)[:sample]
+    if not keys:
+        raise NotWarmError(
+            "no unit of this manifest is in the store: nothing to compare with"
+            " (run: aotgaudi build cache MANIFEST)"
+        )
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="check-", dir=_scratch_root(store)) as scratch:
+        jobs = [_job(key, plan, store, Path(scratch)) for key in keys]
+        differences = _run(jobs, Path(scratch), num_workers)
+    return Recheck(tuple(each.job.label for each in jobs), differences, time.monotonic() - started)
+
+
+@dataclass(frozen=True)
+class RecheckJob:
+    """Compile the unit of `job` in a new directory below `scratch`, and compare it with the stored `artifact`."""
+
+    job: CompileJob
+    artifact: Mapping[str, Digest]
+    scratch: Path
+
+    def run(self) -> tuple[Difference, ...]:
+        """Returns the files that came out differently. Raises CompileError, CorruptError."""
+        job = self.job
+        objects = ObjectStore(job.store_root, job.lower)
+        with tempfile.TemporaryDirectory(prefix="unit-", dir=self.scratch) as work_dir:
+            files = compile_again(job, Path(work_dir)).files
+            rebuilt = {name: path.read_bytes() for name, path in files.items()}
+        found = []
+        for name in sorted({*self.artifact, *rebuilt}):
+            stored, data = self.artifact.get(name), rebuilt.get(name)
+            digest = None if data is None else Digest.of(data)
+            if stored != digest:
+                before = objects.read(stored) if stored else b""
+                offset = first_difference(before, data or b"")
+                found.append(Difference(job.key, job.label, name, offset, _text(stored), _text(digest)))
+        return tuple(found)
+
+
+def _text(digest: Digest | None) -> str | None:
+    return None if digest is None else str(digest)
+
+
+def first_difference(left: bytes, right: bytes) -> int:
+    """Returns where two byte strings first differ; if one is a prefix of the other, its length."""
+    pairs = zip(left, right, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
+
+
+def _run(jobs: list[RecheckJob], scratch: Path, num_workers: int) -> tuple[Difference, ...]:
+    """Runs all jobs; their differences come in the order of the jobs."""
+    found: dict[int, tuple[Difference, ...]] = {}
+    num_started = 0
+    with LocalPool(min(num_workers, len(jobs)), scratch / "toolcache") as pool:
+        while len(found) < len(jobs):
+            while num_started < min(len(jobs), len(found) + pool.num_workers):
+                pool.submit(num_started, jobs[num_started])
+                num_started += 1
+            for done in pool.wait(_POLL_SECONDS):
+                found[done.ticket] = _result(done, jobs[done.ticket].job.label)
+    return tuple(difference for ticket in sorted(found) for difference in found[ticket])
+
+
+def _result(done: Done, label: str) -> tuple[Difference, ...]:
+    if isinstance(done.error, (WorkerDiedError, JobTimeoutError)):
+        raise CompileError(f"{label}: {done.error}") from done.error
+    if done.error is not None:
+        raise done.error
+    return done.result  # type: ignore[no-any-return]
+
+
+def _job(key: str, plan: Plan, store: Store, scratch: Path) -> RecheckJob:
+    source = next(state.row.units[key] for state in plan.programs if state.row and key in state.row.units)
+    log_path = scratch / "logs" / f"{key}.log"
+    job = CompileJob(key, source.text, source.label, plan.target, store.root, log_path, store.lower)
+    return RecheckJob(job, plan.units[key].artifact, scratch)
+
+
+def _scratch_root(store: Store) -> Path | None:
+    """In the store, where code may be mapped and a later builder clears up after us; else the system's choice."""
+    return None if store.read_only else store.root / "tmp"

@@ -1,0 +1,377 @@
+"""Runs a plan: traces what is not traced, compiles what has no artifact, and records each as it is done.
+
+Each worker gets one job at a time, so a stop costs no more than waiting for the jobs under way: a build stops at unit
+boundaries, and the next run goes on from there. A worker that dies or hangs is replaced and its job tried again; a job
+that fails twice is reported with its log, and the others go on. A failure is never recorded as a result.
+
+Many builders may work on one store. What another builder is working on is parked, and looked at again while there is
+other work, or at the end: its result is taken when it appears; if that builder leaves without one, the job is queued again.
+
+A build that may be stopped early goes by importance instead (`in_order`): the jobs of a plan's first program come before
+those of its second, so that what is done at any time is a beginning of the plan.
+
+What no job can mend (a model that cannot be built, a store that cannot be written) ends the build: no more jobs are
+handed out, those under way are waited for and recorded, and then the error itself is raised, once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, TypeGuard
+
+from aotgaudi.backends.base import require_installed
+from aotgaudi.compile.estimates import TimeLeft, Work
+from aotgaudi.compile.jobs import (
+    BuildJob,
+    Built,
+    Busy,
+    CompileJob,
+    LostTextError,
+    Row,
+    TraceJob,
+    find_row,
+    is_busy,
+    key_of,
+)
+from aotgaudi.compile.plan import Plan, ProgramState
+from aotgaudi.compile.records import ProgramRow, UnitRow, UnitSource, read_units
+from aotgaudi.compile.workers import Done, Pool, WorkerDiedError
+from aotgaudi.errors import AotGaudiError, ManifestError, SpecError, StoreError
+from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.store.store import Store
+
+ATTEMPTS = 2
+
+JobKind = Literal["trace", "compile"]
+
+_POLL_SECONDS = 0.2
+_TRACE_COST = 1e9
+"""Traces come first: only they tell which units there are, hence the total and a usable estimate."""
+
+_FIRST_UNIT_COST = 2e9
+"""The first unit of a run comes before other traces: what compiling it leaves in the toolchain's cache, every later one
+needs, so that workers which have nothing left to trace do not wait for it."""
+
+_LONGEST_SLUG = 160
+"""Characters of a label in a file name, which may have 255."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a build is: jobs done and known so far, seconds left (estimate), and what is being done."""
+
+    num_done: int
+    num_total: int
+    eta_seconds: float
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A job that failed for good."""
+
+    label: str
+    message: str
+    log_path: Path
+
+
+@dataclass(frozen=True)
+class BuildOutcome:
+    """What a run did. `interrupted`: it was asked to stop and did, at a unit boundary.
+
+    `seconds` are the whole run's, by the clock; `worker_seconds` those of the `num_workers` workers together, by what they
+    did. Jobs that failed count there, too.
+    """
+
+    num_traced: int = 0
+    compiled: tuple[UnitRow, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    seconds: float = 0.0
+    interrupted: bool = False
+    num_workers: int = 0
+    worker_seconds: Mapping[JobKind, float] = field(default_factory=dict)
+
+    def after(self, first: BuildOutcome) -> BuildOutcome:
+        """Returns what both did, this one after `first`, which was not interrupted."""
+        return BuildOutcome(
+            num_traced=first.num_traced + self.num_traced,
+            compiled=(*first.compiled, *self.compiled),
+            failures=(*first.failures, *self.failures),
+            seconds=first.seconds + self.seconds,
+            interrupted=self.interrupted,
+            num_workers=max(first.num_workers, self.num_workers),
+            worker_seconds={
+                kind: first.worker_seconds.get(kind, 0.0) + self.worker_seconds.get(kind, 0.0)
+                for kind in (*first.worker_seconds, *self.worker_seconds)
+            },
+        )
+
+
+class Watch:
+    """Follows a run and may stop it. A context manager, entered while jobs run and not before or after."""
+
+    def __init__(
+        self,
+        on_progress: Callable[[Progress], None] = lambda _: None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._on_progress, self._should_stop = on_progress, should_stop
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
+
+    def show(self, progress: Progress) -> None:
+        """Called several times a second."""
+        self._on_progress(progress)
+
+    def should_stop(self) -> bool:
+        """Whether to hand out no more jobs. Asked between jobs."""
+        return self._should_stop()
+
+
+def run_plan(
+    plan: Plan,
+    spec: BuildSpec,
+    store: Store,
+    pool: Pool[BuildJob],
+    watch: Watch,
+    *,
+    in_order: bool = False,
+) -> BuildOutcome:
+    """Runs to the end, or to the next unit boundary after `watch` says to stop. Enters `pool` if there is work for it.
+
+    With `in_order` the jobs of a program come before those of the programs behind it in the plan.
+
+    Raises SpecError for a model that cannot be built, StoreError when the store cannot be written, CompileError when no
+    worker can be started, MissingPackageError where torch or transformers is not installed; what was done until then is
+    in the store.
+    """
+    run = _Run(store, plan, spec, in_order=in_order)
+    started, num_workers = time.monotonic(), 0
+    if run.num_queued:
+        require_installed("build", "torch", "transformers", "safetensors")
+        with watch:
+            if not watch.should_stop():
+                with pool:
+                    _work_off(pool, run, watch)
+                    num_workers = pool.num_workers
+                    watch.show(run.progress(num_workers))
+    if run.fatal:
+        raise run.fatal
+    return BuildOutcome(
+        num_traced=run.num_traced,
+        compiled=tuple(run.compiled),
+        failures=tuple(run.failures),
+        seconds=time.monotonic() - started,
+        interrupted=bool(run.num_queued or run.is_waiting),
+        num_workers=num_workers,
+        worker_seconds=run.worker_seconds,
+    )
+
+
+def _work_off(pool: Pool[BuildJob], run: _Run, watch: Watch) -> None:
+    """Returns when nothing is left, or, at a stop, when nothing runs."""
+    is_ending = False
+    while True:
+        is_ending = is_ending or run.fatal is not None or watch.should_stop()
+        if run.is_waiting and not is_ending:
+            run.look_at_others()
+        while run.num_queued and not is_ending and run.num_running < pool.num_workers:
+            run.start_next(pool)
+        if not run.num_running and (is_ending or not run.is_waiting):
+            return
+        watch.show(run.progress(pool.num_workers))
+        for done in pool.wait(_POLL_SECONDS):
+            run.settle(done, is_stopping=watch.should_stop())
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    job: BuildJob
+    number: int
+    work: Work
+    started: float = field(default_factory=time.monotonic)
+
+
+class _Run:
+    """The state of a run: a queue by rank and cost, what runs, what other builders are at, and what came of it.
+
+    `fatal`: what ends the run.
+    """
+
+    def __init__(self, store: Store, plan: Plan, spec: BuildSpec, *, in_order: bool) -> None:
+        self.compiled: list[UnitRow] = []
+        self.failures: list[Failure] = []
+        self.fatal: AotGaudiError | None = None
+        self.num_traced = 0
+        self.worker_seconds: dict[JobKind, float] = {"trace": 0.0, "compile": 0.0}
+        self._queue: list[tuple[int, float, int, _Attempt]] = []
+        self._running: dict[int, _Attempt] = {}
+        self._parked: list[_Attempt] = []
+        self._num_done = self._num_known = 0
+        self._order, self._tickets = itertools.count(), itertools.count()
+        self._store, self._plan = store, plan
+        self._time_left = TimeLeft()
+        self._is_tracing = self._has_units = False
+        self._unit_keys: set[str] = set(plan.units)
+        self._origins: dict[str, TraceJob] = {}
+        self._traced_again: set[str] = set()
+        self._ranks = {state.key.hex: rank if in_order else 0 for rank, state in enumerate(plan.programs)}
+        for state in plan.programs:
+            trace = self._trace_job(state, spec)
+            if state.row is None:
+                self._push(trace)
+            else:
+                self._push_units(state.row, trace)
+
+    @property
+    def num_queued(self) -> int:
+        """Jobs that could start now."""
+        return len(self._queue)
+
+    @property
+    def num_running(self) -> int:
+        """Jobs under way here."""
+        return len(self._running)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there are jobs that other builders are working on."""
+        return bool(self._parked)
+
+    def start_next(self, pool: Pool[BuildJob]) -> None:
+        """Hands the costliest job to `pool`."""
+        *_, attempt = heapq.heappop(self._queue)
+        ticket = next(self._tickets)
+        self._running[ticket] = replace(attempt, started=time.monotonic())
+        try:
+            pool.submit(ticket, attempt.job)
+        except BaseException:
+            del self._running[ticket]
+            raise
+
+    def settle(self, done: Done, *, is_stopping: bool) -> None:
+        """Counts the result of a job, queues its second attempt, or reports it."""
+        attempt = self._running.pop(done.ticket)
+        seconds = time.monotonic() - attempt.started
+        self.worker_seconds["trace" if isinstance(attempt.job, TraceJob) else "compile"] += seconds
+        if done.error is not None:
+            self._failed(attempt, done.error, is_stopping)
+        elif isinstance(done.result, Busy):
+            self._parked.append(attempt)
+        else:
+            assert isinstance(done.result, Built)
+            if done.result.is_new:
+                self._time_left.learn(attempt.work[0], seconds)
+            self._count(attempt.job, done.result.row, is_new=done.result.is_new)
+
+    def look_at_others(self) -> None:
+        """Takes the results of other builders, and takes over from those that left without one."""
+        parked, self._parked = self._parked, []
+        for attempt in parked:
+            row = find_row(self._store, attempt.job)
+            if row is not None:
+                self._count(attempt.job, row, is_new=False)
+            elif is_busy(self._store, attempt.job):
+                self._parked.append(attempt)
+            else:
+                self._push(attempt.job, attempt.number, known=True)
+
+    def progress(self, num_workers: int) -> Progress:
+        """Where the run is."""
+        now = time.monotonic()
+        begun = (*self._running.values(), *self._parked)
+        eta_seconds = self._time_left.seconds(
+            waiting=[attempt.work for *_, attempt in self._queue],
+            running=[(attempt.work, now - attempt.started) for attempt in begun],
+            num_workers=num_workers,
+            event=(self._num_done, self._num_known),
+        )
+        labels = tuple(attempt.job.label for attempt in begun)
+        return Progress(self._num_done, self._num_known, eta_seconds, labels)
+
+    def _count(self, job: BuildJob, row: Row, *, is_new: bool) -> None:
+        self._num_done += 1
+        if isinstance(job, TraceJob) and isinstance(row, ProgramRow):
+            self.num_traced += is_new
+            self._push_units(row, job)
+        elif isinstance(row, UnitRow) and is_new:
+            self.compiled.append(row)
+
+    def _failed(self, attempt: _Attempt, error: Exception, is_stopping: bool) -> None:
+        job = attempt.job
+        if _is_fatal(error):
+            self.fatal = self.fatal or error
+            self._push(job, attempt.number, known=True)
+        elif is_stopping and isinstance(error, WorkerDiedError):
+            self._push(job, attempt.number, known=True)  # The signal that stops us has reached it, too.
+        elif isinstance(error, LostTextError) and key_of(job) in self._origins.keys() - self._traced_again:
+            self._trace_again(key_of(job))
+        elif attempt.number < ATTEMPTS:
+            self._push(job, attempt.number + 1, known=True)
+        else:
+            self._num_done += 1
+            self.failures.append(Failure(job.label, _describe(error, job.label), job.log_path))
+
+    def _push(self, job: BuildJob, number: int = 1, *, known: bool = False) -> None:
+        estimates = self._plan.estimates
+        if isinstance(job, TraceJob):
+            work, cost = estimates.of_entry(job.entry), _TRACE_COST
+            self._is_tracing = True
+        else:
+            work = estimates.of_unit(job.label)
+            cost = _FIRST_UNIT_COST if self._is_tracing and not self._has_units else work[0].seconds
+            self._has_units = True
+        self._num_known += not known
+        trace = job if isinstance(job, TraceJob) else self._origins[job.key]
+        rank = self._ranks[trace.key.hex]
+        heapq.heappush(self._queue, (rank, -cost, next(self._order), _Attempt(job, number, work)))
+
+    def _push_units(self, row: ProgramRow, trace: TraceJob) -> None:
+        """Queues the units of a program that have no artifact; `trace` is what gives their texts again."""
+        new = [key for key in row.units if key not in self._unit_keys]
+        self._unit_keys.update(new)
+        there = read_units(self._store, new)
+        for key in (key for key in new if key not in there):
+            self._origins[key] = trace
+            self._push(self._compile_job(key, row.units[key]))
+
+    def _trace_again(self, unit_key: str) -> None:
+        """Forgets what is recorded of the program of a unit whose text is lost, and traces it anew, once."""
+        trace = self._origins[unit_key]
+        self._traced_again.add(unit_key)
+        self._unit_keys.discard(unit_key)
+        self._store.actions.discard(trace.key.hex)
+        self._push(trace, known=True)
+
+    def _compile_job(self, key: str, source: UnitSource) -> CompileJob:
+        place = self._place(source.label, key)
+        return CompileJob(key, source.text, source.label, self._plan.target, *place)
+
+    def _trace_job(self, state: ProgramState, spec: BuildSpec) -> TraceJob:
+        entry = state.entries[0]
+        place = self._place(f"trace {entry}", state.key.hex)
+        return TraceJob(state.key, entry, spec.model, spec.limits, self._plan.target, *place)
+
+    def _place(self, label: str, key: str) -> tuple[Path, Path, tuple[Path, ...]]:
+        """The store's root, the job's log, and the store's lower layers."""
+        slug = "".join(c if c.isalnum() else "-" for c in label).strip("-")
+        log_path = self._store.root / "logs" / f"{slug[:_LONGEST_SLUG]}-{key[:12]}.log"
+        return self._store.root, log_path, self._store.lower
+
+
+def _is_fatal(error: Exception) -> TypeGuard[AotGaudiError]:
+    """True for errors that no other job will escape: what the user wrote, a store that takes no more."""
+    return isinstance(error, (SpecError, ManifestError, StoreError))
+
+
+def _describe(error: Exception, label: str) -> str:
+    text = str(error).removeprefix(f"{label}: ").strip().splitlines()
+    return text[0] if text else type(error).__name__

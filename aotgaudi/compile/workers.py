@@ -1,0 +1,300 @@
+"""Worker processes on this machine: the builder's side (`LocalPool`), and what each of them runs (`main`).
+
+Each worker has a socket of its own and shares nothing with the others: no queue, no lock. One that is killed, at
+whatever moment, takes its job with it and disturbs no other. Its end is seen at once (its socket closes), and the next
+job starts a new one. There are no threads: `LocalPool.wait` is where everything happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for_any
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from aotgaudi.child import die_with_parent, travels
+from aotgaudi.errors import AotGaudiError, CompileError
+
+UNIT_TIMEOUT_SECONDS = 900.0
+_GARBAGE_THRESHOLD = 70_000
+"""A hundred times Python's own: garbage was a tenth of what a worker does itself, and little is found."""
+
+_PROGRAM = "import sys; sys.path[:] = {path!r}; from aotgaudi.compile.workers import main; main()"
+_CLOSING_SECONDS = 5.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+_TORCH_SETTINGS = ("TORCHINDUCTOR_", "AOT_INDUCTOR_", "AOTINDUCTOR_", "INDUCTOR_", "TORCHDYNAMO_")
+"""Prefixes of variables that change what torch traces and generates, which no key knows of."""
+
+
+class WorkerDiedError(CompileError):
+    """The process that ran a job ended before the job did. `exit_code` is negative for a signal, as in subprocess."""
+
+    def __init__(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+        how = f"was killed by signal {-exit_code}" if exit_code < 0 else f"died (exit code {exit_code})"
+        super().__init__(f"the worker process {how}")
+
+    def __reduce__(self) -> tuple[type[WorkerDiedError], tuple[Any]]:
+        """Pickles by its part."""
+        return type(self), (self.exit_code,)
+
+
+class JobTimeoutError(CompileError):
+    """A job took longer than it may; its process was killed."""
+
+
+class Job(Protocol):
+    """A value that travels to a worker (it can be pickled)."""
+
+    def run(self) -> Any:
+        """In the worker: does the job. What it returns or raises travels back."""
+        ...
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of the job `ticket`: a result, or an error."""
+
+    ticket: int
+    result: Any = None
+    error: Exception | None = None
+
+
+JobT_contra = TypeVar("JobT_contra", bound=Job, contravariant=True)
+
+
+class Pool(Protocol[JobT_contra]):
+    """Where jobs run, one a worker. A context manager: left by an exception, it stops what runs at once."""
+
+    @property
+    def num_workers(self) -> int:
+        """How many jobs may be under way now."""
+        ...
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
+
+    def submit(self, ticket: int, job: JobT_contra) -> None:
+        """Starts `job`; at most `num_workers` may be under way."""
+        ...
+
+    def wait(self, timeout_seconds: float) -> list[Done]:
+        """Returns the jobs that ended, as soon as there are any, or none after `timeout_seconds`."""
+        ...
+
+
+class LocalPool:
+    """Processes of this machine, started when there is a job for them."""
+
+    def __init__(
+        self, num_workers: int, cache_dir: Path, *, timeout_seconds: float = UNIT_TIMEOUT_SECONDS
+    ) -> None:
+        self.num_workers = num_workers
+        self._cache_dir = cache_dir
+        self._timeout_seconds = timeout_seconds
+        self._workers: list[_Worker] = []
+        self._done: list[Done] = []
+
+    def __enter__(self) -> LocalPool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.stop()
+
+    def submit(self, ticket: int, job: Job) -> None:
+        """See `Pool.submit`. Raises CompileError when no process can be started."""
+        for worker in [worker for worker in self._workers if worker.ticket is None]:
+            if worker.take(ticket, self._timeout_seconds, job):
+                return
+            self._remove(worker)  # It died while it had nothing to do.
+        worker = _start(self._cache_dir)
+        self._workers.append(worker)
+        if not worker.take(ticket, self._timeout_seconds, job):
+            self._done.append(self._end_of(worker, ticket))
+
+    def wait(self, timeout_seconds: float) -> list[Done]:
+        """See `Pool.wait`."""
+        busy = [worker for worker in self._workers if worker.ticket is not None]
+        if not self._done:
+            _pause(busy, timeout_seconds)
+        for worker in busy:
+            done = self._look_at(worker)
+            if done is not None:
+                self._done.append(done)
+        done_now, self._done = self._done, []
+        return done_now
+
+    def close(self) -> None:
+        """Lets the workers end by themselves, as they do when they have no job."""
+        for worker in self._workers:
+            worker.connection.close()
+        deadline = time.monotonic() + _CLOSING_SECONDS
+        for worker in self._workers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(max(0.0, deadline - time.monotonic()))
+        self.stop()
+
+    def stop(self) -> None:
+        """Kills the workers, and the compilers that they run."""
+        for worker in tuple(self._workers):
+            self._remove(worker)
+
+    def _look_at(self, worker: _Worker) -> Done | None:
+        ticket = worker.ticket
+        assert ticket is not None
+        try:
+            if worker.connection.poll():
+                result, error = worker.connection.recv()
+                worker.ticket = None
+                return Done(ticket, result, error)
+        except (EOFError, OSError):
+            return self._end_of(worker, ticket)
+        if worker.process.poll() is not None and not worker.connection.poll():
+            return self._end_of(worker, ticket)
+        if time.monotonic() > worker.deadline:
+            self._remove(worker)
+            return Done(ticket, error=JobTimeoutError("timed out"))
+        return None
+
+    def _end_of(self, worker: _Worker, ticket: int) -> Done:
+        """The worker has closed its end: it is dead, or dies now."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.process.wait(1.0)
+        self._remove(worker)
+        return Done(ticket, error=WorkerDiedError(worker.process.returncode))
+
+    def _remove(self, worker: _Worker) -> None:
+        self._workers.remove(worker)
+        worker.connection.close()
+        if worker.process.poll() is None:
+            _kill_with_children(worker.process.pid)
+        worker.process.wait()
+
+
+@dataclass
+class _Worker:
+    process: subprocess.Popen[bytes]
+    connection: Connection
+    ticket: int | None = None
+    deadline: float = 0.0
+
+    def take(self, ticket: int, timeout_seconds: float, job: Job) -> bool:
+        """Hands a job over; False when the process is dead."""
+        try:
+            if (
+                self.process.poll() is not None or self.connection.poll()
+            ):  # All it could say now is that it ends.
+                return False
+            self.connection.send(job)
+        except OSError:
+            return False
+        self.ticket, self.deadline = ticket, time.monotonic() + timeout_seconds
+        return True
+
+
+def _pause(busy: list[_Worker], timeout_seconds: float) -> None:
+    deadlines = [worker.deadline - time.monotonic() for worker in busy]
+    seconds = max(0.0, min([timeout_seconds, *deadlines]))
+    if busy:
+        wait_for_any([worker.connection for worker in busy], seconds)
+    else:
+        time.sleep(seconds)
+
+
+def _start(cache_dir: Path) -> _Worker:
+    try:
+        ours, theirs = Pipe()
+        with theirs:
+            return _Worker(_launch(theirs.fileno(), cache_dir), ours)
+    except OSError as error:
+        raise CompileError(f"cannot start worker processes: {error} (use fewer: -j N)") from error
+
+
+def _launch(descriptor: int, cache_dir: Path) -> subprocess.Popen[bytes]:
+    code = _PROGRAM.format(path=sys.path)
+    command = [sys.executable, "-c", code, str(descriptor), str(cache_dir), str(os.getpid())]
+    with _blocked_signals():
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(descriptor,))
+
+
+@contextlib.contextmanager
+def _blocked_signals() -> Iterator[None]:
+    """Blocks the signals that stop a build; a new process inherits that: so early, it would answer with a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _kill_with_children(pid: int) -> None:
+    """Kills a process and what it has started: a compiler that hangs would go on for ever."""
+    children = _children(pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    for child in children:
+        _kill_with_children(child)
+
+
+def _children(pid: int) -> list[int]:
+    """The children of a process; none where the kernel does not say (CONFIG_PROC_CHILDREN)."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # It may end meanwhile.
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (task / "children").read_text(encoding="ascii").split())
+    return found
+
+
+def main() -> None:
+    """In a worker: runs the jobs that come by the socket ``argv[1]``, one after the other, until it is closed.
+
+    ``argv[2]`` is the directory of the toolchain's cache, ``argv[3]`` the process that started us.
+    """
+    descriptor, cache_dir, parent = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    os.set_inheritable(descriptor, False)  # Else a compiler would keep it open, and our death unseen.
+    start_worker(cache_dir)
+    die_with_parent(parent, signal.SIGKILL)  # A job that hangs would hold its unit's lock for ever.
+    with Connection(descriptor) as connection, contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            connection.send(_outcome(connection.recv()))
+
+
+def start_worker(cache_dir: str) -> None:
+    """Prepares a fresh process, before torch is imported: one thread, signals left to the parent, a cache of our own.
+
+    The user's settings of torch do not reach it: one key is one set of bytes, whatever the environment. Ctrl-C, or a
+    supervisor's SIGTERM, reaches the whole process group; only the parent acts on it, so that a unit under way is
+    finished (its compiler inherits the ignored signals).
+    """
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # The parent had them blocked.
+    gc.set_threshold(_GARBAGE_THRESHOLD)
+    for name in [name for name in os.environ if name.startswith(_TORCH_SETTINGS)]:
+        del os.environ[name]
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), "1")
+    os.environ.update(threads, TORCHINDUCTOR_CACHE_DIR=cache_dir, TOKENIZERS_PARALLELISM="false")
+
+
+def _outcome(job: Job) -> tuple[Any, Exception | None]:
+    try:
+        return job.run(), None
+    except AotGaudiError as error:
+        return None, error if travels(error) else CompileError(str(error))
+    except Exception as error:
+        return None, CompileError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,287 @@
+"""Files: written so that readers see the old bytes or the new ones, and read so that no file can hurt the reader.
+
+Writing: a temporary file beside the destination, flushed and renamed; a power cut leaves the old bytes or the new ones,
+never a mixture.
+
+Reading files that somebody else wrote: regular files only, at most an agreed number of bytes, and without waiting. A FIFO
+does not block the reader, a device is not acted on, and a sparse file of terabytes costs one ``fstat``. Links are followed:
+whoever may write a link into a directory may write a file into it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import io
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from aotgaudi.errors import SpecError, StoreError
+
+TRANSIENT_ERRORS = frozenset({errno.EBUSY, errno.ESTALE, errno.ENOENT})
+"""What renaming on a network file system may report although it succeeded, or would a moment later."""
+
+DIRECTORY_MODE = 0o775
+"""Less the umask. Never writable by everybody, even where the umask allows it."""
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+"""linux/fs.h; see rename(2)."""
+_NO_EXCHANGE_ERRORS = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
+
+_NO_LINKS_ERRORS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+_WAITS_SECONDS = (0.01, 0.02, 0.04, 0.08)
+
+T = TypeVar("T")
+
+
+class Temporary:
+    """A file being written, at `path`; made by `temporary_file`. Every method raises OSError."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+
+    def write(self, data: bytes) -> None:
+        """Writes all of `data`, however many calls that takes."""
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._descriptor, view) :]
+
+    def settle(self, mode: int) -> None:
+        """Gives the file its mode and puts its bytes on the device."""
+        os.fchmod(self._descriptor, mode)
+        os.fsync(self._descriptor)
+        with contextlib.suppress(OSError):  # Advice only: it makes a later read come from the device.
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        """Ends writing and frees the lock. Closing again does nothing."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def write_atomic(path: Path, data: bytes | Iterable[bytes], mode: int = 0o644) -> None:
+    """Replaces `path` by a file that holds `data`, whole or in pieces, and has exactly the permissions `mode`.
+
+    The unfinished file is in the same folder. Of several concurrent writers the last one wins. A failed write
+    leaves `path` as it was, and no temporary file.
+
+    Raises:
+        StoreError: the file cannot be written (no such folder, no permission, no space).
+    """
+    try:
+        with _locked_file(path.parent, f".{path.name}.") as file:
+            for piece in [data] if isinstance(data, bytes) else data:
+                file.write(piece)
+            file.settle(mode)
+            file.close()  # A file that is open for writing cannot be executed.
+            os.replace(file.path, path)
+        fsync_dir(path.parent)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def temporary_file(directory: Path) -> Iterator[Temporary]:
+    """A new file named ``put-<pid>-<16 hex>`` under `directory`, which is created if missing.
+
+    It is locked by us, and removed at the end unless it was renamed. Raises OSError.
+    """
+    make_directories(directory)
+    with _locked_file(directory, f"put-{os.getpid()}-") as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _locked_file(directory: Path, prefix: str) -> Iterator[Temporary]:
+    file = Temporary(*_create_locked(directory, prefix))
+    try:
+        yield file
+    finally:
+        try:
+            file.close()
+        finally:
+            with contextlib.suppress(FileNotFoundError):  # Gone already where it was renamed into place.
+                os.unlink(file.path)
+
+
+def _create_locked(directory: Path, prefix: str) -> tuple[Path, int]:
+    """Creates and locks a file; starts over if a sweeper found it between the two steps."""
+    while True:
+        path = directory / f"{prefix}{secrets.token_hex(8)}"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            with contextlib.suppress(OSError):  # Without locks the sweep goes by age.
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.fstat(descriptor).st_nlink:
+                return path, descriptor
+        except BaseException:
+            os.close(descriptor)
+            path.unlink(missing_ok=True)
+            raise
+        os.close(descriptor)
+
+
+def fsync_dir(path: Path) -> None:
+    """Makes the names in a directory durable. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_directories(path: Path) -> None:
+    """Creates `path` and its missing parents, durably, never writable by everybody. Raises OSError."""
+    if path.is_dir():
+        return
+    make_directories(path.parent)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, DIRECTORY_MODE)
+        fsync_dir(path.parent)
+
+
+def place(temporary: Path, path: Path, is_there: Callable[[], bool]) -> None:
+    """Renames `temporary` to `path`, over whatever file is there, and makes the name durable.
+
+    `is_there` says whether `path` is what was meant, after a rename that reported a transient error.
+    Raises OSError.
+    """
+
+    def rename() -> None:
+        try:
+            os.rename(temporary, path)
+        except OSError as error:
+            if error.errno not in TRANSIENT_ERRORS or not is_there():
+                raise
+
+    make_directories(path.parent)
+    again(rename, retry_on=TRANSIENT_ERRORS)
+    fsync_dir(path.parent)
+
+
+def place_first(temporary: Path, path: Path) -> bool:
+    """Gives `temporary` the name `path`; returns False if that is taken. Raises OSError.
+
+    It makes a hard link, the one operation that never replaces. On a file system without hard links it can only
+    look before it renames: of two writers at the same moment, the last one wins there.
+    """
+    make_directories(path.parent)
+    try:
+        os.link(temporary, path, follow_symlinks=False)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS_ERRORS:
+            raise
+        if os.path.lexists(path):
+            return False
+        os.rename(temporary, path)
+    fsync_dir(path.parent)
+    return True
+
+
+def exchange_names(one: Path, other: Path) -> bool:
+    """Exchanges two names in one step (renameat2 with RENAME_EXCHANGE); False where the system or its files cannot.
+
+    Raises OSError.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(library, "renameat2"):
+        return False
+    names = os.fsencode(one), os.fsencode(other)
+    if library.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _NO_EXCHANGE_ERRORS:
+        return False
+    raise OSError(code, os.strerror(code), str(one), None, str(other))
+
+
+def again(action: Callable[[], T], *, retry_on: frozenset[int]) -> T:
+    """Runs `action`, again a few times within 0.2 s after an error in `retry_on`. Raises the last OSError."""
+    for wait_seconds in _WAITS_SECONDS:
+        try:
+            return action()
+        except OSError as error:
+            if error.errno not in retry_on:
+                raise
+        time.sleep(wait_seconds)
+    return action()
+
+
+Examine = Callable[[Path, os.stat_result], None]
+"""Looks at a regular file that has been opened, before it is read; raises where it must not be."""
+
+MAX_DOCUMENT_BYTES = 256 << 20
+"""The most that is read of a document of ours: a manifest, a receipt, an index."""
+
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISLNK, "a symbolic link"),
+)
+
+
+def accept_any(path: Path, status: os.stat_result) -> None:
+    """Examines nothing."""
+
+
+def kind_of(mode: int) -> str:
+    """Returns what a file that is not a regular one is, for people."""
+    return next((name for is_kind, name in _KINDS if is_kind(mode)), "a device")
+
+
+@contextmanager
+def open_regular(path: Path, examine: Examine = accept_any) -> Iterator[io.FileIO]:
+    """Opens a regular file for reading.
+
+    Raises:
+        SpecError: it is something else, or cannot be opened.
+        FileNotFoundError: nothing has this name.
+    """
+    try:
+        descriptor = os.open(path, _FLAGS)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:  # A ValueError: a path with a zero byte.
+        raise SpecError(str(path), f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise SpecError(str(path), f"cannot be read: it is {kind_of(status.st_mode)}", "a regular file")
+        examine(path, status)
+        yield io.FileIO(descriptor, "rb", closefd=False)
+    finally:
+        os.close(descriptor)
+
+
+def read_regular(path: Path, max_bytes: int, examine: Examine = accept_any) -> bytes:
+    """Returns a regular file's bytes, of which there may be `max_bytes`. Raises as `open_regular`, and SpecError."""
+    with open_regular(path, examine) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        data = b"" if size_bytes > max_bytes else _read(file, path, max_bytes + 1)
+        if max(size_bytes, len(data)) > max_bytes:
+            raise SpecError(
+                str(path), f"has {max(size_bytes, len(data))} bytes, at most {max_bytes} are read"
+            )
+        return data
+
+
+def _read(file: io.FileIO, path: Path, max_bytes: int) -> bytes:
+    try:
+        return io.BufferedReader(file).read(max_bytes)
+    except OSError as error:
+        raise SpecError(str(path), f"cannot be read: {error.strerror}") from error

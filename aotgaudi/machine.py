@@ -1,0 +1,87 @@
+"""What this process may use of its machine: cores, by affinity and by the quotas of its control groups (cgroups(7)).
+
+A container that is limited to 2 CPUs on a machine with 64 sees 64 cores. With a thread on each, the kernel stops all of
+them for most of every period.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+_MOUNT = "sys/fs/cgroup"
+_MEMBERSHIP = "proc/self/cgroup"
+
+
+def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, bool]]:
+    """Yields the folders of this process's groups for `controller` and of all groups above them, and whether of version 2.
+
+    They need not be there. `root` stands for the file system's root.
+    """
+    mounts = root / _MOUNT
+    for controllers, group in _memberships(root / _MEMBERSHIP):
+        if not controllers:
+            yield from ((folder, True) for folder in _folders(mounts, group))
+        elif controller in controllers:
+            for name in dict.fromkeys((",".join(controllers), controller)):
+                yield from ((folder, False) for folder in _folders(mounts / name, group))
+
+
+def lines_of(path: Path) -> list[str]:
+    """Returns a file's lines; none where it is missing or unreadable: such a group sets no limit for us."""
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
+
+
+def _memberships(path: Path) -> Iterator[tuple[list[str], str]]:
+    """The controllers (none in version 2) and the path of each group, from lines such as ``4:cpu,cpuacct:/path``."""
+    for line in lines_of(path):
+        _, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        yield [name for name in controllers.split(",") if name], group
+
+
+def _folders(mount: Path, group: str) -> Iterator[Path]:
+    """The group's folder and those above it. Inside a container the path may be the host's: then only the mount is there."""
+    inner = PurePosixPath(group.lstrip("/"))
+    if ".." not in inner.parts:
+        yield from (mount / part for part in (inner, *inner.parents))
+    else:
+        yield mount
+
+
+def available_cores(root: Path = Path("/")) -> int:
+    """Returns the number of cores, at least 1: of the affinity, or fewer where a quota is smaller (rounded down).
+
+    Control groups of version 1 and 2 are read; `root` stands for the file system's root.
+    """
+    quotas = [int(quota) for quota in _quotas(root)]
+    return max(1, min([len(os.sched_getaffinity(0)), *quotas]))
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """The quotas, in cores, of this process's groups and of all groups above them."""
+    for folder, is_unified in group_folders("cpu", root):
+        quota = _unified_quota(folder) if is_unified else _legacy_quota(folder)
+        if quota is not None:
+            yield quota
+
+
+def _unified_quota(folder: Path) -> float | None:
+    """``cpu.max`` holds ``QUOTA PERIOD`` in microseconds; the quota may be ``max``."""
+    return _ratio(*(" ".join(lines_of(folder / "cpu.max")).split() or ("max", "1"))[:2])
+
+
+def _legacy_quota(folder: Path) -> float | None:
+    """A quota of -1 means no limit."""
+    quota, period = (lines_of(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+    return _ratio(quota[0], period[0]) if quota and period else None
+
+
+def _ratio(quota: str, period: str = "100000") -> float | None:
+    if not (quota.isdigit() and period.isdigit() and int(period)):
+        return None
+    return int(quota) / int(period)

@@ -1,1 +1,0 @@
-"""Bundles as OCI images: written, pushed to registries, pulled and unpacked."""

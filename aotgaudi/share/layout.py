@@ -1,0 +1,230 @@
+"""OCI image layouts: a directory with an index and blobs (opencontainers/image-spec, image-layout.md).
+
+::
+
+    oci-layout             {"imageLayoutVersion":"1.0.0"}
+    index.json             the images, by tag
+    blobs/sha256/<hex>     manifests, configs, layers
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aotgaudi.bundle.staging import building_directory, exchange_directory
+from aotgaudi.digest import Digest, canonical_json
+from aotgaudi.errors import CorruptError, ManifestError, SpecError, StoreError, store_error
+from aotgaudi.files import Temporary, fsync_dir, place, temporary_file, write_atomic
+from aotgaudi.share.oci_documents import (
+    IMAGE_INDEX_TYPE,
+    IMAGE_MANIFEST_TYPE,
+    MANIFEST_ID,
+    MAX_MANIFEST_BYTES,
+    REF_NAME,
+    Descriptor,
+    ImageIndex,
+    ImageManifest,
+    load_document,
+)
+from aotgaudi.store.blobs import Fault, read_blob, read_bounded, verified_chunks
+
+LAYOUT_NAME = "oci-layout"
+INDEX_NAME = "index.json"
+_LAYOUT = canonical_json({"imageLayoutVersion": "1.0.0"})
+_BLOB_MODE, _DIRECTORY_MODE = 0o644, 0o755
+
+
+@dataclass(frozen=True)
+class LayoutPlace:
+    """Where an image layout is, and the tag of the image in it (None: the only one)."""
+
+    root: Path
+    tag: str | None
+
+
+def parse_layout(text: str) -> LayoutPlace:
+    """Parses ``[oci:]DIR[:TAG]``. An existing directory may have colons in its name."""
+    text = text.removeprefix("oci:")
+    root, separator, tag = text.rpartition(":")
+    if not separator or "/" in tag or Path(text).is_dir():
+        return LayoutPlace(Path(text), None)
+    return LayoutPlace(Path(root), tag)
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image of a layout: its manifest, as parsed and as bytes."""
+
+    descriptor: Descriptor
+    manifest: ImageManifest
+    manifest_bytes: bytes
+
+
+class Layout:
+    """The layout at `root`, for reading. Every blob is verified as it is read."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def blob_path(self, digest: Digest) -> Path:
+        """Returns where a blob lies."""
+        return self.root / "blobs" / "sha256" / digest.sha256
+
+    def read(self, digest: Digest) -> bytes:
+        """Returns a blob of a document's size. Raises CorruptError, StoreError, ManifestError."""
+        if digest.size_bytes > MAX_MANIFEST_BYTES:
+            raise ManifestError(f"{self.blob_path(digest)} has more than {MAX_MANIFEST_BYTES} bytes")
+        data = read_blob(self.blob_path(digest), digest)
+        if isinstance(data, Fault):
+            raise CorruptError(f"{self.blob_path(digest)}: {data.reason}")
+        return data
+
+    def index(self) -> ImageIndex:
+        """Returns the index. Raises StoreError if this is not a layout, and ManifestError."""
+        marker = read_bounded(self.root / LAYOUT_NAME, MAX_MANIFEST_BYTES)
+        data = read_bounded(self.root / INDEX_NAME, MAX_MANIFEST_BYTES)
+        if isinstance(marker, Fault) or isinstance(data, Fault):
+            raise StoreError(
+                f"{self.root} is no OCI image layout: {LAYOUT_NAME} or {INDEX_NAME} is missing or unreadable"
+                " (make one: skopeo copy docker://IMAGE oci:DIR:TAG)"
+            )
+        _check_version(marker, self.root)
+        return load_document(data, ImageIndex, str(self.root / INDEX_NAME))
+
+    def find(self, tag: str | None, architecture: str | None = None) -> Image:
+        """Returns the image with that tag; without a tag, the only image. Raises SpecError if there is none.
+
+        Of an image for several platforms, the one for Linux on `architecture` is returned.
+        """
+        rows = [row for row in self.index().manifests if tag is None or _tag_of(row) == tag]
+        tags = ", ".join(filter(None, map(_tag_of, self.index().manifests))) or "none"
+        if not rows:
+            raise SpecError(
+                str(self.root), f"has no image {tag!r}" if tag else "has no image", f"tags: {tags}"
+            )
+        if len({row.digest for row in rows}) > 1 and tag is None:
+            raise SpecError(str(self.root), "has several images", f"say which: {self.root}:TAG; tags: {tags}")
+        return self._image(rows[0], architecture)
+
+    def _image(self, row: Descriptor, architecture: str | None) -> Image:
+        if row.media_type == IMAGE_INDEX_TYPE:
+            index = load_document(self.read(row.content), ImageIndex, f"image index {row.digest}")
+            row = _of_platform(index, architecture, row)
+        if row.media_type != IMAGE_MANIFEST_TYPE:
+            raise SpecError(
+                str(self.root),
+                f"has an image of type {row.media_type}",
+                f"{IMAGE_MANIFEST_TYPE}: convert it with skopeo copy --format oci",
+            )
+        data = self.read(row.content)
+        return Image(row, load_document(data, ImageManifest, f"image manifest {row.digest}"), data)
+
+
+class LayoutWriter:
+    """Writes a layout into a fresh directory; `commit` makes it one."""
+
+    def __init__(self, root: Path) -> None:
+        self._layout = Layout(root)
+        self._root = root
+
+    @contextlib.contextmanager
+    def new_blob(self) -> Iterator[Temporary]:
+        """A file to write a blob to; `add` gives it its name."""
+        with temporary_file(self._root / "tmp") as file:
+            yield file
+
+    def add(self, file: Temporary, digest: Digest) -> None:
+        """Names a written file by its digest. Raises OSError."""
+        path = self._layout.blob_path(digest)
+        file.settle(_BLOB_MODE)
+        place(file.path, path, path.exists)
+
+    def add_bytes(self, data: bytes) -> Digest:
+        """Writes a blob. Raises OSError."""
+        digest = Digest.of(data)
+        with self.new_blob() as file:
+            file.write(data)
+            self.add(file, digest)
+        return digest
+
+    def add_from(self, source: Layout, digest: Digest) -> None:
+        """Copies a blob, verified on the way. Raises CorruptError, StoreError and OSError."""
+        with self.new_blob() as file:
+            for chunk in verified_chunks(source.blob_path(digest), digest):
+                file.write(chunk)
+            self.add(file, digest)
+
+    def commit(self, image: dict[str, Any]) -> None:
+        """Writes the index, with one image (a descriptor), and the marker. Raises StoreError and OSError."""
+        index = {"schemaVersion": 2, "mediaType": IMAGE_INDEX_TYPE, "manifests": [image]}
+        write_atomic(self._root / INDEX_NAME, canonical_json(index))
+        write_atomic(self._root / LAYOUT_NAME, _LAYOUT)
+        (self._root / "tmp").rmdir()
+        for parent, _, _ in os.walk(self._root):
+            os.chmod(parent, _DIRECTORY_MODE)
+            fsync_dir(Path(parent))
+
+
+@contextlib.contextmanager
+def new_layout(out: Path) -> Iterator[LayoutWriter]:
+    """A layout that appears at `out`, whole, when the block ends without an error.
+
+    Replaces an empty directory, and a layout that holds only images of bundles. Raises StoreError.
+    """
+    refuse_foreign_layout(out)
+    try:
+        with building_directory(out) as building:
+            yield LayoutWriter(building)
+            exchange_directory(building, out)
+    except OSError as error:
+        raise store_error("write the image layout", out, error) from error
+
+
+def refuse_foreign_layout(out: Path) -> None:
+    """Raises StoreError unless `out` is missing, empty, or a layout with nothing but bundles' images."""
+    refusal = f"cannot write an image layout at {out}: it is"
+    try:
+        if out.is_symlink() or (out.exists() and not out.is_dir()):
+            raise StoreError(f"{refusal} not a directory (choose another path)")
+        if not out.exists() or not any(out.iterdir()):
+            return
+    except OSError as error:
+        raise store_error("look at", out, error) from error
+    try:
+        rows = Layout(out).index().manifests
+    except (ManifestError, StoreError) as error:
+        raise StoreError(f"{refusal} neither empty nor an image layout (choose another path)") from error
+    if any(MANIFEST_ID not in (row.annotations or {}) for row in rows):
+        raise StoreError(f"{refusal} a layout with other images (choose another path)")
+
+
+def _check_version(marker: bytes, root: Path) -> None:
+    try:
+        version = json.loads(marker)["imageLayoutVersion"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        version = None
+    if version != "1.0.0":
+        raise ManifestError(f"{root / LAYOUT_NAME}: imageLayoutVersion is {version!r:.50}, should be '1.0.0'")
+
+
+def _tag_of(row: Descriptor) -> str | None:
+    return (row.annotations or {}).get(REF_NAME)
+
+
+def _of_platform(index: ImageIndex, architecture: str | None, row: Descriptor) -> Descriptor:
+    fitting = [
+        manifest
+        for manifest in index.manifests
+        if manifest.platform
+        and manifest.platform.os == "linux"
+        and architecture in (None, manifest.platform.architecture)
+    ]
+    if not fitting:
+        raise SpecError(f"image {row.digest}", f"has no image for linux/{architecture}", "another base image")
+    return fitting[0]

@@ -1,0 +1,187 @@
+"""An object store (S3 and what else fsspec speaks) as a remote.
+
+::
+
+    <prefix>/objects/sha256/xx/<hex>
+    <prefix>/records/xx/<key>.json
+    <prefix>/bundles/<name>           pointers (remote.py)
+
+fsspec's file systems raise whatever their libraries raise. All of that becomes RemoteError here. Errors that are not
+known to be final count as transient, and are retried a bounded number of times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from aotgaudi.digest import Digest
+from aotgaudi.errors import CorruptError, ManifestError, MissingObjectError, RemoteError
+from aotgaudi.share.object_streams import Stream, open_stream, timed
+from aotgaudi.share.pace import DEFAULT_LIMITS, Limits
+from aotgaudi.share.remote import (
+    MAX_POINTER_BYTES,
+    Download,
+    Pointer,
+    TransientError,
+    check_name,
+    load_pointer,
+)
+from aotgaudi.store.blobs import find_fault
+from aotgaudi.store.records import LARGEST_RECORD_BYTES
+
+_USER_INFO = re.compile(r"://[^/@\s]*@")
+_FINAL_WORDS = ("NoSuchBucket", "InvalidAccessKeyId", "SignatureDoesNotMatch", "Unable to locate credentials")
+
+T = TypeVar("T")
+
+
+class ObjectStoreRemote:
+    """The remote at `url`, e.g. ``s3://bucket/prefix``. See `remote.Remote`.
+
+    `options` go to fsspec's file system. Raises RemoteError where fsspec, or what it needs for this kind of URL, is
+    missing.
+    """
+
+    def __init__(self, url: str, *, limits: Limits = DEFAULT_LIMITS, **options: Any) -> None:
+        self.label = _USER_INFO.sub("://", url)
+        self._limits = limits
+        self._files, self._prefix = _open_file_system(url, self.label, options)
+
+    def has(self, digest: Digest) -> bool:
+        """See `Remote.has`."""
+        found = self._find(partial(self._files.info, self._object(digest), **self._soon()))
+        return found is not None and found.get("type") == "file" and found.get("size") == digest.size_bytes
+
+    @contextlib.contextmanager
+    def read(self, digest: Digest, offset: int = 0) -> Iterator[Download]:
+        """See `Remote.read`."""
+        try:
+            stream = self._open(self._object(digest), offset, digest.size_bytes)
+        except RemoteError as error:
+            if offset and _is_past_end(error.__cause__):  # It is shorter than what we have of it.
+                yield Download(0, iter(()))
+                return
+            raise
+        if stream is None:
+            raise MissingObjectError(f"{self.label} has no object {digest}")
+        try:
+            yield Download(stream.offset, self._translated(stream.chunks, digest))
+        finally:
+            stream.close()
+
+    def put(self, digest: Digest, path: Path) -> None:
+        """See `Remote.put`."""
+        fault = find_fault(path, digest)
+        if fault is not None:
+            raise CorruptError(f"{path} is not object {digest}: {fault.reason}")
+        seconds = self._limits.answer_seconds + digest.size_bytes / self._limits.least_bytes_per_second
+        put = partial(self._files.put_file, str(path), self._object(digest), **timed(self._files, seconds))
+        self._run(put)
+
+    def get_record(self, key: str) -> bytes | None:
+        """See `Remote.get_record`."""
+        return self._read_small(f"records/{key[:2]}/{key}.json", LARGEST_RECORD_BYTES)
+
+    def put_record(self, key: str, data: bytes, digests: Iterable[Digest]) -> None:
+        """See `Remote.put_record`."""
+        path = self._path(f"records/{key[:2]}/{key}.json")
+        self._run(partial(self._files.pipe_file, path, data, **self._soon()))
+
+    def resolve(self, name: str) -> Pointer | None:
+        """See `Remote.resolve`."""
+        data = self._read_small(f"bundles/{check_name(name)}", MAX_POINTER_BYTES)
+        try:
+            return None if data is None else load_pointer(data)
+        except ManifestError as error:
+            raise RemoteError(f"{self.label}: bundles/{name}: {error}") from error
+
+    def publish(self, name: str, pointer: Pointer, digests: Iterable[Digest]) -> str:
+        """See `Remote.publish`."""
+        path = self._path(f"bundles/{check_name(name)}")
+        self._run(partial(self._files.pipe_file, path, pointer.dumps(), **self._soon()))
+        return f"{self.label} {name}"
+
+    def _open(self, path: str, offset: int, num_bytes: int) -> Stream | None:
+        return self._find(partial(open_stream, self._files, path, offset, num_bytes, self._limits))
+
+    def _translated(self, chunks: Iterator[bytes], what: object) -> Iterator[bytes]:
+        while (chunk := self._find(partial(next, chunks, b""))) != b"":
+            if chunk is None:
+                raise MissingObjectError(f"{self.label} has no object {what}")
+            yield chunk
+
+    def _soon(self) -> dict[str, float]:
+        """The time limit of a request that carries little."""
+        return timed(self._files, self._limits.answer_seconds)
+
+    def _read_small(self, name: str, max_bytes: int) -> bytes | None:
+        path = self._path(name)
+        found = self._find(partial(self._files.info, path, **self._soon()))
+        if found is None:
+            return None
+        size_bytes = found.get("size") or 0
+        if size_bytes > max_bytes:
+            raise RemoteError(f"{self.label}: {name} has {size_bytes} bytes, at most {max_bytes} are read")
+        stream = self._open(path, 0, max_bytes)
+        if stream is None:
+            return None
+        try:
+            return b"".join(self._translated(stream.chunks, name))
+        finally:
+            stream.close()
+
+    def _object(self, digest: Digest) -> str:
+        return self._path(f"objects/sha256/{digest.sha256[:2]}/{digest.sha256}")
+
+    def _path(self, name: str) -> str:
+        return f"{self._prefix}/{name}"
+
+    def _find(self, action: Callable[[], T]) -> T | None:
+        """As `_run`; None if nothing has that name."""
+        try:
+            return self._run(action)
+        except RemoteError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            raise
+
+    def _run(self, action: Callable[[], T]) -> T:
+        """Runs `action`; turns every error into RemoteError."""
+        try:
+            return action()
+        except Exception as error:
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: Exception) -> RemoteError:
+        lines = str(error).splitlines() or [""]
+        text = f"{self.label}: {type(error).__name__}: {_USER_INFO.sub('://', lines[0])[:200]}"
+        is_final = isinstance(error, (FileNotFoundError, PermissionError, ImportError)) or any(
+            word in text for word in _FINAL_WORDS
+        )
+        return RemoteError(text) if is_final else TransientError(text)
+
+
+def _is_past_end(error: BaseException | None) -> bool:
+    """Whether a range was refused since the file ends before it: aiohttp's error, or s3fs's."""
+    return getattr(error, "status", None) == 416 or getattr(error, "errno", None) == errno.EINVAL
+
+
+def _open_file_system(url: str, label: str, options: dict[str, Any]) -> tuple[Any, str]:
+    try:
+        import fsspec
+
+        files, prefix = fsspec.core.url_to_fs(
+            url, use_listings_cache=False, skip_instance_cache=True, **options
+        )
+    except ImportError as error:
+        remedy = "pip install 'aotgaudi[s3]'" if url.startswith("s3:") else "install what fsspec needs for it"
+        raise RemoteError(f"{label}: {str(error).splitlines()[0]} ({remedy})") from error
+    except ValueError as error:
+        raise RemoteError(f"{label}: {error}") from error
+    return files, prefix.rstrip("/")

@@ -1,0 +1,296 @@
+"""Speaking HTTP with a registry: where requests may go, and the two ways in which registries authenticate.
+
+A registry that wants to know who asks answers 401 with a challenge: ``Basic``, or ``Bearer`` with the URL (the realm)
+where a token is given for the scope that the request needs (distribution-spec, and docs.docker.com: token
+authentication). The challenge is answered once, and the answer is kept for the requests that follow.
+
+A password is sent to the registry that it was configured for and to no other host: not where a redirect leads,
+not to the location of an upload, and to a realm elsewhere only where the user allowed that host. Plain http is spoken
+by a registry on this machine with this machine, and otherwise only where it was allowed; no message carries a password.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode, urljoin
+
+from aotgaudi.errors import RemoteError
+from aotgaudi.share.credentials import Credentials
+from aotgaudi.share.http_session import Body, host_of, open_session, origin_of, translated
+from aotgaudi.share.pace import DEFAULT_LIMITS, Limits, Pace
+from aotgaudi.share.reference import Reference, is_loopback
+from aotgaudi.share.remote import TransientError
+
+if TYPE_CHECKING:
+    from requests import Response, Session
+
+_CHUNK_BYTES = 1 << 20
+_MAX_ERROR_BYTES = 64 << 10
+_MAX_TOKEN_BYTES = 1 << 20
+_MAX_ANSWERS = 3
+"""How often one request may be asked who we are: another thread's token may be for less than this request needs."""
+_MAX_REDIRECTS = 5
+_REST_SECONDS = 2.0
+"""For the words of a refusal, and the end of an answer: what is worth less than a wait."""
+_TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+_KEEPS_METHOD = frozenset({307, 308})
+_PARAMETER = re.compile(r'([A-Za-z]+)="([^"]*)"')
+
+
+class RegistryClient:
+    """Requests to one repository. Safe in threads. Nothing is sent before the first request."""
+
+    def __init__(
+        self,
+        reference: Reference,
+        credentials: Credentials,
+        *,
+        allow_http: bool = False,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        """Plain http is spoken on this machine; with others only where `allow_http`."""
+        self.reference = reference
+        self.limits = limits
+        self.is_plain = reference.is_loopback or allow_http
+        self._allow_http = allow_http
+        self._credentials = credentials
+        self._lock = threading.RLock()  # A token is asked for with it held.
+        self._session: Session | None = None
+        self._authorization: str | None = None
+        self._foreign_realm: str | None = None
+
+    @contextlib.contextmanager
+    def request(
+        self,
+        method: str,
+        path: str,
+        expected: Collection[int],
+        *,
+        headers: Mapping[str, str] | None = None,
+        data: Body | None = None,
+    ) -> Iterator[Response]:
+        """Yields the response, its body unread, whose status is one of `expected`.
+
+        `path` is below ``/v2/REPOSITORY/``, or a URL that the registry gave. Raises TransientError and RemoteError.
+        """
+        url = urljoin(f"{self._origin}/v2/{self.reference.repository}/", path)
+        with self._translated():
+            response = self._send(method, url, dict(headers or {}), data)
+        try:
+            if response.status_code not in expected:
+                raise self._refusal(method, response)
+            with self._translated():
+                yield response
+            _read_rest(response)
+        finally:
+            response.close()
+
+    def read_document(self, response: Response, max_bytes: int) -> bytes:
+        """Returns a response's body, at most a byte more than `max_bytes` of it, which has its time as a whole."""
+        response.raw.pace.within(self.limits.document_seconds)
+        return _read(response, max_bytes + 1)
+
+    def chunks(self, response: Response, num_bytes: int) -> Iterator[bytes]:
+        """Yields a response's body as it comes, which must keep up; a body of unknown length only up to `num_bytes`."""
+        pace: Pace = response.raw.pace
+        pace.keep_up(self.limits)
+        is_open = response.raw.length_remaining is None  # Its end may never come: nobody waits for it.
+        while num_bytes > 0 or not is_open:
+            chunk = response.raw.read1(_CHUNK_BYTES, decode_content=False)
+            if not chunk:
+                return
+            pace.count(len(chunk))
+            num_bytes -= len(chunk)
+            yield chunk
+
+    @property
+    def _origin(self) -> str:
+        return f"{'http' if self.is_plain else 'https'}://{self.reference.host}"
+
+    def _send(self, method: str, url: str, headers: dict[str, str], data: Body | None) -> Response:
+        """Sends the request; sends it again for as long as the registry challenges it and we have another answer."""
+        size = len(data) if data is not None else 0
+        ends = time.monotonic() + self.limits.answer_seconds + size / self.limits.hashed_bytes_per_second
+
+        def send(authorization: str | None) -> Response:
+            return self._follow(
+                method, url, headers, lambda at: authorization if self._is_ours(at) else None, ends, data
+            )
+
+        sent = self._authorization
+        for _ in range(_MAX_ANSWERS):
+            response = send(sent)
+            if response.status_code != 401 or not self._is_ours(str(response.url)):
+                return response
+            response.close()
+            sent = self._answer(response.headers.get("Www-Authenticate", ""), sent)
+        return send(sent)
+
+    def _follow(
+        self,
+        method: str,
+        url: str,
+        headers: dict[str, str],
+        authorize: Callable[[str], str | None],
+        ends: float,
+        data: Body | None = None,
+    ) -> Response:
+        """Sends a request, and again where it is redirected, with what `authorize` says for each URL.
+
+        A redirect's body is not read. The answer is there before `ends`, unless sending `data` takes longer.
+        """
+        for _ in range(_MAX_REDIRECTS + 1):
+            self._refuse_clear_text(url)
+            authorization = authorize(url)
+            response = self._opened().request(
+                method,
+                url,
+                headers={**headers, "Accept-Encoding": "identity"}
+                | ({"Authorization": authorization} if authorization else {}),
+                data=data,
+                stream=True,
+                allow_redirects=False,
+                timeout=(self.limits.connect_seconds, self._seconds_until(ends)),
+            )
+            if not response.is_redirect or not (
+                method in ("GET", "HEAD") or response.status_code in _KEEPS_METHOD
+            ):
+                return response
+            response.close()
+            url = urljoin(str(response.url), response.headers["Location"])
+        raise RemoteError(
+            f"{self.reference.label}: leads from place to place, more than {_MAX_REDIRECTS} times"
+        )
+
+    def _seconds_until(self, ends: float) -> float:
+        left = ends - time.monotonic()
+        if left <= 0:
+            raise TransientError(f"{self.reference.label}: has not answered in time")
+        return left
+
+    def _opened(self) -> Session:
+        with self._lock:
+            if self._session is None:
+                self._session = open_session(is_local=self.reference.is_loopback)
+            return self._session
+
+    def _answer(self, challenge: str, sent: str | None) -> str:
+        """Returns the header that authorises requests from now on. Raises RemoteError if it is what was sent already."""
+        with self._lock:
+            if self._authorization is not None and self._authorization != sent:
+                return self._authorization  # Another thread has answered meanwhile.
+            scheme, _, rest = challenge.partition(" ")
+            if scheme.lower() == "basic":
+                answer = self._credentials.basic(self.reference.host)
+            else:
+                answer = self._fetch_token(dict(_PARAMETER.findall(rest)))
+            if answer is None or answer == sent:
+                raise self._unauthorised()
+            self._authorization = answer
+            return answer
+
+    def _fetch_token(self, parameters: Mapping[str, str]) -> str | None:
+        """Asks the realm for a token: with the password if it may be sent there, else anonymously."""
+        realm = parameters.get("realm", "")
+        if not realm:
+            return None
+        asked = urlencode({name: parameters[name] for name in ("service", "scope") if name in parameters})
+        url = urljoin(f"{self._origin}/", realm)
+        url += ("&" if "?" in url else "?") + asked if asked else ""
+        ends = time.monotonic() + self.limits.answer_seconds
+        with contextlib.closing(self._follow("GET", url, {}, self._password_at, ends)) as response:
+            if response.status_code in _TRANSIENT_STATUS:
+                raise self._refusal("GET", response)
+            if response.status_code != 200:
+                return None
+            return _token_in(self.read_document(response, _MAX_TOKEN_BYTES))
+
+    def _password_at(self, url: str) -> str | None:
+        """The password for a token service: the registry's own, where the service may see it; else that of its host."""
+        host = host_of(url)
+        if self._credentials.may_see(host, self.reference.host):
+            return self._credentials.basic(self.reference.host)
+        own = self._credentials.basic(host)
+        if own is None and self._credentials.basic(self.reference.host) is not None:
+            self._foreign_realm = host
+        return own
+
+    def _is_ours(self, url: str) -> bool:
+        """Whether `url` is on the very registry: scheme, name and port."""
+        return origin_of(url) == origin_of(self._origin)
+
+    def _refuse_clear_text(self, url: str) -> None:
+        """Raises RemoteError unless `url` is encrypted, or plain http was allowed, or nothing leaves this machine."""
+        scheme, host = origin_of(url)
+        is_plain = self.is_plain and (self._allow_http or is_loopback(host))
+        if scheme != "https" and not (scheme == "http" and is_plain):
+            raise RemoteError(f"{self.reference.label}: leads to plain http (allow it with --insecure)")
+
+    def _refusal(self, method: str, response: Response) -> RemoteError:
+        status = response.status_code
+        if status in (401, 403):
+            return self._unauthorised()
+        text = (
+            f"{self.reference.label}: {method} was answered with {status} {self._reason(response)}".rstrip()
+        )
+        if status not in _TRANSIENT_STATUS:
+            return RemoteError(text)
+        after = response.headers.get("Retry-After", "")
+        return TransientError(text, float(after) if after.isdecimal() and len(after) < 6 else None)
+
+    def _reason(self, response: Response) -> str:
+        """The registry's own words, as one line of printable characters."""
+        text = _read_rest(response).decode("utf-8", "replace")
+        found = re.search(r'"message"\s*:\s*"([^"]{1,200})"', text)
+        words = found[1] if found else str(response.reason or "")
+        return "".join(char if char.isprintable() else " " for char in words)[:200]
+
+    def _unauthorised(self) -> RemoteError:
+        host = self.reference.host
+        if self._foreign_realm is not None:
+            remedy = (
+                f"its tokens come from {self._foreign_realm}, and the password is for {host} alone:"
+                f" allow it with --token-host {self._foreign_realm}"
+            )
+        else:
+            remedy = f"docker login {host}, or set ORAS_USER and ORAS_PASS"
+        return RemoteError(f"{self.reference.label}: not authorised ({remedy})")
+
+    def _translated(self) -> contextlib.AbstractContextManager[None]:
+        return translated(self.reference.label)
+
+
+def _read(response: Response, max_bytes: int) -> bytes:
+    data = b""
+    while len(data) < max_bytes and (
+        chunk := response.raw.read1(max_bytes - len(data), decode_content=False)
+    ):
+        data += chunk
+    return data
+
+
+def _read_rest(response: Response) -> bytes:
+    """What comes soon of a short body: nobody waits for it. A connection whose answer is read to its end is used again."""
+    from urllib3.exceptions import HTTPError
+
+    data = b""
+    if response.raw.length_remaining is not None and response.raw.length_remaining <= _MAX_ERROR_BYTES:
+        with contextlib.suppress(HTTPError, OSError):
+            response.raw.pace.within(_REST_SECONDS)
+            data = _read(response, _MAX_ERROR_BYTES)
+    return data
+
+
+def _token_in(data: bytes) -> str | None:
+    try:
+        document = json.loads(data)
+        token = document.get("token") or document.get("access_token")
+    except (ValueError, AttributeError, RecursionError):
+        return None
+    return f"Bearer {token}" if isinstance(token, str) and token.isascii() and token.isprintable() else None

@@ -1,0 +1,242 @@
+"""The proof: a second start, from the captured files and nothing else, must compile nothing and add nothing.
+
+A second start may compute what the first could not (a plan made of what the first one measured, say). What it adds is
+captured, too, and proved again, twice at most. For that a start that was ended early is let go on, in a run that refuses
+nothing and proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pydantic import JsonValue
+
+from aotgaudi.bundle.capture_receipt import MAX_FILES, CapturedFile, Proof, require_distinct
+from aotgaudi.bundle.expected import Expected
+from aotgaudi.errors import CaptureError
+from aotgaudi.wrap.capture.collect import Collected, Rules, collect
+from aotgaudi.wrap.capture.guest_run import EndedEarlyError, Ran, Setting, guest_run, table_of
+from aotgaudi.wrap.watch.events import Event, History, hashed_factors
+from aotgaudi.wrap.watch.files import FileSight
+from aotgaudi.wrap.watch.findings import Finding
+from aotgaudi.wrap.watch.place import Place
+from aotgaudi.wrap.watch.verdict import NotWarm, Undecided, before, judge
+
+MAX_ADDITIONS = 2
+"""How often what a start adds is added to the capture."""
+_MAX_TRACED = 100
+_LOADED = frozenset({"library", "pickle", "recipe", "cubin"})
+
+
+@dataclass(frozen=True)
+class Cold:
+    """What the cold run did that its proof is held against: its answers, and what it counted as saved."""
+
+    answers: tuple[str, ...]
+    saved: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def artifacts(self) -> Mapping[str, int]:
+        """How many whole artifacts of each kind were saved (``num_aot_artifacts_saved``).
+
+        Torch counts what its own caches saved (``autograd_cache_saved``); who loads an artifact whole does not look there.
+        """
+        ending = "_saved"
+        return {
+            name.removesuffix(ending): number
+            for name, number in self.saved.items()
+            if name.endswith(f"_artifacts{ending}")
+        }
+
+
+@dataclass(frozen=True)
+class Proved:
+    """A capture that was proved: its files, what a warm start shows, and how it was shown.
+
+    Attributes:
+        files: Those that were there, by path.
+        expected: What every start from them must show.
+        factors: What the server hashed.
+        proof: For the receipt.
+        residuals: What no file holds: what the guest does at every start, and what Dynamo traced in this one.
+        ready_seconds: Until the server served.
+        num_loaded: How many artifacts it loaded.
+    """
+
+    files: tuple[CapturedFile, ...]
+    expected: Expected
+    factors: Mapping[str, Mapping[str, str]]
+    proof: Proof
+    residuals: tuple[str, ...]
+    ready_seconds: float
+    num_loaded: int
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """Why a start was no proof: who did what, and in words; `is_cut` where it did not come to its end."""
+
+    findings: tuple[tuple[str, Finding], ...]
+    reasons: tuple[str, ...]
+    is_cut: bool = False
+
+
+def prove(setting: Setting, rules: Rules, files: Sequence[CapturedFile], cold: Cold) -> Proved:
+    """Starts the server from `files` alone, and again with what it added; returns what was proved.
+
+    Raises CaptureError, with a table of who compiled what.
+    """
+    held = tuple(files)
+    for round_number in range(MAX_ADDITIONS + 1):
+        found = _try(setting, rules, held, cold)
+        if isinstance(found, Proved):
+            return found
+        failure, added = found
+        if failure.is_cut and round_number < MAX_ADDITIONS:
+            measured, added = _measure(setting, rules, held)
+            failure = failure if measured is None else replace(measured, reasons=failure.reasons)
+        if not added or round_number == MAX_ADDITIONS:
+            raise _refusal(failure, round_number)
+        setting.progress.note(f"{len(added)} files more, which a second start adds; proving again")
+        held = _with(held, added)
+    raise AssertionError("the last round returns or raises")
+
+
+def _try(
+    setting: Setting, rules: Rules, held: tuple[CapturedFile, ...], cold: Cold
+) -> Proved | tuple[_Failure, tuple[CapturedFile, ...]]:
+    try:
+        with guest_run(setting, "load", held) as (ran, place):
+            failure = _judge(setting, held, ran, cold)
+            if isinstance(failure, Proved):
+                return failure
+            can_grow = not failure.findings or all(finding.what == "file" for _, finding in failure.findings)
+            added = _added(setting, rules, ran, place) if can_grow else ()
+            return failure, added
+    except EndedEarlyError as early:
+        return _Failure(early.findings, (early.cause,) if early.cause else (), is_cut=True), ()
+
+
+def _measure(
+    setting: Setting, rules: Rules, held: tuple[CapturedFile, ...]
+) -> tuple[_Failure | None, tuple[CapturedFile, ...]]:
+    """Lets a start from the same files do whatever it does: what it compiles, and what that adds."""
+    try:
+        with guest_run(setting, "measure", held) as (ran, place):
+            return _Failure(ran.findings, ()) if ran.findings else None, _added(setting, rules, ran, place)
+    except EndedEarlyError:
+        return None, ()
+
+
+def _added(setting: Setting, rules: Rules, ran: Ran, place: Place) -> tuple[CapturedFile, ...]:
+    """What a start has added; nothing where it changed or removed what was captured, for then the next one would, too."""
+    sight = ran.seen.files | ran.after
+    if sight.changed or sight.missing or not sight.added:
+        return ()
+    there: Collected = collect(place.here, rules.in_place(place), setting.objects)
+    return tuple(file for file in there.files if file.path in sight.added)
+
+
+def _with(held: Sequence[CapturedFile], added: Sequence[CapturedFile]) -> tuple[CapturedFile, ...]:
+    files = tuple(sorted((*held, *added), key=lambda file: file.path))
+    if len(files) > MAX_FILES:
+        raise CaptureError(
+            f"the server left {len(files)} files in its caches, at most {MAX_FILES} are captured"
+        )
+    try:
+        require_distinct(file.path for file in files)
+    except ValueError as error:
+        raise CaptureError(f"a file that the server added cannot be captured: its path {error}") from error
+    return files
+
+
+def _judge(setting: Setting, held: tuple[CapturedFile, ...], ran: Ran, cold: Cold) -> Proved | _Failure:
+    told = [before(history, ran.seen.phase) for history in ran.seen.histories.values()]
+    learnt = setting.found.guest.expected(setting.launch, [_raw(h, e) for h in told for e in h.events])
+    expected = learnt.model_copy(update={"answers": cold.answers})
+    verdict = judge(ran.seen, expected)
+    reasons: tuple[str, ...] = ()
+    if isinstance(verdict, NotWarm):
+        reasons = tuple(reason.text for reason in verdict.reasons)
+    elif isinstance(verdict, Undecided):
+        reasons = tuple(f"it is not known: {waiting}" for waiting in verdict.waiting_for)
+    reasons = (*reasons, *_after(ran.after), *_unloaded(held, told), *_not_loaded(ran, cold))
+    if reasons or ran.findings:
+        return _Failure(ran.findings, reasons)
+    return Proved(
+        files=held,
+        expected=expected,
+        factors=hashed_factors(told),
+        proof=Proof(counts=_counts(ran, expected), witnesses=_witnesses(ran, told)),
+        residuals=(*setting.found.guest.residuals(setting.launch), *_traced(told)),
+        ready_seconds=ran.ready_seconds,
+        num_loaded=sum(expected.loads.values()),
+    )
+
+
+def _raw(history: History, event: Event) -> Mapping[str, JsonValue]:
+    """An event as the witness wrote it: what adapters read."""
+    return {"e": event.kind, "pid": history.pid, **event.values}
+
+
+def _after(sight: FileSight) -> tuple[str, ...]:
+    """What happened to files while the server ended."""
+    rows = (("added", sight.added), ("changed", sight.changed), ("removed", sight.missing))
+    return tuple(f"{path} was {what}" for what, paths in rows for path in paths)
+
+
+def _unloaded(held: Sequence[CapturedFile], told: Sequence[History]) -> tuple[str, ...]:
+    """A server that runs without its code (eagerly, say) compiles nothing, and is not warm for that."""
+    if not any(file.kind in _LOADED for file in held):
+        return ()
+    events = [event for history in told for event in history.events]
+    if any(event.kind in ("loaded", "load") for event in events):
+        return ()
+    return ("nothing of what was captured was loaded: the server ran without it",)
+
+
+def _not_loaded(ran: Ran, cold: Cold) -> Iterator[str]:
+    """What the first start saved whole, the next one must count as loaded."""
+    loaded = ran.counters("_loaded")
+    for kind, saved in cold.artifacts.items():
+        found = loaded.get(f"{kind}_loaded", 0)
+        if found < saved:
+            yield f"{kind}: {found} of {saved} artifacts that the first start saved were loaded"
+
+
+def _counts(ran: Ran, expected: Expected) -> dict[str, int]:
+    return {
+        "compile": 0,
+        "generate": 0,
+        "new_files": 0,
+        "loads": sum(expected.loads.values()),
+        "requests": len(ran.answers),
+        "processes": len(ran.seen.histories),
+    }
+
+
+def _traced(told: Sequence[History]) -> Iterator[str]:
+    """What Dynamo went through although all code was there: a cache saves compiling, not tracing."""
+    names = {event.text("name") for history in told for event in history.events if event.kind == "trace"}
+    yield from (f"Dynamo traces {name}" for name in sorted(names)[:_MAX_TRACED])
+    if len(names) > _MAX_TRACED:
+        yield f"Dynamo traces {len(names) - _MAX_TRACED} more"
+
+
+def _witnesses(ran: Ran, told: Sequence[History]) -> tuple[str, ...]:
+    """Which of the three looked: in the processes, at the files (and whether without a gap), the server's own counters."""
+    found = {"process"} if told else set()
+    found |= {"files"} if ran.seen.files.is_compared else set()
+    found |= {"inotify"} if ran.seen.files.is_watched else set()
+    found |= {"counters"} if any(history.counters for history in told) else set()
+    return tuple(sorted(found))
+
+
+def _refusal(failure: _Failure, num_additions: int) -> CaptureError:
+    tried = f", though what it added was added {num_additions} times" if num_additions else ""
+    head = f"a second start from the captured files alone is not warm{tried}; nothing was sealed"
+    texts = {finding.text for _, finding in failure.findings}
+    others = [reason for reason in failure.reasons if not any(text in reason for text in texts)]
+    lines = [*table_of(failure.findings), *(f"  {reason}" for reason in others[:12])]
+    return CaptureError("\n".join([head, *lines]))

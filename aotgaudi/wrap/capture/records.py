@@ -1,0 +1,139 @@
+"""What a store remembers of captures. A row is a claim: the objects that it names are looked for, and a lack is a miss.
+
+* capture key -> `CaptureRow`: a capture that was proved, with what building it took. The first one stays.
+* draft key -> `DraftRow`: what a cold run left, so that a build which was stopped in its proof goes on from there. It is
+  forgotten as soon as the proof has ended, either way.
+
+Documents are objects, as the files are; digests stand in the rows, so that collecting garbage keeps what they name. No other
+digest does (a component of the launch, say): whatever reads like one is taken for an object that must be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal, TypeVar, Union, cast
+
+from pydantic import Field
+
+from aotgaudi.bundle.capture_receipt import CapturedFile, CaptureReceipt, LeftOut
+from aotgaudi.bundle.launch import Launch, load_launch
+from aotgaudi.digest import Digest, canonical_json
+from aotgaudi.document import DigestField, Value, load_document
+from aotgaudi.errors import ManifestError
+from aotgaudi.store.cas import ObjectStore
+from aotgaudi.store.store import Store
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class CaptureRow(Value):
+    """A capture: its documents and objects, and what was measured while it was built.
+
+    Attributes:
+        label: For people.
+        launch, receipt: The documents.
+        objects: Those of the files, each once.
+        cold_seconds: Until the server was ready, from empty caches.
+        warm_seconds: The same in the proof.
+        build_seconds: All of it.
+        cold_counts: What the cold run did: compilers run, code generated, files left.
+        places: Place -> how many files hold it.
+    """
+
+    kind: Literal["capture"] = "capture"
+    label: str
+    launch: DigestField
+    receipt: DigestField
+    objects: tuple[DigestField, ...]
+    cold_seconds: Seconds
+    warm_seconds: Seconds
+    build_seconds: Seconds
+    cold_counts: dict[str, int]
+    places: dict[str, int] = Field(default_factory=dict)
+
+    def digests(self) -> Iterator[Digest]:
+        """Yields every object that the row names."""
+        yield from (self.launch, self.receipt, *self.objects)
+
+
+class DraftRow(Value):
+    """What a cold run left: its files, what it answered, and what was measured.
+
+    `saved` are the server's own counters of artifacts that it saved.
+    """
+
+    kind: Literal["draft"] = "draft"
+    label: str
+    files: tuple[CapturedFile, ...]
+    left_out: tuple[LeftOut, ...]
+    answers: tuple[str, ...]
+    saved: dict[str, int] = Field(default_factory=dict)
+    cold_seconds: Seconds
+    cold_counts: dict[str, int]
+    places: dict[str, int] = Field(default_factory=dict)
+
+    def digests(self) -> Iterator[Digest]:
+        """Yields every object that the row names."""
+        yield from (file.digest for file in self.files)
+
+
+RowT = TypeVar("RowT", bound=Union[CaptureRow, DraftRow])
+
+
+def find_capture(store: Store, key: str) -> CaptureRow | None:
+    """Returns the row of a capture whose objects are all there."""
+    return _find(CaptureRow, store, key)
+
+
+def find_draft(store: Store, key: str) -> DraftRow | None:
+    """Returns the row of a draft whose objects are all there."""
+    return _find(DraftRow, store, key)
+
+
+def record_capture(store: Store, key: str, row: CaptureRow) -> CaptureRow:
+    """Records a capture; of two the first one stays, as long as its objects are there. Returns what is recorded."""
+    value = store.actions.put(
+        key, _json(row), lambda old: _intact(CaptureRow, old, store.objects) is not None
+    )
+    return _intact(CaptureRow, value, store.objects) or row
+
+
+def record_draft(store: Store, key: str, row: DraftRow) -> None:
+    """Records a draft. Raises StoreError."""
+    store.actions.put(key, _json(row))
+
+
+def captures(store: Store) -> Iterator[tuple[str, CaptureRow]]:
+    """Yields every capture that the store has, by key: for those who explain, or ask what an upgrade would cost."""
+    for key in store.actions:
+        row = find_capture(store, key)
+        if row is not None:
+            yield key, row
+
+
+def read_documents(store: Store, row: CaptureRow) -> tuple[Launch, CaptureReceipt]:
+    """Returns the launch and the receipt of a capture. Raises StoreError, CorruptError, ManifestError."""
+    receipt = load_document(store.objects.read(row.receipt), CaptureReceipt, "receipt")
+    launch = load_launch(store.objects.read(row.launch))
+    if launch.id != receipt.manifest_id:
+        raise ManifestError(
+            f"the receipt {row.receipt} answers launch {receipt.manifest_id}, not {launch.id}"
+        )
+    return launch, receipt
+
+
+def _json(row: CaptureRow | DraftRow) -> dict[str, object]:
+    return row.model_dump(mode="json")
+
+
+def _find(kind: type[RowT], store: Store, key: str) -> RowT | None:
+    value = store.actions.get(key)
+    return None if value is None else _intact(kind, value, store.objects)
+
+
+def _intact(kind: type[RowT], value: object, objects: ObjectStore) -> RowT | None:
+    try:
+        row = cast("RowT", kind.model_validate_json(canonical_json(value)))
+    except ValueError:  # Of another kind, or version.
+        return None
+    return row if all(map(objects.has, row.digests())) else None

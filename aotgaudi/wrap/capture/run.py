@@ -1,0 +1,295 @@
+"""From a server's command to a sealed, proved capture: on one page.
+
+Look the launch up; else run it cold, collect, prove, record, seal. One build of a launch at a time works (the store's unit
+lock); the others wait for what it records. Whatever dies on the way leaves no bundle, no record and no lock: the record
+comes after the proof, the bundle is renamed into place, and locks die with who holds them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from aotgaudi.bundle.bundle import Bundle, open_bundle
+from aotgaudi.bundle.capture_receipt import CaptureReceipt
+from aotgaudi.bundle.launch import Launch
+from aotgaudi.bundle.pack import pack_bundle
+from aotgaudi.bundle.signing import Signing
+from aotgaudi.bundle.staging import refuse_foreign
+from aotgaudi.errors import CaptureError, store_error
+from aotgaudi.files import make_directories
+from aotgaudi.store.store import Store
+from aotgaudi.wrap.adapters.found import Found
+from aotgaudi.wrap.capture.collect import Rules, collect
+from aotgaudi.wrap.capture.guest_run import Progress, Ran, Setting, describe_counts, guest_run
+from aotgaudi.wrap.capture.keys import builder_versions, capture_key, draft_key
+from aotgaudi.wrap.capture.prove import Cold, Proved, prove
+from aotgaudi.wrap.capture.records import (
+    CaptureRow,
+    DraftRow,
+    find_capture,
+    find_draft,
+    read_documents,
+    record_capture,
+    record_draft,
+)
+from aotgaudi.wrap.capture.secrets import MIN_SECRET_BYTES, Secret, require_public, secrets_of
+from aotgaudi.wrap.watch.place import Place
+
+_WAIT_SECONDS = 0.5
+READY_SECONDS = 3600.0
+"""How long a server may take until it serves, where its user says nothing."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a build gave: the sealed bundle, its record, and whether it was there already."""
+
+    bundle: Bundle
+    row: CaptureRow
+    is_new: bool
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be built.
+
+    Attributes:
+        found, launch: The server's command, understood; and what decides what it compiles.
+        out: Where the bundle goes.
+        signing: With which keys it is signed; None: not.
+        ready_seconds: How long a start may take until it serves.
+        given: Path below the place's root -> text: what the launch needs, captured with the rest.
+    """
+
+    found: Found
+    launch: Launch
+    out: Path
+    signing: Signing | None = None
+    ready_seconds: float = READY_SECONDS
+    given: Mapping[str, str] = field(default_factory=dict)
+
+
+def build_capture(order: Order, store: Store, progress: Progress) -> Built:
+    """Makes `order.out` a proved capture of the launch, and returns it.
+
+    Raises:
+        CaptureError: the server failed, or what it left was not proved, or holds a secret. Nothing is sealed.
+        SpecError, UntrustedError: the place cannot be used.
+        StoreError: store or bundle cannot be written to.
+    """
+    refuse_foreign(order.out)
+    key = capture_key(order.launch).hex
+    with store.in_use():
+        row = find_capture(store, key)
+        is_new = row is None
+        if row is None:
+            store.require_writable()
+            row, is_new = _alone(order, store, progress, key)
+        return Built(_seal(order, store, row), row, is_new)
+
+
+def _alone(order: Order, store: Store, progress: Progress, key: str) -> tuple[CaptureRow, bool]:
+    """Builds the capture, unless another build that is at it does; returns its record, and whether it was built here."""
+    is_told = False
+    while True:
+        with store.try_unit_lock(key) as is_held:
+            row = find_capture(store, key)
+            if row is not None:
+                return row, False
+            if is_held:
+                return _build(order, store, progress, key), True
+        if not is_told:
+            progress.warn("another build of this launch is under way; waiting for what it gives")
+            is_told = True
+        time.sleep(_WAIT_SECONDS)
+
+
+def _build(order: Order, store: Store, progress: Progress, key: str) -> CaptureRow:
+    started = time.monotonic()
+    draft = draft_key(order.launch).hex
+    with _log(store, key) as log:
+        rules = _rules(order, progress)
+        root = Path(order.launch.place.root)
+        setting = Setting(order.found, order.launch, root, store.objects, log, order.ready_seconds, progress)
+        cold = _cold(order, setting, rules, store, draft)
+        try:
+            proved = _proof(setting, rules, cold)
+        except CaptureError:
+            store.actions.discard(draft)  # Whatever is wrong with it, the next build looks for itself.
+            raise
+    row = _record(order, store, key, cold, proved, time.monotonic() - started)
+    store.actions.discard(draft)
+    return row
+
+
+def _rules(order: Order, progress: Progress) -> Rules:
+    secrets = _secrets(order)
+    require_public(order.launch.dumps(), "launch", secrets)
+    for secret in secrets:
+        if not secret.is_searched:
+            progress.warn(f"{secret.name} has less than {MIN_SECRET_BYTES} bytes: no file is searched for it")
+    guest, place = order.found.guest, order.launch.place
+    return Rules(
+        left_out=guest.left_out,
+        kind_of=guest.kind_of,
+        secrets=secrets,
+        places={"root": place.root, "site_packages": place.site_packages, "prefix": place.prefix},
+    )
+
+
+def _secrets(order: Order) -> tuple[Secret, ...]:
+    return secrets_of(order.found.environ, order.found.words, order.launch.words)
+
+
+def _cold(order: Order, setting: Setting, rules: Rules, store: Store, draft: str) -> DraftRow:
+    """What a cold run leaves, and answers: of an earlier build that was stopped in its proof, or of one now."""
+    progress = setting.progress
+    progress.begin("1 cold")
+    row = find_draft(store, draft)
+    if row is not None:
+        progress.end(f"done before, in a build that was stopped in its proof: {len(row.files)} files")
+        return row
+    with guest_run(
+        setting,
+        "cold",
+        before=partial(_put, order.given),
+        between=lambda place: order.found.guest.settle(place.here),
+    ) as (ran, place):
+        _require_witnesses(ran, setting)
+        found = collect(place.here, rules.in_place(place), store.objects)
+    for path in found.strays[:3]:
+        progress.warn(f"{path} was written to the server's home, which is not captured")
+    if not found.files:
+        raise CaptureError("the server left nothing in its caches: there is nothing to capture")
+    row = DraftRow(
+        label=f"cold run of {_label(order.launch)}",
+        files=found.files,
+        left_out=found.left_out,
+        answers=ran.answers,
+        saved=ran.counters("_saved"),
+        cold_seconds=ran.ready_seconds,
+        cold_counts={**ran.counts, "files": len(found.files)},
+        places=dict(found.places),
+    )
+    record_draft(store, draft, row)
+    progress.end(
+        f"ready in {ran.ready_seconds:.0f} s, {len(ran.answers)} requests; {describe_counts(ran.counts)}; {_size(row)}"
+    )
+    return row
+
+
+def _put(given: Mapping[str, str], place: Place) -> None:
+    """Writes what the launch needs below the place's root. Raises StoreError."""
+    for name, text in given.items():
+        path = place.here / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise store_error("write", path, error) from error
+
+
+def _require_witnesses(ran: Ran, setting: Setting) -> None:
+    """Raises CaptureError where nobody watched, or not what must be: a proof would fail, a start later."""
+    histories = ran.seen.histories.values()
+    if not histories:
+        raise CaptureError(
+            "no process of the server has a witness: its Python took no notice of PYTHONPATH"
+            " (start it without -E, -I or -S, and leave PYTHONPATH alone)"
+        )
+    guest = setting.found.guest
+    roles = guest.roles(setting.launch)
+    for history in histories:
+        for hook in guest.hooks if history.role in roles else ():
+            if history.hooks.get(hook, False) is False:
+                raise CaptureError(
+                    f"{history.role} {history.pid}: {hook} cannot be watched: this version of {guest.name} has not what"
+                    " the witness looks for, so nothing could be proved"
+                )
+
+
+def _proof(setting: Setting, rules: Rules, cold: DraftRow) -> Proved:
+    setting.progress.begin("2 proof")
+    first = Cold(cold.answers, cold.saved)
+    proved = prove(setting, rules, cold.files, first)
+    saved = sum(first.artifacts.values()) or proved.num_loaded
+    added = len(proved.files) - len(cold.files)
+    more = f"; {added} files more than the first start left" if added else ""
+    setting.progress.end(
+        f"ready in {proved.ready_seconds:.0f} s, {proved.proof.counts['requests']} requests; {describe_counts({})},"
+        f" 0 new files, {proved.num_loaded} of {saved} artifacts loaded{more}"
+    )
+    return proved
+
+
+def _record(
+    order: Order, store: Store, key: str, cold: DraftRow, proved: Proved, build_seconds: float
+) -> CaptureRow:
+    launch = order.launch
+    receipt = CaptureReceipt(
+        manifest_id=launch.id,
+        target=launch.target,
+        builder=builder_versions(),
+        files=proved.files,
+        left_out=cold.left_out,
+        expected=proved.expected,
+        factors={name: dict(values) for name, values in proved.factors.items()},
+        proof=proved.proof,
+        residuals=proved.residuals,
+        repairs=launch.repairs,
+    )
+    require_public(receipt.dumps(), "receipt", _secrets(order))
+    row = CaptureRow(
+        label=f"capture of {_label(launch)}",
+        launch=store.objects.put_bytes(launch.dumps()),
+        receipt=store.objects.put_bytes(receipt.dumps()),
+        objects=tuple(sorted({file.digest for file in receipt.files}, key=str)),
+        cold_seconds=cold.cold_seconds,
+        warm_seconds=proved.ready_seconds,
+        build_seconds=build_seconds,
+        cold_counts=cold.cold_counts,
+        places=cold.places,
+    )
+    return record_capture(store, key, row)
+
+
+def _seal(order: Order, store: Store, row: CaptureRow) -> Bundle:
+    """Seals what was recorded; for a model in another directory with the launch as it is given here, which names that."""
+    launch, receipt = read_documents(store, row)
+    if launch.model.name != order.launch.model.name:
+        launch = order.launch
+    pack_bundle(launch.dumps(), launch.id, receipt, store.objects, order.out, order.signing)
+    return open_bundle(order.out)
+
+
+def _label(launch: Launch) -> str:
+    return f"{launch.guest} {launch.model.name} ({launch.id:.12})"
+
+
+def _size(row: DraftRow) -> str:
+    num_bytes = sum(file.digest.size_bytes for file in row.files)
+    return f"{len(row.files)} files, {num_bytes / 1e6:.1f} MB"
+
+
+@contextmanager
+def _log(store: Store, key: str) -> Iterator[IO[Any]]:
+    """What the server says, in the store's scratch: not in the bundle, for it may say anything."""
+    path = store.root / "logs" / f"capture-{key[:16]}.log"
+    with ExitStack() as stack:
+        try:
+            make_directories(path.parent)
+            file = stack.enter_context(open(path, "wb", opener=_open_private))
+        except OSError as error:
+            raise store_error("write", path, error) from error
+        yield file
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

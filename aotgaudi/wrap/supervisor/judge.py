@@ -1,0 +1,390 @@
+"""The life of a guest under supervision: started, exercised, judged, and counted as long as it serves.
+
+::
+
+    starting ──health 200──▶ exercising ──all answered──▶ settling ──verdict──▶ live ──▶ the guest's exit code
+        └───────────────────────┴────────── not warm, ended, too late ─────────┴──▶ ended by us: 3 or 4, one sentence
+
+Under ``--require-warm`` the first word that speaks against it ends the guest: on that word, not on what the guest makes of
+it, which may be to hang. Without it everything is measured and told, and nothing is refused. One thread runs all of this;
+the exercise and the health question have one each, and the front asks by `report`.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from aotgaudi.bundle.exercise import ExerciseRequest
+from aotgaudi.bundle.expected import Expected
+from aotgaudi.errors import AotGaudiError, CorruptError, NotWarmError, TargetError
+from aotgaudi.wrap.supervisor.asking import Exercising, Health
+from aotgaudi.wrap.supervisor.metrics import Metrics
+from aotgaudi.wrap.supervisor.news import News
+from aotgaudi.wrap.supervisor.options import Policy
+from aotgaudi.wrap.supervisor.signals import ENDING, Signals
+from aotgaudi.wrap.watch.drive import GuestError
+from aotgaudi.wrap.watch.findings import Finding
+from aotgaudi.wrap.watch.session import SETTLE_SECONDS, Session
+from aotgaudi.wrap.watch.verdict import (
+    ONLY_FILES,
+    NotWarm,
+    Reason,
+    Undecided,
+    Verdict,
+    Warm,
+    is_settled,
+    judge,
+)
+
+Stage = Literal["starting", "exercising", "settling", "live", "ending"]
+
+_TICK_SECONDS, _LIVE_TICK_SECONDS = 0.1, 0.25
+_EARLY_SECONDS = 1.0
+_REPORT_SECONDS = 30.0
+_LIVE_SECONDS, _COMPARED_BYTES_PER_SECOND = 30.0, 50e6
+"""How long the main loop may take for a turn; and besides, for comparing all that is sealed, on a slow disk."""
+_ERRORS: Mapping[int, type[AotGaudiError]] = {3: NotWarmError, 4: CorruptError, 5: TargetError}
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is to be judged.
+
+    Attributes:
+        expected: What a warm start shows; None where the guest starts cold, which `why_cold` explains.
+        requests: The exercise to replay; empty for none.
+        why_cold: One sentence.
+        about: What the report says of the capture.
+        residuals: What no file holds, so that even a warm guest does it.
+    """
+
+    expected: Expected | None
+    requests: Sequence[ExerciseRequest] = ()
+    why_cold: str = ""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    residuals: Sequence[str] = ()
+
+
+def refusal(reasons: Sequence[Reason]) -> AotGaudiError:
+    """Returns the error for a guest that is not warm: one sentence, and how many others there are."""
+    more = (
+        f" (and {len(reasons) - 1} more: GET /report, or the events in the place)" if len(reasons) > 1 else ""
+    )
+    error = _ERRORS.get(reasons[0].exit_code, NotWarmError)
+    return error(f"the guest is not warm: {reasons[0].text}{more}")
+
+
+class Judge:
+    """Supervises one guest. `run` is for the main thread; `not_ready`, `not_live` and `report` are for any."""
+
+    def __init__(
+        self, session: Session, case: Case, policy: Policy, metrics: Metrics, signals: Signals
+    ) -> None:
+        self._session, self._case, self._policy = session, case, policy
+        self._metrics, self._signals = metrics, signals
+        self._stage: Stage = "starting"
+        self._verdict: Verdict = Undecided(("the guest to start",))
+        self._drained = ""
+        self._since = self._turned = time.monotonic()
+        self._asked_to_end: float | None = None
+        self._asked: queue.SimpleQueue[Future[Mapping[str, Any]]] = queue.SimpleQueue()
+        self._health = Health(session)
+        self._exercise: Exercising | None = None
+        self._news = News(session, metrics)
+        self._judged_at = 0.0
+        num_bytes = sum(digest.size_bytes for digest in session.plan.rules.sealed.values())
+        self._turn_seconds = _LIVE_SECONDS + num_bytes / _COMPARED_BYTES_PER_SECOND
+
+    def run(self) -> int:
+        """Supervises until the guest ends; returns its exit code.
+
+        Raises:
+            NotWarmError, CorruptError: it was not warm, and has been ended.
+            GuestError: it ended or hung before it was ready.
+        """
+        self._health.start()
+        try:
+            while True:
+                status = self._turn()
+                if status is not None:
+                    return status
+                self._signals.wait(_LIVE_TICK_SECONDS if self._stage == "live" else _TICK_SECONDS)
+        finally:
+            self._stage = "ending"
+            self._health.stop()
+
+    def not_ready(self) -> str:
+        """Why the guest is not to get requests; empty where it is."""
+        if self._stage != "live":
+            return {
+                "starting": "the guest is starting",
+                "exercising": "the exercise is being replayed",
+                "settling": "the guest's processes are being asked whether they are warm",
+            }.get(self._stage, "the guest is ending")
+        if self._asked_to_end is not None:
+            return "the guest was asked to end"
+        return self._drained or ("" if self._health.is_good else "the guest's health is not 200")
+
+    def not_live(self) -> str:
+        """Why the supervisor hangs; empty where it does not."""
+        seconds = time.monotonic() - self._turned
+        return f"no turn for {seconds:.0f} s" if seconds > self._turn_seconds else ""
+
+    def report(self) -> Mapping[str, Any]:
+        """Returns everything that is known, after a full comparison of the files. Waits for the main thread."""
+        future: Future[Mapping[str, Any]] = Future()
+        self._asked.put(future)
+        try:
+            return future.result(_REPORT_SECONDS)
+        except FutureTimeoutError:  # Before Python 3.11 it is no TimeoutError.
+            return {"problem": self.not_live() or "no report in time"}
+
+    def _turn(self) -> int | None:
+        self._turned = time.monotonic()
+        self._pass_signals_on()
+        status = self._session.child.poll()
+        self._take_news()
+        if status is not None:
+            return self._ended(status)
+        self._judge_early()
+        if self._stage == "starting":
+            self._while_starting()
+        elif self._stage == "exercising":
+            self._while_exercising()
+        elif self._stage == "settling":
+            self._while_settling()
+        self._answer_reports()
+        self._metrics.set("aotgaudi_guest_ready", not self.not_ready())
+        return None
+
+    def _pass_signals_on(self) -> None:
+        for number in self._signals.take():
+            _log.info("%s is passed on to the guest", signal.Signals(number).name)
+            if number in ENDING and self._asked_to_end is None:
+                self._asked_to_end = time.monotonic()
+            self._session.child.send(number)
+        if self._asked_to_end is None or self._stage == "live":
+            return  # A guest that serves ends its requests in its own time.
+        if time.monotonic() - self._asked_to_end > self._policy.grace_seconds:
+            self._session.end(0.0)
+
+    def _take_news(self) -> None:
+        """Logs what was said and seen, and acts on it."""
+        findings = self._news.take()
+        for finding in findings:
+            _log.warning("%s: %s: %s", finding.phase, finding.what, finding)
+        if self._stage == "live":
+            self._act([finding for finding in findings if finding.phase == "live"])
+
+    def _judge_early(self) -> None:
+        """The first word against it is enough: a guest that is kept from compiling may hang for ever.
+
+        Where there is no word it is asked now and then who still lives, which takes a look at every process of the machine.
+        """
+        if self._stage == "live" or not self._policy.require_warm or self._asked_to_end is not None:
+            return
+        if self._news.is_new or self._turned - self._judged_at >= _EARLY_SECONDS:
+            self._judged_at = self._turned
+            verdict = self._judged()
+            if not self._news.lack_their_cause(self._turned) and not self._has_gone(verdict):
+                self._refuse_if_not_warm(verdict)
+
+    def _act(self, findings: Sequence[Finding]) -> None:
+        if not findings:
+            return
+        self._metrics.set("aotgaudi_guest_warm", 0)
+        first = min(findings, key=lambda one: one.what == "file")  # A cause before what it left.
+        if self._policy.on_compile == "drain":
+            self._drained = self._drained or f"after ready: {first}"
+        elif self._policy.on_compile == "exit":
+            self._refuse_if_not_warm(NotWarm((Reason(f"after ready: {first}", first.exit_code),)))
+
+    def _while_starting(self) -> None:
+        if self._health.is_good:
+            _log.info("the guest serves after %.1f s", self._session.seconds)
+            if not self._case.requests:
+                self._settle()
+                return
+            self._session.set_phase("e")
+            self._exercise = Exercising(self._session, self._case.requests)
+            self._exercise.start()
+            self._enter("exercising")
+        elif self._session.seconds > self._policy.start_seconds:
+            self._session.end()
+            raise GuestError(
+                f"the guest did not serve within {self._policy.start_seconds:.0f} s, and was ended (--start-timeout)",
+                3,
+            )
+
+    def _while_exercising(self) -> None:
+        assert self._exercise is not None
+        if self._exercise.is_alive():
+            return
+        error = self._exercise.error
+        if error is not None:
+            _log.warning("the exercise failed: %s", error, extra={"request_id": error.request_id})
+            verdict = self._judged()
+            causes = verdict.reasons if isinstance(verdict, NotWarm) else ()
+            verdict = NotWarm((*causes, Reason(f"its exercise failed: {error}")))
+            if self._policy.require_warm and not self._has_gone(verdict):
+                self._refuse_if_not_warm(verdict)
+        self._settle()
+
+    def _settle(self) -> None:
+        self._session.set_phase(self._policy.live_byte)
+        self._enter("settling")
+
+    def _while_settling(self) -> None:
+        if self._case.expected is None:
+            self._become_ready(NotWarm((Reason(self._case.why_cold),)))
+            return
+        verdict = self._judged()
+        if verdict == ONLY_FILES:  # Everybody has answered, and every byte is read once.
+            verdict = self._judged(compares=True)
+        if isinstance(verdict, Undecided):
+            if time.monotonic() - self._since < SETTLE_SECONDS:
+                return
+            verdict = NotWarm(
+                tuple(Reason(f"it was waited in vain for {what}") for what in verdict.waiting_for)
+            )
+        if self._has_gone(verdict):
+            return
+        if self._policy.require_warm:
+            self._refuse_if_not_warm(verdict)
+        self._become_ready(verdict)
+
+    def _judged(self, *, compares: bool = False) -> Verdict:
+        if self._case.expected is not None:
+            self._verdict = judge(
+                self._session.look(phase=self._policy.live_byte, compares=compares), self._case.expected
+            )
+        return self._verdict
+
+    def _has_gone(self, verdict: Verdict) -> bool:
+        """Whether it has ended since, which may be what speaks against it: the next turn tells its exit code."""
+        return isinstance(verdict, NotWarm) and self._session.child.pid not in self._session.child.living()
+
+    def _refuse_if_not_warm(self, verdict: Verdict) -> None:
+        if not isinstance(verdict, NotWarm):
+            return
+        self._verdict = verdict
+        for reason in verdict.reasons:
+            _log.error("not warm: %s", reason.text)
+        self._session.end()
+        raise refusal(verdict.reasons)
+
+    def _become_ready(self, verdict: Verdict) -> None:
+        self._verdict = verdict
+        if isinstance(verdict, NotWarm):
+            for reason in verdict.reasons:
+                _log.warning("not warm: %s", reason.text)
+        self._metrics.set("aotgaudi_guest_warm", isinstance(verdict, Warm))
+        self._metrics.set("aotgaudi_guest_ready_seconds", self._session.seconds)
+        self._count_processes()
+        _log.info(
+            "ready after %.1f s: %s",
+            self._session.seconds,
+            "warm" if isinstance(verdict, Warm) else "not warm",
+        )
+        self._enter("live")
+
+    def _count_processes(self) -> None:
+        expected = self._case.expected
+        wanted = sum(expected.roles.values()) if expected is not None else 0
+        roles = expected.roles if expected is not None else {}
+        present = sum(one.role in roles for one in self._session.account.histories.values())
+        states = {"expected": wanted, "present": present, "blind": max(0, wanted - present)}
+        loads = sum(sum(one.loads.values()) for one in self._session.account.histories.values())
+        for state, number in states.items():
+            self._metrics.set("aotgaudi_witness_processes", number, state)
+        self._metrics.set(
+            "aotgaudi_guest_artifacts", sum(expected.loads.values()) if expected else 0, "expected"
+        )
+        self._metrics.set("aotgaudi_guest_artifacts", loads, "loaded")
+
+    def _enter(self, stage: Stage) -> None:
+        self._stage, self._since = stage, time.monotonic()
+
+    def _ended(self, status: int) -> int:
+        """What becomes of a guest that ended by itself, or because it was asked to."""
+        self._session.child.end()  # What it left.
+        is_asked = self._stage == "live" or self._asked_to_end is not None
+        if not is_asked and self._policy.require_warm and (self._news.findings or self._said_all()):
+            self._refuse_if_not_warm(self._judged())
+        if is_asked or status == 0:
+            _log.info("the guest ended with exit code %d", status)
+            return status
+        raise GuestError(
+            f"the guest ended with exit code {status} before it was ready{self._loaded()}", status
+        )
+
+    def _said_all(self) -> bool:
+        """Whether all of its processes ended in an orderly way, so that it is known what it did."""
+        histories = self._session.account.histories.values()
+        return all(is_settled(one, self._policy.live_byte) for one in histories)
+
+    def _loaded(self) -> str:
+        """How far it came: one whose cache does not load may end for that, and so may one that is not repaired."""
+        expected = self._case.expected
+        if expected is None or not expected.loads:
+            return "; its own messages say why"
+        histories = self._session.account.histories.values()
+        if not any(one.role in expected.roles for one in histories):
+            return (
+                ", and none of its processes had a witness (start it without -E, -I or -S, and leave PYTHONPATH alone);"
+                " its own messages say why"
+            )
+        loaded = sum(sum(one.loads.values()) for one in histories)
+        wanted = sum(expected.loads.values())
+        return f", with {loaded} of {wanted} artifacts loaded; its own messages say why"
+
+    def _answer_reports(self) -> None:
+        """One comparison of the files, and one answer, for everybody who has asked since the last turn."""
+        asked = [self._asked.get() for _ in range(self._asked.qsize())]
+        report = self._report() if asked else {}
+        for future in asked:
+            future.set_result(report)
+
+    def _report(self) -> Mapping[str, Any]:
+        seen = self._session.look(compares=self._session.plan.rules.has_sealed)
+        verdict = self._verdict
+        return {
+            **self._case.about,
+            "stage": self._stage,
+            "not_ready": self.not_ready(),
+            "verdict": type(verdict).__name__,
+            "reasons": [reason.text for reason in verdict.reasons] if isinstance(verdict, NotWarm) else [],
+            "waiting_for": list(verdict.waiting_for) if isinstance(verdict, Undecided) else [],
+            "why_cold": self._case.why_cold,
+            "residuals": list(self._case.residuals),
+            "compilations": dict(self._metrics.compilations()),
+            "findings": [f"{one.phase}: {one.what}: {one}" for one in self._news.findings],
+            "processes": [
+                {
+                    "pid": one.pid,
+                    "role": one.role,
+                    "is_alive": one.pid in seen.alive,
+                    "hooks": dict(one.hooks),
+                    "counters": dict(one.counters),
+                    "loads": dict(one.loads),
+                }
+                for one in seen.histories.values()
+            ],
+            "files": {
+                "added": list(seen.files.added),
+                "changed": list(seen.files.changed),
+                "missing": list(seen.files.missing),
+                "is_compared": seen.files.is_compared,
+                "is_watched": seen.files.is_watched,
+            },
+        }

@@ -1,0 +1,189 @@
+"""Asks a guest: whether it serves, and its exercise. Over HTTP, bounded in time and in bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import re
+import socket
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from aotgaudi.bundle.exercise import ExerciseRequest
+from aotgaudi.errors import AotGaudiError, SpecError
+
+HEALTH_SECONDS = 2.0
+ANSWER_SECONDS = 600.0
+"""A first request may compile for minutes, in a build."""
+_MAX_ANSWER_BYTES = 16 << 20
+_UNFIT_FOR_ID, _MAX_NAME_CHARS = re.compile(r"[^A-Za-z0-9._-]"), 64
+"""A launch is read from a bundle: a name there may be anything, and no header."""
+
+
+class GuestError(AotGaudiError):
+    """A guest that ended, hung, or broke off an answer.
+
+    `exit_code` is what it ended with, where it did, else 1; `request_id` which request it did not answer, where it is one.
+    """
+
+    def __init__(self, message: str, exit_code: int = 1, request_id: str | None = None) -> None:
+        self.exit_code, self.request_id = exit_code, request_id
+        super().__init__(message)
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a guest listens, and what its clients have to know.
+
+    Attributes:
+        host: Of the server, as a client on this machine reaches it.
+        port: Of the server.
+        uds: The unix socket that it listens on in place of a port, as we see it.
+        health_path: A GET answers 200 there once the server serves.
+        served_name: What requests call the model.
+        authorization: The value of the header of that name; empty for none. Never shown.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    uds: str | None = None
+    health_path: str = "/health"
+    served_name: str = ""
+    authorization: str = field(default="", repr=False)
+
+    def __str__(self) -> str:
+        """For people."""
+        return self.uds or f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a request was answered with: an HTTP status, and the text of all choices, for every copy that was sent."""
+
+    status: int
+    text: str
+
+    def digest(self, *, is_greedy: bool) -> str:
+        """Returns what is compared, as 64 hex digits: the status, and the text of a greedy request."""
+        return hashlib.sha256(f"{self.status}\n{self.text if is_greedy else ''}".encode()).hexdigest()
+
+
+def require_free(address: Address) -> None:
+    """Raises SpecError where somebody listens already: whatever asks there would take that server for the guest."""
+    try:
+        if address.uds is None:
+            socket.create_connection((address.host, address.port), HEALTH_SECONDS).close()
+        else:
+            _UnixConnection(address.uds, HEALTH_SECONDS).connect()
+    except OSError:
+        return
+    where = f"--port {address.port}" if address.uds is None else f"--uds {address.uds}"
+    raise SpecError(where, "is in use: another server answers there", "end that one, or take another")
+
+
+def is_healthy(address: Address, timeout_seconds: float = HEALTH_SECONDS) -> bool:
+    """Whether the guest answers its health question with 200, now."""
+    try:
+        return _request(address, "GET", address.health_path, None, timeout_seconds)[0] == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def ask(address: Address, request: ExerciseRequest, timeout_seconds: float = ANSWER_SECONDS) -> Answer:
+    """Sends a request, as many copies as it says at once, and returns what came of all of them.
+
+    Raises:
+        GuestError: no whole answer came, or 5xx.
+    """
+    body = json.dumps({"model": address.served_name, **request.body}).encode()
+
+    def send(copy: int) -> tuple[int, bytes]:
+        request_id = request_id_of(request, copy)
+        try:
+            return _request(address, "POST", request.path, body, timeout_seconds, request_id)
+        except (OSError, http.client.HTTPException) as error:
+            what = "no answer" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+            raise GuestError(
+                f"the guest did not answer the request {request.name!r}: {what}", request_id=request_id
+            ) from error
+
+    with ThreadPoolExecutor(request.copies) as pool:
+        answers = list(pool.map(send, range(request.copies)))
+    worst = max(status for status, _ in answers)
+    if worst >= 500:
+        first = next(copy for copy, (status, _) in enumerate(answers) if status == worst)
+        raise GuestError(
+            f"the guest answered the request {request.name!r} with {worst}",
+            request_id=request_id_of(request, first),
+        )
+    texts = {_text(data) for status, data in answers if status == 200}
+    return Answer(worst, "\n".join(sorted(texts)))
+
+
+def request_id_of(request: ExerciseRequest, copy: int) -> str:
+    """Returns the ``X-Request-Id`` that a copy of a request is sent with, by which a guest's own log may name it."""
+    return f"aotgaudi-{_UNFIT_FOR_ID.sub('-', request.name)[:_MAX_NAME_CHARS]}-{copy}"
+
+
+def exercise(
+    address: Address, requests: Iterable[ExerciseRequest], timeout_seconds: float = ANSWER_SECONDS
+) -> Iterator[tuple[ExerciseRequest, Answer]]:
+    """Yields each request with its answer, one after the other. Raises as `ask` does."""
+    for request in requests:
+        yield request, ask(address, request, timeout_seconds)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def _request(
+    address: Address,
+    method: str,
+    path: str,
+    body: bytes | None,
+    timeout_seconds: float,
+    request_id: str = "",
+) -> tuple[int, bytes]:
+    headers = {"Connection": "close"}
+    if request_id:
+        headers["X-Request-Id"] = request_id
+    if body is not None:
+        headers["Content-Type"] = "application/json"
+    if address.authorization:
+        headers["Authorization"] = address.authorization
+    connection: http.client.HTTPConnection
+    if address.uds is None:
+        connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout_seconds)
+    else:
+        connection = _UnixConnection(address.uds, timeout_seconds)
+    try:
+        connection.request(method, path, body, headers)
+        response = connection.getresponse()
+        return response.status, response.read(_MAX_ANSWER_BYTES)
+    finally:
+        connection.close()
+
+
+def _text(data: bytes) -> str:
+    """The text of every choice of an answer of OpenAI's API; of an answer of another form, nothing."""
+    try:
+        choices = json.loads(data)["choices"]
+        return "\n".join(_choice(choice) for choice in choices)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ""
+
+
+def _choice(choice: dict[str, object]) -> str:
+    message = choice.get("message")
+    content = message.get("content") if isinstance(message, dict) else choice.get("text")
+    return content if isinstance(content, str) else ""

@@ -1,0 +1,258 @@
+"""One run of a guest, watched: started in a place, its witnesses read, asked, and ended. For a build and for a supervisor.
+
+::
+
+    with taken(root) as place, Session(plan, place, phase="c") as session:
+        session.wait_healthy(600)
+        session.set_phase("e")
+        answers = session.exercise(requests)
+        session.set_phase("v")
+        session.settle(10)
+        seen = session.look(compares=True)     # -> verdict.judge(seen, expected)
+        session.end()
+
+Nothing of the guest outlives the block. One thread only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from aotgaudi.bundle.exercise import ExerciseRequest
+from aotgaudi.errors import store_error
+from aotgaudi.wrap.watch.child import Child
+from aotgaudi.wrap.watch.drive import (
+    ANSWER_SECONDS,
+    Address,
+    Answer,
+    GuestError,
+    exercise,
+    is_healthy,
+    require_free,
+)
+from aotgaudi.wrap.watch.events import Account, Event, EventReader
+from aotgaudi.wrap.watch.files import FileRules, FileSight, Watcher, compare
+from aotgaudi.wrap.watch.grace import GRACE_SECONDS
+from aotgaudi.wrap.watch.place import Place
+from aotgaudi.wrap.watch.verdict import Seen, is_settled
+from aotgaudi.wrap.witness import SITE
+
+SETTLE_SECONDS = 10.0
+"""How long the guest's processes may take to say that they have said everything; they look four times a second."""
+_POLL_SECONDS = 0.05
+_OF_WITNESS = frozenset({"AOTGAUDI_WITNESS_ALLOWED", "AOTGAUDI_WITNESS_ROLE"})
+"""Variables by which whoever has set them for another run would tell this one's witnesses what is not so."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run, and how.
+
+    Attributes:
+        words: The whole command.
+        environment: Its environment, but for what the witness needs.
+        address: Where it will listen.
+        rules: What may lie below the place's root.
+        repairs: Ids of the repairs that the witness is to make.
+        witness_site: The folder that is put on the guest's PYTHONPATH, as a copy.
+    """
+
+    words: tuple[str, ...]
+    environment: Mapping[str, str]
+    address: Address
+    rules: FileRules
+    repairs: tuple[str, ...] = ()
+    witness_site: Path = SITE
+
+
+class Session:
+    """A guest that runs, and what is known of it. A context manager."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        place: Place,
+        *,
+        phase: str,
+        adopts: bool = False,
+        output: IO[Any] | int | None = None,
+        grace_seconds: float = GRACE_SECONDS,
+    ) -> None:
+        """Starts the guest in `place`, whose files have been restored, at the state byte `phase`.
+
+        `adopts`, `output` and `grace_seconds` are as for `Child`. Raises StoreError, and SpecError if its port is in use.
+        """
+        require_free(plan.address)
+        self.plan, self.place, self.phase = plan, place, phase
+        self.account = Account()
+        self._news: list[Event] = []
+        self._answers: tuple[str, ...] | None = None
+        self._compared = FileSight()
+        try:
+            shutil.copytree(plan.witness_site, place.folder("witness"), dirs_exist_ok=True)
+            self._write_allowed()
+        except OSError as error:
+            raise store_error("prepare", place.here, error) from error
+        place.set_state(phase)
+        self._reader = EventReader(place.folder("events"))
+        self._watcher = Watcher(place.here, plan.rules) if plan.rules.has_sealed else None
+        self.started = time.monotonic()
+        environment = self._environment()
+        try:
+            self.child = Child(
+                plan.words, environment, place, adopts=adopts, output=output, grace_seconds=grace_seconds
+            )
+        except OSError as error:  # Too many processes, or a command line that is too long.
+            raise store_error("start the guest in", place.here, error) from error
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    @property
+    def seconds(self) -> float:
+        """How long ago the guest was started."""
+        return time.monotonic() - self.started
+
+    def read(self) -> None:
+        """Takes in what its processes have said by now."""
+        self._news += self.account.add(self._reader.read())
+
+    def news(self) -> list[Event]:
+        """Returns what its processes have said since the last call, by time."""
+        self.read()
+        news, self._news = self._news, []
+        return news
+
+    def set_phase(self, byte: str) -> None:
+        """Tells every process what the guest is at; `settle` waits for their answers."""
+        self.phase = byte
+        self.place.set_state(byte)
+
+    def wait_healthy(self, deadline_seconds: float, on_wait: Callable[[], object] = lambda: None) -> float:
+        """Waits until the guest serves; returns how many seconds that took. `on_wait` may end the wait by raising.
+
+        Raises:
+            GuestError: it ended before, or the deadline is over.
+        """
+        while True:
+            on_wait()
+            status = self.child.poll()
+            if status is not None:
+                raise GuestError(f"the guest ended with exit code {status} before it served", status)
+            if is_healthy(self.plan.address):
+                return self.seconds
+            if self.seconds >= deadline_seconds:
+                raise GuestError(f"the guest did not serve within {deadline_seconds:.0f} s")
+            time.sleep(_POLL_SECONDS)
+
+    def exercise(
+        self,
+        requests: Iterable[ExerciseRequest],
+        *,
+        timeout_seconds: float = ANSWER_SECONDS,
+        on_answer: Callable[[ExerciseRequest, Answer], object] = lambda request, answer: None,
+    ) -> tuple[str, ...]:
+        """Asks the exercise; returns the digest of each answer (see `Answer.digest`). Raises GuestError."""
+        digests = []
+        for request, answer in exercise(self.plan.address, requests, timeout_seconds):
+            digests.append(answer.digest(is_greedy=request.is_greedy))
+            on_answer(request, answer)
+        self._answers = tuple(digests)
+        return self._answers
+
+    def settle(
+        self, timeout_seconds: float = SETTLE_SECONDS, on_wait: Callable[[], object] = lambda: None
+    ) -> bool:
+        """Waits until every process that has a witness has answered to the phase; returns whether all did in time."""
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            on_wait()
+            if self.has_settled():
+                return True
+            if time.monotonic() >= deadline or self.child.poll() is not None:
+                return False
+            time.sleep(_POLL_SECONDS)
+
+    def has_settled(self) -> bool:
+        """Whether every living process that has a witness has answered to the phase."""
+        living = self.child.living()
+        self.read()
+        histories = self.account.histories.values()
+        return all(is_settled(one, self.phase) for one in histories if one.pid in living)
+
+    def look(self, *, phase: str | None = None, compares: bool = False) -> Seen:
+        """Returns all that is known now.
+
+        Args:
+            phase: What every process must have answered to; None: the phase that it is.
+            compares: Read and compare every sealed byte first.
+        """
+        living = self.child.living()
+        if compares:
+            self._compared = self._compared | compare(self.place.here, self.plan.rules)
+        files = self.files()
+        self.read()  # Last: a process that has ended, or written a file, has said so before.
+        return Seen(
+            histories=dict(self.account.histories),
+            alive=living,
+            rules=self.plan.rules,
+            files=files,
+            phase=self.phase if phase is None else phase,
+            answers=self._answers,
+        )
+
+    def files(self) -> FileSight:
+        """Returns what was seen of files since the start: by inotify, and by the comparisons that were made."""
+        if self._watcher is None:
+            return self._compared
+        watched = self._watcher.read()
+        return FileSight(
+            tuple(sorted({*watched.added, *self._compared.added})),
+            tuple(sorted({*watched.changed, *self._compared.changed})),
+            tuple(sorted({*watched.missing, *self._compared.missing})),
+            is_compared=self._compared.is_compared,
+            is_watched=watched.is_watched,
+        )
+
+    def end(self, grace_seconds: float | None = None) -> int:
+        """Ends the guest in an orderly way, reads its last words, and returns its exit code."""
+        status = self.child.end(grace_seconds)
+        self.read()
+        return status
+
+    def close(self) -> None:
+        """Ends what still runs. Closing again does nothing."""
+        self.child.close()
+        if self._watcher is not None:
+            self._watcher.close()
+
+    def _environment(self) -> dict[str, str]:
+        root, before = self.place.root, self.plan.environment.get("PYTHONPATH", "")
+        environment = {
+            **{name: value for name, value in self.plan.environment.items() if name not in _OF_WITNESS},
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(root / "witness"), before))),
+            "AOTGAUDI_WITNESS": str(root / "events"),
+            "AOTGAUDI_WITNESS_ROOTS": json.dumps([str(root / top) for top in self.plan.rules.tops]),
+            "AOTGAUDI_WITNESS_STATE": str(root / "state"),
+            "AOTGAUDI_WITNESS_REPAIRS": ",".join(self.plan.repairs),
+        }
+        if self.plan.rules.has_sealed:
+            environment["AOTGAUDI_WITNESS_ALLOWED"] = str(root / "allowed")
+        return environment
+
+    def _write_allowed(self) -> None:
+        """The sealed paths, as the guest sees them."""
+        lines = sorted(str(self.place.root / path) for path in self.plan.rules.sealed)
+        self.place.folder("allowed").write_text(
+            "".join(f"{line}\n" for line in lines), "utf-8", "surrogateescape"
+        )

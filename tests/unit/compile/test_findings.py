@@ -1,0 +1,238 @@
+"""Why something is not warm: the component that differs, and what it costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from aotgaudi.compile.compare import Change
+from aotgaudi.compile.findings import Finding, Reason, explain_against, reasons
+from aotgaudi.compile.history import BuiltProgram, BuiltUnit, Cost, History
+from aotgaudi.compile.keys import ProgramKeys, program_key, unit_key
+from aotgaudi.compile.records import ProgramRow, UnitSource
+from aotgaudi.digest import Digest
+from aotgaudi.entries import DefragEntry, PromptEntry
+from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.store.store import Store
+from tests.unit.compile.explaining import SECONDS, built, compiled, findings
+from tests.workload import FAKE, key_of, seed, text_of, tiny_spec
+
+ENTRIES = (DefragEntry(1), DefragEntry(2))
+LABELS = (("swap a", "layer b"), ("swap a", "layer c"))
+UPGRADED = FAKE.model_copy(update={"toolchain": {**FAKE.toolchain, "torch": "2.14"}})
+
+
+def spec_with_dtype(dtype: str) -> BuildSpec:
+    spec = tiny_spec()
+    return spec.model_copy(update={"model": spec.model.model_copy(update={"dtype": dtype})})
+
+
+def test_what_is_built_is_warm_and_has_no_reason(store: Store) -> None:
+    built(store, tiny_spec(), ENTRIES, LABELS)
+
+    found = findings(store, tiny_spec(), ENTRIES)
+
+    assert [(f.state, f.entries) for f in found] == [("warm", (entry,)) for entry in ENTRIES]
+    assert reasons(found) == ()
+
+
+def test_an_upgrade_is_one_reason_for_all_and_names_both_versions(store: Store) -> None:
+    built(store, tiny_spec(), ENTRIES, LABELS)
+
+    (reason,) = reasons(findings(store, tiny_spec(), ENTRIES, UPGRADED))
+
+    assert reason.state == "changed"
+    assert reason.num_entries == 2
+    assert [f.changes for f in reason.findings] == [(Change("target.toolchain.torch", "none", "2.14"),)] * 2
+    assert reason.is_certain
+
+
+def test_an_upgrade_costs_every_unit_once_and_as_long_as_last_time(store: Store) -> None:
+    built(store, tiny_spec(), ENTRIES, LABELS)
+    (reason,) = reasons(findings(store, tiny_spec(), ENTRIES, UPGRADED))
+
+    assert reason.cost(History.of_store(store)) == Cost(num_units=3, seconds=3 * SECONDS, num_untimed=0)
+
+
+def test_units_without_a_record_are_counted_and_not_timed(store: Store) -> None:
+    built(store, tiny_spec(), ENTRIES, LABELS)
+    store.actions.discard(key_of("layer c"))
+    (reason,) = reasons(findings(store, tiny_spec(), ENTRIES, UPGRADED))
+
+    assert reason.cost(History.of_store(store)) == Cost(num_units=3, seconds=2 * SECONDS, num_untimed=1)
+
+
+def test_a_change_of_the_model_alone_says_nothing_certain_of_units(store: Store) -> None:
+    built(store, tiny_spec(), ENTRIES, LABELS)
+
+    (reason,) = reasons(findings(store, spec_with_dtype("bfloat16"), ENTRIES))
+
+    assert reason.findings[0].changes == (Change("model.model.dtype", "float32", "bfloat16"),)
+    assert not reason.is_certain
+
+
+def test_a_new_entry_names_the_nearest_and_shares_a_reason_with_others_like_it(store: Store) -> None:
+    built(store, tiny_spec(), ENTRIES, LABELS)
+
+    (reason,) = reasons(findings(store, tiny_spec(), (DefragEntry(3), *ENTRIES, DefragEntry(4))))
+
+    assert reason.state == "new"
+    assert [f.entries[0] for f in reason.findings] == [DefragEntry(3), DefragEntry(4)]
+    assert [c.name for c in reason.findings[0].changes] == ["entry.padded_swaps"]
+    assert reason.findings[0].changes[0].new == "3"
+    assert reason.cost(History.of_store(store)).num_units == 4  # Two each, as the nearest.
+
+
+def test_new_entries_are_one_reason_whatever_the_nearest_differs_in(store: Store) -> None:
+    old = (PromptEntry(1, 16, 0), PromptEntry(1, 32, 0))
+    built(store, tiny_spec(), old, LABELS)
+
+    (reason,) = reasons(
+        findings(
+            store, tiny_spec(), (*old, PromptEntry(2, 16, 0), PromptEntry(2, 48, 0), PromptEntry(1, 32, 4))
+        )
+    )
+
+    assert [[c.name.removeprefix("entry.") for c in f.changes] for f in reason.findings] == [
+        ["batch_size"],
+        ["batch_size", "query_len"],
+        ["num_ctx_blocks"],
+    ]
+
+
+def test_nothing_like_it_is_never_built(store: Store) -> None:
+    built(store, tiny_spec(), ENTRIES, LABELS)
+
+    (reason,) = reasons(findings(store, tiny_spec(), (PromptEntry(1, 16, 0),)))
+
+    assert reason.state == "never built"
+    assert (reason.findings[0].changes, reason.findings[0].nearest) == ((), None)
+    assert reason.cost(History.of_store(store)) == Cost(0, 0, 0)
+
+
+def test_different_reasons_are_told_apart(store: Store) -> None:
+    built(store, tiny_spec(), ENTRIES[:1], LABELS)
+    built(store, spec_with_dtype("bfloat16"), ENTRIES[1:], LABELS[1:])
+
+    found = reasons(findings(store, tiny_spec(), (DefragEntry(1), DefragEntry(2), DefragEntry(3)), UPGRADED))
+
+    assert [(r.state, [c.name for c in r.findings[0].changes]) for r in found] == [
+        ("changed", ["target.toolchain.torch"]),
+        ("changed", ["model.model.dtype", "target.toolchain.torch"]),
+        ("new", ["entry.padded_swaps", "target.toolchain.torch"]),
+    ]
+
+
+def test_a_program_whose_object_is_gone_is_lost_and_not_changed(store: Store) -> None:
+    built(store, tiny_spec(), ENTRIES, LABELS)
+    key = program_key(ENTRIES[0], tiny_spec(), FAKE).hex
+    store.objects.discard(Digest.parse(History.of_store(store).programs[key].digest))
+
+    assert [f.state for f in findings(store, tiny_spec(), ENTRIES)] == ["lost", "warm"]
+
+
+def test_a_unit_whose_object_is_gone_is_lost(store: Store) -> None:
+    built(store, tiny_spec(), ENTRIES, LABELS)
+    store.objects.discard(Digest.of(key_of("layer b").encode()))
+
+    (unit,) = (f for f in findings(store, tiny_spec(), ENTRIES) if not f.is_program)
+
+    assert (unit.label, unit.state, unit.changes) == ("layer b", "lost", ())
+
+
+def test_a_traced_unit_names_the_upgrade_that_it_waits_for(store: Store) -> None:
+    built(store, tiny_spec(), ENTRIES[:1], (("swap a",),))
+    seed(store, tiny_spec(), ENTRIES[:1], (("swap a",),), UPGRADED)
+
+    (reason,) = reasons(findings(store, tiny_spec(), ENTRIES[:1], UPGRADED))
+
+    assert not reason.findings[0].is_program
+    assert reason.findings[0].changes == (Change("target.toolchain.torch", "none", "2.14"),)
+    assert reason.findings[0].lines is None
+    assert reason.cost(History.of_store(store)) == Cost(1, SECONDS, 0)
+
+
+OLD_TEXT = f"{text_of('swap a')}\nmore"
+
+
+def trace_anew(store: Store) -> Finding:
+    """Traces the program of an entry whose unit was compiled from `OLD_TEXT`; returns what is said of the unit."""
+    compiled(store, OLD_TEXT, "swap a")
+    seed(store, tiny_spec(), ENTRIES[:1], (("swap a",),))
+    (unit,) = (f for f in findings(store, tiny_spec(), ENTRIES[:1]) if not f.is_program)
+    return unit
+
+
+def test_a_unit_with_another_graph_shows_the_line_that_differs(store: Store) -> None:
+    text = str(store.objects.put_bytes(OLD_TEXT.encode()))
+    row = ProgramRow(program=text, units={"0" * 64: UnitSource(text=text, label="swap a")})
+    store.actions.put("0" * 64, row.model_dump(mode="json"))
+
+    unit = trace_anew(store)
+
+    sha256 = [Digest.of(t.encode()).sha256 for t in (OLD_TEXT, text_of("swap a"))]
+    assert unit.changes == (Change("graph", *sha256),)
+    assert unit.lines == ("more", "")
+
+
+def test_a_unit_whose_old_text_is_gone_shows_no_line(store: Store) -> None:
+    unit = trace_anew(store)
+
+    assert [c.name for c in unit.changes] == ["graph"]
+    assert unit.lines is None
+
+
+def test_a_unit_never_traced_before_is_never_built(store: Store) -> None:
+    seed(store, tiny_spec(), ENTRIES[:1], (("swap a",),))
+
+    assert [f.state for f in findings(store, tiny_spec(), ENTRIES[:1])] == ["warm", "never built"]
+
+
+def test_the_order_of_reasons_is_that_of_the_findings() -> None:
+    key = unit_key("a", FAKE)
+    found = [Finding(key, "a", "lost"), Finding(key, "b", "never built"), Finding(key, "c", "lost")]
+
+    assert reasons(found) == (Reason((found[0], found[2])), Reason((found[1],)))
+
+
+def test_history_passes_over_what_is_no_record_of_ours(store: Store) -> None:
+    built(store, tiny_spec(), ENTRIES, LABELS)
+    store.actions.put("0" * 64, {"program": 1})
+    store.actions.put("1" * 64, {})
+    (store.root / "records" / "22").mkdir()
+    (store.root / "records" / "22" / f"{'2' * 64}.json").write_text("not JSON")
+
+    history = History.of_store(store)
+
+    assert (len(history.programs), len(history.units)) == (2, 3)
+
+
+def test_history_holds_what_lower_layers_have(store: Store, tmp_path: object) -> None:
+    built(store, tiny_spec(), ENTRIES, LABELS)
+    upper = Store.open(store.root.parent / "upper", lower=[store.root])
+
+    assert History.of_store(upper) == History.of_store(store)
+
+
+def test_against_compares_with_what_is_given_and_nothing_else() -> None:
+    spec = tiny_spec()
+    old = ProgramKeys(spec, FAKE, {"graphs": "old", "transformers": "5"})
+    new = ProgramKeys(spec, FAKE, {"graphs": "new", "transformers": "5"})
+    programs = [BuiltProgram(old.hex_of(e), dict(old.of(e).components), ("u",)) for e in ENTRIES[:1]]
+
+    (same,) = explain_against(ENTRIES[:1], old, programs)
+    (changed, other) = explain_against(ENTRIES, new, programs)
+
+    assert (same.state, same.changes) == ("warm", ())
+    assert (changed.state, changed.changes) == ("changed", (Change("toolchain.graphs", "old", "new"),))
+    assert other.state == "new"
+    assert changed.unit_keys == ("u",)
+
+
+@pytest.mark.parametrize(
+    ("keys", "cost"),
+    [((), Cost(0, 0, 0)), (("a", "a"), Cost(1, 2.0, 0)), (("a", "b", "?"), Cost(3, 5.0, 1))],
+)
+def test_a_cost_counts_each_unit_once(keys: tuple[str, ...], cost: Cost) -> None:
+    units = {key: BuiltUnit(key, {}, "", seconds) for key, seconds in (("a", 2.0), ("b", 3.0))}
+
+    assert Cost.of(keys, units) == cost

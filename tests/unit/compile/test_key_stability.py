@@ -1,0 +1,176 @@
+"""What is not in a key: a store built here is a hit wherever, whenever and by whomever it is looked up again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+import aotgaudi
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.store.store import Store
+from tests.unit.compile.explaining import built
+from tests.workload import SPEC_TEXT, tiny_spec
+
+_LOOK_UP = """
+import sys
+from pathlib import Path
+from aotgaudi.backends.inductor.probe import probe
+from aotgaudi.backends.offline import probe_target
+from aotgaudi.compile.keys import ProgramKeys, unit_key
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.compile.pipeline import plan_manifest
+from aotgaudi.spec.parse import load_spec
+from aotgaudi.store.store import Store
+manifest = Manifest.of(load_spec(Path(sys.argv[1])))
+plan = plan_manifest(manifest, Store.open(Path(sys.argv[2])))
+print("misses", len(plan.untraced) + len(plan.missing_units))
+native = probe("avx2")
+print("keys", manifest.id, unit_key("graph", native).hex)
+for entry in manifest.entries:
+    print(entry, ProgramKeys(manifest.spec, probe_target(manifest.spec.target)).hex_of(entry),
+          ProgramKeys(manifest.spec, native).hex_of(entry))
+"""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing of the surroundings that is another: variables, code that runs first, the folder, or a file."""
+
+    environment: dict[str, str] = field(default_factory=dict)
+    before: str = ""
+    is_elsewhere: bool = False
+    prepare: Callable[[Path], None] = lambda _: None
+    umask: int = -1
+    arguments: tuple[str, ...] = ()
+    package_at: str = ""
+
+
+HOST = "import os, platform, socket\nsocket.gethostname = platform.node = lambda: 'elsewhere'\n"
+USER = "import getpass, os\ngetpass.getuser = os.getlogin = lambda: 'somebody'\n"
+CLOCK = (
+    "import time\n_now = time.time\ntime.time = lambda: _now() + 3e9\n"
+    "_ns = time.time_ns\ntime.time_ns = lambda: _ns() + 3 * 10**18\n"
+)
+
+
+def _old(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        os.utime(path, (0, 0))
+
+
+CHANGES = {
+    "HOME": Change({"HOME": "/nonexistent"}),
+    "cwd": Change(is_elsewhere=True),
+    "host name": Change(before=HOST),
+    "HOSTNAME": Change({"HOSTNAME": "elsewhere"}),
+    "user": Change({"USER": "somebody", "LOGNAME": "somebody"}, before=USER),
+    "TMPDIR": Change({"TMPDIR": "/var/tmp"}),
+    "locale": Change({"LC_ALL": "tr_TR.UTF-8", "LANG": "tr_TR.UTF-8", "LANGUAGE": "tr"}),
+    "locale C": Change({"LC_ALL": "C"}),
+    "encoding": Change({"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"}),
+    "time zone": Change({"TZ": "Asia/Tokyo"}),
+    "clock": Change(before=CLOCK),
+    "SOURCE_DATE_EPOCH": Change({"SOURCE_DATE_EPOCH": "1"}),
+    "mtime": Change(prepare=_old),
+    "unrelated environment": Change({"FOO": "1", "KUBERNETES_SERVICE_HOST": "10.0.0.1", "CI": "true"}),
+    "threads": Change({"OMP_NUM_THREADS": "7", "MKL_NUM_THREADS": "7"}),
+    "torch's settings": Change({"TORCHINDUCTOR_CACHE_DIR": "/x", "TORCH_LOGS": "+all"}),
+    "the compiler's settings": Change(
+        {"CPATH": "/x", "CXXFLAGS": "-O0", "GCC_COLORS": "", "MAKEFLAGS": "-j9"}
+    ),
+    "checkout path": Change(package_at="another/checkout"),
+    "hash seed": Change({"PYTHONHASHSEED": "12345"}),
+    "another hash seed": Change({"PYTHONHASHSEED": "0"}),
+    "umask": Change(umask=0o077),
+    "bytecode": Change({"PYTHONDONTWRITEBYTECODE": "1"}),
+    "optimised": Change(arguments=("-O",)),
+    "terminal": Change({"TERM": "dumb", "COLUMNS": "20", "NO_COLOR": "1"}),
+    "XDG folders": Change({"XDG_CACHE_HOME": "/nonexistent", "XDG_CONFIG_HOME": "/nonexistent"}),
+}
+
+
+@pytest.fixture(scope="module")
+def store_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("stability") / "store"
+    manifest = Manifest.of(tiny_spec())
+    store = Store.open(root)
+    built(store, manifest.spec, manifest.entries, (("layer a", "head b"), ("layer a",)))
+    store.close()
+    return root
+
+
+@pytest.fixture(scope="module")
+def expected(store_root: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return look_up(store_root, tmp_path_factory.mktemp("expected"), Change())
+
+
+def look_up(store_root: Path, folder: Path, change: Change) -> str:
+    """What a fresh process finds in the store, and the keys that it makes."""
+    spec = folder / "tiny.toml"
+    spec.write_text(SPEC_TEXT, encoding="utf-8")
+    package = Path(aotgaudi.__file__).parent
+    if change.package_at:
+        package = shutil.copytree(package, folder / change.package_at / "aotgaudi")
+    change.prepare(folder)
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(folder), **change.environment}
+    environment["PYTHONPATH"] = os.pathsep.join([str(package.parent), *sys.path])
+    done = subprocess.run(
+        [sys.executable, *change.arguments, "-c", change.before + _LOOK_UP, spec, store_root],
+        cwd="/" if change.is_elsewhere else folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        umask=change.umask,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_base_is_a_hit(expected: str) -> None:
+    assert expected.startswith("misses 0\nkeys ")
+    assert len(expected.splitlines()) == 2 + len(Manifest.of(tiny_spec()).entries)
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_the_surroundings_cost_no_miss(
+    store_root: Path, expected: str, tmp_path: Path, change: Change
+) -> None:
+    assert look_up(store_root, tmp_path, change) == expected
+
+
+def test_there_are_at_least_twenty_changes() -> None:
+    assert len(CHANGES) >= 20
+
+
+def test_a_copy_of_the_package_in_another_place_is_the_one_that_runs(tmp_path: Path) -> None:
+    package = shutil.copytree(Path(aotgaudi.__file__).parent, tmp_path / "aotgaudi")
+    done = subprocess.run(
+        [sys.executable, "-c", "import aotgaudi; print(aotgaudi.__file__)"],
+        env={"PYTHONPATH": str(tmp_path)},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert Path(done.stdout.strip()).parent == package
+
+
+def test_an_edit_of_the_graph_code_is_a_miss(store_root: Path, expected: str, tmp_path: Path) -> None:
+    """So that the tests above can fail."""
+
+    def edit(folder: Path) -> None:
+        path = folder / "checkout" / "aotgaudi" / "graphs" / "step.py"
+        path.write_text(f"{path.read_text(encoding='utf-8')}\n", encoding="utf-8")
+
+    found = look_up(store_root, tmp_path, Change(package_at="checkout", prepare=edit))
+
+    assert not found.startswith("misses 0\n")

@@ -1,0 +1,352 @@
+"""Keys: what is in them, what is not, and that nothing of the machine is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aotgaudi.backends.base import Target
+from aotgaudi.compile import keys
+from aotgaudi.compile.keys import LIMITS_EXCLUDED, graph_code_digest, program_key, unit_key
+from aotgaudi.digest import Key
+from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, PromptEntry, SamplerEntry
+from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.spec.limits import ServingLimits
+from aotgaudi.spec.model import CONFIG_KEYS_EXCLUDED, ModelSpec
+from aotgaudi.spec.parse import parse_spec
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "data" / "keys.json"
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "max_position_embeddings": 512,
+    "num_hidden_layers": 2,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "tie_word_embeddings": False,
+    "vocab_size": 512,
+}
+LIMITS = {
+    "max_num_seqs": 4,
+    "max_num_prefill_seqs": 1,
+    "max_num_batched_tokens": 64,
+    "max_model_len": 128,
+    "block_size": 16,
+    "num_blocks": 32,
+}
+TARGET = Target(
+    backend="cpu",
+    machine="x86_64",
+    isa=("avx2", "fma"),
+    toolchain={"torch": "2.13", "compiler": "g++ 12"},
+    flags={"cpp.threads": "1"},
+)
+ENTRY = PromptEntry(2, 32, 4)
+
+
+def spec_of(config: Mapping[str, Any] = CONFIG, dtype: str = "float32", **limits: int) -> BuildSpec:
+    return BuildSpec.model_validate(
+        {
+            "schema": "aotgaudi.spec/1",
+            "model": {"name": "tiny", "dtype": dtype, "config": dict(config)},
+            "limits": {**LIMITS, **limits},
+        }
+    )
+
+
+BASE = program_key(ENTRY, spec_of(), TARGET)
+
+
+def differing(key: Key) -> list[str]:
+    return [name for name, _, _ in BASE.differences(key)]
+
+
+OTHER_CONFIG_VALUES = {
+    "model_type": "qwen2",
+    "hidden_size": 65,
+    "max_position_embeddings": 513,
+    "num_hidden_layers": 3,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10001.0},
+    "tie_word_embeddings": True,
+    "vocab_size": 513,
+    "a_key_of_a_later_transformers": 1,
+    "pad_token_id": 0,
+}
+
+
+@pytest.mark.parametrize("name", OTHER_CONFIG_VALUES)
+def test_every_key_of_the_model_config_is_in_the_program_key(name: str) -> None:
+    key = program_key(ENTRY, spec_of({**CONFIG, name: OTHER_CONFIG_VALUES[name]}), TARGET)
+
+    assert differing(key) == [f"model.model.config.{name}"]
+    assert key.hex != BASE.hex
+
+
+def test_the_table_above_covers_the_config() -> None:
+    assert CONFIG.keys() <= OTHER_CONFIG_VALUES.keys()
+
+
+@pytest.mark.parametrize("name", CONFIG_KEYS_EXCLUDED)
+def test_excluded_config_keys_are_not(name: str) -> None:
+    for value in ("anything", 7, None):
+        assert program_key(ENTRY, spec_of({**CONFIG, name: value}), TARGET) == BASE
+
+
+def test_the_dtype_is_in_it_and_the_models_name_is_not() -> None:
+    spec = spec_of()
+    renamed = spec.model_copy(update={"model": spec.model.model_copy(update={"name": "another"})})
+
+    assert differing(program_key(ENTRY, spec_of(dtype="bfloat16"), TARGET)) == ["model.model.dtype"]
+    assert program_key(ENTRY, renamed, TARGET) == BASE
+
+
+@pytest.mark.parametrize("name", ServingLimits.model_fields)
+def test_every_limit_is_in_it_unless_it_is_excluded_by_name(name: str) -> None:
+    value = 2 if name == "max_num_prefill_seqs" else 2 * LIMITS.get(name, 0) or True
+
+    key = program_key(ENTRY, spec_of(**{name: value}), TARGET)
+
+    assert differing(key) == ([] if name in LIMITS_EXCLUDED else [f"limits.{name}"])
+
+
+def test_the_number_of_blocks_is_in_it_where_graphs_are_of_one_size() -> None:
+    """A CPU's graphs leave it open: another KV size shares everything."""
+
+    def key(backend: str, num_blocks: int) -> Key:
+        return program_key(
+            ENTRY, spec_of(num_blocks=num_blocks), TARGET.model_copy(update={"backend": backend})
+        )
+
+    for backend in ("cpu", "cuda", "fake"):
+        assert key(backend, 32) == key(backend, 64)
+    assert key("hpu", 32).differences(key("hpu", 64)) == (("limits.num_blocks", "32", "64"),)
+
+
+def test_what_is_excluded_exists_and_has_a_reason() -> None:
+    assert LIMITS_EXCLUDED.keys() <= ServingLimits.model_fields.keys()
+    assert all(LIMITS_EXCLUDED.values())
+
+
+ENTRIES: tuple[Entry, ...] = (PromptEntry(2, 32, 4), DecodeEntry(2, 32, 4), DefragEntry(8))
+
+
+@pytest.mark.parametrize(
+    ("entry", "name"),
+    [(entry, name) for entry in ENTRIES for name in entry.columns()],
+    ids=str,
+)
+def test_every_field_of_an_entry_is_in_it(entry: Entry, name: str) -> None:
+    other = dataclasses.replace(entry, **{name: getattr(entry, name) + 1})  # type: ignore[type-var]
+
+    before, after = (program_key(e, spec_of(), TARGET) for e in (entry, other))
+
+    assert [row[0] for row in before.differences(after)] == [f"entry.{name}"]
+
+
+def test_the_kind_of_an_entry_is_in_it() -> None:
+    keys_of = {program_key(entry, spec_of(), TARGET).hex for entry in ENTRIES}
+
+    assert len(keys_of) == len(ENTRIES)
+    assert "entry.kind" in differing(program_key(DecodeEntry(2, 32, 4), spec_of(), TARGET))
+
+
+@pytest.mark.parametrize(
+    ("other", "is_same"),
+    [
+        (SamplerEntry(2, 0.3, 0.95, 20, batch_changed=True), True),
+        (SamplerEntry(2, 0.7, 0.9, 50, batch_changed=False), True),
+        (SamplerEntry(3, 0.7, 0.9, 50, batch_changed=True), False),
+        (SamplerEntry(2, 0.0, 0.9, 50, batch_changed=True), False),
+        (SamplerEntry(2, 1.0, 1.0, 0, batch_changed=True), False),
+        (SamplerEntry(2, 0.7, 0.9, 50, batch_changed=True, min_p=0.1), False),
+        (SamplerEntry(2, 0.7, 0.9, 50, batch_changed=True, presence_penalty=0.1), False),
+        (SamplerEntry(2, 0.7, 0.9, 50, batch_changed=True, num_logprobs=1), False),
+    ],
+)
+def test_a_sampler_entry_is_keyed_by_its_signature(other: SamplerEntry, is_same: bool) -> None:
+    entry = SamplerEntry(2, 0.7, 0.9, 50, batch_changed=True)
+
+    assert (program_key(entry, spec_of(), TARGET) == program_key(other, spec_of(), TARGET)) == is_same
+
+
+def test_penalties_share_a_key_and_numbers_of_log_probabilities_do_not() -> None:
+    def key(**others: float) -> str:
+        entry = SamplerEntry(2, 0.7, 0.9, 50, batch_changed=True, **others)  # type: ignore[arg-type]
+        return program_key(entry, spec_of(), TARGET).hex
+
+    assert key(presence_penalty=1.0) == key(frequency_penalty=-0.5) == key(repetition_penalty=1.3)
+    assert key(num_logprobs=3) != key(num_logprobs=5)
+
+
+OTHER_TARGETS = {
+    "target.backend": {"backend": "fake"},
+    "target.machine": {"machine": "aarch64"},
+    "target.isa": {"isa": ("avx2",)},
+    "target.toolchain.torch": {"toolchain": {**TARGET.toolchain, "torch": "2.14"}},
+    "target.toolchain.compiler": {"toolchain": {**TARGET.toolchain, "compiler": "g++ 13"}},
+    "target.toolchain.new": {"toolchain": {**TARGET.toolchain, "new": "1"}},
+    "target.flags.cpp.threads": {"flags": {"cpp.threads": "2"}},
+    "target.flags.new": {"flags": {**TARGET.flags, "new": "1"}},
+}
+
+
+@pytest.mark.parametrize("name", OTHER_TARGETS)
+def test_every_factor_of_the_target_is_in_both_keys(name: str) -> None:
+    other = TARGET.model_copy(update=OTHER_TARGETS[name])
+
+    assert differing(program_key(ENTRY, spec_of(), other)) == [name]
+    assert [row[0] for row in unit_key("g", TARGET).differences(unit_key("g", other))] == [name]
+
+
+def test_the_table_above_covers_the_target() -> None:
+    assert {name.split(".")[1] for name in OTHER_TARGETS} == set(Target.model_fields)
+
+
+def test_a_unit_key_is_its_text_and_nothing_of_the_model() -> None:
+    assert [row[0] for row in unit_key("a", TARGET).differences(unit_key("b", TARGET))] == ["graph"]
+    assert not any(
+        name.startswith(("model", "limits", "entry")) for name, _ in unit_key("a", TARGET).components
+    )
+
+
+def test_our_graph_code_and_transformers_are_in_the_program_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "graph_code_digest", lambda: "0" * 64)
+    assert differing(program_key(ENTRY, spec_of(), TARGET)) == ["toolchain.graphs"]
+
+    monkeypatch.undo()
+    monkeypatch.setattr(keys, "version_of", lambda name: "0")
+    assert differing(program_key(ENTRY, spec_of(), TARGET)) == ["toolchain.transformers"]
+
+
+def test_an_edit_of_any_graph_file_changes_the_digest_of_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.py").write_bytes(b"a = 1\n")
+    (tmp_path / "b.py").write_bytes(b"")
+    monkeypatch.setattr("aotgaudi.graphs.__path__", [str(tmp_path)])
+
+    def digest() -> str:
+        return graph_code_digest.__wrapped__()
+
+    digests = [digest()]
+    (tmp_path / "a.py").write_bytes(b"a = 2\n")
+    digests.append(digest())
+    (tmp_path / "b.py").rename(tmp_path / "c.py")
+    digests.append(digest())
+
+    assert len(set(digests)) == 3
+
+
+def test_no_component_names_this_machine() -> None:
+    text = " ".join(value for _, value in BASE.components)
+
+    assert not [word for word in (os.getcwd(), str(Path.home()), os.uname().nodename) if word in text]
+
+
+_PRINT_KEYS = """
+import sys
+from pathlib import Path
+from aotgaudi.backends.fake.probe import probe
+from aotgaudi.compile.keys import program_key, unit_key
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.spec.parse import load_spec
+manifest = Manifest.of(load_spec(Path(sys.argv[1])))
+print(manifest.id, unit_key("graph", probe()).hex)
+for entry in manifest.entries:
+    print(program_key(entry, manifest.spec, probe()).hex)
+"""
+
+
+def test_keys_are_the_same_wherever_they_are_made(tmp_path: Path) -> None:
+    """Home, folder, user, locale, time zone, temporary folder and hash seed do not matter."""
+    texts = set()
+    for number, variation in enumerate(
+        (
+            {"PYTHONHASHSEED": "1", "LC_ALL": "C", "TZ": "UTC"},
+            {"PYTHONHASHSEED": "2", "LC_ALL": "tr_TR.UTF-8", "TZ": "Asia/Tokyo", "USER": "somebody"},
+        )
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        spec = folder / f"spec-{number}.toml"
+        spec.write_text(_SPEC_WITH_A_CONFIG_FILE, encoding="utf-8")
+        (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+        environment = {"HOME": str(folder), "TMPDIR": str(folder), "PATH": os.defpath, **variation}
+        environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+        done = subprocess.run(
+            [sys.executable, "-c", _PRINT_KEYS, spec.name],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        texts.add(done.stdout)
+
+    assert len(texts) == 1
+    assert len(texts.pop().splitlines()) > 3
+
+
+_SPEC_WITH_A_CONFIG_FILE = """
+schema = "aotgaudi.spec/1"
+model = { name = "tiny", dtype = "float32", config = "config.json" }
+limits = { max_num_seqs = 1, max_num_batched_tokens = 16, max_model_len = 16, block_size = 16, num_blocks = 1 }
+"""
+
+
+def test_the_order_of_a_config_does_not_matter() -> None:
+    backwards = dict(reversed(CONFIG.items()))
+
+    assert program_key(ENTRY, spec_of(backwards), TARGET) == BASE
+
+
+def golden_keys() -> dict[str, str]:
+    """Keys of fixed inputs; those that hold a digest of our own source are left out."""
+    framed = {
+        "nothing": [],
+        "one": [("name", "value")],
+        "two": [("name", "value"), ("other", "")],
+        "shifted": [("nam", "evalue"), ("other", "")],
+        "not ascii": [("größe", "16 Å")],
+    }
+    model = ModelSpec(name="tiny", dtype="float32", config=CONFIG)
+    return {
+        **{f"framing: {name}": Key.of(rows).hex for name, rows in framed.items()},
+        "unit: cpu": unit_key("graph", TARGET).hex,
+        "unit: another text": unit_key("graph\n", TARGET).hex,
+        "unit: bare target": unit_key("graph", Target(backend="fake", machine="any")).hex,
+        "model signature": model.signature().hex,
+        **{
+            f"entry: {entry}": entry.id
+            for entry in (*ENTRIES, SamplerEntry(2, 0.7, 0.9, 50, batch_changed=True))
+        },
+        "manifest": _manifest_id(),
+    }
+
+
+def _manifest_id() -> str:
+    from aotgaudi.manifest.manifest import Manifest
+
+    text = _SPEC_WITH_A_CONFIG_FILE.replace('"config.json"', _inline(CONFIG))
+    return Manifest.of(parse_spec(text, Path())).id
+
+
+def _inline(value: Mapping[str, Any]) -> str:
+    def shown(item: Any) -> str:
+        return _inline(item) if isinstance(item, dict) else json.dumps(item)
+
+    return "{ " + ", ".join(f"{name} = {shown(item)}" for name, item in value.items()) + " }"
+
+
+def test_keys_are_what_earlier_releases_made_of_the_same_inputs() -> None:
+    """When this fails, every user's store is void: raise the schema in the key and regenerate the file."""
+    assert golden_keys() == json.loads(GOLDEN.read_text(encoding="utf-8"))

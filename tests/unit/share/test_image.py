@@ -1,0 +1,587 @@
+"""Images that are written: valid, the same every time, on a base or alone; and bundles taken out of them again."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import io
+import itertools
+import json
+import os
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from aotgaudi.bundle.acceptance import Acceptance
+from aotgaudi.bundle.bundle import open_bundle
+from aotgaudi.bundle.signing import Signing, generate_key, load_signing_key
+from aotgaudi.bundle.trust import TrustPolicy
+from aotgaudi.bundle.verify import verify_bundle
+from aotgaudi.digest import Digest, canonical_json, sha256_bytes
+from aotgaudi.errors import CorruptError, ManifestError, SpecError, StoreError, TargetError, UntrustedError
+from aotgaudi.share.image import read_base, write_image
+from aotgaudi.share.image_transfer import LayoutImage, RegistryImage, find_image, pull_image, push_image
+from aotgaudi.share.layer import Compression
+from aotgaudi.share.layout import Layout, LayoutPlace, parse_layout
+from aotgaudi.share.oci_documents import (
+    BUNDLE_ROOT,
+    IMAGE_CONFIG_TYPE,
+    IMAGE_INDEX_TYPE,
+    IMAGE_MANIFEST_TYPE,
+    LAYER_TYPES,
+    REF_NAME,
+)
+from aotgaudi.share.registry_remote import BundleLayer, RegistryRemote
+from aotgaudi.share.transfer import Conduct
+from tests.unit.bundle.conftest import CAPTURED, LAUNCH_ID, MANIFEST_ID, Sealed, SealedCapture
+from tests.unit.failing import CALLS, fail_each
+from tests.unit.share.archives import archive, file, honest
+from tests.unit.share.fake_registry import FakeRegistry, Handler, cut_after, on, times
+from tests.unit.share.test_registry_remote import files
+
+
+def documents(layout: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Index, manifest and config of a layout with one image."""
+    index = json.loads((layout / "index.json").read_bytes())
+    (row,) = index["manifests"]
+    manifest = json.loads(blob(layout, row["digest"]))
+    return index, manifest, json.loads(blob(layout, manifest["config"]["digest"]))
+
+
+def blob(layout: Path, digest: str) -> bytes:
+    return (layout / "blobs" / digest.replace(":", "/")).read_bytes()
+
+
+def test_every_blob_has_the_digest_and_the_size_that_name_it(sealed: Sealed, tmp_path: Path) -> None:
+    write_image(sealed.open(), tmp_path / "image", tag="v1")
+
+    index, manifest, _ = documents(tmp_path / "image")
+    rows = [*index["manifests"], manifest["config"], *manifest["layers"]]
+    for row in rows:
+        data = blob(tmp_path / "image", row["digest"])
+        assert (f"sha256:{sha256_bytes(data)}", len(data)) == (row["digest"], row["size"])
+    assert len(list((tmp_path / "image" / "blobs" / "sha256").iterdir())) == len(rows)
+    assert json.loads((tmp_path / "image" / "oci-layout").read_bytes()) == {"imageLayoutVersion": "1.0.0"}
+    assert {path.name for path in (tmp_path / "image").iterdir()} == {"blobs", "index.json", "oci-layout"}
+
+
+def test_the_image_says_what_is_in_it(sealed: Sealed, tmp_path: Path) -> None:
+    write_image(sealed.open(), tmp_path / "image", tag="v1")
+
+    index, manifest, config = documents(tmp_path / "image")
+    labels = config["config"]["Labels"]
+    assert labels["io.github.aotgaudi.manifest-id"] == MANIFEST_ID
+    assert labels["io.github.aotgaudi.bundle-index"] == f"sha256:{sha256_bytes(sealed.open().index_bytes)}"
+    assert labels["io.github.aotgaudi.target"] == "fake none avx2"
+    assert labels["io.github.aotgaudi.isa"] == "avx2"
+    assert labels["io.github.aotgaudi.torch"] == "2.13"
+    assert labels["io.github.aotgaudi.entries"] == "3"
+    assert labels["io.github.aotgaudi.objects"] == "5"
+    assert manifest["annotations"] == labels
+    assert index["manifests"][0]["annotations"] == {**labels, REF_NAME: "v1"}
+    assert (config["architecture"], config["os"], config["rootfs"]["type"]) == ("amd64", "linux", "layers")
+
+
+@pytest.mark.parametrize("compression", ["zstd", "gzip"])
+def test_the_layer_is_a_plain_reproducible_archive(
+    sealed: Sealed, tmp_path: Path, compression: Compression
+) -> None:
+    written = write_image(sealed.open(), tmp_path / "image", tag="v1", compression=compression)
+
+    _, manifest, config = documents(tmp_path / "image")
+    (layer,) = manifest["layers"]
+    packed = blob(tmp_path / "image", layer["digest"])
+    data = gzip.decompress(packed) if compression == "gzip" else _unzstd(packed)
+    assert layer["mediaType"] == LAYER_TYPES[compression]
+    assert config["rootfs"]["diff_ids"] == [f"sha256:{sha256_bytes(data)}"] == [written.layer.diff_id]
+    with tarfile.open(fileobj=io.BytesIO(data)) as read:
+        members = read.getmembers()
+    names = [member.name for member in members]
+    assert names == sorted(names)
+    assert {(m.mtime, m.uid, m.gid, m.uname, m.gname) for m in members} == {(0, 0, 0, "", "")}
+    assert {m.mode for m in members if m.isdir()} == {0o755}
+    assert {m.mode for m in members if m.isreg() and "/objects/" in m.name} == {0o444}
+    assert {m.mode for m in members if m.isreg() and "/objects/" not in m.name} == {0o644}
+    assert {m.name for m in members if m.isreg()} == {f"{BUNDLE_ROOT}/{name}" for name in files(sealed.path)}
+
+
+def _unzstd(data: bytes) -> bytes:
+    return zstandard.ZstdDecompressor().decompressobj().decompress(data)
+
+
+def test_the_archive_is_byte_for_byte_what_tar_writes(sealed: Sealed, tmp_path: Path) -> None:
+    written = write_image(sealed.open(), tmp_path / "image", tag="v1")
+
+    members = honest(sealed)
+    for member, _ in members:
+        if "/objects/" in member.name and member.isreg():
+            member.mode = 0o444
+    assert written.layer.diff_id == f"sha256:{sha256_bytes(archive(members))}"
+
+
+@pytest.mark.parametrize("compression", ["zstd", "gzip"])
+def test_the_same_bundle_gives_the_same_image_elsewhere_and_later(
+    sealed: Sealed, tmp_path: Path, compression: Compression
+) -> None:
+    first = write_image(sealed.open(), tmp_path / "image", tag="v1", compression=compression)
+    before = os.umask(0o077)
+    try:
+        sealed.pack(tmp_path / "other" / "bundle")
+        for path in (tmp_path / "other" / "bundle").rglob("*"):
+            os.utime(path, (time.time() - 9999, 1))
+        again = write_image(
+            open_bundle(tmp_path / "other" / "bundle"),
+            tmp_path / "image 2",
+            tag="v1",
+            compression=compression,
+        )
+    finally:
+        os.umask(before)
+
+    assert again == first
+    assert files(tmp_path / "image") == files(tmp_path / "image 2")
+    assert (tmp_path / "image 2").stat().st_mode & 0o777 == 0o755
+
+
+def test_an_unchanged_bundle_keeps_its_layer_whatever_the_epoch_of_the_build(
+    sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate_key(tmp_path / "key")
+    layers = set()
+    for number, seconds in enumerate(("0", "1700000000")):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", seconds)
+        signing = Signing((load_signing_key(tmp_path / "key"),), epoch=7)
+        sealed.pack(tmp_path / str(number) / "bundle", signing=signing)
+        bundle = open_bundle(tmp_path / str(number) / "bundle")
+        layers.add(write_image(bundle, tmp_path / f"image {number}", tag="v1"))
+
+    assert len(layers) == 1
+
+
+def test_what_lies_beside_the_bundle_stays_out(sealed: Sealed, tmp_path: Path) -> None:
+    first = write_image(sealed.open(), tmp_path / "image", tag="v1")
+    (sealed.path / "secret.env").write_text("PASSWORD=x")
+
+    assert write_image(sealed.open(), tmp_path / "other", tag="v1") == first
+
+
+def test_a_damaged_bundle_gives_no_image(sealed: Sealed, tmp_path: Path) -> None:
+    sealed.object("layer.so").write_bytes(b"x" * sealed.digests["layer.so"].size_bytes)
+
+    with pytest.raises(CorruptError, match="mend it with"):
+        write_image(sealed.open(), tmp_path / "image", tag="v1")
+    assert {path.name for path in tmp_path.iterdir()} == {"bundle", "store"}
+
+
+def test_an_image_of_a_bundle_is_replaced_and_nothing_else(sealed: Sealed, tmp_path: Path) -> None:
+    write_image(sealed.open(), tmp_path / "image", tag="v1")
+    write_image(sealed.open(), tmp_path / "image", tag="v2", compression="gzip")
+    assert documents(tmp_path / "image")[0]["manifests"][0]["annotations"][REF_NAME] == "v2"
+
+    base_layout(tmp_path / "base")
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "image")
+    for name, reason in {
+        "base": "a layout with other images",
+        "bundle": "neither empty nor an image layout",
+        "file": "not a directory",
+        "link": "not a directory",
+    }.items():
+        with pytest.raises(StoreError, match=reason):
+            write_image(sealed.open(), tmp_path / name, tag="v1")
+
+
+# On a base
+
+
+def base_layout(root: Path, tags: tuple[str, ...] = ("base",), **changes: Any) -> dict[str, Any]:
+    """Writes a layout with an image of one layer; returns its config."""
+    layer = gzip.compress(b"any archive", mtime=0)
+    config: dict[str, Any] = {
+        "architecture": "amd64",
+        "os": "linux",
+        "created": "2020-01-01T00:00:00Z",
+        "config": {"Env": ["PATH=/bin"], "Entrypoint": ["/run"], "User": "1000", "Labels": {"a": "b"}},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{sha256_bytes(b'any archive')}"]},
+        "history": [{"created_by": "base"}],
+        "x-unknown": {"kept": True},
+        **changes,
+    }
+    config_row = put(root, canonical_json(config), IMAGE_CONFIG_TYPE)
+    layer_row = put(root, layer, LAYER_TYPES["gzip"])
+    manifest = {"schemaVersion": 2, "config": config_row, "layers": [layer_row]}
+    row = put(root, canonical_json(manifest), IMAGE_MANIFEST_TYPE)
+    write_index(root, [{**row, "annotations": {REF_NAME: tag}} for tag in tags])
+    return config
+
+
+def write_index(root: Path, rows: list[dict[str, Any]]) -> None:
+    (root / "oci-layout").write_bytes(canonical_json({"imageLayoutVersion": "1.0.0"}))
+    (root / "index.json").write_bytes(canonical_json({"schemaVersion": 2, "manifests": rows}))
+
+
+def put(root: Path, data: bytes, media_type: str) -> dict[str, Any]:
+    digest = sha256_bytes(data)
+    path = root / "blobs" / "sha256" / digest
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}
+
+
+def test_a_base_keeps_what_it_is_and_gets_a_layer(sealed: Sealed, tmp_path: Path) -> None:
+    base_config = base_layout(tmp_path / "base")
+
+    base = read_base(tmp_path / "base", "base", sealed.open())
+    written = write_image(sealed.open(), tmp_path / "image", tag="v1", base=base)
+
+    _, manifest, config = documents(tmp_path / "image")
+    assert [row["digest"] for row in manifest["layers"]][1:] == [f"sha256:{written.layer.blob.sha256}"]
+    assert blob(tmp_path / "image", manifest["layers"][0]["digest"]) == gzip.compress(b"any archive", mtime=0)
+    assert config["rootfs"]["diff_ids"] == [*base_config["rootfs"]["diff_ids"], written.layer.diff_id]
+    assert [step["created_by"] for step in config["history"]] == ["base", "aotgaudi build image"]
+    labels = config["config"].pop("Labels")
+    assert labels["a"] == "b"
+    assert labels["io.github.aotgaudi.manifest-id"] == MANIFEST_ID
+    base_config["config"].pop("Labels")
+    for name in ("architecture", "os", "created", "config", "x-unknown"):
+        assert config[name] == base_config[name]
+
+
+def test_a_base_is_found_by_its_tag(sealed: Sealed, tmp_path: Path) -> None:
+    base_layout(tmp_path / "base", ("one", "two"))
+    assert read_base(tmp_path / "base", "two", sealed.open()).config["os"] == "linux"
+    assert read_base(tmp_path / "base", None, sealed.open()).config["os"] == "linux"  # Both are one image.
+
+    with pytest.raises(SpecError, match=r"has no image 'three' \(tags: one, two\)"):
+        read_base(tmp_path / "base", "three", sealed.open())
+
+
+def test_of_several_images_one_is_named(sealed: Sealed, tmp_path: Path) -> None:
+    base_layout(tmp_path / "base", ("one",))
+    first = json.loads((tmp_path / "base" / "index.json").read_bytes())["manifests"]
+    base_layout(tmp_path / "base", ("two",), created="2021-01-01T00:00:00Z")
+    second = json.loads((tmp_path / "base" / "index.json").read_bytes())["manifests"]
+    write_index(tmp_path / "base", first + second)
+
+    with pytest.raises(SpecError, match="has several images"):
+        read_base(tmp_path / "base", None, sealed.open())
+    assert read_base(tmp_path / "base", "two", sealed.open()).config["created"] == "2021-01-01T00:00:00Z"
+
+
+def test_of_an_image_for_several_platforms_ours_is_taken(sealed: Sealed, tmp_path: Path) -> None:
+    base_layout(tmp_path / "base")
+    (row,) = json.loads((tmp_path / "base" / "index.json").read_bytes())["manifests"]
+    platforms = [
+        {**row, "digest": f"sha256:{'0' * 64}", "platform": {"architecture": "arm64", "os": "linux"}},
+        {**row, "platform": {"architecture": "amd64", "os": "linux"}},
+    ]
+    many = put(
+        tmp_path / "base", canonical_json({"schemaVersion": 2, "manifests": platforms}), IMAGE_INDEX_TYPE
+    )
+    write_index(tmp_path / "base", [many])
+    assert read_base(tmp_path / "base", None, sealed.open()).config["architecture"] == "amd64"
+
+    none = put(
+        tmp_path / "base", canonical_json({"schemaVersion": 2, "manifests": platforms[:1]}), IMAGE_INDEX_TYPE
+    )
+    write_index(tmp_path / "base", [none])
+    with pytest.raises(SpecError, match="has no image for linux/amd64"):
+        read_base(tmp_path / "base", None, sealed.open())
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "reason"),
+    [
+        ({"architecture": "arm64"}, TargetError, "is for 'arm64', the bundle for 'amd64'"),
+        ({"rootfs": {"type": "layers", "diff_ids": []}}, ManifestError, "one diff_id for each layer"),
+        ({"rootfs": None}, ManifestError, "one diff_id for each layer"),
+        ({"config": []}, ManifestError, None),
+        ({"config": {"Labels": [1]}}, ManifestError, "no object"),
+        ({"history": {"a": 1}}, ManifestError, "history is no list"),
+        (
+            {"config": {"Labels": {"io.github.aotgaudi.manifest-id": "x"}}},
+            SpecError,
+            "holds a bundle already",
+        ),
+    ],
+)
+def test_a_base_that_cannot_be_built_on_is_refused(
+    sealed: Sealed, tmp_path: Path, changes: dict[str, Any], error: type[Exception], reason: str | None
+) -> None:
+    base_layout(tmp_path / "base", **changes)
+
+    if reason is None:  # An empty list is as good as no config.
+        read_base(tmp_path / "base", None, sealed.open())
+        return
+    with pytest.raises(error, match=reason):
+        read_base(tmp_path / "base", None, sealed.open())
+
+
+def test_a_damaged_base_is_refused(sealed: Sealed, tmp_path: Path) -> None:
+    base_layout(tmp_path / "base")
+    base = read_base(tmp_path / "base", None, sealed.open())
+    for path in (tmp_path / "base" / "blobs" / "sha256").iterdir():
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+    with pytest.raises(CorruptError):
+        write_image(sealed.open(), tmp_path / "image", tag="v1", base=base)
+    with pytest.raises(CorruptError):
+        read_base(tmp_path / "base", None, sealed.open())
+
+
+@pytest.mark.parametrize("name", ["oci-layout", "index.json"])
+@pytest.mark.parametrize("data", [None, b"", b"[]", b"{}", b"[" * 10_000, b'{"imageLayoutVersion":"2.0.0"}'])
+def test_what_is_no_layout_is_refused(tmp_path: Path, name: str, data: bytes | None) -> None:
+    base_layout(tmp_path / "base")
+    (tmp_path / "base" / name).unlink()
+    if data is not None:
+        (tmp_path / "base" / name).write_bytes(data)
+
+    with pytest.raises((StoreError, ManifestError)):
+        Layout(tmp_path / "base").find(None)
+
+
+# And back
+
+
+@pytest.mark.parametrize("compression", ["zstd", "gzip"])
+def test_a_bundle_comes_back_out_of_a_layout(
+    sealed: Sealed, tmp_path: Path, compression: Compression
+) -> None:
+    base_layout(tmp_path / "base")
+    base = read_base(tmp_path / "base", None, sealed.open())
+    write_image(sealed.open(), tmp_path / "image", tag="v1", compression=compression, base=base)
+
+    pulled = pull_image(LayoutImage(tmp_path / "image", "v1"), tmp_path / "out")
+
+    assert files(pulled.path) == files(sealed.path)
+    assert verify_bundle(pulled, sealed.labels).is_intact
+    assert {path.name for path in tmp_path.iterdir()} == {"bundle", "store", "base", "image", "out"}
+
+
+def test_a_bundle_comes_back_out_of_a_registry_s_image(
+    sealed: Sealed, tmp_path: Path, remote: RegistryRemote, registry: FakeRegistry, conduct: Conduct
+) -> None:
+    written = write_image(sealed.open(), tmp_path / "image", tag="v1")
+    reference, num_bytes = push_image(Layout(tmp_path / "image"), written, remote.registry, "v1", conduct)
+    again = push_image(Layout(tmp_path / "image"), written, remote.registry, "v1", conduct)
+    registry.faults.append(times(1, on("GET", "/blobs/", cut_after(100))))
+
+    image = find_image(remote, "v1", conduct)
+    assert image is not None
+    pulled = pull_image(image, tmp_path / "out")
+
+    assert files(pulled.path) == files(sealed.path)
+    assert reference.endswith(f"@sha256:{written.manifest.sha256}")
+    assert num_bytes > written.layer.blob.size_bytes
+    assert again == (reference, 0)
+    assert find_image(remote, "other", conduct) is None
+
+
+def test_an_image_without_a_bundle_is_named(sealed: Sealed, tmp_path: Path) -> None:
+    base_layout(tmp_path / "base")
+
+    with pytest.raises(SpecError, match="is no image of a bundle"):
+        LayoutImage(tmp_path / "base", None)
+
+
+def test_a_layer_of_another_bundle_than_the_image_says_is_refused(sealed: Sealed, tmp_path: Path) -> None:
+    write_image(sealed.open(), tmp_path / "image", tag="v1")
+    image = LayoutImage(tmp_path / "image", None)
+    image.layer = type(image.layer)(image.layer.blob, image.layer.media_type, "0" * 64)
+
+    with pytest.raises(CorruptError, match="another than the image says"):
+        pull_image(image, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_hostile_layer_leaves_nothing_behind(
+    sealed: Sealed, tmp_path: Path, remote: RegistryRemote, registry: FakeRegistry, conduct: Conduct
+) -> None:
+    data = gzip.compress(archive([*honest(sealed), file("../../evil", b"x")]))
+    registry.add_blob(data)
+    layer = BundleLayer(Digest.of(data), LAYER_TYPES["gzip"], sha256_bytes(sealed.open().index_bytes))
+
+    with pytest.raises(CorruptError, match="leads out of the directory"):
+        pull_image(RegistryImage(remote, layer, conduct), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert {path.name for path in (tmp_path / ".out.pull").iterdir()} == {".partial"}
+
+
+HUGE = 4 << 40
+
+
+def boast(
+    registry: FakeRegistry, remote: RegistryRemote, conduct: Conduct, data: bytes, index_bytes: bytes
+) -> tuple[RegistryImage, list[int]]:
+    """An image of a registry that claims a layer of 4 TiB, and sends `data` and then zeros; and how much it has sent."""
+    num_sent = [0]
+
+    def send(handler: Handler) -> None:
+        handler.close_connection = True
+        handler.connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % HUGE + data)
+        while num_sent[0] < 1 << 30:
+            handler.connection.sendall(bytes(1 << 16))
+            num_sent[0] += 1 << 16
+
+    registry.faults.append(on("GET", "/blobs/", send))
+    layer = BundleLayer(Digest("0" * 64, HUGE), LAYER_TYPES["gzip"], sha256_bytes(index_bytes))
+    return RegistryImage(remote, layer, conduct), num_sent
+
+
+def layer_bytes(sealed: Sealed, tmp_path: Path) -> bytes:
+    write_image(sealed.open(), tmp_path / "image", tag="v1", compression="gzip")
+    image = LayoutImage(tmp_path / "image", "v1")
+    return blob(tmp_path / "image", f"sha256:{image.layer.blob.sha256}")
+
+
+@pytest.mark.parametrize("is_honest", [False, True], ids=["zeros", "a bundle, then zeros"])
+def test_a_layer_that_is_larger_than_its_bundle_is_refused_before_anything_is_written(
+    sealed: Sealed,
+    tmp_path: Path,
+    remote: RegistryRemote,
+    registry: FakeRegistry,
+    conduct: Conduct,
+    is_honest: bool,
+) -> None:
+    data = layer_bytes(sealed, tmp_path) if is_honest else b""
+    image, num_sent = boast(registry, remote, conduct, data, sealed.open().index_bytes)
+    (tmp_path / "there").mkdir()
+
+    reason = f"claims a layer of {HUGE} bytes" if is_honest else "cannot be decompressed"
+    with pytest.raises(CorruptError, match=reason):
+        pull_image(image, tmp_path / "there" / "out")
+    assert list((tmp_path / "there").iterdir()) == []
+    assert num_sent[0] < 64 << 20
+
+
+@pytest.mark.parametrize("signer", [None, "other"])
+def test_a_signature_is_demanded_before_the_layer(
+    sealed: Sealed,
+    tmp_path: Path,
+    remote: RegistryRemote,
+    registry: FakeRegistry,
+    conduct: Conduct,
+    signer: str | None,
+) -> None:
+    acceptance = Acceptance(trust=TrustPolicy(frozenset([generate_key(tmp_path / "key.pem")])))
+    generate_key(tmp_path / "other.pem")
+    if signer is not None:
+        sealed.pack(signing=Signing((load_signing_key(tmp_path / f"{signer}.pem"),), 7))
+    data = layer_bytes(sealed, tmp_path)
+    image, num_sent = boast(registry, remote, conduct, data, sealed.open().index_bytes)
+    (tmp_path / "there").mkdir()
+
+    with pytest.raises(UntrustedError, match="is not signed" if signer is None else "trusted keys that have"):
+        pull_image(image, tmp_path / "there" / "out", acceptance)
+    assert list((tmp_path / "there").iterdir()) == []
+    assert num_sent[0] < 64 << 20
+
+
+def test_a_signed_image_is_pulled_with_its_signature(
+    sealed: Sealed, tmp_path: Path, remote: RegistryRemote, conduct: Conduct
+) -> None:
+    acceptance = Acceptance(trust=TrustPolicy(frozenset([generate_key(tmp_path / "key.pem")])))
+    sealed.pack(signing=Signing((load_signing_key(tmp_path / "key.pem"),), 7))
+    written = write_image(sealed.open(), tmp_path / "image", tag="v1")
+    push_image(Layout(tmp_path / "image"), written, remote.registry, "v1", conduct)
+
+    image = find_image(remote, "v1", conduct)
+    assert image is not None
+    pulled = pull_image(image, tmp_path / "out", acceptance)
+
+    assert pulled.statement is not None
+    assert files(pulled.path) == files(sealed.path)
+
+
+@pytest.mark.parametrize(
+    ("object_bytes", "error", "reason"),
+    [
+        (HUGE, CorruptError, "at most 274877906944 are received"),
+        (200 << 30, StoreError, "there is no room for"),
+    ],
+)
+def test_an_index_that_claims_more_than_there_can_be_is_refused(
+    sealed: Sealed,
+    tmp_path: Path,
+    remote: RegistryRemote,
+    registry: FakeRegistry,
+    conduct: Conduct,
+    monkeypatch: pytest.MonkeyPatch,
+    object_bytes: int,
+    error: type[Exception],
+    reason: str,
+) -> None:
+    index = sealed.open().index.model_copy(update={"objects": (Digest("a" * 64, object_bytes),)})
+    data = gzip.compress(archive([file(f"{BUNDLE_ROOT}/aotgaudi.bundle.json", index.dumps()), file("x")]))
+    registry.add_blob(data)
+    layer = BundleLayer(Digest.of(data), LAYER_TYPES["gzip"], sha256_bytes(index.dumps()))
+    status = os.statvfs(tmp_path)
+    small = os.statvfs_result((4096, 4096, *status[2:4], 1 << 20, *status[5:]))
+    monkeypatch.setattr(os, "statvfs", lambda _: small)
+
+    with pytest.raises(error, match=reason):
+        pull_image(RegistryImage(remote, layer, conduct), tmp_path / "out")
+    assert not (tmp_path / ".out.pull").exists()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("call", CALLS)
+def test_an_image_during_which_one_call_fails_is_whole_or_not_there(
+    sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+) -> None:
+    bundle, numbers = sealed.open(), itertools.count()
+    (tmp_path / "out").mkdir()
+
+    def action() -> None:
+        write_image(bundle, tmp_path / "out" / str(next(numbers)), tag="v1")
+
+    errors = list(fail_each(monkeypatch, call, code, action))
+    found = {path.name for path in (tmp_path / "out").iterdir() if not path.name.startswith(".")}
+
+    assert {str(number) for number, error in enumerate(errors) if error is None} <= found
+    for name in found:
+        assert documents(tmp_path / "out" / name)[1]["layers"]
+    if call not in ("unlink", "rmdir"):  # What cannot be removed stays.
+        assert not [path.name for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
+
+
+def test_a_layout_is_named_as_skopeo_does(tmp_path: Path) -> None:
+    (tmp_path / "a:b").mkdir()
+
+    assert parse_layout("oci:image:v1") == LayoutPlace(Path("image"), "v1")
+    assert parse_layout("oci:/some/image") == LayoutPlace(Path("/some/image"), None)
+    assert parse_layout("dir:x/image") == LayoutPlace(Path("dir:x/image"), None)
+    assert parse_layout(str(tmp_path / "a:b")) == LayoutPlace(tmp_path / "a:b", None)
+
+
+def test_an_image_of_captured_caches_has_labels_of_both_kinds_and_gives_the_bundle_back(
+    captured: SealedCapture, tmp_path: Path
+) -> None:
+    write_image(captured.open(), tmp_path / "image", tag="v1")
+
+    labels = documents(tmp_path / "image")[2]["config"]["Labels"]
+    assert {name: value for name, value in labels.items() if name.startswith("io.kserve.km/")} == {
+        "io.kserve.km/framework": "fake",
+        "io.kserve.km/cache-type": "aotgaudi",
+        "io.kserve.km/cache-hash": LAUNCH_ID,
+        "io.kserve.km/cache-mount-subpath": "opt/aotgaudi/bundle",
+        "io.kserve.km/cache-root-env": "AOTGAUDI_BUNDLE=/opt/aotgaudi/bundle",
+    }
+    assert labels["io.github.aotgaudi.files"] == str(len(CAPTURED))
+    assert "io.github.aotgaudi.programs" not in labels
+    pulled = pull_image(LayoutImage(tmp_path / "image", "v1"), tmp_path / "pulled")
+    assert pulled.receipt == captured.receipt
+    assert pulled.verify().is_intact
+
+
+def test_an_image_of_programs_has_no_labels_that_place_caches(sealed: Sealed, tmp_path: Path) -> None:
+    write_image(sealed.open(), tmp_path / "image", tag="v1")
+
+    labels = documents(tmp_path / "image")[2]["config"]["Labels"]
+    assert not [name for name in labels if name.startswith("io.kserve.km/")]

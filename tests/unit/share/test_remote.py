@@ -1,0 +1,337 @@
+"""Directories and object stores as remotes: one contract, tested on both; pointers, names, retries."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aotgaudi.digest import Digest
+from aotgaudi.errors import CorruptError, ManifestError, MissingObjectError, RemoteError, StoreError
+from aotgaudi.share.directory_remote import DirectoryRemote
+from aotgaudi.share.object_store_remote import ObjectStoreRemote
+from aotgaudi.share.remote import Pointer, Remote, TransientError, check_name, load_pointer
+from aotgaudi.share.retry import Retry
+from aotgaudi.store.cas import ObjectStore, object_path
+from aotgaudi.store.records import RecordStore, dump_record
+
+DATA = bytes(range(256)) * 70_000  # 18 MB: several parts
+DIGEST = Digest.of(DATA)
+KEY = "c" * 64
+NAMES = itertools.count()
+
+Corrupt = Callable[[Digest, bytes], None]
+
+
+@pytest.fixture(params=["directory", "memory"])
+def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Remote:
+    if request.param == "directory":
+        return DirectoryRemote(tmp_path / "remote")
+    return ObjectStoreRemote(f"memory://test{next(NAMES)}/prefix")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(DATA)
+    return path
+
+
+def read(remote: Remote, digest: Digest, offset: int = 0) -> tuple[int, bytes]:
+    with remote.read(digest, offset) as download:
+        return download.offset, b"".join(download.chunks)
+
+
+def test_an_object_comes_back_from_any_byte_on(remote: Remote, file: Path) -> None:
+    assert not remote.has(DIGEST)
+    remote.put(DIGEST, file)
+
+    assert remote.has(DIGEST)
+    assert not remote.has(Digest(DIGEST.sha256, DIGEST.size_bytes + 1))
+    for offset in (0, 1, 8 << 20, len(DATA) - 1, len(DATA)):
+        assert read(remote, DIGEST, offset) == (offset, DATA[offset:])
+
+
+def test_an_empty_object_is_an_object(remote: Remote, tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    remote.put(Digest.of(b""), tmp_path / "empty")
+
+    assert remote.has(Digest.of(b""))
+    assert read(remote, Digest.of(b"")) == (0, b"")
+
+
+def test_what_is_not_there_is_missing(remote: Remote) -> None:
+    with pytest.raises(MissingObjectError, match="has no object"):
+        read(remote, DIGEST)
+    assert remote.get_record(KEY) is None
+    assert remote.resolve("latest") is None
+
+
+def test_a_file_that_is_not_its_digest_is_not_stored_as_it(remote: Remote, tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"x" * len(DATA))
+
+    with pytest.raises(CorruptError, match="is not object"):
+        remote.put(DIGEST, tmp_path / "other")
+    assert not remote.has(DIGEST)
+
+
+def test_a_record_comes_back_and_a_later_one_takes_its_place(remote: Remote) -> None:
+    first, second = dump_record(KEY, {"a": 1}), dump_record(KEY, {"a": 2})
+    remote.put_record(KEY, first, [])
+    assert remote.get_record(KEY) == first
+    remote.put_record(KEY, second, [])
+    assert remote.get_record(KEY) == second
+
+
+def test_a_name_means_what_was_last_published(remote: Remote) -> None:
+    first, second = (
+        Pointer(index=Digest.of(b"1")),
+        Pointer(index=Digest.of(b"2"), signature=Digest.of(b"signature")),
+    )
+
+    assert "latest" in remote.publish("latest", first, [])
+    remote.publish("v1", first, [])
+    remote.publish("latest", second, [])
+
+    assert (remote.resolve("latest"), remote.resolve("v1")) == (second, first)
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../x", "a/b", "-x", ".x", "a b", "x" * 129, "a\n", "\u00e9"]
+)
+def test_a_name_cannot_lead_anywhere(remote: Remote, name: str) -> None:
+    with pytest.raises(RemoteError, match="is no name for a bundle"):
+        remote.resolve(name)
+    with pytest.raises(RemoteError, match="is no name for a bundle"):
+        remote.publish(name, Pointer(index=DIGEST), [])
+
+
+@given(st.text(max_size=20))
+def test_names_are_tags(name: str) -> None:
+    try:
+        assert check_name(name) == name
+    except RemoteError:
+        return
+    assert name.isascii()
+    assert not {"/", ":", "@", " "}.intersection(name)
+
+
+def test_many_writers_of_one_object_leave_it_whole(remote: Remote, file: Path) -> None:
+    threads = [threading.Thread(target=remote.put, args=(DIGEST, file)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert read(remote, DIGEST) == (0, DATA)
+
+
+# Directories
+
+
+def test_a_directory_is_laid_out_as_a_store(tmp_path: Path, file: Path) -> None:
+    remote = DirectoryRemote(tmp_path / "remote")
+    data = dump_record(KEY, {"a": 1})
+    remote.put(DIGEST, file)
+    remote.put_record(KEY, data, [])
+    remote.publish("latest", Pointer(index=DIGEST), [])
+
+    assert ObjectStore(tmp_path / "remote").read(DIGEST) == DATA
+    assert RecordStore(tmp_path / "remote").get(KEY) == {"a": 1}
+    found = {
+        str(path.relative_to(tmp_path / "remote"))
+        for path in (tmp_path / "remote").rglob("*")
+        if path.is_file()
+    }
+    assert found == {
+        f"objects/sha256/{DIGEST.sha256[:2]}/{DIGEST.sha256}",
+        f"records/cc/{KEY}.json",
+        "bundles/latest",
+    }
+
+
+@pytest.mark.parametrize("kind", ["symlink", "FIFO", "directory"])
+def test_only_regular_files_are_read(tmp_path: Path, file: Path, kind: str) -> None:
+    remote = DirectoryRemote(tmp_path / "remote")
+    for path in (object_path(remote.root, DIGEST), remote.root / "bundles" / "x"):
+        path.parent.mkdir(parents=True)
+        if kind == "symlink":
+            path.symlink_to(file)
+        elif kind == "FIFO":
+            os.mkfifo(path)
+        else:
+            path.mkdir()
+
+    assert not remote.has(DIGEST)
+    with pytest.raises((MissingObjectError, RemoteError)):
+        read(remote, DIGEST)
+    with pytest.raises(RemoteError):
+        remote.resolve("x")
+
+
+def test_a_pointer_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bundles").mkdir()
+    (tmp_path / "bundles" / "x").write_bytes(b"{}")
+
+    with pytest.raises(RemoteError, match="bundles/x: pointer names no schema"):
+        DirectoryRemote(tmp_path).resolve("x")
+
+
+@pytest.mark.parametrize(
+    "code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES, errno.EMFILE]
+)
+@pytest.mark.parametrize("call", ["open", "write", "fsync", "rename"])
+def test_a_refusal_of_the_system_is_one_line_and_leaves_nothing(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch, code: int, call: str
+) -> None:
+    remote = DirectoryRemote(tmp_path / "remote")
+    remote.put_record("d" * 64, dump_record("d" * 64, {}), [])
+    real = getattr(os, call)
+
+    def refuse(path: object, *arguments: object, **options: object) -> object:
+        if call != "open" or "remote/tmp" in str(path):
+            raise OSError(code, os.strerror(code))
+        return real(path, *arguments, **options)
+
+    for action in (
+        lambda: remote.put(DIGEST, file),
+        lambda: remote.put_record(KEY, dump_record(KEY, {}), []),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, refuse)
+            with pytest.raises(StoreError) as caught:
+                action()
+        assert "\n" not in str(caught.value)
+        assert os.strerror(code) in str(caught.value)
+    assert not remote.has(DIGEST)
+    assert remote.get_record(KEY) is None
+    assert not list((tmp_path / "remote" / "tmp").iterdir())
+
+
+# Object stores
+
+
+class Failing:
+    """A file system that fails as it is told."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        def fail(*_: object, **__: object) -> object:
+            raise self.error
+
+        return fail
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (TimeoutError("slow"), TransientError),
+        (OSError(errno.EIO, "broken"), TransientError),
+        (RuntimeError("what libraries raise"), TransientError),
+        (PermissionError("Forbidden"), RemoteError),
+        (ImportError("no module"), RemoteError),
+        (OSError("An error occurred (SignatureDoesNotMatch)"), RemoteError),
+        (FileNotFoundError("The specified bucket does not exist"), RemoteError),
+    ],
+)
+def test_errors_of_a_file_system_are_ours(file: Path, error: Exception, kind: type[Exception]) -> None:
+    remote = ObjectStoreRemote("memory://failing")
+    remote._files = Failing(error)
+
+    with pytest.raises(RemoteError) as caught:
+        remote.put(DIGEST, file)
+    assert type(caught.value) is kind
+    assert str(caught.value).startswith("memory://failing: ")
+
+
+def test_a_password_in_an_error_is_not_repeated(file: Path) -> None:
+    remote = ObjectStoreRemote("memory://me:secret@host/x")
+    remote._files = Failing(RuntimeError("cannot reach https://me:secret@host/x\nat all"))
+
+    with pytest.raises(TransientError) as caught:
+        remote.put(DIGEST, file)
+    assert "secret" not in str(caught.value) + remote.label
+    assert "\n" not in str(caught.value)
+
+
+def test_a_huge_record_is_not_fetched() -> None:
+    remote = ObjectStoreRemote(f"memory://test{next(NAMES)}")
+    remote.put_record(KEY, bytes((16 << 20) + 1), [])
+
+    with pytest.raises(RemoteError, match="at most 16777216 are read"):
+        remote.get_record(KEY)
+
+
+# Pointers, retries
+
+
+@given(st.from_regex(r"[0-9a-f]{64}", fullmatch=True), st.integers(0, 1 << 60), st.booleans())
+def test_a_pointer_reads_as_it_was_written(sha256: str, size: int, is_signed: bool) -> None:
+    pointer = Pointer(index=Digest(sha256, size), signature=Digest(sha256, 7) if is_signed else None)
+
+    assert load_pointer(pointer.dumps()) == pointer
+
+
+def test_the_form_of_a_pointer_is_fixed() -> None:
+    assert Pointer(index=Digest("a" * 64, 5)).dumps() == (
+        b'{"index":"sha256:%b:5","schema":"aotgaudi.pointer/1","signature":null}' % (b"a" * 64)
+    )
+
+
+@given(st.binary(max_size=200) | st.builds(lambda n: Pointer(index=DIGEST).dumps()[:n], st.integers(0, 130)))
+def test_what_is_no_pointer_is_refused(data: bytes) -> None:
+    with pytest.raises(ManifestError):
+        load_pointer(data)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(b"pointer/1", b"pointer/2"), (b"null", b" null"), (b"null", b'"x"'), (b"null", b"1")]
+)
+def test_another_form_of_a_pointer_is_refused(old: bytes, new: bytes) -> None:
+    with pytest.raises(ManifestError):
+        load_pointer(Pointer(index=DIGEST).dumps().replace(old, new))
+
+
+def test_waits_grow_and_end() -> None:
+    waits: list[float] = []
+
+    def fail() -> None:
+        raise TransientError("busy")
+
+    with pytest.raises(TransientError, match="busy"):
+        Retry(num_attempts=8, sleep=waits.append).call(fail)
+    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 20.0]
+
+
+def test_what_is_final_is_not_tried_again() -> None:
+    calls = []
+
+    def fail() -> None:
+        calls.append(1)
+        raise RemoteError("never")
+
+    with pytest.raises(RemoteError, match="never"):
+        Retry(sleep=lambda _: None).call(fail)
+    assert calls == [1]
+
+
+def test_a_remote_may_ask_for_time_and_gets_a_bounded_one() -> None:
+    waits: list[float] = []
+    errors = iter([TransientError("", 3.0), TransientError("", 1e9), TransientError("", 0.0)])
+
+    def fail_thrice() -> str:
+        for error in errors:
+            raise error
+        return "done"
+
+    assert Retry(sleep=waits.append).call(fail_thrice) == "done"
+    assert waits == [3.0, 20.0, 2.0]

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aotgaudi.errors import SpecError, TargetError
+from aotgaudi.wrap.adapters.base import PlaceRoot
+from aotgaudi.wrap.adapters.found import guest_named
+from tests.guests_here import Here
+
+SERVER = "vllm.entrypoints.openai.api_server"
+
+
+def test_a_console_script_names_its_interpreter(here: Here) -> None:
+    found = here.find("vllm", "serve", here.model(), "--port", "81")
+
+    assert found.guest.name == "vllm"
+    assert found.interpreter == sys.executable
+    assert found.flags.port == 81
+    assert found.model == here.folder / "tiny"
+
+
+@pytest.mark.parametrize(
+    "first_line",
+    [
+        f"#!{sys.executable} -s",
+        "#!/usr/bin/env python3",
+        f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''",
+    ],
+)
+def test_first_lines_are_read_in_each_form(here: Here, first_line: str) -> None:
+    here.script(first_line=first_line)
+
+    assert Path(here.find("vllm", "serve", here.model()).interpreter).exists()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        ("numactl", "-N", "0", sys.executable, "-u", "-m", SERVER, "--model"),
+        ("env", "A=b", sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"),
+        (sys.executable, "bin/vllm", "serve"),
+        ("nice", "bin/vllm", "serve"),
+    ],
+)
+def test_what_sets_something_up_may_stand_in_front(here: Here, head: tuple[str, ...]) -> None:
+    assert here.find(*head, here.model()).interpreter == sys.executable
+
+
+def test_assignments_in_front_count_as_variables(here: Here) -> None:
+    words = ("env", "VLLM_USE_AOT_COMPILE=0", "vllm", "serve", here.model())
+
+    assert here.launch(*words).variables["VLLM_USE_AOT_COMPILE"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "the command: is empty"),
+        (("ls",), "starts no server that is known"),
+        (("bash", "-c", "vllm serve x"), "starts no server that is known"),
+        (("bash", "vllm", "serve", "tiny"), "begins with 'bash', which may start something else"),
+        (("vllm", "serve"), "names no model"),
+        (("vllm", "serve", "tiny", "other"), "has 'other' beside the model 'tiny'"),
+        (("vllm", "serve", "tiny", "--model", "other"), "has 'other' beside the model 'tiny'"),
+        (("vllm", "serve", "/no/such"), "there is no directory '/no/such'"),
+        (("vllm", "serve", "org/name"), "fetch it first: hf download org/name"),
+        (("vllm", "serve", "tiny/config.json"), "is the file 'tiny/config.json'"),
+        (("-m", SERVER, "--model", "tiny"), "begins with|names no interpreter"),
+        (("/no/such/vllm", "serve", "tiny"), "is no program on this machine"),
+        (("vllm", "serve", "tiny", "--nnodes", "2"), "--nnodes: is more than 1"),
+        (("vllm", "serve", "tiny", "--headless"), "--headless: cannot be wrapped"),
+        (
+            ("vllm", "serve", "tiny", "--distributed-executor-backend", "ray"),
+            "Ray's processes cannot be watched",
+        ),
+        (("vllm", "serve", "tiny", "--api-server-count", "2"), "--api-server-count: is 2"),
+        (("vllm", "serve", "tiny", "-dp", "2"), "--api-server-count: is 2"),
+        (("vllm", "serve", "tiny", "--config", "x.yaml"), "give its flags on the command line"),
+        (("vllm", "serve", "tiny", "--ssl-certfile", "x"), "without TLS"),
+    ],
+)
+def test_what_cannot_be_wrapped_is_refused_with_the_reason(
+    here: Here, words: tuple[str, ...], message: str
+) -> None:
+    here.model()
+
+    with pytest.raises(SpecError, match=message) as caught:
+        here.find(*words)
+
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["VLLM_DISABLE_COMPILE_CACHE", "VLLM_USE_RUST_FRONTEND"])
+def test_variables_that_leave_nothing_to_capture_or_to_watch_are_refused(here: Here, name: str) -> None:
+    with pytest.raises(SpecError, match=name):
+        here.find("vllm", "serve", here.model(), **{name: "1"})
+
+
+def test_a_script_that_is_not_pythons_is_refused(here: Here) -> None:
+    here.script(first_line="#!/bin/bash")
+
+    with pytest.raises(SpecError, match="which is no Python"):
+        here.find("vllm", "serve", here.model())
+
+
+def test_an_interpreter_that_fails_is_said_to(here: Here) -> None:
+    broken = here.folder / "bin" / "python"
+    broken.write_text("#!/bin/sh\necho it is broken >&2\nexit 3\n")
+    broken.chmod(0o755)
+
+    with pytest.raises(TargetError, match=r"bin/python fails: it is broken"):
+        here.find(broken, "-m", SERVER, "--model", here.model())
+
+
+def test_a_name_on_the_hub_is_looked_up_in_the_local_cache(here: Here) -> None:
+    repository = here.folder / "hub" / "models--org--name"
+    model = here.model("hub/models--org--name/snapshots/abc")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc\n")
+
+    found = here.find("vllm", "serve", "org/name", HF_HUB_CACHE=str(here.folder / "hub"))
+
+    assert found.model == model
+    assert here.launch("vllm", "serve", "org/name", HF_HUB_CACHE=str(here.folder / "hub")).id == (
+        here.launch("vllm", "serve", model).id
+    )
+
+
+def test_the_fake_guest_is_found_only_where_it_is_asked_for(here: Here) -> None:
+    script = here.script("fake_server.py")
+    words = (sys.executable, script, "serve", here.model())
+
+    with pytest.raises(SpecError, match="starts no server that is known"):
+        here.find(*words)
+    assert here.find(*words, AOTGAUDI_FAKE_GUEST="1").guest.name == "fake"
+
+
+def test_the_command_to_run_names_the_alias_and_serves_the_users_name(here: Here) -> None:
+    model = str(here.model())
+    found = here.find("vllm", "serve", model, "--port", "81")
+
+    run = found.guest.command(found.words, found.flags, PlaceRoot("/run/x"), is_aliased=True)
+
+    assert run == ("vllm", "serve", "/run/x/model", "--port", "81", "--served-model-name", model)
+
+
+def test_a_name_that_is_served_by_choice_stays(here: Here) -> None:
+    words = ("vllm", "serve", str(here.model()), "--served-model-name", "chat")
+    found = here.find(*words)
+
+    run = found.guest.command(found.words, found.flags, PlaceRoot("/run/x"), is_aliased=True)
+
+    assert run == ("vllm", "serve", "/run/x/model", "--served-model-name", "chat")
+
+
+def test_a_key_of_the_api_is_there_for_whoever_asks_and_shown_nowhere(here: Here) -> None:
+    found = here.find("vllm", "serve", here.model(), "--api-key", "sesame")
+
+    assert found.flags.authorization == "Bearer sesame"
+    assert "sesame" not in repr(found.flags)
+    assert here.find("vllm", "serve", here.model(), VLLM_API_KEY="x").flags.authorization == "Bearer x"
+
+
+COMMAND_WORDS = [
+    "vllm",
+    "serve",
+    "tiny",
+    "-m",
+    SERVER,
+    "python",
+    "env",
+    "A=b",
+    "--model",
+    "-tp",
+    "--port",
+    "{",
+    "--x=",
+    "-",
+]
+
+
+@given(words=st.lists(st.sampled_from(COMMAND_WORDS) | st.text(max_size=5), max_size=8))
+def test_any_words_are_a_server_or_refused_in_a_line(words: list[str]) -> None:
+    family = guest_named("vllm")
+    at = family.starts_at(words)
+    if at is None:
+        return
+    refusals = []
+    try:
+        flags = family.read(words[at[1] :], {})
+        family.require_witnessed(flags, {})
+        family.command(words, flags, PlaceRoot("/r"), is_aliased=True)
+    except SpecError as error:
+        refusals.append(str(error))
+
+    assert not any("\n" in refusal for refusal in refusals)

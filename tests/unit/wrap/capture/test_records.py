@@ -1,0 +1,121 @@
+"""What a store remembers of captures: a row whose objects are gone is a miss, and garbage collection keeps what it names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aotgaudi.bundle.launch import Place
+from aotgaudi.errors import ManifestError
+from aotgaudi.store.records import digests_in
+from aotgaudi.store.store import Store
+from aotgaudi.wrap.capture.keys import capture_key, draft_key
+from aotgaudi.wrap.capture.records import (
+    CaptureRow,
+    DraftRow,
+    captures,
+    find_capture,
+    find_draft,
+    read_documents,
+    record_capture,
+    record_draft,
+)
+from tests.launches import a_launch
+from tests.unit.bundle.conftest import CAPTURED, capture_receipt
+
+LAUNCH = a_launch(guest="fake")
+KEY = capture_key(LAUNCH).hex
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(tmp_path / "store")
+
+
+def row_of(store: Store, seconds: float = 1.5) -> CaptureRow:
+    receipt = capture_receipt(store.objects, CAPTURED)
+    return CaptureRow(
+        label="capture of fake",
+        launch=store.objects.put_bytes(LAUNCH.dumps()),
+        receipt=store.objects.put_bytes(receipt.dumps()),
+        objects=tuple(sorted({file.digest for file in receipt.files}, key=str)),
+        cold_seconds=seconds,
+        warm_seconds=0.5,
+        build_seconds=9,
+        cold_counts={"process": 3},
+    )
+
+
+def test_what_is_recorded_is_found_with_its_documents(store: Store) -> None:
+    row = record_capture(store, KEY, row_of(store))
+
+    assert find_capture(store, KEY) == row
+    assert list(captures(store)) == [(KEY, row)]
+    launch, receipt = read_documents(store, row)
+    assert (launch, receipt.manifest_id) == (LAUNCH, LAUNCH.id)
+
+
+def test_the_first_of_two_captures_stays_while_its_objects_are_there(store: Store) -> None:
+    first, second = row_of(store), row_of(store, seconds=99)
+
+    record_capture(store, KEY, first)
+    assert record_capture(store, KEY, second) == first
+    store.objects.discard(first.objects[0])
+    assert find_capture(store, KEY) is None
+    assert record_capture(store, KEY, second) == second
+
+
+def test_garbage_collection_sees_every_object_in_the_record(store: Store) -> None:
+    row = record_capture(store, KEY, row_of(store))
+
+    assert set(digests_in(store.actions.get(KEY))) == set(row.digests())
+
+
+def test_a_row_of_another_kind_or_shape_is_a_miss(store: Store) -> None:
+    draft = DraftRow(label="x", files=(), left_out=(), answers=(), cold_seconds=1, cold_counts={})
+    record_draft(store, KEY, draft)
+
+    assert find_capture(store, KEY) is None
+    assert find_draft(store, KEY) is not None
+    assert list(captures(store)) == []
+
+
+def test_a_receipt_of_another_launch_is_not_believed(store: Store) -> None:
+    other = a_launch(guest="fake", repairs=("another",))
+    row = row_of(store).model_copy(update={"launch": store.objects.put_bytes(other.dumps())})
+
+    with pytest.raises(ManifestError, match="answers launch"):
+        read_documents(store, row)
+
+
+def test_a_capture_is_of_a_place_though_its_launch_is_not() -> None:
+    elsewhere = a_launch(guest="fake", place=LAUNCH.place.model_copy(update={"root": "/elsewhere"}))
+
+    assert elsewhere.id == LAUNCH.id
+    assert capture_key(elsewhere) != capture_key(LAUNCH)
+    assert [name for name, *_ in capture_key(elsewhere).differences(capture_key(LAUNCH))] == [
+        "condition.place.root"
+    ]
+
+
+def test_every_condition_and_every_component_is_in_the_key() -> None:
+    place = Place(root="/r", prefix="/p", site_packages="/s", variables={"VLLM_IMAGE_TAG": "v8"})
+    names = {name for name, _ in capture_key(a_launch(place=place)).components}
+
+    conditions = {f"condition.{name}" for name, _ in a_launch(place=place).conditions()}
+    assert conditions - names == {"condition.model.name"}  # An alias stands in its stead.
+    assert {name for name, _ in a_launch().components()} <= names
+
+
+def test_a_draft_is_no_capture_and_is_of_one_witness() -> None:
+    assert draft_key(LAUNCH) != capture_key(LAUNCH)
+    assert {name for name, _ in draft_key(LAUNCH).components} >= {"builder.aotgaudi", "builder.witness"}
+
+
+def test_a_model_in_another_directory_is_the_same_capture_and_another_one_of_the_hub_is_not() -> None:
+    def key(name: str) -> str:
+        return capture_key(a_launch(model=a_launch().model.model_copy(update={"name": name}))).hex
+
+    assert key("/models/tiny") == key("/elsewhere/tiny")
+    assert len({key("/models/tiny"), key("org/tiny"), key("org/other")}) == 3

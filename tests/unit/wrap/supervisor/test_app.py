@@ -1,0 +1,146 @@
+"""What a supervisor answers on its own port, and to whom; slow clients keep nobody out."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from aotgaudi.errors import SpecError
+from aotgaudi.wrap.supervisor import app
+from aotgaudi.wrap.supervisor.app import Answers, Front
+from aotgaudi.wrap.supervisor.metrics import Metrics
+from aotgaudi.wrap.supervisor.options import Listen, parse_listen
+
+
+@dataclass
+class Desk:
+    """What is to be answered."""
+
+    not_ready: str = "the guest is starting"
+    not_live: str = ""
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def answers(self) -> Answers:
+        return Answers(
+            lambda: self.not_ready, lambda: self.not_live, lambda: {"verdict": "Warm"}, self.metrics
+        )
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+@pytest.fixture
+def front(desk: Desk) -> Iterator[Front]:
+    with Front(Listen("127.0.0.1", 0), desk.answers()) as found:
+        yield found
+
+
+def get(front: Front, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=30)
+    connection.request(method, path, headers=headers)
+    response = connection.getresponse()
+    try:
+        return response.status, response.read().decode()
+    finally:
+        connection.close()
+
+
+def test_it_is_ready_when_the_guest_is(front: Front, desk: Desk) -> None:
+    assert get(front, "/ready") == (503, "not ready: the guest is starting\n")
+    desk.not_ready = ""
+    assert get(front, "/ready") == (200, "ready\n")
+    assert get(front, "/ready?probe=1", "HEAD") == (200, "")
+
+
+def test_it_is_live_while_it_turns(front: Front, desk: Desk) -> None:
+    assert get(front, "/live") == (200, "live\n")
+    desk.not_live = "no turn for 31 s"
+    assert get(front, "/live") == (503, "not live: no turn for 31 s\n")
+
+
+def test_metrics_and_the_report(front: Front) -> None:
+    assert "aotgaudi_guest_warm 0" in get(front, "/metrics")[1]
+    assert json.loads(get(front, "/report")[1]) == {"verdict": "Warm"}
+
+
+def test_what_is_not_there(front: Front) -> None:
+    assert get(front, "/")[0] == 404
+    assert get(front, "/ready", "POST")[0] == 501
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:9400", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:1", 200),
+        ("evil.example", 403),
+        ("127.0.0.1.x", 403),
+    ],
+)
+def test_the_report_is_not_for_pages_in_a_browser_here(front: Front, host: str, status: int) -> None:
+    assert get(front, "/report", Host=host)[0] == status
+
+
+def test_the_report_is_for_others_where_that_is_asked_for(desk: Desk) -> None:
+    with Front(Listen("127.0.0.1", 0, report_public=True), desk.answers()) as front:
+        assert get(front, "/report", Host="metrics.example")[0] == 200
+
+
+@pytest.mark.parametrize("request_bytes", [b"", b"GET /re", b"GET /ready HTTP/1.1\r\nHost: x\r\n"])
+def test_slow_clients_keep_nobody_out(front: Front, desk: Desk, request_bytes: bytes) -> None:
+    desk.not_ready = ""
+    slow = []
+    for _ in range(2 * app.MAX_CONNECTIONS):
+        one = socket.create_connection(("127.0.0.1", front.port))
+        one.sendall(request_bytes)
+        slow.append(one)
+
+    assert get(front, "/ready") == (200, "ready\n")
+    assert threading.active_count() < 3 * app.MAX_CONNECTIONS
+    for one in slow:
+        one.close()
+
+
+def test_a_client_that_drips_is_broken_off(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "CLIENT_SECONDS", 0.2)
+    with (
+        Front(Listen("127.0.0.1", 0), desk.answers()) as front,
+        socket.create_connection(("127.0.0.1", front.port)) as slow,
+    ):
+        slow.settimeout(30)
+        slow.sendall(b"GET /ready HTTP/1.1\r\n")
+
+        assert slow.recv(100) == b""
+
+
+def test_a_port_in_use_is_told_before_anything_starts(front: Front, desk: Desk) -> None:
+    with pytest.raises(SpecError, match=r"--listen 127\.0\.0\.1:\d+: cannot be listened on"):
+        Front(Listen("127.0.0.1", front.port), desk.answers())
+
+
+@pytest.mark.parametrize(
+    ("text", "listen"),
+    [
+        ("127.0.0.1:9400", Listen("127.0.0.1", 9400)),
+        (":80", Listen("0.0.0.0", 80)),
+        ("[::]:0", Listen("::", 0)),
+        ("pod.example:1", Listen("pod.example", 1)),
+    ],
+)
+def test_addresses(text: str, listen: Listen) -> None:
+    assert parse_listen(text) == listen
+
+
+@pytest.mark.parametrize("text", ["", "9400", "host", "host:", "host:x", "host:70000", "a b:1", "host:²"])
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(SpecError, match="--listen"):
+        parse_listen(text)

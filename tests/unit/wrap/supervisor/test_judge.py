@@ -1,0 +1,239 @@
+"""What a judge makes of a guest that ended, of reports that are asked for, of witnesses that cannot be read."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from aotgaudi.digest import Digest
+from aotgaudi.errors import NotWarmError
+from aotgaudi.wrap.supervisor import judge as judge_module
+from aotgaudi.wrap.supervisor.judge import Case, Judge
+from aotgaudi.wrap.supervisor.metrics import Metrics
+from aotgaudi.wrap.supervisor.options import Policy
+from aotgaudi.wrap.supervisor.signals import Signals
+from aotgaudi.wrap.watch.drive import Address, GuestError
+from aotgaudi.wrap.watch.events import Account, Event, History
+from aotgaudi.wrap.watch.files import FileSight
+from aotgaudi.wrap.watch.session import Plan
+from aotgaudi.wrap.watch.verdict import Seen
+from tests.unit.wrap.watch.told import EXPECTED, RULES, event, seen, warm
+
+
+@dataclass
+class Ended:
+    """The child of a session that has ended."""
+
+    status: int | None = None
+    pid: int = 7
+    has_gone: bool = False
+
+    def living(self) -> frozenset[int]:
+        return frozenset() if self.has_gone else frozenset({self.pid})
+
+    def poll(self) -> int | None:
+        return self.status
+
+    def end(self) -> int:
+        return self.status or 0
+
+
+@dataclass
+class FakeSession:
+    """A session of which the events are given; `looks` counts comparisons of files."""
+
+    histories: dict[str, History]
+    plan: Plan = field(default_factory=lambda: Plan(("guest",), {}, Address(), RULES))
+    child: Ended = field(default_factory=Ended)
+    phase: str = "v"
+    seconds: float = 1.0
+    looks: int = 0
+    named: str = ""
+    judged: int = 0
+    said: list[Event] = field(default_factory=list)
+
+    @property
+    def account(self) -> Account:
+        account = Account()
+        account.histories = self.histories
+        return account
+
+    def look(self, *, phase: str | None = None, compares: bool = False) -> Seen:
+        self.looks += compares
+        self.judged += 1
+        return seen(self.histories)
+
+    def set_phase(self, byte: str) -> None:
+        self.named = byte
+
+    def news(self) -> list[Event]:
+        said, self.said = self.said, []
+        return said
+
+    def files(self) -> FileSight:
+        return FileSight()
+
+    def end(self) -> int:
+        return self.child.end()
+
+
+def a_judge(session: FakeSession, **policy: Any) -> Judge:
+    chosen = Policy(**{"require_warm": True, **policy})
+    return Judge(session, Case(expected=EXPECTED), chosen, Metrics(), Signals())  # type: ignore[arg-type]
+
+
+COMPILER = event("process", argv=["g++", "x.cpp"], what="compiler")
+
+
+def test_a_guest_that_compiled_and_ended_well_before_it_was_ready_was_not_warm() -> None:
+    judge = a_judge(FakeSession(dict(warm(COMPILER)), child=Ended(0)))
+
+    with pytest.raises(NotWarmError, match="a compiler was run"):
+        judge._turn()
+
+
+def test_a_guest_that_did_nothing_and_ended_well_ends_us_well() -> None:
+    """It was asked for its help, say."""
+    assert a_judge(FakeSession({}, child=Ended(0)))._turn() == 0
+
+
+def test_reports_that_are_asked_for_at_once_are_one_comparison() -> None:
+    session = FakeSession(dict(warm()))
+    judge = a_judge(session)
+    found: list[Any] = []
+    threads = [threading.Thread(target=lambda: found.append(judge.report())) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    while judge._asked.qsize() < len(threads):
+        pass
+
+    judge._answer_reports()
+    for thread in threads:
+        thread.join()
+
+    assert session.looks == 1
+    assert len(found) == 5
+    assert all(one["verdict"] == "Undecided" for one in found)
+
+
+def test_a_report_that_nobody_makes_in_time_is_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Python 3.10 a future's timeout is no `TimeoutError`."""
+    monkeypatch.setattr(judge_module, "_REPORT_SECONDS", 0.01)
+
+    assert a_judge(FakeSession({})).report() == {"problem": "no report in time"}
+
+
+def test_who_compares_a_large_capture_is_alive_for_longer() -> None:
+    large = {"cache/x": Digest("0" * 64, 100 << 30)}
+    session = FakeSession({})
+    session.plan = replace(session.plan, rules=replace(RULES, sealed=large))
+    judge, other = a_judge(session), a_judge(FakeSession({}))
+    for one in (judge, other):
+        one._turned -= 60
+
+    assert judge.not_live() == ""
+    assert other.not_live().startswith("no turn for 60")
+
+
+def test_events_that_cannot_be_read_after_ready_speak_against_it_once() -> None:
+    histories = {name: replace(one, num_unreadable=1) for name, one in warm().items()}
+    judge = a_judge(FakeSession(histories), on_compile="drain")
+    judge._stage = "live"
+
+    judge._turn()
+    judge._turn()
+
+    assert judge._metrics.compilations() == {"live.unknown": 1}
+    assert judge._drained == "after ready: events of its witnesses cannot be read"
+
+
+def test_a_guest_that_says_nothing_is_looked_at_now_and_then_and_each_word_at_once() -> None:
+    session = FakeSession({})
+    judge = a_judge(session)
+
+    for _ in range(20):
+        judge._turn()
+    assert session.judged == 1
+    session.said = [event("trace", "l", name="f")]
+    judge._turn()
+    assert session.judged == 2
+    judge._judged_at -= 2
+    judge._turn()
+    assert session.judged == 3
+
+
+@pytest.mark.parametrize("stage", ["starting", "exercising", "settling"])
+def test_a_guest_that_ends_while_it_is_judged_is_told_by_its_exit_code(stage: Any) -> None:
+    """It has no last word where it crashed; a turn may begin before that, and look for the word after it."""
+    told = {name: replace(one, events=one.events[:-1]) for name, one in warm().items()}
+    session = FakeSession(told, child=Ended(has_gone=True))
+    judge = a_judge(session)
+    judge._stage, judge._exercise = stage, Failed(GuestError("refused"))  # type: ignore[assignment]
+    session.look = lambda **_: replace(seen(told), alive=frozenset(), phase="v")  # type: ignore[method-assign]
+
+    assert judge._turn() is None
+    session.child.status = 13
+    with pytest.raises(GuestError, match="ended with exit code 13 before it was ready"):
+        judge._turn()
+
+
+@dataclass
+class Failed:
+    """An exercise that a guest did not answer."""
+
+    error: GuestError
+
+    def is_alive(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("require_warm", [True, False])
+def test_an_exercise_that_fails_is_logged_with_the_id_of_its_request(
+    require_warm: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    judge = a_judge(FakeSession(dict(warm())), require_warm=require_warm)
+    judge._stage, judge._exercise = "exercising", Failed(GuestError("no answer", request_id="aotgaudi-x-0"))  # type: ignore[assignment]
+
+    if require_warm:
+        with pytest.raises(NotWarmError, match="its exercise failed: no answer"):
+            judge._while_exercising()
+    else:
+        judge._while_exercising()
+
+    (record,) = [record for record in caplog.records if "the exercise failed" in record.getMessage()]
+    assert getattr(record, "request_id", None) == "aotgaudi-x-0"
+
+
+def test_what_made_an_exercise_fail_is_named_before_it() -> None:
+    judge = a_judge(FakeSession(dict(warm(COMPILER))))
+    judge._stage, judge._exercise = "exercising", Failed(GuestError("no answer"))  # type: ignore[assignment]
+
+    with pytest.raises(NotWarmError, match=r"a compiler was run.*1 more"):
+        judge._while_exercising()
+
+
+WRITE = event("write", path="/run/aotgaudi/cache/more.cpp")
+
+
+def test_the_cause_of_a_file_is_waited_for_and_named() -> None:
+    session = FakeSession(dict(warm(WRITE)), said=[WRITE])
+    judge = a_judge(session)
+
+    assert judge._turn() is None, "only just now"
+    session.histories, session.said = dict(warm(WRITE, COMPILER)), [COMPILER]
+    with pytest.raises(NotWarmError, match="a compiler was run"):
+        judge._turn()
+
+
+def test_a_file_without_a_cause_is_enough_a_moment_later() -> None:
+    session = FakeSession(dict(warm(WRITE)), said=[WRITE])
+    judge = a_judge(session)
+
+    assert judge._turn() is None
+    judge._news._first_file -= 2
+    judge._judged_at -= 2
+    with pytest.raises(NotWarmError, match=r"more.cpp was opened for writing"):
+        judge._turn()

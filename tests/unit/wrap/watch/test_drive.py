@@ -1,0 +1,143 @@
+"""Asking a guest: its health and its exercise, over HTTP, bounded, with what its clients must know."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from aotgaudi.bundle.exercise import completion
+from aotgaudi.wrap.watch.drive import Address, Answer, GuestError, ask, exercise, is_healthy
+
+
+class Guest(ThreadingHTTPServer):
+    """Answers as it is told, and keeps what it was asked."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.status, self.document = 200, {"choices": [{"text": "Rome"}]}
+        self.asked: list[dict[str, Any]] = []
+        self.headers: list[str | None] = []
+        self.request_ids: list[str | None] = []
+
+    @property
+    def address(self) -> Address:
+        return Address(port=self.server_address[1], served_name="m", authorization="Bearer key")
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Guest
+
+    def do_GET(self) -> None:
+        self.reply(200 if self.path == "/health" else 404, {})
+
+    def do_POST(self) -> None:
+        self.server.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.server.headers.append(self.headers["Authorization"])
+        self.server.request_ids.append(self.headers["X-Request-Id"])
+        if self.server.status == 0:
+            self.close_connection = True
+        else:
+            self.reply(self.server.status, self.server.document)
+
+    def reply(self, status: int, document: object) -> None:
+        data = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *values: object) -> None:
+        pass
+
+
+@pytest.fixture
+def guest() -> Iterator[Guest]:
+    with Guest() as found:
+        threading.Thread(target=found.serve_forever, args=(0.02,), daemon=True).start()
+        yield found
+        found.shutdown()
+
+
+def test_a_guest_serves_when_its_health_is_200(guest: Guest) -> None:
+    assert is_healthy(guest.address)
+    assert not is_healthy(Address(port=guest.address.port, health_path="/other"))
+    assert not is_healthy(Address(port=1))
+    assert not is_healthy(Address(uds="/no/such/socket"))
+
+
+def test_a_request_names_the_model_and_has_the_key_that_is_never_shown(guest: Guest) -> None:
+    answer = ask(guest.address, completion("greedy"))
+
+    assert answer == Answer(200, "Rome")
+    assert guest.asked[0]["model"] == "m"
+    assert guest.headers == ["Bearer key"]
+    assert "key" not in repr(guest.address)
+
+
+def test_copies_are_sent_at_once(guest: Guest) -> None:
+    assert ask(guest.address, completion("many", copies=5)) == Answer(200, "Rome")
+    assert len(guest.asked) == 5
+
+
+def test_each_copy_has_an_id_of_its_own_whatever_a_launch_calls_it(guest: Guest) -> None:
+    ask(guest.address, completion("many", copies=3))
+    ask(guest.address, completion("odd\r\nHost: x\u20ac"))
+
+    assert sorted(map(str, guest.request_ids[:3])) == [f"aotgaudi-many-{copy}" for copy in range(3)]
+    assert guest.request_ids[3:] == ["aotgaudi-odd--Host--x--0"]
+
+
+def test_a_refusal_is_an_answer(guest: Guest) -> None:
+    guest.status = 400
+
+    assert ask(guest.address, completion("json")) == Answer(400, "")
+
+
+@pytest.mark.parametrize("status", [500, 503, 0])
+def test_no_answer_is_an_error_that_names_the_request(guest: Guest, status: int) -> None:
+    guest.status = status
+
+    with pytest.raises(GuestError, match="the request 'logprobs'") as raised:
+        ask(guest.address, completion("logprobs"))
+    assert raised.value.request_id == "aotgaudi-logprobs-0" == guest.request_ids[0]
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        ({"choices": [{"message": {"content": "a"}}, {"text": "b"}]}, "a\nb"),
+        ({"choices": [{"text": None}]}, ""),
+        ({"choices": "odd"}, ""),
+        ({"other": 1}, ""),
+        ([], ""),
+    ],
+)
+def test_the_text_of_every_choice_counts(guest: Guest, document: Any, text: str) -> None:
+    guest.document = document
+
+    assert ask(guest.address, completion("greedy")).text == text
+
+
+def test_only_greedy_texts_are_compared_and_every_status(guest: Guest) -> None:
+    found = list(exercise(guest.address, [completion("one", is_greedy=True), completion("two")]))
+    digests = {name: Answer(status, text).digest(is_greedy=greedy) for name, status, text, greedy in _ANSWERS}
+
+    assert [request.name for request, _ in found] == ["one", "two"]
+    assert len(set(digests.values())) == 4
+    assert digests["sampled"] == digests["sampled otherwise"]
+
+
+_ANSWERS = [
+    ("greedy", 200, "a", True),
+    ("greedy otherwise", 200, "b", True),
+    ("sampled", 200, "a", False),
+    ("sampled otherwise", 200, "b", False),
+    ("refused", 400, "", False),
+]

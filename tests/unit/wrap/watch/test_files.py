@@ -1,0 +1,183 @@
+"""Files below a guest's roots, seen from outside: by what happened, and by what is there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from aotgaudi.digest import Digest
+from aotgaudi.wrap.watch.files import FileRules, FileSight, Watcher, compare
+
+PLACE = Path("/run/aotgaudi")
+SEALED = {"cache/a/model": b"model", "cache/a/b/kernel.so": b"kernel", "home/.tool/plan": b"plan"}
+RULES = FileRules(
+    PLACE, ("cache",), {path: Digest.of(data) for path, data in SEALED.items()}, ("*.lock", "*/locks/*")
+)
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    for path, data in SEALED.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+    return tmp_path
+
+
+@pytest.fixture
+def watcher(here: Path) -> Iterator[Watcher]:
+    found = Watcher(here, RULES)
+    yield found
+    found.close()
+
+
+def add(here: Path) -> None:
+    (here / "cache/a/new.py").write_text("x")
+
+
+def plant(here: Path) -> None:
+    (here / "cache/deep/er").mkdir(parents=True)
+    (here / "cache/deep/er/x.so").write_text("x")
+
+
+def link(here: Path) -> None:
+    (here / "cache/link").symlink_to(here / "cache/a")
+
+
+def flip(here: Path) -> None:
+    (here / "cache/a/model").write_bytes(b"modeL")
+
+
+def swap(here: Path) -> None:
+    (here / "cache/a/other.lock").write_bytes(b"modeL")
+    (here / "cache/a/other.lock").rename(here / "cache/a/model")
+
+
+def remove(here: Path) -> None:
+    (here / "cache/a/b/kernel.so").unlink()
+
+
+def move_away(here: Path) -> None:
+    shutil.move(here / "cache/a/b", here / "gone")
+
+
+def no_link_may_stand_for_a_file(here: Path) -> None:
+    (here / "cache/a/model").rename(here / "elsewhere")
+    (here / "cache/a/model").symlink_to(here / "elsewhere")
+
+
+def plan(here: Path) -> None:
+    (here / "home/.tool/plan").write_text("plaN")
+
+
+CHANGES: list[tuple[Callable[[Path], None], FileSight]] = [
+    (add, FileSight(added=("cache/a/new.py",))),
+    (plant, FileSight(added=("cache/deep/er/x.so",))),
+    (link, FileSight(added=("cache/link",))),
+    (flip, FileSight(changed=("cache/a/model",))),
+    (swap, FileSight(changed=("cache/a/model",))),
+    (remove, FileSight(missing=("cache/a/b/kernel.so",))),
+    (move_away, FileSight(missing=("cache/a/b/kernel.so",))),
+    (plan, FileSight(changed=("home/.tool/plan",))),
+]
+
+
+def seen(sight: FileSight) -> tuple[object, ...]:
+    return sight.added, sight.changed, sight.missing
+
+
+@pytest.mark.parametrize(("change", "expected"), CHANGES)
+def test_a_comparison_finds_it(here: Path, change: Callable[[Path], None], expected: FileSight) -> None:
+    change(here)
+
+    assert seen(compare(here, RULES)) == seen(expected)
+
+
+@pytest.mark.parametrize(("change", "expected"), CHANGES)
+def test_inotify_tells_it(
+    here: Path, watcher: Watcher, change: Callable[[Path], None], expected: FileSight
+) -> None:
+    change(here)
+
+    sight = watcher.read()
+
+    assert seen(sight) == seen(expected)
+    assert sight.is_watched
+
+
+def test_a_link_is_not_the_file_that_it_leads_to(here: Path) -> None:
+    no_link_may_stand_for_a_file(here)
+
+    assert compare(here, RULES).changed == ("cache/a/model",)
+
+
+def test_what_was_undone_was_seen_all_the_same(here: Path, watcher: Watcher) -> None:
+    path = here / "cache/a/model"
+    path.write_bytes(b"modeL")
+    path.write_bytes(b"model")
+
+    assert compare(here, RULES).is_clean
+    assert watcher.read().changed == ("cache/a/model",)
+
+
+def test_a_writer_through_memory_is_found_by_the_comparison(here: Path, watcher: Watcher) -> None:
+    import mmap
+
+    with (here / "cache/a/model").open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        watcher.read()
+        memory[0:1] = b"M"
+
+    assert compare(here, RULES).changed == ("cache/a/model",)
+
+
+def test_what_is_left_out_and_what_is_read_is_no_finding(here: Path, watcher: Watcher) -> None:
+    (here / "cache/a/model.lock").touch()
+    (here / "cache/locks").mkdir()
+    (here / "cache/locks/x").touch()
+    (here / "home/.bash_history").write_text("not ours")
+    (here / "cache/a/model").read_bytes()
+
+    assert watcher.read().is_clean
+    assert compare(here, RULES).is_clean
+
+
+def test_where_there_is_no_inotify_the_sight_says_so(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Watcher, "_open", lambda self: setattr(self, "is_complete", False) or -1)
+    watcher = Watcher(here, RULES)
+    add(here)
+
+    assert not watcher.read().is_watched
+    assert watcher.read().is_clean
+
+
+def test_a_file_that_cannot_be_read_has_changed(here: Path) -> None:
+    path = here / "cache/a/model"
+    path.unlink()
+    os.mkfifo(path)
+
+    assert compare(here, RULES).changed == ("cache/a/model",)
+
+
+def test_what_is_sealed_is_never_left_out(here: Path) -> None:
+    rules = FileRules(PLACE, ("cache",), RULES.sealed, ("home/*", "*.so"))
+
+    assert compare(here, rules).is_clean
+    flip(here)
+    remove(here)
+    assert compare(here, rules).missing == ("cache/a/b/kernel.so",)
+
+
+def test_both_sights_count() -> None:
+    one = FileSight(added=("a",), is_compared=True, is_watched=True)
+    other = FileSight(added=("b", "a"), missing=("c",), is_watched=False)
+
+    assert one | other == FileSight(("a", "b"), (), ("c",), is_compared=True, is_watched=False)
+
+
+def test_paths_are_relative_to_what_the_guest_sees() -> None:
+    assert RULES.relative("/run/aotgaudi/cache/x") == "cache/x"
+    assert RULES.relative("cache/x") == "cache/x"
+    assert RULES.relative("/run/aotgaudi-else/x") is None

@@ -1,0 +1,284 @@
+"""A guest is warm only where everything speaks for it, and losing a word of any process never helps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aotgaudi.bundle.expected import Expected
+from aotgaudi.wrap.watch.events import Event, History
+from aotgaudi.wrap.watch.files import FileSight
+from aotgaudi.wrap.watch.verdict import NotWarm, Seen, Undecided, Warm, judge
+from tests.unit.wrap.watch.told import (
+    CLEAN,
+    EXPECTED,
+    HOOKS,
+    answer,
+    event,
+    history,
+    loads,
+    process,
+    seen,
+    warm,
+)
+
+COMPILER = event("process", argv=["g++", "x.cpp"], what="compiler", stack="inductor.py:1")
+
+AGAINST: dict[str, Event] = {
+    "a compiler": COMPILER,
+    "a compile": event("compile", what="triton", name="kernel"),
+    "a generation": event("generate", what="inductor", name="graph"),
+    "a compile in the exercise": event("compile", "e", what="dynamo", name="logprobs"),
+    "a write": event("write", path="/run/aotgaudi/cache/new"),
+    "a load of what is not sealed": event("load", path="/run/aotgaudi/cache/planted.so", sealed=False),
+    "a refusal": event("refused", argv=["g++"], why="a compiler"),
+    "a word that is not known": event("surprise"),
+    "a witness that failed": event("fault", hook="torch.codegen", error="KeyError"),
+    "a second load": loads()[0],
+    "a counter": event("counters", values={"num_aot_compiles": 1}),
+    "a trace after ready": event("trace", "v", name="forward"),
+}
+
+FOR: dict[str, Event] = {
+    "a version question": event("process", argv=["g++", "--version"], what="probe"),
+    "a trace in the exercise": event("trace", "e", name="forward"),
+    "a lock": event("write", path="/run/aotgaudi/cache/model.lock"),
+    "a file of its own": event("write", path="/run/aotgaudi/tmp/x"),
+    "a sealed library": event("load", path="/run/aotgaudi/cache/model", sealed=True),
+    "a repair": event("repair", id="vllm.finalize-loading", applied=True),
+    "factors": event("factors", name="env", values={}),
+}
+
+
+def test_a_guest_that_shows_what_was_expected_is_warm() -> None:
+    assert judge(seen(warm()), EXPECTED) == Warm()
+
+
+@pytest.mark.parametrize("name", FOR)
+def test_what_a_warm_guest_may_do(name: str) -> None:
+    assert judge(seen(warm(FOR[name])), EXPECTED) == Warm()
+
+
+@pytest.mark.parametrize("name", AGAINST)
+def test_what_a_warm_guest_does_not_do(name: str) -> None:
+    verdict = judge(seen(warm(AGAINST[name])), EXPECTED)
+
+    assert isinstance(verdict, NotWarm), verdict
+
+
+def test_the_cause_is_named_first_with_the_process_and_the_frames() -> None:
+    verdict = judge(seen(warm(COMPILER, AGAINST["a write"])), EXPECTED)
+
+    assert isinstance(verdict, NotWarm)
+    assert verdict.reasons[0].text == "Worker 3: a compiler was run: g++ x.cpp, from inductor.py:1"
+    assert (verdict.exit_code, len(verdict.reasons)) == (3, 2)
+
+
+def test_bytes_that_are_not_sealed_have_an_exit_code_of_their_own() -> None:
+    verdict = judge(seen(warm(AGAINST["a load of what is not sealed"])), EXPECTED)
+
+    assert isinstance(verdict, NotWarm)
+    assert verdict.exit_code == 4
+
+
+@pytest.mark.parametrize(
+    ("files", "exit_code"),
+    [
+        (FileSight(added=("cache/planted.so",), is_compared=True), 4),
+        (FileSight(changed=("cache/model",), is_compared=True), 4),
+        (FileSight(missing=("cache/model",), is_compared=True), 3),
+    ],
+)
+def test_files_alone_are_enough(files: FileSight, exit_code: int) -> None:
+    verdict = judge(seen(warm(), files=files), EXPECTED)
+
+    assert isinstance(verdict, NotWarm)
+    assert verdict.exit_code == exit_code
+
+
+def test_a_file_that_the_guest_wrote_is_not_called_planted() -> None:
+    files = FileSight(added=("cache/new",), is_compared=True)
+
+    verdict = judge(seen(warm(AGAINST["a write"]), files=files), EXPECTED)
+
+    assert isinstance(verdict, NotWarm)
+    assert {reason.exit_code for reason in verdict.reasons} == {3}
+
+
+@pytest.mark.parametrize(
+    ("histories", "waiting"),
+    [
+        ({}, "a witness in 1 of 1 APIServer processes"),
+        (
+            {n: h for n, h in warm().items() if h.role != "Worker"},
+            "a witness in 1 of 1 Worker processes",
+        ),
+        (warm() | {"9-0.jsonl": History(9)}, "the first word of process 9"),
+        (
+            warm() | {"9-0.jsonl": history(9, event("hello", role="other"))},
+            "other 9 to say that it has said everything",
+        ),
+        (
+            warm() | {"9-0.jsonl": process(9, "Worker", event("hooks", hooks={"audit": "waiting"}))},
+            "Worker 9 to watch audit",
+        ),
+    ],
+)
+def test_what_has_not_been_said_is_waited_for(histories: Mapping[str, History], waiting: str) -> None:
+    verdict = judge(seen(histories), EXPECTED)
+
+    assert isinstance(verdict, Undecided)
+    assert waiting in verdict.waiting_for
+
+
+def test_files_are_compared_before_anything_is_warm() -> None:
+    verdict = judge(seen(warm(), files=replace(CLEAN, is_compared=False)), EXPECTED)
+
+    assert verdict == Undecided(("a comparison of the files",))
+
+
+@pytest.mark.parametrize(
+    ("one", "why"),
+    [
+        (history(9, event("hello", role="other"), num_unreadable=1), "cannot be read"),
+        (history(9, event("bye")), "never said what it is"),
+        (
+            process(9, "Worker", event("hooks", hooks={"audit": False})),
+            "audit could not be watched",
+        ),
+        (history(9, event("hello", role="Worker", hooks={}), event("bye")), "could not be watched"),
+    ],
+)
+def test_a_process_that_cannot_be_believed_is_not_warm(one: History, why: str) -> None:
+    verdict = judge(seen(warm() | {"9-0.jsonl": one}), EXPECTED)
+
+    assert isinstance(verdict, NotWarm)
+    assert any(why in reason.text for reason in verdict.reasons)
+
+
+def test_a_process_that_ended_must_have_said_so() -> None:
+    helper = event("hello", role="other")
+    without, with_bye = history(9, helper), history(9, helper, event("bye"))
+    alive = frozenset({1, 2, 3})
+
+    assert isinstance(judge(seen(warm() | {"9": without}, alive=alive), EXPECTED), NotWarm)
+    assert judge(seen(warm() | {"9": with_bye}, alive=alive), EXPECTED) == Warm()
+
+
+def test_what_happens_after_the_answer_is_of_the_next_phase() -> None:
+    later = warm()
+    worker = later["3-0.jsonl"]
+    events = (*worker.events, replace(COMPILER, phase="v", number=len(worker.events), pid=3))
+
+    assert judge(seen(later | {"3-0.jsonl": replace(worker, events=events)}), EXPECTED) == Warm()
+
+
+@pytest.mark.parametrize(
+    ("answers", "is_warm"),
+    [
+        (EXPECTED.answers, True),
+        (("a" * 64, "f" * 64), True),
+        (("b" * 64, ""), False),
+        (("a" * 64,), False),
+        (None, True),
+    ],
+)
+def test_answers_are_those_of_the_build(answers: tuple[str, ...] | None, is_warm: bool) -> None:
+    assert isinstance(judge(seen(warm(), answers=answers), EXPECTED), Warm if is_warm else NotWarm)
+
+
+def test_a_load_that_is_missing_is_told_as_a_count() -> None:
+    silent = {**warm(), "3-0.jsonl": process(3, "Worker")}
+
+    verdict = judge(seen(silent), EXPECTED)
+
+    assert isinstance(verdict, NotWarm)
+    assert "0 of 1 artifacts loaded" in verdict.reasons[0].text
+
+
+EVENTS = st.sampled_from(
+    [*AGAINST.values(), *FOR.values(), *loads(), event("bye"), answer("e"), answer("v")]
+    + [event("hooks", hooks={"audit": what}) for what in (True, False, "waiting")]
+)
+HELLOS = st.builds(
+    lambda role, hooks, phase: event("hello", phase, role=role, hooks=hooks),
+    st.sampled_from(["APIServer", "EngineCore", "Worker", "other"]),
+    st.sampled_from([HOOKS, {"audit": True}, {"audit": "waiting", "counters": True}]),
+    st.sampled_from(["l", "e", "v"]),
+)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> dict[str, History]:
+    """A warm guest's processes, each with a few words more anywhere, and a few processes besides."""
+    told = {}
+    for name, one in warm().items():
+        events = list(one.events)
+        for _ in range(draw(st.integers(0, 2))):
+            events.insert(draw(st.integers(0, len(events))), draw(EVENTS))
+        told[name] = history(one.pid, *events)
+    for pid in range(4, 4 + draw(st.integers(0, 2))):
+        told[f"{pid}-0.jsonl"] = history(pid, draw(HELLOS), *draw(st.lists(EVENTS, max_size=3)))
+    return told
+
+
+@given(
+    told=histories(),
+    dead=st.frozensets(st.integers(1, 6)),
+    files=st.sampled_from([CLEAN, FileSight(added=("cache/x",), is_compared=True)]),
+    data=st.data(),
+)
+def test_removing_any_event_never_makes_a_guest_warm(
+    told: dict[str, History], dead: frozenset[int], files: FileSight, data: st.DataObject
+) -> None:
+    everything = seen(told, files=files, alive=frozenset(range(1, 9)) - dead)
+    before = judge(everything, EXPECTED)
+    name = data.draw(st.sampled_from(sorted(told)))
+    events = told[name].events
+    index = data.draw(st.integers(0, len(events) - 1))
+    less = replace(told[name], events=events[:index] + events[index + 1 :])
+
+    after = judge(replace(everything, histories=told | {name: less}), EXPECTED)
+
+    if not isinstance(before, Warm):
+        assert not isinstance(after, Warm)
+
+
+def test_the_removal_test_would_notice() -> None:
+    """Among the histories that it draws there are warm ones, and ones that one event makes not warm."""
+    assert judge(seen(warm()), EXPECTED) == Warm()
+    assert judge(seen(warm(COMPILER)), EXPECTED) != Warm()
+
+
+@given(told=histories())
+def test_a_verdict_names_something_or_is_warm(told: dict[str, History]) -> None:
+    verdict = judge(seen(told), Expected())
+
+    assert isinstance(verdict, Warm) or (
+        verdict.reasons if isinstance(verdict, NotWarm) else verdict.waiting_for
+    )
+
+
+def replaced(by: History | None, *, lives: bool) -> Seen:
+    """A process of the guest became another program."""
+    old = history(9, event("hello", role="other", hooks=HOOKS), event("bye", why="exec"))
+    histories = {**warm(), "9-5.jsonl": old, **({} if by is None else {"9-10.jsonl": by})}
+    found = seen(histories)
+    return found if lives else replace(found, alive=found.alive - {9})
+
+
+def test_a_process_that_became_another_program_has_ended_or_says_what_it_is() -> None:
+    assert judge(replaced(None, lives=False), EXPECTED) == Warm()
+    assert judge(replaced(process(9, "other"), lives=True), EXPECTED) == Warm()
+    waiting = judge(replaced(None, lives=True), EXPECTED)
+    assert waiting == Undecided(("other 9 to say what it has become",))
+
+
+def test_what_a_process_does_as_another_program_counts() -> None:
+    verdict = judge(replaced(process(9, "other", COMPILER), lives=True), EXPECTED)
+
+    assert isinstance(verdict, NotWarm)

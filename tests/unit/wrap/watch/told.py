@@ -1,0 +1,67 @@
+"""Histories as witnesses write them, for tests: numbered from 0 without a hole, whatever is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from aotgaudi.bundle.expected import Expected
+from aotgaudi.digest import Digest
+from aotgaudi.wrap.watch.events import Event, History
+from aotgaudi.wrap.watch.files import FileRules, FileSight
+from aotgaudi.wrap.watch.verdict import Seen
+
+ROOT = Path("/run/aotgaudi")
+MODEL = "cache/model"
+SEALED = {MODEL: Digest.of(b"model")}
+RULES = FileRules(ROOT, ("cache",), SEALED, ("*.lock",))
+HOOKS = {"audit": True, "counters": True}
+EXPECTED = Expected(
+    loads={"aot:model": 1},
+    counters={"num_aot_artifacts_loaded": 1, "num_aot_compiles": 0},
+    roles={"APIServer": 1, "EngineCore": 1, "Worker": 1},
+    hooks=("audit", "counters"),
+    answers=("a" * 64, ""),
+)
+CLEAN = FileSight(is_compared=True, is_watched=True)
+
+
+def event(kind: str, phase: str = "l", **values: object) -> Event:
+    return Event(kind, 0, 0.0, 0, phase, values)
+
+
+def answer(phase: str) -> Event:
+    return event("state", phase, to=phase)
+
+
+def history(pid: int, *events: Event, num_unreadable: int = 0) -> History:
+    numbered = (replace(e, number=n, time=pid + n / 100, pid=pid) for n, e in enumerate(events))
+    return History(pid, tuple(numbered), num_unreadable)
+
+
+def process(pid: int, role: str, *events: Event) -> History:
+    """A process that said hello, then `events`, and has answered to ``v``."""
+    return history(pid, event("hello", role=role, hooks=HOOKS), *events, answer("v"))
+
+
+def loads() -> tuple[Event, ...]:
+    return (
+        event("loaded", what="aot", name="model"),
+        event("counters", values={"num_aot_artifacts_loaded": 1}),
+    )
+
+
+def warm(*of_worker: Event) -> Mapping[str, History]:
+    """What the processes of a warm guest say; `of_worker` is said besides."""
+    processes = (
+        process(1, "APIServer"),
+        process(2, "EngineCore"),
+        process(3, "Worker", *loads(), *of_worker),
+    )
+    return {f"{one.pid}-0.jsonl": one for one in processes}
+
+
+def seen(histories: Mapping[str, History], **changes: object) -> Seen:
+    alive = frozenset(one.pid for one in histories.values())
+    return replace(Seen(histories, alive, RULES, CLEAN, "v", EXPECTED.answers), **changes)
