@@ -1,6 +1,11 @@
-"""The linear strategy of vllm-gaudi: vllm_gaudi/extension/bucketing/linear.py, at 091bbad.
+"""The linear and the padding-aware strategy of vllm-gaudi, at 091bbad. ``bucketing.combine`` makes the products.
 
-Each dimension is ``[min, step, max]``: values double up to `step`, then ascend by it. `combine` makes the products.
+**Linear** (vllm_gaudi/extension/bucketing/linear.py). Each dimension is ``[min, step, max]``: values double up to
+`step`, then ascend by it.
+
+**Padding-aware**, from v0.21.0 (vllm_gaudi/extension/bucketing/padding_aware.py). Each dimension is ``[min, step, max,
+pad_max, pad_percent]``: of the linear values it keeps those without which a step would be padded by more than
+`pad_max`, or by more than `pad_percent` of the padded size.
 """
 
 from __future__ import annotations
@@ -141,3 +146,125 @@ def check_axis(minimum: int, step: int, maximum: int, where: str) -> None:
         remedy = "0 <= min <= max; what is not set follows from the limits"
         raise SpecError(where, f"min is {minimum}, max is {maximum}", remedy)
     check_num_values((maximum - minimum) // step, where)
+
+
+_MAX_PAD_PERCENT = 50
+_PAD_PERCENT = 25
+_PAD_PARTS = 4
+"""By default a step is padded by at most a quarter of the dimension's maximum."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedAxis:
+    """One dimension: values from `minimum` to `maximum`, multiples of `step` above it; `pad_max` 0: no bound."""
+
+    minimum: int
+    step: int
+    maximum: int
+    pad_max: int
+    pad_percent: int
+
+    def bounded(self, bounds: AxisBounds) -> PaddedAxis:
+        """Returns this axis with a spec's bounds in the place of its own."""
+        return PaddedAxis(
+            self.minimum if bounds.min is None else bounds.min,
+            self.step if bounds.step is None else bounds.step,
+            self.maximum if bounds.max is None else bounds.max,
+            self.pad_max if bounds.pad_max is None else bounds.pad_max,
+            self.pad_percent if bounds.pad_percent is None else bounds.pad_percent,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedAxes:
+    """The three dimensions of one phase."""
+
+    batch_size: PaddedAxis
+    query_len: PaddedAxis
+    context: PaddedAxis
+
+    def ranges(self, phase: str) -> Ranges:
+        """Returns the values of each dimension. Raises SpecError, which names the dimension."""
+        axes = (self.batch_size, self.query_len, self.context)
+        named = zip(axes, DIMENSIONS[phase], strict=True)
+        return Ranges(*(padded_range(axis, f"bucketing.{phase}.{name}") for axis, name in named))
+
+
+class PaddingAwareRanges:
+    """Ranges of both phases; stateless. See ``combine.RangeSource``."""
+
+    def prompt_ranges(self, inputs: BucketingInputs) -> Ranges:
+        """Returns the ranges of the prompt phase. Raises SpecError for a dimension without values."""
+        return padded_prompt_axes(inputs).ranges("prompt")
+
+    def decode_ranges(self, inputs: BucketingInputs) -> Ranges:
+        """Returns the ranges of the decode phase. Raises SpecError for a dimension without values."""
+        return padded_decode_axes(inputs).ranges("decode")
+
+
+def padded_prompt_axes(inputs: BucketingInputs) -> PaddedAxes:
+    """Returns the prompt dimensions (padding_aware.py 12-65)."""
+    block_size, max_tokens = inputs.block_size, inputs.max_num_batched_tokens
+    num_seqs, bounds = inputs.max_num_prefill_seqs, inputs.prompt
+    batch_size = _padded_axis(1, 1, num_seqs).bounded(bounds.batch_size)
+    query_len = _padded_axis(block_size, block_size, max_tokens).bounded(bounds.query_len)
+    ctx_max = -((query_len.minimum - inputs.max_model_len) // block_size)
+    ctx_pad_max = -(-max_tokens // block_size)
+    context = PaddedAxis(0, 2, ctx_max, ctx_pad_max, _PAD_PERCENT)
+    if inputs.merged_prefill:
+        batch_size = replace(batch_size, minimum=1, step=1, maximum=1)
+        query_len = replace(query_len, step=4 * query_len.step, maximum=max_tokens)
+        context = PaddedAxis(0, 4, ctx_max * num_seqs, ctx_pad_max, _PAD_PERCENT)
+    return PaddedAxes(batch_size, query_len, context.bounded(bounds.num_ctx_blocks))
+
+
+def padded_decode_axes(inputs: BucketingInputs) -> PaddedAxes:
+    """Returns the decode dimensions (padding_aware.py 67-112)."""
+    block_size, num_blocks = inputs.block_size, inputs.num_blocks
+    most = max(-(-inputs.max_model_len * inputs.max_num_seqs // block_size), block_size)
+    if inputs.contiguous_pa:
+        most = num_blocks
+    context = _padded_axis(block_size, block_size, most).bounded(inputs.decode.num_blocks)
+    if inputs.contiguous_pa and context.maximum > num_blocks:
+        context = replace(context, maximum=num_blocks)
+    if context.minimum > num_blocks:
+        context = replace(context, minimum=max(1, num_blocks - context.step))
+    return PaddedAxes(
+        _padded_axis(1, 2, inputs.max_num_seqs).bounded(inputs.decode.batch_size),
+        PaddedAxis(1, 1, 1, 1, 0),
+        context,
+    )
+
+
+def padded_range(axis: PaddedAxis, where: str = "bucketing") -> tuple[int, ...]:
+    """Returns the values of one dimension, ascending (padding_aware.py 152-212).
+
+    The maximum is always among them. Raises SpecError, which names `where`.
+    """
+    check_axis(axis.minimum, axis.step, axis.maximum, where)
+    if not 0 <= axis.pad_percent <= _MAX_PAD_PERCENT:
+        raise SpecError(f"{where}.pad_percent", f"is {axis.pad_percent}", f"from 0 to {_MAX_PAD_PERCENT}")
+    values = [axis.minimum]
+    current = axis.minimum
+    while current <= axis.maximum:
+        if current <= axis.step:
+            current = max(1, 2 * values[-1])
+            if current <= axis.maximum:
+                values.append(current)
+        else:
+            if current != values[-1] and _is_kept(current, values[-1], axis):
+                values.append(current)
+            current += axis.step
+    return tuple(values) if values[-1] == axis.maximum else (*values, axis.maximum)
+
+
+def _is_kept(current: int, last: int, axis: PaddedAxis) -> bool:
+    """Whether without `current` too much would be padded from the `last` value to the next on the lattice."""
+    following = current + axis.step
+    padding = following - last - 1
+    pad_max = axis.pad_max or axis.maximum
+    return padding / following > axis.pad_percent / 100.0 or padding > pad_max or current % pad_max == 0
+
+
+def _padded_axis(minimum: int, step: int, maximum: int) -> PaddedAxis:
+    return PaddedAxis(minimum, step, maximum, -(-maximum // _PAD_PARTS), _PAD_PERCENT)

@@ -1,45 +1,62 @@
-"""Whether every step that a scheduler can form has an entry: the exact answer, without walking the steps.
+"""Whether every step that a scheduler can form has an entry, and the fewest entries that close a table. Both exact.
 
-The steps, under the limits (B `block_size`, T `max_num_batched_tokens`, M `max_model_len`, N `num_blocks`,
-S `max_num_seqs`):
+Under the limits (B `block_size`, T `max_num_batched_tokens`, M `max_model_len`, N `num_blocks`, S `max_num_seqs`) these
+steps can be formed:
 
 * **Prompt.** One chunk of ``1 <= query <= T`` tokens after *any* context of ``ctx >= 0`` tokens with
-  ``query + ctx <= M``, also one that ends inside a block; it is read as ``ceil(ctx / B)`` blocks. vLLM without chunked
-  prefill computes whole prompts: after whole cached blocks, or, without prefix caching, after nothing. Counted in
-  **cells**: (query rounded up to whole blocks, context blocks). A cell is covered when its longest query has an
-  entry whose `query_len` and `num_ctx_blocks` are at least as large. N plays no part: a spec is refused where it
-  does not hold a sequence of M tokens.
-* Our own scheduler lets several chunks share a step only where an entry covers them together, else they take turns,
-  so nothing has to be covered there. vLLM's may run them in a bucket that it adds: nothing is claimed of those.
+  ``query + ctx <= M``, which reads ``ceil(ctx / B)`` blocks. vLLM without chunked prefill computes whole prompts: after
+  whole cached blocks, or after nothing without prefix caching. Prompts are counted in **cells**: (query rounded up to
+  whole blocks, context blocks). A cell is covered if its longest query has an entry whose `query_len` and
+  `num_ctx_blocks` are at least as large. N plays no part: a spec whose cache does not hold a sequence of M tokens is
+  refused.
+* Our scheduler puts several chunks into one step only where an entry covers them together; otherwise they take turns,
+  so such steps need no cover. vLLM may run them in a bucket that it adds; we claim nothing about those.
 * **Decode.** Every batch of ``1 .. min(S, N)`` sequences over every total of blocks from one a sequence to
-  ``min(N, batch * ceil(M / B))``; under contiguous paged attention over any highest block id up to N. A block
-  that several sequences of a step share counts once for each, so with sharing the total may exceed N: our own
-  scheduler then takes fewer sequences into the step until an entry covers it, which one sequence alone
-  always is. Of vLLM's such steps nothing is claimed.
+  ``min(N, batch * ceil(M / B))``; under contiguous paged attention over any highest block id up to N. A block shared by
+  several sequences of a step counts once for each, so the total may exceed N. Our scheduler then takes fewer sequences
+  into the step until an entry covers it; one sequence alone always is. We claim nothing about such steps of vLLM.
 * **Speculative decode**, of vLLM: `bucketing.speculation`.
 
-An entry that covers a step covers every smaller one. So the longest covered query after c context blocks falls as
-c grows, and changes only at the contexts that entries have. Between two of these, what is uncovered is a
-`PromptHole`: a run of contexts and one length from which on queries are uncovered. Its cells are an arithmetic
-series. Decodes are the same, with batch sizes for contexts. The proof is thus linear in the entries and does not
-depend on how many steps there are.
+**The proof.** An entry that covers a step covers every smaller one. So the longest covered query after c context blocks
+falls as c grows, and changes only at the contexts that entries have. Between two of these, the uncovered steps form a
+`PromptHole`: a run of contexts, and one length above which queries are uncovered. Its cells are an arithmetic series.
+Decodes work the same way, with batch sizes for contexts. The cost is linear in the entries and does not depend on the
+number of steps.
 
-Upstream's look-up finds an entry for a step of one token a sequence exactly where one covers it, so the proof holds for
-both look-ups. Our own scheduler (engine/scheduler.py) forms fewer steps than these: it cuts chunks to the longest covered
-query, where others decode to less, and starts them after cached blocks or inside a block, but only where entries cover
-the rest. So without coverage it may still serve, in other and more steps than the limits say. Neither prefix
-caching nor the policy of turns adds a step.
+Upstream's look-up finds an entry for a step of one token a sequence exactly if some entry covers it, so the proof holds
+for both look-ups. Our scheduler (engine/scheduler.py) forms fewer steps than these: it cuts chunks to the longest
+covered query (or shorter, where others decode), and starts them after cached blocks or inside a block, but only where
+entries cover the rest. So it may serve without coverage too, in other and more steps than the limits say. Neither prefix
+caching nor the scheduling policy adds a step.
+
+**Closing a table** (``coverage = "closed"``). An added prompt entry has batch size 1 and the query length of a row
+(whole blocks; T or M in the last one). It is *admissible* for the uncovered cells of a row if it is at least as long as
+the row and at most `max_padding` times as long. Every uncovered cell gets an admissible entry, and each entry has as
+much context as its cells need.
+
+No smaller set of entries exists. Whether an entry can be admissible for a cell depends on the cell's row alone, and its
+context can be chosen freely, so the task is to cover points on a line (the rows with holes) by intervals of a fixed
+ratio. From the longest row down, the longest row without an entry must get one, and the entry of exactly its length
+reaches as far down as any. The rows chosen this way are the **witnesses**: each is more than `max_padding` times as
+long as the next, so no entry is admissible for two of them. There are as many witnesses as entries.
+
+Decodes need at most one entry, of the largest uncovered batch and the largest uncovered total; any uncovered decode is
+its witness. Speculative steps need exactly the graphs that they run; all are added, and each is its own witness. The
+rows with holes after one `PromptHole`'s contexts are an interval, so the search runs over holes, not over rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
 from typing import Union
 
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.reachable import Counterexample, ReachableDecodes, ReachablePrompts, counted, span
 from aotgaudi.bucketing.speculation import SpeculativeDecodes, SpeculativeRun
+from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.spec.bucketing import BucketingSpec
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.scheduler import SchedulerSpec
@@ -260,3 +277,92 @@ def _bands(sizes: Iterable[tuple[int, int]], first: int, last: int) -> Iterator[
             first = x + 1
     if first <= last:
         yield first, last, 0
+
+
+AddedEntry = Union[PromptEntry, DecodeEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """An entry, and an uncovered step that is why it is there: no other added entry is admissible for it.
+
+    `witness` is that step's exact shape: batch size, query length, (context) blocks.
+    """
+
+    entry: AddedEntry
+    witness: tuple[int, int, int]
+
+
+def closing_entries(
+    steps: ReachableSteps, bucketing: BucketingSpec, table: BucketTable
+) -> tuple[AddedEntry, ...]:
+    """Returns the entries that `bucketing` asks to add to `table`: ascending prompts, then decodes.
+
+    None with ``coverage = "upstream"``, and none to a unified table, of which nothing is proved.
+    """
+    if bucketing.coverage == "upstream" or bucketing.strategy == "unified":
+        return ()
+    added = tuple(addition.entry for addition in close(steps, bucketing.max_padding, table))
+    decodes = (*table.decode, *(entry for entry in added if isinstance(entry, DecodeEntry)))
+    return (*added, *steps.speculative.closing_entries(decodes))
+
+
+def close(steps: ReachableSteps, max_padding: float, table: BucketTable) -> tuple[Addition, ...]:
+    """Returns the fewest additions to `table` that leave no hole in prompts and decodes. None of them is in it."""
+    prompts = tuple(prompt_holes(steps.prompts, table))
+    decodes = tuple(decode_holes(steps.decodes, table))
+    ratio = Fraction(str(max_padding))  # As it was written: five times 1.2 is 6.
+    return (*reversed(list(_prompt_additions(prompts, ratio))), *_decode_additions(decodes))
+
+
+def _prompt_additions(holes: Sequence[PromptHole], max_padding: Fraction) -> Iterator[Addition]:
+    """Yields the additions from the longest row down."""
+    open_holes = [_OpenHole.of(hole) for hole in holes]
+    while open_holes:
+        row = max(hole.last_row for hole in open_holes)
+        reachable = open_holes[0].hole.reachable
+        query_len = reachable.row_query(row)
+        shortest = min(row, ceil(query_len / max_padding / reachable.limits.block_size))
+        witness = max(hole.cell(row) for hole in open_holes if hole.last_row == row)
+        contexts = [hole.most_context(shortest) for hole in open_holes if hole.last_row >= shortest]
+        yield Addition(PromptEntry(1, query_len, max(contexts)), (1, *witness))
+        open_holes = [hole.below(shortest) for hole in open_holes if hole.first_row < shortest]
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenHole:
+    """A hole's rows that have no entry yet, ``first_row .. last_row``."""
+
+    hole: PromptHole
+    first_row: int
+    last_row: int
+
+    @classmethod
+    def of(cls, hole: PromptHole) -> _OpenHole:
+        longest = hole.reachable.longest_query(hole.first_ctx_blocks)
+        first_row = hole.covered_len // hole.reachable.limits.block_size + 1
+        return cls(hole, first_row, hole.reachable.row_of(longest))
+
+    def most_context(self, row: int) -> int:
+        """Returns the most context blocks of an uncovered cell in `row` or a longer one."""
+        start = self.hole.reachable.row_start(max(row, self.first_row))
+        return min(self.hole.last_ctx_blocks, self.hole.reachable.longest_context(start))
+
+    def cell(self, row: int) -> tuple[int, int]:
+        """Returns the longest query of the uncovered cell of most context in `row`, and its context."""
+        reachable, context = self.hole.reachable, self.most_context(row)
+        return min(reachable.row_query(row), reachable.longest_query(context)), context
+
+    def below(self, row: int) -> _OpenHole:
+        """Returns what is left of it when `row` and the longer ones have their entries."""
+        return _OpenHole(self.hole, self.first_row, min(self.last_row, row - 1))
+
+
+def _decode_additions(holes: Sequence[DecodeHole]) -> Iterator[Addition]:
+    if not holes:
+        return
+    smallest, largest = holes[0], holes[-1]  # By ascending batch size; no smaller batch has more blocks.
+    most = largest.reachable.most_blocks(largest.last_batch_size)
+    yield Addition(
+        DecodeEntry(largest.last_batch_size, 1, most), (smallest.first_batch_size, 1, smallest.fewest_blocks)
+    )

@@ -27,9 +27,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from aotgaudi.bucketing.reachable import Counterexample, ReachableDecodes, counted, span
-from aotgaudi.bucketing.rules import GaudiVersion
 from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
-from aotgaudi.bucketing.versions import find_strategy, find_version
+from aotgaudi.bucketing.versions import GaudiVersion, find_strategy, find_version
 from aotgaudi.entries import DecodeEntry
 from aotgaudi.spec.bucketing import BucketingSpec
 from aotgaudi.spec.limits import ServingLimits

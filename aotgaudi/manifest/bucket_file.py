@@ -23,17 +23,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from aotgaudi.bucketing.bucket_line import FILE_VARIABLE
-from aotgaudi.bucketing.bucket_text import bucket_lines
-from aotgaudi.bucketing.closure import close
-from aotgaudi.bucketing.filters import capped_decode, is_off_slice, keeps_decode, keeps_prompt
+from aotgaudi.bucketing.bucket_file import FILE_VARIABLE, bucket_lines
+from aotgaudi.bucketing.combine import capped_decode, is_off_slice, keeps_decode, keeps_prompt
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.bucketing.proof import Coverage, ReachableSteps, prompt_holes, prove_steps
+from aotgaudi.bucketing.proof import Coverage, ReachableSteps, close, prompt_holes, prove_steps
 from aotgaudi.bucketing.reachable import ReachablePrompts
-from aotgaudi.bucketing.rules import GaudiVersion
 from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
-from aotgaudi.bucketing.upstream_warm_up import blocks_beside, cold_decodes, cold_prompts, keeps_too_long
-from aotgaudi.bucketing.versions import find_strategy, find_version
+from aotgaudi.bucketing.upstream import blocks_beside, cold_decodes, cold_prompts, keeps_too_long
+from aotgaudi.bucketing.versions import GaudiVersion, find_strategy, find_version
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import CoverageError, SpecError
 from aotgaudi.manifest.coverage import coverage_of_server
@@ -173,7 +170,7 @@ class _Writer:
         rows = _Rows(frozenset(strategy.prompt_table(inputs)), frozenset(strategy.decode_seed_table(inputs)))
         if bucketing.coverage == "upstream":
             return rows
-        if bucketing.strategy != "file" and keeps_too_long(self.version):
+        if bucketing.strategy != "file" and keeps_too_long(self.version.product):
             fitting = {
                 bucket
                 for bucket in rows.prompt
@@ -206,7 +203,7 @@ class _Writer:
 
     def _largest_too_long(self, prompts: set[Bucket]) -> set[Bucket]:
         """Of the contexts of a query that fill the model's length only the largest: one alone is warmed up."""
-        cold = list(cold_prompts(sorted(prompts), self.version, self.inputs))
+        cold = list(cold_prompts(sorted(prompts), self.version.product, self.inputs))
         if not cold:
             return prompts
         largest = {query_len: context for _, query_len, context in cold}  # They ascend.
@@ -256,7 +253,7 @@ class _Writer:
             for entry in added
             if isinstance(entry, PromptEntry)
         ]
-        if not keeps_too_long(self.version):
+        if not keeps_too_long(self.version.product):
             prompts = list(_longest_prompts(steps.prompts, table))
         decodes = [entry for entry in added if isinstance(entry, DecodeEntry)]
         decodes += steps.speculative.closing_entries((*table.decode, *decodes))
@@ -276,8 +273,8 @@ class _Writer:
         coverage = prove_steps(found.steps, found.table)
         if not coverage.is_closed:
             raise CoverageError(self._hole(found, coverage))
-        cold = next(cold_prompts(found.prompt, self.version, self.inputs), None) or next(
-            cold_decodes(found.decode, self.version, self.inputs), None
+        cold = next(cold_prompts(found.prompt, self.version.product, self.inputs), None) or next(
+            cold_decodes(found.decode, self.version.lookup, self.inputs), None
         )
         if cold is not None:
             raise CoverageError(
@@ -299,7 +296,7 @@ class _Writer:
     def _mend(self) -> str:
         if self.server.bucketing.coverage == "upstream":
             return ' (coverage = "closed" in the [bucketing] of the spec)'
-        if self.server.scheduler.chunked_prefill and not keeps_too_long(self.version):
+        if self.server.scheduler.chunked_prefill and not keeps_too_long(self.version.product):
             return " (a server without chunked prefill, or vllm-gaudi from v0.19.1 on)"
         return ""
 

@@ -27,12 +27,10 @@ from dataclasses import dataclass
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.proof import Coverage, Hole, PhaseCoverage, ReachableSteps, prove_steps, uncovered
 from aotgaudi.bucketing.reachable import Counterexample, ReachableDecodes, counted
-from aotgaudi.bucketing.rules import GaudiVersion
 from aotgaudi.bucketing.speculation import is_modelled
 from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
-from aotgaudi.bucketing.upstream_lookup import UpstreamAnswer
-from aotgaudi.bucketing.upstream_warm_up import cold_decodes, cold_prompts
-from aotgaudi.bucketing.versions import VERSIONS, find_strategy, open_upstream_lookup
+from aotgaudi.bucketing.upstream import UpstreamAnswer, cold_decodes, cold_prompts
+from aotgaudi.bucketing.versions import VERSIONS, GaudiVersion, find_strategy, open_upstream_lookup
 from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry, SamplerEntry
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.side_entries import most_exchanges
@@ -112,7 +110,10 @@ def coverage_of_server(spec: BuildSpec) -> ServerCoverage | None:
     coverage = prove_steps(steps, table)
     cold: tuple[Bucket, ...] = ()
     if isinstance(version, GaudiVersion) and not bucketing.merged_prefill:
-        cold = (*cold_prompts(prompts, version, inputs), *cold_decodes(decodes, version, inputs))
+        cold = (
+            *cold_prompts(prompts, version.product, inputs),
+            *cold_decodes(decodes, version.lookup, inputs),
+        )
     return ServerCoverage(
         coverage, tuple(uncovered(steps, table)), _fallback(spec, inputs, coverage.smallest), cold
     )

@@ -14,9 +14,8 @@ from itertools import starmap
 from types import MappingProxyType
 from typing import TypeVar
 
-from aotgaudi.bucketing.closure import closing_entries
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.bucketing.proof import ReachableSteps
+from aotgaudi.bucketing.proof import ReachableSteps, closing_entries
 from aotgaudi.bucketing.strategy import BucketingInputs
 from aotgaudi.bucketing.versions import find_strategy, find_unified
 from aotgaudi.entries import (

@@ -8,9 +8,8 @@ from operator import attrgetter, methodcaller
 from types import MappingProxyType
 from typing import Any, Literal
 
-from aotgaudi.bucketing.closure import close
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.bucketing.proof import Coverage, Hole, PromptHole, uncovered
+from aotgaudi.bucketing.proof import Coverage, Hole, PromptHole, close, uncovered
 from aotgaudi.bucketing.speculation import SpeculativeRun
 from aotgaudi.bucketing.strategy import BucketingInputs
 from aotgaudi.bucketing.versions import find_strategy

@@ -7,14 +7,14 @@ from dataclasses import astuple
 import pytest
 
 from aotgaudi.bucketing.combine import ProductStrategy
-from aotgaudi.bucketing.exponential import ExponentialRanges
-from aotgaudi.bucketing.exponential_range import (
+from aotgaudi.bucketing.exponential import (
     ExponentialAxes,
     ExponentialAxis,
+    ExponentialRanges,
     RangeRule,
     exponential_range,
 )
-from aotgaudi.bucketing.extension_ranges import EXTENSION_POINTS
+from aotgaudi.bucketing.extension import EXTENSION_POINTS
 from aotgaudi.bucketing.strategy import Ranges
 from aotgaudi.bucketing.versions import find_strategy
 from aotgaudi.errors import SpecError

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from aotgaudi.bucketing.exponential_range import ExponentialAxis
-from aotgaudi.bucketing.extension_ranges import prompt_axes
-from aotgaudi.bucketing.linear import LinearAxis
-from aotgaudi.bucketing.two_dimensional import (
+from aotgaudi.bucketing.exponential import ExponentialAxis
+from aotgaudi.bucketing.extension import (
     exponential_decode_axes,
     exponential_prompt_axes,
     linear_decode_axes,
+    prompt_axes,
 )
+from aotgaudi.bucketing.linear import LinearAxis
 from aotgaudi.bucketing.versions import find_strategy
 from tests.golden.phases import PHASES, inputs_of_phase, phases_with
 from tests.golden.rows import Row, check_table, read_rows

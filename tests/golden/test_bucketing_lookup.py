@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aotgaudi.bucketing.upstream_lookup import calc_fallback_value
+from aotgaudi.bucketing.upstream import calc_fallback_value
 from aotgaudi.bucketing.versions import find_strategy, open_upstream_lookup
 from tests.golden.rows import Row, check_table, inputs_of, parameters, read_rows
 

@@ -6,12 +6,12 @@ from dataclasses import astuple
 
 import pytest
 
-from aotgaudi.bucketing.padding_aware import (
+from aotgaudi.bucketing.linear import (
     PaddedAxes,
     PaddedAxis,
-    decode_axes,
+    padded_decode_axes,
+    padded_prompt_axes,
     padded_range,
-    prompt_axes,
 )
 from aotgaudi.bucketing.versions import find_strategy
 from aotgaudi.errors import SpecError
@@ -27,7 +27,7 @@ RANGE_ROWS = [
 
 def axes_of(row: Row, phase: str) -> PaddedAxes:
     inputs = inputs_of_phase(row, phase)
-    return prompt_axes(inputs) if phase == "prompt" else decode_axes(inputs)
+    return padded_prompt_axes(inputs) if phase == "prompt" else padded_decode_axes(inputs)
 
 
 @pytest.mark.parametrize("phase", PHASES)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.bucketing.extension_ranges import extension_range
+from aotgaudi.bucketing.extension import extension_range
 from aotgaudi.bucketing.linear import LinearAxis, linear_range
 from aotgaudi.bucketing.versions import VERSIONS, find_strategy
 from tests.golden.rows import GOLDENS, Row, check_table, inputs_of, parameters, read_rows

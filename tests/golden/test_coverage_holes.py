@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from aotgaudi.bucketing.closure import close
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.bucketing.proof import ReachableSteps, prove_steps
+from aotgaudi.bucketing.proof import ReachableSteps, close, prove_steps
 from aotgaudi.bucketing.strategy import BucketingInputs
 from aotgaudi.bucketing.versions import find_strategy
 from aotgaudi.entries import DecodeEntry, PromptEntry

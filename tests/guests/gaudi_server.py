@@ -42,10 +42,9 @@ class Engine:
     """Buckets, the graphs that run them, and the look-up."""
 
     def __init__(self, options: dict[str, int]) -> None:
-        from aotgaudi.bucketing.rules import GaudiVersion
         from aotgaudi.bucketing.strategy import BucketingInputs
-        from aotgaudi.bucketing.upstream_lookup import UpstreamLookup
-        from aotgaudi.bucketing.versions import find_version
+        from aotgaudi.bucketing.upstream import UpstreamLookup
+        from aotgaudi.bucketing.versions import GaudiVersion, find_version
         from aotgaudi.doctor.hpu.probes.bridge import Bridge
 
         version = find_version(VERSION)

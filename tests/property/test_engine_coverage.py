@@ -8,9 +8,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aotgaudi.bucketing.closure import closing_entries
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.bucketing.proof import ReachableSteps
+from aotgaudi.bucketing.proof import ReachableSteps, closing_entries
 from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts
 from aotgaudi.engine.steps import PromptStep
 from aotgaudi.entries import DecodeEntry, PromptEntry

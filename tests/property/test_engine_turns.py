@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aotgaudi.bucketing.closure import closing_entries
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.bucketing.proof import ReachableSteps
+from aotgaudi.bucketing.proof import ReachableSteps, closing_entries
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.chunks import num_padded_tokens
 from aotgaudi.engine.request import Request

@@ -11,10 +11,16 @@ from typing import Any
 import click
 
 from aotgaudi.backends.base import Target
-from aotgaudi.bucketing.closure import AddedEntry, closing_entries
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.padding import Padding, decode_padding, prompt_padding
-from aotgaudi.bucketing.proof import Coverage, PhaseCoverage, ReachableSteps, uncovered
+from aotgaudi.bucketing.proof import (
+    AddedEntry,
+    Coverage,
+    PhaseCoverage,
+    ReachableSteps,
+    closing_entries,
+    uncovered,
+)
 from aotgaudi.bucketing.reachable import counted
 from aotgaudi.cli.options.target import planned_target_option, refuse_other_target
 from aotgaudi.cli.show.manifest_report import server_document, server_lines

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
 
-from aotgaudi.bucketing.rules import EnvironmentRules
+from aotgaudi.bucketing.versions import EnvironmentRules
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.bucketing import AxisBounds, DecodeBounds, PromptBounds, StrategyName
 

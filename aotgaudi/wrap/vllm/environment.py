@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aotgaudi.bucketing.rules import EnvironmentRules
-from aotgaudi.bucketing.versions import find_version
+from aotgaudi.bucketing.versions import EnvironmentRules, find_version
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.bucketing import DecodeBounds, PromptBounds, SlidingSpec, StrategyName
 from aotgaudi.wrap.vllm.bounds import BoundVariable, Situation, read_bounds, why_bound_ignored

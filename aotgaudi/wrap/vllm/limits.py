@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from aotgaudi.bucketing.rules import EnvironmentRules
-from aotgaudi.bucketing.versions import find_version
+from aotgaudi.bucketing.versions import EnvironmentRules, find_version
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.parallel import ParallelSpec
 from aotgaudi.wrap.vllm.command import VllmCommand

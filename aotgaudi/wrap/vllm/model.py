@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from aotgaudi.bucketing.rules import EnvironmentRules
+from aotgaudi.bucketing.versions import EnvironmentRules
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.model import POSITION_KEYS
 from aotgaudi.spec.parallel import ParallelSpec

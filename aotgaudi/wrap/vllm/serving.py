@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aotgaudi.bucketing.rules import EnvironmentRules
-from aotgaudi.bucketing.versions import find_version
+from aotgaudi.bucketing.versions import EnvironmentRules, find_version
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.target import ExecutionMode

@@ -8,9 +8,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from aotgaudi.bucketing.bucket_file import FileStrategy, SkippedLine, read_bucket_file
-from aotgaudi.bucketing.bucket_line import EVALUATED, LITERAL, Dialect
-from aotgaudi.bucketing.filters import ProductRules
+from aotgaudi.bucketing.bucket_file import (
+    EVALUATED,
+    LITERAL,
+    Dialect,
+    FileStrategy,
+    SkippedLine,
+    read_bucket_file,
+)
+from aotgaudi.bucketing.combine import ProductRules
 from aotgaudi.bucketing.strategy import BucketingInputs
 from aotgaudi.bucketing.versions import find_strategy
 from aotgaudi.errors import SpecError

@@ -4,9 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.bucketing.bucket_file import read_bucket_file
-from aotgaudi.bucketing.bucket_line import EVALUATED, LITERAL, Dialect
-from aotgaudi.bucketing.bucket_text import bucket_lines
+from aotgaudi.bucketing.bucket_file import EVALUATED, LITERAL, Dialect, bucket_lines, read_bucket_file
 from aotgaudi.bucketing.strategy import Bucket
 
 buckets = st.tuples(st.integers(1, 9), st.integers(1, 40), st.integers(0, 40))

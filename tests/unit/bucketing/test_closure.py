@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aotgaudi.bucketing.closure import Addition, close, closing_entries
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.padding import decode_padding, prompt_padding
-from aotgaudi.bucketing.proof import ReachableSteps, prove_steps
+from aotgaudi.bucketing.proof import Addition, ReachableSteps, close, closing_entries, prove_steps
 from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.spec.bucketing import BucketingSpec

@@ -11,14 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.bucketing.combine import (
+    ProductRules,
     check_mamba,
     combine_decode,
     combine_prompt,
+    edge_context,
     filter_decode,
     filter_prompt,
     with_speculation,
 )
-from aotgaudi.bucketing.filters import ProductRules, edge_context
 from aotgaudi.bucketing.strategy import (
     MAX_BUCKETS,
     Bucket,

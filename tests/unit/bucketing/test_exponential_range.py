@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.bucketing.exponential_range import ExponentialAxis, RangeRule, ceil_log2, exponential_range
-from aotgaudi.bucketing.extension_ranges import EXTENSION_POINTS
+from aotgaudi.bucketing.exponential import ExponentialAxis, RangeRule, ceil_log2, exponential_range
+from aotgaudi.bucketing.extension import EXTENSION_POINTS
 from aotgaudi.errors import SpecError
 
 NEWEST = RangeRule()

@@ -9,8 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.bucketing.extension import ExtensionRules, ExtensionStrategy
-from aotgaudi.bucketing.extension_ranges import ExtensionExponential, ExtensionExponentialRules
+from aotgaudi.bucketing.extension import (
+    ExtensionExponential,
+    ExtensionExponentialRules,
+    ExtensionRules,
+    ExtensionStrategy,
+)
 from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
 from aotgaudi.bucketing.versions import find_strategy
 from aotgaudi.errors import SpecError

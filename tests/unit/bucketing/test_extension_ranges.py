@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.bucketing.extension_ranges import cut_contexts, extension_range
+from aotgaudi.bucketing.extension import cut_contexts, extension_range
 from aotgaudi.bucketing.linear import LinearAxis
 from aotgaudi.bucketing.strategy import BucketingInputs
 from aotgaudi.bucketing.versions import find_strategy

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.bucketing.padding_aware import PaddedAxis, decode_axes, padded_range, prompt_axes
+from aotgaudi.bucketing.linear import PaddedAxis, padded_decode_axes, padded_prompt_axes, padded_range
 from aotgaudi.bucketing.strategy import BucketingInputs
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.bucketing import AxisBounds, DecodeBounds, PromptBounds
@@ -85,7 +85,10 @@ def test_an_axis_that_has_no_range_is_refused(axis: PaddedAxis, message: str) ->
 
 
 def test_by_default_a_quarter_may_be_padding() -> None:
-    prompt, decode = prompt_axes(BucketingInputs(**INPUTS)), decode_axes(BucketingInputs(**INPUTS))
+    prompt, decode = (
+        padded_prompt_axes(BucketingInputs(**INPUTS)),
+        padded_decode_axes(BucketingInputs(**INPUTS)),
+    )
 
     assert prompt.batch_size == PaddedAxis(1, 1, 3, 1, 25)
     assert prompt.query_len == PaddedAxis(128, 128, 2000, 500, 25)
@@ -101,9 +104,9 @@ def test_a_persons_bounds_take_the_place_of_the_defaults_but_change_no_default_p
         decode=DecodeBounds(num_blocks=AxisBounds(min=600, max=1000, pad_max=7)),
     )
 
-    assert prompt_axes(inputs).query_len == PaddedAxis(128, 128, 1000, 500, 5)
+    assert padded_prompt_axes(inputs).query_len == PaddedAxis(128, 128, 1000, 500, 5)
     # The least is lowered below the cache's end, contiguous or not.
-    assert decode_axes(inputs).context == PaddedAxis(372, 128, 1000, 7, 25)
+    assert padded_decode_axes(inputs).context == PaddedAxis(372, 128, 1000, 7, 25)
 
 
 def test_merged_prefill_keeps_the_padding_of_a_batch_of_one() -> None:
@@ -111,13 +114,13 @@ def test_merged_prefill_keeps_the_padding_of_a_batch_of_one() -> None:
         **INPUTS, merged_prefill=True, prompt=PromptBounds(batch_size=AxisBounds(max=8, pad_max=9))
     )
 
-    assert prompt_axes(inputs).batch_size == PaddedAxis(1, 1, 1, 9, 25)
-    assert prompt_axes(inputs).query_len == PaddedAxis(128, 512, 2000, 500, 25)
-    assert prompt_axes(inputs).context == PaddedAxis(0, 4, 93, 16, 25)
+    assert padded_prompt_axes(inputs).batch_size == PaddedAxis(1, 1, 1, 9, 25)
+    assert padded_prompt_axes(inputs).query_len == PaddedAxis(128, 512, 2000, 500, 25)
+    assert padded_prompt_axes(inputs).context == PaddedAxis(0, 4, 93, 16, 25)
 
 
 def test_contiguous_contexts_end_at_the_cache() -> None:
     bounds = DecodeBounds(num_blocks=AxisBounds(max=9000))
     inputs = BucketingInputs(**INPUTS, contiguous_pa=True, decode=bounds)
 
-    assert decode_axes(inputs).context == PaddedAxis(128, 128, 500, 125, 25)
+    assert padded_decode_axes(inputs).context == PaddedAxis(128, 128, 500, 125, 25)

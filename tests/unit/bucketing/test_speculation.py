@@ -5,13 +5,12 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aotgaudi.bucketing.closure import closing_entries
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.bucketing.proof import ReachableSteps, prove_steps
+from aotgaudi.bucketing.proof import ReachableSteps, closing_entries, prove_steps
 from aotgaudi.bucketing.reachable import ReachableDecodes
 from aotgaudi.bucketing.speculation import SpeculativeDecodes
 from aotgaudi.bucketing.strategy import Bucket
-from aotgaudi.bucketing.upstream_lookup import first_covering
+from aotgaudi.bucketing.upstream import first_covering
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.spec.bucketing import BucketingSpec
 from aotgaudi.spec.limits import ServingLimits

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aotgaudi.bucketing.extension import TwoDimensionalExponential, TwoDimensionalLinear
 from aotgaudi.bucketing.strategy import BucketingInputs
-from aotgaudi.bucketing.two_dimensional import TwoDimensionalExponential, TwoDimensionalLinear
 from aotgaudi.bucketing.versions import VERSIONS
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.bucketing import AxisBounds, DecodeBounds, PromptBounds

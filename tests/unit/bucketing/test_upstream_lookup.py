@@ -5,12 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
-from aotgaudi.bucketing.upstream_lookup import (
-    LookupRules,
-    UpstreamLookup,
-    calc_fallback_value,
-    first_covering,
-)
+from aotgaudi.bucketing.upstream import LookupRules, UpstreamLookup, calc_fallback_value, first_covering
 from aotgaudi.bucketing.versions import VERSIONS, find_strategy, open_upstream_lookup
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.bucketing import SlidingSpec

@@ -4,11 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.bucketing.rules import GaudiVersion
 from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
-from aotgaudi.bucketing.upstream_lookup import UpstreamLookup
-from aotgaudi.bucketing.upstream_warm_up import cold_decodes, cold_prompts
-from aotgaudi.bucketing.versions import HISTORY, VERSIONS
+from aotgaudi.bucketing.upstream import UpstreamLookup, cold_decodes, cold_prompts
+from aotgaudi.bucketing.versions import HISTORY, VERSIONS, GaudiVersion
 
 GAUDI = [version for version in HISTORY if isinstance(version, GaudiVersion)]
 NEWEST = GAUDI[0]
@@ -42,15 +40,15 @@ def warmed_prompts(table: list[Bucket], inputs: BucketingInputs) -> set[Bucket]:
 def test_prompts_are_those_that_a_dummy_is_looked_up_to(table: set[Bucket]) -> None:
     ascending, inputs = sorted(table), inputs_of()
 
-    assert set(cold_prompts(ascending, NEWEST, inputs)) == table - warmed_prompts(ascending, inputs)
+    assert set(cold_prompts(ascending, NEWEST.product, inputs)) == table - warmed_prompts(ascending, inputs)
 
 
 def test_of_contexts_that_fill_the_model_only_the_smallest_is_compiled() -> None:
     table = [(1, 16, 2), (1, 16, 4), (1, 16, 5), (1, 16, 7), (2, 16, 9)]
 
-    assert list(cold_prompts(table, NEWEST, inputs_of())) == [(1, 16, 5), (1, 16, 7)]
+    assert list(cold_prompts(table, NEWEST.product, inputs_of())) == [(1, 16, 5), (1, 16, 7)]
     assert isinstance(BEFORE, GaudiVersion)
-    assert list(cold_prompts(table, BEFORE, inputs_of())) == []
+    assert list(cold_prompts(table, BEFORE.product, inputs_of())) == []
 
 
 @pytest.mark.parametrize("version", GAUDI)
@@ -58,7 +56,7 @@ def test_of_contexts_that_fill_the_model_only_the_smallest_is_compiled() -> None
 def test_decodes_without_contiguous_blocks_are_all_compiled(
     version: GaudiVersion, table: set[Bucket]
 ) -> None:
-    assert list(cold_decodes(sorted(table), version, inputs_of())) == []
+    assert list(cold_decodes(sorted(table), version.lookup, inputs_of())) == []
 
 
 @pytest.mark.parametrize(
@@ -82,5 +80,6 @@ def test_a_dummy_of_more_blocks_than_the_cache_is_padded_to_another_batch(
     table = [*((size, 1, blocks) for size in (1, 4) for blocks in (4, 8)), (8, 1, 8)]
 
     assert (
-        list(cold_decodes(table, rules, inputs_of(max_num_seqs=5, num_blocks=8, contiguous_pa=True))) == cold
+        list(cold_decodes(table, rules.lookup, inputs_of(max_num_seqs=5, num_blocks=8, contiguous_pa=True)))
+        == cold
     )

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from aotgaudi.bucketing.bucket_file import read_bucket_file
-from aotgaudi.bucketing.bucket_line import LITERAL
+from aotgaudi.bucketing.bucket_file import LITERAL, read_bucket_file
 from aotgaudi.cli.main import cli
 from aotgaudi.manifest.coverage import coverage_of
 from aotgaudi.manifest.manifest import Manifest

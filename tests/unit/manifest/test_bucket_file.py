@@ -8,10 +8,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from aotgaudi.bucketing.rules import GaudiVersion
 from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
-from aotgaudi.bucketing.upstream_lookup import UpstreamLookup
-from aotgaudi.bucketing.versions import HISTORY, find_strategy, find_version, open_upstream_lookup
+from aotgaudi.bucketing.upstream import UpstreamLookup
+from aotgaudi.bucketing.versions import (
+    HISTORY,
+    GaudiVersion,
+    find_strategy,
+    find_version,
+    open_upstream_lookup,
+)
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import CoverageError, SpecError
 from aotgaudi.manifest.bucket_file import BucketFile, bucket_file_of

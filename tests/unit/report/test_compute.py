@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.bucketing.closure import close
 from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.bucketing.proof import close
 from aotgaudi.compile.keys import ProgramKeys
 from aotgaudi.compile.plan import make_plan
 from aotgaudi.compile.what_if import parse_changes, what_if

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aotgaudi.backends.base import Target
-from aotgaudi.bucketing.bucket_line import FILE_VARIABLE
+from aotgaudi.bucketing.bucket_file import FILE_VARIABLE
 from aotgaudi.bundle.capture_receipt import FileKind
 from aotgaudi.bundle.expected import Expected, learnt
 from aotgaudi.bundle.launch import GuestName, Launch

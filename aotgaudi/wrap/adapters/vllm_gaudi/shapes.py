@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from pydantic import JsonValue
 
-from aotgaudi.bucketing.bucket_line import FILE_VARIABLE
+from aotgaudi.bucketing.bucket_file import FILE_VARIABLE
 from aotgaudi.errors import SpecError
 from aotgaudi.manifest.bucket_file import BucketFile, bucket_file_of
 from aotgaudi.manifest.manifest import Manifest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from aotgaudi.bucketing.bucket_line import FILE_VARIABLE
+from aotgaudi.bucketing.bucket_file import FILE_VARIABLE
 from aotgaudi.gaudi.environment import NEUTRAL, may_change_code, sealed_variables
 from aotgaudi.wrap.adapters.shapes import FOLDER
 from aotgaudi.wrap.adapters.variables import Hashed, VariableRules, is_secret

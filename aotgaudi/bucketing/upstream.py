@@ -1,19 +1,31 @@
-"""What upstream does with a step: its look-up, and the bucket that it adds, and compiles, when it finds none.
+"""What vllm-gaudi does with a table at run time: how it looks a step up, and which buckets its warm-up compiles.
 
-`aotgaudi coverage` tells with it what a vLLM server makes of a step that its own table lacks; our engine has another
-look-up (``bucketing.lookup``).
-Source: vllm_gaudi/extension/bucketing/common.py 257-327 and 550-560 at vllm-gaudi 091bbad, and the same in
-older versions; vllm_hpu_extension/bucketing/common.py at 8211e0b and ad55828.
+**Look-up.** A step runs in the first bucket that is large enough. Where there is none, the server adds a bucket and
+compiles it while the request waits; `aotgaudi coverage` names it. Our own engine looks steps up differently
+(``bucketing.lookup``). Source: vllm_gaudi/extension/bucketing/common.py 257-327 and 550-560 at 091bbad, and the same
+place in older versions; vllm_hpu_extension/bucketing/common.py at 8211e0b and ad55828.
+
+**Warm-up.** The server runs a dummy step for each bucket and compiles the bucket that the dummy is looked up to
+(vllm_gaudi/v1/worker/hpu_model_runner.py at 091bbad: ``warmup_graphs`` 5466, ``_prepare_dummy_scenario`` 5623).
+
+* *Prompts of one sequence.* From v0.19.1 on, if query and context together exceed the model's length, the dummy has only
+  the whole blocks of context that fit beside the query (5637-5651). Of the buckets of one query length with at least
+  that many blocks, only the smallest is compiled. Older versions drop such buckets from their tables and compile all
+  that remain. Prompts of several sequences are not considered here.
+* *Decodes* are compiled as listed. Under contiguous paged attention a dummy has two blocks a sequence (its length is a
+  whole block, and the next token needs another); its batch is looked up with that number, before the highest block id.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal, NamedTuple
 
+from aotgaudi.bucketing.combine import ProductRules
 from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
 
 _BATCH_STEP = 2
@@ -152,3 +164,43 @@ def calc_fallback_value(value: int, base_step: int) -> int:
         return value
     step = math.ceil(math.pow(value, 1 / 3)) * base_step
     return -(-value // step) * step
+
+
+_DUMMY_BLOCKS = 2
+
+
+def keeps_too_long(rules: ProductRules) -> bool:
+    """Whether a version keeps prompt buckets of more tokens than the model's length, and so warms up shorter ones."""
+    return rules.prompt_fit == "apart"
+
+
+def blocks_beside(query_len: int, inputs: BucketingInputs) -> int:
+    """Returns the whole blocks of context that the model's length leaves beside a query."""
+    return max(0, (inputs.max_model_len - query_len) // inputs.block_size)
+
+
+def cold_prompts(table: Iterable[Bucket], rules: ProductRules, inputs: BucketingInputs) -> Iterator[Bucket]:
+    """Yields the buckets of one sequence in an ascending prompt table that the warm-up does not compile."""
+    if not keeps_too_long(rules):
+        return
+    ones = (bucket for bucket in table if bucket[0] == 1)
+    for query_len, row in groupby(ones, key=lambda bucket: bucket[1]):
+        left = blocks_beside(query_len, inputs)
+        yield from [bucket for bucket in row if bucket[2] >= left][1:]
+
+
+def cold_decodes(table: Iterable[Bucket], rules: LookupRules, inputs: BucketingInputs) -> Iterator[Bucket]:
+    """Yields the buckets of a decode table that the warm-up does not compile."""
+    if not inputs.contiguous_pa:
+        return
+    buckets = tuple(table)
+    lookup = UpstreamLookup(rules, inputs, (), buckets)
+    padded = {size: lookup.find_decode(size, _DUMMY_BLOCKS * size).bucket[0] for size, _, _ in buckets}
+    compiled = {
+        (padded[size], query, _blocks(lookup, padded[size], blocks)) for size, query, blocks in buckets
+    }
+    yield from (bucket for bucket in buckets if bucket not in compiled)
+
+
+def _blocks(lookup: UpstreamLookup, batch_size: int, num_blocks: int) -> int:
+    return max(num_blocks, lookup.find_decode(batch_size, num_blocks).bucket[2])
