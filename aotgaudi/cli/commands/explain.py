@@ -26,7 +26,7 @@ def _list_repairs(context: click.Context, parameter: click.Parameter, is_asked: 
 
 
 @click.command(cls=CommandWithWords)
-@click.argument("path", metavar="MANIFEST|BUNDLE|CACHE", type=click.Path(path_type=Path))
+@click.argument("path", metavar="MANIFEST|BUNDLE", type=click.Path(path_type=Path))
 @click.argument("entry_text", metavar="[ENTRY]", required=False)
 @click.option(
     "--against",
@@ -70,9 +70,6 @@ def explain(
     BUNDLE of a wrapped server, and the server's command after --: which components of the launch differ, and which
     conditions. Without a command, the sealed one is taken. With --run, after `aotgaudi run` has refused it: what the server
     hashed there otherwise than in the build, and what it compiled.
-
-    CACHE, a directory of vLLM's own (~/.cache/vllm), with a command or without: why it would not be used. It is only read,
-    and nothing of it is unpickled.
     """
     from aotgaudi.cli.commands.explain_launch import explain_launch, is_of_launch
 

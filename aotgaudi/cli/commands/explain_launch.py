@@ -1,4 +1,4 @@
-"""What ``aotgaudi explain`` says of wrapped servers: a command against a sealed launch, or against a cache of vLLM's own."""
+"""What ``aotgaudi explain`` says of wrapped servers: a command, or a past run, compared with a sealed launch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from aotgaudi.cli.options.store import StorePlace
 from aotgaudi.errors import SpecError
 from aotgaudi.wrap.adapters.compare import Comparison, Difference, compare
 from aotgaudi.wrap.adapters.describe import describe_here
-from aotgaudi.wrap.adapters.found import find_guest
-from aotgaudi.wrap.explain.cache_findings import examine
-from aotgaudi.wrap.explain.plain_cache import PlainCache, find_plain_cache, read_plain_cache
 from aotgaudi.wrap.explain.run_factors import explain_run
 
 Told = tuple[dict[str, Any], list[str], int]
@@ -25,12 +22,8 @@ _EXIT_NOT_WARM = 3
 
 
 def is_of_launch(path: Path) -> bool:
-    """Returns whether a path is a bundle of a wrapped server, or a cache of vLLM's."""
-    if not path.is_dir():
-        return False
-    if (path / INDEX_NAME).is_file():
-        return isinstance(open_bundle(path).receipt, CaptureReceipt)
-    return find_plain_cache(path) is not None
+    """Returns whether a path is the bundle of a wrapped server."""
+    return (path / INDEX_NAME).is_file() and isinstance(open_bundle(path).receipt, CaptureReceipt)
 
 
 def explain_launch(
@@ -40,30 +33,26 @@ def explain_launch(
     place: StorePlace,
     run_root: Path | None = None,
 ) -> Told:
-    """Returns what is to be said, as a JSON value and in lines for people, and what refusing it would exit with.
+    """Returns a JSON value, the same in lines for people, and the exit code that refusing this launch would give.
 
     Args:
-        path: a bundle of a wrapped server, or a cache of vLLM's.
-        words: the server's command; () is the sealed one.
-        environ: the environment that it would be started in.
-        place: where the store is that may know what a cold start takes.
-        run_root: the place of a run of the bundle, to explain that in place of a command.
+        path: The bundle of a wrapped server.
+        words: The server's command; () means the sealed one.
+        environ: The environment that the command would start in.
+        place: The store, which may know how long a cold start takes.
+        run_root: The --root of a past run. If it is given, that run is explained and not the command.
 
     Raises:
-        StoreError: the bundle, or the store, cannot be read.
-        SpecError: neither a bundle nor a cache is at `path`; or the command starts no server that can be wrapped.
-        TargetError: the command's interpreter, or its device, is not there.
+        StoreError: The bundle or the store cannot be read.
+        SpecError: `path` is not a bundle, or the command starts no server that can be wrapped.
+        TargetError: The command's interpreter or its device is missing.
     """
-    if run_root is not None:
-        return _of_run(open_bundle(path), run_root)
-    if (path / INDEX_NAME).is_file():
-        return _of_bundle(open_bundle(path), words, environ, place)
-    root = find_plain_cache(path.absolute())
-    if root is None:
+    if not (path / INDEX_NAME).is_file():
         raise SpecError(
-            str(path), "is neither a bundle of a wrapped server nor a cache of vLLM's", "~/.cache/vllm"
+            str(path), "is not a bundle", "make one with: aotgaudi build capture -o DIR -- COMMAND"
         )
-    return _of_cache(read_plain_cache(root), words, environ)
+    bundle = open_bundle(path)
+    return _of_bundle(bundle, words, environ, place) if run_root is None else _of_run(bundle, run_root)
 
 
 def _of_bundle(bundle: Bundle, words: tuple[str, ...], environ: Mapping[str, str], place: StorePlace) -> Told:
@@ -149,46 +138,3 @@ def _cold_seconds(sealed: Launch, place: StorePlace) -> float | None:
 
     row = find_capture(place.open(create=False), capture_key(sealed).hex)
     return None if row is None else row.cold_seconds
-
-
-def _of_cache(cache: PlainCache, words: tuple[str, ...], environ: Mapping[str, str]) -> Told:
-    found = find_guest(words, environ) if words else None
-    findings = examine(cache, found)
-    document = {
-        "cache": str(cache.path),
-        "num_files": cache.num_files,
-        "num_bytes": cache.num_bytes,
-        "architectures": list(cache.architectures),
-        "artifacts": [
-            {
-                "path": str(one.path),
-                "rank": one.rank,
-                "num_bytes": one.size_bytes,
-                "torch": one.torch,
-                "python": one.python,
-                "made_in": one.place,
-                "site_packages": one.site_packages,
-            }
-            for one in cache.artifacts
-        ],
-        "misses": [one.text for one in findings if one.is_miss],
-        "notes": [one.text for one in findings if not one.is_miss],
-    }
-    return (
-        document,
-        list(_cache_lines(document, is_asked=bool(words))),
-        _EXIT_NOT_WARM if document["misses"] else 0,
-    )
-
-
-def _cache_lines(document: Mapping[str, Any], *, is_asked: bool) -> Iterator[str]:
-    yield f"{document['cache']}: {document['num_files']} files, {document['num_bytes'] / 1e6:.1f} MB; nothing was loaded"
-    for one in document["artifacts"]:
-        made = f"torch {one['torch'] or '?'}, Python {one['python'] or '?'}"
-        yield f"    {Path(one['path']).parents[1].name[:10]} rank {one['rank']}: {one['num_bytes'] / 1e6:.1f} MB, {made}"
-    yield from (f"miss: {text}" for text in document["misses"])
-    yield from (f"note: {text}" for text in document["notes"])
-    if not is_asked:
-        yield f"for a command: aotgaudi explain {document['cache']} -- vllm serve ..."
-    elif not document["misses"]:
-        yield "nothing was found that would keep it from being used"
