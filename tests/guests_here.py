@@ -7,8 +7,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aotgaudi.bundle.capture_receipt import CapturedFile, CaptureReceipt, Proof
-from aotgaudi.bundle.expected import Expected
+from aotgaudi.bundle.capture_receipt import CapturedFile, CaptureReceipt, Expected, Proof
 from aotgaudi.bundle.launch import Launch
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.store.cas import ObjectStore

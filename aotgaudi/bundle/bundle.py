@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aotgaudi.bundle.acceptance import ANY_BUNDLE, Acceptance
-from aotgaudi.bundle.capture_receipt import CaptureReceipt
+from aotgaudi.bundle.capture_receipt import RECEIPT_NAME, CaptureReceipt
 from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
@@ -23,7 +23,6 @@ from aotgaudi.bundle.format import (
     load_index,
     load_program,
 )
-from aotgaudi.bundle.kind import RECEIPT_NAME
 from aotgaudi.bundle.permissions import check_directories
 from aotgaudi.bundle.sealed import SealedReceipt, capture_of, load_sealed, programs_of
 from aotgaudi.bundle.signature import MAX_ENVELOPE_BYTES, Statement

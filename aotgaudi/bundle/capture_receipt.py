@@ -1,4 +1,8 @@
-"""The receipt of a capture: the files that a server's caches held, and how it was proved that they are all it needs.
+"""What a warm start of a guest must show: learnt in the proof run, sealed in the receipt, held against every start.
+
+Which kind of bundle a directory says that it is. Imports little: `aotgaudi serve` asks before anything else.
+
+The receipt of a capture: the files that a server's caches held, and how it was proved that they are all it needs.
 
 ``receipt.json`` of a bundle that holds a capture is the canonical JSON (RFC 8785) of::
 
@@ -27,17 +31,93 @@ What was measured (seconds) is not sealed but in the store's record (docs/adr/00
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import Annotated, Literal
 
 import pydantic
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, Field, JsonValue, NonNegativeInt, PositiveInt, StringConstraints
 
 from aotgaudi.backends.base import Target
-from aotgaudi.bundle.expected import Expected
-from aotgaudi.bundle.kind import CAPTURE_SCHEMA
 from aotgaudi.document import DigestField, Document, Value
+from aotgaudi.files import MAX_DOCUMENT_BYTES
+from aotgaudi.store.blobs import Fault, read_bounded
+
+
+class Expected(Value):
+    """What a warm start shows. Every number is exact.
+
+    Attributes:
+        loads: Artifact (``aot:NAME``) -> how often it is loaded, over all processes, until the guest is ready.
+        counters: The guest's own counters -> their sum over all processes when it is ready. What must not happen is listed
+            with 0.
+        roles: Role -> how many processes of it must have a witness.
+        hooks: What must be hooked in each process of those roles.
+        answers: The sha256 (64 hex digits) of each answer to the exercise, in its order; empty where it is not compared.
+    """
+
+    loads: dict[str, PositiveInt] = Field(default_factory=dict)
+    counters: dict[str, NonNegativeInt] = Field(default_factory=dict)
+    roles: dict[str, PositiveInt] = Field(default_factory=dict)
+    hooks: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
+
+
+def learnt(
+    events: Iterable[Mapping[str, JsonValue]],
+    *,
+    roles: Mapping[str, int],
+    hooks: tuple[str, ...],
+    counted: Sequence[str],
+    zeros: Sequence[str],
+) -> Expected:
+    """Returns what the events of a proof run teach.
+
+    Args:
+        events: of all processes; of one process in their order.
+        roles: what must have a witness.
+        hooks: what must be hooked.
+        counted: the guest's counters that must be what they were; those that stayed at 0 are left out.
+        zeros: those that must be 0.
+    """
+    loads: Counter[str] = Counter()
+    last: dict[tuple[JsonValue, str], int] = {}
+    for event in events:
+        if event.get("e") == "loaded":
+            loads[f"{event.get('what')}:{event.get('name')}"] += 1
+        values = event.get("values")
+        if event.get("e") == "counters" and isinstance(values, dict):
+            last.update({(event.get("pid"), n): v for n, v in values.items() if isinstance(v, int)})
+    sums: Counter[str] = Counter()
+    for (_, name), value in last.items():
+        if name in counted:
+            sums[name] += value
+    counters = {**dict.fromkeys(zeros, 0), **{name: value for name, value in sums.items() if value}}
+    return Expected(loads=dict(loads), counters=counters, roles=dict(roles), hooks=hooks)
+
+
+RECEIPT_NAME = "receipt.json"
+CAPTURE_SCHEMA: Literal["aotgaudi.capture/1"] = "aotgaudi.capture/1"
+
+_CAPTURE = f'"schema":"{CAPTURE_SCHEMA}"'.encode()
+"""What the canonical bytes of a capture's receipt hold. Where others hold it, too, they are refused for what they are."""
+
+
+def says_capture(receipt: bytes) -> bool:
+    """Whether these bytes, if they are a receipt, are a capture's."""
+    return _CAPTURE in receipt
+
+
+def is_capture(path: Path) -> bool:
+    """Whether the bundle at `path` says that it holds a capture; False where there is none, which opening it explains.
+
+    Decides only who opens it: nothing is verified.
+    """
+    data = read_bounded(path / RECEIPT_NAME, MAX_DOCUMENT_BYTES)
+    return not isinstance(data, Fault) and says_capture(data)
+
 
 FileKind = Literal["library", "pickle", "python", "json", "recipe", "cubin", "other"]
 """What a captured file is to the process that reads it; see docs/formats/launch.md."""

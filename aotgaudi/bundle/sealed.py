@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias, Union, cast
 
-from aotgaudi.bundle.capture_receipt import CaptureReceipt
-from aotgaudi.bundle.kind import says_capture
+from aotgaudi.bundle.capture_receipt import CaptureReceipt, says_capture
 from aotgaudi.document import load_document, load_one_of
 from aotgaudi.errors import SpecError
 

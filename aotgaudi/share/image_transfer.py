@@ -15,6 +15,7 @@ from typing import BinaryIO, Protocol, cast
 
 from aotgaudi.bundle.acceptance import ANY_BUNDLE, Acceptance
 from aotgaudi.bundle.bundle import Bundle, open_bundle
+from aotgaudi.bundle.capture_receipt import RECEIPT_NAME
 from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
@@ -22,7 +23,6 @@ from aotgaudi.bundle.format import (
     SIGNATURE_NAME,
     load_index,
 )
-from aotgaudi.bundle.kind import RECEIPT_NAME
 from aotgaudi.bundle.staging import PARTIAL_NAME, publish, staging_directory
 from aotgaudi.digest import Digest, sha256_bytes
 from aotgaudi.errors import CorruptError, SpecError, store_error

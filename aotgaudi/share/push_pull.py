@@ -14,6 +14,7 @@ from pathlib import Path
 
 from aotgaudi.bundle.acceptance import ANY_BUNDLE, Acceptance
 from aotgaudi.bundle.bundle import Bundle, open_bundle, read_signature
+from aotgaudi.bundle.capture_receipt import RECEIPT_NAME
 from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
@@ -23,7 +24,6 @@ from aotgaudi.bundle.format import (
     BundleIndex,
     load_index,
 )
-from aotgaudi.bundle.kind import RECEIPT_NAME
 from aotgaudi.bundle.signature import MAX_ENVELOPE_BYTES
 from aotgaudi.bundle.staging import PARTIAL_NAME, publish, staging_directory
 from aotgaudi.digest import Digest

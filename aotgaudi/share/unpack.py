@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol
 
+from aotgaudi.bundle.capture_receipt import RECEIPT_NAME
 from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
@@ -28,7 +29,6 @@ from aotgaudi.bundle.format import (
     BundleIndex,
     load_index,
 )
-from aotgaudi.bundle.kind import RECEIPT_NAME
 from aotgaudi.bundle.signature import MAX_ENVELOPE_BYTES
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
-from aotgaudi.bundle.exercise import ExerciseLevel
+from aotgaudi.bundle.launch import WarmUpLevel
 from aotgaudi.store.store import Store
 from aotgaudi.wrap.adapters.describe import describe
 from aotgaudi.wrap.adapters.found import Found, find_guest
-from aotgaudi.wrap.capture.guest_run import Setting
-from aotgaudi.wrap.capture.run import Built, Order, build_capture
+from aotgaudi.wrap.build_run import Setting
+from aotgaudi.wrap.capture import Built, Order, build_capture
 from tests.ports import free_port
 
 SERVER = Path(__file__).with_name("fake_server.py")
@@ -48,7 +48,7 @@ class Bench:
 
     folder: Path
     environ: dict[str, str] = field(default_factory=dict)
-    level: ExerciseLevel = "smoke"
+    level: WarmUpLevel = "smoke"
     ready_seconds: float = 60.0
     told: Told = field(default_factory=Told)
     model_name: str = "model"

@@ -8,10 +8,10 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from aotgaudi.bundle.exercise import Exercise, Room, exercise
-from aotgaudi.wrap.watch.drive import Address
-from aotgaudi.wrap.watch.files import FileRules
-from aotgaudi.wrap.watch.session import Plan
+from aotgaudi.bundle.launch import Room, WarmUp, warm_up
+from aotgaudi.wrap.client import Address
+from aotgaudi.wrap.file_watch import FileRules
+from aotgaudi.wrap.session import Plan
 
 SERVER = Path(__file__).with_name("fake_server.py")
 LEFT_OUT = ("*.lock",)
@@ -24,8 +24,8 @@ def make_model(folder: Path, **config: object) -> Path:
     return folder
 
 
-def smoke() -> Exercise:
-    return exercise("smoke", Room())
+def smoke() -> WarmUp:
+    return warm_up("smoke", Room())
 
 
 @dataclass(frozen=True)

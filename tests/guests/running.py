@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from aotgaudi.errors import AotGaudiError
-from aotgaudi.wrap.supervisor.admission import RunOptions
-from aotgaudi.wrap.supervisor.launch import run
-from aotgaudi.wrap.supervisor.options import Listen, Policy
-from aotgaudi.wrap.watch.processes import Family
+from aotgaudi.wrap.processes import ProcessTree
+from aotgaudi.wrap.readiness import RunOptions
+from aotgaudi.wrap.run import run
+from aotgaudi.wrap.run_options import Listen, Policy
 from tests.guests.fake import Fake
 from tests.ports import free_port
 
@@ -147,7 +147,7 @@ class Runs:
 
 def left_in(*places: Path) -> frozenset[int]:
     """Processes of guests that ran in these places."""
-    return frozenset().union(*(Family(None, f"AOTGAUDI_PLACE={place}").living() for place in places))
+    return frozenset().union(*(ProcessTree(None, f"AOTGAUDI_PLACE={place}").living() for place in places))
 
 
 def _run(options: RunOptions, log_path: Path, cwd: Path | None) -> None:

@@ -22,20 +22,19 @@ import pytest
 from click.testing import CliRunner, Result
 
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
-from aotgaudi.bundle.restore import restore
 from aotgaudi.bundle.signing import generate_key
 from aotgaudi.cli.main import cli
 from aotgaudi.errors import CaptureError, SpecError, StoreError, store_error
 from aotgaudi.store.store import Store
+from aotgaudi.wrap import prove as prove_module
 from aotgaudi.wrap.adapters.fake import FakeGuest
-from aotgaudi.wrap.capture import prove as prove_module
-from aotgaudi.wrap.capture.collect import Rules
-from aotgaudi.wrap.capture.guest_run import Ran
-from aotgaudi.wrap.capture.keys import capture_key, draft_key
-from aotgaudi.wrap.capture.prove import Cold, Proved, prove
-from aotgaudi.wrap.capture.records import find_capture, find_draft
-from aotgaudi.wrap.capture.run import Built, build_capture
-from aotgaudi.wrap.watch.events import Event, History
+from aotgaudi.wrap.build_run import Ran
+from aotgaudi.wrap.capture import Built, build_capture
+from aotgaudi.wrap.capture_records import capture_key, find_capture, find_unproven, unproven_key
+from aotgaudi.wrap.collect import Rules
+from aotgaudi.wrap.events import Event, ProcessLog
+from aotgaudi.wrap.prove import Cold, Proved, prove
+from aotgaudi.wrap.restore import restore
 from tests.guests.capturing import Bench, processes_of
 
 EXACT = {"compile": 0, "generate": 0, "new_files": 0, "loads": 1, "requests": 17, "processes": 3}
@@ -164,11 +163,11 @@ def test_what_is_traced_in_a_start_without_compiling_is_told_once() -> None:
     ]
     many = [Event("trace", number, 1.0, 7, "e", {"name": f"{number:03}"}) for number in range(150)]
 
-    assert list(prove_module._traced([History(7, tuple(events))])) == [
+    assert list(prove_module._traced([ProcessLog(7, tuple(events))])) == [
         "Dynamo traces a:1 f",
         "Dynamo traces b:2 g",
     ]
-    assert list(prove_module._traced([History(7, tuple(many))]))[-1] == "Dynamo traces 50 more"
+    assert list(prove_module._traced([ProcessLog(7, tuple(many))]))[-1] == "Dynamo traces 50 more"
 
 
 def test_a_fault_of_ours_in_a_build_is_not_called_a_log_that_cannot_be_written(
@@ -177,7 +176,7 @@ def test_a_fault_of_ours_in_a_build_is_not_called_a_log_that_cannot_be_written(
     def failing(*_: object, **__: object) -> None:
         raise OSError(errno.E2BIG, "Argument list too long")
 
-    monkeypatch.setattr("aotgaudi.wrap.capture.run._cold", failing)
+    monkeypatch.setattr("aotgaudi.wrap.capture._cold", failing)
 
     with pytest.raises(OSError, match="Argument list too long"):
         fresh.build()
@@ -193,7 +192,7 @@ def test_a_changed_flag_is_another_launch(bench: Bench, built: Built) -> None:
 
 
 def test_no_draft_is_left_when_a_capture_is_there(bench: Bench, built: Built) -> None:
-    assert find_draft(bench.store, draft_key(built.bundle.launch).hex) is None
+    assert find_unproven(bench.store, unproven_key(built.bundle.launch).hex) is None
 
 
 def test_what_is_restored_is_what_the_server_left(
@@ -336,7 +335,7 @@ def test_a_build_that_is_stopped_in_its_proof_goes_on_from_the_draft(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("aotgaudi.wrap.capture.run.prove", stopped)
+        patched.setattr("aotgaudi.wrap.capture.prove", stopped)
         with pytest.raises(KeyboardInterrupt):
             fresh.build()
     assert not (fresh.folder / "out").exists()

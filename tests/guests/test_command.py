@@ -81,7 +81,7 @@ def _check_log(log: str, log_format: str) -> None:
     assert line.keys() == {"time", "level", "logger", "message", "request_id"}
     assert (line["level"], line["logger"], line["request_id"]) == (
         "INFO",
-        "aotgaudi.wrap.supervisor.judge",
+        "aotgaudi.wrap.supervise",
         None,
     )
 

@@ -152,7 +152,7 @@ def test_a_guest_that_ends_without_a_witness_is_told_how_it_lost_it(runs: Runs, 
 def test_a_worker_without_a_witness_is_not_warm(
     runs: Runs, captured: Captured, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aotgaudi.wrap.supervisor.judge.SETTLE_SECONDS", 1.0)
+    monkeypatch.setattr("aotgaudi.wrap.supervise.SETTLE_SECONDS", 1.0)
 
     is_refused(runs, captured, fake, "skip-plugin", (3, "in vain for a witness in 1 of 1 Worker processes"))
 

@@ -13,8 +13,7 @@ from aotgaudi.bundle.sealed import capture_of
 from aotgaudi.errors import CaptureError
 from aotgaudi.store.store import Store
 from aotgaudi.wrap.adapters.describe import describe
-from aotgaudi.wrap.capture.run import Built, Order, build_capture
-from aotgaudi.wrap.capture.shapes import shaped_command
+from aotgaudi.wrap.capture import Built, Order, build_capture, shaped_command
 from tests.environment import ROOT
 from tests.guests_here import Here
 from tests.ports import free_port

@@ -29,11 +29,10 @@ from aotgaudi.spec.parse import spec_from_json
 from aotgaudi.store.store import Store
 from aotgaudi.wrap.adapters.describe import describe
 from aotgaudi.wrap.adapters.vllm_gaudi.guest import VllmGaudi
-from aotgaudi.wrap.capture.run import Built, Order, build_capture
-from aotgaudi.wrap.capture.shapes import Shaped, shaped_command
-from aotgaudi.wrap.supervisor.admission import RunOptions
-from aotgaudi.wrap.supervisor.launch import run
-from aotgaudi.wrap.supervisor.options import Listen, Policy
+from aotgaudi.wrap.capture import Built, Order, Shaped, build_capture, shaped_command
+from aotgaudi.wrap.readiness import RunOptions
+from aotgaudi.wrap.run import run
+from aotgaudi.wrap.run_options import Listen, Policy
 from tests.environment import ROOT
 from tests.guests_here import Here
 from tests.hpu.conftest import InstalledDouble

@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from aotgaudi.phases import Phase
 from aotgaudi.server.app import create_app
 from aotgaudi.server.service import Service
-from aotgaudi.wrap.supervisor.metrics import FAMILIES
+from aotgaudi.wrap.http import FAMILIES
 from tests.boards import ALERTS, BOARD, board, expressions, panels, rules, selected, unexplained
 from tests.unit.server.conftest import backend, engine, make_service
 from tests.unit.server.test_entry_metrics import SNAPSHOT

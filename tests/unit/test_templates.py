@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 from aotgaudi.cli.main import cli
 from aotgaudi.server.front.run import StopTimes
 from aotgaudi.share.oci_documents import BUNDLE_ROOT
-from aotgaudi.wrap.watch.place import DEFAULT_ROOT
+from aotgaudi.wrap.sandbox import DEFAULT_ROOT
 from tests.environment import requirements
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aotgaudi.bundle.kind import is_capture
+from aotgaudi.bundle.capture_receipt import is_capture
 from aotgaudi.cli.options.command_words import CommandWithWords
 from aotgaudi.cli.options.model import find_model
 

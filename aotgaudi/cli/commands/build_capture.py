@@ -21,8 +21,7 @@ from aotgaudi.cli.show.capture_progress import CaptureDisplay
 from aotgaudi.spec.parse import load_spec
 from aotgaudi.wrap.adapters.describe import describe
 from aotgaudi.wrap.adapters.found import Found
-from aotgaudi.wrap.capture.run import Built, Order, build_capture
-from aotgaudi.wrap.capture.shapes import shaped_command
+from aotgaudi.wrap.capture import Built, Order, build_capture, shaped_command
 
 _SHOWN_RESIDUALS = 3
 

@@ -23,7 +23,7 @@ from aotgaudi.errors import StoreError
 from aotgaudi.manifest.codec import load_manifest_or_spec
 from aotgaudi.store.roots import Root
 from aotgaudi.store.store import Store
-from aotgaudi.wrap.capture.keys import capture_key
+from aotgaudi.wrap.capture_records import capture_key
 
 
 @click.group("root")

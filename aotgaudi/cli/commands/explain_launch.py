@@ -15,7 +15,7 @@ from aotgaudi.cli.options.store import StorePlace
 from aotgaudi.errors import SpecError
 from aotgaudi.wrap.adapters.compare import Comparison, Difference, compare
 from aotgaudi.wrap.adapters.describe import describe_here
-from aotgaudi.wrap.explain.run_factors import explain_run
+from aotgaudi.wrap.explain import explain_run
 
 Told = tuple[dict[str, Any], list[str], int]
 _EXIT_NOT_WARM = 3
@@ -133,8 +133,7 @@ def _cold_seconds(sealed: Launch, place: StorePlace) -> float | None:
     """Returns how long the sealed launch took to start when it was built; None if this machine's store does not say."""
     if not place.root.is_dir():
         return None
-    from aotgaudi.wrap.capture.keys import capture_key
-    from aotgaudi.wrap.capture.records import find_capture
+    from aotgaudi.wrap.capture_records import capture_key, find_capture
 
     row = find_capture(place.open(create=False), capture_key(sealed).hex)
     return None if row is None else row.cold_seconds

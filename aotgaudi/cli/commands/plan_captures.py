@@ -11,9 +11,8 @@ from aotgaudi.bundle.launch import Launch
 from aotgaudi.cli.show.explanation import counted
 from aotgaudi.errors import AotGaudiError
 from aotgaudi.store.store import Store
-from aotgaudi.wrap.capture.keys import capture_key
-from aotgaudi.wrap.capture.records import captures, find_capture, read_documents
-from aotgaudi.wrap.explain.launches import BuiltCapture, Rebuilt, rebuilt
+from aotgaudi.wrap.capture_records import capture_key, captures, find_capture, read_documents
+from aotgaudi.wrap.explain import BuiltCapture, Rebuilt, rebuilt
 
 
 def built_captures(bundle_path: Path | None, store: Store | None) -> tuple[BuiltCapture, ...]:

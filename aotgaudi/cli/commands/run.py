@@ -17,7 +17,7 @@ from aotgaudi.cli.options.exposure import log_format_option
 from aotgaudi.cli.options.supervision import Supervision, supervision_options
 from aotgaudi.server.exposure import LogFormat
 from aotgaudi.server.log import log_handler
-from aotgaudi.wrap.supervisor.options import Policy
+from aotgaudi.wrap.run_options import Policy
 
 if TYPE_CHECKING:
     from aotgaudi.bundle.acceptance import Acceptance
@@ -72,8 +72,8 @@ def supervise(
     log_format: LogFormat = "text",
 ) -> None:
     """Runs a guest and exits with what it ended with; `serve` does the same, with the sealed command."""
-    from aotgaudi.wrap.supervisor.admission import RunOptions  # While the interpreter is being asked.
-    from aotgaudi.wrap.supervisor.launch import run as run_guest
+    from aotgaudi.wrap.readiness import RunOptions  # While the interpreter is being asked.
+    from aotgaudi.wrap.run import run as run_guest
 
     logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr, log_format, teller="aotgaudi")])
     logging.captureWarnings(log_format == "json")

@@ -9,17 +9,17 @@ from typing import Any
 
 import click
 
-from aotgaudi.bundle.exercise import EXERCISE_LEVELS, ExerciseLevel
+from aotgaudi.bundle.launch import WARM_UP_LEVELS, WarmUpLevel
 from aotgaudi.cli.options.common import Command, FiniteRange, with_options
-from aotgaudi.wrap.capture.run import READY_SECONDS
-from aotgaudi.wrap.watch.place import DEFAULT_ROOT
+from aotgaudi.wrap.capture import READY_SECONDS
+from aotgaudi.wrap.sandbox import DEFAULT_ROOT
 
 
 @dataclass(frozen=True)
 class CaptureSettings:
     """What was chosen; `repairs` None means all that the guest has, `shapes` is a spec."""
 
-    level: ExerciseLevel
+    level: WarmUpLevel
     repairs: tuple[str, ...] | None
     root: Path
     ready_seconds: float
@@ -30,7 +30,7 @@ _OPTIONS = (
     click.option(
         "--exercise",
         "level",
-        type=click.Choice(EXERCISE_LEVELS),
+        type=click.Choice(WARM_UP_LEVELS),
         help="What the server is asked once it serves, so that it compiles that, too"
         "  [default: sampler; with --shapes: shapes]",
     ),
@@ -68,7 +68,7 @@ def capture_options(function: Command) -> Command:
     @functools.wraps(function)
     def command(
         *,
-        level: ExerciseLevel | None,
+        level: WarmUpLevel | None,
         no_repairs: bool,
         root: Path,
         ready_timeout: float,

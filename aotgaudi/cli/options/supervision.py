@@ -10,12 +10,12 @@ from typing import Any
 import click
 
 from aotgaudi.cli.options.common import Command, FiniteRange, with_options
-from aotgaudi.wrap.supervisor.options import START_SECONDS, Listen, OnCompile, parse_listen
+from aotgaudi.wrap.run_options import START_SECONDS, Listen, OnCompile, parse_listen
 
 
 @dataclass(frozen=True, kw_only=True)
 class Supervision:
-    """What was chosen; see `aotgaudi.wrap.supervisor.admission.RunOptions`."""
+    """What was chosen; see `aotgaudi.wrap.readiness.RunOptions`."""
 
     on_compile: OnCompile
     exercises: bool

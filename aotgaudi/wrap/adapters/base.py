@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from pydantic import JsonValue
 
 from aotgaudi.bundle.capture_receipt import FileKind
-from aotgaudi.bundle.exercise import ExerciseRequest, Room
+from aotgaudi.bundle.launch import Room, WarmUpRequest
 
 if TYPE_CHECKING:  # Receipts, which every server reads, know this module, and a server needs none of these.
     from aotgaudi.backends.base import Target
-    from aotgaudi.bundle.expected import Expected
+    from aotgaudi.bundle.capture_receipt import Expected
     from aotgaudi.bundle.launch import GuestName, Launch
     from aotgaudi.spec.build_spec import BuildSpec
     from aotgaudi.wrap.adapters.identity import Installed
@@ -245,7 +245,7 @@ class Guest(Protocol):
         """Returns commands to run before the cold run, in its environment: compilers that the guest brings."""
         ...
 
-    def shape_requests(self, flags: Flags) -> Iterable[ExerciseRequest]:
+    def shape_requests(self, flags: Flags) -> Iterable[WarmUpRequest]:
         """Returns what the level ``shapes`` asks more."""
         ...
 

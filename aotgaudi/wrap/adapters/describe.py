@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from aotgaudi.bundle.exercise import Exercise, ExerciseLevel, exercise
-from aotgaudi.bundle.launch import Launch, Place, world
+from aotgaudi.bundle.launch import Launch, Place, WarmUp, WarmUpLevel, warm_up, world
 from aotgaudi.wrap.adapters.asking import Asking
 from aotgaudi.wrap.adapters.found import Found, find_guest, guest_named, public_words
 from aotgaudi.wrap.adapters.identity import compiler_version
@@ -18,7 +17,7 @@ def describe(
     found: Found,
     *,
     root: str,
-    asked: Exercise | ExerciseLevel = "sampler",
+    asked: WarmUp | WarmUpLevel = "sampler",
     repairs: tuple[str, ...] | None = None,
     manifest_id: str | None = None,
 ) -> Launch:
@@ -39,7 +38,7 @@ def describe(
     rules = guest.variable_rules
     known = tuple(sorted(repair.id for repair in guest.repairs))
     if isinstance(asked, str):
-        asked = exercise(asked, flags.room, guest.shape_requests(flags))
+        asked = warm_up(asked, flags.room, guest.shape_requests(flags))
     return Launch(
         guest=guest.name,
         words=public_words(found.words, flags, guest),

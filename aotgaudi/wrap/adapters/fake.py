@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from aotgaudi.backends.base import Target
-from aotgaudi.bundle.expected import Expected, learnt
+from aotgaudi.bundle.capture_receipt import Expected, learnt
 from aotgaudi.bundle.launch import GuestName, Launch
 from aotgaudi.wrap.adapters.base import Environment, Event, Phase, PlaceRoot, Repair
 from aotgaudi.wrap.adapters.identity import Installed

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from aotgaudi.bundle.exercise import ExerciseRequest
-from aotgaudi.bundle.launch import Launch, LaunchId
+from aotgaudi.bundle.launch import Launch, LaunchId, WarmUpRequest
 from aotgaudi.document import Value
 from aotgaudi.errors import SpecError
 from aotgaudi.wrap.adapters.base import Guest, PlaceRoot
@@ -36,7 +35,7 @@ class Shapes(Value):
     words: tuple[str, ...]
     variables: dict[str, str]
     paths: dict[str, str]
-    requests: tuple[ExerciseRequest, ...] = ()
+    requests: tuple[WarmUpRequest, ...] = ()
 
     def environ(self, environ: Mapping[str, str], place: PlaceRoot) -> dict[str, str]:
         """Returns `environ` with the variables, in a place."""

@@ -11,8 +11,7 @@ import pytest
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.bundle import Bundle, open_bundle
-from aotgaudi.bundle.capture_receipt import CapturedFile, CaptureReceipt, LeftOut, Proof
-from aotgaudi.bundle.expected import Expected
+from aotgaudi.bundle.capture_receipt import CapturedFile, CaptureReceipt, Expected, LeftOut, Proof
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.receipt import Receipt, UnitRecord
 from aotgaudi.bundle.signing import Signing

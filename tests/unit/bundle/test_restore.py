@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.bundle import restore as restore_module
 from aotgaudi.bundle.acceptance import Acceptance
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
-from aotgaudi.bundle.restore import restore
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, SpecError, StoreError, UntrustedError
 from aotgaudi.store.cas import ObjectStore
+from aotgaudi.wrap import restore as restore_module
+from aotgaudi.wrap.restore import restore
 from tests.unit.bundle.conftest import CAPTURED, Sealed, SealedCapture, capture_receipt
 
 

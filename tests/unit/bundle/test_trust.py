@@ -18,6 +18,7 @@ from securesystemslib.signer import SSlibKey
 
 from aotgaudi.bundle.acceptance import Acceptance
 from aotgaudi.bundle.bundle import Bundle, open_bundle
+from aotgaudi.bundle.capture_receipt import RECEIPT_NAME
 from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
@@ -25,7 +26,6 @@ from aotgaudi.bundle.format import (
     dump_index,
     load_index,
 )
-from aotgaudi.bundle.kind import RECEIPT_NAME
 from aotgaudi.bundle.receipt import dumps as dump_receipt
 from aotgaudi.bundle.receipt import loads as load_receipt
 from aotgaudi.bundle.signature import (

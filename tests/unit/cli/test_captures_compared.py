@@ -11,8 +11,7 @@ from click.testing import CliRunner, Result
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.cli.main import cli
 from aotgaudi.store.store import Store
-from aotgaudi.wrap.capture.keys import capture_key
-from aotgaudi.wrap.capture.records import CaptureRow, record_capture
+from aotgaudi.wrap.capture_records import CaptureRow, capture_key, record_capture
 from tests.guests_here import Here, seal, vllm_here
 
 

@@ -33,7 +33,7 @@ NOT_FOR_CAPTURES = tuple(
         "share",
         "spec.build_spec",
         "wrap.capture",
-        "wrap.watch.session",
+        "wrap.session",
     )
 )
 """What `serve` needs for programs, or for a server that is started: a capture that is refused needs none of it."""

@@ -11,9 +11,8 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from aotgaudi.bundle.exercise import Room
-from aotgaudi.bundle.expected import Expected, learnt
-from aotgaudi.bundle.launch import GuestName, Launch
+from aotgaudi.bundle.capture_receipt import Expected, learnt
+from aotgaudi.bundle.launch import GuestName, Launch, Room
 from aotgaudi.errors import SpecError
 from aotgaudi.wrap.adapters.base import Environment, Event, Flags, Phase, PlaceRoot, Repair
 from aotgaudi.wrap.adapters.model import hugging_face_home

@@ -7,7 +7,7 @@ tokens, which shares no beginning with another (the prefix cache would take that
 
 from __future__ import annotations
 
-from aotgaudi.bundle.exercise import ExerciseRequest, completion
+from aotgaudi.bundle.launch import WarmUpRequest, completion
 from aotgaudi.errors import SpecError
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
@@ -50,7 +50,7 @@ def shapes_of(spec: BuildSpec, flags: Flags) -> Shapes:
     )
 
 
-def _request(index: int, num_tokens: int) -> ExerciseRequest:
+def _request(index: int, num_tokens: int) -> WarmUpRequest:
     """A prompt of so many tokens; the first one, and so every prefix, is no other request's."""
     ids = [_LOW + (index + 7 * place) % _SPAN for place in range(num_tokens)]
     return completion(f"{num_tokens} tokens", prompt=list(ids), max_tokens=_GENERATED)

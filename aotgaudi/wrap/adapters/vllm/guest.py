@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from aotgaudi.backends.base import Target
-from aotgaudi.bundle.capture_receipt import FileKind
-from aotgaudi.bundle.exercise import ExerciseRequest, Room
-from aotgaudi.bundle.expected import Expected, learnt
-from aotgaudi.bundle.launch import GuestName, Launch
+from aotgaudi.bundle.capture_receipt import Expected, FileKind, learnt
+from aotgaudi.bundle.launch import GuestName, Launch, Room, WarmUpRequest
 from aotgaudi.errors import SpecError
 from aotgaudi.wrap.adapters.base import (
     Environment,
@@ -249,7 +247,7 @@ class Vllm:
     def settle(self, root: Path) -> None:
         """Does nothing: vLLM writes its caches whole."""
 
-    def shape_requests(self, flags: Flags) -> tuple[ExerciseRequest, ...]:
+    def shape_requests(self, flags: Flags) -> tuple[WarmUpRequest, ...]:
         """Returns none: vLLM's graphs on these devices are for any size."""
         return ()
 

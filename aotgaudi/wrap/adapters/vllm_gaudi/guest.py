@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bucketing.bucket_file import FILE_VARIABLE
-from aotgaudi.bundle.capture_receipt import FileKind
-from aotgaudi.bundle.expected import Expected, learnt
+from aotgaudi.bundle.capture_receipt import Expected, FileKind, learnt
 from aotgaudi.bundle.launch import GuestName, Launch
 from aotgaudi.errors import SpecError
 from aotgaudi.gaudi.cache_setting import VARIABLE as CACHE_VARIABLE

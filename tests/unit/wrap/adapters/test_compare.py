@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.backends.base import Target
-from aotgaudi.bundle.exercise import Exercise
-from aotgaudi.bundle.launch import Launch, ModelIdentity, Place
+from aotgaudi.bundle.launch import Launch, ModelIdentity, Place, WarmUp
 from aotgaudi.digest import Digest
 from aotgaudi.wrap.adapters.compare import compare
 from aotgaudi.wrap.adapters.vllm.guest import Vllm
@@ -38,7 +37,7 @@ def test_a_launch_is_the_sealed_one() -> None:
         ({"variables": {}}, "variable.VLLM_CPU_KVCACHE_SPACE", 3),
         ({"model": ModelIdentity(name="x", files={"config.json": Digest.of(b"x")})}, "model.config.json", 3),
         ({"world": {"tensor_parallel": 2}}, "world.tensor_parallel", 3),
-        ({"exercise": Exercise(level="none")}, "exercise", 3),
+        ({"exercise": WarmUp(level="none")}, "exercise", 3),
         ({"repairs": ()}, "repairs", 3),
         ({"manifest_id": "m"}, "shapes", 3),
         ({"software": {**a_launch().software, "vllm": "0.33.0 cd"}}, "software.vllm", 5),

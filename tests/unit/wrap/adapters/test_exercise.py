@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.bundle.exercise import EXERCISE_LEVELS, ExerciseLevel, Room, completion, exercise, token_prompt
+from aotgaudi.bundle.launch import WARM_UP_LEVELS, Room, WarmUpLevel, completion, warm_up, token_prompt
 
 ROOMS = st.builds(
     Room,
@@ -17,14 +17,14 @@ ROOMS = st.builds(
 
 
 def test_no_exercise_asks_nothing() -> None:
-    assert exercise("none", Room()).requests == ()
+    assert warm_up("none", Room()).requests == ()
 
 
 def test_each_level_asks_what_the_one_before_it_asks() -> None:
     room = Room(max_model_len=512, max_num_seqs=4)
     more = [completion("one shape")]
 
-    asked = [[request.name for request in exercise(level, room, more).requests] for level in EXERCISE_LEVELS]
+    asked = [[request.name for request in warm_up(level, room, more).requests] for level in WARM_UP_LEVELS]
 
     for fewer, others in itertools.pairwise(asked):
         assert others[: len(fewer)] == fewer
@@ -32,9 +32,9 @@ def test_each_level_asks_what_the_one_before_it_asks() -> None:
     assert asked[-1][-1] == "one shape"
 
 
-@given(level=st.sampled_from(EXERCISE_LEVELS), room=ROOMS)
-def test_names_are_unique_and_all_of_it_has_room(level: ExerciseLevel, room: Room) -> None:
-    asked = exercise(level, room)
+@given(level=st.sampled_from(WARM_UP_LEVELS), room=ROOMS)
+def test_names_are_unique_and_all_of_it_has_room(level: WarmUpLevel, room: Room) -> None:
+    asked = warm_up(level, room)
 
     names = [request.name for request in asked.requests]
     assert len(set(names)) == len(names)
@@ -46,20 +46,20 @@ def test_names_are_unique_and_all_of_it_has_room(level: ExerciseLevel, room: Roo
             assert len(prompt) + max_tokens <= (room.max_model_len or 512)
 
 
-@given(level=st.sampled_from(EXERCISE_LEVELS), room=ROOMS)
-def test_an_exercise_names_no_model(level: ExerciseLevel, room: Room) -> None:
-    assert all("model" not in request.body for request in exercise(level, room).requests)
+@given(level=st.sampled_from(WARM_UP_LEVELS), room=ROOMS)
+def test_an_exercise_names_no_model(level: WarmUpLevel, room: Room) -> None:
+    assert all("model" not in request.body for request in warm_up(level, room).requests)
 
 
 def test_what_is_compared_is_greedy() -> None:
-    compared = [request for request in exercise("sampler", Room()).requests if request.is_greedy]
+    compared = [request for request in warm_up("sampler", Room()).requests if request.is_greedy]
 
     assert compared
     assert all(request.body["temperature"] == 0 for request in compared)
 
 
 def test_the_kinds_that_are_known_to_compile_late_are_asked() -> None:
-    bodies = [json.dumps(request.body) for request in exercise("sampler", Room()).requests]
+    bodies = [json.dumps(request.body) for request in warm_up("sampler", Room()).requests]
 
     for kind in ("logprobs", "prompt_logprobs", "top_k", "min_p", "repetition_penalty", "json_object"):
         assert any(f'"{kind}"' in body for body in bodies), kind

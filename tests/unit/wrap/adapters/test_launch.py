@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from aotgaudi.backends.base import Target
-from aotgaudi.bundle.exercise import Exercise
-from aotgaudi.bundle.launch import LAUNCH_SCHEMA, Launch, ModelIdentity, Place, load_launch
+from aotgaudi.bundle.launch import LAUNCH_SCHEMA, Launch, ModelIdentity, Place, WarmUp, load_launch
 from aotgaudi.digest import Digest
 from aotgaudi.errors import ManifestError
 from tests.environment import ROOT
@@ -73,7 +72,7 @@ def test_any_flag_more_is_another_launch(name: str, value: Any) -> None:
         {"software": {"vllm": "0.32.0 cd"}},
         {"target": Target(backend="cpu", machine="x86_64", isa=("avx2",))},
         {"world": {"tensor_parallel": 2}},
-        {"exercise": Exercise(level="none")},
+        {"exercise": WarmUp(level="none")},
         {"repairs": ()},
         {"manifest_id": "xyz"},
     ],

@@ -12,10 +12,9 @@ from aotgaudi.bundle.capture_receipt import CapturedFile
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CaptureError
 from aotgaudi.store.cas import ObjectStore
+from aotgaudi.wrap import collect as collect_module
 from aotgaudi.wrap.adapters.base import FileKind
-from aotgaudi.wrap.capture import collect as collect_module
-from aotgaudi.wrap.capture.collect import Collected, Rules, collect
-from aotgaudi.wrap.capture.secrets import Secret
+from aotgaudi.wrap.collect import Collected, Rules, Secret, collect
 
 
 def kind_of(path: str) -> FileKind:

@@ -10,16 +10,17 @@ from aotgaudi.bundle.launch import Place
 from aotgaudi.errors import ManifestError
 from aotgaudi.store.records import digests_in
 from aotgaudi.store.store import Store
-from aotgaudi.wrap.capture.keys import capture_key, draft_key
-from aotgaudi.wrap.capture.records import (
+from aotgaudi.wrap.capture_records import (
     CaptureRow,
-    DraftRow,
+    UnprovenRow,
+    capture_key,
     captures,
     find_capture,
-    find_draft,
+    find_unproven,
     read_documents,
     record_capture,
-    record_draft,
+    record_unproven,
+    unproven_key,
 )
 from tests.launches import a_launch
 from tests.unit.bundle.conftest import CAPTURED, capture_receipt
@@ -73,11 +74,11 @@ def test_garbage_collection_sees_every_object_in_the_record(store: Store) -> Non
 
 
 def test_a_row_of_another_kind_or_shape_is_a_miss(store: Store) -> None:
-    draft = DraftRow(label="x", files=(), left_out=(), answers=(), cold_seconds=1, cold_counts={})
-    record_draft(store, KEY, draft)
+    draft = UnprovenRow(label="x", files=(), left_out=(), answers=(), cold_seconds=1, cold_counts={})
+    record_unproven(store, KEY, draft)
 
     assert find_capture(store, KEY) is None
-    assert find_draft(store, KEY) is not None
+    assert find_unproven(store, KEY) is not None
     assert list(captures(store)) == []
 
 
@@ -109,8 +110,8 @@ def test_every_condition_and_every_component_is_in_the_key() -> None:
 
 
 def test_a_draft_is_no_capture_and_is_of_one_witness() -> None:
-    assert draft_key(LAUNCH) != capture_key(LAUNCH)
-    assert {name for name, _ in draft_key(LAUNCH).components} >= {"builder.aotgaudi", "builder.witness"}
+    assert unproven_key(LAUNCH) != capture_key(LAUNCH)
+    assert {name for name, _ in unproven_key(LAUNCH).components} >= {"builder.aotgaudi", "builder.witness"}
 
 
 def test_a_model_in_another_directory_is_the_same_capture_and_another_one_of_the_hub_is_not() -> None:

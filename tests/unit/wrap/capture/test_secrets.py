@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.errors import CaptureError
-from aotgaudi.wrap.capture.secrets import MIN_SECRET_BYTES, Secret, require_public, secrets_of
+from aotgaudi.wrap.collect import MIN_SECRET_BYTES, Secret, require_public, secrets_of
 
 VALUES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=14, max_size=40)
 FORMS: dict[str, Callable[[str], bytes]] = {

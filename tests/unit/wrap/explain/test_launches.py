@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.errors import SpecError
-from aotgaudi.wrap.explain.launches import BuiltCapture, rebuilt
+from aotgaudi.wrap.explain import BuiltCapture, rebuilt
 from tests.launches import a_launch
 
 CPU = BuiltCapture(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aotgaudi.errors import SpecError
-from aotgaudi.wrap.explain.run_factors import HashedFactor, explain_run
+from aotgaudi.wrap.explain import HashedFactor, explain_run
 
 SEALED = {"env": {"VLLM_A": "False", "VLLM_B": "1"}, "ModelConfig": {"model": "/run/aotgaudi/model"}}
 

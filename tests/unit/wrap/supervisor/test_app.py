@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from aotgaudi.errors import SpecError
-from aotgaudi.wrap.supervisor import app
-from aotgaudi.wrap.supervisor.app import Answers, Front
-from aotgaudi.wrap.supervisor.metrics import Metrics
-from aotgaudi.wrap.supervisor.options import Listen, parse_listen
+from aotgaudi.wrap import http as app
+from aotgaudi.wrap.http import Answers, HttpServer, Metrics
+from aotgaudi.wrap.run_options import Listen, parse_listen
 
 
 @dataclass
@@ -38,12 +37,12 @@ def desk() -> Desk:
 
 
 @pytest.fixture
-def front(desk: Desk) -> Iterator[Front]:
-    with Front(Listen("127.0.0.1", 0), desk.answers()) as found:
+def front(desk: Desk) -> Iterator[HttpServer]:
+    with HttpServer(Listen("127.0.0.1", 0), desk.answers()) as found:
         yield found
 
 
-def get(front: Front, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
+def get(front: HttpServer, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=30)
     connection.request(method, path, headers=headers)
     response = connection.getresponse()
@@ -53,25 +52,25 @@ def get(front: Front, path: str, method: str = "GET", **headers: str) -> tuple[i
         connection.close()
 
 
-def test_it_is_ready_when_the_guest_is(front: Front, desk: Desk) -> None:
+def test_it_is_ready_when_the_guest_is(front: HttpServer, desk: Desk) -> None:
     assert get(front, "/ready") == (503, "not ready: the guest is starting\n")
     desk.not_ready = ""
     assert get(front, "/ready") == (200, "ready\n")
     assert get(front, "/ready?probe=1", "HEAD") == (200, "")
 
 
-def test_it_is_live_while_it_turns(front: Front, desk: Desk) -> None:
+def test_it_is_live_while_it_turns(front: HttpServer, desk: Desk) -> None:
     assert get(front, "/live") == (200, "live\n")
     desk.not_live = "no turn for 31 s"
     assert get(front, "/live") == (503, "not live: no turn for 31 s\n")
 
 
-def test_metrics_and_the_report(front: Front) -> None:
+def test_metrics_and_the_report(front: HttpServer) -> None:
     assert "aotgaudi_guest_warm 0" in get(front, "/metrics")[1]
     assert json.loads(get(front, "/report")[1]) == {"verdict": "Warm"}
 
 
-def test_what_is_not_there(front: Front) -> None:
+def test_what_is_not_there(front: HttpServer) -> None:
     assert get(front, "/")[0] == 404
     assert get(front, "/ready", "POST")[0] == 501
 
@@ -86,17 +85,17 @@ def test_what_is_not_there(front: Front) -> None:
         ("127.0.0.1.x", 403),
     ],
 )
-def test_the_report_is_not_for_pages_in_a_browser_here(front: Front, host: str, status: int) -> None:
+def test_the_report_is_not_for_pages_in_a_browser_here(front: HttpServer, host: str, status: int) -> None:
     assert get(front, "/report", Host=host)[0] == status
 
 
 def test_the_report_is_for_others_where_that_is_asked_for(desk: Desk) -> None:
-    with Front(Listen("127.0.0.1", 0, report_public=True), desk.answers()) as front:
+    with HttpServer(Listen("127.0.0.1", 0, report_public=True), desk.answers()) as front:
         assert get(front, "/report", Host="metrics.example")[0] == 200
 
 
 @pytest.mark.parametrize("request_bytes", [b"", b"GET /re", b"GET /ready HTTP/1.1\r\nHost: x\r\n"])
-def test_slow_clients_keep_nobody_out(front: Front, desk: Desk, request_bytes: bytes) -> None:
+def test_slow_clients_keep_nobody_out(front: HttpServer, desk: Desk, request_bytes: bytes) -> None:
     desk.not_ready = ""
     slow = []
     for _ in range(2 * app.MAX_CONNECTIONS):
@@ -113,7 +112,7 @@ def test_slow_clients_keep_nobody_out(front: Front, desk: Desk, request_bytes: b
 def test_a_client_that_drips_is_broken_off(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "CLIENT_SECONDS", 0.2)
     with (
-        Front(Listen("127.0.0.1", 0), desk.answers()) as front,
+        HttpServer(Listen("127.0.0.1", 0), desk.answers()) as front,
         socket.create_connection(("127.0.0.1", front.port)) as slow,
     ):
         slow.settimeout(30)
@@ -122,9 +121,9 @@ def test_a_client_that_drips_is_broken_off(desk: Desk, monkeypatch: pytest.Monke
         assert slow.recv(100) == b""
 
 
-def test_a_port_in_use_is_told_before_anything_starts(front: Front, desk: Desk) -> None:
+def test_a_port_in_use_is_told_before_anything_starts(front: HttpServer, desk: Desk) -> None:
     with pytest.raises(SpecError, match=r"--listen 127\.0\.0\.1:\d+: cannot be listened on"):
-        Front(Listen("127.0.0.1", front.port), desk.answers())
+        HttpServer(Listen("127.0.0.1", front.port), desk.answers())
 
 
 @pytest.mark.parametrize(

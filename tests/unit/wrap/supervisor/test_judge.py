@@ -10,16 +10,16 @@ import pytest
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import NotWarmError
-from aotgaudi.wrap.supervisor import judge as judge_module
-from aotgaudi.wrap.supervisor.judge import Case, Judge
-from aotgaudi.wrap.supervisor.metrics import Metrics
-from aotgaudi.wrap.supervisor.options import Policy
-from aotgaudi.wrap.supervisor.signals import Signals
-from aotgaudi.wrap.watch.drive import Address, GuestError
-from aotgaudi.wrap.watch.events import Account, Event, History
-from aotgaudi.wrap.watch.files import FileSight
-from aotgaudi.wrap.watch.session import Plan
-from aotgaudi.wrap.watch.verdict import Seen
+from aotgaudi.wrap import supervise as judge_module
+from aotgaudi.wrap.client import Address, WrappedServerError
+from aotgaudi.wrap.events import Event, EventLog, ProcessLog
+from aotgaudi.wrap.file_watch import FileChanges
+from aotgaudi.wrap.http import Metrics
+from aotgaudi.wrap.run_options import Policy
+from aotgaudi.wrap.session import Plan
+from aotgaudi.wrap.signals import Signals
+from aotgaudi.wrap.supervise import Case, Supervisor
+from aotgaudi.wrap.verdict import Seen
 from tests.unit.wrap.watch.told import EXPECTED, RULES, event, seen, warm
 
 
@@ -45,7 +45,7 @@ class Ended:
 class FakeSession:
     """A session of which the events are given; `looks` counts comparisons of files."""
 
-    histories: dict[str, History]
+    histories: dict[str, ProcessLog]
     plan: Plan = field(default_factory=lambda: Plan(("guest",), {}, Address(), RULES))
     child: Ended = field(default_factory=Ended)
     phase: str = "v"
@@ -56,8 +56,8 @@ class FakeSession:
     said: list[Event] = field(default_factory=list)
 
     @property
-    def account(self) -> Account:
-        account = Account()
+    def account(self) -> EventLog:
+        account = EventLog()
         account.histories = self.histories
         return account
 
@@ -73,16 +73,16 @@ class FakeSession:
         said, self.said = self.said, []
         return said
 
-    def files(self) -> FileSight:
-        return FileSight()
+    def files(self) -> FileChanges:
+        return FileChanges()
 
     def end(self) -> int:
         return self.child.end()
 
 
-def a_judge(session: FakeSession, **policy: Any) -> Judge:
+def a_judge(session: FakeSession, **policy: Any) -> Supervisor:
     chosen = Policy(**{"require_warm": True, **policy})
-    return Judge(session, Case(expected=EXPECTED), chosen, Metrics(), Signals())  # type: ignore[arg-type]
+    return Supervisor(session, Case(expected=EXPECTED), chosen, Metrics(), Signals())  # type: ignore[arg-type]
 
 
 COMPILER = event("process", argv=["g++", "x.cpp"], what="compiler")
@@ -171,12 +171,12 @@ def test_a_guest_that_ends_while_it_is_judged_is_told_by_its_exit_code(stage: An
     told = {name: replace(one, events=one.events[:-1]) for name, one in warm().items()}
     session = FakeSession(told, child=Ended(has_gone=True))
     judge = a_judge(session)
-    judge._stage, judge._exercise = stage, Failed(GuestError("refused"))  # type: ignore[assignment]
+    judge._stage, judge._exercise = stage, Failed(WrappedServerError("refused"))  # type: ignore[assignment]
     session.look = lambda **_: replace(seen(told), alive=frozenset(), phase="v")  # type: ignore[method-assign]
 
     assert judge._turn() is None
     session.child.status = 13
-    with pytest.raises(GuestError, match="ended with exit code 13 before it was ready"):
+    with pytest.raises(WrappedServerError, match="ended with exit code 13 before it was ready"):
         judge._turn()
 
 
@@ -184,7 +184,7 @@ def test_a_guest_that_ends_while_it_is_judged_is_told_by_its_exit_code(stage: An
 class Failed:
     """An exercise that a guest did not answer."""
 
-    error: GuestError
+    error: WrappedServerError
 
     def is_alive(self) -> bool:
         return False
@@ -195,7 +195,10 @@ def test_an_exercise_that_fails_is_logged_with_the_id_of_its_request(
     require_warm: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     judge = a_judge(FakeSession(dict(warm())), require_warm=require_warm)
-    judge._stage, judge._exercise = "exercising", Failed(GuestError("no answer", request_id="aotgaudi-x-0"))  # type: ignore[assignment]
+    judge._stage, judge._exercise = (
+        "exercising",
+        Failed(WrappedServerError("no answer", request_id="aotgaudi-x-0")),
+    )  # type: ignore[assignment]
 
     if require_warm:
         with pytest.raises(NotWarmError, match="its exercise failed: no answer"):
@@ -209,7 +212,7 @@ def test_an_exercise_that_fails_is_logged_with_the_id_of_its_request(
 
 def test_what_made_an_exercise_fail_is_named_before_it() -> None:
     judge = a_judge(FakeSession(dict(warm(COMPILER))))
-    judge._stage, judge._exercise = "exercising", Failed(GuestError("no answer"))  # type: ignore[assignment]
+    judge._stage, judge._exercise = "exercising", Failed(WrappedServerError("no answer"))  # type: ignore[assignment]
 
     with pytest.raises(NotWarmError, match=r"a compiler was run.*1 more"):
         judge._while_exercising()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from aotgaudi.wrap.supervisor.metrics import FAMILIES, Metrics
-from aotgaudi.wrap.watch.findings import Finding
+from aotgaudi.wrap.http import FAMILIES, Metrics
+from aotgaudi.wrap.verdict import Finding
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, tuple[str, ...]], float]:

@@ -15,10 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.wrap.watch import processes
-from aotgaudi.wrap.watch.child import Child, exit_code
-from aotgaudi.wrap.watch.place import Place, taken
-from aotgaudi.wrap.watch.processes import Family, Process
+from aotgaudi.wrap import processes
+from aotgaudi.wrap.processes import Process, ProcessTree
+from aotgaudi.wrap.sandbox import Child, Sandbox, exit_code, open_sandbox
 from tests.container import can_mount
 
 ENVIRONMENT = {"PATH": os.defpath, "LANG": "C.UTF-8"}
@@ -26,12 +25,12 @@ STUBBORN = "trap '' TERM; touch {0}/begun; while :; do sleep 0.1; done"
 
 
 @pytest.fixture
-def place(root: Path) -> Iterator[Place]:
-    with taken(root) as found:
+def place(root: Path) -> Iterator[Sandbox]:
+    with open_sandbox(root) as found:
         yield found
 
 
-def shell(place: Place, script: str, **options: object) -> Child:
+def shell(place: Sandbox, script: str, **options: object) -> Child:
     return Child(["sh", "-c", script], ENVIRONMENT, place, grace_seconds=0.5, **options)  # type: ignore[arg-type]
 
 
@@ -52,7 +51,7 @@ def ended(child: Child) -> int:
 @pytest.mark.parametrize(
     ("script", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -SEGV $$", 139), ("kill -TERM $$", 143)]
 )
-def test_the_exit_code_is_the_guests(place: Place, script: str, status: int) -> None:
+def test_the_exit_code_is_the_guests(place: Sandbox, script: str, status: int) -> None:
     with shell(place, script) as child:
         assert ended(child) == status
 
@@ -66,7 +65,7 @@ def test_exit_codes_are_a_shells() -> None:
     [(["/no/such/command"], 127, "there is no such command"), (["/etc/hostname"], 126, "cannot be run")],
 )
 def test_a_command_that_cannot_be_run_is_told_as_a_shell_tells_it(
-    place: Place, tmp_path: Path, words: list[str], status: int, message: str
+    place: Sandbox, tmp_path: Path, words: list[str], status: int, message: str
 ) -> None:
     with (tmp_path / "log").open("wb") as log, Child(words, ENVIRONMENT, place, output=log) as child:
         assert ended(child) == status
@@ -82,7 +81,7 @@ def hanging_up_ends() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
-def test_it_begins_with_the_signals_of_an_untouched_process(place: Place, tmp_path: Path) -> None:
+def test_it_begins_with_the_signals_of_an_untouched_process(place: Sandbox, tmp_path: Path) -> None:
     script = f"grep -E '^Sig(Blk|Ign)' /proc/self/status > {tmp_path}/signals"
     with shell(place, script) as child:
         assert ended(child) == 0
@@ -92,7 +91,7 @@ def test_it_begins_with_the_signals_of_an_untouched_process(place: Place, tmp_pa
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
-def test_signals_are_passed_on(place: Place, tmp_path: Path, number: int) -> None:
+def test_signals_are_passed_on(place: Sandbox, tmp_path: Path, number: int) -> None:
     script = f"trap 'exit 42' {number}; touch {tmp_path}/begun; while :; do sleep 0.05; done"
     with shell(place, script) as child:
         wait((tmp_path / "begun").exists)
@@ -101,7 +100,7 @@ def test_signals_are_passed_on(place: Place, tmp_path: Path, number: int) -> Non
         assert ended(child) == 42
 
 
-def test_what_ignores_sigterm_is_killed(place: Place, tmp_path: Path) -> None:
+def test_what_ignores_sigterm_is_killed(place: Sandbox, tmp_path: Path) -> None:
     with shell(place, STUBBORN.format(tmp_path), output=subprocess.DEVNULL) as child:
         wait((tmp_path / "begun").exists)
 
@@ -112,7 +111,7 @@ def test_what_ignores_sigterm_is_killed(place: Place, tmp_path: Path) -> None:
 SCATTERED = "setsid sleep 60 & sleep 60 & (trap '' TERM; while :; do sleep 0.1; done) &"
 
 
-def test_nothing_of_it_is_left_wherever_it_went(place: Place) -> None:
+def test_nothing_of_it_is_left_wherever_it_went(place: Sandbox) -> None:
     with shell(place, f"{SCATTERED} wait") as child:
         wait(lambda: len(child.living()) >= 4)
         family = child.family
@@ -120,7 +119,7 @@ def test_nothing_of_it_is_left_wherever_it_went(place: Place) -> None:
     assert family.living() == frozenset()
 
 
-def test_what_it_leaves_behind_when_it_ends_is_ended_too(place: Place) -> None:
+def test_what_it_leaves_behind_when_it_ends_is_ended_too(place: Sandbox) -> None:
     with shell(place, f"{SCATTERED} exit 5") as child:
         assert ended(child) == 5
         family = child.family
@@ -131,9 +130,9 @@ def test_what_it_leaves_behind_when_it_ends_is_ended_too(place: Place) -> None:
 OURS = """
 import sys
 from pathlib import Path
-from aotgaudi.wrap.watch.child import Child
-from aotgaudi.wrap.watch.place import taken
-with taken(Path(sys.argv[1])) as place:
+from aotgaudi.wrap.sandbox import Child
+from aotgaudi.wrap.sandbox import open_sandbox
+with open_sandbox(Path(sys.argv[1])) as place:
     with Child(["sh", "-c", sys.argv[2]], {"PATH": "/usr/bin:/bin"}, place, grace_seconds=0.5) as child:
         print(child.pid, flush=True)
         sys.stdin.read()
@@ -147,7 +146,7 @@ def test_nothing_of_it_is_left_when_we_are_killed(root: Path) -> None:
         stdout=subprocess.PIPE,
     )
     assert process.stdout is not None
-    family = Family(int(process.stdout.readline()), f"AOTGAUDI_PLACE={root}")
+    family = ProcessTree(int(process.stdout.readline()), f"AOTGAUDI_PLACE={root}")
     wait(lambda: len(family.living()) >= 4)
     process.kill()
     process.communicate()
@@ -155,7 +154,7 @@ def test_nothing_of_it_is_left_when_we_are_killed(root: Path) -> None:
     wait(lambda: not family.living())
 
     def is_free() -> bool:
-        with taken(root) as place:
+        with open_sandbox(root) as place:
             return place.here == root
 
     wait(is_free)  # The keeper has the lock until it has done its work.
@@ -166,10 +165,10 @@ def test_what_it_orphans_is_adopted_and_reaped(tmp_path: Path, root: Path) -> No
     code = f"""
 import os, time
 from pathlib import Path
-from aotgaudi.wrap.watch.child import Child
-from aotgaudi.wrap.watch.place import taken
-from aotgaudi.wrap.watch.processes import all_processes
-with taken(Path({str(root)!r})) as place:
+from aotgaudi.wrap.sandbox import Child
+from aotgaudi.wrap.sandbox import open_sandbox
+from aotgaudi.wrap.processes import all_processes
+with open_sandbox(Path({str(root)!r})) as place:
     script = "(env -i sh -c 'sleep 0.2' &) ; sleep 1; exit 3"
     with Child(["sh", "-c", script], {{"PATH": "/usr/bin:/bin"}}, place, adopts=True) as child:
         adopted = set()
@@ -186,7 +185,7 @@ with taken(Path({str(root)!r})) as place:
 
 @pytest.mark.skipif(not can_mount(), reason="mount namespaces are not permitted here")
 def test_two_guests_at_once_see_the_same_root_with_files_of_their_own(root: Path) -> None:
-    with taken(root) as first, taken(root) as second:
+    with open_sandbox(root) as first, open_sandbox(root) as second:
         for place in (first, second):
             (place.folder("cache") / "whose").write_text(str(place.here))
             script = f"cat {shlex.quote(str(root))}/cache/whose > {shlex.quote(str(root))}/tmp/seen"
@@ -197,19 +196,19 @@ def test_two_guests_at_once_see_the_same_root_with_files_of_their_own(root: Path
         assert first.here != second.here
 
 
-def test_a_guest_that_cannot_be_kept_is_not_left(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guest_that_cannot_be_kept_is_not_left(place: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object) -> None:
         raise OSError(errno.EAGAIN, "too many processes")
 
-    monkeypatch.setattr("aotgaudi.wrap.watch.child._start_keeper", failing)
+    monkeypatch.setattr("aotgaudi.wrap.sandbox._start_keeper", failing)
 
     with pytest.raises(OSError, match="too many processes"):
         shell(place, STUBBORN.format(place.here))
-    assert not Family(None, place.mark).living()
+    assert not ProcessTree(None, place.mark).living()
 
 
 def test_an_environment_is_read_once_and_a_process_id_that_is_used_again_is_another_process(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
     table = [Process(pid=70, parent=1, session=70, started=5, is_zombie=False)]
@@ -222,7 +221,7 @@ def test_an_environment_is_read_once_and_a_process_id_that_is_used_again_is_anot
 
     monkeypatch.setattr(processes, "all_processes", lambda: iter(table))
     monkeypatch.setattr(processes, "_environment", environment)
-    family = Family(None, place.mark)
+    family = ProcessTree(None, place.mark)
 
     assert [family.living() for _ in range(6)] == [frozenset()] * 6
     assert read == [70] * 3, "once where there was one to be read"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from aotgaudi.bundle.exercise import completion
-from aotgaudi.wrap.watch.drive import Address, Answer, GuestError, ask, exercise, is_healthy
+from aotgaudi.bundle.launch import completion
+from aotgaudi.wrap.client import Address, Answer, WrappedServerError, ask, is_healthy, send_all
 
 
 class Guest(ThreadingHTTPServer):
@@ -104,7 +104,7 @@ def test_a_refusal_is_an_answer(guest: Guest) -> None:
 def test_no_answer_is_an_error_that_names_the_request(guest: Guest, status: int) -> None:
     guest.status = status
 
-    with pytest.raises(GuestError, match="the request 'logprobs'") as raised:
+    with pytest.raises(WrappedServerError, match="the request 'logprobs'") as raised:
         ask(guest.address, completion("logprobs"))
     assert raised.value.request_id == "aotgaudi-logprobs-0" == guest.request_ids[0]
 
@@ -126,7 +126,7 @@ def test_the_text_of_every_choice_counts(guest: Guest, document: Any, text: str)
 
 
 def test_only_greedy_texts_are_compared_and_every_status(guest: Guest) -> None:
-    found = list(exercise(guest.address, [completion("one", is_greedy=True), completion("two")]))
+    found = list(send_all(guest.address, [completion("one", is_greedy=True), completion("two")]))
     digests = {name: Answer(status, text).digest(is_greedy=greedy) for name, status, text, greedy in _ANSWERS}
 
     assert [request.name for request, _ in found] == ["one", "two"]

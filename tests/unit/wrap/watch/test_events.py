@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.wrap.watch.events import (
+from aotgaudi.wrap.events import (
     MAX_LINE_BYTES,
-    Account,
     Event,
+    EventLog,
     EventReader,
-    History,
+    ProcessLog,
     hashed_factors,
     parse_line,
     printable,
@@ -59,7 +59,7 @@ def test_no_line_breaks_the_reader(text: bytes) -> None:
 
 
 def test_files_are_read_as_they_grow(tmp_path: Path) -> None:
-    reader, account = EventReader(tmp_path), Account()
+    reader, account = EventReader(tmp_path), EventLog()
     (tmp_path / "notes.txt").write_text("nobody's")
     path = tmp_path / NAME
     with path.open("ab", buffering=0) as file:
@@ -71,23 +71,23 @@ def test_files_are_read_as_they_grow(tmp_path: Path) -> None:
     assert [event.number for event in first] == [0]
     assert [event.number for event in second] == [1]
     assert account.add(reader.read()) == []
-    assert account.histories == {NAME: History(12, (*first, *second))}
+    assert account.histories == {NAME: ProcessLog(12, (*first, *second))}
 
 
 def test_a_file_without_a_word_is_a_process_that_has_said_nothing(tmp_path: Path) -> None:
     (tmp_path / NAME).touch()
-    account = Account()
+    account = EventLog()
 
     account.add(EventReader(tmp_path).read())
 
-    assert account.histories == {NAME: History(12)}
+    assert account.histories == {NAME: ProcessLog(12)}
 
 
 @pytest.mark.parametrize("data", [b"nonsense\n", b"x" * (MAX_LINE_BYTES + 1), line(0).replace(b"12", b"13")])
 def test_what_cannot_be_read_is_counted(tmp_path: Path, data: bytes) -> None:
     (tmp_path / NAME).write_bytes(data)
 
-    assert EventReader(tmp_path).read() == {NAME: History(12, (), 1)}
+    assert EventReader(tmp_path).read() == {NAME: ProcessLog(12, (), 1)}
 
 
 @pytest.mark.parametrize("make", [lambda path: path.symlink_to("/dev/zero"), os.mkfifo])
@@ -103,7 +103,7 @@ def test_a_process_by_its_last_words() -> None:
     def said(kind: str, **values: object) -> Event:
         return Event(kind, 0, 0, 12, "l", values)
 
-    told = History(
+    told = ProcessLog(
         12,
         (
             said("hello", role="Worker", hooks={"audit": True, "triton": "waiting"}),
@@ -128,7 +128,7 @@ def test_what_people_read_is_one_printable_line() -> None:
 def test_a_directory_that_has_gone_makes_every_file_one_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "events").mkdir()
     (tmp_path / "events" / NAME).write_bytes(line(0, "hello"))
-    reader, account = EventReader(tmp_path / "events"), Account()
+    reader, account = EventReader(tmp_path / "events"), EventLog()
     account.add(reader.read())
 
     shutil.rmtree(tmp_path / "events")
@@ -139,7 +139,7 @@ def test_a_directory_that_has_gone_makes_every_file_one_that_cannot_be_read(tmp_
 
 def test_what_a_guest_hashed_is_told_without_credentials(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(line(0, "factors", name="envs", values={"PROXY": "http://u:pw@host/x"}))
-    account = Account()
+    account = EventLog()
     account.add(EventReader(tmp_path).read())
 
     assert hashed_factors(account.histories.values()) == {"envs": {"PROXY": "http://host/x"}}

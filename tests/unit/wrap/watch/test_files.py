@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.digest import Digest
-from aotgaudi.wrap.watch.files import FileRules, FileSight, Watcher, compare
+from aotgaudi.wrap.file_watch import FileChanges, FileRules, Watcher, compare
 
 PLACE = Path("/run/aotgaudi")
 SEALED = {"cache/a/model": b"model", "cache/a/b/kernel.so": b"kernel", "home/.tool/plan": b"plan"}
@@ -73,24 +73,24 @@ def plan(here: Path) -> None:
     (here / "home/.tool/plan").write_text("plaN")
 
 
-CHANGES: list[tuple[Callable[[Path], None], FileSight]] = [
-    (add, FileSight(added=("cache/a/new.py",))),
-    (plant, FileSight(added=("cache/deep/er/x.so",))),
-    (link, FileSight(added=("cache/link",))),
-    (flip, FileSight(changed=("cache/a/model",))),
-    (swap, FileSight(changed=("cache/a/model",))),
-    (remove, FileSight(missing=("cache/a/b/kernel.so",))),
-    (move_away, FileSight(missing=("cache/a/b/kernel.so",))),
-    (plan, FileSight(changed=("home/.tool/plan",))),
+CHANGES: list[tuple[Callable[[Path], None], FileChanges]] = [
+    (add, FileChanges(added=("cache/a/new.py",))),
+    (plant, FileChanges(added=("cache/deep/er/x.so",))),
+    (link, FileChanges(added=("cache/link",))),
+    (flip, FileChanges(changed=("cache/a/model",))),
+    (swap, FileChanges(changed=("cache/a/model",))),
+    (remove, FileChanges(missing=("cache/a/b/kernel.so",))),
+    (move_away, FileChanges(missing=("cache/a/b/kernel.so",))),
+    (plan, FileChanges(changed=("home/.tool/plan",))),
 ]
 
 
-def seen(sight: FileSight) -> tuple[object, ...]:
+def seen(sight: FileChanges) -> tuple[object, ...]:
     return sight.added, sight.changed, sight.missing
 
 
 @pytest.mark.parametrize(("change", "expected"), CHANGES)
-def test_a_comparison_finds_it(here: Path, change: Callable[[Path], None], expected: FileSight) -> None:
+def test_a_comparison_finds_it(here: Path, change: Callable[[Path], None], expected: FileChanges) -> None:
     change(here)
 
     assert seen(compare(here, RULES)) == seen(expected)
@@ -98,7 +98,7 @@ def test_a_comparison_finds_it(here: Path, change: Callable[[Path], None], expec
 
 @pytest.mark.parametrize(("change", "expected"), CHANGES)
 def test_inotify_tells_it(
-    here: Path, watcher: Watcher, change: Callable[[Path], None], expected: FileSight
+    here: Path, watcher: Watcher, change: Callable[[Path], None], expected: FileChanges
 ) -> None:
     change(here)
 
@@ -171,10 +171,10 @@ def test_what_is_sealed_is_never_left_out(here: Path) -> None:
 
 
 def test_both_sights_count() -> None:
-    one = FileSight(added=("a",), is_compared=True, is_watched=True)
-    other = FileSight(added=("b", "a"), missing=("c",), is_watched=False)
+    one = FileChanges(added=("a",), is_compared=True, is_watched=True)
+    other = FileChanges(added=("b", "a"), missing=("c",), is_watched=False)
 
-    assert one | other == FileSight(("a", "b"), (), ("c",), is_compared=True, is_watched=False)
+    assert one | other == FileChanges(("a", "b"), (), ("c",), is_compared=True, is_watched=False)
 
 
 def test_paths_are_relative_to_what_the_guest_sees() -> None:

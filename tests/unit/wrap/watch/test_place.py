@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.errors import SpecError, StoreError, UntrustedError
-from aotgaudi.wrap.watch import place as places
-from aotgaudi.wrap.watch.place import FOLDERS, MARK, check_path, taken
+from aotgaudi.wrap import sandbox as places
+from aotgaudi.wrap.sandbox import FOLDERS, MARK, check_path, open_sandbox
 
 
 def test_a_place_is_ours_alone_and_empty(root: Path) -> None:
@@ -23,7 +23,7 @@ def test_a_place_is_ours_alone_and_empty(root: Path) -> None:
     (root / "cache" / "old").touch()
     (root / "left").touch()
 
-    with taken(root) as place:
+    with open_sandbox(root) as place:
         place.set_state("l")
         place.set_state("e")
 
@@ -35,7 +35,7 @@ def test_a_place_is_ours_alone_and_empty(root: Path) -> None:
 
 
 def test_events_stay_to_be_explained_and_caches_go(root: Path) -> None:
-    with taken(root) as place:
+    with open_sandbox(root) as place:
         (place.folder("cache") / "kernel.so").touch()
         (place.folder("events") / "1-2.jsonl").touch()
 
@@ -58,11 +58,11 @@ def test_a_second_run_at_once_sees_the_same_root_in_a_directory_of_its_own(
 ) -> None:
     monkeypatch.setattr(places, "_namespace_problem", lambda root: "")
 
-    with taken(root) as first, taken(root) as second, taken(root) as third:
+    with open_sandbox(root) as first, open_sandbox(root) as second, open_sandbox(root) as third:
         assert {place.root for place in (first, second, third)} == {root}
         assert len({place.here for place in (first, second, third)}) == 3
         assert len({place.mark for place in (first, second, third)}) == 3
-    with taken(root) as again:
+    with open_sandbox(root) as again:
         assert again.here == root
 
 
@@ -71,16 +71,16 @@ def test_where_no_namespace_is_permitted_the_second_run_is_told(
 ) -> None:
     monkeypatch.setattr(places, "_namespace_problem", lambda root: "Operation not permitted")
 
-    with taken(root), pytest.raises(SpecError, match=r"in use by another run.*not permitted"):
-        taken(root, wait_seconds=0.0).__enter__()
+    with open_sandbox(root), pytest.raises(SpecError, match=r"in use by another run.*not permitted"):
+        open_sandbox(root, wait_seconds=0.0).__enter__()
 
 
 def test_the_lock_of_a_run_that_was_killed_is_free(root: Path) -> None:
     code = f"""
 import sys, time
 from pathlib import Path
-from aotgaudi.wrap.watch.place import taken
-with taken(Path({str(root)!r})):
+from aotgaudi.wrap.sandbox import open_sandbox
+with open_sandbox(Path({str(root)!r})):
     print("taken", flush=True)
     time.sleep(60)
 """
@@ -90,20 +90,20 @@ with taken(Path({str(root)!r})):
     process.kill()
     process.communicate()
 
-    with taken(root, wait_seconds=0.0) as place:
+    with open_sandbox(root, wait_seconds=0.0) as place:
         assert place.here == root
 
 
 def test_a_guest_that_outlived_everything_is_ended_before_its_files_go(root: Path) -> None:
     left = subprocess.Popen(["/bin/sleep", "60"], env={MARK: str(root)}, start_new_session=True)
 
-    with taken(root):
+    with open_sandbox(root):
         assert left.wait(10) == -signal.SIGKILL or left.returncode == -signal.SIGTERM
 
 
 def test_a_directory_that_others_could_put_code_into_is_refused(root: Path) -> None:
     root.parent.chmod(0o777)
-    with pytest.raises(UntrustedError, match="everybody may replace"), taken(root):
+    with pytest.raises(UntrustedError, match="everybody may replace"), open_sandbox(root):
         pass
 
 
@@ -111,14 +111,14 @@ def test_a_directory_of_somebody_else_is_refused(root: Path, monkeypatch: pytest
     root.mkdir()
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
 
-    with pytest.raises(UntrustedError, match="must belong to uid 12345"), taken(root):
+    with pytest.raises(UntrustedError, match="must belong to uid 12345"), open_sandbox(root):
         pass
 
 
 def test_a_link_or_a_file_is_no_place(root: Path) -> None:
     root.symlink_to(root.parent)
 
-    with pytest.raises(SpecError, match="is not a directory"), taken(root):
+    with pytest.raises(SpecError, match="is not a directory"), open_sandbox(root):
         pass
 
 
@@ -141,5 +141,5 @@ def test_a_file_system_that_will_not_do_is_refused(
 ) -> None:
     monkeypatch.setattr(os, "statvfs", lambda path: system)
 
-    with pytest.raises(error, match=message), taken(root, needed_bytes=1 << 20):
+    with pytest.raises(error, match=message), open_sandbox(root, needed_bytes=1 << 20):
         pass

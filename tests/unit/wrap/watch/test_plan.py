@@ -11,8 +11,8 @@ import pytest
 from aotgaudi.digest import Digest
 from aotgaudi.wrap.adapters.describe import describe
 from aotgaudi.wrap.adapters.found import Found, find_guest
-from aotgaudi.wrap.watch.place import Place
-from aotgaudi.wrap.watch.plan import link_model, plan_for
+from aotgaudi.wrap.sandbox import Sandbox
+from aotgaudi.wrap.session import link_model, plan_for
 from tests.guests_here import Here
 
 
@@ -27,12 +27,12 @@ def found(tmp_path: Path) -> Found:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path) -> Sandbox:
     (tmp_path / "place").mkdir()
-    return Place(Path("/run/x"), tmp_path / "place")
+    return Sandbox(Path("/run/x"), tmp_path / "place")
 
 
-def test_a_local_model_is_named_by_the_alias_and_served_by_its_name(found: Found, place: Place) -> None:
+def test_a_local_model_is_named_by_the_alias_and_served_by_its_name(found: Found, place: Sandbox) -> None:
     launch = describe(found, root="/run/x")
     plan = plan_for(found, launch, place, "cold")
     link_model(found, launch, place)
@@ -45,7 +45,7 @@ def test_a_local_model_is_named_by_the_alias_and_served_by_its_name(found: Found
 
 
 def test_a_model_of_the_hub_is_seen_by_the_alias_where_the_build_saw_it_so(
-    found: Found, place: Place
+    found: Found, place: Sandbox
 ) -> None:
     sealed = describe(found, root="/run/x")
     words = ("vllm", "serve", "org/name")
@@ -59,7 +59,7 @@ def test_a_model_of_the_hub_is_seen_by_the_alias_where_the_build_saw_it_so(
     assert (place.here / "model").is_symlink()
 
 
-def test_a_model_of_the_hub_keeps_its_name_where_the_build_saw_that(found: Found, place: Place) -> None:
+def test_a_model_of_the_hub_keeps_its_name_where_the_build_saw_that(found: Found, place: Sandbox) -> None:
     words = ("vllm", "serve", "org/name")
     of_hub = replace(found, words=words, flags=found.guest.read(words[2:], {}), is_local=False)
     sealed = describe(of_hub, root="/run/x")
@@ -70,7 +70,7 @@ def test_a_model_of_the_hub_keeps_its_name_where_the_build_saw_that(found: Found
     assert not (place.here / "model").is_symlink()
 
 
-def test_variables_that_the_guest_hashes_are_as_in_the_launch(found: Found, place: Place) -> None:
+def test_variables_that_the_guest_hashes_are_as_in_the_launch(found: Found, place: Sandbox) -> None:
     sealed = describe(found, root="/run/x")
     elsewhere = Found(
         guest=found.guest,
@@ -88,7 +88,7 @@ def test_variables_that_the_guest_hashes_are_as_in_the_launch(found: Found, plac
     assert "VLLM_IMAGE_TAG" not in plan_for(elsewhere, bare, place, "load").environment
 
 
-def test_the_rules_hold_what_is_sealed_and_what_may_appear(found: Found, place: Place) -> None:
+def test_the_rules_hold_what_is_sealed_and_what_may_appear(found: Found, place: Sandbox) -> None:
     sealed = {"cache/vllm/model": Digest.of(b"x")}
     plan = plan_for(
         found, describe(found, root="/run/x"), place, "load", sealed=sealed, left_out=("cache/mine/*",)
@@ -101,7 +101,7 @@ def test_the_rules_hold_what_is_sealed_and_what_may_appear(found: Found, place: 
     assert not plan.rules.is_left_out("cache/vllm/other")
 
 
-def test_a_home_that_holds_captured_files_is_the_servers(found: Found, place: Place) -> None:
+def test_a_home_that_holds_captured_files_is_the_servers(found: Found, place: Sandbox) -> None:
     launch = describe(found, root="/run/x")
 
     assert plan_for(found, launch, place, "load").environment["HOME"] == found.environ["HOME"]
@@ -109,7 +109,7 @@ def test_a_home_that_holds_captured_files_is_the_servers(found: Found, place: Pl
     assert plan_for(found, launch, place, "load", sealed=sealed).environment["HOME"] == "/run/x/home"
 
 
-def test_repairs_are_those_of_the_launch(found: Found, place: Place) -> None:
+def test_repairs_are_those_of_the_launch(found: Found, place: Sandbox) -> None:
     assert plan_for(found, describe(found, root="/run/x"), place, "load").repairs == (
         "vllm.finalize-loading",
     )

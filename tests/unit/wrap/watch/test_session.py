@@ -11,10 +11,10 @@ import pytest
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import StoreError
-from aotgaudi.wrap.watch.drive import Address
-from aotgaudi.wrap.watch.files import FileRules
-from aotgaudi.wrap.watch.place import taken
-from aotgaudi.wrap.watch.session import Plan, Session
+from aotgaudi.wrap.client import Address
+from aotgaudi.wrap.file_watch import FileRules
+from aotgaudi.wrap.sandbox import open_sandbox
+from aotgaudi.wrap.session import Plan, Session
 
 
 def a_plan(root: Path, script: str, **environment: str) -> Plan:
@@ -28,7 +28,7 @@ def a_plan(root: Path, script: str, **environment: str) -> Plan:
 
 def told(plan: Plan, root: Path) -> dict[str, str]:
     """The environment that a guest has which writes it down."""
-    with taken(root) as place, Session(plan, place, phase="c") as session:
+    with open_sandbox(root) as place, Session(plan, place, phase="c") as session:
         deadline = time.monotonic() + 20
         while session.child.poll() is None:
             assert time.monotonic() < deadline
@@ -69,7 +69,7 @@ def test_a_guest_that_cannot_be_started_is_one_sentence(root: Path) -> None:
     plan = replace(a_plan(root, "true"), words=("/bin/true", "x" * 200_000))
 
     with (
-        taken(root) as place,
+        open_sandbox(root) as place,
         pytest.raises(StoreError, match=r"cannot start the guest in .*: Argument list too long"),
     ):
         Session(plan, place, phase="c")

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.bundle.expected import Expected
-from aotgaudi.wrap.watch.events import Event, History
-from aotgaudi.wrap.watch.files import FileSight
-from aotgaudi.wrap.watch.verdict import NotWarm, Seen, Undecided, Warm, judge
+from aotgaudi.bundle.capture_receipt import Expected
+from aotgaudi.wrap.events import Event, ProcessLog
+from aotgaudi.wrap.file_watch import FileChanges
+from aotgaudi.wrap.verdict import NotWarm, Seen, Undecided, Warm, judge
 from tests.unit.wrap.watch.told import (
     CLEAN,
     EXPECTED,
@@ -88,12 +88,12 @@ def test_bytes_that_are_not_sealed_have_an_exit_code_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("files", "exit_code"),
     [
-        (FileSight(added=("cache/planted.so",), is_compared=True), 4),
-        (FileSight(changed=("cache/model",), is_compared=True), 4),
-        (FileSight(missing=("cache/model",), is_compared=True), 3),
+        (FileChanges(added=("cache/planted.so",), is_compared=True), 4),
+        (FileChanges(changed=("cache/model",), is_compared=True), 4),
+        (FileChanges(missing=("cache/model",), is_compared=True), 3),
     ],
 )
-def test_files_alone_are_enough(files: FileSight, exit_code: int) -> None:
+def test_files_alone_are_enough(files: FileChanges, exit_code: int) -> None:
     verdict = judge(seen(warm(), files=files), EXPECTED)
 
     assert isinstance(verdict, NotWarm)
@@ -101,7 +101,7 @@ def test_files_alone_are_enough(files: FileSight, exit_code: int) -> None:
 
 
 def test_a_file_that_the_guest_wrote_is_not_called_planted() -> None:
-    files = FileSight(added=("cache/new",), is_compared=True)
+    files = FileChanges(added=("cache/new",), is_compared=True)
 
     verdict = judge(seen(warm(AGAINST["a write"]), files=files), EXPECTED)
 
@@ -117,7 +117,7 @@ def test_a_file_that_the_guest_wrote_is_not_called_planted() -> None:
             {n: h for n, h in warm().items() if h.role != "Worker"},
             "a witness in 1 of 1 Worker processes",
         ),
-        (warm() | {"9-0.jsonl": History(9)}, "the first word of process 9"),
+        (warm() | {"9-0.jsonl": ProcessLog(9)}, "the first word of process 9"),
         (
             warm() | {"9-0.jsonl": history(9, event("hello", role="other"))},
             "other 9 to say that it has said everything",
@@ -128,7 +128,7 @@ def test_a_file_that_the_guest_wrote_is_not_called_planted() -> None:
         ),
     ],
 )
-def test_what_has_not_been_said_is_waited_for(histories: Mapping[str, History], waiting: str) -> None:
+def test_what_has_not_been_said_is_waited_for(histories: Mapping[str, ProcessLog], waiting: str) -> None:
     verdict = judge(seen(histories), EXPECTED)
 
     assert isinstance(verdict, Undecided)
@@ -153,7 +153,7 @@ def test_files_are_compared_before_anything_is_warm() -> None:
         (history(9, event("hello", role="Worker", hooks={}), event("bye")), "could not be watched"),
     ],
 )
-def test_a_process_that_cannot_be_believed_is_not_warm(one: History, why: str) -> None:
+def test_a_process_that_cannot_be_believed_is_not_warm(one: ProcessLog, why: str) -> None:
     verdict = judge(seen(warm() | {"9-0.jsonl": one}), EXPECTED)
 
     assert isinstance(verdict, NotWarm)
@@ -213,7 +213,7 @@ HELLOS = st.builds(
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> dict[str, History]:
+def histories(draw: st.DrawFn) -> dict[str, ProcessLog]:
     """A warm guest's processes, each with a few words more anywhere, and a few processes besides."""
     told = {}
     for name, one in warm().items():
@@ -229,11 +229,11 @@ def histories(draw: st.DrawFn) -> dict[str, History]:
 @given(
     told=histories(),
     dead=st.frozensets(st.integers(1, 6)),
-    files=st.sampled_from([CLEAN, FileSight(added=("cache/x",), is_compared=True)]),
+    files=st.sampled_from([CLEAN, FileChanges(added=("cache/x",), is_compared=True)]),
     data=st.data(),
 )
 def test_removing_any_event_never_makes_a_guest_warm(
-    told: dict[str, History], dead: frozenset[int], files: FileSight, data: st.DataObject
+    told: dict[str, ProcessLog], dead: frozenset[int], files: FileChanges, data: st.DataObject
 ) -> None:
     everything = seen(told, files=files, alive=frozenset(range(1, 9)) - dead)
     before = judge(everything, EXPECTED)
@@ -255,7 +255,7 @@ def test_the_removal_test_would_notice() -> None:
 
 
 @given(told=histories())
-def test_a_verdict_names_something_or_is_warm(told: dict[str, History]) -> None:
+def test_a_verdict_names_something_or_is_warm(told: dict[str, ProcessLog]) -> None:
     verdict = judge(seen(told), Expected())
 
     assert isinstance(verdict, Warm) or (
@@ -263,7 +263,7 @@ def test_a_verdict_names_something_or_is_warm(told: dict[str, History]) -> None:
     )
 
 
-def replaced(by: History | None, *, lives: bool) -> Seen:
+def replaced(by: ProcessLog | None, *, lives: bool) -> Seen:
     """A process of the guest became another program."""
     old = history(9, event("hello", role="other", hooks=HOOKS), event("bye", why="exec"))
     histories = {**warm(), "9-5.jsonl": old, **({} if by is None else {"9-10.jsonl": by})}

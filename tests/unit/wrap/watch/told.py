@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from aotgaudi.bundle.expected import Expected
+from aotgaudi.bundle.capture_receipt import Expected
 from aotgaudi.digest import Digest
-from aotgaudi.wrap.watch.events import Event, History
-from aotgaudi.wrap.watch.files import FileRules, FileSight
-from aotgaudi.wrap.watch.verdict import Seen
+from aotgaudi.wrap.events import Event, ProcessLog
+from aotgaudi.wrap.file_watch import FileChanges, FileRules
+from aotgaudi.wrap.verdict import Seen
 
 ROOT = Path("/run/aotgaudi")
 MODEL = "cache/model"
@@ -24,7 +24,7 @@ EXPECTED = Expected(
     hooks=("audit", "counters"),
     answers=("a" * 64, ""),
 )
-CLEAN = FileSight(is_compared=True, is_watched=True)
+CLEAN = FileChanges(is_compared=True, is_watched=True)
 
 
 def event(kind: str, phase: str = "l", **values: object) -> Event:
@@ -35,12 +35,12 @@ def answer(phase: str) -> Event:
     return event("state", phase, to=phase)
 
 
-def history(pid: int, *events: Event, num_unreadable: int = 0) -> History:
+def history(pid: int, *events: Event, num_unreadable: int = 0) -> ProcessLog:
     numbered = (replace(e, number=n, time=pid + n / 100, pid=pid) for n, e in enumerate(events))
-    return History(pid, tuple(numbered), num_unreadable)
+    return ProcessLog(pid, tuple(numbered), num_unreadable)
 
 
-def process(pid: int, role: str, *events: Event) -> History:
+def process(pid: int, role: str, *events: Event) -> ProcessLog:
     """A process that said hello, then `events`, and has answered to ``v``."""
     return history(pid, event("hello", role=role, hooks=HOOKS), *events, answer("v"))
 
@@ -52,7 +52,7 @@ def loads() -> tuple[Event, ...]:
     )
 
 
-def warm(*of_worker: Event) -> Mapping[str, History]:
+def warm(*of_worker: Event) -> Mapping[str, ProcessLog]:
     """What the processes of a warm guest say; `of_worker` is said besides."""
     processes = (
         process(1, "APIServer"),
@@ -62,6 +62,6 @@ def warm(*of_worker: Event) -> Mapping[str, History]:
     return {f"{one.pid}-0.jsonl": one for one in processes}
 
 
-def seen(histories: Mapping[str, History], **changes: object) -> Seen:
+def seen(histories: Mapping[str, ProcessLog], **changes: object) -> Seen:
     alive = frozenset(one.pid for one in histories.values())
     return replace(Seen(histories, alive, RULES, CLEAN, "v", EXPECTED.answers), **changes)

@@ -7,8 +7,8 @@ import re
 
 from aotgaudi_witness.write import line_of
 
-from aotgaudi.wrap.watch import findings
-from aotgaudi.wrap.watch.events import parse_line
+from aotgaudi.wrap import verdict as findings
+from aotgaudi.wrap.events import parse_line
 from tests.environment import ROOT
 from tests.unit.wrap.witness.test_whole import SOURCES
 

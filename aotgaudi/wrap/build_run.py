@@ -14,17 +14,15 @@ from typing import IO, Any, Literal, Protocol
 
 from aotgaudi.bundle.capture_receipt import CapturedFile
 from aotgaudi.bundle.launch import Launch
-from aotgaudi.bundle.restore import Source, restore_files
 from aotgaudi.errors import CaptureError
 from aotgaudi.store.cas import ObjectStore
 from aotgaudi.wrap.adapters.found import Found
-from aotgaudi.wrap.watch.drive import GuestError
-from aotgaudi.wrap.watch.files import FileSight, compare
-from aotgaudi.wrap.watch.findings import Finding, finding_of
-from aotgaudi.wrap.watch.place import Place, taken
-from aotgaudi.wrap.watch.plan import link_model, plan_for
-from aotgaudi.wrap.watch.session import Plan, Session
-from aotgaudi.wrap.watch.verdict import Seen
+from aotgaudi.wrap.client import WrappedServerError
+from aotgaudi.wrap.file_watch import FileChanges, compare
+from aotgaudi.wrap.restore import Source, restore_files
+from aotgaudi.wrap.sandbox import Sandbox, open_sandbox
+from aotgaudi.wrap.session import Plan, Session, link_model, plan_for
+from aotgaudi.wrap.verdict import Finding, Seen, finding_of
 
 Kind = Literal["cold", "load", "measure"]
 _STATES: Mapping[Kind, str] = {"cold": "c", "load": "l", "measure": "m"}
@@ -93,7 +91,7 @@ class Ran:
 
     ready_seconds: float
     seen: Seen
-    after: FileSight
+    after: FileChanges
     findings: tuple[tuple[str, Finding], ...]
     answers: tuple[str, ...]
 
@@ -119,14 +117,14 @@ class EndedEarlyError(Exception):
 
 
 @contextmanager
-def guest_run(
+def build_run(
     setting: Setting,
     kind: Kind,
     files: Sequence[CapturedFile] = (),
     *,
-    before: Callable[[Place], object] = lambda _: None,
-    between: Callable[[Place], object] = lambda _: None,
-) -> Iterator[tuple[Ran, Place]]:
+    before: Callable[[Sandbox], object] = lambda _: None,
+    between: Callable[[Sandbox], object] = lambda _: None,
+) -> Iterator[tuple[Ran, Sandbox]]:
     """Starts the server with `files` alone in its caches, and yields what it did, and its place, once it has ended.
 
     `before` is called before it is started, `between` when it has ended, before its files are looked at.
@@ -137,7 +135,7 @@ def guest_run(
         SpecError, UntrustedError, StoreError: there is no such place, or no room.
     """
     needed = sum(file.digest.size_bytes for file in files)
-    with taken(setting.root, needed_bytes=needed) as place:
+    with open_sandbox(setting.root, needed_bytes=needed) as place:
         if files:
             restore_files(files, Source(setting.objects.path, "the capture", "build it again"), place.here)
         link_model(setting.found, setting.launch, place)
@@ -151,7 +149,7 @@ def guest_run(
         yield ran, place
 
 
-def _run(setting: Setting, plan: Plan, place: Place, kind: Kind) -> Ran:
+def _run(setting: Setting, plan: Plan, place: Sandbox, kind: Kind) -> Ran:
     with Session(plan, place, phase=_STATES[kind], output=setting.log) as session:
         watch = _Watch(session, setting.progress, ends=kind == "load")
         try:
@@ -164,7 +162,7 @@ def _run(setting: Setting, plan: Plan, place: Place, kind: Kind) -> Ran:
             session.set_phase(_FLUSH)
             session.settle(_FLUSH_SECONDS)
             status = session.end()
-        except GuestError as error:
+        except WrappedServerError as error:
             session.read()
             findings = _findings(session)
             if kind != "cold":
@@ -176,7 +174,7 @@ def _run(setting: Setting, plan: Plan, place: Place, kind: Kind) -> Ran:
                 f" ({_tail_remedy(setting)})"
             )
         findings = _findings(session)
-    after = compare(place.here, plan.rules) if plan.rules.has_sealed else FileSight()
+    after = compare(place.here, plan.rules) if plan.rules.has_sealed else FileChanges()
     return Ran(ready_seconds, seen, after, findings, answers)
 
 
@@ -188,7 +186,7 @@ def _ask(session: Session, setting: Setting, watch: _Watch) -> tuple[str, ...]:
         watch.look()
 
     watch.num_requests = len(requests)
-    return session.exercise(requests, on_answer=answered)
+    return session.send_all(requests, on_answer=answered)
 
 
 class _Watch:
@@ -219,7 +217,7 @@ def _findings(session: Session) -> tuple[tuple[str, Finding], ...]:
     return tuple((name, finding) for _, name, finding in sorted(rows, key=lambda row: row[0]))
 
 
-def _run_step(setting: Setting, plan: Plan, place: Place, words: Sequence[str]) -> None:
+def _run_step(setting: Setting, plan: Plan, place: Sandbox, words: Sequence[str]) -> None:
     """Runs a compiler that the guest brings, in the environment of the cold run. Raises CaptureError."""
     step = Plan(tuple(words), plan.environment, plan.address, plan.rules, plan.repairs, plan.witness_site)
     with Session(step, place, phase=_STATES["cold"], output=setting.log) as session:
@@ -227,7 +225,7 @@ def _run_step(setting: Setting, plan: Plan, place: Place, words: Sequence[str]) 
             session.wait_healthy(
                 setting.ready_seconds, lambda: setting.progress.note(f"{words[0]}: {session.seconds:.0f} s")
             )
-        except GuestError as error:
+        except WrappedServerError as error:
             if session.child.poll() == 0:
                 return
             raise CaptureError(f"{' '.join(words)}: {error} ({_tail_remedy(setting)})") from error

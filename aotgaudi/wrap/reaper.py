@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 
-from aotgaudi.wrap.watch.processes import Family
+from aotgaudi.wrap.processes import ProcessTree
 
 GOODBYE = b"."
 
@@ -22,4 +22,4 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     leader, mark, grace_seconds = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
     if os.read(0, 1) != GOODBYE:
-        Family(leader, mark).end(grace_seconds)
+        ProcessTree(leader, mark).end(grace_seconds)

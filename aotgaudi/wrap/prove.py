@@ -12,16 +12,14 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import JsonValue
 
-from aotgaudi.bundle.capture_receipt import MAX_FILES, CapturedFile, Proof, require_distinct
-from aotgaudi.bundle.expected import Expected
+from aotgaudi.bundle.capture_receipt import MAX_FILES, CapturedFile, Expected, Proof, require_distinct
 from aotgaudi.errors import CaptureError
-from aotgaudi.wrap.capture.collect import Collected, Rules, collect
-from aotgaudi.wrap.capture.guest_run import EndedEarlyError, Ran, Setting, guest_run, table_of
-from aotgaudi.wrap.watch.events import Event, History, hashed_factors
-from aotgaudi.wrap.watch.files import FileSight
-from aotgaudi.wrap.watch.findings import Finding
-from aotgaudi.wrap.watch.place import Place
-from aotgaudi.wrap.watch.verdict import NotWarm, Undecided, before, judge
+from aotgaudi.wrap.build_run import EndedEarlyError, Ran, Setting, build_run, table_of
+from aotgaudi.wrap.collect import Collected, Rules, collect
+from aotgaudi.wrap.events import Event, ProcessLog, hashed_factors
+from aotgaudi.wrap.file_watch import FileChanges
+from aotgaudi.wrap.sandbox import Sandbox
+from aotgaudi.wrap.verdict import Finding, NotWarm, Undecided, before, judge
 
 MAX_ADDITIONS = 2
 """How often what a start adds is added to the capture."""
@@ -107,7 +105,7 @@ def _try(
     setting: Setting, rules: Rules, held: tuple[CapturedFile, ...], cold: Cold
 ) -> Proved | tuple[_Failure, tuple[CapturedFile, ...]]:
     try:
-        with guest_run(setting, "load", held) as (ran, place):
+        with build_run(setting, "load", held) as (ran, place):
             failure = _judge(setting, held, ran, cold)
             if isinstance(failure, Proved):
                 return failure
@@ -123,13 +121,13 @@ def _measure(
 ) -> tuple[_Failure | None, tuple[CapturedFile, ...]]:
     """Lets a start from the same files do whatever it does: what it compiles, and what that adds."""
     try:
-        with guest_run(setting, "measure", held) as (ran, place):
+        with build_run(setting, "measure", held) as (ran, place):
             return _Failure(ran.findings, ()) if ran.findings else None, _added(setting, rules, ran, place)
     except EndedEarlyError:
         return None, ()
 
 
-def _added(setting: Setting, rules: Rules, ran: Ran, place: Place) -> tuple[CapturedFile, ...]:
+def _added(setting: Setting, rules: Rules, ran: Ran, place: Sandbox) -> tuple[CapturedFile, ...]:
     """What a start has added; nothing where it changed or removed what was captured, for then the next one would, too."""
     sight = ran.seen.files | ran.after
     if sight.changed or sight.missing or not sight.added:
@@ -175,18 +173,18 @@ def _judge(setting: Setting, held: tuple[CapturedFile, ...], ran: Ran, cold: Col
     )
 
 
-def _raw(history: History, event: Event) -> Mapping[str, JsonValue]:
+def _raw(history: ProcessLog, event: Event) -> Mapping[str, JsonValue]:
     """An event as the witness wrote it: what adapters read."""
     return {"e": event.kind, "pid": history.pid, **event.values}
 
 
-def _after(sight: FileSight) -> tuple[str, ...]:
+def _after(sight: FileChanges) -> tuple[str, ...]:
     """What happened to files while the server ended."""
     rows = (("added", sight.added), ("changed", sight.changed), ("removed", sight.missing))
     return tuple(f"{path} was {what}" for what, paths in rows for path in paths)
 
 
-def _unloaded(held: Sequence[CapturedFile], told: Sequence[History]) -> tuple[str, ...]:
+def _unloaded(held: Sequence[CapturedFile], told: Sequence[ProcessLog]) -> tuple[str, ...]:
     """A server that runs without its code (eagerly, say) compiles nothing, and is not warm for that."""
     if not any(file.kind in _LOADED for file in held):
         return ()
@@ -216,7 +214,7 @@ def _counts(ran: Ran, expected: Expected) -> dict[str, int]:
     }
 
 
-def _traced(told: Sequence[History]) -> Iterator[str]:
+def _traced(told: Sequence[ProcessLog]) -> Iterator[str]:
     """What Dynamo went through although all code was there: a cache saves compiling, not tracing."""
     names = {event.text("name") for history in told for event in history.events if event.kind == "trace"}
     yield from (f"Dynamo traces {name}" for name in sorted(names)[:_MAX_TRACED])
@@ -224,7 +222,7 @@ def _traced(told: Sequence[History]) -> Iterator[str]:
         yield f"Dynamo traces {len(names) - _MAX_TRACED} more"
 
 
-def _witnesses(ran: Ran, told: Sequence[History]) -> tuple[str, ...]:
+def _witnesses(ran: Ran, told: Sequence[ProcessLog]) -> tuple[str, ...]:
     """Which of the three looked: in the processes, at the files (and whether without a gap), the server's own counters."""
     found = {"process"} if told else set()
     found |= {"files"} if ran.seen.files.is_compared else set()

@@ -16,6 +16,12 @@ The files that a guest compiles hold this path, so it is fixed: the root of the 
 run has it, a directory beside it (``<root>.1`` ...) is taken, and the guest sees that one at the root, in a mount namespace
 of its own. Everything is checked before anything is done: who could write there, whether libraries can be loaded from there,
 how much room there is, and whether a socket's path fits (unix(7): 107 bytes).
+
+A guest as our child: in a session of its own, its signals and exit code passed on, and nothing of it left behind.
+
+* It is started through an entrance (`aotgaudi.wrap.exec_shim`), which dies with us.
+* A keeper (`aotgaudi.wrap.reaper`) ends its whole family if we are killed.
+* As PID 1, or where asked to, we adopt and reap what it orphans.
 """
 
 from __future__ import annotations
@@ -27,14 +33,16 @@ import shutil
 import stat
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 from aotgaudi.errors import SpecError, StoreError, UntrustedError, store_error
 from aotgaudi.store.access import replaceable_in
-from aotgaudi.wrap.watch.boot import boot
-from aotgaudi.wrap.watch.processes import Family
+from aotgaudi.wrap.processes import ProcessTree, adopt_orphans, boot, send
+from aotgaudi.wrap.reaper import GOODBYE
+from aotgaudi.wrap.run_options import TERMINATION_SECONDS
 
 DEFAULT_ROOT = Path("/run/aotgaudi")
 MARK = "AOTGAUDI_PLACE"
@@ -51,7 +59,7 @@ _SPARE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class Place:
+class Sandbox:
     """A place that is ours, empty but for its folders.
 
     Attributes:
@@ -91,13 +99,13 @@ class Place:
 
 
 @contextlib.contextmanager
-def taken(
+def open_sandbox(
     root: Path = DEFAULT_ROOT,
     *,
     needed_bytes: int = 0,
     wait_seconds: float = _WAIT_SECONDS,
     keeps_caches: bool = False,
-) -> Iterator[Place]:
+) -> Iterator[Sandbox]:
     """Takes the place at `root` for one run: empties it, makes its folders, and frees it at the end.
 
     The events of the last run stay until the next one; caches and temporary files go at the end, unless `keeps_caches`.
@@ -150,14 +158,14 @@ def check_path(root: Path) -> None:
         raise SpecError(where, "has a colon or a character that cannot be printed", "it is put on PYTHONPATH")
 
 
-def _take(root: Path, stack: contextlib.ExitStack, wait_seconds: float) -> Place:
+def _take(root: Path, stack: contextlib.ExitStack, wait_seconds: float) -> Sandbox:
     _prepare(root)
     deadline = time.monotonic() + wait_seconds
     while True:
         descriptor = _lock(root)
         if descriptor is not None:
             stack.callback(os.close, descriptor)
-            return Place(root, root, (descriptor,))
+            return Sandbox(root, root, (descriptor,))
         problem = _namespace_problem(root)
         if not problem:
             return _take_sibling(root, stack)
@@ -170,14 +178,14 @@ def _take(root: Path, stack: contextlib.ExitStack, wait_seconds: float) -> Place
         time.sleep(_RETRY_SECONDS)
 
 
-def _take_sibling(root: Path, stack: contextlib.ExitStack) -> Place:
+def _take_sibling(root: Path, stack: contextlib.ExitStack) -> Sandbox:
     for number in range(1, _MAX_SIBLINGS + 1):
         here = root.with_name(f"{root.name}.{number}")
         _prepare(here)
         descriptor = _lock(here)
         if descriptor is not None:
             stack.callback(os.close, descriptor)
-            return Place(root, here, (descriptor,))
+            return Sandbox(root, here, (descriptor,))
     raise SpecError(
         f"--root {root}", f"is in use, and so are {_MAX_SIBLINGS} beside it", "end some of those runs"
     )
@@ -226,7 +234,7 @@ def _lock(root: Path) -> int | None:
 
 def _namespace_problem(root: Path) -> str:
     """Why nothing can be mounted over `root` for one process alone; empty where it can."""
-    words = [*boot("entrance"), str(os.getpid()), str(root.parent), str(root), "--", "/bin/true"]
+    words = [*boot("exec_shim"), str(os.getpid()), str(root.parent), str(root), "--", "/bin/true"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stderr.strip().removeprefix("aotgaudi: ") or "refused"
 
@@ -250,9 +258,9 @@ def _check_file_system(here: Path, needed_bytes: int) -> None:
         )
 
 
-def _end_leftovers(place: Place) -> None:
+def _end_leftovers(place: Sandbox) -> None:
     """Ends a guest that outlived both its supervisor and its keeper: its files are about to go."""
-    Family(None, place.mark).end(0.0)
+    ProcessTree(None, place.mark).end(0.0)
 
 
 def _empty(here: Path, *, everything: bool) -> None:
@@ -263,3 +271,122 @@ def _empty(here: Path, *, everything: bool) -> None:
             shutil.rmtree(entry.path)
         else:
             os.unlink(entry.path)
+
+
+class Child:
+    """A guest that runs. Use it as a context manager: at its end nothing of the guest is left. One thread only."""
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        place: Sandbox,
+        *,
+        adopts: bool = False,
+        output: IO[Any] | int | None = None,
+        grace_seconds: float = TERMINATION_SECONDS,
+    ) -> None:
+        """Starts `words` in `environment`, to which the mark is added.
+
+        Args:
+            words: The command; the first is looked up in the guest's own PATH.
+            environment: The guest's, whole.
+            place: What the guest sees as its root.
+            adopts: Adopt and reap what it orphans. For a process that has no other children of its own.
+            output: Where its standard output and error go; None: where ours go.
+            grace_seconds: How long it has after SIGTERM, also where we are killed.
+        """
+        self._adopts, self._grace_seconds = adopts, grace_seconds
+        if adopts:
+            adopt_orphans()
+        self._process = subprocess.Popen(
+            [
+                *boot("exec_shim"),
+                str(os.getpid()),
+                str(place.here),
+                str(place.root),
+                "--",
+                *words,
+            ],
+            env={**environment, MARK: str(place.here)},
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=None if output is None else subprocess.STDOUT,
+        )
+        self.pid = self._process.pid
+        try:
+            self._keeper = _start_keeper(self.pid, place, grace_seconds)
+        except OSError:
+            ProcessTree(self.pid, place.mark).end(0.0, self._process.poll)
+            raise
+        strangers = frozenset({self._keeper.pid})
+        self.family = ProcessTree(self.pid, place.mark, os.getpid() if adopts else 0, strangers)
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def poll(self) -> int | None:
+        """Returns what the guest ended with, 128 + n for signal n; None while it runs. Reaps what was adopted."""
+        status = self._process.poll()
+        if self._adopts:
+            self._keeper.poll()
+            self._reap()
+        return None if status is None else exit_code(status)
+
+    def send(self, number: int) -> None:
+        """Passes a signal on to the process that was started; it knows its own."""
+        if self._process.poll() is None:
+            send(self.pid, number)
+
+    def living(self) -> frozenset[int]:
+        """Returns the guest's processes that live."""
+        return self.family.living()
+
+    def end(self, grace_seconds: float | None = None) -> int:
+        """Ends the whole family: SIGTERM for the first process, SIGKILL for what is left; returns its exit code."""
+        self.family.end(self._grace_seconds if grace_seconds is None else grace_seconds, self.poll)
+        found = self.poll()
+        return exit_code(self._process.wait()) if found is None else found
+
+    def close(self) -> None:
+        """Ends what still runs, and the keeper. Closing again does nothing."""
+        if self._keeper.stdin is None or self._keeper.stdin.closed:
+            return
+        if self.living() or self._process.poll() is None:
+            self.end()
+        with contextlib.suppress(OSError):  # It has been killed.
+            self._keeper.stdin.write(GOODBYE)
+        with contextlib.suppress(OSError):
+            self._keeper.stdin.close()
+        self._keeper.wait()
+
+    def _reap(self) -> None:
+        """Waits for what was adopted and has ended, but not for the guest or the keeper, who are asked by name."""
+        known = {self.pid, self._keeper.pid}
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if found is None or found.si_pid in known:
+                    return
+                os.waitpid(found.si_pid, 0)
+
+
+def exit_code(status: int) -> int:
+    """Returns what a shell would say: a status that is negative stands for a signal, and becomes 128 + n."""
+    return status if status >= 0 else 128 - status
+
+
+def _start_keeper(leader: int, place: Sandbox, grace_seconds: float) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*boot("reaper"), str(leader), place.mark, str(grace_seconds)],
+        env={"PATH": os.defpath},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+        pass_fds=place.descriptors,
+        bufsize=0,
+    )

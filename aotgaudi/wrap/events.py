@@ -68,7 +68,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class ProcessLog:
     """What one process said, in the order in which it was written; `num_unreadable` counts lines that say nothing."""
 
     pid: int
@@ -107,7 +107,7 @@ class History:
         return Counter(f"{event.text('what')}:{event.text('name')}" for event in loaded)
 
 
-def hashed_factors(histories: Iterable[History]) -> dict[str, dict[str, str]]:
+def hashed_factors(histories: Iterable[ProcessLog]) -> dict[str, dict[str, str]]:
     """Returns what a guest hashed, as text without credentials: name -> factor -> its value, or the value's digest."""
     found: dict[str, dict[str, str]] = {}
     for history in histories:
@@ -146,7 +146,7 @@ class EventReader:
         self._directory = directory
         self._files: dict[str, _File] = {}
 
-    def read(self) -> Mapping[str, History]:
+    def read(self) -> Mapping[str, ProcessLog]:
         """Returns what was written since the last call: file name -> what is new in it, also where that is nothing.
 
         A line that is still being written is left for the next call. Where the directory has gone, every file that was in
@@ -160,17 +160,17 @@ class EventReader:
         return {name: file.read() for name, file in self._files.items()}
 
 
-class Account:
+class EventLog:
     """Everything that all processes have said so far. One thread only."""
 
     def __init__(self) -> None:
-        self.histories: dict[str, History] = {}
+        self.histories: dict[str, ProcessLog] = {}
 
-    def add(self, news: Mapping[str, History]) -> list[Event]:
+    def add(self, news: Mapping[str, ProcessLog]) -> list[Event]:
         """Takes in what an `EventReader` gave; returns the new events, by time."""
         new: list[Event] = []
         for name, more in news.items():
-            before = self.histories.get(name, History(more.pid))
+            before = self.histories.get(name, ProcessLog(more.pid))
             if more.events or more.num_unreadable or name not in self.histories:
                 self.histories[name] = replace(
                     before,
@@ -189,25 +189,25 @@ class _File:
         self._offset = 0
         self._rest = b""
 
-    def read(self) -> History:
+    def read(self) -> ProcessLog:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             descriptor = os.open(self._path, flags)
         except OSError:  # Gone, or a link: the hole in its numbers, or its silence, tells.
-            return History(self._pid, (), 1)
+            return ProcessLog(self._pid, (), 1)
         try:
             data = self._new_bytes(descriptor)
         finally:
             os.close(descriptor)
         if data is None or self._offset > MAX_FILE_BYTES:
-            return History(self._pid, (), 1)
+            return ProcessLog(self._pid, (), 1)
         *lines, self._rest = (self._rest + data).split(b"\n")
         num_unreadable = 0
         if len(self._rest) > MAX_LINE_BYTES:
             self._rest, num_unreadable = b"", 1
         events = [parse_line(line) for line in lines]
         whole = tuple(event for event in events if event is not None and event.pid == self._pid)
-        return History(self._pid, whole, num_unreadable + len(events) - len(whole))
+        return ProcessLog(self._pid, whole, num_unreadable + len(events) - len(whole))
 
     def _new_bytes(self, descriptor: int) -> bytes | None:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

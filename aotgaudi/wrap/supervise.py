@@ -1,4 +1,8 @@
-"""The life of a guest under supervision: started, exercised, judged, and counted as long as it serves.
+"""What is new of a guest since its judge last looked: what its witnesses said, and what was seen of its files.
+
+What asks a guest while its judge looks elsewhere: whether it serves, and its exercise. A thread each.
+
+The life of a guest under supervision: started, exercised, judged, and counted as long as it serves.
 
 ::
 
@@ -8,6 +12,8 @@
 Under ``--require-warm`` the first word that speaks against it ends the guest: on that word, not on what the guest makes of
 it, which may be to hang. Without it everything is measured and told, and nothing is refused. One thread runs all of this;
 the exercise and the health question have one each, and the front asks by `report`.
+
+What was admitted is restored, started, watched and judged: from the first thing that is written to the guest's end.
 """
 
 from __future__ import annotations
@@ -15,34 +21,150 @@ from __future__ import annotations
 import logging
 import queue
 import signal
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
-from aotgaudi.bundle.exercise import ExerciseRequest
-from aotgaudi.bundle.expected import Expected
+from aotgaudi.bundle.bundle import Bundle
+from aotgaudi.bundle.capture_receipt import Expected
+from aotgaudi.bundle.launch import WarmUpRequest
+from aotgaudi.bundle.sealed import capture_of
 from aotgaudi.errors import AotGaudiError, CorruptError, NotWarmError, TargetError
-from aotgaudi.wrap.supervisor.asking import Exercising, Health
-from aotgaudi.wrap.supervisor.metrics import Metrics
-from aotgaudi.wrap.supervisor.news import News
-from aotgaudi.wrap.supervisor.options import Policy
-from aotgaudi.wrap.supervisor.signals import ENDING, Signals
-from aotgaudi.wrap.watch.drive import GuestError
-from aotgaudi.wrap.watch.findings import Finding
-from aotgaudi.wrap.watch.session import SETTLE_SECONDS, Session
-from aotgaudi.wrap.watch.verdict import (
+from aotgaudi.wrap.adapters.base import Phase
+from aotgaudi.wrap.client import WrappedServerError, is_healthy
+from aotgaudi.wrap.file_watch import FileChanges
+from aotgaudi.wrap.http import Answers, HttpServer, Metrics
+from aotgaudi.wrap.readiness import Prepared, RunOptions
+from aotgaudi.wrap.restore import restore
+from aotgaudi.wrap.run_options import Policy
+from aotgaudi.wrap.sandbox import Sandbox, open_sandbox
+from aotgaudi.wrap.session import SETTLE_SECONDS, Session, link_model, plan_for
+from aotgaudi.wrap.signals import ENDING, Signals
+from aotgaudi.wrap.verdict import (
+    EXIT_BYTES,
+    EXIT_NOT_WARM,
     ONLY_FILES,
+    PHASES,
+    Finding,
     NotWarm,
     Reason,
     Undecided,
     Verdict,
     Warm,
+    finding_of,
     is_settled,
     judge,
 )
+
+_MAX_REMEMBERED = 200
+_CAUSE_SECONDS = 0.5
+
+
+class News:
+    """The findings of a session, counted as they come; `findings` are the last of them. One thread only."""
+
+    def __init__(self, session: Session, metrics: Metrics) -> None:
+        self._session, self._metrics = session, metrics
+        self._files, self._is_blind = FileChanges(), False
+        self._first_file: float | None = None
+        self.findings: tuple[Finding, ...] = ()
+        self.is_new = False
+        """Whether there was anything when it was last taken."""
+
+    def take(self) -> list[Finding]:
+        """Returns what was found since the last time, and counts it."""
+        rules = self._session.plan.rules
+        said = self._session.news()
+        found = [finding_of(event, rules) for event in said]
+        findings = [finding for finding in found if finding is not None and finding.phase != "cold"]
+        findings += [*self._of_files(), *self._of_unreadable()]
+        self.is_new = bool(said or findings)
+        self._metrics.count(findings)
+        self.findings = (*self.findings, *findings)[-_MAX_REMEMBERED:]
+        return findings
+
+    def lack_their_cause(self, now: float) -> bool:
+        """Whether files alone speak against it, and only just now: who wrote a source runs a compiler next, and says so.
+
+        `now` is by one clock, in seconds.
+        """
+        if not self.findings or any(one.what != "file" for one in self.findings):
+            return False
+        if self._first_file is None:
+            self._first_file = now
+        return now - self._first_file < _CAUSE_SECONDS
+
+    def _of_files(self) -> list[Finding]:
+        """What was seen of files since the last turn: the second witness counts for itself."""
+        files = self._session.files()
+        self._metrics.count_files(len(_new(files.added, self._files.added)))
+        news = [
+            *((path, "was added", EXIT_NOT_WARM) for path in _new(files.added, self._files.added)),
+            *((path, "was changed", EXIT_BYTES) for path in _new(files.changed, self._files.changed)),
+            *((path, "was removed", EXIT_NOT_WARM) for path in _new(files.missing, self._files.missing)),
+        ]
+        self._files = files
+        phase = PHASES.get(self._session.phase, "live")
+        return [Finding("file", phase, f"{path} {what}", exit_code=code) for path, what, code in news]
+
+    def _of_unreadable(self) -> list[Finding]:
+        """Once: from then on its witnesses may have said anything."""
+        is_blind = any(one.num_unreadable for one in self._session.account.histories.values())
+        is_new, self._is_blind = is_blind and not self._is_blind, is_blind or self._is_blind
+        phase = PHASES.get(self._session.phase, "live")
+        return [Finding("unknown", phase, "events of its witnesses cannot be read")] if is_new else []
+
+
+def _new(now: Sequence[str], before: Sequence[str]) -> list[str]:
+    return sorted({*now} - {*before})
+
+
+_BETWEEN_SECONDS, _UNTIL_GOOD_SECONDS = 1.0, 0.1
+
+
+class HealthProbe:
+    """Asks the guest again and again, in a thread of its own, whether it serves: `is_good` says what it answered last."""
+
+    def __init__(self, session: Session) -> None:
+        self._address = session.plan.address
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._ask, name="aotgaudi-health", daemon=True)
+        self.is_good = False
+
+    def start(self) -> None:
+        """Begins to ask."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Asks no more."""
+        self._stopped.set()
+
+    def _ask(self) -> None:
+        while not self._stopped.is_set():
+            self.is_good = is_healthy(self._address)
+            self._stopped.wait(_BETWEEN_SECONDS if self.is_good else _UNTIL_GOOD_SECONDS)
+
+
+class WarmUpThread(threading.Thread):
+    """Sends the exercise, in a thread of its own; `error` says why it did not come to its end."""
+
+    def __init__(self, session: Session, requests: Sequence[WarmUpRequest]) -> None:
+        super().__init__(name="aotgaudi-exercise", daemon=True)
+        self._session, self._requests = session, requests
+        self.error: WrappedServerError | None = None
+
+    def run(self) -> None:
+        """Part of threading."""
+        try:
+            self._session.send_all(self._requests)
+        except WrappedServerError as error:
+            self.error = error
+
 
 Stage = Literal["starting", "exercising", "settling", "live", "ending"]
 
@@ -69,7 +191,7 @@ class Case:
     """
 
     expected: Expected | None
-    requests: Sequence[ExerciseRequest] = ()
+    requests: Sequence[WarmUpRequest] = ()
     why_cold: str = ""
     about: Mapping[str, Any] = field(default_factory=dict)
     residuals: Sequence[str] = ()
@@ -84,7 +206,7 @@ def refusal(reasons: Sequence[Reason]) -> AotGaudiError:
     return error(f"the guest is not warm: {reasons[0].text}{more}")
 
 
-class Judge:
+class Supervisor:
     """Supervises one guest. `run` is for the main thread; `not_ready`, `not_live` and `report` are for any."""
 
     def __init__(
@@ -98,8 +220,8 @@ class Judge:
         self._since = self._turned = time.monotonic()
         self._asked_to_end: float | None = None
         self._asked: queue.SimpleQueue[Future[Mapping[str, Any]]] = queue.SimpleQueue()
-        self._health = Health(session)
-        self._exercise: Exercising | None = None
+        self._health = HealthProbe(session)
+        self._exercise: WarmUpThread | None = None
         self._news = News(session, metrics)
         self._judged_at = 0.0
         num_bytes = sum(digest.size_bytes for digest in session.plan.rules.sealed.values())
@@ -216,12 +338,12 @@ class Judge:
                 self._settle()
                 return
             self._session.set_phase("e")
-            self._exercise = Exercising(self._session, self._case.requests)
+            self._exercise = WarmUpThread(self._session, self._case.requests)
             self._exercise.start()
             self._enter("exercising")
         elif self._session.seconds > self._policy.start_seconds:
             self._session.end()
-            raise GuestError(
+            raise WrappedServerError(
                 f"the guest did not serve within {self._policy.start_seconds:.0f} s, and was ended (--start-timeout)",
                 3,
             )
@@ -324,7 +446,7 @@ class Judge:
         if is_asked or status == 0:
             _log.info("the guest ended with exit code %d", status)
             return status
-        raise GuestError(
+        raise WrappedServerError(
             f"the guest ended with exit code {status} before it was ready{self._loaded()}", status
         )
 
@@ -388,3 +510,91 @@ class Judge:
                 "is_watched": seen.files.is_watched,
             },
         }
+
+
+def start(options: RunOptions, admitted: Prepared, signals: Signals) -> int:
+    """Runs what was admitted until it ends; returns its exit code. Raises as `launch.run`, but for what `admit` refuses."""
+    bundle, why_cold = admitted.bundle, admitted.why_cold
+    metrics = Metrics()
+    metrics.set("aotgaudi_verify_seconds", time.monotonic() - options.began)
+    metrics.set("aotgaudi_guest_residuals", len(capture_of(bundle).residuals))
+    metrics.set("aotgaudi_capture_info", 1, *_about(bundle).values())
+    reception = _Reception(metrics)
+    with (
+        HttpServer(options.listen, reception.answers()) as front,
+        open_sandbox(Path(admitted.here.place.root), needed_bytes=capture_of(bundle).num_bytes) as place,
+    ):
+        _log.info("http://%s:%d: /ready /live /metrics /report", options.listen.host, front.port)
+        if not why_cold:
+            _restore(bundle, place, metrics)
+        link_model(admitted.found, admitted.launch, place)
+        case = _case(bundle, options, why_cold)
+        phase, byte = _phase(options.policy, why_cold)
+        plan = plan_for(admitted.found, admitted.launch, place, phase, **_sealed(bundle, why_cold))
+        signals.hold()
+        grace_seconds = options.policy.grace_seconds
+        with Session(plan, place, phase=byte, adopts=True, grace_seconds=grace_seconds) as session:
+            judge = Supervisor(session, case, options.policy, metrics, signals)
+            reception.judge = judge
+            return judge.run()
+
+
+def _restore(bundle: Bundle, place: Sandbox, metrics: Metrics) -> None:
+    restored = restore(bundle, place.here)
+    metrics.set("aotgaudi_restore_seconds", restored.seconds)
+    _log.info(
+        "%d files, %d bytes, verified and restored in %.2f s",
+        restored.files,
+        restored.bytes,
+        restored.seconds,
+    )
+
+
+def _sealed(bundle: Bundle, why_cold: str) -> dict[str, Any]:
+    receipt = capture_of(bundle)
+    left_out = tuple(one.pattern for one in receipt.left_out)
+    sealed = {} if why_cold else {file.path: file.digest for file in receipt.files}
+    return {"sealed": sealed, "left_out": left_out}
+
+
+def _phase(policy: Policy, why_cold: str) -> tuple[Phase, str]:
+    if why_cold:
+        return "cold", "c"
+    return ("load", "l") if policy.require_warm else ("measure", "m")
+
+
+def _case(bundle: Bundle, options: RunOptions, why_cold: str) -> Case:
+    receipt = capture_of(bundle)
+    return Case(
+        expected=None if why_cold else receipt.expected,
+        requests=bundle.launch.exercise.requests if options.exercises else (),
+        why_cold=why_cold,
+        about=_about(bundle),
+        residuals=receipt.residuals,
+    )
+
+
+def _about(bundle: Bundle) -> dict[str, str]:
+    """The labels of ``aotgaudi_capture_info``, in its order."""
+    epoch = "" if bundle.statement is None else str(bundle.statement.epoch)
+    return {"launch": bundle.receipt.manifest_id, "bundle": str(bundle.path), "epoch": epoch}
+
+
+class _Reception:
+    """What the front is told before there is a guest, and then by its judge."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self.judge: Supervisor | None = None
+
+    def answers(self) -> Answers:
+        return Answers(self._not_ready, self._not_live, self._report, self._metrics)
+
+    def _not_ready(self) -> str:
+        return "the sealed files are being restored" if self.judge is None else self.judge.not_ready()
+
+    def _not_live(self) -> str:
+        return "" if self.judge is None else self.judge.not_live()
+
+    def _report(self) -> Mapping[str, Any]:
+        return {"stage": "restoring"} if self.judge is None else self.judge.report()

@@ -18,7 +18,7 @@ from aotgaudi.wrap.adapters.asking import Asking
 from aotgaudi.wrap.adapters.compare import EXIT_OTHER_MACHINE, compare
 from aotgaudi.wrap.adapters.describe import describe_here
 from aotgaudi.wrap.adapters.found import Found
-from aotgaudi.wrap.supervisor.options import Listen, Policy
+from aotgaudi.wrap.run_options import Listen, Policy
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
-class Admitted:
+class Prepared:
     """What may be started.
 
     Attributes:
@@ -78,7 +78,7 @@ class Admitted:
         return self.here if self.why_cold else self.bundle.launch
 
 
-def admit(options: RunOptions) -> Admitted:
+def prepare(options: RunOptions) -> Prepared:
     """Opens the bundle, and compares what is asked for with what was sealed.
 
     Raises:
@@ -88,7 +88,7 @@ def admit(options: RunOptions) -> Admitted:
     """
     bundle = open_bundle(options.bundle, options.acceptance)
     found, here, why_cold = _compared(bundle, options)
-    return Admitted(bundle, found, here, why_cold)
+    return Prepared(bundle, found, here, why_cold)
 
 
 def _compared(bundle: Bundle, options: RunOptions) -> tuple[Found, Launch, str]:

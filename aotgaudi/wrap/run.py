@@ -12,8 +12,8 @@ Nothing of the bundle is interpreted before its signature holds, and nothing of 
 
 from __future__ import annotations
 
-from aotgaudi.wrap.supervisor.admission import RunOptions, admit
-from aotgaudi.wrap.supervisor.signals import Signals
+from aotgaudi.wrap.readiness import RunOptions, prepare
+from aotgaudi.wrap.signals import Signals
 
 
 def run(options: RunOptions) -> int:
@@ -26,7 +26,7 @@ def run(options: RunOptions) -> int:
         GuestError: the guest ended or hung before it was ready.
     """
     with Signals() as signals:
-        admitted = admit(options)  # 1 and 2
-        from aotgaudi.wrap.supervisor.start import start  # Only here: who is refused waits for none of it.
+        admitted = prepare(options)  # 1 and 2
+        from aotgaudi.wrap.supervise import start  # Only here: who is refused waits for none of it.
 
         return start(options, admitted, signals)  # 3 to 5

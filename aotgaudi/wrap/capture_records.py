@@ -1,27 +1,36 @@
 """What a store remembers of captures. A row is a claim: the objects that it names are looked for, and a lack is a miss.
 
 * capture key -> `CaptureRow`: a capture that was proved, with what building it took. The first one stays.
-* draft key -> `DraftRow`: what a cold run left, so that a build which was stopped in its proof goes on from there. It is
+* draft key -> `UnprovenRow`: what a cold run left, so that a build which was stopped in its proof goes on from there. It is
   forgotten as soon as the proof has ended, either way.
 
 Documents are objects, as the files are; digests stand in the rows, so that collecting garbage keeps what they name. No other
 digest does (a component of the launch, say): whatever reads like one is taken for an object that must be there.
+
+By what a capture is looked up in a store: the launch's key, and the conditions under which its files were made.
+
+The launch's id is the same wherever it takes place. A capture's files are not: they hold the root, the interpreter's prefix
+and the rest of `Launch.conditions`. So a second build elsewhere makes a second capture, and none is taken for the other. But
+the path of a model's directory is in no file, for the server sees an alias in its stead: from there nothing is built again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Literal, TypeVar, Union, cast
 
 from pydantic import Field
 
+from aotgaudi.backends.base import version_of
 from aotgaudi.bundle.capture_receipt import CapturedFile, CaptureReceipt, LeftOut
 from aotgaudi.bundle.launch import Launch, load_launch
-from aotgaudi.digest import Digest, canonical_json
+from aotgaudi.digest import Digest, Key, canonical_json, sha256_source
 from aotgaudi.document import DigestField, Value, load_document
 from aotgaudi.errors import ManifestError
 from aotgaudi.store.cas import ObjectStore
 from aotgaudi.store.store import Store
+from aotgaudi.wrap.witness import SITE
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -56,7 +65,7 @@ class CaptureRow(Value):
         yield from (self.launch, self.receipt, *self.objects)
 
 
-class DraftRow(Value):
+class UnprovenRow(Value):
     """What a cold run left: its files, what it answered, and what was measured.
 
     `saved` are the server's own counters of artifacts that it saved.
@@ -77,7 +86,7 @@ class DraftRow(Value):
         yield from (file.digest for file in self.files)
 
 
-RowT = TypeVar("RowT", bound=Union[CaptureRow, DraftRow])
+RowT = TypeVar("RowT", bound=Union[CaptureRow, UnprovenRow])
 
 
 def find_capture(store: Store, key: str) -> CaptureRow | None:
@@ -85,9 +94,9 @@ def find_capture(store: Store, key: str) -> CaptureRow | None:
     return _find(CaptureRow, store, key)
 
 
-def find_draft(store: Store, key: str) -> DraftRow | None:
+def find_unproven(store: Store, key: str) -> UnprovenRow | None:
     """Returns the row of a draft whose objects are all there."""
-    return _find(DraftRow, store, key)
+    return _find(UnprovenRow, store, key)
 
 
 def record_capture(store: Store, key: str, row: CaptureRow) -> CaptureRow:
@@ -98,7 +107,7 @@ def record_capture(store: Store, key: str, row: CaptureRow) -> CaptureRow:
     return _intact(CaptureRow, value, store.objects) or row
 
 
-def record_draft(store: Store, key: str, row: DraftRow) -> None:
+def record_unproven(store: Store, key: str, row: UnprovenRow) -> None:
     """Records a draft. Raises StoreError."""
     store.actions.put(key, _json(row))
 
@@ -122,7 +131,7 @@ def read_documents(store: Store, row: CaptureRow) -> tuple[Launch, CaptureReceip
     return launch, receipt
 
 
-def _json(row: CaptureRow | DraftRow) -> dict[str, object]:
+def _json(row: CaptureRow | UnprovenRow) -> dict[str, object]:
     return row.model_dump(mode="json")
 
 
@@ -137,3 +146,28 @@ def _intact(kind: type[RowT], value: object, objects: ObjectStore) -> RowT | Non
     except ValueError:  # Of another kind, or version.
         return None
     return row if all(map(objects.has, row.digests())) else None
+
+
+def capture_key(launch: Launch) -> Key:
+    """Returns the key of the record of a capture that was proved."""
+    return Key.of([("record", "aotgaudi.capture/1"), *launch.components(), *_conditions(launch)])
+
+
+def unproven_key(launch: Launch) -> Key:
+    """Returns the key of the record of a cold run whose proof has not ended: of this version's witness alone."""
+    builder = [(f"builder.{name}", value) for name, value in sorted(builder_versions().items())]
+    return Key.of([("record", "aotgaudi.draft/1"), *launch.components(), *_conditions(launch), *builder])
+
+
+def builder_versions(site: Path = SITE) -> dict[str, str]:
+    """Returns what a receipt says of who built it: our version, and the digest of the witness's sources."""
+    return {"aotgaudi": version_of("aotgaudi"), "witness": sha256_source(site.rglob("*.py"))}
+
+
+def _conditions(launch: Launch) -> list[tuple[str, str]]:
+    conditions = launch.conditions()
+    return [
+        (f"condition.{name}", value)
+        for name, value in conditions
+        if not (name == "model.name" and launch.is_aliased)
+    ]

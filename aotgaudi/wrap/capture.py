@@ -3,13 +3,15 @@
 Look the launch up; else run it cold, collect, prove, record, seal. One build of a launch at a time works (the store's unit
 lock); the others wait for what it records. Whatever dies on the way leaves no bundle, no record and no lock: the record
 comes after the proof, the bundle is renamed into place, and locks die with who holds them.
+
+``--shapes SPEC``: a command that is captured with the shapes of a spec.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,29 +20,33 @@ from typing import IO, Any
 
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
-from aotgaudi.bundle.launch import Launch
+from aotgaudi.bundle.launch import Launch, WarmUp, WarmUpLevel, warm_up
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.errors import CaptureError, store_error
 from aotgaudi.files import make_directories
+from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
-from aotgaudi.wrap.adapters.found import Found
-from aotgaudi.wrap.capture.collect import Rules, collect
-from aotgaudi.wrap.capture.guest_run import Progress, Ran, Setting, describe_counts, guest_run
-from aotgaudi.wrap.capture.keys import builder_versions, capture_key, draft_key
-from aotgaudi.wrap.capture.prove import Cold, Proved, prove
-from aotgaudi.wrap.capture.records import (
+from aotgaudi.wrap.adapters.base import PlaceRoot
+from aotgaudi.wrap.adapters.found import Found, find_guest
+from aotgaudi.wrap.adapters.shapes import Shapes
+from aotgaudi.wrap.build_run import Progress, Ran, Setting, build_run, describe_counts
+from aotgaudi.wrap.capture_records import (
     CaptureRow,
-    DraftRow,
+    UnprovenRow,
+    builder_versions,
+    capture_key,
     find_capture,
-    find_draft,
+    find_unproven,
     read_documents,
     record_capture,
-    record_draft,
+    record_unproven,
+    unproven_key,
 )
-from aotgaudi.wrap.capture.secrets import MIN_SECRET_BYTES, Secret, require_public, secrets_of
-from aotgaudi.wrap.watch.place import Place
+from aotgaudi.wrap.collect import MIN_SECRET_BYTES, Rules, Secret, collect, require_public, secrets_of
+from aotgaudi.wrap.prove import Cold, Proved, prove
+from aotgaudi.wrap.sandbox import Sandbox
 
 _WAIT_SECONDS = 0.5
 READY_SECONDS = 3600.0
@@ -113,7 +119,7 @@ def _alone(order: Order, store: Store, progress: Progress, key: str) -> tuple[Ca
 
 def _build(order: Order, store: Store, progress: Progress, key: str) -> CaptureRow:
     started = time.monotonic()
-    draft = draft_key(order.launch).hex
+    draft = unproven_key(order.launch).hex
     with _log(store, key) as log:
         rules = _rules(order, progress)
         root = Path(order.launch.place.root)
@@ -148,15 +154,15 @@ def _secrets(order: Order) -> tuple[Secret, ...]:
     return secrets_of(order.found.environ, order.found.words, order.launch.words)
 
 
-def _cold(order: Order, setting: Setting, rules: Rules, store: Store, draft: str) -> DraftRow:
+def _cold(order: Order, setting: Setting, rules: Rules, store: Store, draft: str) -> UnprovenRow:
     """What a cold run leaves, and answers: of an earlier build that was stopped in its proof, or of one now."""
     progress = setting.progress
     progress.begin("1 cold")
-    row = find_draft(store, draft)
+    row = find_unproven(store, draft)
     if row is not None:
         progress.end(f"done before, in a build that was stopped in its proof: {len(row.files)} files")
         return row
-    with guest_run(
+    with build_run(
         setting,
         "cold",
         before=partial(_put, order.given),
@@ -168,7 +174,7 @@ def _cold(order: Order, setting: Setting, rules: Rules, store: Store, draft: str
         progress.warn(f"{path} was written to the server's home, which is not captured")
     if not found.files:
         raise CaptureError("the server left nothing in its caches: there is nothing to capture")
-    row = DraftRow(
+    row = UnprovenRow(
         label=f"cold run of {_label(order.launch)}",
         files=found.files,
         left_out=found.left_out,
@@ -178,14 +184,14 @@ def _cold(order: Order, setting: Setting, rules: Rules, store: Store, draft: str
         cold_counts={**ran.counts, "files": len(found.files)},
         places=dict(found.places),
     )
-    record_draft(store, draft, row)
+    record_unproven(store, draft, row)
     progress.end(
         f"ready in {ran.ready_seconds:.0f} s, {len(ran.answers)} requests; {describe_counts(ran.counts)}; {_size(row)}"
     )
     return row
 
 
-def _put(given: Mapping[str, str], place: Place) -> None:
+def _put(given: Mapping[str, str], place: Sandbox) -> None:
     """Writes what the launch needs below the place's root. Raises StoreError."""
     for name, text in given.items():
         path = place.here / name
@@ -215,7 +221,7 @@ def _require_witnesses(ran: Ran, setting: Setting) -> None:
                 )
 
 
-def _proof(setting: Setting, rules: Rules, cold: DraftRow) -> Proved:
+def _proof(setting: Setting, rules: Rules, cold: UnprovenRow) -> Proved:
     setting.progress.begin("2 proof")
     first = Cold(cold.answers, cold.saved)
     proved = prove(setting, rules, cold.files, first)
@@ -230,7 +236,7 @@ def _proof(setting: Setting, rules: Rules, cold: DraftRow) -> Proved:
 
 
 def _record(
-    order: Order, store: Store, key: str, cold: DraftRow, proved: Proved, build_seconds: float
+    order: Order, store: Store, key: str, cold: UnprovenRow, proved: Proved, build_seconds: float
 ) -> CaptureRow:
     launch = order.launch
     receipt = CaptureReceipt(
@@ -273,7 +279,7 @@ def _label(launch: Launch) -> str:
     return f"{launch.guest} {launch.model.name} ({launch.id:.12})"
 
 
-def _size(row: DraftRow) -> str:
+def _size(row: UnprovenRow) -> str:
     num_bytes = sum(file.digest.size_bytes for file in row.files)
     return f"{len(row.files)} files, {num_bytes / 1e6:.1f} MB"
 
@@ -293,3 +299,45 @@ def _log(store: Store, key: str) -> Iterator[IO[Any]]:
 
 def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """A command with what its shapes add. `shapes` is None where no spec was given."""
+
+    found: Found
+    shapes: Shapes | None = None
+
+    @property
+    def manifest_id(self) -> str | None:
+        """Of the shapes."""
+        return None if self.shapes is None else self.shapes.manifest_id
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """Path below the place's root -> text: what has to lie there before the cold run."""
+        return {} if self.shapes is None else self.shapes.files
+
+    def asked(self, level: WarmUpLevel) -> WarmUp:
+        """Returns the exercise of a level; ``shapes`` asks for what the shapes need, too."""
+        guest, flags = self.found.guest, self.found.flags
+        requests = () if self.shapes is None else self.shapes.requests
+        return warm_up(level, flags.room, (*guest.shape_requests(flags), *requests))
+
+
+def shaped_command(
+    words: Sequence[str], environ: Mapping[str, str], spec: BuildSpec | None, root: Path
+) -> Shaped:
+    """Returns what a command starts, with the shapes of `spec` if there is one.
+
+    Raises:
+        SpecError: as ``guests.found.find_guest``; or the guest takes no shapes, or not those of another command.
+        CoverageError: the guest would meet shapes that it was not told.
+        TargetError: its interpreter does not run.
+    """
+    if spec is None:
+        return Shaped(find_guest(words, environ))
+    found = find_guest(words, environ, is_whole=False)
+    shapes = found.guest.shapes(spec, found.flags, found.environ)
+    more = shapes.environ(environ, PlaceRoot(str(root)))
+    return Shaped(find_guest((*words, *shapes.words), more), shapes)

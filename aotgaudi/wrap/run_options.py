@@ -1,4 +1,7 @@
-"""What a supervisor is asked for: what is demanded of a guest, and where it answers. Light: it is read first."""
+"""How long a guest has to end.
+
+What a supervisor is asked for: what is demanded of a guest, and where it answers. Light: it is read first.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from aotgaudi.errors import SpecError
-from aotgaudi.wrap.watch.grace import GRACE_SECONDS
+
+TERMINATION_SECONDS = 10.0
+"""After SIGTERM, where its user says nothing."""
+
 
 OnCompile = Literal["report", "drain", "exit", "refuse"]
 
@@ -28,7 +34,7 @@ class Policy:
     require_warm: bool = False
     on_compile: OnCompile = "report"
     start_seconds: float = START_SECONDS
-    grace_seconds: float = GRACE_SECONDS
+    grace_seconds: float = TERMINATION_SECONDS
 
     @property
     def live_byte(self) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from aotgaudi.bundle.exercise import ExerciseRequest
+from aotgaudi.bundle.launch import WarmUpRequest
 from aotgaudi.errors import AotGaudiError, SpecError
 
 HEALTH_SECONDS = 2.0
@@ -22,7 +22,7 @@ _UNFIT_FOR_ID, _MAX_NAME_CHARS = re.compile(r"[^A-Za-z0-9._-]"), 64
 """A launch is read from a bundle: a name there may be anything, and no header."""
 
 
-class GuestError(AotGaudiError):
+class WrappedServerError(AotGaudiError):
     """A guest that ended, hung, or broke off an answer.
 
     `exit_code` is what it ended with, where it did, else 1; `request_id` which request it did not answer, where it is one.
@@ -91,7 +91,7 @@ def is_healthy(address: Address, timeout_seconds: float = HEALTH_SECONDS) -> boo
         return False
 
 
-def ask(address: Address, request: ExerciseRequest, timeout_seconds: float = ANSWER_SECONDS) -> Answer:
+def ask(address: Address, request: WarmUpRequest, timeout_seconds: float = ANSWER_SECONDS) -> Answer:
     """Sends a request, as many copies as it says at once, and returns what came of all of them.
 
     Raises:
@@ -105,7 +105,7 @@ def ask(address: Address, request: ExerciseRequest, timeout_seconds: float = ANS
             return _request(address, "POST", request.path, body, timeout_seconds, request_id)
         except (OSError, http.client.HTTPException) as error:
             what = "no answer" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-            raise GuestError(
+            raise WrappedServerError(
                 f"the guest did not answer the request {request.name!r}: {what}", request_id=request_id
             ) from error
 
@@ -114,7 +114,7 @@ def ask(address: Address, request: ExerciseRequest, timeout_seconds: float = ANS
     worst = max(status for status, _ in answers)
     if worst >= 500:
         first = next(copy for copy, (status, _) in enumerate(answers) if status == worst)
-        raise GuestError(
+        raise WrappedServerError(
             f"the guest answered the request {request.name!r} with {worst}",
             request_id=request_id_of(request, first),
         )
@@ -122,14 +122,14 @@ def ask(address: Address, request: ExerciseRequest, timeout_seconds: float = ANS
     return Answer(worst, "\n".join(sorted(texts)))
 
 
-def request_id_of(request: ExerciseRequest, copy: int) -> str:
+def request_id_of(request: WarmUpRequest, copy: int) -> str:
     """Returns the ``X-Request-Id`` that a copy of a request is sent with, by which a guest's own log may name it."""
     return f"aotgaudi-{_UNFIT_FOR_ID.sub('-', request.name)[:_MAX_NAME_CHARS]}-{copy}"
 
 
-def exercise(
-    address: Address, requests: Iterable[ExerciseRequest], timeout_seconds: float = ANSWER_SECONDS
-) -> Iterator[tuple[ExerciseRequest, Answer]]:
+def send_all(
+    address: Address, requests: Iterable[WarmUpRequest], timeout_seconds: float = ANSWER_SECONDS
+) -> Iterator[tuple[WarmUpRequest, Answer]]:
     """Yields each request with its answer, one after the other. Raises as `ask` does."""
     for request in requests:
         yield request, ask(address, request, timeout_seconds)

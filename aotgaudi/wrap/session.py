@@ -5,13 +5,15 @@
     with taken(root) as place, Session(plan, place, phase="c") as session:
         session.wait_healthy(600)
         session.set_phase("e")
-        answers = session.exercise(requests)
+        answers = session.send_all(requests)
         session.set_phase("v")
         session.settle(10)
         seen = session.look(compares=True)     # -> verdict.judge(seen, expected)
         session.end()
 
 Nothing of the guest outlives the block. One thread only.
+
+From a command and the place that it is given to what a session runs: the same in a build and in a run.
 """
 
 from __future__ import annotations
@@ -25,23 +27,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from aotgaudi.bundle.exercise import ExerciseRequest
+from aotgaudi.bundle.launch import Launch, WarmUpRequest
+from aotgaudi.digest import Digest
 from aotgaudi.errors import store_error
-from aotgaudi.wrap.watch.child import Child
-from aotgaudi.wrap.watch.drive import (
+from aotgaudi.wrap.adapters.base import Phase, PlaceRoot
+from aotgaudi.wrap.adapters.found import Found
+from aotgaudi.wrap.client import (
     ANSWER_SECONDS,
     Address,
     Answer,
-    GuestError,
-    exercise,
+    WrappedServerError,
     is_healthy,
     require_free,
+    send_all,
 )
-from aotgaudi.wrap.watch.events import Account, Event, EventReader
-from aotgaudi.wrap.watch.files import FileRules, FileSight, Watcher, compare
-from aotgaudi.wrap.watch.grace import GRACE_SECONDS
-from aotgaudi.wrap.watch.place import Place
-from aotgaudi.wrap.watch.verdict import Seen, is_settled
+from aotgaudi.wrap.events import Event, EventLog, EventReader
+from aotgaudi.wrap.file_watch import NO_FILES, FileChanges, FileRules, Watcher, compare
+from aotgaudi.wrap.run_options import TERMINATION_SECONDS
+from aotgaudi.wrap.sandbox import Child, Sandbox
+from aotgaudi.wrap.verdict import Seen, is_settled
 from aotgaudi.wrap.witness import SITE
 
 SETTLE_SECONDS = 10.0
@@ -78,12 +82,12 @@ class Session:
     def __init__(
         self,
         plan: Plan,
-        place: Place,
+        place: Sandbox,
         *,
         phase: str,
         adopts: bool = False,
         output: IO[Any] | int | None = None,
-        grace_seconds: float = GRACE_SECONDS,
+        grace_seconds: float = TERMINATION_SECONDS,
     ) -> None:
         """Starts the guest in `place`, whose files have been restored, at the state byte `phase`.
 
@@ -91,10 +95,10 @@ class Session:
         """
         require_free(plan.address)
         self.plan, self.place, self.phase = plan, place, phase
-        self.account = Account()
+        self.account = EventLog()
         self._news: list[Event] = []
         self._answers: tuple[str, ...] | None = None
-        self._compared = FileSight()
+        self._compared = FileChanges()
         try:
             shutil.copytree(plan.witness_site, place.folder("witness"), dirs_exist_ok=True)
             self._write_allowed()
@@ -148,23 +152,23 @@ class Session:
             on_wait()
             status = self.child.poll()
             if status is not None:
-                raise GuestError(f"the guest ended with exit code {status} before it served", status)
+                raise WrappedServerError(f"the guest ended with exit code {status} before it served", status)
             if is_healthy(self.plan.address):
                 return self.seconds
             if self.seconds >= deadline_seconds:
-                raise GuestError(f"the guest did not serve within {deadline_seconds:.0f} s")
+                raise WrappedServerError(f"the guest did not serve within {deadline_seconds:.0f} s")
             time.sleep(_POLL_SECONDS)
 
-    def exercise(
+    def send_all(
         self,
-        requests: Iterable[ExerciseRequest],
+        requests: Iterable[WarmUpRequest],
         *,
         timeout_seconds: float = ANSWER_SECONDS,
-        on_answer: Callable[[ExerciseRequest, Answer], object] = lambda request, answer: None,
+        on_answer: Callable[[WarmUpRequest, Answer], object] = lambda request, answer: None,
     ) -> tuple[str, ...]:
         """Asks the exercise; returns the digest of each answer (see `Answer.digest`). Raises GuestError."""
         digests = []
-        for request, answer in exercise(self.plan.address, requests, timeout_seconds):
+        for request, answer in send_all(self.plan.address, requests, timeout_seconds):
             digests.append(answer.digest(is_greedy=request.is_greedy))
             on_answer(request, answer)
         self._answers = tuple(digests)
@@ -211,12 +215,12 @@ class Session:
             answers=self._answers,
         )
 
-    def files(self) -> FileSight:
+    def files(self) -> FileChanges:
         """Returns what was seen of files since the start: by inotify, and by the comparisons that were made."""
         if self._watcher is None:
             return self._compared
         watched = self._watcher.read()
-        return FileSight(
+        return FileChanges(
             tuple(sorted({*watched.added, *self._compared.added})),
             tuple(sorted({*watched.changed, *self._compared.changed})),
             tuple(sorted({*watched.missing, *self._compared.missing})),
@@ -256,3 +260,78 @@ class Session:
         self.place.folder("allowed").write_text(
             "".join(f"{line}\n" for line in lines), "utf-8", "surrogateescape"
         )
+
+
+OUTSIDE: Mapping[str, str] = {
+    "home/*": "a server's home is that of its user again when it serves",
+    "tmp/tmp*": "a temporary file of one run",
+    "tmp/pymp-*": "what processes of one run shared",
+}
+"""Patterns of paths below a place's root that are no part of any capture, whatever the guest is; with the reason."""
+
+
+def plan_for(
+    found: Found,
+    launch: Launch,
+    place: Sandbox,
+    phase: Phase,
+    *,
+    sealed: Mapping[str, Digest] = NO_FILES,
+    left_out: Iterable[str] = (),
+) -> Plan:
+    """Returns what to run in `place` at `phase`.
+
+    Args:
+        found: The command.
+        launch: What is built, or the sealed launch: its conditions are established, the model's alias and variables.
+        place: Where.
+        phase: The first one of the run.
+        sealed: What lies below the place's root, by path.
+        left_out: Patterns of files that may appear there, besides the guest's own.
+    """
+    guest, root, flags = found.guest, PlaceRoot(str(place.root)), found.flags
+    patterns = (*(pattern for pattern, _ in guest.left_out), *OUTSIDE, *left_out)
+    environment = guest.environment(root, phase, _established(found, launch)).applied(
+        _established(found, launch)
+    )
+    if any(path.startswith("home/") for path in sealed):
+        environment["HOME"] = root.home
+    return Plan(
+        words=guest.command(found.words, flags, root, is_aliased=launch.is_aliased),
+        environment=environment,
+        address=Address(
+            host=flags.host,
+            port=flags.port,
+            uds=_seen_from_here(flags.uds, place),
+            health_path=guest.health_path(),
+            served_name=flags.served_name,
+            authorization=flags.authorization,
+        ),
+        rules=FileRules(place.root, sealed=sealed, left_out=tuple(dict.fromkeys(patterns))),
+        repairs=launch.repairs,
+    )
+
+
+def _established(found: Found, launch: Launch) -> dict[str, str]:
+    """The command's environment; what the guest hashes of it, and is not the pod's own, is as in the launch."""
+    hashed = found.guest.variable_rules.hashed
+    ours = {name for name, rule in hashed.items() if not rule.is_of_pod}
+    kept = {name: value for name, value in found.environ.items() if name not in ours}
+    return {**kept, **{name: value for name, value in launch.place.variables.items() if name in ours}}
+
+
+def _seen_from_here(uds: str | None, place: Sandbox) -> str | None:
+    """A socket below the root lies where we see the place; any other where its name says."""
+    prefix = f"{place.root}/"
+    return str(place.here / uds[len(prefix) :]) if uds is not None and uds.startswith(prefix) else uds
+
+
+def link_model(found: Found, launch: Launch, place: Sandbox) -> None:
+    """Makes the alias of the model's directory, where `launch` has it seen by that. Raises StoreError."""
+    if not launch.is_aliased:
+        return
+    link = place.folder("model")
+    try:
+        os.symlink(os.path.abspath(found.model), link)
+    except OSError as error:
+        raise store_error("make", link, error) from error

@@ -88,7 +88,7 @@ class FileRules:
 
 
 @dataclass(frozen=True)
-class FileSight:
+class FileChanges:
     """What was seen of files. Paths are relative to the place's root, sorted.
 
     Attributes:
@@ -110,9 +110,9 @@ class FileSight:
         """Whether nothing was seen that should not be."""
         return not (self.added or self.changed or self.missing)
 
-    def __or__(self, other: FileSight) -> FileSight:
+    def __or__(self, other: FileChanges) -> FileChanges:
         """What either saw; compared where either did, watched where both were."""
-        return FileSight(
+        return FileChanges(
             _union(self.added, other.added),
             _union(self.changed, other.changed),
             _union(self.missing, other.missing),
@@ -121,7 +121,7 @@ class FileSight:
         )
 
 
-def compare(here: Path, rules: FileRules) -> FileSight:
+def compare(here: Path, rules: FileRules) -> FileChanges:
     """Returns how the files below `here`, where we see the place's root, differ from what is sealed; reads every byte.
 
     A link, a device or a FIFO in the place of a file is another file. What cannot be read has changed.
@@ -136,7 +136,7 @@ def compare(here: Path, rules: FileRules) -> FileSight:
         min(_MAX_THREADS, available_cores())
     ) as pool:  # Hashing releases the interpreter's lock.
         are_changed = list(pool.map(is_changed, sealed))
-    return FileSight(
+    return FileChanges(
         added=tuple(sorted(there - rules.sealed.keys())),
         changed=tuple(itertools.compress(sealed, are_changed)),
         missing=tuple(sorted(rules.sealed.keys() - there)),
@@ -209,7 +209,7 @@ class Watcher:
         """What becomes readable when something has happened; negative where the system gave none."""
         return self._descriptor
 
-    def read(self) -> FileSight:
+    def read(self) -> FileChanges:
         """Returns everything that was seen since the watcher began."""
         while self._descriptor >= 0:
             try:
@@ -221,7 +221,7 @@ class Watcher:
                 break
             for watch, mask, name in _parse(data):
                 self._take(watch, mask, name)
-        return FileSight(
+        return FileChanges(
             tuple(sorted(self._added)),
             tuple(sorted(self._changed)),
             tuple(sorted(self._missing)),

