@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.bundle.launch import WARM_UP_LEVELS, Room, WarmUpLevel, completion, warm_up, token_prompt
+from aotgaudi.bundle.launch import WARM_UP_LEVELS, Room, WarmUpLevel, completion, token_prompt, warm_up
 
 ROOMS = st.builds(
     Room,
