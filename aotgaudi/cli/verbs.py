@@ -1,4 +1,4 @@
-"""Every command, by dotted name, and groups that import a command only when it is invoked: ``--help`` costs nothing."""
+"""Every command by name, in groups that import a command only when it is invoked: ``--help`` and completion import none."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import difflib
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +16,7 @@ from click.shell_completion import CompletionItem
 
 @dataclass(frozen=True, slots=True)
 class LazyCommand:
-    """Where to find a command (``module:attribute``), and the line that ``--help`` prints for it."""
+    """Where to find a command (``module:attribute``, of this package) and the line that ``--help`` prints for it."""
 
     target: str
     help: str
@@ -23,7 +24,7 @@ class LazyCommand:
     def load(self) -> click.Command:
         """Imports the module and returns its command."""
         module, _, attribute = self.target.partition(":")
-        command = getattr(importlib.import_module(module), attribute)
+        command = getattr(importlib.import_module(f"aotgaudi.cli.{module}"), attribute)
         if not isinstance(command, click.Command):
             raise TypeError(f"{self.target} is not a click command")
         return command
@@ -33,7 +34,7 @@ class LazyGroup(click.Group):
     """A group over a table of lazy commands."""
 
     def __init__(self, *args: Any, lazy: Mapping[str, LazyCommand], **extra: Any) -> None:
-        """Takes the table, and whatever ``click.Group`` takes."""
+        """Takes the table, and the arguments of ``click.Group``."""
         super().__init__(*args, **extra)
         self.lazy = lazy
 
@@ -49,7 +50,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Finds the command; for an unknown one names the nearest, and imports none to do so."""
+        """Finds the command. For an unknown name, suggests the nearest one, without importing any."""
         if args[0] not in self.lazy and not args[0].startswith("-"):
             close = difflib.get_close_matches(args[0], self.lazy, n=1)
             hint = f"Did you mean {close[0]!r}?" if close else f"There are: {', '.join(self.lazy)}."
@@ -71,92 +72,83 @@ class LazyGroup(click.Group):
         return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
-COMMANDS: Mapping[str, LazyCommand] = MappingProxyType(
-    {
-        "build": LazyCommand(
-            "aotgaudi.cli.commands.build:build", "Enumerate, compile and seal what a spec needs."
-        ),
-        "serve": LazyCommand("aotgaudi.cli.commands.serve:serve", "Serve a model from a bundle."),
-        "run": LazyCommand(
-            "aotgaudi.cli.commands.run:run", "Run a server that is not ours from its sealed caches."
-        ),
-        "model": LazyCommand(
-            "aotgaudi.cli.commands.model:model", "Make a model directory that `serve` reads."
-        ),
-        "diff": LazyCommand(
-            "aotgaudi.cli.commands.diff:diff", "Show what differs between manifests, and why."
-        ),
-        "explain": LazyCommand(
-            "aotgaudi.cli.commands.explain:explain", "Say why entries are not warm: what changed."
-        ),
-        "coverage": LazyCommand(
-            "aotgaudi.cli.commands.coverage:coverage",
-            "Prove that every step that can be formed has an entry.",
-        ),
-        "report": LazyCommand(
-            "aotgaudi.cli.commands.report:report", "Show a spec, a manifest or a bundle on one page."
-        ),
-        "tune": LazyCommand("aotgaudi.cli.commands.tune:tune", "Choose buckets from a trace of requests."),
-        "cache": LazyCommand(
-            "aotgaudi.cli.commands.cache:cache", "Inspect, shrink, check and share the store."
-        ),
-        "verify": LazyCommand(
-            "aotgaudi.cli.commands.verify:verify", "Check a bundle: complete, intact, signed."
-        ),
-        "sign": LazyCommand("aotgaudi.cli.commands.sign:sign", "Sign a bundle."),
-        "key": LazyCommand("aotgaudi.cli.commands.sign:key", "Make keys that sign bundles."),
-        "doctor": LazyCommand(
-            "aotgaudi.cli.commands.doctor:doctor", "Say what this machine can build and serve."
-        ),
-        "bench": LazyCommand("aotgaudi.cli.commands.bench:bench", "Measure on this machine."),
-    }
+class BuildGroup(LazyGroup):
+    """``build SPEC`` is ``build all SPEC``: a first word that names no command is an argument of ``all``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Puts ``all`` first if no command is named."""
+        known = {*self.lazy, *ctx.help_option_names}
+        if args and args[0] not in known and not self._is_misspelt(args[0]):
+            args = ["all", *args]
+        return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Returns commands, options and files: ``all`` takes a spec."""
+        files = [] if incomplete.startswith("-") else [CompletionItem(incomplete, type="file")]
+        return [*super().shell_complete(ctx, incomplete), *files]
+
+    def _is_misspelt(self, name: str) -> bool:
+        """Whether `name` is meant as a command: a bare word close to one, and not a file."""
+        is_word = name.replace("-", "").isalpha()
+        return is_word and bool(difflib.get_close_matches(name, self.lazy)) and not Path(name).exists()
+
+
+def _table(**rows: tuple[str, str]) -> Mapping[str, LazyCommand]:
+    return MappingProxyType({name: LazyCommand(*row) for name, row in rows.items()})
+
+
+COMMANDS = _table(
+    build=("verbs:build", "Enumerate, compile and seal what a spec needs."),
+    serve=("serve:serve", "Serve a model from a bundle."),
+    run=("run:run", "Run a server that is not ours from its sealed caches."),
+    model=("model:model", "Make a model directory that `serve` reads."),
+    diff=("diff:diff", "Show what differs between manifests, and why."),
+    explain=("explain:explain", "Say why entries are not warm: what changed."),
+    coverage=("coverage:coverage", "Prove that every step that can be formed has an entry."),
+    report=("report:report", "Show a spec, a manifest or a bundle on one page."),
+    tune=("tune:tune", "Choose buckets from a trace of requests."),
+    cache=("verbs:cache", "Inspect, shrink, check and share the store."),
+    verify=("verify:verify", "Check a bundle: complete, intact, signed."),
+    sign=("sign:sign", "Sign a bundle."),
+    key=("sign:key", "Make keys that sign bundles."),
+    doctor=("doctor:doctor", "Say what this machine can build and serve."),
+    bench=("verbs:bench", "Measure on this machine."),
 )
 
-BUILD_COMMANDS: Mapping[str, LazyCommand] = MappingProxyType(
-    {
-        "all": LazyCommand("aotgaudi.cli.commands.build_all:build_all", "Everything below (the default)."),
-        "manifest": LazyCommand(
-            "aotgaudi.cli.commands.build_manifest:build_manifest", "Enumerate a spec's entries."
-        ),
-        "plan": LazyCommand(
-            "aotgaudi.cli.commands.build_plan:build_plan", "Show what would be compiled, and why."
-        ),
-        "cache": LazyCommand(
-            "aotgaudi.cli.commands.build_cache:build_cache", "Compile what is missing into the store."
-        ),
-        "bundle": LazyCommand(
-            "aotgaudi.cli.commands.build_bundle:build_bundle", "Seal a manifest's artifacts."
-        ),
-        "capture": LazyCommand(
-            "aotgaudi.cli.commands.build_capture:capture",
-            "Run another server, and seal what it compiled, proved.",
-        ),
-        "image": LazyCommand(
-            "aotgaudi.cli.commands.build_image:build_image", "Put a bundle into an OCI image."
-        ),
-    }
+BUILD_COMMANDS = _table(
+    all=("build:build_all", "Everything below (the default)."),
+    manifest=("build_manifest:build_manifest", "Enumerate a spec's entries."),
+    plan=("build_plan:build_plan", "Show what would be compiled, and why."),
+    cache=("build_cache:build_cache", "Compile what is missing into the store."),
+    bundle=("build:build_bundle", "Seal a manifest's artifacts."),
+    capture=("build_capture:capture", "Run another server, and seal what it compiled, proved."),
+    image=("build_image:build_image", "Put a bundle into an OCI image."),
 )
 
-CACHE_COMMANDS: Mapping[str, LazyCommand] = MappingProxyType(
-    {
-        "stats": LazyCommand("aotgaudi.cli.commands.cache:stats", "Count what the store holds."),
-        "gc": LazyCommand("aotgaudi.cli.commands.cache:gc", "Shrink the store to a size."),
-        "fsck": LazyCommand("aotgaudi.cli.commands.cache_fsck:fsck", "Verify every object and record."),
-        "root": LazyCommand("aotgaudi.cli.commands.cache_root:root", "Choose what is never removed."),
-        "push": LazyCommand(
-            "aotgaudi.cli.commands.cache_push:push", "Share a bundle, or what a manifest needs."
-        ),
-        "pull": LazyCommand(
-            "aotgaudi.cli.commands.cache_pull:pull", "Fetch a bundle, or what a manifest needs."
-        ),
-    }
+CACHE_COMMANDS = _table(
+    stats=("cache:stats", "Count what the store holds."),
+    gc=("cache:gc", "Shrink the store to a size."),
+    fsck=("cache:fsck", "Verify every object and record."),
+    root=("cache:root", "Choose what is never removed."),
+    push=("push_pull:push", "Share a bundle, or what a manifest needs."),
+    pull=("push_pull:pull", "Fetch a bundle, or what a manifest needs."),
 )
 
-BENCH_COMMANDS: Mapping[str, LazyCommand] = MappingProxyType(
-    {
-        "startup": LazyCommand(
-            "aotgaudi.cli.commands.bench_startup:bench_startup",
-            "Where the seconds of a start go, beside the floor.",
-        ),
-    }
+BENCH_COMMANDS = _table(
+    startup=("bench:bench_startup", "Where the seconds of a start go, beside the floor."),
 )
+
+
+@click.group(cls=BuildGroup, lazy=BUILD_COMMANDS)
+def build() -> None:
+    """Enumerate, compile and seal what a spec needs; `build SPEC` does all of it."""
+
+
+@click.group(cls=LazyGroup, lazy=CACHE_COMMANDS)
+def cache() -> None:
+    """Inspect, shrink, check and share the store, and choose what it keeps."""
+
+
+@click.group(cls=LazyGroup, lazy=BENCH_COMMANDS)
+def bench() -> None:
+    """Measure on this machine."""

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from aotgaudi.bench.startup import Spread, Start, StartFailedError, Startup, Subject, phases_in, run_floor
-from aotgaudi.cli.commands.bench_startup import startup_document, startup_lines
+from aotgaudi.cli.bench import startup_document, startup_lines
 from aotgaudi.cli.main import cli
 from aotgaudi.phases import Phase
 

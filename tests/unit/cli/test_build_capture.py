@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aotgaudi.cli.commands.build_capture import residual_lines
+from aotgaudi.cli.build_capture import residual_lines
 
 
 def test_what_every_start_does_again_is_listed_and_a_long_list_is_cut() -> None:

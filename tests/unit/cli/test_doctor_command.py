@@ -25,8 +25,8 @@ def run(*arguments: object) -> Result:
 def machine(monkeypatch: pytest.MonkeyPatch) -> list[MachineFinding]:
     """What is found: a test puts it there."""
     found: list[MachineFinding] = []
-    monkeypatch.setattr("aotgaudi.cli.commands.doctor.examine_machine", lambda store: iter(found))
-    monkeypatch.setattr("aotgaudi.cli.commands.doctor.try_to_compile", lambda seconds: TRIED)
+    monkeypatch.setattr("aotgaudi.cli.doctor.examine_machine", lambda store: iter(found))
+    monkeypatch.setattr("aotgaudi.cli.doctor.try_to_compile", lambda seconds: TRIED)
     return found
 
 
@@ -131,7 +131,7 @@ def test_without_gaudis_software_it_is_said_what_to_install_and_nothing_is_writt
 def test_a_place_that_cannot_be_written_to_is_named_before_anything_is_examined(
     monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
-    monkeypatch.setattr("aotgaudi.cli.commands.doctor_hpu.require_bridge", lambda: None)
+    monkeypatch.setattr("aotgaudi.cli.doctor.require_bridge", lambda: None)
 
     result = run("--hpu", option, "/proc/nowhere/x")
 
@@ -142,7 +142,7 @@ def test_a_place_that_cannot_be_written_to_is_named_before_anything_is_examined(
 def test_a_target_of_software_that_is_not_there_is_refused_before_anything_is_examined(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("aotgaudi.cli.commands.doctor_hpu.require_bridge", lambda: None)
+    monkeypatch.setattr("aotgaudi.cli.doctor.require_bridge", lambda: None)
 
     result = run("--hpu", "--out", tmp_path, "--write-target", tmp_path / "t.json")
 

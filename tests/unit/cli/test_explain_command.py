@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.receipt import loads as load_receipt
+from aotgaudi.cli.explanation import change_text, counted, time_text
 from aotgaudi.cli.main import cli
-from aotgaudi.cli.show.explanation import change_text, counted, time_text
 from aotgaudi.compile.compare import Change
 from aotgaudi.compile.history import Cost
 from aotgaudi.manifest.manifest import Manifest

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from aotgaudi.cli.show.progress import BuildDisplay, transfer_display
+from aotgaudi.cli.progress import BuildDisplay, transfer_display
 from aotgaudi.compile.run import Progress
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -30,7 +30,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr("aotgaudi.cli.show.progress.time.monotonic", lambda: made.now)
+    monkeypatch.setattr("aotgaudi.cli.progress.time.monotonic", lambda: made.now)
     return made
 
 

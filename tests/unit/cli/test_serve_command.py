@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from aotgaudi.cli.commands.serve import served_name
 from aotgaudi.cli.main import cli
+from aotgaudi.cli.serve import served_name
 from aotgaudi.errors import SpecError
 from aotgaudi.phases import Phases
 from aotgaudi.server.engine.channel import Begin

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from aotgaudi.backends.base import Target
-from aotgaudi.cli.commands.diff_captures import diff_captures
-from aotgaudi.cli.commands.explain_launch import is_of_launch
+from aotgaudi.cli.diff_captures import diff_captures
+from aotgaudi.cli.explain_launch import is_of_launch
 from aotgaudi.cli.options.common import refuse_unwritable
 from aotgaudi.cli.options.target import planned_target_option, refuse_other_target
 from aotgaudi.errors import SpecError

@@ -17,7 +17,7 @@ from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.cli.options.capture import CaptureSettings, capture_options
 from aotgaudi.cli.options.signing import signing_options
 from aotgaudi.cli.options.store import StorePlace, store_options
-from aotgaudi.cli.show.capture_progress import CaptureDisplay
+from aotgaudi.cli.progress import CaptureDisplay
 from aotgaudi.spec.parse import load_spec
 from aotgaudi.wrap.adapters.describe import describe
 from aotgaudi.wrap.adapters.found import Found

@@ -13,16 +13,16 @@ from typing import Any
 import click
 
 from aotgaudi.bundle.receipt import dumps as dump_receipt
-from aotgaudi.cli.commands.cache import collect_after_build, collection_line
+from aotgaudi.cli.cache import collect_after_build, collection_line
 from aotgaudi.cli.options.common import refuse_unwritable
 from aotgaudi.cli.options.entry import entry_option, find_entries
 from aotgaudi.cli.options.extent import AskedExtent, extent_options
 from aotgaudi.cli.options.store import StorePlace, store_limit_option, store_options
 from aotgaudi.cli.options.target import refused_target_option
 from aotgaudi.cli.options.worker import worker_options
+from aotgaudi.cli.progress import BuildDisplay
 from aotgaudi.cli.show.part import built_part
 from aotgaudi.cli.show.phase_report import build_time_line, phase_rows
-from aotgaudi.cli.show.progress import BuildDisplay
 from aotgaudi.compile.pipeline import Workers, compile_extent, compile_missing, make_receipt, plan_manifest
 from aotgaudi.compile.recheck import Difference, Recheck, recheck
 from aotgaudi.compile.run import BuildOutcome

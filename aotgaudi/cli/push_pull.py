@@ -1,4 +1,4 @@
-"""``aotgaudi cache pull``: fetches a bundle, or what remotes have of a manifest."""
+"""``aotgaudi cache push`` and ``cache pull``: share a bundle, or what a manifest needs."""
 
 from __future__ import annotations
 
@@ -10,23 +10,108 @@ from typing import Any
 import click
 
 from aotgaudi.bundle.acceptance import Acceptance
-from aotgaudi.bundle.bundle import Bundle
+from aotgaudi.bundle.bundle import Bundle, open_bundle
+from aotgaudi.bundle.format import INDEX_NAME
 from aotgaudi.bundle.staging import refuse_foreign
-from aotgaudi.cli.commands.cache import size_text
-from aotgaudi.cli.commands.cache_push import DEFAULT_NAME
+from aotgaudi.cli.cache import size_text
 from aotgaudi.cli.options.acceptance import acceptance_options
 from aotgaudi.cli.options.remote import RemoteAccess, remote_options
 from aotgaudi.cli.options.store import StorePlace, store_options
-from aotgaudi.cli.show.progress import TransferDisplay, transfer_display
+from aotgaudi.cli.progress import TransferDisplay, transfer_display
 from aotgaudi.errors import RemoteError
 from aotgaudi.manifest.codec import load_manifest_or_spec
 from aotgaudi.share.image_transfer import LayoutImage, RegistryImage, find_image, pull_image
 from aotgaudi.share.layout import parse_layout
 from aotgaudi.share.locations import NamedRemote, is_layout
-from aotgaudi.share.push_pull import pull_bundle
+from aotgaudi.share.push_pull import pull_bundle, push_bundle
 from aotgaudi.share.registry_remote import RegistryRemote
-from aotgaudi.share.remote import check_name
+from aotgaudi.share.remote import Remote, check_name
 from aotgaudi.share.transfer import Sources
+
+DEFAULT_NAME = "latest"
+
+
+@click.command("push")
+@click.argument("location", metavar="REMOTE")
+@click.argument("what", metavar="BUNDLE|MANIFEST", type=click.Path(path_type=Path))
+@click.option("--force", "overwrite", is_flag=True, help="Upload even what is there: mends a damaged remote.")
+@remote_options
+@store_options
+@click.option("--json", "as_json", is_flag=True, help="Print what was pushed as JSON.")
+def push(
+    *,
+    location: str,
+    what: Path,
+    access: RemoteAccess,
+    overwrite: bool,
+    place: StorePlace,
+    as_json: bool,
+) -> None:
+    """Push a BUNDLE, or what the store has of a MANIFEST (or a spec), to REMOTE.
+
+    REMOTE is HOST/REPOSITORY[:TAG] of an OCI registry, a URL such as s3://BUCKET/PREFIX, or a directory (./DIR, /DIR).
+    Only what is not there is uploaded.
+    """
+    (target,) = access.open(location)
+    is_bundle = (what / INDEX_NAME).exists()
+    if access.name is not None and not is_bundle:
+        raise click.UsageError("--name names a bundle; what a manifest needs is found by its keys")
+    with transfer_display("pushing") as display:
+        if is_bundle:
+            document = _push_bundle(what, target, access.name, display, overwrite=overwrite)
+        else:
+            document = _push_manifest(what, target.remote, place, display, overwrite=overwrite)
+    click.echo(json.dumps(document, indent=2) if as_json else _line(document))
+
+
+def _push_bundle(
+    path: Path, target: NamedRemote, name: str | None, display: TransferDisplay, *, overwrite: bool
+) -> dict[str, Any]:
+    name = check_name(name or target.name or DEFAULT_NAME)
+    bundle = open_bundle(path)
+    display.expect(bundle.index.counts.object_bytes)
+    pushed = push_bundle(bundle, target.remote, name, display.conduct, overwrite=overwrite)
+    return {
+        "reference": pushed.reference,
+        "name": name,
+        "num_objects": pushed.num_objects,
+        "num_uploaded": pushed.num_uploaded,
+        "uploaded_bytes": pushed.uploaded_bytes,
+    }
+
+
+def _push_manifest(
+    path: Path, remote: Remote, place: StorePlace, display: TransferDisplay, *, overwrite: bool
+) -> dict[str, Any]:
+    from aotgaudi.compile.pipeline import plan_manifest
+    from aotgaudi.compile.share import push_plan
+
+    manifest = load_manifest_or_spec(path)
+    store = place.open(create=False)
+    with store.in_use():
+        plan = plan_manifest(manifest, store)
+        share = push_plan(plan, store, remote, display.conduct, overwrite=overwrite)
+    return {
+        "reference": remote.label,
+        "num_records": share.num_wanted,
+        "num_records_uploaded": share.num_records,
+        "num_uploaded": share.num_objects,
+        "uploaded_bytes": share.size_bytes,
+        "num_missing": len(plan.untraced) + len(plan.missing_units),
+    }
+
+
+def _line(document: dict[str, Any]) -> str:
+    uploaded = f"{document['num_uploaded']} objects uploaded, {size_text(document['uploaded_bytes'])}"
+    if "name" in document:
+        return f"pushed: {document['reference']} ({document['num_objects']} objects, {uploaded})"
+    line = (
+        f"pushed: {document['num_records']} results to {document['reference']}"
+        f" ({document['num_records_uploaded']} records and {uploaded})"
+    )
+    if document["num_missing"]:
+        line += f"; {document['num_missing']} are not in the store (aotgaudi build cache MANIFEST)"
+    return line
 
 
 @click.command("pull")
@@ -71,7 +156,7 @@ def pull(
             document = _bundle_document(_pull_layout(location, access.name, output, acceptance, display))
         else:
             document = _bundle_document(_pull_bundle(remotes, access.name, output, acceptance, display))
-    click.echo(json.dumps(document, indent=2) if as_json else _line(document))
+    click.echo(json.dumps(document, indent=2) if as_json else _line_cache_pull(document))
 
 
 def _pull_layout(
@@ -159,7 +244,7 @@ def _bundle_document(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def _line(document: dict[str, Any]) -> str:
+def _line_cache_pull(document: dict[str, Any]) -> str:
     size = size_text(document["size_bytes"])
     if "bundle" in document:
         return f"pulled: {document['bundle']} ({document['num_objects']} objects, {size}, all verified)"

@@ -9,9 +9,9 @@ from typing import Any, cast
 import click
 
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.cli.commands.cache import size_text
+from aotgaudi.cli.cache import size_text
 from aotgaudi.cli.options.remote import RemoteAccess, registry_options
-from aotgaudi.cli.show.progress import transfer_display
+from aotgaudi.cli.progress import transfer_display
 from aotgaudi.errors import SpecError
 from aotgaudi.share.image import WrittenImage, read_base, write_image
 from aotgaudi.share.image_transfer import push_image

@@ -3,21 +3,115 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import wraps
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import click
 
+from aotgaudi.bucketing.reachable import counted
+from aotgaudi.cli.from_vllm import VllmOptions, from_vllm_options, manifest_name, spec_of_options
 from aotgaudi.cli.options.common import memory_budget_option
-from aotgaudi.cli.options.spec_source import SpecSource, spec_source
-from aotgaudi.cli.show.bucket_report import bucket_document, bucket_lines
 from aotgaudi.cli.show.manifest_report import show, summarize
 from aotgaudi.errors import SpecError, StaleManifestError
 from aotgaudi.files import write_atomic
-from aotgaudi.manifest.bucket_file import bucket_file_of
+from aotgaudi.manifest.bucket_file import BucketFile, bucket_file_of
 from aotgaudi.manifest.codec import dumps, read_manifest, write_manifest
+from aotgaudi.manifest.coverage import described_scheduler, left_out
 from aotgaudi.manifest.difference import difference
 from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.spec.parse import load_spec
+
+
+def bucket_document(path: Path, found: BucketFile) -> dict[str, Any]:
+    """Returns what was written to `path`, and for which server, as a JSON value."""
+    return {
+        "bucket_file": str(path),
+        "model": found.spec.model.name,
+        "version": found.spec.bucketing.version,
+        "scheduler": described_scheduler(found.spec),
+        "num_buckets": {"prompt": len(found.prompt), "decode": len(found.decode)},
+        "flags": {**found.pinned, **found.switches},
+        "set": dict(found.variables(str(path.absolute()))),
+        "unset": list(found.unset),
+        "left_out": list(left_out(found.spec)),
+    }
+
+
+def bucket_lines(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what `bucket_document` says, in words."""
+    buckets = document["num_buckets"]
+    sizes = " and ".join(counted(number, f"{phase} bucket") for phase, number in buckets.items())
+    yield f"{document['bucket_file']}: {sizes} for {document['model']}"
+    yield (
+        f"each step of {document['scheduler']} is looked up to one of them that {document['version']} warms up"
+    )
+    if document["left_out"]:
+        yield f"left out of the proof: {'; '.join(document['left_out'])}"
+    yield f"set: {' '.join(f'{name}={shlex.quote(value)}' for name, value in document['set'].items())}"
+    yield f"unset: {' '.join(document['unset'])}"
+    yield f"the server's flags: {' '.join(_flag(name, value) for name, value in document['flags'].items())}"
+
+
+def _flag(name: str, value: bool | int) -> str:
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name} {value}"
+
+
+Command = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class SpecSource:
+    """A spec that was read. `arguments`: what named it on the command line.
+
+    `manifest_path`: where its manifest goes by default.
+    """
+
+    spec: BuildSpec
+    arguments: str
+    manifest_path: Path
+
+
+def spec_source(function: Command) -> Command:
+    """Gives a command the arguments that name a spec, and passes it as `source`, a `SpecSource`."""
+
+    @click.argument("spec_path", metavar="[SPEC]", required=False, type=click.Path(path_type=Path))
+    @from_vllm_options
+    @wraps(function)
+    def command(spec_path: Path | None, vllm: VllmOptions | None, **rest: Any) -> Any:
+        if vllm is not None and spec_path is not None:
+            raise click.UsageError("SPEC and --from-vllm both name a spec: give one.")
+        if vllm is not None and vllm.spec_out is not None and rest.get("check"):
+            raise click.UsageError("--check writes nothing: leave out --spec-out.")
+        return function(source=_read(spec_path) if vllm is None else _read_vllm(vllm), **rest)
+
+    return command
+
+
+def default_manifest_path(spec_path: Path) -> Path:
+    """Returns where a spec's manifest lies: beside it, ``x.toml`` -> ``x.manifest.json``."""
+    return spec_path.with_name(f"{spec_path.name.removesuffix('.toml')}.manifest.json")
+
+
+def _read(spec_path: Path | None) -> SpecSource:
+    if spec_path is None:
+        raise SpecError("SPEC", "is missing", "the path of a spec (.toml), or --from-vllm COMMAND")
+    return SpecSource(load_spec(spec_path), str(spec_path), default_manifest_path(spec_path))
+
+
+def _read_vllm(options: VllmOptions) -> SpecSource:
+    spec = spec_of_options(options)
+    if options.spec_out is not None:
+        return SpecSource(spec, str(options.spec_out), default_manifest_path(options.spec_out))
+    return SpecSource(spec, options.arguments, Path(manifest_name(spec)))
+
 
 _SHOWN_DIFFERENCES = 8
 

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 from click.core import ParameterSource
 
-from aotgaudi.cli.commands.run import supervise
 from aotgaudi.cli.options.acceptance import acceptance_options
 from aotgaudi.cli.options.capacity import capacity_options
 from aotgaudi.cli.options.common import Command, FiniteRange, store_option
 from aotgaudi.cli.options.exposure import exposure_options
 from aotgaudi.cli.options.listening import listening_options
 from aotgaudi.cli.options.supervision import SUPERVISION_NAMES, Supervision, supervision_options
+from aotgaudi.cli.run import supervise
 from aotgaudi.errors import MissingPackageError
 from aotgaudi.machine import available_cores
 from aotgaudi.spec.policy import Policy

@@ -11,13 +11,13 @@ import click
 
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.offline import AVAILABLE
-from aotgaudi.cli.commands.explain_launch import is_of_launch
-from aotgaudi.cli.commands.plan_captures import built_captures, told_of_captures
+from aotgaudi.cli.explain_launch import is_of_launch
+from aotgaudi.cli.explanation import change_text, changes_document, cost_document, counted, time_text
 from aotgaudi.cli.options.common import jobs_option
 from aotgaudi.cli.options.extent import AskedExtent, extent_options
 from aotgaudi.cli.options.store import StorePlace, store_options
 from aotgaudi.cli.options.target import planned_target_option
-from aotgaudi.cli.show.explanation import change_text, changes_document, cost_document, counted, time_text
+from aotgaudi.cli.plan_captures import built_captures, told_of_captures
 from aotgaudi.compile.keys import ProgramKeys
 from aotgaudi.compile.pipeline import plan_manifest
 from aotgaudi.compile.plan import Plan
