@@ -213,7 +213,7 @@ def store_error(doing: str, path: Path, error: OSError, *, needed_bytes: int = 0
 
     `needed_bytes` is how much was to be written, 0 if that is not known; the message has it if the disk or a quota is full.
     """
-    reason = os.strerror(error.errno) if error.errno else str(error)
+    reason = error.strerror or (os.strerror(error.errno) if error.errno else str(error))
     remedy = _remedy(error.errno, needed_bytes)
     return StoreError(f"cannot {doing} {path}: {reason}" + (f" ({remedy})" if remedy else ""))
 

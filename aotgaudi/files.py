@@ -1,11 +1,11 @@
-"""Files: written so that readers see the old bytes or the new ones, and read so that no file can hurt the reader.
+"""Safe reading and writing of files.
 
-Writing: a temporary file beside the destination, flushed and renamed; a power cut leaves the old bytes or the new ones,
-never a mixture.
+Writing: we write a temporary file in the destination's folder, flush it and rename it. Readers see the old bytes or the
+new ones, never a mixture, even after a power cut.
 
-Reading files that somebody else wrote: regular files only, at most an agreed number of bytes, and without waiting. A FIFO
-does not block the reader, a device is not acted on, and a sparse file of terabytes costs one ``fstat``. Links are followed:
-whoever may write a link into a directory may write a file into it.
+Reading files from others: `open_descriptor` is the one place that opens them. It opens regular files only and never waits:
+a FIFO does not block it, and it does not act on a device. `read_regular` also bounds the size, so a sparse file of
+terabytes costs one ``fstat``.
 """
 
 from __future__ import annotations
@@ -221,10 +221,10 @@ def again(action: Callable[[], T], *, retry_on: frozenset[int]) -> T:
 
 
 Examine = Callable[[Path, os.stat_result], None]
-"""Looks at a regular file that has been opened, before it is read; raises where it must not be."""
+"""Looks at an open regular file before it is read, and raises if it must not be."""
 
 MAX_DOCUMENT_BYTES = 256 << 20
-"""The most that is read of a document of ours: a manifest, a receipt, an index."""
+"""The largest document of ours that is read: a manifest, a receipt, an index."""
 
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _KINDS = (
@@ -233,43 +233,73 @@ _KINDS = (
     (stat.S_ISSOCK, "a socket"),
     (stat.S_ISLNK, "a symbolic link"),
 )
+_KINDS_BY_ERROR = {
+    errno.ELOOP: "a symbolic link",
+    errno.ENXIO: "a socket or a device",
+    errno.ENODEV: "a device",
+}
+"""What ``open`` refuses before we can look at it."""
+
+
+class NotRegularError(OSError):
+    """A path that does not name a regular file; `kind` says what it names ("a FIFO")."""
+
+    def __init__(self, path: Path | str, kind: str) -> None:
+        super().__init__(errno.EINVAL, f"not a regular file: {kind}", str(path))
+        self.kind = kind
 
 
 def accept_any(path: Path, status: os.stat_result) -> None:
-    """Examines nothing."""
+    """Accepts every file."""
 
 
-def kind_of(mode: int) -> str:
-    """Returns what a file that is not a regular one is, for people."""
-    return next((name for is_kind, name in _KINDS if is_kind(mode)), "a device")
+def open_descriptor(path: Path | str, *, follow: bool = False, examine: Examine = accept_any) -> int:
+    """Opens a regular file for reading and returns its descriptor, which the caller closes. Never waits.
+
+    A symbolic link at `path` is refused unless `follow`; links on the way to it are always followed.
+
+    Raises NotRegularError if `path` names something else, OSError if it cannot be opened, and what `examine` raises.
+    """
+    try:
+        descriptor = os.open(path, _FLAGS | (0 if follow else os.O_NOFOLLOW))
+    except OSError as error:
+        if error.errno in _KINDS_BY_ERROR and not (follow and error.errno == errno.ELOOP):
+            raise NotRegularError(path, _KINDS_BY_ERROR[error.errno]) from error
+        raise
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            kind = next((name for is_kind, name in _KINDS if is_kind(status.st_mode)), "a device")
+            raise NotRegularError(path, kind)
+        examine(Path(path), status)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 @contextmanager
 def open_regular(path: Path, examine: Examine = accept_any) -> Iterator[io.FileIO]:
-    """Opens a regular file for reading.
+    """Opens a regular file for reading, following links.
 
     Raises:
-        SpecError: it is something else, or cannot be opened.
-        FileNotFoundError: nothing has this name.
+        SpecError: `path` names something else, or cannot be opened.
+        FileNotFoundError: there is no such file.
     """
     try:
-        descriptor = os.open(path, _FLAGS)
+        descriptor = open_descriptor(path, follow=True, examine=examine)
     except FileNotFoundError:
         raise
+    except NotRegularError as error:
+        raise SpecError(str(path), f"cannot be read: it is {error.kind}", "a regular file") from error
     except (OSError, ValueError) as error:  # A ValueError: a path with a zero byte.
         raise SpecError(str(path), f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise SpecError(str(path), f"cannot be read: it is {kind_of(status.st_mode)}", "a regular file")
-        examine(path, status)
-        yield io.FileIO(descriptor, "rb", closefd=False)
-    finally:
-        os.close(descriptor)
+    with io.FileIO(descriptor, "rb") as file:
+        yield file
 
 
 def read_regular(path: Path, max_bytes: int, examine: Examine = accept_any) -> bytes:
-    """Returns a regular file's bytes, of which there may be `max_bytes`. Raises as `open_regular`, and SpecError."""
+    """Returns the bytes of a regular file, at most `max_bytes`. Raises as `open_regular`, and SpecError if it is larger."""
     with open_regular(path, examine) as file:
         size_bytes = os.fstat(file.fileno()).st_size
         data = b"" if size_bytes > max_bytes else _read(file, path, max_bytes + 1)

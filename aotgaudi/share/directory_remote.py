@@ -14,15 +14,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, MissingObjectError, RemoteError, store_error
-from aotgaudi.files import Temporary, make_directories, place, temporary_file, write_atomic
+from aotgaudi.files import (
+    NotRegularError,
+    Temporary,
+    make_directories,
+    open_descriptor,
+    place,
+    temporary_file,
+    write_atomic,
+)
 from aotgaudi.share.remote import MAX_POINTER_BYTES, Download, Pointer, check_name, load_pointer
-from aotgaudi.store.blobs import ABSENT_ERRORS, OPEN_FLAGS, Fault, read_bounded
+from aotgaudi.store.blobs import ABSENT_ERRORS, Fault, read_bounded
 from aotgaudi.store.cas import ObjectStore, object_path
 from aotgaudi.store.records import LARGEST_RECORD_BYTES, RecordStore
 
@@ -48,14 +55,14 @@ class DirectoryRemote:
         """See `Remote.read`."""
         path = object_path(self.root, digest)
         try:
-            descriptor = os.open(path, OPEN_FLAGS)
+            descriptor = open_descriptor(path)
+        except NotRegularError as error:
+            raise MissingObjectError(f"{self.label}: {path} is {error.strerror}") from error
         except OSError as error:
             if error.errno in ABSENT_ERRORS:
                 raise MissingObjectError(f"{self.label} has no object {digest}") from error
             raise _refusal("read", path, error) from error
         try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise MissingObjectError(f"{self.label}: {path} is not a regular file")
             os.lseek(descriptor, offset, os.SEEK_SET)
             yield Download(offset, _chunks(descriptor, path))
         finally:

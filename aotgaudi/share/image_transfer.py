@@ -7,7 +7,6 @@ signature, which must be a trusted key's where one is demanded. What they say is
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from aotgaudi.bundle.format import (
 from aotgaudi.bundle.staging import PARTIAL_NAME, publish, staging_directory
 from aotgaudi.digest import Digest, sha256_bytes
 from aotgaudi.errors import CorruptError, SpecError, store_error
+from aotgaudi.files import open_descriptor
 from aotgaudi.share.image import WrittenImage
 from aotgaudi.share.layer import MAX_ARCHIVE_BYTES, open_layer
 from aotgaudi.share.layout import Layout
@@ -34,7 +34,7 @@ from aotgaudi.share.registry import Registry
 from aotgaudi.share.registry_remote import BundleLayer, RegistryRemote, bundle_layer_of
 from aotgaudi.share.transfer import Conduct, Sources, in_threads
 from aotgaudi.share.unpack import DirectorySink, Head, largest_archive_bytes, read_head, unpack_bundle
-from aotgaudi.store.blobs import OPEN_FLAGS, verified_chunks
+from aotgaudi.store.blobs import verified_chunks
 
 _DOCUMENTS = (INDEX_NAME, MANIFEST_NAME, RECEIPT_NAME, SIGNATURE_NAME)
 
@@ -96,7 +96,7 @@ class LayoutImage:
         """See `ImageSource.read_head`. Raises CorruptError."""
         path = self._layout.blob_path(self.layer.blob)
         try:
-            with open(os.open(path, OPEN_FLAGS), "rb") as file:
+            with open(open_descriptor(path), "rb") as file:
                 return _head_of(file, self.layer)
         except OSError as error:
             raise store_error("read", path, error) from error

@@ -11,7 +11,6 @@ import errno
 import hashlib
 import io
 import os
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,23 +18,14 @@ from typing import Literal
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, store_error
-from aotgaudi.files import Examine, accept_any, again, kind_of
+from aotgaudi.files import Examine, NotRegularError, accept_any, again, open_descriptor
 
 _HASHED_BYTES = 1 << 18
 _CHUNK_BYTES = 1 << 20
 
-OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""How whatever lies in a store is opened: no link is followed, and a FIFO does not block."""
-
 ABSENT_ERRORS = (errno.ENOENT, errno.ENOTDIR)
 MOVED_ERRORS = frozenset({errno.ESTALE, errno.EBUSY})
 """On a network file system: the file that had this name is gone, or about to be; its name is looked up again."""
-NOT_READABLE = {
-    errno.ELOOP: "not a regular file: a symbolic link",
-    errno.ENXIO: "not a regular file: a socket or a device",
-    errno.ENODEV: "not a regular file: a device",
-    errno.EIO: "cannot be read: input/output error",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +34,13 @@ class Fault:
 
     state: Literal["missing", "corrupt"]
     reason: str
+
+
+def damage_of(error: OSError) -> str | None:
+    """Returns what is wrong with the file, where `error` says that; None where the system refuses to let us look."""
+    if isinstance(error, NotRegularError):
+        return error.strerror
+    return "cannot be read: input/output error" if error.errno == errno.EIO else None
 
 
 class _UnwritableError(Exception):
@@ -160,9 +157,9 @@ def verified_chunks(path: Path, digest: Digest, remedy: str = "") -> Iterator[by
 
 
 def _hold(path: Path, digest: Digest, examine: Examine, target: int | None = None) -> int | Fault:
-    descriptor = os.open(path, OPEN_FLAGS)
+    descriptor = open_descriptor(path, examine=examine)
     try:
-        fault = _check_kind(path, descriptor, examine, digest) or hash_descriptor(descriptor, digest, target)
+        fault = _check_size(descriptor, digest) or hash_descriptor(descriptor, digest, target)
     except BaseException:
         os.close(descriptor)
         raise
@@ -174,9 +171,9 @@ def _hold(path: Path, digest: Digest, examine: Examine, target: int | None = Non
 
 def _read(path: Path, size_bytes: int, examine: Examine, digest: Digest | None = None) -> bytes | Fault:
     """At most a byte more than `size_bytes`; nothing where the size is not that of `digest`."""
-    descriptor = os.open(path, OPEN_FLAGS)
+    descriptor = open_descriptor(path, examine=examine)
     try:
-        fault = _check_kind(path, descriptor, examine, digest)
+        fault = None if digest is None else _check_size(descriptor, digest)
         if fault is not None:
             return fault
         with io.BufferedReader(io.FileIO(descriptor, "rb", closefd=False)) as file:
@@ -185,15 +182,9 @@ def _read(path: Path, size_bytes: int, examine: Examine, digest: Digest | None =
         os.close(descriptor)
 
 
-def _check_kind(path: Path, descriptor: int, examine: Examine, digest: Digest | None = None) -> Fault | None:
-    """What is wrong with an opened file before it is read: its kind, or its size where `digest` is given."""
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        return Fault("corrupt", f"not a regular file: {kind_of(status.st_mode)}")
-    examine(path, status)
-    if digest is not None and status.st_size != digest.size_bytes:
-        return _wrong_size(status.st_size, digest)
-    return None
+def _check_size(descriptor: int, digest: Digest) -> Fault | None:
+    size_bytes = os.fstat(descriptor).st_size
+    return None if size_bytes == digest.size_bytes else _wrong_size(size_bytes, digest)
 
 
 def _hash(file: io.FileIO, size_bytes: int, target: int | None) -> Digest:
@@ -228,8 +219,9 @@ def _wrong_size(size_bytes: int, digest: Digest) -> Fault:
 
 
 def _classify(path: Path, error: OSError) -> Fault:
+    reason = damage_of(error)
     if error.errno in ABSENT_ERRORS:
         return Fault("missing", "no such file")
-    if error.errno in NOT_READABLE:
-        return Fault("corrupt", NOT_READABLE[error.errno])
+    if reason is not None:
+        return Fault("corrupt", reason)
     raise store_error("read", path, error) from error

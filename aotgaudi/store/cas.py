@@ -21,7 +21,7 @@ from typing import Any
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, MissingObjectError, StoreError, store_error
-from aotgaudi.files import Temporary, fsync_dir, place, temporary_file
+from aotgaudi.files import Temporary, fsync_dir, open_descriptor, place, temporary_file
 from aotgaudi.store.blobs import Fault, copy_blob, find_fault, read_blob
 from aotgaudi.store.quarantine import quarantine, try_quarantine
 
@@ -205,13 +205,9 @@ def _holds_intact(root: Path, digest: Digest) -> bool:
 
 def _open_source(path: Path) -> io.FileIO:
     try:
-        file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+        return io.FileIO(open_descriptor(path, follow=True), "rb")
     except OSError as error:
         raise store_error("read", path, error) from error
-    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        return file
-    file.close()
-    raise StoreError(f"cannot store {path}: not a regular file")
 
 
 def _copy_hashed(source: io.FileIO, target: Temporary) -> Digest:

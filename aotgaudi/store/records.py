@@ -33,8 +33,8 @@ from typing import Any
 
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import StoreError, store_error
-from aotgaudi.files import Temporary, again, place, place_first, temporary_file
-from aotgaudi.store.blobs import ABSENT_ERRORS, MOVED_ERRORS, NOT_READABLE, OPEN_FLAGS
+from aotgaudi.files import Temporary, again, open_descriptor, place, place_first, temporary_file
+from aotgaudi.store.blobs import ABSENT_ERRORS, MOVED_ERRORS, damage_of
 from aotgaudi.store.quarantine import quarantine
 
 RECORD_SCHEMA = "aotgaudi.record/1"
@@ -100,8 +100,8 @@ def read_record(key: str, path: Path | str) -> dict[str, Any] | None:
     except OSError as error:
         if error.errno in ABSENT_ERRORS:
             return None
-        if error.errno in NOT_READABLE:
-            raise RecordError(f"is {NOT_READABLE[error.errno]}") from error
+        if (damage := damage_of(error)) is not None:
+            raise RecordError(f"is {damage}") from error
         raise store_error("read", Path(path), error) from error
     return load_record(key, data)
 
@@ -229,14 +229,10 @@ def _is(path: Path, data: bytes) -> bool:
 
 def _read(path: str) -> bytes:
     """Returns a regular file's bytes, LARGEST_RECORD_BYTES at most and one. Raises OSError."""
-    descriptor = os.open(path, OPEN_FLAGS)
+    descriptor = open_descriptor(path)
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            return b""
-        return os.read(
-            descriptor, min(status.st_size, LARGEST_RECORD_BYTES) + 1
-        )  # Whole: it is a regular file.
+        size_bytes = min(os.fstat(descriptor).st_size, LARGEST_RECORD_BYTES)
+        return os.read(descriptor, size_bytes + 1)  # Whole: it is a regular file.
     finally:
         os.close(descriptor)
 

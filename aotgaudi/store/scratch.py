@@ -26,8 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aotgaudi.errors import store_error
-from aotgaudi.files import temporary_file
-from aotgaudi.store.blobs import OPEN_FLAGS
+from aotgaudi.files import open_descriptor, temporary_file
 
 SCRATCH_PREFIX = "unit-"
 """Directories of this name are locked by their users (`locked_directory`)."""
@@ -142,7 +141,7 @@ def _remove_abandoned(path: Path, before: float) -> bool:
 
 def _remove_unlocked(path: Path, *, is_old: bool) -> bool:
     """Removes a file while holding its lock: a writer that locks it too late sees that its file has no name."""
-    descriptor = os.open(path, OPEN_FLAGS)
+    descriptor = open_descriptor(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         path.unlink()

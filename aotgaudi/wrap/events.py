@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import re
-import stat
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from aotgaudi.files import open_descriptor
 from aotgaudi.wrap.adapters.variables import without_credentials
 
 MAX_LINE_BYTES = 4096
@@ -190,16 +190,15 @@ class _File:
         self._rest = b""
 
     def read(self) -> ProcessLog:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            descriptor = os.open(self._path, flags)
+            descriptor = open_descriptor(self._path)
         except OSError:  # Gone, or a link: the hole in its numbers, or its silence, tells.
             return ProcessLog(self._pid, (), 1)
         try:
             data = self._new_bytes(descriptor)
         finally:
             os.close(descriptor)
-        if data is None or self._offset > MAX_FILE_BYTES:
+        if self._offset > MAX_FILE_BYTES:
             return ProcessLog(self._pid, (), 1)
         *lines, self._rest = (self._rest + data).split(b"\n")
         num_unreadable = 0
@@ -209,9 +208,7 @@ class _File:
         whole = tuple(event for event in events if event is not None and event.pid == self._pid)
         return ProcessLog(self._pid, whole, num_unreadable + len(events) - len(whole))
 
-    def _new_bytes(self, descriptor: int) -> bytes | None:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
+    def _new_bytes(self, descriptor: int) -> bytes:
         pieces = []
         while self._offset <= MAX_FILE_BYTES:
             piece = os.pread(descriptor, _READ_BYTES, self._offset)

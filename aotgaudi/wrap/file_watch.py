@@ -14,7 +14,6 @@ import fnmatch
 import itertools
 import os
 import re
-import stat
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from aotgaudi.digest import Digest, sha256_pieces
+from aotgaudi.files import open_descriptor
 from aotgaudi.machine import available_cores
 
 MAX_FILES = 1_000_000
@@ -163,12 +163,11 @@ def walk(here: Path, rules: FileRules) -> Iterator[str]:
 
 def _has_bytes(path: Path, digest: Digest) -> bool:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = open_descriptor(path)
     except OSError:
         return False
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size != digest.size_bytes:
+        if os.fstat(descriptor).st_size != digest.size_bytes:
             return False
         return sha256_pieces(iter(lambda: os.read(descriptor, _CHUNK_BYTES), b"")) == digest.sha256
     except OSError:
