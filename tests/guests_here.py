@@ -11,9 +11,8 @@ from aotgaudi.bundle.capture_receipt import CapturedFile, CaptureReceipt, Expect
 from aotgaudi.bundle.launch import Launch
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.store.cas import ObjectStore
-from aotgaudi.wrap.adapters.describe import describe
-from aotgaudi.wrap.adapters.found import Found, find_guest
-from aotgaudi.wrap.adapters.vllm.guest import Vllm
+from aotgaudi.wrap.adapters.vllm import Vllm
+from aotgaudi.wrap.launch import Found, describe, find_server
 
 RECORD = "vllm/__init__.py,sha256=abc,12\nvllm/_C.abi3.so,sha256=def,345\n../../../bin/vllm,sha256=ghi,200\n"
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64}
@@ -68,7 +67,7 @@ class Here:
 
     def find(self, *words: object, **environ: str) -> Found:
         """Finds the guest of a command."""
-        return find_guest([str(word) for word in words], {**self.environ, **environ}, self.folder)
+        return find_server([str(word) for word in words], {**self.environ, **environ}, self.folder)
 
     def launch(self, *words: object, **environ: str) -> Launch:
         """Describes a command."""

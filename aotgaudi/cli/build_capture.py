@@ -19,9 +19,8 @@ from aotgaudi.cli.options.signing import signing_options
 from aotgaudi.cli.options.store import StorePlace, store_options
 from aotgaudi.cli.progress import CaptureDisplay
 from aotgaudi.spec.parse import load_spec
-from aotgaudi.wrap.adapters.describe import describe
-from aotgaudi.wrap.adapters.found import Found
 from aotgaudi.wrap.capture import Built, Order, build_capture, shaped_command
+from aotgaudi.wrap.launch import Found, describe
 
 _SHOWN_RESIDUALS = 3
 
@@ -78,7 +77,7 @@ def capture(
     if as_json:
         click.echo(json.dumps(_document(launch, built, signing), indent=2))
         return
-    for repair in found.guest.repairs:
+    for repair in found.adapter.repairs:
         if repair.id in launch.repairs:
             display.line("repairs", f"{repair.id} ({repair.defect.partition('. ')[0].rstrip('.')})")
     for line in residual_lines(capture_of(built.bundle).residuals):

@@ -210,7 +210,9 @@ def _give_buckets(
 
 
 def _warm_up_lines(manifest: Manifest) -> list[str]:
-    from aotgaudi.wrap.vllm.warm_up import warm_up_log  # Only here: it loads what reads vLLM's variables.
+    from aotgaudi.wrap.from_vllm.warm_up_log import (
+        warm_up_log,  # Only here: it loads what reads vLLM's variables.
+    )
 
     return [f"{line.level} {line.text}" for line in warm_up_log(manifest)]
 

@@ -31,7 +31,7 @@ from aotgaudi.store.store import Store
 
 
 def _list_repairs(context: click.Context, parameter: click.Parameter, is_asked: bool) -> None:
-    from aotgaudi.wrap.adapters.vllm.repairs import REPAIRS
+    from aotgaudi.wrap.adapters.vllm import REPAIRS
 
     if is_asked:
         for one in REPAIRS:

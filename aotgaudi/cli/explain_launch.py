@@ -13,9 +13,9 @@ from aotgaudi.bundle.launch import Launch
 from aotgaudi.bundle.sealed import capture_of
 from aotgaudi.cli.options.store import StorePlace
 from aotgaudi.errors import SpecError
-from aotgaudi.wrap.adapters.compare import Comparison, Difference, compare
-from aotgaudi.wrap.adapters.describe import describe_here
 from aotgaudi.wrap.explain import explain_run
+from aotgaudi.wrap.launch import describe_here
+from aotgaudi.wrap.launch_comparison import Comparison, Difference, compare
 
 Told = tuple[dict[str, Any], list[str], int]
 _EXIT_NOT_WARM = 3
@@ -58,7 +58,7 @@ def explain_launch(
 def _of_bundle(bundle: Bundle, words: tuple[str, ...], environ: Mapping[str, str], place: StorePlace) -> Told:
     sealed = bundle.launch
     found, here = describe_here(sealed, words, environ)
-    result = compare(sealed, here, found.guest.variable_rules)
+    result = compare(sealed, here, found.adapter.variable_rules)
     document = {
         "bundle": str(bundle.path),
         "sealed": sealed.id,

@@ -22,7 +22,7 @@ from aotgaudi.spec.limits import LARGEST_LIMIT
 from aotgaudi.spec.parse import json_sha256, read_bucket_file, read_config
 
 if TYPE_CHECKING:
-    from aotgaudi.wrap.vllm.command import VllmCommand
+    from aotgaudi.wrap.from_vllm.command import VllmCommand
 
 Command = Callable[..., Any]
 
@@ -121,9 +121,11 @@ def spec_of_options(options: VllmOptions) -> BuildSpec:
         StoreError: the spec cannot be written.
     """
     from aotgaudi.spec.write import write_spec
-    from aotgaudi.wrap.vllm.command import VllmCommand  # Only here: the other commands need not wait for it.
-    from aotgaudi.wrap.vllm.from_vllm import VllmSetup, spec_from_vllm
-    from aotgaudi.wrap.vllm.limits import Pin
+    from aotgaudi.wrap.from_vllm.command import (
+        VllmCommand,  # Only here: the other commands need not wait for it.
+    )
+    from aotgaudi.wrap.from_vllm.limits import Pin
+    from aotgaudi.wrap.from_vllm.spec import VllmSetup, spec_from_vllm
 
     command = VllmCommand.parse(options.command)
     spec, report = spec_from_vllm(
@@ -171,7 +173,7 @@ def _bytes(text: str | None) -> int | None:
 
 
 def _environment(env_file: Path | None) -> Mapping[str, str]:
-    from aotgaudi.wrap.vllm.variables import parse_env_file
+    from aotgaudi.wrap.from_vllm.variables import parse_env_file
 
     if env_file is None:
         return os.environ

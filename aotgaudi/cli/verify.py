@@ -34,8 +34,8 @@ from aotgaudi.errors import (
     TargetError,
     UntrustedError,
 )
-from aotgaudi.wrap.adapters.compare import EXIT_OTHER_MACHINE, compare
-from aotgaudi.wrap.adapters.describe import describe_here
+from aotgaudi.wrap.launch import describe_here
+from aotgaudi.wrap.launch_comparison import EXIT_OTHER_MACHINE, compare
 
 _PRINTED = "what `aotgaudi verify --print-target` prints on the machine that serves"
 _NO_COMMAND = "no command was given to compare (aotgaudi verify BUNDLE -- COMMAND)"
@@ -147,7 +147,7 @@ def _check_launch(bundle: Bundle, words: tuple[str, ...]) -> _Fit:
     if not words:
         return _Fit(of, None, _NO_COMMAND)
     found, here = describe_here(bundle.launch, words, dict(os.environ))
-    result = compare(bundle.launch, here, found.guest.variable_rules)
+    result = compare(bundle.launch, here, found.adapter.variable_rules)
     if result.is_same:
         return _Fit(of, True)
     kind = TargetError if result.exit_code == EXIT_OTHER_MACHINE else NotWarmError

@@ -2,7 +2,7 @@
 
 Everything that may change code is part of what was sealed: whatever begins like a variable of the bridge, the graph
 compiler, its kernels or the collectives, unless it is on the neutral list, where each has its reason. What vLLM's own
-variables do is in `aotgaudi.wrap.vllm.variables`: here they change nothing. The bridge
+variables do is in `aotgaudi.wrap.from_vllm.variables`: here they change nothing. The bridge
 reads nearly all of them once, when it is imported, which ``import torch`` may do (K-01); so what is set later has no
 effect, and processes are started with what they need.
 """

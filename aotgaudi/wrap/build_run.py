@@ -16,9 +16,9 @@ from aotgaudi.bundle.capture_receipt import CapturedFile
 from aotgaudi.bundle.launch import Launch
 from aotgaudi.errors import CaptureError
 from aotgaudi.store.cas import ObjectStore
-from aotgaudi.wrap.adapters.found import Found
 from aotgaudi.wrap.client import WrappedServerError
 from aotgaudi.wrap.file_watch import FileChanges, compare
+from aotgaudi.wrap.launch import Found
 from aotgaudi.wrap.restore import Source, restore_files
 from aotgaudi.wrap.sandbox import Sandbox, open_sandbox
 from aotgaudi.wrap.session import Plan, Session, link_model, plan_for
@@ -142,7 +142,7 @@ def build_run(
         before(place)
         sealed = {file.path: file.digest for file in files}
         plan = plan_for(setting.found, setting.launch, place, kind, sealed=sealed)
-        for step in setting.found.guest.build_steps(setting.launch) if kind == "cold" else ():
+        for step in setting.found.adapter.build_steps(setting.launch) if kind == "cold" else ():
             _run_step(setting, plan, place, step)
         ran = _run(setting, plan, place, kind)
         between(place)

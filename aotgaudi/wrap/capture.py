@@ -28,9 +28,7 @@ from aotgaudi.errors import CaptureError, store_error
 from aotgaudi.files import make_directories
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
-from aotgaudi.wrap.adapters.base import PlaceRoot
-from aotgaudi.wrap.adapters.found import Found, find_guest
-from aotgaudi.wrap.adapters.shapes import Shapes
+from aotgaudi.wrap.adapters.base import PlaceRoot, Shapes
 from aotgaudi.wrap.build_run import Progress, Ran, Setting, build_run, describe_counts
 from aotgaudi.wrap.capture_records import (
     CaptureRow,
@@ -45,6 +43,7 @@ from aotgaudi.wrap.capture_records import (
     unproven_key,
 )
 from aotgaudi.wrap.collect import MIN_SECRET_BYTES, Rules, Secret, collect, require_public, secrets_of
+from aotgaudi.wrap.launch import Found, find_server
 from aotgaudi.wrap.prove import Cold, Proved, prove
 from aotgaudi.wrap.sandbox import Sandbox
 
@@ -141,7 +140,7 @@ def _rules(order: Order, progress: Progress) -> Rules:
     for secret in secrets:
         if not secret.is_searched:
             progress.warn(f"{secret.name} has less than {MIN_SECRET_BYTES} bytes: no file is searched for it")
-    guest, place = order.found.guest, order.launch.place
+    guest, place = order.found.adapter, order.launch.place
     return Rules(
         left_out=guest.left_out,
         kind_of=guest.kind_of,
@@ -166,7 +165,7 @@ def _cold(order: Order, setting: Setting, rules: Rules, store: Store, draft: str
         setting,
         "cold",
         before=partial(_put, order.given),
-        between=lambda place: order.found.guest.settle(place.here),
+        between=lambda place: order.found.adapter.settle(place.here),
     ) as (ran, place):
         _require_witnesses(ran, setting)
         found = collect(place.here, rules.in_place(place), store.objects)
@@ -210,7 +209,7 @@ def _require_witnesses(ran: Ran, setting: Setting) -> None:
             "no process of the server has a witness: its Python took no notice of PYTHONPATH"
             " (start it without -E, -I or -S, and leave PYTHONPATH alone)"
         )
-    guest = setting.found.guest
+    guest = setting.found.adapter
     roles = guest.roles(setting.launch)
     for history in histories:
         for hook in guest.hooks if history.role in roles else ():
@@ -320,7 +319,7 @@ class Shaped:
 
     def asked(self, level: WarmUpLevel) -> WarmUp:
         """Returns the exercise of a level; ``shapes`` asks for what the shapes need, too."""
-        guest, flags = self.found.guest, self.found.flags
+        guest, flags = self.found.adapter, self.found.flags
         requests = () if self.shapes is None else self.shapes.requests
         return warm_up(level, flags.room, (*guest.shape_requests(flags), *requests))
 
@@ -336,8 +335,8 @@ def shaped_command(
         TargetError: its interpreter does not run.
     """
     if spec is None:
-        return Shaped(find_guest(words, environ))
-    found = find_guest(words, environ, is_whole=False)
-    shapes = found.guest.shapes(spec, found.flags, found.environ)
+        return Shaped(find_server(words, environ))
+    found = find_server(words, environ, is_whole=False)
+    shapes = found.adapter.shapes(spec, found.flags, found.environ)
     more = shapes.environ(environ, PlaceRoot(str(root)))
-    return Shaped(find_guest((*words, *shapes.words), more), shapes)
+    return Shaped(find_server((*words, *shapes.words), more), shapes)

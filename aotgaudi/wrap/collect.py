@@ -37,9 +37,9 @@ from aotgaudi.bundle.capture_receipt import (
 from aotgaudi.errors import CaptureError, store_error
 from aotgaudi.machine import available_cores
 from aotgaudi.store.cas import ObjectStore
-from aotgaudi.wrap.adapters.variables import is_secret, is_secret_key, secret_values
 from aotgaudi.wrap.sandbox import Sandbox
 from aotgaudi.wrap.session import OUTSIDE
+from aotgaudi.wrap.variables import is_secret, is_secret_key, secret_values
 
 MIN_SECRET_BYTES = 6
 """Shorter values are in many files by chance."""

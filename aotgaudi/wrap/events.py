@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from aotgaudi.files import open_descriptor
-from aotgaudi.wrap.adapters.variables import without_credentials
+from aotgaudi.wrap.variables import without_credentials
 
 MAX_LINE_BYTES = 4096
 """PIPE_BUF: what O_APPEND writes whole, from many threads."""

@@ -17,9 +17,9 @@ from pathlib import Path
 from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.sealed import capture_of
 from aotgaudi.errors import SpecError
-from aotgaudi.wrap.adapters.compare import Comparison, compare
-from aotgaudi.wrap.adapters.found import guest_named
 from aotgaudi.wrap.events import EventLog, EventReader, ProcessLog, hashed_factors
+from aotgaudi.wrap.launch import adapter_named
+from aotgaudi.wrap.launch_comparison import Comparison, compare
 
 _WHERE = "--what-if"
 _KINDS = ("software", "flag", "variable", "target", "model", "world")
@@ -138,7 +138,7 @@ class CaptureDifference:
 def capture_difference(old: Bundle, new: Bundle) -> CaptureDifference:
     """Returns what differs between two bundles of captures. Raises SpecError where one is of programs."""
     before, after = _files(old), _files(new)
-    rules = guest_named(old.launch.guest).variable_rules
+    rules = adapter_named(old.launch.guest).variable_rules
     return CaptureDifference(
         launches=compare(old.launch, new.launch, rules),
         added=tuple(sorted(after.keys() - before.keys())),

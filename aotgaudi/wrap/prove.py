@@ -151,7 +151,7 @@ def _with(held: Sequence[CapturedFile], added: Sequence[CapturedFile]) -> tuple[
 
 def _judge(setting: Setting, held: tuple[CapturedFile, ...], ran: Ran, cold: Cold) -> Proved | _Failure:
     told = [before(history, ran.seen.phase) for history in ran.seen.histories.values()]
-    learnt = setting.found.guest.expected(setting.launch, [_raw(h, e) for h in told for e in h.events])
+    learnt = setting.found.adapter.expected(setting.launch, [_raw(h, e) for h in told for e in h.events])
     expected = learnt.model_copy(update={"answers": cold.answers})
     verdict = judge(ran.seen, expected)
     reasons: tuple[str, ...] = ()
@@ -167,7 +167,7 @@ def _judge(setting: Setting, held: tuple[CapturedFile, ...], ran: Ran, cold: Col
         expected=expected,
         factors=hashed_factors(told),
         proof=Proof(counts=_counts(ran, expected), witnesses=_witnesses(ran, told)),
-        residuals=(*setting.found.guest.residuals(setting.launch), *_traced(told)),
+        residuals=(*setting.found.adapter.residuals(setting.launch), *_traced(told)),
         ready_seconds=ran.ready_seconds,
         num_loaded=sum(expected.loads.values()),
     )

@@ -14,10 +14,9 @@ from aotgaudi.bundle.acceptance import ANY_BUNDLE, Acceptance
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.launch import Launch
 from aotgaudi.errors import AotGaudiError, NotWarmError, TargetError
-from aotgaudi.wrap.adapters.asking import Asking
-from aotgaudi.wrap.adapters.compare import EXIT_OTHER_MACHINE, compare
-from aotgaudi.wrap.adapters.describe import describe_here
-from aotgaudi.wrap.adapters.found import Found
+from aotgaudi.wrap.interpreter import Asking
+from aotgaudi.wrap.launch import Found, describe_here
+from aotgaudi.wrap.launch_comparison import EXIT_OTHER_MACHINE, compare
 from aotgaudi.wrap.run_options import Listen, Policy
 
 _log = logging.getLogger(__name__)
@@ -102,7 +101,7 @@ def _compared(bundle: Bundle, options: RunOptions) -> tuple[Found, Launch, str]:
     found, here = describe_here(sealed, words, options.environ, root=root, asking=options.asking)
     if not options.repairs:
         here = here.model_copy(update={"repairs": ()})
-    comparison = compare(sealed, here, found.guest.variable_rules)
+    comparison = compare(sealed, here, found.adapter.variable_rules)
     why, exit_code = comparison.sentence(), comparison.exit_code
     if comparison.is_same and root != sealed.place.root:
         why, exit_code = f"--root is {root}, and the sealed files hold the path {sealed.place.root}", 3

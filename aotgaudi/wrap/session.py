@@ -31,7 +31,6 @@ from aotgaudi.bundle.launch import Launch, WarmUpRequest
 from aotgaudi.digest import Digest
 from aotgaudi.errors import store_error
 from aotgaudi.wrap.adapters.base import Phase, PlaceRoot
-from aotgaudi.wrap.adapters.found import Found
 from aotgaudi.wrap.client import (
     ANSWER_SECONDS,
     Address,
@@ -43,6 +42,7 @@ from aotgaudi.wrap.client import (
 )
 from aotgaudi.wrap.events import Event, EventLog, EventReader
 from aotgaudi.wrap.file_watch import NO_FILES, FileChanges, FileRules, Watcher, compare
+from aotgaudi.wrap.launch import Found
 from aotgaudi.wrap.run_options import TERMINATION_SECONDS
 from aotgaudi.wrap.sandbox import Child, Sandbox
 from aotgaudi.wrap.verdict import Seen, is_settled
@@ -289,7 +289,7 @@ def plan_for(
         sealed: What lies below the place's root, by path.
         left_out: Patterns of files that may appear there, besides the guest's own.
     """
-    guest, root, flags = found.guest, PlaceRoot(str(place.root)), found.flags
+    guest, root, flags = found.adapter, PlaceRoot(str(place.root)), found.flags
     patterns = (*(pattern for pattern, _ in guest.left_out), *OUTSIDE, *left_out)
     environment = guest.environment(root, phase, _established(found, launch)).applied(
         _established(found, launch)
@@ -314,7 +314,7 @@ def plan_for(
 
 def _established(found: Found, launch: Launch) -> dict[str, str]:
     """The command's environment; what the guest hashes of it, and is not the pod's own, is as in the launch."""
-    hashed = found.guest.variable_rules.hashed
+    hashed = found.adapter.variable_rules.hashed
     ours = {name for name, rule in hashed.items() if not rule.is_of_pod}
     kept = {name: value for name, value in found.environ.items() if name not in ours}
     return {**kept, **{name: value for name, value in launch.place.variables.items() if name in ours}}

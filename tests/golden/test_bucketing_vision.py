@@ -9,7 +9,7 @@ import pytest
 from aotgaudi.bucketing.vision import VisionBuckets, vision_sizes
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.vision import Resolution, VisionSpec
-from aotgaudi.wrap.vllm.serving import ServingEnvironment
+from aotgaudi.wrap.from_vllm.serving import ServingEnvironment
 from tests.golden.rows import Row, parameters, read_rows
 
 CHECKED = {

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 
-from aotgaudi.wrap.adapters.vllm import neutral
-from aotgaudi.wrap.adapters.vllm.guest import Vllm
+from aotgaudi.wrap.adapters.vllm import Vllm
+from aotgaudi.wrap.flags import HASHED, NEUTRAL_FLAGS, NEUTRAL_VARIABLES
 from tests.environment import ROOT
 
 FACTORS = json.loads((ROOT / "tests" / "golden" / "data" / "vllm-factors.json").read_text(encoding="utf-8"))
@@ -18,23 +18,23 @@ MEMBERS = frozenset(name for names in FACTORS["configuration"].values() for name
 
 
 def test_no_variable_that_is_left_out_is_in_vllms_hash() -> None:
-    assert sorted(set(neutral.VARIABLES) & VARIABLES) == []
+    assert sorted(set(NEUTRAL_VARIABLES) & VARIABLES) == []
 
 
 def test_every_condition_is_in_vllms_hash() -> None:
-    assert sorted(set(neutral.HASHED) - VARIABLES) == []
+    assert sorted(set(HASHED) - VARIABLES) == []
 
 
 def test_every_variable_of_vllms_hash_counts_or_is_a_condition() -> None:
     rules = Vllm().variable_rules
     hashed = [name for name in VARIABLES if not name.startswith("RAY_")]  # Launches on Ray are refused.
 
-    silent = [name for name in hashed if rules.reason(name) is not None and name not in neutral.HASHED]
+    silent = [name for name in hashed if rules.reason(name) is not None and name not in HASHED]
 
     assert sorted(silent) == []
 
 
 def test_of_the_flags_that_are_left_out_only_the_models_path_is_in_vllms_hash() -> None:
-    hashed = {name for name in neutral.FLAGS if name.replace("-", "_") in MEMBERS}
+    hashed = {name for name in NEUTRAL_FLAGS if name.replace("-", "_") in MEMBERS}
 
     assert hashed == {"model"}  # Which an alias makes what it was: the condition model.name.

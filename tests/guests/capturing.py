@@ -12,10 +12,9 @@ from typing import IO, Any
 
 from aotgaudi.bundle.launch import WarmUpLevel
 from aotgaudi.store.store import Store
-from aotgaudi.wrap.adapters.describe import describe
-from aotgaudi.wrap.adapters.found import Found, find_guest
 from aotgaudi.wrap.build_run import Setting
 from aotgaudi.wrap.capture import Built, Order, build_capture
+from aotgaudi.wrap.launch import Found, describe, find_server
 from tests.ports import free_port
 
 SERVER = Path(__file__).with_name("fake_server.py")
@@ -92,7 +91,7 @@ class Bench:
         )
 
     def found(self, *more: str, **environ: str) -> Found:
-        return find_guest(self.words(*more), {**self.environ, **environ})
+        return find_server(self.words(*more), {**self.environ, **environ})
 
     def order(self, *more: str, out: str = "out", **environ: str) -> Order:
         found = self.found(*more, **environ)

@@ -27,7 +27,7 @@ from aotgaudi.cli.main import cli
 from aotgaudi.errors import CaptureError, SpecError, StoreError, store_error
 from aotgaudi.store.store import Store
 from aotgaudi.wrap import prove as prove_module
-from aotgaudi.wrap.adapters.fake import FakeGuest
+from aotgaudi.wrap.adapters.fake import Fake
 from aotgaudi.wrap.build_run import Ran
 from aotgaudi.wrap.capture import Built, build_capture
 from aotgaudi.wrap.capture_records import capture_key, find_capture, find_unproven, unproven_key
@@ -147,9 +147,9 @@ def test_a_model_in_another_directory_is_sealed_without_a_run_and_named_where_it
 def test_what_every_start_does_again_is_in_the_receipt(
     bench: Bench, receipt: CaptureReceipt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FakeGuest, "residuals", lambda *_: ("graphs are captured",))
+    monkeypatch.setattr(Fake, "residuals", lambda *_: ("graphs are captured",))
     with bench.setting() as setting:
-        proved = prove(setting, _rules(setting.found.guest), receipt.files, cold_of(receipt))
+        proved = prove(setting, _rules(setting.found.adapter), receipt.files, cold_of(receipt))
 
     assert receipt.residuals == ()
     assert proved.residuals == ("graphs are captured",)
@@ -227,7 +227,7 @@ MORE_PROOFS = {
 
 def _refused(fault: str, why: str, bench: Bench, receipt: CaptureReceipt) -> None:
     with bench.setting(FAKE_FAULTS=fault) as setting, pytest.raises(CaptureError, match=why) as error:
-        prove(setting, _rules(setting.found.guest), receipt.files, cold_of(receipt))
+        prove(setting, _rules(setting.found.adapter), receipt.files, cold_of(receipt))
 
     assert error.value.exit_code == 6
     assert "nothing was sealed" in str(error.value)
@@ -260,7 +260,7 @@ def test_what_a_second_start_adds_is_added_and_proved_again(bench: Bench, receip
     assert len(fewer) == len(receipt.files) - 2
 
     with bench.setting() as setting:
-        proved = prove(setting, _rules(setting.found.guest), fewer, cold_of(receipt))
+        proved = prove(setting, _rules(setting.found.adapter), fewer, cold_of(receipt))
 
     assert isinstance(proved, Proved)
     assert [file.path for file in proved.files] == [file.path for file in receipt.files]
@@ -282,7 +282,7 @@ def test_what_is_never_done_adding_is_given_up(
         bench.setting() as setting,
         pytest.raises(CaptureError, match="though what it added was added 2 times"),
     ):
-        prove(setting, _rules(setting.found.guest), receipt.files, Cold(()))
+        prove(setting, _rules(setting.found.adapter), receipt.files, Cold(()))
     assert [count - starts[0] for count in starts] == [0, 1, 2]
 
 

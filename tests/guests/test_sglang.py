@@ -12,8 +12,8 @@ from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.sealed import capture_of
 from aotgaudi.errors import CaptureError
 from aotgaudi.store.store import Store
-from aotgaudi.wrap.adapters.describe import describe
 from aotgaudi.wrap.capture import Built, Order, build_capture, shaped_command
+from aotgaudi.wrap.launch import describe
 from tests.environment import ROOT
 from tests.guests_here import Here
 from tests.ports import free_port

@@ -27,9 +27,9 @@ from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import spec_from_json
 from aotgaudi.store.store import Store
-from aotgaudi.wrap.adapters.describe import describe
-from aotgaudi.wrap.adapters.vllm_gaudi.guest import VllmGaudi
+from aotgaudi.wrap.adapters.vllm_gaudi import VllmGaudi
 from aotgaudi.wrap.capture import Built, Order, Shaped, build_capture, shaped_command
+from aotgaudi.wrap.launch import describe
 from aotgaudi.wrap.readiness import RunOptions
 from aotgaudi.wrap.run import run
 from aotgaudi.wrap.run_options import Listen, Policy

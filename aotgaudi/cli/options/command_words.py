@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from aotgaudi.wrap.adapters.asking import Asking, begin
+from aotgaudi.wrap.interpreter import Asking, begin
 
 _ASKING = "aotgaudi.asking"
 

@@ -12,12 +12,11 @@ from aotgaudi.backends.base import Target
 from aotgaudi.bundle.capture_receipt import Expected, learnt
 from aotgaudi.bundle.launch import GuestName, Launch
 from aotgaudi.wrap.adapters.base import Environment, Event, Phase, PlaceRoot, Repair
-from aotgaudi.wrap.adapters.identity import Installed
-from aotgaudi.wrap.adapters.starts import STARTS
-from aotgaudi.wrap.adapters.target import find_target
-from aotgaudi.wrap.adapters.variables import Hashed, VariableRules
-from aotgaudi.wrap.adapters.vllm.guest import Vllm
-from aotgaudi.wrap.adapters.words import one_integer
+from aotgaudi.wrap.adapters.vllm import Vllm
+from aotgaudi.wrap.command_line import one_integer
+from aotgaudi.wrap.launch_machine import Installed, find_target
+from aotgaudi.wrap.starts import STARTS
+from aotgaudi.wrap.variables import Hashed, VariableRules
 
 _LOADS = ("vllm.num_aot_artifacts_loaded",)
 _ZEROS = ("vllm.num_aot_compiles",)
@@ -30,7 +29,7 @@ _NEUTRAL: Mapping[str, str] = {
 }
 
 
-class FakeGuest(Vllm):
+class Fake(Vllm):
     """See the module."""
 
     name: GuestName = "fake"

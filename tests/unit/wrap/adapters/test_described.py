@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 
 from aotgaudi.bundle.launch import Launch, load_launch
 from aotgaudi.errors import SpecError
-from aotgaudi.wrap.adapters.compare import compare
-from aotgaudi.wrap.adapters.describe import describe
-from aotgaudi.wrap.adapters.found import Found
-from aotgaudi.wrap.adapters.variables import is_secret
-from aotgaudi.wrap.adapters.vllm import neutral
-from aotgaudi.wrap.adapters.vllm.flags import ARITIES, SIGNIFICANT
-from aotgaudi.wrap.adapters.vllm.guest import Vllm
+from aotgaudi.wrap.adapters.vllm import Vllm
+from aotgaudi.wrap.flags import ARITIES, HASHED, NEUTRAL_FLAGS, NEUTRAL_VARIABLES, SIGNIFICANT
+from aotgaudi.wrap.launch import Found, describe
+from aotgaudi.wrap.launch_comparison import compare
+from aotgaudi.wrap.variables import is_secret
 from tests.guests_here import vllm_here
 
 RULES = Vllm().variable_rules
@@ -27,13 +25,13 @@ TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_siz
 )
 ACTED_ON = {"model", "port", "api-server-count", "ssl-keyfile", "ssl-certfile"}
 NEUTRAL_FLAGS = st.sampled_from(
-    sorted(n for n in neutral.FLAGS if ARITIES.get(n) == "value" and n not in ACTED_ON)
+    sorted(n for n in NEUTRAL_FLAGS if ARITIES.get(n) == "value" and n not in ACTED_ON)
 )
 NEUTRAL_VARIABLES = st.sampled_from(
     sorted(
         [
-            *neutral.VARIABLES,
-            *neutral.HASHED,
+            *NEUTRAL_VARIABLES,
+            *HASHED,
             "HOME",
             "USER",
             "PWD",
@@ -62,7 +60,7 @@ def launched(found: Found, *words: str, environ: Mapping[str, str] | None = None
     """The launch with more words and variables."""
     whole = (*found.words, *words)
     more = {**found.environ, **(environ or {})}
-    flags = found.guest.read(whole[2:], more)
+    flags = found.adapter.read(whole[2:], more)
     return describe(dataclasses.replace(found, words=whole, flags=flags, environ=more), root=at, asked="none")
 
 

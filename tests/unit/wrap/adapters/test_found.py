@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from aotgaudi.errors import SpecError, TargetError
 from aotgaudi.wrap.adapters.base import PlaceRoot
-from aotgaudi.wrap.adapters.found import guest_named
+from aotgaudi.wrap.launch import adapter_named
 from tests.guests_here import Here
 
 SERVER = "vllm.entrypoints.openai.api_server"
@@ -18,7 +18,7 @@ SERVER = "vllm.entrypoints.openai.api_server"
 def test_a_console_script_names_its_interpreter(here: Here) -> None:
     found = here.find("vllm", "serve", here.model(), "--port", "81")
 
-    assert found.guest.name == "vllm"
+    assert found.adapter.name == "vllm"
     assert found.interpreter == sys.executable
     assert found.flags.port == 81
     assert found.model == here.folder / "tiny"
@@ -138,14 +138,14 @@ def test_the_fake_guest_is_found_only_where_it_is_asked_for(here: Here) -> None:
 
     with pytest.raises(SpecError, match="starts no server that is known"):
         here.find(*words)
-    assert here.find(*words, AOTGAUDI_FAKE_GUEST="1").guest.name == "fake"
+    assert here.find(*words, AOTGAUDI_FAKE_GUEST="1").adapter.name == "fake"
 
 
 def test_the_command_to_run_names_the_alias_and_serves_the_users_name(here: Here) -> None:
     model = str(here.model())
     found = here.find("vllm", "serve", model, "--port", "81")
 
-    run = found.guest.command(found.words, found.flags, PlaceRoot("/run/x"), is_aliased=True)
+    run = found.adapter.command(found.words, found.flags, PlaceRoot("/run/x"), is_aliased=True)
 
     assert run == ("vllm", "serve", "/run/x/model", "--port", "81", "--served-model-name", model)
 
@@ -154,7 +154,7 @@ def test_a_name_that_is_served_by_choice_stays(here: Here) -> None:
     words = ("vllm", "serve", str(here.model()), "--served-model-name", "chat")
     found = here.find(*words)
 
-    run = found.guest.command(found.words, found.flags, PlaceRoot("/run/x"), is_aliased=True)
+    run = found.adapter.command(found.words, found.flags, PlaceRoot("/run/x"), is_aliased=True)
 
     assert run == ("vllm", "serve", "/run/x/model", "--served-model-name", "chat")
 
@@ -187,7 +187,7 @@ COMMAND_WORDS = [
 
 @given(words=st.lists(st.sampled_from(COMMAND_WORDS) | st.text(max_size=5), max_size=8))
 def test_any_words_are_a_server_or_refused_in_a_line(words: list[str]) -> None:
-    family = guest_named("vllm")
+    family = adapter_named("vllm")
     at = family.starts_at(words)
     if at is None:
         return

@@ -14,7 +14,7 @@ from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import spec_from_json
 from aotgaudi.wrap.adapters.base import Flags, PlaceRoot
-from aotgaudi.wrap.adapters.sglang.guest import Sglang
+from aotgaudi.wrap.adapters.sglang import Sglang
 from tests.guests_here import Here
 from tests.launches import a_launch
 from tests.specs import spec_tables
@@ -209,7 +209,7 @@ def test_it_is_found_by_its_command(here: Here, start: tuple[str, ...]) -> None:
 
     found = here.find(program, *start[1:], "--model-path", here.model(), "--port", "30001")
 
-    assert (found.guest.name, found.flags.port) == ("sglang", 30001)
+    assert (found.adapter.name, found.flags.port) == ("sglang", 30001)
     assert "sglang" in found.installed.distributions
     command = GUEST.command(found.words, found.flags, PLACE, is_aliased=True)
     assert command[-2:] == ("--served-model-name", str(here.folder / "tiny"))

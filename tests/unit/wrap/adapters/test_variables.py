@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.wrap.adapters.variables import (
+from aotgaudi.wrap.adapters.vllm import Vllm
+from aotgaudi.wrap.flags import HASHED, NEUTRAL_FLAGS, NEUTRAL_VARIABLES
+from aotgaudi.wrap.variables import (
     NEUTRAL,
     VariableRules,
     is_secret,
@@ -12,8 +14,6 @@ from aotgaudi.wrap.adapters.variables import (
     secret_values,
     without_credentials,
 )
-from aotgaudi.wrap.adapters.vllm import neutral
-from aotgaudi.wrap.adapters.vllm.guest import Vllm
 
 RULES: VariableRules = Vllm().variable_rules
 SECRETS = [
@@ -61,8 +61,8 @@ def test_a_variable_that_nobody_knew_of_counts(name: str, value: str) -> None:
 
 
 def test_every_exclusion_has_a_reason_and_a_variable_is_of_one_kind() -> None:
-    assert all({**NEUTRAL, **neutral.VARIABLES, **neutral.FLAGS}.values())
-    assert not neutral.VARIABLES.keys() & neutral.HASHED.keys()
+    assert all({**NEUTRAL, **NEUTRAL_VARIABLES, **NEUTRAL_FLAGS}.values())
+    assert not NEUTRAL_VARIABLES.keys() & HASHED.keys()
 
 
 def test_what_is_of_nothing_that_compiles_does_not_count() -> None:

@@ -9,13 +9,11 @@ import pytest
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.launch import world
 from aotgaudi.wrap.adapters.base import PlaceRoot
-from aotgaudi.wrap.adapters.identity import Installed
-from aotgaudi.wrap.adapters.sglang.guest import Sglang
-from aotgaudi.wrap.adapters.target import code_features, device_of
-from aotgaudi.wrap.adapters.vllm.flags import ARITIES, SIGNIFICANT
-from aotgaudi.wrap.adapters.vllm.guest import Vllm
-from aotgaudi.wrap.adapters.vllm.neutral import FLAGS
-from aotgaudi.wrap.adapters.vllm_gaudi.guest import VllmGaudi
+from aotgaudi.wrap.adapters.sglang import Sglang
+from aotgaudi.wrap.adapters.vllm import Vllm
+from aotgaudi.wrap.adapters.vllm_gaudi import VllmGaudi
+from aotgaudi.wrap.flags import ARITIES, NEUTRAL_FLAGS, SIGNIFICANT
+from aotgaudi.wrap.launch_machine import Installed, code_features, device_of
 from tests.launches import a_launch
 
 PLACE = PlaceRoot("/run/aotgaudi")
@@ -137,7 +135,7 @@ def test_only_features_that_code_can_hold_are_of_the_target() -> None:
 
 
 def test_flags_are_neutral_only_if_they_are_known() -> None:
-    assert sorted(set(FLAGS) - set(ARITIES)) == [
+    assert sorted(set(NEUTRAL_FLAGS) - set(ARITIES)) == [
         "safetensors-prefetch-block-size",
         "safetensors-prefetch-num-threads",
     ]

@@ -16,11 +16,9 @@ from aotgaudi.manifest.bucket_file import bucket_file_of
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import spec_from_json
-from aotgaudi.wrap.adapters.base import Flags, PlaceRoot
-from aotgaudi.wrap.adapters.shapes import as_sealed
-from aotgaudi.wrap.adapters.vllm.guest import Vllm
-from aotgaudi.wrap.adapters.vllm_gaudi.guest import VllmGaudi
-from aotgaudi.wrap.adapters.vllm_gaudi.machine import find_machine
+from aotgaudi.wrap.adapters.base import Flags, PlaceRoot, as_sealed
+from aotgaudi.wrap.adapters.vllm import Vllm
+from aotgaudi.wrap.adapters.vllm_gaudi import VllmGaudi, find_machine
 from tests.guests_here import Here
 from tests.launches import a_launch
 from tests.specs import spec_tables
@@ -232,7 +230,7 @@ def test_vllm_with_the_plugin_installed_is_this_guest(here: Here) -> None:
 
     found = here.find("vllm", "serve", here.folder / "tiny", "--num-gpu-blocks-override", "8")
 
-    assert found.guest.name == "vllm-gaudi"
+    assert found.adapter.name == "vllm-gaudi"
     with pytest.raises(SpecError, match="--num-gpu-blocks-override: is not given"):
         here.find("vllm", "serve", here.folder / "tiny")
 

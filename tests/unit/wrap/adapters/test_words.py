@@ -5,11 +5,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from aotgaudi.errors import SpecError
-from aotgaudi.wrap.adapters.variables import is_secret
-from aotgaudi.wrap.adapters.vllm.flags import ARITIES, SHORT, SIGNIFICANT
-from aotgaudi.wrap.adapters.words import GuestReader, one_integer, one_text
+from aotgaudi.wrap.command_line import LaunchReader, one_integer, one_text
+from aotgaudi.wrap.flags import ARITIES, SHORT, SIGNIFICANT
+from aotgaudi.wrap.variables import is_secret
 
-READER = GuestReader(ARITIES, SHORT, "the command", significant=SIGNIFICANT)
+READER = LaunchReader(ARITIES, SHORT, "the command", significant=SIGNIFICANT)
 NAMES = st.from_regex(r"[a-z][a-z0-9]{0,6}(-[a-z0-9]{1,6}){0,3}", fullmatch=True)
 VALUES = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=8).filter(
     lambda text: not text.startswith("-")

@@ -24,7 +24,7 @@ def test_a_vllm_gaudi_command_gets_the_table_and_what_pins_it(tmp_path: Path) ->
 
     found = shaped_command(words, here.environ, spec, ROOT)
 
-    assert found.found.guest.name == "vllm-gaudi"
+    assert found.found.adapter.name == "vllm-gaudi"
     assert found.found.flags.values["num-gpu-blocks-override"] == "24"
     assert found.found.environ["VLLM_BUCKETING_FROM_FILE"] == "/run/aotgaudi/cache/shapes/vllm.buckets"
     assert list(found.files) == ["cache/shapes/vllm.buckets"]

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.digest import Digest
-from aotgaudi.wrap.adapters.describe import describe
-from aotgaudi.wrap.adapters.found import Found, find_guest
+from aotgaudi.wrap.launch import Found, describe, find_server
 from aotgaudi.wrap.sandbox import Sandbox
 from aotgaudi.wrap.session import link_model, plan_for
 from tests.guests_here import Here
@@ -23,7 +22,7 @@ def found(tmp_path: Path) -> Found:
     here.install("torch", "2.13.0+cpu")
     here.script()
     model = here.model()
-    return find_guest(["vllm", "serve", str(model), "--port", "8123"], here.environ)
+    return find_server(["vllm", "serve", str(model), "--port", "8123"], here.environ)
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ def test_a_model_of_the_hub_is_seen_by_the_alias_where_the_build_saw_it_so(
 ) -> None:
     sealed = describe(found, root="/run/x")
     words = ("vllm", "serve", "org/name")
-    flags = found.guest.read(words[2:], {})
+    flags = found.adapter.read(words[2:], {})
     of_hub = replace(found, words=words, flags=flags, is_local=False)
 
     link_model(of_hub, sealed, place)
@@ -61,7 +60,7 @@ def test_a_model_of_the_hub_is_seen_by_the_alias_where_the_build_saw_it_so(
 
 def test_a_model_of_the_hub_keeps_its_name_where_the_build_saw_that(found: Found, place: Sandbox) -> None:
     words = ("vllm", "serve", "org/name")
-    of_hub = replace(found, words=words, flags=found.guest.read(words[2:], {}), is_local=False)
+    of_hub = replace(found, words=words, flags=found.adapter.read(words[2:], {}), is_local=False)
     sealed = describe(of_hub, root="/run/x")
 
     link_model(of_hub, sealed, place)
@@ -73,7 +72,7 @@ def test_a_model_of_the_hub_keeps_its_name_where_the_build_saw_that(found: Found
 def test_variables_that_the_guest_hashes_are_as_in_the_launch(found: Found, place: Sandbox) -> None:
     sealed = describe(found, root="/run/x")
     elsewhere = Found(
-        guest=found.guest,
+        adapter=found.adapter,
         interpreter=found.interpreter,
         words=found.words,
         flags=found.flags,

@@ -1,0 +1,309 @@
+"""SGLang: how its command is read, where its caches lie, and what a warm start of it shows.
+
+Everything here is read from the sources of release 0.5.23; nothing has run on a GPU. Sources: ``launch_server.py``,
+``cli/main.py``, ``srt/arg_groups/fields/*.py`` (flags), ``srt/environ.py`` (caches, variables),
+``srt/layers/deep_gemm_wrapper/compile_utils.py``, ``srt/entrypoints/engine.py`` (processes), ``srt/plugins/__init__.py``.
+
+Its kernels for hyper-connections differ by the number of tokens of a step (`aotgaudi.bucketing.mhc_splits`): the number
+decides how many partial sums a kernel has, and each number of partial sums is another kernel. A manifest lists one token
+count for each. A prompt of exactly that many tokens makes such a step, if it shares no prefix with another prompt (the
+prefix cache would take the prefix away).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+from aotgaudi.bundle.capture_receipt import Expected, learnt
+from aotgaudi.bundle.launch import GuestName, Launch, Room, WarmUpRequest, completion
+from aotgaudi.errors import SpecError
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.wrap.adapters.base import Environment, Event, Flags, Phase, PlaceRoot, Repair, Shapes, no_shapes
+from aotgaudi.wrap.adapters.vllm import LEFT_OUT, LIBRARY_ROOTS, WITNESS_PLUGIN, Vllm
+from aotgaudi.wrap.command_line import Arity, LaunchReader, one_integer, one_text
+from aotgaudi.wrap.launch_model import hugging_face_home
+from aotgaudi.wrap.starts import STARTS
+from aotgaudi.wrap.values import shown
+from aotgaudi.wrap.variables import Hashed, VariableRules, by_name
+
+WHERE = "the SGLang command"
+PRECOMPILE = "SGLANG_JIT_DEEPGEMM_PRECOMPILE"
+"""Whether DeepGEMM's kernels are swept over every number of tokens at start (compile_utils.py)."""
+
+ROOTS: Mapping[str, str] = {
+    "SGLANG_CACHE_DIR": "cache/sglang",
+    "SGLANG_DG_CACHE_DIR": "cache/sglang/deep_gemm",
+    "SGLANG_CUTE_AOT_CACHE_DIR": "cache/sglang/cute_aot",
+    "SGLANG_JIT_CACHE_DIR": "cache/sglang/jit",
+    **LIBRARY_ROOTS,
+}
+"""Variables that name caches -> where these lie below a place's root (environ.py ``third_party_cache_defaults``). SGLang
+sets DG_JIT_CACHE_DIR itself, from its own variable."""
+
+_VALUES = """
+    model-path revision download-dir served-model-name host port context-length max-running-requests chunked-prefill-size
+    tp-size pp-size dp-size attn-dp-size nnodes config api-key admin-api-key disaggregation-mode tokenizer-worker-num
+    """
+_SWITCHES = "enable-dp-attention use-ray smg-grpc-mode grpc-mode encoder-only trust-remote-code is-embedding"
+_ARITIES: Mapping[str, Arity] = {
+    **dict.fromkeys(_VALUES.split(), "value"),
+    **dict.fromkeys(_SWITCHES.split(), "switch"),
+}
+_SHORT: Mapping[str, str] = {
+    "--model": "model-path",
+    "--tp": "tp-size",
+    "--tensor-parallel-size": "tp-size",
+    "--pp": "pp-size",
+    "--pipeline-parallel-size": "pp-size",
+    "--dp": "dp-size",
+    "--data-parallel-size": "dp-size",
+    "--attention-data-parallel-size": "attn-dp-size",
+}
+"""Other names of flags. SGLang has no word that is no flag's, so arities of the rest need not be known."""
+
+_REFUSED: Mapping[str, str] = {
+    "config": "the file is not read: give its flags on the command line",
+    "use-ray": "Ray's processes cannot be watched from here",
+    "smg-grpc-mode": "it is not asked over HTTP, so the exercise cannot be sent",
+    "grpc-mode": "it is not asked over HTTP, so the exercise cannot be sent",
+    "encoder-only": "it answers no completions",
+    "is-embedding": "it answers no completions",
+}
+
+
+CHUNK = "chunked-prefill-size"
+"""The flag that bounds the tokens of a step; SGLang's default follows the device's memory. It does count."""
+
+_FLAGS: Mapping[str, str] = {
+    "the model counts by the content of its files": "model-path served-model-name download-dir weight-version",
+    "where and how the server listens": """
+        host port nccl-port dist-init-addr gated-launch-port fastapi-root-path api-key admin-api-key enable-http2
+        enable-http-worker-reuseport http2-initial-connection-window-size http2-max-concurrent-streams""",
+    "how requests are read and answered": """
+        tokenizer-path tokenizer-mode tokenizer-backend chat-template hf-chat-template-name completion-template
+        default-chat-template-kwargs trust-request-chat-template tool-call-parser reasoning-parser tool-server
+        stream-interval incremental-streaming-output enable-cache-report enable-response-store file-storage-path
+        return-input-ids return-output-ids preferred-sampling-params sampling-defaults""",
+    "logs, metrics and traces": """
+        log-level log-level-http log-requests log-requests-level log-requests-format log-requests-target show-time-cost
+        enable-metrics enable-metrics-for-all-schedulers enable-request-time-stats-logging enable-mfu-metrics
+        decode-log-interval extra-metric-labels tokenizer-metrics-custom-labels-header enable-trace trace-modules
+        otlp-traces-endpoint otlp-service-name crash-dump-folder uvicorn-access-log-exclude-prefixes
+        bucket-time-to-first-token bucket-inter-token-latency bucket-e2e-request-latency prompt-tokens-buckets
+        generation-tokens-buckets export-metrics-to-file export-metrics-to-file-dir kv-events-config""",
+    "how weights come to the device": """
+        weight-loader-prefetch-checkpoints weight-loader-prefetch-num-threads weight-loader-disable-mmap
+        weight-loader-drop-cache-after-load""",
+    "how long it waits": "watchdog-timeout soft-watchdog-timeout dist-timeout gc-warning-threshold-secs sleep-on-idle",
+    "which request is next": "schedule-policy priority-scheduling-preemption-threshold max-queued-requests",
+    "values, not code": "random-seed",
+}
+NEUTRAL_FLAGS: Mapping[str, str] = MappingProxyType(dict(by_name(_FLAGS)))
+
+_VARIABLES: Mapping[str, str] = {
+    "where files are kept; set below the place's root": """
+        SGLANG_CACHE_DIR SGLANG_DG_CACHE_DIR SGLANG_CUTE_AOT_CACHE_DIR SGLANG_JIT_CACHE_DIR TORCHINDUCTOR_CACHE_DIR
+        TRITON_CACHE_DIR TORCH_EXTENSIONS_DIR FLASHINFER_WORKSPACE_BASE DG_JIT_CACHE_DIR TVM_FFI_CACHE_DIR
+        TILELANG_CACHE_DIR CUTE_DSL_CACHE_DIR""",
+    "set for each phase of a capture": "SGLANG_JIT_DEEPGEMM_PRECOMPILE SGLANG_IN_DEEPGEMM_PRECOMPILE_STAGE",
+    "where the server listens, and where it is": "SGLANG_PORT SGLANG_HOST_IP SGLANG_TCP_STORE_PORT SGLANG_BACKUP_PORT_BASE",
+    "how long it waits": "SGLANG_WARMUP_TIMEOUT SGLANG_TIMEOUT_KEEP_ALIVE SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT",
+    "logs": "SGLANG_LOG_* SGLANG_JIT_CACHE_DEBUG",
+    "crash reports": "SGLANG_CUDA_COREDUMP* SGLANG_PYSPY_DUMP_BEFORE_CRASH",
+    "where the model comes from; it counts by its content": "SGLANG_USE_MODELSCOPE",
+}
+NEUTRAL_VARIABLES: Mapping[str, str] = MappingProxyType(dict(by_name(_VARIABLES)))
+
+
+class Sglang(Vllm):
+    """SGLang on its own devices. See `base.Guest`; what is not said here is as in vLLM."""
+
+    name: GuestName = "sglang"
+    prefixes: tuple[str, ...] = ("SGLANG_", "SGL_")
+    neutral_flags: Mapping[str, str] = NEUTRAL_FLAGS
+    neutral_variables: Mapping[str, str] = NEUTRAL_VARIABLES
+    hashed_variables: Mapping[str, Hashed] = {}
+    left_out: tuple[tuple[str, str], ...] = (
+        *LEFT_OUT,
+        ("cache/sglang/deep_gemm/tmp/*", "kernels that were being compiled"),
+    )
+    repairs: tuple[Repair, ...] = ()
+    hooks: tuple[str, ...] = ("audit",)
+    shape_names: frozenset[str] = frozenset({CHUNK})
+
+    @property
+    def variable_rules(self) -> VariableRules:
+        """How its variables are told apart."""
+        return VariableRules(self.prefixes, self.neutral_variables, self.hashed_variables)
+
+    def starts_at(self, words: Sequence[str]) -> tuple[int, int] | None:
+        """Returns where in a command it is started: ``sglang serve``, or ``python -m sglang.launch_server``."""
+        return STARTS["sglang"](words)
+
+    def read(self, words: Sequence[str], environ: Mapping[str, str]) -> Flags:
+        """Reads the words after what starts the server. Raises SpecError."""
+        read = _reader().read(words)
+        model = one_text(read.flags, "model-path") or (read.positional[0] if read.positional else "")
+        if not model or len(read.positional) > 1:
+            problem = f"has {shown(read.positional[-1])}" if read.positional else "names no model"
+            raise SpecError(WHERE, problem, "--model-path MODEL, a directory or a name on the hub")
+        key = one_text(read.secrets, "api-key")
+        host = one_text(read.flags, "host")
+        context = one_integer(read.flags, "context-length", 0, minimum=0)
+        running = one_integer(read.flags, "max-running-requests", 0, minimum=0)
+        return Flags(
+            values=dict(read.flags),
+            model=model,
+            words=read.words,
+            revision=one_text(read.flags, "revision") or None,
+            download_dir=one_text(read.flags, "download-dir") or None,
+            host="127.0.0.1" if host in ("", "0.0.0.0") else host,  # noqa: S104, not bound to
+            port=one_integer(read.flags, "port", 30000),
+            served_name=one_text(read.flags, "served-model-name") or model,
+            authorization=f"Bearer {key}" if key else "",
+            world={
+                "tensor_parallel": one_integer(read.flags, "tp-size", 1),
+                "pipeline_parallel": one_integer(read.flags, "pp-size", 1),
+                "data_parallel": one_integer(read.flags, "dp-size", 1),
+                "nodes": one_integer(read.flags, "nnodes", 1),
+            },
+            room=Room(max_model_len=context or None, max_num_seqs=running or None),
+        )
+
+    def require_witnessed(self, flags: Flags, environ: Mapping[str, str]) -> None:
+        """Raises SpecError for what is not on this machine, is not asked over HTTP, or does half of the work only."""
+        for name, reason in _REFUSED.items():
+            if flags.values.get(name, False) is not False:
+                raise SpecError(f"--{name}", "cannot be wrapped", reason)
+        if flags.world["nodes"] > 1:
+            raise SpecError(
+                "--nnodes", "is more than 1", "ranks on other machines cannot be watched from here"
+            )
+        if one_text(flags.values, "disaggregation-mode", "null") != "null":
+            remedy = "it computes prompts or tokens alone, and answers nothing by itself"
+            raise SpecError("--disaggregation-mode", "cannot be wrapped", remedy)
+        if one_integer(flags.values, "tokenizer-worker-num", 1) > 1:
+            remedy = "1: which of several answers the exercise is not known"
+            raise SpecError("--tokenizer-worker-num", "is more than 1", remedy)
+        for name in flags.values:
+            if name.startswith("ssl-"):
+                raise SpecError(f"--{name}", "cannot be wrapped", "it is asked over HTTP, from this machine")
+
+    def roots(self, place: PlaceRoot) -> dict[str, str]:
+        """Returns the variables that name its caches, each with a path below the place's root."""
+        return {name: place.below(below) for name, below in ROOTS.items()}
+
+    def environment(self, place: PlaceRoot, phase: Phase, environ: Mapping[str, str]) -> Environment:
+        """Returns what its environment must be in a phase.
+
+        A build sweeps DeepGEMM's kernels over every number of tokens. From sealed files that is left out: the sealed set is
+        the mark of completeness that sgl-project/sglang#32124 asks for, and the proof has shown that it is enough for what
+        is asked. What a step then needs first is loaded, not compiled.
+        """
+        values = {**self.roots(place), "LOGNAME": "aotgaudi"}
+        values[PRECOMPILE] = "0" if phase in ("load", "exercise", "live") else "1"
+        if phase == "cold":
+            values |= {"HOME": place.home, "XDG_CACHE_HOME": place.below("home", ".cache")}
+            values |= {"HF_HOME": hugging_face_home(environ)}
+        plugins = environ.get("SGLANG_PLUGINS", "")
+        if plugins and WITNESS_PLUGIN not in plugins.split(","):
+            values["SGLANG_PLUGINS"] = f"{plugins},{WITNESS_PLUGIN}"
+        return Environment(values, ("SGLANG_IN_DEEPGEMM_PRECOMPILE_STAGE",))
+
+    def command(
+        self, words: Sequence[str], flags: Flags, place: PlaceRoot, *, is_aliased: bool
+    ) -> tuple[str, ...]:
+        """Returns the whole command to run, with the alias for the model; see `base.Guest.command`."""
+        found = self.starts_at(words)
+        if not is_aliased or found is None:
+            return tuple(words)
+        renamed = (
+            *words[: found[1]],
+            *_reader().renamed(words[found[1] :], "model-path", flags.model, place.model),
+        )
+        if "served-model-name" in flags.values:
+            return renamed
+        return (*renamed, "--served-model-name", flags.model)
+
+    def roles(self, launch: Launch) -> dict[str, int]:
+        """Returns how many processes of each role must check in: the server, and a scheduler for each rank.
+
+        Ranks of data parallelism are ranks of their own, but where attention alone is replicated (engine.py).
+        """
+        world = launch.world
+        ranks = world["tensor_parallel"] * world["pipeline_parallel"]
+        is_within = launch.flags.get("enable-dp-attention", False) or "attn-dp-size" in launch.flags
+        return {"APIServer": 1, "Worker": ranks if is_within else ranks * world["data_parallel"]}
+
+    def expected(self, launch: Launch, events: Iterable[Event]) -> Expected:
+        """Returns what every warm start must show, given the events of the proof run; without the answers."""
+        return learnt(events, roles=self.roles(launch), hooks=self.hooks, counted=(), zeros=())
+
+    def residuals(self, launch: Launch) -> tuple[str, ...]:
+        """Returns what it does at every start: on a GPU it captures CUDA graphs, unless it is told not to."""
+        is_without = launch.flags.get("disable-cuda-graph", False) is not False
+        return () if is_without or launch.target.backend != "cuda" else ("CUDA graphs are captured",)
+
+    def build_steps(self, launch: Launch) -> tuple[tuple[str, ...], ...]:
+        """Returns SGLang's own compiler of DeepGEMM's kernels, with the server's flags, where there is a device for it."""
+        found = self.starts_at(launch.words)
+        if launch.target.backend != "cuda" or found is None or not _has_deep_gemm(launch):
+            return ()
+        python = f"{launch.place.prefix}/bin/python"
+        return ((python, "-m", "sglang.compile_deep_gemm", *launch.words[found[1] :]),)
+
+    def shapes(self, spec: BuildSpec, flags: Flags, environ: Mapping[str, str]) -> Shapes:
+        """Returns what it is asked for the hyper-connections of `spec`. Raises SpecError."""
+        return shapes_of(spec, flags)
+
+
+def _has_deep_gemm(launch: Launch) -> bool:
+    return any(name in launch.software for name in ("deep-gemm", "deepgemm", "sgl-kernel", "sglang-kernel"))
+
+
+@functools.cache
+def _reader() -> LaunchReader:
+    return LaunchReader(_ARITIES, _SHORT, WHERE, significant=frozenset(_ARITIES))
+
+
+_LOW, _SPAN = 10, 240
+"""Token ids that every vocabulary has, as in ``guests.exercise``."""
+_GENERATED = 1
+
+
+def shapes_of(spec: BuildSpec, flags: Flags) -> Shapes:
+    """Returns what SGLang is asked for the hyper-connections of `spec`, and the flag that bounds a step's tokens.
+
+    Raises SpecError where the spec has none, or the command allows for other steps than the spec.
+    """
+    manifest = Manifest.of(spec)
+    counts = sorted({int(entry.row()[0]) for entry in manifest.of_kind("mhc")})
+    if not counts:
+        raise no_shapes("sglang with a model without hyper-connections")
+    most, room = counts[-1], flags.room.max_model_len
+    given = one_integer(flags.values, CHUNK, most)
+    if given != most:
+        problem = f"is {given}, and the spec's largest step has {most} tokens"
+        raise SpecError(f"--{CHUNK}", problem, "one of them changed")
+    if room is not None and most + _GENERATED > room:
+        problem = f"is {room}: a step of {most} tokens is no single prompt, and so cannot be asked for"
+        raise SpecError("--context-length", problem, f"at least {most + _GENERATED}")
+    if len(counts) > _SPAN:
+        raise SpecError("mhc", f"gives {len(counts)} token counts", f"at most {_SPAN}")
+    return Shapes(
+        manifest_id=manifest.id,
+        files={},
+        words=() if CHUNK in flags.values else (f"--{CHUNK}", str(most)),
+        variables={},
+        paths={},
+        requests=tuple(_request(index, num_tokens) for index, num_tokens in enumerate(counts)),
+    )
+
+
+def _request(index: int, num_tokens: int) -> WarmUpRequest:
+    """A prompt of so many tokens; the first one, and so every prefix, is no other request's."""
+    ids = [_LOW + (index + 7 * place) % _SPAN for place in range(num_tokens)]
+    return completion(f"{num_tokens} tokens", prompt=list(ids), max_tokens=_GENERATED)

@@ -1,0 +1,300 @@
+"""Known defects of some versions of vLLM that keep it from loading what it saved. The witness mends them, by feature.
+
+vLLM: how its command is read, where its caches lie, and what a warm start of it shows.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from pydantic import JsonValue
+
+from aotgaudi.backends.base import Target
+from aotgaudi.bundle.capture_receipt import Expected, FileKind, learnt
+from aotgaudi.bundle.launch import GuestName, Launch, Room, WarmUpRequest
+from aotgaudi.errors import SpecError
+from aotgaudi.wrap.adapters.base import Environment, Event, Flags, Phase, PlaceRoot, Repair, Shapes, no_shapes
+from aotgaudi.wrap.command_line import LaunchReader, ReadWords, one_integer, one_text
+from aotgaudi.wrap.flags import ARITIES, HASHED, NEUTRAL_FLAGS, NEUTRAL_VARIABLES, SHORT, SIGNIFICANT
+from aotgaudi.wrap.launch_machine import Installed, device_of, find_target
+from aotgaudi.wrap.launch_model import hugging_face_home
+from aotgaudi.wrap.starts import STARTS
+from aotgaudi.wrap.values import parse_tokens, shown
+from aotgaudi.wrap.variables import Hashed, VariableRules
+
+if TYPE_CHECKING:
+    from aotgaudi.spec.build_spec import BuildSpec
+
+
+FINALIZE_LOADING = Repair(
+    id="vllm.finalize-loading",
+    defect=(
+        "On a CPU the saved artifact is torch's own bundled callable. After loading it vLLM calls its finalize_loading,"
+        " a method that only vLLM's own kind of artifact has; the AttributeError is caught, and all is generated again."
+    ),
+    feature="torch._dynamo.aot_compile_types.BundledAOTAutogradSerializableCallable has no finalize_loading of its own",
+    action="gives that class a finalize_loading that does nothing: the artifact is complete once it is deserialised",
+    upstream="vllm/compilation/decorators.py, since vllm-project/vllm#36098",
+)
+
+REPAIRS = (FINALIZE_LOADING,)
+
+
+WHERE = "the vLLM command"
+WITNESS_PLUGIN = "aotgaudi_witness"
+"""The entry point of group ``vllm.general_plugins`` by which the witness comes into vLLM's processes."""
+
+LIBRARY_ROOTS: Mapping[str, str] = {
+    "TORCHINDUCTOR_CACHE_DIR": "cache/inductor",
+    "TRITON_CACHE_DIR": "cache/triton",
+    "TORCH_EXTENSIONS_DIR": "cache/torch_extensions",
+    "CUDA_CACHE_PATH": "cache/cuda",
+    "FLASHINFER_WORKSPACE_BASE": "cache/flashinfer",
+    "TVM_FFI_CACHE_DIR": "cache/tvm_ffi",
+    "TILELANG_CACHE_DIR": "cache/tilelang",
+    "CUTE_DSL_CACHE_DIR": "cache/cute_dsl",
+    "TMPDIR": "tmp",
+}
+"""Of what compiles for any server: variables that name caches -> where these lie below a place's root."""
+
+ROOTS: Mapping[str, str] = {
+    "VLLM_CACHE_ROOT": "cache/vllm",
+    **LIBRARY_ROOTS,
+    "AITER_JIT_DIR": "cache/aiter",
+}
+"""Variables that name caches -> where these lie below a place's root. vLLM keeps DeepGEMM's and FlashInfer's choices below
+its own."""
+
+LEFT_OUT = (
+    ("*.lock", "locks, which are made again"),
+    ("*/locks/*", "locks, which are made again"),
+    ("*.tmp", "being written"),
+    ("*.pyc", "bytecode, which holds times"),
+    ("*/__pycache__/*", "bytecode, which holds times"),
+    ("tmp/vllm_dist_*", "a meeting place of processes"),
+    ("tmp/torch-*", "a socket of a run"),
+    ("home/.config/vllm/*", "usage statistics"),
+    ("home/.cache/huggingface/*", "the model, which is no cache of code"),
+)
+_REFUSED_FLAGS: Mapping[str, str] = {
+    "ssl-keyfile": "the exercise is sent without TLS: let what stands before the server have it",
+    "ssl-certfile": "the exercise is sent without TLS: let what stands before the server have it",
+    "headless": "ranks on other machines cannot be watched from here",
+    "config": "the file is not read: give its flags on the command line",
+    "grpc": "it is not asked over HTTP, so the exercise cannot be sent",
+}
+_REFUSED_VARIABLES: Mapping[str, str] = {
+    "VLLM_DISABLE_COMPILE_CACHE": "nothing is kept that could be captured or loaded",
+    "VLLM_USE_RUST_FRONTEND": "the front end is a process that loads no plugin, so nothing of it can be watched",
+}
+_LOADS = ("vllm.num_aot_artifacts_loaded", "vllm.num_compiled_artifacts_loaded")
+_ZEROS = ("vllm.num_aot_compiles", "vllm.num_aot_artifacts_saved", "vllm.num_inductor_compiles")
+_ANY_ADDRESS: Mapping[str, str] = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104, not bound to
+
+
+class Vllm:
+    """vLLM with its own devices: a CPU, CUDA or ROCm. See `base.Guest`."""
+
+    name: GuestName = "vllm"
+    prefixes: tuple[str, ...] = ("VLLM_", "MOONCAKE_", "INKLING_")
+    neutral_flags: Mapping[str, str] = NEUTRAL_FLAGS
+    neutral_variables: Mapping[str, str] = NEUTRAL_VARIABLES
+    hashed_variables: Mapping[str, Hashed] = HASHED
+    left_out: tuple[tuple[str, str], ...] = LEFT_OUT
+    repairs: tuple[Repair, ...] = REPAIRS
+    hooks: tuple[str, ...] = ("audit", "torch.codegen", "vllm.counters")
+    shape_names: frozenset[str] = frozenset()
+
+    @property
+    def variable_rules(self) -> VariableRules:
+        """How its variables are told apart."""
+        return VariableRules(self.prefixes, self.neutral_variables, self.hashed_variables)
+
+    def starts_at(self, words: Sequence[str]) -> tuple[int, int] | None:
+        """Returns where in a command this server is started: the indices of what starts it, and of what follows."""
+        return STARTS["vllm"](words)
+
+    def read(self, words: Sequence[str], environ: Mapping[str, str]) -> Flags:
+        """Reads the words after what starts the server. Raises SpecError."""
+        read = _reader().read(words)
+        model = _model(read)
+        flags: dict[str, JsonValue] = dict(read.flags)
+        host = one_text(flags, "host")
+        return Flags(
+            values=flags,
+            model=model,
+            words=read.words,
+            revision=one_text(flags, "revision") or None,
+            download_dir=one_text(flags, "download-dir") or None,
+            host=_ANY_ADDRESS.get(host, host),
+            port=one_integer(flags, "port", 8000),
+            uds=one_text(flags, "uds") or None,
+            served_name=one_text(flags, "served-model-name") or model,
+            world={
+                "tensor_parallel": one_integer(flags, "tensor-parallel-size", 1),
+                "pipeline_parallel": one_integer(flags, "pipeline-parallel-size", 1),
+                "data_parallel": one_integer(flags, "data-parallel-size", 1),
+                "nodes": one_integer(flags, "nnodes", 1),
+            },
+            room=Room(
+                max_model_len=_tokens(flags, "max-model-len"), max_num_seqs=_tokens(flags, "max-num-seqs")
+            ),
+            authorization=_authorization(read, environ),
+        )
+
+    def require_witnessed(self, flags: Flags, environ: Mapping[str, str]) -> None:
+        """Raises SpecError for several nodes or API servers, for Ray, and for what keeps nothing."""
+        for name, reason in _REFUSED_FLAGS.items():
+            if flags.values.get(name, False) is not False:
+                raise SpecError(f"--{name}", "cannot be wrapped", reason)
+        for name, reason in _REFUSED_VARIABLES.items():
+            if environ.get(name, "0").lower() not in ("", "0", "false"):
+                raise SpecError(name, f"is {shown(environ[name])}", reason)
+        for name in ("distributed-executor-backend", "data-parallel-backend"):
+            if one_text(flags.values, name) == "ray":
+                raise SpecError(f"--{name}", "is ray", "Ray's processes cannot be watched from here: mp")
+        if flags.world["nodes"] > 1:
+            raise SpecError(
+                "--nnodes", "is more than 1", "ranks on other machines cannot be watched from here"
+            )
+        num_servers = one_integer(flags.values, "api-server-count", flags.world["data_parallel"], minimum=0)
+        if num_servers > 1:
+            remedy = "--api-server-count 1: which of several answers the exercise is not known"
+            raise SpecError("--api-server-count", f"is {num_servers}", remedy)
+
+    def roots(self, place: PlaceRoot) -> dict[str, str]:
+        """Returns the variables that name its caches, each with a path below the place's root."""
+        return {name: place.below(below) for name, below in ROOTS.items()}
+
+    def environment(self, place: PlaceRoot, phase: Phase, environ: Mapping[str, str]) -> Environment:
+        """Returns what its environment must be in a phase.
+
+        Headers are not compiled ahead: torch keeps these, 150 MB each, outside its cache, and looks for them before it
+        looks for what is there (torch/_inductor/codecache.py). From sealed files vLLM is told to fail where it would
+        silently compile again. The user's name is the same everywhere: torch puts it into a path.
+        """
+        values = {
+            **self.roots(place),
+            "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+            "LOGNAME": "aotgaudi",
+        }
+        if phase in ("load", "exercise", "live"):
+            values["VLLM_FORCE_AOT_LOAD"] = "1"
+        if phase == "cold":
+            values |= {"HOME": place.home, "XDG_CACHE_HOME": place.below("home", ".cache")}
+            values |= {"HF_HOME": hugging_face_home(environ)}
+        plugins = environ.get("VLLM_PLUGINS")
+        if plugins is not None and WITNESS_PLUGIN not in plugins.split(","):
+            values["VLLM_PLUGINS"] = ",".join(filter(None, (*plugins.split(","), WITNESS_PLUGIN)))
+        unset = ("VLLM_FORCE_AOT_LOAD",) if phase in ("cold", "measure") else ()
+        return Environment(values, unset)
+
+    def command(
+        self, words: Sequence[str], flags: Flags, place: PlaceRoot, *, is_aliased: bool
+    ) -> tuple[str, ...]:
+        """Returns the whole command to run, with the alias for the model; see `base.Guest.command`."""
+        if not is_aliased:
+            return tuple(words)
+        found = self.starts_at(words)
+        after = len(words) if found is None else found[1]
+        renamed = (*words[:after], *_reader().renamed(words[after:], "model", flags.model, place.model))
+        if "served-model-name" in flags.values:
+            return renamed
+        return (*renamed, "--served-model-name", flags.model)
+
+    def kind_of(self, path: str) -> FileKind:
+        """Returns what a captured file is, by its path relative to the place's root."""
+        parts = PurePosixPath(path)
+        if {"fxgraph", "aotautograd"} & set(parts.parts) or parts.name == "model":
+            return "pickle"
+        return _KINDS.get(parts.suffix, "other")
+
+    def target(self, installed: Installed) -> Target:
+        """Returns what this machine is to it. Raises TargetError where there is no device that it is for."""
+        return find_target(device_of(installed))
+
+    def roles(self, launch: Launch) -> dict[str, int]:
+        """Returns how many processes of each role must check in.
+
+        On a CPU, and with several ranks, each rank is a process (vllm/v1/executor/multiproc_executor.py); one rank of a GPU
+        runs in the engine's.
+        """
+        ranks = launch.world["tensor_parallel"] * launch.world["pipeline_parallel"]
+        engines = launch.world["data_parallel"]
+        is_in_engine = launch.flags.get("distributed-executor-backend") == "uni" or (
+            launch.target.backend != "cpu" and ranks == 1
+        )
+        roles = {"APIServer": 1, "EngineCore": engines}
+        return roles if is_in_engine else {**roles, "Worker": ranks * engines}
+
+    def expected(self, launch: Launch, events: Iterable[Event]) -> Expected:
+        """Returns what every warm start must show, given the events of the proof run; without the answers."""
+        return learnt(events, roles=self.roles(launch), hooks=self.hooks, counted=_LOADS, zeros=_ZEROS)
+
+    def residuals(self, launch: Launch) -> tuple[str, ...]:
+        """Returns what it does at every start: on a GPU it captures CUDA graphs, unless it is eager."""
+        is_eager = launch.flags.get("enforce-eager", False) is not False
+        return () if is_eager or launch.target.backend != "cuda" else ("CUDA graphs are captured",)
+
+    def health_path(self) -> str:
+        """Returns the path of a GET that answers 200 once the server serves."""
+        return "/health"
+
+    def build_steps(self, launch: Launch) -> tuple[tuple[str, ...], ...]:
+        """Returns none: vLLM compiles as it starts."""
+        return ()
+
+    def shapes(self, spec: BuildSpec, flags: Flags, environ: Mapping[str, str]) -> Shapes:
+        """Raises SpecError: vLLM's graphs on these devices are not listed by shape."""
+        raise no_shapes(self.name)
+
+    def settle(self, root: Path) -> None:
+        """Does nothing: vLLM writes its caches whole."""
+
+    def shape_requests(self, flags: Flags) -> tuple[WarmUpRequest, ...]:
+        """Returns none: vLLM's graphs on these devices are for any size."""
+        return ()
+
+
+_KINDS: Mapping[str, FileKind] = {
+    ".so": "library",
+    ".py": "python",
+    ".json": "json",
+    ".cubin": "cubin",
+    ".hsaco": "cubin",
+    ".pkl": "pickle",
+}
+
+
+@functools.cache
+def _reader() -> LaunchReader:
+    return LaunchReader(ARITIES, SHORT, WHERE, significant=SIGNIFICANT)
+
+
+def _model(read: ReadWords) -> str:
+    given = one_text(read.flags, "model")
+    if len(read.positional) > 1 or (read.positional and given):
+        others = [*read.positional[1:], *filter(None, [given])]
+        problem = f"has {shown(others[0])} beside the model {shown(read.positional[0])}"
+        raise SpecError(WHERE, problem, "one model; a flag before a value")
+    model = read.positional[0] if read.positional else given
+    if not model:
+        raise SpecError(WHERE, "names no model", "vllm serve MODEL, MODEL a directory or a name on the hub")
+    return model
+
+
+def _authorization(read: ReadWords, environ: Mapping[str, str]) -> str:
+    """Returns the header that vLLM asks for (vllm/entrypoints/serve/utils/server_utils.py); of several keys the first."""
+    key = one_text(read.secrets, "api-key") or environ.get("VLLM_API_KEY", "")
+    return f"Bearer {key}" if key else ""
+
+
+def _tokens(flags: Mapping[str, JsonValue], name: str) -> int | None:
+    """Returns a number of tokens or sequences; None where it is left to vLLM, as it is by ``auto``."""
+    try:
+        return parse_tokens(f"--{name}", one_text(flags, name))
+    except SpecError:
+        return None

@@ -1,0 +1,448 @@
+"""The variables ``VLLM_{PROMPT,DECODE}_<DIMENSION>_BUCKET_<PARAMETER>``: which of them count, and their values.
+
+The bucketing part of an environment: ``VLLM_*`` and ``PT_HPU_*`` as one public version reads them.
+
+Sources, at vllm-gaudi@091bbad unless a rule of ``bucketing.versions`` says otherwise: vllm_gaudi/extension/features.py
+and environment.py (modes), extension/bucketing/common.py 66-155 (strategy), linear.py 90-127 and padding_aware.py
+100-150 (bounds), v1/worker/hpu_model_runner.py 1505-1533 (prompts of a step).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from aotgaudi.bucketing.versions import EnvironmentRules, find_version
+from aotgaudi.errors import SpecError
+from aotgaudi.spec.bucketing import AxisBounds, DecodeBounds, PromptBounds, SlidingSpec, StrategyName
+from aotgaudi.wrap.from_vllm.variables import is_looked_at
+from aotgaudi.wrap.values import VariableReader, parse_integer
+
+_PATTERN = re.compile(
+    r"VLLM_(PROMPT|DECODE)_(BS|QUERY|SEQ|CTX|BLOCK)_BUCKET_(MIN|STEP|MAX|LIMIT|PAD_MAX|PAD_PERCENT)"
+)
+_AXES = {("PROMPT", "BS"), ("PROMPT", "QUERY"), ("PROMPT", "CTX"), ("DECODE", "BS"), ("DECODE", "BLOCK")}
+_LINEAR = ("MIN", "STEP", "MAX")
+_PADDING = (*_LINEAR, "PAD_MAX", "PAD_PERCENT")
+
+LOWEST = {"MIN": 0, "STEP": 1, "MAX": 0, "LIMIT": 1, "PAD_MAX": 0, "PAD_PERCENT": 0}
+"""The least value of each parameter, as ``spec.bucketing.AxisBounds`` has it."""
+
+HIGHEST_PAD_PERCENT = 50
+
+
+ReadInteger = Callable[[str, int, "int | None"], "int | None"]
+"""``(variable, least, most) -> its value``; None where it is unset."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BoundVariable:
+    """One such variable. `dimension` is ``QUERY`` under either of its names."""
+
+    phase: str
+    dimension: str
+    parameter: str
+    spelling: str
+
+    @classmethod
+    def of(cls, name: str) -> BoundVariable | None:
+        """Returns what a variable's name stands for; None where it is no bound."""
+        match = _PATTERN.fullmatch(name)
+        if match is None:
+            return None
+        phase, spelling, parameter = match.groups()
+        return cls(phase, "QUERY" if spelling == "SEQ" else spelling, parameter, spelling)
+
+    @property
+    def is_of_an_axis(self) -> bool:
+        """Whether its phase has its dimension; a decode query, for example, is always one token."""
+        return (self.phase, self.dimension) in _AXES
+
+
+def heeded_parameters(
+    rules: EnvironmentRules, strategy: StrategyName, phase: str, dimension: str, *, merged_prefill: bool
+) -> tuple[str, ...]:
+    """Returns the parameters of a dimension that a strategy takes from the environment."""
+    if strategy in ("file", "unified"):
+        return ()
+    if strategy == "exponential":
+        return _heeded_by_exponential(rules, phase, dimension)
+    if dimension == "CTX" and not rules.has_context:
+        return ()
+    if merged_prefill and not rules.is_extension and phase == "PROMPT" and dimension != "CTX":
+        overridden = _LINEAR if dimension == "BS" else ("MAX",)
+        return tuple(name for name in all_parameters(strategy) if name not in overridden)
+    return all_parameters(strategy)
+
+
+def read_bounds(
+    rules: EnvironmentRules, strategy: StrategyName, read: ReadInteger, *, merged_prefill: bool
+) -> tuple[PromptBounds, DecodeBounds]:
+    """Returns the bounds of both phases, reading through `read` only what counts. Raises what `read` raises."""
+
+    def axis(phase: str, dimension: str) -> AxisBounds:
+        parameters = heeded_parameters(rules, strategy, phase, dimension, merged_prefill=merged_prefill)
+        names = _spellings(rules, strategy, dimension)
+        found = {name.lower(): _first(read, phase, names, name) for name in parameters}
+        if strategy == "exponential" and found.get("min") != 1:
+            found.pop("min", None)
+        return AxisBounds(**found)
+
+    return (
+        PromptBounds(
+            batch_size=axis("PROMPT", "BS"),
+            query_len=axis("PROMPT", "QUERY"),
+            num_ctx_blocks=axis("PROMPT", "CTX"),
+        ),
+        DecodeBounds(batch_size=axis("DECODE", "BS"), num_blocks=axis("DECODE", "BLOCK")),
+    )
+
+
+def variable(phase: str, spelling: str, parameter: str) -> str:
+    """Returns a variable's name."""
+    return f"VLLM_{phase}_{spelling}_BUCKET_{parameter}"
+
+
+def _first(read: ReadInteger, phase: str, spellings: tuple[str, ...], parameter: str) -> int | None:
+    most = HIGHEST_PAD_PERCENT if parameter == "PAD_PERCENT" else None
+    for spelling in spellings:
+        value = read(variable(phase, spelling, parameter), LOWEST[parameter], most)
+        if value is not None:
+            return value
+    return None
+
+
+def _heeded_by_exponential(rules: EnvironmentRules, phase: str, dimension: str) -> tuple[str, ...]:
+    if rules.has_limits and dimension != "CTX":
+        return ("LIMIT",)
+    if dimension == "QUERY" and rules.has_query_min_one:
+        return ("MIN",)
+    if dimension == "CTX" and rules.has_context_edge:
+        return ("MAX",)
+    return ()
+
+
+def _spellings(rules: EnvironmentRules, strategy: StrategyName, dimension: str) -> tuple[str, ...]:
+    """Returns the names of a dimension, the first of which wins. Exponential knows no alias."""
+    if dimension != "QUERY":
+        return (dimension,)
+    return rules.query_names[:1] if strategy == "exponential" else rules.query_names
+
+
+def all_parameters(strategy: StrategyName) -> tuple[str, ...]:
+    """Returns the parameters that a strategy of ranges with steps knows."""
+    return _PADDING if strategy == "padding_aware" else _LINEAR
+
+
+def check_bounds(prompt: PromptBounds, decode: DecodeBounds, environment: Mapping[str, str]) -> None:
+    """Raises SpecError, which names the variable, where a minimum is above its maximum.
+
+    Of decode blocks upstream lowers the least value itself (extension/bucketing/linear.py 76-82).
+    """
+    axes = {
+        "PROMPT_BS": prompt.batch_size,
+        "PROMPT_QUERY": prompt.query_len,
+        "PROMPT_CTX": prompt.num_ctx_blocks,
+    }
+    for name, axis in {**axes, "DECODE_BS": decode.batch_size}.items():
+        if axis.min is not None and axis.max is not None and axis.min > axis.max:
+            spelling = name if f"VLLM_{name}_BUCKET_MIN" in environment else name.replace("QUERY", "SEQ")
+            where, most = f"VLLM_{spelling}_BUCKET_MIN", f"VLLM_{name}_BUCKET_MAX {axis.max}"
+            raise SpecError(where, f"is {axis.min}, more than {most}", "at most that")
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What decides which variables count."""
+
+    version: str
+    rules: EnvironmentRules
+    strategy: StrategyName
+    merged_prefill: bool
+
+
+def why_bound_ignored(bound: BoundVariable, situation: Situation) -> str:
+    """Returns why a bound that was not heeded does nothing: the first reason that applies."""
+    rules, strategy, version = situation.rules, situation.strategy, situation.version
+    known = variable(bound.phase, rules.query_names[0], bound.parameter)
+    reasons = (
+        (not bound.is_of_an_axis, f"the {bound.phase.lower()} phase has no such dimension"),
+        (_is_unknown_alias(bound, rules), f"{version} reads {known}"),
+        (
+            bound.parameter == "LIMIT" and not rules.has_limits,
+            f"{version} no longer reads limits (the extension up to ad55828 does)",
+        ),
+        (bound.dimension == "CTX" and not rules.has_context, f"{version} has no bounds of the context"),
+        (strategy == "file", "the bucket file says it all"),
+        (_is_heeded(bound, situation), _why_alias(bound, known, situation)),
+        (
+            situation.merged_prefill
+            and strategy != "exponential"
+            and bound.parameter in ("MIN", "STEP", "MAX"),
+            "merged prefill sets it",
+        ),
+    )
+    return next(
+        (reason for applies, reason in reasons if applies), f"the {strategy} strategy does not read it"
+    )
+
+
+def _is_unknown_alias(bound: BoundVariable, rules: EnvironmentRules) -> bool:
+    return bound.dimension == "QUERY" and bound.spelling not in rules.query_names
+
+
+def _is_heeded(bound: BoundVariable, situation: Situation) -> bool:
+    return bound.parameter in heeded_parameters(
+        situation.rules,
+        situation.strategy,
+        bound.phase,
+        bound.dimension,
+        merged_prefill=situation.merged_prefill,
+    )
+
+
+def _why_alias(bound: BoundVariable, known: str, situation: Situation) -> str:
+    """Returns why a variable whose parameter counts was not the one: its alias is set, or its value is none."""
+    if situation.strategy != "exponential":
+        return f"{known} is set, which comes before it"
+    if bound.spelling != situation.rules.query_names[0]:
+        return f"the exponential strategy reads {known} only"
+    return "of the exponential strategy only the value 1 counts"
+
+
+_PREFILL_VARIABLE = "VLLM_PROMPT_BS_BUCKET_MAX"
+STRATEGY_VARIABLES = ("VLLM_BUCKETING_STRATEGY", "VLLM_EXPONENTIAL_BUCKETING", "VLLM_BUCKETING_FROM_FILE")
+SLIDING_SWITCH = "PT_HPU_SDPA_QKV_SLICE_MODE_FWD"
+SLIDING_VARIABLES = ("PT_HPU_SDPA_BC_FACTOR", "VLLM_FUSEDSDPA_SLIDE_THLD")
+DEFRAG_VARIABLES = ("VLLM_DEFRAG", "VLLM_DEFRAG_THRESHOLD", "VLLM_DEFRAG_WITH_GRAPHS")
+
+_FORK_ONLY: Mapping[str, str] = dict.fromkeys(
+    (
+        "VLLM_HPU_LOG_STEP_GRAPH_COMPILATION",
+        "VLLM_HPU_LOG_STEP_GRAPH_COMPILATION_ALL",
+        "VLLM_HPU_LOG_STEP_CPU_FALLBACKS",
+        "VLLM_HPU_LOG_STEP_CPU_FALLBACKS_ALL",
+        "VLLM_GRAPH_PROMPT_RATIO",
+        "VLLM_GRAPH_PROMPT_STRATEGY",
+        "VLLM_GRAPH_DECODE_STRATEGY",
+    ),
+    "only vllm-fork's V0 engine reads it",
+)
+
+_STRATEGY_NAMES: Mapping[str, StrategyName] = {"exp": "exponential", "lin": "linear", "pad": "padding_aware"}
+
+
+@dataclass(frozen=True, slots=True)
+class IgnoredVariable:
+    """A variable that is set and that the public code, at this version and with this strategy, does not heed."""
+
+    name: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketingEnvironment:
+    """What an environment says about buckets, at `version`.
+
+    Attributes:
+        prompt, decode: only bounds that the strategy heeds.
+        contiguous_pa: resolved, whether set or not.
+        prefix_caching: whether prompts may start after cached blocks; contiguous paged attention turns it off
+            from v0.11.2 on (vllm_gaudi/platform.py 241).
+        max_num_prefill_seqs: VLLM_PROMPT_BS_BUCKET_MAX where it decides that; None where it is unset.
+        file: the path of a bucket file, as given; None but for the ``file`` strategy.
+        is_enabled: VLLM_ENABLE_BUCKETING.
+        heeded: the variables that were read to some effect.
+        ignored: every variable that is set and that this version and strategy do not heed, by name.
+        notes: what was read otherwise than a person may have meant.
+    """
+
+    version: str
+    strategy: StrategyName
+    prompt: PromptBounds
+    decode: DecodeBounds
+    contiguous_pa: bool
+    prefix_caching: bool
+    merged_prefill: bool
+    max_num_prefill_seqs: int | None
+    sliding: SlidingSpec | None
+    file: str | None
+    is_enabled: bool
+    heeded: frozenset[str]
+    ignored: tuple[IgnoredVariable, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def unified(self) -> bool:
+        """Whether attention is unified (v0.11.2 to v0.17.1)."""
+        return self.strategy == "unified"
+
+    @classmethod
+    def parse(
+        cls, environment: Mapping[str, str], version: str, *, enable_prefix_caching: bool | None = None
+    ) -> BucketingEnvironment:
+        """Reads the environment as `version` does; it looks only at the variables of vLLM and the bridge.
+
+        Args:
+            environment: names and texts.
+            version: one of ``spec.bucketing.VersionName``.
+            enable_prefix_caching: what the command line says; None is the engine's default, which is off in
+                vllm-fork and on elsewhere.
+
+        Raises:
+            SpecError: a malformed value, with the variable named; or an unknown version.
+        """
+        rules, reader = find_version(version).environment, VariableReader(environment)
+        unified = rules.has_unified and bool(reader.boolean("VLLM_UNIFIED_ATTN"))
+        merged = reader.boolean("VLLM_MERGED_PREFILL")
+        merged_prefill = unified if merged is None else merged
+        caching = not rules.is_extension if enable_prefix_caching is None else enable_prefix_caching
+        contiguous_pa = _contiguous_pa(rules, reader, unified=unified, prefix_caching=caching)
+        strategy = _strategy(rules, reader, unified=unified)
+        prompt, decode = read_bounds(rules, strategy, reader.integer, merged_prefill=merged_prefill)
+        file = reader.text("VLLM_BUCKETING_FROM_FILE") if strategy == "file" else None
+        sliding = _sliding(rules, reader)
+        prefill_seqs = _prefill_seqs(rules, reader, merged_prefill=merged_prefill)
+        is_enabled = reader.boolean("VLLM_ENABLE_BUCKETING") is not False
+        ignored = _ignored(environment, reader, Situation(version, rules, strategy, merged_prefill))
+        is_cached_apart = rules.contiguous_pa == "environment" and contiguous_pa and not unified
+        return cls(
+            version=version,
+            strategy=strategy,
+            prompt=prompt,
+            decode=decode,
+            contiguous_pa=contiguous_pa,
+            prefix_caching=caching and not is_cached_apart,
+            merged_prefill=merged_prefill,
+            max_num_prefill_seqs=prefill_seqs,
+            sliding=sliding,
+            file=file,
+            is_enabled=is_enabled,
+            heeded=reader.heeded - {one.name for one in ignored},
+            ignored=ignored,
+            notes=reader.notes,
+        )
+
+
+def _contiguous_pa(
+    rules: EnvironmentRules, reader: VariableReader, *, unified: bool, prefix_caching: bool
+) -> bool:
+    is_word_only = rules.contiguous_pa == "on"
+    given = reader.boolean("VLLM_CONTIGUOUS_PA", is_word_only=is_word_only)
+    if given is not None:
+        return given
+    if is_word_only:
+        return True
+    configured = reader.boolean("VLLM_PREFIX_CACHING")
+    if configured is None:
+        configured = prefix_caching or rules.contiguous_pa == "environment"
+    return unified or not configured
+
+
+def _strategy(rules: EnvironmentRules, reader: VariableReader, *, unified: bool) -> StrategyName:
+    """Returns the strategy; what comes earlier here wins."""
+    if unified:
+        return "unified"
+    if rules.has_file and reader.text("VLLM_BUCKETING_FROM_FILE"):
+        return "file"
+    named: StrategyName = "exponential" if rules.strategy in ("named", "flag") else "linear"
+    if rules.strategy == "named":
+        named = _named_strategy(reader)
+    flag = reader.boolean("VLLM_EXPONENTIAL_BUCKETING", is_word_only=rules.strategy == "opt_in_word")
+    if flag is None:
+        return named
+    reader.disregard("VLLM_BUCKETING_STRATEGY")
+    return "exponential" if flag else "linear"
+
+
+def _named_strategy(reader: VariableReader) -> StrategyName:
+    name = reader.text("VLLM_BUCKETING_STRATEGY")
+    if name is None:
+        return "exponential"
+    if name not in _STRATEGY_NAMES:
+        raise SpecError("VLLM_BUCKETING_STRATEGY", f"is {name!r}", f"one of {', '.join(_STRATEGY_NAMES)}")
+    return _STRATEGY_NAMES[name]
+
+
+def _prefill_seqs(rules: EnvironmentRules, reader: VariableReader, *, merged_prefill: bool) -> int | None:
+    if rules.prefill != "environment" or merged_prefill:
+        return None
+    return reader.integer(_PREFILL_VARIABLE, 1, None)
+
+
+def _sliding(rules: EnvironmentRules, reader: VariableReader) -> SlidingSpec | None:
+    if not (rules.has_sliding and reader.boolean(SLIDING_SWITCH)):
+        return None
+    slice_len, threshold = (reader.integer(name, 1, None) for name in SLIDING_VARIABLES)
+    given = {"slice_len": slice_len, "threshold": threshold}
+    return SlidingSpec(**{name: value for name, value in given.items() if value is not None})
+
+
+def _ignored(
+    environment: Mapping[str, str], reader: VariableReader, situation: Situation
+) -> tuple[IgnoredVariable, ...]:
+    """Lists what was set and not heeded; a bound must be an integer even then."""
+    found = []
+    for name in sorted(environment):
+        if not is_looked_at(name) or _is_variable_heeded(name, environment, reader, situation):
+            continue
+        reason = _why_ignored(name, situation)
+        if reason is not None:
+            found.append(IgnoredVariable(name, environment[name], reason))
+            if BoundVariable.of(name) is not None or name in SLIDING_VARIABLES:
+                parse_integer(name, environment[name])
+    return tuple(found)
+
+
+def _is_variable_heeded(
+    name: str, environment: Mapping[str, str], reader: VariableReader, situation: Situation
+) -> bool:
+    """Returns whether a variable was read to some effect; the exponential strategy heeds a query of 1 only."""
+    bound = BoundVariable.of(name)
+    is_query_min = bound is not None and (bound.dimension, bound.parameter) == ("QUERY", "MIN")
+    if is_query_min and situation.strategy == "exponential" and environment[name].strip() != "1":
+        return False
+    return name in reader.heeded
+
+
+def _why_ignored(name: str, situation: Situation) -> str | None:
+    """Returns why a variable that was not heeded does nothing; None where the public code does heed it."""
+    bound = BoundVariable.of(name)
+    if bound is not None:
+        return why_bound_ignored(bound, situation)
+    if name in STRATEGY_VARIABLES:
+        return _why_strategy(name, situation)
+    if name == SLIDING_SWITCH or name in SLIDING_VARIABLES:
+        return _why_sliding(name, situation)
+    return _why_mode(name, situation)
+
+
+def _why_mode(name: str, situation: Situation) -> str | None:
+    if name == "VLLM_UNIFIED_ATTN":
+        return f"{situation.version} has no unified attention (v0.11.2 to v0.17.1 have)"
+    if name == "VLLM_PREFIX_CACHING":
+        return "VLLM_CONTIGUOUS_PA decides, set or by its default"
+    if name in DEFRAG_VARIABLES:
+        return f"{situation.version} has no defragmenter" if situation.rules.defrag is None else None
+    return _FORK_ONLY.get(name) if not situation.rules.is_extension else None
+
+
+def _why_strategy(name: str, situation: Situation) -> str:
+    rules = situation.rules
+    if name == "VLLM_BUCKETING_FROM_FILE" and not rules.has_file:
+        return f"{situation.version} reads no bucket file (vllm-gaudi from v0.11.2 on does)"
+    if name == "VLLM_BUCKETING_STRATEGY" and rules.strategy != "named":
+        return f"{situation.version} chooses by VLLM_EXPONENTIAL_BUCKETING alone"
+    if situation.strategy == "unified":
+        return "unified attention has its own strategy"
+    if situation.strategy == "file":
+        return "VLLM_BUCKETING_FROM_FILE is set, which comes before it"
+    return "VLLM_EXPONENTIAL_BUCKETING is set, which comes before it"
+
+
+def _why_sliding(name: str, situation: Situation) -> str:
+    if not situation.rules.has_sliding:
+        return f"the buckets of {situation.version} do not depend on it"
+    return f"{SLIDING_SWITCH} is not on"

@@ -1,0 +1,308 @@
+"""The limits of a server: from flags, from defaults of vLLM on Gaudi, and a number of KV blocks that is pinned.
+
+Upstream takes the number of blocks from the memory that is free when a server starts, so that two starts may count
+differently; and the tables of buckets, and every recipe that holds the cache, depend on it. Here it is pinned: given,
+or a function of figures that are written down, by the formula of vllm_gaudi/v1/worker/hpu_worker.py 395-450
+(``determine_available_memory``) and vllm/v1/core/kv_cache_utils.py (``get_num_blocks``), in double precision and in
+that order. vllm-fork's V0 engine (vllm/worker/hpu_worker.py 342-390) sets no dummy block aside, and gives
+each stage of a pipeline a scheduler with its share of the blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from aotgaudi.bucketing.versions import EnvironmentRules, find_version
+from aotgaudi.errors import SpecError
+from aotgaudi.spec.parallel import ParallelSpec
+from aotgaudi.wrap.from_vllm.buckets import BucketingEnvironment
+from aotgaudi.wrap.from_vllm.command import VllmCommand
+from aotgaudi.wrap.from_vllm.model import ModelFacts, kv_block_bytes
+from aotgaudi.wrap.from_vllm.serving import (
+    DEFAULT_RESERVED,
+    LONG_VARIABLE,
+    RESERVED_VARIABLE,
+    ServingEnvironment,
+)
+from aotgaudi.wrap.values import parse_fraction, parse_integer, parse_tokens
+
+DEFAULT_MAX_NUM_SEQS = 256
+DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
+"""vLLM's for a server on a device whose memory it does not know (vllm/engine/arg_utils.py ``get_batch_defaults``).
+
+Gaudi's platform reports 0 bytes in order to have these (vllm_gaudi/platform.py ``get_device_total_memory``).
+"""
+
+DEFAULT_BLOCK_SIZE = 128
+"""vllm_gaudi/platform.py 152-156."""
+
+DEFAULT_UTILIZATION = 0.9
+"""vllm/config/cache.py, and vllm-gaudi's docs/configuration/warm-up/warm-up.md."""
+
+_OVERRIDE = "num-gpu-blocks-override"
+_UTILIZATION = "gpu-memory-utilization"
+_PREFILL_VARIABLE = "VLLM_PROMPT_BS_BUCKET_MAX"
+_PREFILL_FLAG = "max-num-prefill-seqs"
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Where the number of KV blocks is from: the number itself, or free device memory in bytes; both may be None."""
+
+    num_blocks: int | None = None
+    free_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What one device holds of the KV cache: `value_bytes` of one number of it, and its share by `parallel`."""
+
+    value_bytes: int
+    parallel: ParallelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The keys of ``spec.limits.ServingLimits``, unchecked; what a person should know of them; and the defaults."""
+
+    table: Mapping[str, int]
+    notes: tuple[str, ...]
+    assumed: tuple[str, ...]
+
+
+def read_limits(
+    command: VllmCommand,
+    bucketing: BucketingEnvironment,
+    serving: ServingEnvironment,
+    facts: ModelFacts,
+    device: Device,
+    pin: Pin,
+) -> Limits:
+    """Returns the limits of a server. Raises SpecError, with the flag or variable at fault named."""
+    rules, assumed = find_version(bucketing.version).environment, _Assumed()
+    max_model_len = _max_model_len(command, facts, serving, assumed)
+    max_num_seqs = _integer(command, "max-num-seqs")
+    tokens = _batched_tokens(command, rules, max_model_len, max_num_seqs or DEFAULT_MAX_NUM_SEQS, assumed)
+    if max_num_seqs is None:
+        max_num_seqs = assumed.default("max-num-seqs", min(DEFAULT_MAX_NUM_SEQS, tokens))
+    block_size = _integer(command, "block-size")
+    if block_size is None:
+        block_size = assumed.default("block-size", DEFAULT_BLOCK_SIZE)
+    _check_mamba(facts, tokens)
+    count = _Count(command, rules, serving, facts, block_size, device)
+    num_blocks, notes = _pinned_blocks(pin, command, count)
+    return Limits(
+        {
+            **({"allow_long_max_model_len": True} if _is_long(max_model_len, facts, serving) else {}),
+            "max_num_seqs": max_num_seqs,
+            "max_num_prefill_seqs": _prefill_seqs(command, rules, bucketing, max_num_seqs),
+            "max_num_batched_tokens": tokens,
+            "max_model_len": max_model_len,
+            "block_size": block_size,
+            "num_blocks": num_blocks,
+        },
+        (*notes, *_long_notes(max_model_len, facts, serving)),
+        tuple(assumed.texts),
+    )
+
+
+def _is_long(max_model_len: int, facts: ModelFacts, serving: ServingEnvironment) -> bool:
+    positions = facts.positions
+    return serving.allows_long and positions is not None and max_model_len > positions
+
+
+def _long_notes(max_model_len: int, facts: ModelFacts, serving: ServingEnvironment) -> Iterator[str]:
+    if _is_long(max_model_len, facts, serving):
+        yield (
+            f"{LONG_VARIABLE}: --max-model-len {max_model_len} is more than the model's"
+            f" {facts.positions} positions; whether it bears that, nothing here checks"
+        )
+
+
+class _Assumed:
+    """Collects the defaults that are filled in."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def default(self, flag: str, value: int) -> int:
+        self.texts.append(f"--{flag} {value}")
+        return value
+
+
+def _integer(command: VllmCommand, flag: str) -> int | None:
+    text = command.values.get(flag)
+    return None if text is None else parse_integer(f"--{flag}", text, minimum=1)
+
+
+def _max_model_len(
+    command: VllmCommand, facts: ModelFacts, serving: ServingEnvironment, assumed: _Assumed
+) -> int:
+    positions, text = facts.positions, command.values.get("max-model-len")
+    if text is None:
+        if positions is None:
+            problem = "is missing, and config.json has no max_position_embeddings"
+            raise SpecError("--max-model-len", problem, "give it")
+        return assumed.default("max-model-len", positions)
+    if text.strip().lower() in ("-1", "auto"):
+        raise SpecError("--max-model-len", f"is {text!r}: free memory would decide it", "a number of tokens")
+    length = parse_tokens("--max-model-len", text)
+    if positions is not None and length > positions and not serving.allows_long:
+        problem = f"is {length}, more than the model's {positions} positions"
+        raise SpecError("--max-model-len", problem, f"at most that, or {LONG_VARIABLE}=1")
+    return length
+
+
+def is_prefill_chunked(command: VllmCommand, rules: EnvironmentRules) -> bool:
+    """Returns whether prompts are computed in chunks; vllm-fork's engine does not unless it is told to."""
+    return command.switches.get("enable-chunked-prefill", not rules.is_extension)
+
+
+def _batched_tokens(
+    command: VllmCommand, rules: EnvironmentRules, max_model_len: int, max_num_seqs: int, assumed: _Assumed
+) -> int:
+    """Returns the tokens of a step. Without chunked prefill (vllm-fork's default) a whole prompt must fit."""
+    text = command.values.get("max-num-batched-tokens")
+    if text is not None:
+        return parse_tokens("--max-num-batched-tokens", text)
+    is_chunked = is_prefill_chunked(command, rules)
+    tokens = (
+        DEFAULT_MAX_NUM_BATCHED_TOKENS if is_chunked else max(max_model_len, DEFAULT_MAX_NUM_BATCHED_TOKENS)
+    )
+    return assumed.default("max-num-batched-tokens", min(tokens, max_num_seqs * max_model_len))
+
+
+def _prefill_seqs(
+    command: VllmCommand, rules: EnvironmentRules, bucketing: BucketingEnvironment, max_num_seqs: int
+) -> int:
+    """Returns the most prompts of a step (v1/worker/hpu_model_runner.py 1513-1522)."""
+    if rules.prefill == "one":
+        return 1
+    if bucketing.merged_prefill:
+        return max_num_seqs
+    if rules.prefill == "environment":
+        return _at_most(_PREFILL_VARIABLE, bucketing.max_num_prefill_seqs or 1, max_num_seqs)
+    given = _integer(command, _PREFILL_FLAG)
+    return max_num_seqs if given is None else _at_most(f"--{_PREFILL_FLAG}", given, max_num_seqs)
+
+
+def _at_most(where: str, value: int, max_num_seqs: int) -> int:
+    if value > max_num_seqs:
+        raise SpecError(where, f"is {value}, more than --max-num-seqs {max_num_seqs}", "at most as many")
+    return value
+
+
+def _check_mamba(facts: ModelFacts, tokens: int) -> None:
+    """Upstream's own check (extension/bucketing/common.py 98)."""
+    chunk = facts.mamba_chunk_size
+    if chunk and tokens % chunk:
+        raise SpecError(
+            "--max-num-batched-tokens", f"is {tokens}", f"a multiple of the model's mamba chunk size {chunk}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Count:
+    """Counts the KV blocks that fit, as upstream does."""
+
+    command: VllmCommand
+    rules: EnvironmentRules
+    serving: ServingEnvironment
+    facts: ModelFacts
+    block_size: int
+    device: Device
+
+    @property
+    def num_schedulers(self) -> int:
+        """How many schedulers share the blocks: one for each stage of a pipeline in vllm-fork's V0 engine."""
+        return self.device.parallel.pipeline_parallel_size if self.rules.is_extension else 1
+
+    def of(self, free_bytes: int) -> tuple[int, str]:
+        """Returns the blocks, and the figures as text. Raises SpecError where not one fits."""
+        share = _utilization(self.command)
+        share = DEFAULT_UTILIZATION if share is None else share
+        reserved = DEFAULT_RESERVED if self.serving.reserved is None else self.serving.reserved
+        reserved = 0.0 if self.command.switches.get("enforce-eager", False) else reserved
+        parallel = self.device.parallel
+        block_bytes = kv_block_bytes(self.facts, self.block_size, self.device.value_bytes, parallel)
+        num_dummies = int(self.rules.has_dummy_block)
+        blocks = num_kv_blocks(free_bytes, share, reserved, block_bytes, num_dummy_blocks=num_dummies)
+        rank = f" on each of {parallel.world_size} devices" if parallel.world_size > 1 else ""
+        figures = (
+            f"{free_bytes} bytes free{rank} * {share} usable * {1 - reserved:g} not for graphs"
+            f" / {block_bytes} a block{', less one for padding' if num_dummies else ''}"
+        )
+        if blocks < 1:
+            remedy = "more, or --num-blocks N"
+            raise SpecError("--free-memory", f"leaves room for no KV block: {figures}", remedy)
+        return blocks, f": {figures}"
+
+
+def num_kv_blocks(
+    free_bytes: int, utilization: float, reserved: float, block_bytes: int, *, num_dummy_blocks: int = 1
+) -> int:
+    """Returns the blocks that upstream would allocate; 0 where not one fits.
+
+    Args:
+        free_bytes: free device memory after the model is loaded and profiled.
+        utilization: --gpu-memory-utilization, the usable share of it.
+        reserved: VLLM_GRAPH_RESERVED_MEM, the share of that for graphs.
+        block_bytes: bytes of one block, over all layers.
+        num_dummy_blocks: blocks that are set aside for padding.
+    """
+    usable = free_bytes * utilization * (1 - reserved)
+    return max(0, int((usable - num_dummy_blocks * block_bytes) // block_bytes))
+
+
+def _pinned_blocks(pin: Pin, command: VllmCommand, count: _Count) -> tuple[int, tuple[str, ...]]:
+    """Returns the number of KV blocks, and where it is from.
+
+    A number in `pin` comes before --num-gpu-blocks-override, and that before free memory.
+
+    Raises:
+        SpecError: it is pinned nowhere, with the ways to do it; or no block fits.
+    """
+    text = command.values.get(_OVERRIDE)
+    override = None if text is None else parse_integer(f"--{_OVERRIDE}", text, minimum=1)
+    shares = count.num_schedulers
+    if pin.num_blocks is not None:
+        total, source = pin.num_blocks * shares, ", from --num-blocks"
+    elif override is not None:
+        total, source = override, f", from --{_OVERRIDE}"
+    elif pin.free_bytes is not None:
+        total, source = count.of(pin.free_bytes)
+    else:
+        raise SpecError(
+            "the number of KV blocks",
+            "is not pinned: upstream takes it from the memory that is free, so that two starts may differ",
+            f"--{_OVERRIDE} N in the vLLM command, --num-blocks N, or --free-memory 92GiB as upstream's log shows",
+        )
+    divided = f"{shares} schedulers, one for each stage, have {total // shares} of them each"
+    unused = () if source.startswith(":") else _without_effect(command, count.serving)
+    notes = (
+        f"{total} KV blocks{source}",
+        *([divided] if shares > 1 else []),
+        *_serve_with(total, override),
+        *unused,
+    )
+    return total // shares, notes
+
+
+def _utilization(command: VllmCommand) -> float | None:
+    text = command.values.get(_UTILIZATION)
+    if text is None:
+        return None
+    return parse_fraction(f"--{_UTILIZATION}", text, includes_zero=False, includes_one=True)
+
+
+def _serve_with(num_blocks: int, override: int | None) -> Iterator[str]:
+    if num_blocks != override:
+        yield f"add --{_OVERRIDE} {num_blocks} to the vLLM command: otherwise it counts its own"
+
+
+def _without_effect(command: VllmCommand, serving: ServingEnvironment) -> Iterator[str]:
+    given = [f"--{_UTILIZATION}"] if _utilization(command) is not None else []
+    given += [RESERVED_VARIABLE] if serving.reserved is not None else []
+    if given:
+        yield f"{' and '.join(given)}: no effect, as the number of KV blocks is given"

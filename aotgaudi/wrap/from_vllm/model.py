@@ -1,0 +1,192 @@
+"""What a model's config.json decides for a server on Gaudi: layers, dtype, and the bytes of a KV block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from aotgaudi.bucketing.versions import EnvironmentRules
+from aotgaudi.errors import SpecError
+from aotgaudi.spec.model import POSITION_KEYS
+from aotgaudi.spec.parallel import ParallelSpec
+from aotgaudi.wrap.values import shown
+
+DtypeName = Literal["float32", "bfloat16", "float16"]
+
+DTYPES: Mapping[str, DtypeName] = {
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+    "half": "float16",
+    "float16": "float16",
+    "fp16": "float16",
+    "float": "float32",
+    "float32": "float32",
+    "fp32": "float32",
+}
+
+DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+_CONFIG = "the model's config.json"
+_MAMBA_LAYERS = frozenset({"mamba", "mamba2", "gdn_attention", "linear_attention"})
+_INTERLEAVED_TYPES = frozenset(
+    {"gemma2", "gemma3", "gemma3_text", "cohere2", "gpt_oss", "gemma4", "gemma4_text"}
+)
+_VLLM_CHUNK = 2048
+_GAUDI_CHUNK = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What a server reads from a config, by one version's rules.
+
+    Attributes:
+        text: the language model's keys: the config itself, or its ``text_config``.
+        has_mamba: whether any layer keeps a recurrent state.
+        has_interleaved_windows: whether layers with and without a sliding window alternate.
+        mamba_chunk_size: 0 without such layers.
+        has_vision: whether the model takes images.
+        is_quantized: whether the checkpoint's weights are.
+    """
+
+    text: Mapping[str, Any]
+    has_mamba: bool
+    has_interleaved_windows: bool
+    mamba_chunk_size: int
+    mamba_chunk_size_is_explicit: bool
+    has_vision: bool
+    is_quantized: bool
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], rules: EnvironmentRules) -> ModelFacts:
+        """Reads a config as vllm_gaudi/v1/worker/hpu_model_runner.py 1281, 1358-1414 does."""
+        nested = config.get("text_config")
+        text = {**config, **nested} if isinstance(nested, dict) else config
+        has_mamba = _has_mamba(text)
+        chunk, is_explicit = _mamba_chunk(text, rules) if has_mamba else (0, False)
+        return cls(
+            text=text,
+            has_mamba=has_mamba,
+            has_interleaved_windows=_has_interleaved_windows(text),
+            mamba_chunk_size=chunk,
+            mamba_chunk_size_is_explicit=is_explicit,
+            has_vision=isinstance(config.get("vision_config"), dict),
+            is_quantized="quantization_config" in config or "quantization_config" in text,
+        )
+
+    @property
+    def positions(self) -> int | None:
+        """Longest sequence that the model is made for, in tokens; None where the config says none."""
+        known = (self.text.get(name) for name in POSITION_KEYS)
+        return min((value for value in known if type(value) is int and value > 0), default=None)
+
+    @property
+    def dtype(self) -> DtypeName | None:
+        """The dtype that the config names; None where it names none. Raises SpecError for another one."""
+        value = self.text.get("dtype", self.text.get("torch_dtype"))
+        if value is None:
+            return None
+        name = str(value).removeprefix("torch.")
+        if name not in DTYPES:
+            raise SpecError(
+                _CONFIG,
+                f"has the dtype {shown(name)}",
+                f"one of {', '.join(sorted(DTYPES))}",
+            )
+        return DTYPES[name]
+
+
+def _has_mamba(text: Mapping[str, Any]) -> bool:
+    layers = text.get("layers_block_type") or text.get("layer_types")
+    if isinstance(layers, list):
+        return any(layer in _MAMBA_LAYERS for layer in layers)
+    pattern = text.get("hybrid_override_pattern")
+    if isinstance(pattern, str):
+        return "M" in pattern
+    is_hybrid_by_interval = "full_attention_interval" in text and "linear_num_key_heads" in text
+    return is_hybrid_by_interval or "mamba" in str(text.get("model_type", ""))
+
+
+def _mamba_chunk(text: Mapping[str, Any], rules: EnvironmentRules) -> tuple[int, bool]:
+    """Returns the chunk size, in tokens, and whether the config says it."""
+    if rules.mamba == "none":
+        return 0, False
+    for name in ("mamba_chunk_size", "chunk_size"):
+        value = text.get(name)
+        if value is not None:
+            if type(value) is not int or value < 1:
+                raise SpecError(_CONFIG, f"has {name} {shown(str(value))}", "a positive integer")
+            return value, True
+    return (_VLLM_CHUNK if rules.mamba == "model" else _GAUDI_CHUNK), False
+
+
+def _has_interleaved_windows(text: Mapping[str, Any]) -> bool:
+    """Follows vLLM's ``is_interleaved``; older configs leave the pattern to the model's type."""
+    if not text.get("sliding_window") or text.get("use_sliding_window") is False:
+        return False
+    layers = text.get("layer_types")
+    if isinstance(layers, list):
+        return len({str(layer) for layer in layers}) > 1
+    return "sliding_window_pattern" in text or text.get("model_type") in _INTERLEAVED_TYPES
+
+
+def served_dtype(text: str, facts: ModelFacts, rules: EnvironmentRules) -> tuple[DtypeName, tuple[str, ...]]:
+    """Returns the dtype for the text of --dtype, and a note where Gaudi replaces it (vllm_gaudi/platform.py 234).
+
+    Raises:
+        SpecError: a dtype that vLLM does not have.
+    """
+    if text != "auto" and text not in DTYPES:
+        raise SpecError("--dtype", f"is {shown(text)}", f"auto, or one of {', '.join(sorted(DTYPES))}")
+    asked = (facts.dtype or "float32") if text == "auto" else DTYPES[text]
+    if asked == "bfloat16" or (asked == "float32" and rules.is_extension):
+        return asked, ()
+    origin = (
+        "--dtype"
+        if text != "auto"
+        else "config.json"
+        if facts.dtype
+        else "vLLM, where config.json says none,"
+    )
+    return "bfloat16", (f"{origin} asks for {asked}; Gaudi serves bfloat16 in its place",)
+
+
+def kv_block_bytes(facts: ModelFacts, block_size: int, value_bytes: int, parallel: ParallelSpec) -> int:
+    """Returns the bytes of one KV block on one device: keys and values, or one latent vector (MLA), of its layers.
+
+    `value_bytes`: of one number of the cache. The stage with most layers counts, since it has room for fewest blocks;
+    a latent vector is not split among the ranks of a layer (vllm/config/model.py ``get_num_kv_heads``).
+
+    Raises:
+        SpecError: a key that the config lacks; or a model whose layers keep unlike caches, where upstream's count
+            follows from how it groups them.
+    """
+    if facts.has_mamba or facts.has_interleaved_windows:
+        raise SpecError(
+            "--free-memory",
+            "does not tell the blocks of a model whose layers keep unlike caches",
+            "--num-blocks N",
+        )
+    text = facts.text
+    layers = _count(text, "num_hidden_layers")
+    if "kv_lora_rank" in text and text["kv_lora_rank"] is not None:
+        values = _count(text, "kv_lora_rank") + _count(text, "qk_rope_head_dim")
+    else:
+        heads = _count(text, "num_attention_heads")
+        kv_heads = heads if text.get("num_key_value_heads") is None else _count(text, "num_key_value_heads")
+        values = 2 * parallel.kv_heads_of_rank(kv_heads) * _head_dim(text, heads)
+    return block_size * values * value_bytes * parallel.layers_of_rank(layers)
+
+
+def _head_dim(text: Mapping[str, Any], heads: int) -> int:
+    if text.get("head_dim") is not None:
+        return _count(text, "head_dim")
+    return _count(text, "hidden_size") // heads
+
+
+def _count(text: Mapping[str, Any], name: str) -> int:
+    value = text.get(name)
+    if type(value) is not int or value < 1:
+        problem = f"has no {name}" if value is None else f"has {name} {value!r}"
+        raise SpecError(_CONFIG, problem, "a positive integer, or --num-blocks N")
+    return value

@@ -1,0 +1,258 @@
+"""What is served besides buckets and limits: mode, defragmenter, vision, speculation, devices, quantization, adapters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aotgaudi.bucketing.versions import EnvironmentRules, find_version
+from aotgaudi.errors import SpecError
+from aotgaudi.spec.defrag import DefragSpec
+from aotgaudi.spec.target import ExecutionMode
+from aotgaudi.spec.vision import MOST_IMAGES
+from aotgaudi.wrap.from_vllm.buckets import DEFRAG_VARIABLES, BucketingEnvironment
+from aotgaudi.wrap.from_vllm.command import VllmCommand
+from aotgaudi.wrap.from_vllm.model import DTYPES
+from aotgaudi.wrap.values import VariableReader, parse_fraction, parse_integer, parse_table, shown
+
+LAZY_VARIABLE = "PT_HPU_LAZY_MODE"
+LONG_VARIABLE = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+QUANTIZATION_VARIABLE = "QUANT_CONFIG"
+RESERVED_VARIABLE = "VLLM_GRAPH_RESERVED_MEM"
+DEFAULT_RESERVED = 0.1
+"""Share of usable memory that is kept for graphs (vllm_gaudi/v1/worker/hpu_worker.py 407)."""
+
+_MOST_SPECULATIVE_TOKENS = 1024
+_IMAGES_FLAG = "limit-mm-per-prompt"
+_PAIRS = re.compile(r"\w+=\d+(,\w+=\d+)*")
+
+MODES: Mapping[tuple[bool, bool], ExecutionMode] = {
+    (True, False): "hpu_graphs",
+    (True, True): "lazy",
+    (False, False): "torch_compile",
+    (False, True): "eager",
+}
+"""The execution mode by ``(PT_HPU_LAZY_MODE is 1, --enforce-eager)``."""
+
+MODE_NOTES: Mapping[ExecutionMode, str] = {
+    "hpu_graphs": "hpu_graphs: every shape's recipes and captured graph must be warm; captures are made anew by"
+    " every process",
+    "lazy": "lazy: every shape's recipes must be warm; upstream warms up nothing with --enforce-eager, and"
+    " compiles on first use",
+    "torch_compile": "torch_compile: every shape's recipes and compiled code must be warm; tracing is repeated by"
+    " every process",
+    "eager": "eager: nothing is compiled by shape, so that nothing must be warm",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingEnvironment:
+    """What an environment says besides buckets.
+
+    Attributes:
+        is_lazy: PT_HPU_LAZY_MODE; None where it is unset, which is 0 (README_GAUDI.md of vllm-fork's releases for
+            Gaudi 1.21 and 1.22; docs/configuration/env_variables.md of vllm-gaudi).
+        skips_warmup: VLLM_SKIP_WARMUP.
+        reserved: VLLM_GRAPH_RESERVED_MEM; None where it is unset.
+        vision_buckets, vision_resolutions: as ``spec.vision.VisionSpec`` has them; buckets ``None`` in the
+            variable stands for an empty tuple, unset for None.
+        allows_long: VLLM_ALLOW_LONG_MAX_MODEL_LEN.
+        quant_config: the path in QUANT_CONFIG; None where it is unset.
+        heeded: the variables that were read.
+        notes: as of ``BucketingEnvironment``.
+    """
+
+    is_lazy: bool | None
+    skips_warmup: bool
+    defrag: bool | None
+    defrag_threshold: int | None
+    defrag_with_graphs: bool | None
+    reserved: float | None
+    vision_buckets: tuple[int, ...] | None
+    vision_resolutions: tuple[str, ...]
+    allows_long: bool
+    quant_config: str | None
+    heeded: frozenset[str]
+    notes: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, environment: Mapping[str, str], version: str) -> ServingEnvironment:
+        """Reads the environment as `version` does. Raises SpecError, with the variable named."""
+        reader = VariableReader(environment)
+        reserved = reader.text(RESERVED_VARIABLE)
+        defrag = _Defrag.read(reader, find_version(version).environment)
+        return cls(
+            is_lazy=_lazy(reader),
+            skips_warmup=bool(reader.boolean("VLLM_SKIP_WARMUP")),
+            defrag=defrag.enabled,
+            defrag_threshold=defrag.threshold,
+            defrag_with_graphs=defrag.with_graphs,
+            reserved=None
+            if reserved is None
+            else parse_fraction(RESERVED_VARIABLE, reserved, includes_zero=True, includes_one=False),
+            vision_buckets=_vision_buckets(reader),
+            vision_resolutions=_resolutions(reader),
+            allows_long=(reader.text(LONG_VARIABLE) or "").strip().lower() in ("1", "true"),
+            quant_config=reader.text(QUANTIZATION_VARIABLE),
+            heeded=reader.heeded,
+            notes=reader.notes,
+        )
+
+    def defrag_spec(self, bucketing: BucketingEnvironment) -> DefragSpec:
+        """Returns the defragmenter that this environment asks for.
+
+        Where VLLM_DEFRAG is unset it is on with unified attention (v0.11.2 to v0.17.1) or with contiguous paged
+        attention (from v0.19.0 on; extension/features.py), and its swaps are graphs under torch.compile
+        (extension/defragmentation.py 61).
+        """
+        by_default = {"contiguous_pa": bucketing.contiguous_pa, "unified": bucketing.unified}
+        rule = find_version(bucketing.version).environment.defrag
+        enabled = by_default.get(rule or "", False) if self.defrag is None else self.defrag
+        with_graphs = not self.is_lazy if self.defrag_with_graphs is None else self.defrag_with_graphs
+        spec = DefragSpec(enabled=enabled, with_graphs=with_graphs)
+        threshold = {} if self.defrag_threshold is None else {"threshold": self.defrag_threshold}
+        return spec.model_copy(update=threshold)
+
+
+@dataclass(frozen=True, slots=True)
+class _Defrag:
+    enabled: bool | None
+    threshold: int | None
+    with_graphs: bool | None
+
+    @classmethod
+    def read(cls, reader: VariableReader, rules: EnvironmentRules) -> _Defrag:
+        if rules.defrag is None:
+            return cls(False, None, None)
+        enabled, threshold, with_graphs = DEFRAG_VARIABLES
+        return cls(reader.boolean(enabled), reader.integer(threshold, 1, None), reader.boolean(with_graphs))
+
+
+def _lazy(reader: VariableReader) -> bool | None:
+    text = reader.text(LAZY_VARIABLE)
+    if text is None:
+        return None
+    if text.strip() not in ("0", "1"):
+        raise SpecError(
+            LAZY_VARIABLE, f"is {shown(text)}", "0 or 1 (the bridge takes all but 0 for lazy, false included)"
+        )
+    return text.strip() == "1"
+
+
+def _vision_buckets(reader: VariableReader) -> tuple[int, ...] | None:
+    name = "VLLM_MULTIMODAL_BUCKETS"
+    text = reader.text(name)
+    if not text:
+        return None
+    if text == "None":
+        return ()
+    return tuple(parse_integer(name, item, minimum=1) for item in text.split(","))
+
+
+def _resolutions(reader: VariableReader) -> tuple[str, ...]:
+    text = reader.text("VLLM_MULTIMODAL_RESOLUTIONS") or ""
+    return tuple(item.strip() for item in text.split(",") if item.strip())
+
+
+def parallel_table(command: VllmCommand) -> dict[str, Any]:
+    """Returns the keys of ``spec.parallel.ParallelSpec`` that a command says. Raises SpecError."""
+    sizes = {
+        name.replace("-", "_"): parse_integer(f"--{name}", command.values[name], minimum=1)
+        for name in ("tensor-parallel-size", "pipeline-parallel-size")
+        if name in command.values
+    }
+    return {**sizes, "expert_parallel": command.switches.get("enable-expert-parallel", False)}
+
+
+def lora_table(command: VllmCommand, rules: EnvironmentRules) -> dict[str, Any] | None:
+    """Returns the keys of ``spec.lora.LoraSpec``; None for a server that takes no adapters. Raises SpecError."""
+    if not command.switches.get("enable-lora", False):
+        return None
+    flags = {"max-loras": "max_loras", "max-lora-rank": "max_lora_rank"}
+    if rules.lora_extra_vocab_size:
+        flags["lora-extra-vocab-size"] = "extra_vocab_size"
+    given = {
+        key: parse_integer(f"--{flag}", command.values[flag])
+        for flag, key in flags.items()
+        if flag in command.values
+    }
+    return {
+        "extra_vocab_size": rules.lora_extra_vocab_size,
+        "dtype": DTYPES.get(
+            command.values.get("lora-dtype", "auto"), command.values.get("lora-dtype", "auto")
+        ),
+        "fully_sharded": command.switches.get("fully-sharded-loras", False),
+        **given,
+    }
+
+
+def quantization_table(
+    command: VllmCommand, serving: ServingEnvironment, digest_file: Callable[[str], str]
+) -> dict[str, Any] | None:
+    """Returns the keys of ``spec.quantization.QuantizationSpec``; None where nothing is quantized by the command.
+
+    QUANT_CONFIG alone turns Intel Neural Compressor on (vllm_gaudi/utils.py ``is_inc_quantization``, and vllm-fork's
+    vllm/worker/hpu_model_runner.py ``_is_quant_with_inc``). Raises what `digest_file` raises.
+    """
+    method = command.values.get("quantization")
+    method = None if method in ("None", "none", "") else method
+    kv_cache_dtype = command.values.get("kv-cache-dtype", "auto")
+    kv_cache_dtype = "auto" if kv_cache_dtype == "bfloat16" else kv_cache_dtype
+    if serving.quant_config is None and method is None and kv_cache_dtype == "auto":
+        return None
+    digest = None if serving.quant_config is None else digest_file(serving.quant_config)
+    return {
+        "method": method or ("inc" if digest else None),
+        "kv_cache_dtype": kv_cache_dtype,
+        "config_sha256": digest,
+    }
+
+
+def num_speculative_tokens(values: Mapping[str, str]) -> int:
+    """Returns the tokens that are guessed a step: of --speculative-config, else --num-speculative-tokens, else 0."""
+    text = values.get("speculative-config")
+    if text is None:
+        older = values.get("num-speculative-tokens")
+        return (
+            0
+            if older is None
+            else parse_integer("--num-speculative-tokens", older, maximum=_MOST_SPECULATIVE_TOKENS)
+        )
+    count = parse_table("speculative-config", text).get("num_speculative_tokens")
+    where = "--speculative-config num_speculative_tokens"
+    if count is None:
+        raise SpecError(where, "is missing", "give it: otherwise the draft model's own config decides")
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise SpecError(where, f"is {count!r}", f"an integer from 1 to {_MOST_SPECULATIVE_TOKENS}")
+    return parse_integer(where, str(count), minimum=1, maximum=_MOST_SPECULATIVE_TOKENS)
+
+
+def most_images(command: VllmCommand) -> int:
+    """Returns how many images or videos a prompt may hold, as upstream warms them up: 1 where nothing says more.
+
+    0 where both are limited to 0, and with language only. --limit-mm-per-prompt is JSON, or ``image=4,video=0`` in older
+    releases. A limit of images comes before one of videos (hpu_model_runner.py 5963-5995). Raises SpecError.
+    """
+    if command.switches.get("language-model-only", False):
+        return 0
+    text = command.values.get(_IMAGES_FLAG)
+    if text is None:
+        return 1
+    if _PAIRS.fullmatch(text):
+        pairs = (pair.split("=") for pair in text.split(","))
+        limits: dict[str, Any] = {name: parse_integer(f"--{_IMAGES_FLAG}", count) for name, count in pairs}
+    else:
+        limits = parse_table(_IMAGES_FLAG, text)
+    image, video = (_limit(limits.get(kind, 1)) for kind in ("image", "video"))
+    return image or video
+
+
+def _limit(value: Any) -> int:
+    count = value.get("count", 1) if isinstance(value, dict) else value
+    if type(count) is not int or not 0 <= count <= MOST_IMAGES:
+        raise SpecError(
+            f"--{_IMAGES_FLAG}", f"has {shown(str(count))}", f"0 to {MOST_IMAGES:,} items a prompt"
+        )
+    return count

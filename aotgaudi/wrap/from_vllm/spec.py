@@ -1,0 +1,293 @@
+"""A command, an environment and a config.json become a spec; what a spec cannot say becomes a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from aotgaudi.bucketing.versions import EnvironmentRules, find_version
+from aotgaudi.errors import SpecError
+from aotgaudi.spec.base import SpecValue
+from aotgaudi.spec.bucketing import BucketingSpec
+from aotgaudi.spec.build_spec import SPEC_SCHEMA, BuildSpec
+from aotgaudi.spec.parallel import ParallelSpec
+from aotgaudi.spec.parse import spec_from_json, value_from_json
+from aotgaudi.spec.quantization import QuantizationSpec
+from aotgaudi.spec.target import ExecutionMode
+from aotgaudi.spec.vision import VisionSpec
+from aotgaudi.wrap.from_vllm.buckets import BucketingEnvironment, IgnoredVariable, check_bounds
+from aotgaudi.wrap.from_vllm.command import VllmCommand
+from aotgaudi.wrap.from_vllm.limits import Device, Limits, Pin, is_prefill_chunked, read_limits
+from aotgaudi.wrap.from_vllm.model import DTYPE_BYTES, DtypeName, ModelFacts, served_dtype
+from aotgaudi.wrap.from_vllm.serving import (
+    LAZY_VARIABLE,
+    MODE_NOTES,
+    MODES,
+    QUANTIZATION_VARIABLE,
+    ServingEnvironment,
+    lora_table,
+    most_images,
+    num_speculative_tokens,
+    parallel_table,
+    quantization_table,
+)
+from aotgaudi.wrap.from_vllm.variables import OtherVariables, is_looked_at
+from aotgaudi.wrap.values import Remark
+
+_FLAGS: Mapping[str, str] = MappingProxyType(
+    {
+        "limits.max_num_seqs": "--max-num-seqs",
+        "limits.max_num_batched_tokens": "--max-num-batched-tokens",
+        "limits.max_model_len": "--max-model-len",
+        "limits.block_size": "--block-size",
+        "limits.num_blocks": "the number of KV blocks",
+        "parallel.tensor_parallel_size": "--tensor-parallel-size",
+        "parallel.pipeline_parallel_size": "--pipeline-parallel-size",
+        "lora.max_loras": "--max-loras",
+        "lora.max_lora_rank": "--max-lora-rank",
+        "lora.dtype": "--lora-dtype",
+        "lora.extra_vocab_size": "--lora-extra-vocab-size",
+        "model.quantization.method": "--quantization",
+        "model.quantization.kv_cache_dtype": "--kv-cache-dtype",
+        "model.name": "--served-model-name",
+        "model.config": "the model's config.json",
+        "model.config.model_type": "the model's config.json: model_type",
+        "model.config.max_position_embeddings": "the model's config.json: max_position_embeddings",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmSetup:
+    """Everything that a spec is made from.
+
+    Attributes:
+        environment: the variables of vLLM and the bridge; others may be there and are not looked at. What the
+            command assigns in front of itself comes before it.
+        config: the content of the model's config.json.
+        version: whose rules, one of ``spec.bucketing.VersionName``; None for the newest, which is then assumed.
+        pin: where the number of KV blocks is from, unless --num-gpu-blocks-override says it.
+        read_file: returns the text of the bucket file at a path; raises SpecError.
+        digest_file: returns the sha256 of the content of the JSON file at a path, which QUANT_CONFIG names; raises
+            SpecError.
+    """
+
+    command: VllmCommand
+    environment: Mapping[str, str]
+    config: Mapping[str, Any]
+    version: str | None
+    pin: Pin
+    read_file: Callable[[str], str]
+    digest_file: Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a person should know of a command and an environment that the spec itself does not say.
+
+    Attributes:
+        notes: what the person should know.
+        assumed: defaults that were filled in.
+        ignored: variables that upstream does not heed, each with the reason.
+        unknown: flags and variables that may change what is warm, and for which a spec has no place.
+        harmless: flags and variables that change nothing that is warm, with the reason.
+    """
+
+    notes: tuple[str, ...]
+    assumed: tuple[str, ...]
+    ignored: tuple[IgnoredVariable, ...]
+    unknown: tuple[Remark, ...]
+    harmless: tuple[Remark, ...]
+
+    def lines(self) -> Iterator[str]:
+        """Yields the report as text, one line a statement."""
+        yield from (f"note: {note}" for note in self.notes)
+        yield from (f"assumed: {default}" for default in self.assumed)
+        yield from (f"ignored: {one.name}={one.value}: {one.reason}" for one in self.ignored)
+        yield from (f"may change what is warm: {one.name}: {one.text}" for one in self.unknown)
+        for reason, remarks in groupby(sorted(self.harmless, key=attrgetter("text")), attrgetter("text")):
+            yield f"no effect on what is warm: {', '.join(one.name for one in remarks)}: {reason}"
+
+
+def spec_from_vllm(setup: VllmSetup) -> tuple[BuildSpec, Report]:
+    """Returns the spec of a server, for an hpu target, and what the spec does not say.
+
+    Raises:
+        SpecError: a malformed or contradictory value, with the flag or variable named; or what cannot be
+            expressed, with the reason.
+    """
+    environment = {**setup.environment, **setup.command.assignments}
+    version = setup.version or BucketingSpec().version
+    caching = setup.command.switches.get("enable-prefix-caching")
+    bucketing = BucketingEnvironment.parse(environment, version, enable_prefix_caching=caching)
+    serving = ServingEnvironment.parse(environment, version)
+    if not bucketing.is_enabled:
+        raise SpecError(
+            "VLLM_ENABLE_BUCKETING",
+            "is false: upstream then compiles every shape on first use",
+            "leave it unset",
+        )
+    check_bounds(bucketing.prompt, bucketing.decode, environment)
+    parts = _Parts.of(setup, bucketing, serving)
+    named = {one.name for one in bucketing.ignored} | serving.heeded | bucketing.heeded
+    others = OtherVariables.of(name for name in environment if is_looked_at(name) and name not in named)
+    return parts.spec(setup), Report(
+        notes=(*setup.command.notes, *bucketing.notes, *serving.notes, *parts.notes(setup)),
+        assumed=tuple(parts.assumed(setup)),
+        ignored=bucketing.ignored,
+        unknown=(*setup.command.unknown, *others.unknown),
+        harmless=(*setup.command.harmless, *others.harmless),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """What was read, side by side, before it is put together."""
+
+    rules: EnvironmentRules
+    bucketing: BucketingEnvironment
+    serving: ServingEnvironment
+    facts: ModelFacts
+    limits: Limits
+    dtype: DtypeName
+    dtype_notes: tuple[str, ...]
+    num_speculative_tokens: int
+    parallel: ParallelSpec
+    quantization: QuantizationSpec | None
+
+    @classmethod
+    def of(cls, setup: VllmSetup, bucketing: BucketingEnvironment, serving: ServingEnvironment) -> _Parts:
+        rules = find_version(bucketing.version).environment
+        facts = ModelFacts.of(setup.config, rules)
+        dtype, dtype_notes = served_dtype(setup.command.values.get("dtype", "auto"), facts, rules)
+        parallel = _value(ParallelSpec, parallel_table(setup.command), "parallel")
+        table = quantization_table(setup.command, serving, setup.digest_file)
+        quantization = None if table is None else _value(QuantizationSpec, table, "model.quantization")
+        value_bytes = None if quantization is None else quantization.kv_value_bytes
+        device = Device(value_bytes=value_bytes or DTYPE_BYTES[dtype], parallel=parallel)
+        return cls(
+            rules=rules,
+            bucketing=bucketing,
+            serving=serving,
+            facts=facts,
+            limits=read_limits(setup.command, bucketing, serving, facts, device, setup.pin),
+            dtype=dtype,
+            dtype_notes=dtype_notes,
+            num_speculative_tokens=num_speculative_tokens(setup.command.values),
+            parallel=parallel,
+            quantization=quantization,
+        )
+
+    def spec(self, setup: VllmSetup) -> BuildSpec:
+        """Returns the spec; what it refuses is reported by the flag that it is from."""
+        smallest = 1 if self.rules.sampler is None else self.rules.sampler
+        num_images = most_images(setup.command)
+        vision = VisionSpec(
+            enabled=num_images > 0 and self.facts.has_vision,
+            max_images=max(1, num_images),
+            buckets=self.serving.vision_buckets,
+            resolutions=self.serving.vision_resolutions,
+        )
+        tables = {
+            "schema": SPEC_SCHEMA,
+            "model": {
+                "name": setup.command.values.get("served-model-name", setup.command.model),
+                "dtype": self.dtype,
+                "config": dict(setup.config),
+                "quantization": None if self.quantization is None else _json(self.quantization),
+            },
+            "limits": dict(self.limits.table),
+            "scheduler": {"engine": "vllm", "chunked_prefill": is_prefill_chunked(setup.command, self.rules)},
+            "parallel": _json(self.parallel),
+            "lora": lora_table(setup.command, self.rules),
+            "bucketing": self._bucketing(setup),
+            "sampler": {"smallest_batch_size": smallest},
+            "defrag": _json(self.serving.defrag_spec(self.bucketing)),
+            "vision": _json(vision),
+            "target": {"backend": "hpu", "execution_mode": self.mode(setup.command)},
+        }
+        try:
+            return spec_from_json(tables)
+        except SpecError as error:
+            raise SpecError(_FLAGS.get(error.where, error.where), error.problem, error.remedy) from error
+
+    def mode(self, command: VllmCommand) -> ExecutionMode:
+        """Returns how graphs are run."""
+        return MODES[bool(self.serving.is_lazy), command.switches.get("enforce-eager", False)]
+
+    def _bucketing(self, setup: VllmSetup) -> dict[str, Any]:
+        environment = self.bucketing
+        file_text = None if environment.file is None else setup.read_file(environment.file)
+        return {
+            "strategy": environment.strategy,
+            "version": environment.version,
+            "contiguous_pa": environment.contiguous_pa,
+            "prefix_caching": environment.prefix_caching,
+            "merged_prefill": environment.merged_prefill,
+            "num_speculative_tokens": self.num_speculative_tokens,
+            "mamba_chunk_size": self.facts.mamba_chunk_size,
+            "mamba_chunk_size_is_explicit": self.facts.mamba_chunk_size_is_explicit,
+            "skip_decode_block_clamp": self.facts.has_mamba or self.facts.has_interleaved_windows,
+            "sliding": None if environment.sliding is None else _json(environment.sliding),
+            "prompt": _json(environment.prompt),
+            "decode": _json(environment.decode),
+            "file_text": file_text,
+        }
+
+    def notes(self, setup: VllmSetup) -> Iterator[str]:
+        yield MODE_NOTES[self.mode(setup.command)]
+        yield from self.dtype_notes
+        yield from self.limits.notes
+        yield from self._quantization_notes(setup.command)
+        if self.parallel.world_size > 1:
+            yield f"{self.parallel.world_size} devices: each runs the same entries, on its share of the model"
+        if self.serving.skips_warmup:
+            yield (
+                "VLLM_SKIP_WARMUP: upstream would warm up nothing and compile on first use; the manifest lists"
+                " what must be warm all the same"
+            )
+        if self.rules.sampler is None:
+            yield f"{self.bucketing.version} warms up no sampler; the spec does, as its first use would compile"
+        if self.num_speculative_tokens:
+            yield "the graphs of the draft model are not enumerated, only the longer decode steps"
+        if self.facts.has_mamba:
+            yield "a model with recurrent layers: upstream may raise --block-size; give the one that its log shows"
+
+    def _quantization_notes(self, command: VllmCommand) -> Iterator[str]:
+        if self.facts.is_quantized:
+            yield "the checkpoint is quantized: the shapes are the same, the compiled code is not"
+        if self.quantization is None or self.quantization.config_sha256 is None:
+            return
+        if "quantization" not in command.values:
+            yield f"{QUANTIZATION_VARIABLE} alone turns on quantization by Intel Neural Compressor (inc)"
+        yield (
+            f"{QUANTIZATION_VARIABLE}: the spec has the digest of the file; the measurements that it names are not"
+            " read, and decide the code where scales are constants"
+        )
+
+    def assumed(self, setup: VllmSetup) -> Iterator[str]:
+        if setup.version is None:
+            yield f"--bucketing-version {self.bucketing.version} (of the newest release; give your server's)"
+        yield from self.limits.assumed
+        if self.serving.is_lazy is None:
+            yield f"{LAZY_VARIABLE}=0 (its default changed between releases: always set it)"
+
+
+_V = TypeVar("_V", bound=SpecValue)
+
+
+def _json(value: SpecValue) -> dict[str, Any]:
+    return value.model_dump(mode="json")
+
+
+def _value(kind: type[_V], table: Mapping[str, Any], where: str) -> _V:
+    """Returns a table as a value of a spec. Raises SpecError, with the flag that is at fault named."""
+    try:
+        return value_from_json(kind, dict(table))
+    except SpecError as error:
+        place = f"{where}.{error.where}"
+        raise SpecError(_FLAGS.get(place, place), error.problem, error.remedy) from error

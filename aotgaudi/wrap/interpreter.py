@@ -1,0 +1,137 @@
+"""Asks a guest's interpreter what it has installed, from metadata alone: nothing of the guest is imported. Takes 0.1 s.
+
+The guest's own interpreter is asked, in isolated mode, with a script of the standard library (Python 3.9 and later). A
+distribution is named by its version and by the sha256 of its RECORD, which lists every file with its digest: another build
+of the same version is another software. Of RECORD only lines count that are the same wherever it is installed: no console
+script (its first line names the interpreter), no bytecode, nothing that an installer leaves of itself. Sources that are used
+in place (an editable install, a checkout on ``PYTHONPATH`` or in the working directory) are named by the content of their
+``.py`` files.
+
+The question follows from the words of a command. It is put before all else, and its answer is read when it is needed: so
+this module needs next to nothing itself, and the time that it takes is ours for importing the rest, and for verifying.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aotgaudi.errors import SpecError, TargetError
+from aotgaudi.wrap.starts import Start, find_start, working_directory
+
+DISTRIBUTIONS = (
+    *(
+        "torch",
+        "torch-*",
+        "torchvision",
+        "torchaudio",
+        "triton",
+        "triton-*",
+        "pytorch-triton*",
+        "intel-extension-*",
+    ),
+    *("transformers", "numpy", "compressed-tensors", "xgrammar", "gguf", "bitsandbytes", "humming*"),
+    *(
+        "flashinfer*",
+        "flash-attn*",
+        "flash-mla*",
+        "xformers",
+        "deep-gemm",
+        "deepgemm",
+        "tilelang",
+        "apache-tvm*",
+    ),
+    *(
+        "nvidia-*",
+        "cuda-*",
+        "cutlass*",
+        "quack-kernels",
+        "amd-aiter",
+        "aiter",
+        "rocm*",
+        "habana*",
+        "intel-openmp",
+    ),
+    *("vllm", "vllm-*", "sglang*", "sgl-*", "neural-compressor*"),
+)
+"""Patterns of normalised names (PEP 503) of distributions that make code, or are traced. What brings
+plugins for a guest (entry points of groups ``vllm.*`` and ``sglang.*``) counts besides: they run in its processes."""
+
+_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked: of which interpreter (a path), and the JSON that `asked` reads."""
+
+    interpreter: str
+    text: str
+
+
+def question_of(words: Sequence[str], start: Start, cwd: Path) -> Question:
+    """Returns the question for a command that starts a server.
+
+    ``PYTHONPATH`` and the user's site are looked through as the guest would, and the working directory for ``python -m``.
+
+    Raises:
+        SpecError: the command names no Python.
+    """
+    first = (str(cwd),) if words[start.at] == "-m" else ()
+    ahead = [*first, *filter(None, start.environ.get("PYTHONPATH", "").split(":"))]
+    question = {"patterns": DISTRIBUTIONS, "ahead": ahead, "home": start.environ.get("HOME", "")}
+    return Question(start.interpreter(words, cwd), json.dumps(question))
+
+
+class Asking:
+    """A question that has been put. A context manager, which ends what is still under way. One thread only."""
+
+    def __init__(self, question: Question) -> None:
+        """Puts it; an interpreter that does not run is said to when the answer is read."""
+        self.question = question
+        script = Path(__file__).with_name("installed_script.py").read_text(encoding="utf-8")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._failure: OSError | None = None
+        try:
+            self._process = subprocess.Popen(
+                [question.interpreter, "-I", "-c", script, question.text],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+        except OSError as error:
+            self._failure = error
+
+    def __enter__(self) -> Asking:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+        if self._process is not None:
+            self._process.communicate()
+
+    def answer(self) -> bytes:
+        """Waits for the answer, and returns it. Raises TargetError."""
+        interpreter = self.question.interpreter
+        if self._process is None:
+            raise TargetError(f"software: {interpreter} cannot be asked: {self._failure}") from self._failure
+        try:
+            answer, errors = self._process.communicate(timeout=_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise TargetError(f"software: {interpreter} cannot be asked: {error}") from error
+        if self._process.returncode:
+            last = errors.decode(errors="replace").strip().splitlines()[-1:]
+            told = "".join(last) or f"it ended with {self._process.returncode}"
+            raise TargetError(f"software: {interpreter} fails: {told}")
+        return answer
+
+
+def begin(words: Sequence[str], environ: Mapping[str, str], cwd: Path | None = None) -> Asking | None:
+    """Puts the question for a command started in `cwd` (None: here); None where it is refused, which is told later."""
+    try:
+        return Asking(question_of(words, find_start(words, environ), cwd or working_directory()))
+    except SpecError:
+        return None

@@ -1,0 +1,206 @@
+"""A command line becomes a launch: which server it starts, by which Python, with which model, software and machine.
+
+``vllm serve MODEL`` and ``python -m vllm.entrypoints.openai.api_server --model MODEL`` are the same launch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import cast
+
+from aotgaudi.bundle.launch import GuestName, Launch, Place, WarmUp, WarmUpLevel, warm_up, world
+from aotgaudi.errors import SpecError
+from aotgaudi.wrap.adapters.base import Adapter, Flags, as_sealed
+from aotgaudi.wrap.interpreter import Asking, question_of
+from aotgaudi.wrap.launch_machine import Installed, compiler_version, installed_of
+from aotgaudi.wrap.launch_model import find_model, identify
+from aotgaudi.wrap.starts import assignments, find_start, working_directory
+from aotgaudi.wrap.variables import is_secret, without_credentials
+
+_ADAPTERS: Mapping[str, str] = MappingProxyType(
+    {
+        "vllm": "aotgaudi.wrap.adapters.vllm:Vllm",
+        "vllm-gaudi": "aotgaudi.wrap.adapters.vllm_gaudi:VllmGaudi",
+        "sglang": "aotgaudi.wrap.adapters.sglang:Sglang",
+        "fake": "aotgaudi.wrap.adapters.fake:Fake",
+    }
+)
+"""Server -> module and class of its adapter. A module is imported only when its server is asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A command that starts a server, read.
+
+    Attributes:
+        adapter: the adapter of the server.
+        interpreter: the path of the Python that runs the server.
+        words: the command, as given.
+        flags: the command's flags.
+        installed: what the interpreter has installed.
+        model: the model's directory.
+        is_local: whether the command names that directory; else it names the model on the hub.
+        environ: the environment of the command, with what the command assigns itself (``env NAME=VALUE``).
+    """
+
+    adapter: Adapter
+    interpreter: str
+    words: tuple[str, ...]
+    flags: Flags
+    installed: Installed
+    model: Path
+    is_local: bool
+    environ: Mapping[str, str]
+
+
+def adapter_named(name: GuestName) -> Adapter:
+    """Returns the adapter of a server. Raises SpecError for a server that this version does not know."""
+    if name not in _ADAPTERS:
+        raise SpecError("guest", f"is {name!r}", f"one of {', '.join(sorted(_ADAPTERS))}")
+    module, _, kind = _ADAPTERS[name].partition(":")
+    adapter: Adapter = getattr(importlib.import_module(module), kind)()
+    return adapter
+
+
+def find_server(
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    cwd: Path | None = None,
+    *,
+    is_whole: bool = True,
+    asking: Asking | None = None,
+) -> Found:
+    """Returns what a command starts. Runs only the interpreter, to ask what it has installed.
+
+    Args:
+        words: the command.
+        environ: the environment that the command would run in.
+        cwd: the directory that it would run in; None is the current one.
+        is_whole: False while words are still to be added (`Adapter.shapes`); a whole command that cannot be watched is
+            refused.
+        asking: a question put to the interpreter ahead of time; used if it is the question of this command.
+
+    Raises:
+        SpecError: the command starts no known server, or one that cannot be watched, or its model is not found.
+        TargetError: the interpreter does not run.
+    """
+    directory = working_directory() if cwd is None else cwd
+    start = find_start(words, environ)
+    family = adapter_named(cast("GuestName", start.family))
+    flags = family.read(words[start.after :], start.environ)
+    question = question_of(words, start, directory)
+    with asking if asking is not None and asking.question == question else Asking(question) as asked:
+        model = find_model(flags, start.environ, directory)
+        installed = installed_of(asked)
+    adapter = _refined(family, installed)
+    if is_whole:
+        adapter.require_witnessed(flags, start.environ)
+    return Found(
+        adapter=adapter,
+        interpreter=question.interpreter,
+        words=tuple(words),
+        flags=flags,
+        installed=installed,
+        model=model,
+        is_local=os.path.isdir(directory / flags.model),
+        environ=start.environ,
+    )
+
+
+def public_words(words: Sequence[str], flags: Flags, adapter: Adapter) -> tuple[str, ...]:
+    """Returns a whole command without its secrets."""
+    found = adapter.starts_at(words)
+    head = words[: found[1]] if found else ()
+    public = (word for word in head if not any(is_secret(name) for name, _ in assignments([word])))
+    return (*map(without_credentials, public), *flags.words)
+
+
+def _refined(family: Adapter, installed: Installed) -> Adapter:
+    """Returns the adapter for what is installed: vLLM with its plugin for Gaudi has an adapter for itself."""
+    if family.name == "vllm" and "vllm-gaudi" in installed.names:
+        return adapter_named("vllm-gaudi")
+    return family
+
+
+def describe(
+    found: Found,
+    *,
+    root: str,
+    asked: WarmUp | WarmUpLevel = "sampler",
+    repairs: tuple[str, ...] | None = None,
+    manifest_id: str | None = None,
+) -> Launch:
+    """Returns the launch of a command.
+
+    Args:
+        found: the command.
+        root: the directory that the server's caches lie below, as the server sees it.
+        asked: the warm-up requests, or their level. To compare with a sealed launch, pass the sealed requests.
+        repairs: ids of the repairs in force; None is all that the adapter has.
+        manifest_id: the manifest that decides the shapes, if one does.
+
+    Raises:
+        SpecError: the model's files cannot be read.
+        TargetError: the device that the server is for is not there.
+    """
+    adapter, flags = found.adapter, found.flags
+    rules = adapter.variable_rules
+    known = tuple(sorted(repair.id for repair in adapter.repairs))
+    if isinstance(asked, str):
+        asked = warm_up(asked, flags.room, adapter.shape_requests(flags))
+    return Launch(
+        guest=adapter.name,
+        words=public_words(found.words, flags, adapter),
+        flags={name: value for name, value in flags.values.items() if name not in adapter.neutral_flags},
+        variables=rules.counted(found.environ),
+        model=identify(os.path.abspath(found.model) if found.is_local else flags.model, found.model),
+        software=found.installed.software(compiler_version(found.environ)),
+        target=adapter.target(found.installed),
+        world=world(flags.world),
+        place=Place(
+            root=root,
+            prefix=found.installed.prefix,
+            site_packages=found.installed.site_packages,
+            variables=rules.conditions(found.environ),
+        ),
+        exercise=asked,
+        repairs=known if repairs is None else repairs,
+        manifest_id=manifest_id,
+    )
+
+
+def describe_here(
+    sealed: Launch,
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    root: str | None = None,
+    asking: Asking | None = None,
+) -> tuple[Found, Launch]:
+    """Returns what a command starts on this machine, and its launch, to compare with a sealed one.
+
+    Args:
+        sealed: the launch of a capture; its warm-up requests, repairs and manifest are taken over.
+        words: the command; empty means the sealed one.
+        environ: the environment that the command would run in.
+        root: see `describe`; None is the sealed one.
+        asking: see `find_server`.
+
+    Raises:
+        SpecError: the command starts no known server, or its model is not found.
+        TargetError: the interpreter does not run, or the device is not there.
+    """
+    words, environ = as_sealed(adapter_named(sealed.guest), sealed, words or sealed.words, environ)
+    found = find_server(words, environ, asking=asking)
+    return found, describe(
+        found,
+        root=sealed.place.root if root is None else root,
+        asked=sealed.exercise,
+        repairs=sealed.repairs,
+        manifest_id=sealed.manifest_id,
+    )

