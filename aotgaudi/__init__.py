@@ -5,7 +5,7 @@ The public Python API is what `__all__` names; each name is imported when it is 
     result = aotgaudi.build("chat.toml", "chat.bundle")
     result.manifest.id, result.outcome.compiled, result.bundle
 
-    bundle = aotgaudi.open_bundle("chat.bundle", aotgaudi.Acceptance.demanding(["release.pub"]))
+    bundle = aotgaudi.open_bundle("chat.bundle", aotgaudi.TrustPolicy.demanding(["release.pub"]))
     bundle.manifest.entries, bundle.receipt.target, bundle.verify().is_intact
 
     with aotgaudi.LLM("chat.bundle", "my-model") as llm:
@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from aotgaudi.bundle.acceptance import Acceptance
+    from aotgaudi.bundle.acceptance import TrustPolicy
     from aotgaudi.bundle.bundle import Bundle, open_bundle
     from aotgaudi.compile.pipeline import BuildResult, Workers, build
     from aotgaudi.llm import LLM, Output, SamplingParams
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
-    "Acceptance",
+    "TrustPolicy",
     "BuildResult",
     "Bundle",
     "Output",
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Acceptance": "aotgaudi.bundle.acceptance",
+    "TrustPolicy": "aotgaudi.bundle.acceptance",
     "BuildResult": "aotgaudi.compile.pipeline",
     "Bundle": "aotgaudi.bundle.bundle",
     "LLM": "aotgaudi.llm",

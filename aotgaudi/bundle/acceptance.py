@@ -14,15 +14,15 @@ from aotgaudi.files import Examine, accept_any
 
 if TYPE_CHECKING:
     from aotgaudi.bundle.signature import Statement
-    from aotgaudi.bundle.trust import TrustPolicy
+    from aotgaudi.bundle.trust import SignaturePolicy
 
 
 @dataclass(frozen=True)
-class Acceptance:
-    """Which bundles may be used: `owners` None takes anybody's files, `trust` None takes unsigned bundles."""
+class TrustPolicy:
+    """Which bundles may be used: `owners` None takes anybody's files, `signatures` None takes unsigned bundles."""
 
     owners: OwnerRule | None = None
-    trust: TrustPolicy | None = None
+    signatures: SignaturePolicy | None = None
 
     @classmethod
     def demanding(
@@ -32,7 +32,7 @@ class Acceptance:
         minimum_epoch: int | None = None,
         *,
         allow_unsafe_permissions: bool = False,
-    ) -> Acceptance:
+    ) -> TrustPolicy:
         """Returns what ``aotgaudi verify`` and ``aotgaudi serve`` demand.
 
         Args:
@@ -48,10 +48,10 @@ class Acceptance:
         owners = None if allow_unsafe_permissions else OwnerRule(os.geteuid())
         files = [Path(path) for path in trusted_keys]
         if files:
-            from aotgaudi.bundle.trust import TrustPolicy, load_trusted_key
+            from aotgaudi.bundle.trust import SignaturePolicy, load_trusted_key
 
             keys = frozenset(map(load_trusted_key, files))
-            return cls(owners, TrustPolicy(keys, 1 if threshold is None else threshold, minimum_epoch or 0))
+            return cls(owners, SignaturePolicy(keys, 1 if threshold is None else threshold, minimum_epoch or 0))
         for name, value in (("--threshold", threshold), ("--minimum-epoch", minimum_epoch)):
             if value is not None:
                 raise SpecError(name, "is about signatures", "it needs --trusted-key PEM")
@@ -59,9 +59,9 @@ class Acceptance:
 
     def require_signature(self, signature: bytes | None, index_bytes: bytes, path: Path) -> Statement | None:
         """Returns what trusted keys have signed of the index; None where no key is demanded. Raises UntrustedError."""
-        if self.trust is None:
+        if self.signatures is None:
             return None
-        return self.trust.verify(_required(signature, path), index_bytes, path)
+        return self.signatures.verify(_required(signature, path), index_bytes, path)
 
     @property
     def examine(self) -> Examine:
@@ -74,7 +74,7 @@ class Acceptance:
         return None if self.owners is None else OwnerRule(self.owners.uid, trusts_group=True)
 
 
-ANY_BUNDLE = Acceptance()
+ANY_BUNDLE = TrustPolicy()
 
 
 def _required(signature: bytes | None, path: Path) -> bytes:

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aotgaudi.bundle.acceptance import ANY_BUNDLE, Acceptance
+from aotgaudi.bundle.acceptance import ANY_BUNDLE, TrustPolicy
 from aotgaudi.bundle.capture_receipt import RECEIPT_NAME, CaptureReceipt
 from aotgaudi.bundle.format import (
     INDEX_NAME,
@@ -54,7 +54,7 @@ class Bundle:
     manifest_bytes: bytes
     receipt: SealedReceipt
     statement: Statement | None = None
-    acceptance: Acceptance = ANY_BUNDLE
+    policy: TrustPolicy = ANY_BUNDLE
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -103,7 +103,7 @@ class Bundle:
         """Re-hashes every object and says which entries can run, and why the others cannot.
 
         Raises ManifestError and CorruptError (as `manifest`), StoreError (a file cannot be read), UntrustedError (a file
-        that `acceptance` does not allow).
+        that `policy` does not allow).
         """
         from aotgaudi.bundle.verify import verify_bundle  # It is built on this module.
 
@@ -117,7 +117,7 @@ class Bundle:
         """Returns an object's bytes, verified as read. Raises NotWarmError (absent), CorruptError."""
         digest = Digest.parse(digest) if isinstance(digest, str) else digest
         path = object_path(self.path, digest)
-        data = read_blob(path, digest, self.acceptance.examine)
+        data = read_blob(path, digest, self.policy.examine)
         if isinstance(data, Fault):
             error = NotWarmError if data.state == "missing" else CorruptError
             raise error(f"object {digest}: {path}: {data.reason} ({self.mending_command})")
@@ -141,23 +141,23 @@ class Bundle:
         return mending_command(self.path, is_capture=isinstance(self.receipt, CaptureReceipt))
 
 
-def open_bundle(path: str | os.PathLike[str], acceptance: Acceptance = ANY_BUNDLE) -> Bundle:
+def open_bundle(path: str | os.PathLike[str], policy: TrustPolicy = ANY_BUNDLE) -> Bundle:
     """Reads a bundle's documents and checks the manifest and the receipt against the index.
 
     Raises:
         StoreError: there is no bundle at `path`, or it cannot be read.
         ManifestError: the index (or the receipt) is malformed, or of another version.
         CorruptError: the manifest or the receipt is missing, or is not the one that the index names.
-        UntrustedError: `acceptance` does not allow it.
+        UntrustedError: `policy` does not allow it.
     """
     path = Path(path)
-    examine = acceptance.examine
+    examine = policy.examine
     index_bytes = _read_index(path, examine)
-    signature = None if acceptance.trust is None else read_signature(path, examine)
-    statement = acceptance.require_signature(signature, index_bytes, path)
+    signature = None if policy.signatures is None else read_signature(path, examine)
+    statement = policy.require_signature(signature, index_bytes, path)
     index = load_index(index_bytes)
-    if acceptance.owners is not None:
-        check_directories(path, _directories(path, index), acceptance.owners)
+    if policy.owners is not None:
+        check_directories(path, _directories(path, index), policy.owners)
     manifest_bytes = _read_document(path / MANIFEST_NAME, index.manifest, examine)
     receipt = load_sealed(_read_document(path / RECEIPT_NAME, index.receipt, examine))
     if receipt.manifest_id != index.manifest_id:
@@ -168,7 +168,7 @@ def open_bundle(path: str | os.PathLike[str], acceptance: Acceptance = ANY_BUNDL
     _require_needed(index, receipt, path)
     if statement is not None:
         require_match(statement, Statement.of(index_bytes, index, receipt, statement.epoch), path)
-    return Bundle(path, index, index_bytes, manifest_bytes, receipt, statement, acceptance)
+    return Bundle(path, index, index_bytes, manifest_bytes, receipt, statement, policy)
 
 
 def read_signature(path: Path, examine: Examine = accept_any) -> bytes | None:

@@ -44,14 +44,14 @@ def open_model(bundle: Bundle, path: Path, *, allow_unbound: bool = False) -> Mo
     Raises UntrustedError where its signature must count and does not cover a model, unless `allow_unbound`; and where
     others may write to the directory. Raises SpecError for a capture.
     """
-    acceptance, bound = bundle.acceptance, programs_of(bundle).model
-    if acceptance.trust is not None and bound is None and not allow_unbound:
+    policy, bound = bundle.policy, programs_of(bundle).model
+    if policy.signatures is not None and bound is None and not allow_unbound:
         raise UntrustedError(
             f"bundle {bundle.path} does not bind its model: trusted keys have signed for the code, not for weights,"
             " tokenizer and chat template (bind them: aotgaudi build bundle MANIFEST -o DIR --model DIR --sign-key"
             " FILE; or trust the directory: --allow-unbound-model)"
         )
-    model = ModelDirectory(path, bound, acceptance.model_owners)
+    model = ModelDirectory(path, bound, policy.model_owners)
     model.check_owners()
     return model
 

@@ -88,7 +88,7 @@ def read_key_file(path: Path) -> tuple[bytes, int]:
 
 
 @dataclass(frozen=True)
-class TrustPolicy:
+class SignaturePolicy:
     """Demands signatures by `threshold` distinct ones of `keys`, over an epoch of at least `minimum_epoch`.
 
     Raises SpecError when there are fewer distinct keys than `threshold`.

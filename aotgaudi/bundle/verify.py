@@ -129,7 +129,7 @@ def verify_bundle(bundle: Bundle, entries: Mapping[str, str]) -> Report:
     """Re-hashes every object and says which of `entries` (id -> label) can run, and why the others cannot.
 
     Of a capture, every file is looked at. Reads each object's file once. Raises StoreError where the system refuses to let
-    us look, and UntrustedError where the bundle's acceptance does not allow a file.
+    us look, and UntrustedError where the bundle's policy does not allow a file.
     """
     if isinstance(bundle.receipt, CaptureReceipt):
         return _verify_capture(bundle, bundle.receipt)
@@ -204,7 +204,7 @@ def _read_program(
     bundle: Bundle, receipt: Receipt, digest: Digest
 ) -> tuple[Program, tuple[Digest, ...]] | Fault:
     """One program and the objects that it needs, or what is wrong with it."""
-    data = read_blob(object_path(bundle.path, digest), digest, bundle.acceptance.examine)
+    data = read_blob(object_path(bundle.path, digest), digest, bundle.policy.examine)
     if isinstance(data, Fault):
         return data
     try:
@@ -220,7 +220,7 @@ def _read_program(
 def _find_faults(
     bundle: Bundle, digests: Iterable[Digest], held: SealedObjects | None
 ) -> dict[Digest, Fault]:
-    examine = bundle.acceptance.examine
+    examine = bundle.policy.examine
 
     def look(digest: Digest) -> tuple[Digest, Fault | None]:
         path = object_path(bundle.path, digest)

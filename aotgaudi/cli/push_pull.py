@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from aotgaudi.bundle.acceptance import Acceptance
+from aotgaudi.bundle.acceptance import TrustPolicy
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.format import INDEX_NAME
 from aotgaudi.bundle.staging import refuse_foreign
@@ -134,7 +134,7 @@ def pull(
     output: Path | None,
     others: tuple[str, ...],
     access: RemoteAccess,
-    acceptance: Acceptance,
+    acceptance: TrustPolicy,
     place: StorePlace,
     as_json: bool,
 ) -> None:
@@ -160,7 +160,7 @@ def pull(
 
 
 def _pull_layout(
-    location: str, tag: str | None, out: Path, acceptance: Acceptance, display: TransferDisplay
+    location: str, tag: str | None, out: Path, acceptance: TrustPolicy, display: TransferDisplay
 ) -> Bundle:
     refuse_foreign(out)
     layout = parse_layout(location)
@@ -171,7 +171,7 @@ def _pull_bundle(
     remotes: Sequence[NamedRemote],
     name: str | None,
     out: Path,
-    acceptance: Acceptance,
+    acceptance: TrustPolicy,
     display: TransferDisplay,
 ) -> Bundle:
     refuse_foreign(out)

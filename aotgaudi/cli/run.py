@@ -20,7 +20,7 @@ from aotgaudi.server.log import log_handler
 from aotgaudi.wrap.run_options import Policy
 
 if TYPE_CHECKING:
-    from aotgaudi.bundle.acceptance import Acceptance
+    from aotgaudi.bundle.acceptance import TrustPolicy
 
 _BEGAN = time.monotonic()
 
@@ -46,7 +46,7 @@ def run(
     require_warm: bool,
     supervision: Supervision,
     log_format: LogFormat,
-    acceptance: Acceptance,
+    acceptance: TrustPolicy,
     words: tuple[str, ...],
 ) -> None:
     """Run COMMAND, a server such as `vllm serve MODEL ...`, from the caches that BUNDLE holds.
@@ -65,7 +65,7 @@ def supervise(
     bundle: Path,
     require_warm: bool,
     supervision: Supervision,
-    acceptance: Acceptance,
+    acceptance: TrustPolicy,
     *,
     words: tuple[str, ...] = (),
     extra_words: tuple[str, ...] = (),

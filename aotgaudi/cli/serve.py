@@ -28,7 +28,7 @@ from aotgaudi.machine import available_cores
 from aotgaudi.spec.policy import Policy
 
 if TYPE_CHECKING:
-    from aotgaudi.bundle.acceptance import Acceptance
+    from aotgaudi.bundle.acceptance import TrustPolicy
     from aotgaudi.bundle.part import Outside
     from aotgaudi.engine.room import RoomLimits
     from aotgaudi.runtime.guard import Seccomp
@@ -176,7 +176,7 @@ def serve(  # noqa: PLR0913 - one argument per option
     outside: Outside | None,
     seccomp: Seccomp,
     exposure: Exposure,
-    acceptance: Acceptance,
+    acceptance: TrustPolicy,
     supervision: Supervision,
     store_root: Path,
     words: tuple[str, ...],

@@ -14,7 +14,7 @@ import click
 
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.online import check_target, this_machine
-from aotgaudi.bundle.acceptance import Acceptance
+from aotgaudi.bundle.acceptance import TrustPolicy
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.model import open_model
@@ -95,7 +95,7 @@ def verify(
     no_target: bool,
     as_json: bool,
     model: str | None,
-    acceptance: Acceptance,
+    acceptance: TrustPolicy,
 ) -> None:
     """Re-hash every object of BUNDLE, and check that its entries are answered and that this machine can serve it.
 
@@ -209,9 +209,9 @@ def _model(bundle: Bundle) -> tuple[tuple[str, str], ...]:
 
 
 def _signed(bundle: Bundle) -> str:
-    if bundle.statement is None or bundle.acceptance.trust is None:
+    if bundle.statement is None or bundle.policy.signatures is None:
         return "not asked for (--trusted-key)"
-    trust = bundle.acceptance.trust
+    trust = bundle.policy.signatures
     return f"by {trust.threshold} or more of {len(trust.keys)} trusted keys, epoch {bundle.statement.epoch}"
 
 

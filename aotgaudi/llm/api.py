@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Union, cast, get_args
 
-from aotgaudi.bundle.acceptance import Acceptance
+from aotgaudi.bundle.acceptance import TrustPolicy
 from aotgaudi.bundle.part import Outside
 from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
 from aotgaudi.engine.request import FinishReason, NewRequest
@@ -117,7 +117,7 @@ class LLM:
         _check(require_warm, store, guard, outside)
         options = ModelOptions(
             bundle=Path(bundle),
-            acceptance=Acceptance.demanding(trusted_keys),
+            acceptance=TrustPolicy.demanding(trusted_keys),
             allow_unbound_model=allow_unbound_model,
             model_dir=Path(model),
             require_warm=require_warm,

@@ -157,7 +157,7 @@ def _load(
         executables,
         guard=guard,
         environment=options.environment,
-        signed=None if options.acceptance.trust is None else receipt,
+        signed=None if options.acceptance.signatures is None else receipt,
     )
 
 

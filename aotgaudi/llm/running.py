@@ -12,7 +12,7 @@ from aotgaudi.llm.model_files import GenerationConfig
 from aotgaudi.phases import Phases
 
 if TYPE_CHECKING:  # The front of a server knows these values, and nothing of what they are made with.
-    from aotgaudi.bundle.acceptance import Acceptance
+    from aotgaudi.bundle.acceptance import TrustPolicy
     from aotgaudi.bundle.model_directory import ModelDirectory
     from aotgaudi.bundle.part import Outside
     from aotgaudi.engine.core import OnStep
@@ -47,7 +47,7 @@ class ModelOptions:
     """
 
     bundle: Path
-    acceptance: Acceptance
+    acceptance: TrustPolicy
     model_dir: Path
     require_warm: bool
     num_threads: int

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
-from aotgaudi.bundle.acceptance import ANY_BUNDLE, Acceptance
+from aotgaudi.bundle.acceptance import ANY_BUNDLE, TrustPolicy
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.capture_receipt import RECEIPT_NAME
 from aotgaudi.bundle.format import (
@@ -125,15 +125,15 @@ class _Chunks:
 def pull_image(
     source: ImageSource,
     out: Path,
-    acceptance: Acceptance = ANY_BUNDLE,
+    policy: TrustPolicy = ANY_BUNDLE,
     expect: Callable[[int], None] = lambda _: None,
 ) -> Bundle:
     """Makes `out` the bundle in the image, and returns it opened. What an interrupted pull has received is used.
 
     Raises CorruptError for a layer that is not that of one whole bundle, or of another than the image says, or larger than
-    the bundle; UntrustedError where `acceptance` does not allow it: then nothing was written; RemoteError, and StoreError.
+    the bundle; UntrustedError where `policy` does not allow it: then nothing was written; RemoteError, and StoreError.
     """
-    max_bytes = _accepted_bytes(source, out, acceptance)
+    max_bytes = _accepted_bytes(source, out, policy)
     expect(source.layer.blob.size_bytes)
     with staging_directory(out) as staging:
         blob = staging / PARTIAL_NAME / "layer"
@@ -148,9 +148,9 @@ def pull_image(
             raise
         if sha256_bytes(index_bytes) != source.layer.index_sha256:
             raise CorruptError(f"{source.label}: the bundle in the layer is another than the image says")
-        bundle = open_bundle(staging, acceptance)
+        bundle = open_bundle(staging, policy)
         publish(staging, out, _DOCUMENTS, bundle.index.objects)
-    return open_bundle(out, acceptance)
+    return open_bundle(out, policy)
 
 
 def push_image(
@@ -193,7 +193,7 @@ def _head_of(file: BinaryIO, layer: BundleLayer) -> Head:
         return read_head(archive)
 
 
-def _accepted_bytes(source: ImageSource, out: Path, acceptance: Acceptance) -> int:
+def _accepted_bytes(source: ImageSource, out: Path, policy: TrustPolicy) -> int:
     """Returns the most that the layer's archive may have, by its index.
 
     Raises CorruptError, UntrustedError or StoreError where the layer should not be received, or cannot be.
@@ -201,7 +201,7 @@ def _accepted_bytes(source: ImageSource, out: Path, acceptance: Acceptance) -> i
     layer, head = source.layer, source.read_head()
     if sha256_bytes(head.index_bytes) != layer.index_sha256:
         raise CorruptError(f"{source.label}: the bundle in the layer is another than the image says")
-    acceptance.require_signature(head.signature, head.index_bytes, Path(source.label))
+    policy.require_signature(head.signature, head.index_bytes, Path(source.label))
     index = load_index(head.index_bytes)
     num_bytes = largest_archive_bytes(index)
     largest = num_bytes + num_bytes // 64  # What does not compress becomes a little larger.

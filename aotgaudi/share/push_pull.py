@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from aotgaudi.bundle.acceptance import ANY_BUNDLE, Acceptance
+from aotgaudi.bundle.acceptance import ANY_BUNDLE, TrustPolicy
 from aotgaudi.bundle.bundle import Bundle, open_bundle, read_signature
 from aotgaudi.bundle.capture_receipt import RECEIPT_NAME
 from aotgaudi.bundle.format import (
@@ -73,7 +73,7 @@ def pull_bundle(
     sources: Sources,
     name: str,
     out: Path,
-    acceptance: Acceptance = ANY_BUNDLE,
+    policy: TrustPolicy = ANY_BUNDLE,
     expect: Callable[[int], None] = lambda _: None,
 ) -> Bundle:
     """Makes `out` the bundle that `name` means, and returns it opened.
@@ -83,19 +83,19 @@ def pull_bundle(
     Raises:
         RemoteError: no remote can be used, or none knows `name`.
         MissingObjectError, CorruptError: no remote has an object, or none has it intact.
-        UntrustedError: `acceptance` does not allow the bundle. Then no object was received.
+        UntrustedError: `policy` does not allow the bundle. Then no object was received.
         StoreError: `out` is not ours to replace, or cannot be written.
     """
     pointers = list(_pointers(sources, name))
     with staging_directory(out) as staging:
-        pointer = _receive_documents(sources, pointers, staging, acceptance)
-        bundle = open_bundle(staging, acceptance)
+        pointer = _receive_documents(sources, pointers, staging, policy)
+        bundle = open_bundle(staging, policy)
         digests = sorted(bundle.index.objects, key=lambda digest: -digest.size_bytes)
         require_room(staging, sum(digest.size_bytes for digest in digests) - _received_bytes(staging))
         expect(bundle.index.counts.object_bytes)
         sources.each(lambda digest: _receive_object(sources, digest, staging, out), digests)
         publish(staging, out, _documents(pointer, bundle.index), digests)
-    return open_bundle(out, acceptance)
+    return open_bundle(out, policy)
 
 
 def _pointers(sources: Sources, name: str) -> Iterator[Pointer]:
@@ -119,12 +119,12 @@ def _received_bytes(staging: Path) -> int:
 
 
 def _receive_documents(
-    sources: Sources, pointers: list[Pointer], staging: Path, acceptance: Acceptance
+    sources: Sources, pointers: list[Pointer], staging: Path, policy: TrustPolicy
 ) -> Pointer:
     """Receives the documents of the first bundle of `pointers` whose documents can be had."""
     for position, pointer in enumerate(pointers, start=1):
         try:
-            index = _receive_index(sources, pointer, staging, acceptance)
+            index = _receive_index(sources, pointer, staging, policy)
             for name, digest in _documents(pointer, index).items():
                 _receive_named(sources, name, digest, staging, MAX_DOCUMENT_BYTES)
         except (CorruptError, MissingObjectError) as error:
@@ -136,15 +136,15 @@ def _receive_documents(
     raise AssertionError("there is at least one pointer")
 
 
-def _receive_index(sources: Sources, pointer: Pointer, staging: Path, acceptance: Acceptance) -> BundleIndex:
-    """Receives the index and the signature. Raises UntrustedError where `acceptance` demands another one."""
+def _receive_index(sources: Sources, pointer: Pointer, staging: Path, policy: TrustPolicy) -> BundleIndex:
+    """Receives the index and the signature. Raises UntrustedError where `policy` demands another one."""
     _receive_named(sources, INDEX_NAME, pointer.index, staging, MAX_INDEX_BYTES)
     if pointer.signature is None:
         (staging / SIGNATURE_NAME).unlink(missing_ok=True)  # Of an earlier, interrupted pull.
     else:
         _receive_named(sources, SIGNATURE_NAME, pointer.signature, staging, MAX_ENVELOPE_BYTES)
     index_bytes = (staging / INDEX_NAME).read_bytes()
-    acceptance.require_signature(read_signature(staging), index_bytes, staging)
+    policy.require_signature(read_signature(staging), index_bytes, staging)
     return load_index(index_bytes)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aotgaudi.bundle.acceptance import ANY_BUNDLE, Acceptance
+from aotgaudi.bundle.acceptance import ANY_BUNDLE, TrustPolicy
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.launch import Launch
 from aotgaudi.errors import AotGaudiError, NotWarmError, TargetError
@@ -45,7 +45,7 @@ class RunOptions:
     environ: Mapping[str, str]
     words: tuple[str, ...] = ()
     extra_words: tuple[str, ...] = ()
-    acceptance: Acceptance = ANY_BUNDLE
+    acceptance: TrustPolicy = ANY_BUNDLE
     policy: Policy = field(default_factory=Policy)
     exercises: bool = True
     repairs: bool = True

@@ -71,7 +71,7 @@ def restore(bundle: Bundle, into: Path) -> Restored:
     Raises SpecError where the bundle holds no capture.
     """
     receipt = capture_of(bundle)
-    name, examine = f"bundle {bundle.path}", bundle.acceptance.examine
+    name, examine = f"bundle {bundle.path}", bundle.policy.examine
     source = Source(bundle.object_path, name, bundle.mending_command, examine)
     return restore_files(receipt.files, source, into)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.bundle.acceptance import Acceptance
+from aotgaudi.bundle.acceptance import TrustPolicy
 from aotgaudi.cli.main import cli
 from tests.container import can_mount
 from tests.guests.conftest import Captured
@@ -101,7 +101,7 @@ def test_other_bytes_are_refused_before_anything_starts(
 
 def test_a_bundle_that_nobody_trusted_has_signed_is_refused(runs: Runs, fake: Fake, tmp_path: Path) -> None:
     cli.main(["key", "generate", str(tmp_path / "key")], standalone_mode=False)
-    acceptance = Acceptance.demanding([tmp_path / "key.pub"])
+    acceptance = TrustPolicy.demanding([tmp_path / "key.pub"])
 
     status, sentence = runs.refusal(fake, acceptance=acceptance)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from aotgaudi.bundle.acceptance import Acceptance
+from aotgaudi.bundle.acceptance import TrustPolicy
 from aotgaudi.cli.options.common import Command, with_options
 
 _OPTIONS = (
@@ -55,7 +55,7 @@ def acceptance_options(function: Command) -> Command:
         for name, value in (("--threshold", threshold), ("--minimum-epoch", minimum_epoch)):
             if value is not None and not trusted_keys:
                 raise click.UsageError(f"{name} is about signatures: it needs --trusted-key PEM")
-        acceptance = Acceptance.demanding(
+        acceptance = TrustPolicy.demanding(
             trusted_keys, threshold, minimum_epoch, allow_unsafe_permissions=allow_unsafe_permissions
         )
         return function(acceptance=acceptance, **others)

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from aotgaudi.bundle.acceptance import ANY_BUNDLE, Acceptance
+from aotgaudi.bundle.acceptance import ANY_BUNDLE, TrustPolicy
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.format import INDEX_NAME, dump_index, load_index
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.signature import load_envelope, load_statement
 from aotgaudi.bundle.signing import Signing, generate_key, load_signing_key
-from aotgaudi.bundle.trust import TrustPolicy
+from aotgaudi.bundle.trust import SignaturePolicy
 from aotgaudi.cli.main import cli
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, SpecError, UntrustedError
@@ -99,26 +99,26 @@ def test_what_is_signed_is_the_launch_and_the_files_and_an_edit_is_refused(
 ) -> None:
     generate_key(tmp_path / "key")
     key = load_signing_key(tmp_path / "key")
-    acceptance = Acceptance(trust=TrustPolicy(frozenset({key.public}), 1, 3))
+    policy = TrustPolicy(signatures=SignaturePolicy(frozenset({key.public}), 1, 3))
     with pytest.raises(UntrustedError, match="not signed"):
-        open_bundle(captured.path, acceptance)
+        open_bundle(captured.path, policy)
 
     captured.pack(signing=Signing((key,), 3))
 
-    bundle = open_bundle(captured.path, acceptance)
+    bundle = open_bundle(captured.path, policy)
     assert bundle.statement is not None
     assert bundle.statement.epoch == 3
     predicate = load_statement(
         load_envelope((captured.path / "aotgaudi.signature.json").read_bytes()).payload
     ).predicate
     assert (predicate.manifest_id, predicate.counts.units) == (LAUNCH_ID, len(CAPTURED))
-    older = Acceptance(trust=TrustPolicy(frozenset({key.public}), 1, 4))
+    older = TrustPolicy(signatures=SignaturePolicy(frozenset({key.public}), 1, 4))
     with pytest.raises(UntrustedError, match="epoch 3, --minimum-epoch is 4"):
         open_bundle(captured.path, older)
     receipt = captured.path / "receipt.json"
     receipt.write_bytes(receipt.read_bytes().replace(b"run.py", b"ran.py"))
     with pytest.raises(CorruptError, match=r"receipt\.json"):
-        open_bundle(captured.path, acceptance)
+        open_bundle(captured.path, policy)
 
 
 def test_it_goes_to_a_remote_and_comes_back(captured: SealedCapture, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_serving_programs_from_it_is_refused_before_anything_is_loaded(
 ) -> None:
     options = ModelOptions(
         bundle=captured.path,
-        acceptance=ANY_BUNDLE,
+        policy=ANY_BUNDLE,
         model_dir=tmp_path / "none",
         require_warm=True,
         num_threads=1,

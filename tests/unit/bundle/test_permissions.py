@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aotgaudi.bundle.acceptance import Acceptance
+from aotgaudi.bundle.acceptance import TrustPolicy
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.permissions import OwnerRule
 from aotgaudi.bundle.verify import hold_bundle, verify_bundle
@@ -17,7 +17,7 @@ from aotgaudi.errors import UntrustedError
 if TYPE_CHECKING:
     from tests.unit.bundle.conftest import Sealed
 
-MINE = Acceptance(owners=OwnerRule(os.geteuid()))
+MINE = TrustPolicy(owners=OwnerRule(os.geteuid()))
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
 
@@ -102,9 +102,9 @@ def test_a_shared_directory_is_refused(sealed: Sealed, mode: int) -> None:
 @needs_root
 def test_roots_files_are_anybodys_to_run(sealed: Sealed) -> None:
     """As in a container that runs as an arbitrary uid."""
-    acceptance = Acceptance(owners=OwnerRule(1000650000))
+    policy = TrustPolicy(owners=OwnerRule(1000650000))
 
-    assert verify_bundle(open_bundle(sealed.path, acceptance), sealed.labels).is_intact
+    assert verify_bundle(open_bundle(sealed.path, policy), sealed.labels).is_intact
 
 
 def test_without_the_rule_anything_goes(sealed: Sealed) -> None:

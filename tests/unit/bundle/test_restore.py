@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.bundle.acceptance import Acceptance
+from aotgaudi.bundle.acceptance import TrustPolicy
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.digest import Digest
@@ -260,7 +260,7 @@ def test_nothing_of_programs_is_restored(sealed: Sealed, root: Path) -> None:
 
 
 def test_a_file_of_somebody_else_is_not_read(captured: SealedCapture, root: Path) -> None:
-    bundle = open_bundle(captured.path, Acceptance.demanding())
+    bundle = open_bundle(captured.path, TrustPolicy.demanding())
     captured.object("cache/a/run.py").chmod(0o666)
 
     with pytest.raises(UntrustedError, match="can be written to by everybody"):

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from securesystemslib.dsse import Envelope as ReferenceEnvelope
 from securesystemslib.signer import SSlibKey
 
-from aotgaudi.bundle.acceptance import Acceptance
+from aotgaudi.bundle.acceptance import TrustPolicy
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.capture_receipt import RECEIPT_NAME
 from aotgaudi.bundle.format import (
@@ -37,7 +37,7 @@ from aotgaudi.bundle.signature import (
     load_statement,
 )
 from aotgaudi.bundle.signing import Signing, SigningKey, add_signatures, generate_key, load_signing_key
-from aotgaudi.bundle.trust import TrustedKey, TrustPolicy
+from aotgaudi.bundle.trust import TrustedKey, SignaturePolicy
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.digest import Digest, canonical_json
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, SpecError, UntrustedError
@@ -66,15 +66,15 @@ def sign(path: Path, *signers: SigningKey, epoch: int = 0) -> bytes:
     return signed
 
 
-def policy(*trusted: SigningKey, threshold: int = 1, minimum_epoch: int = 0) -> TrustPolicy:
-    return TrustPolicy(frozenset(key.public for key in trusted), threshold, minimum_epoch)
+def policy(*trusted: SigningKey, threshold: int = 1, minimum_epoch: int = 0) -> SignaturePolicy:
+    return SignaturePolicy(frozenset(key.public for key in trusted), threshold, minimum_epoch)
 
 
-def opened(path: Path, trust: TrustPolicy) -> Bundle:
-    return open_bundle(path, Acceptance(trust=trust))
+def opened(path: Path, trust: SignaturePolicy) -> Bundle:
+    return open_bundle(path, TrustPolicy(signatures=trust))
 
 
-def refused(path: Path, trust: TrustPolicy) -> str:
+def refused(path: Path, trust: SignaturePolicy) -> str:
     """The one line with which the bundle is refused."""
     with pytest.raises(UntrustedError) as caught:
         opened(path, trust)
@@ -360,7 +360,7 @@ def test_one_trusted_key_given_twice_is_one(keys: Keys) -> None:
     again = TrustedKey(bytes(keys["one"].public.raw))
 
     with pytest.raises(SpecError, match="--threshold: is 2, with 1 distinct trusted keys"):
-        TrustPolicy(frozenset([keys["one"].public, again]), threshold=2)
+        SignaturePolicy(frozenset([keys["one"].public, again]), threshold=2)
 
 
 @pytest.mark.parametrize("threshold", [0, -1, 2])

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import zstandard
 
-from aotgaudi.bundle.acceptance import Acceptance
+from aotgaudi.bundle.acceptance import TrustPolicy
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.signing import Signing, generate_key, load_signing_key
-from aotgaudi.bundle.trust import TrustPolicy
+from aotgaudi.bundle.trust import SignaturePolicy
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import CorruptError, ManifestError, SpecError, StoreError, TargetError, UntrustedError
@@ -469,7 +469,7 @@ def test_a_signature_is_demanded_before_the_layer(
     conduct: Conduct,
     signer: str | None,
 ) -> None:
-    acceptance = Acceptance(trust=TrustPolicy(frozenset([generate_key(tmp_path / "key.pem")])))
+    policy = TrustPolicy(signatures=SignaturePolicy(frozenset([generate_key(tmp_path / "key.pem")])))
     generate_key(tmp_path / "other.pem")
     if signer is not None:
         sealed.pack(signing=Signing((load_signing_key(tmp_path / f"{signer}.pem"),), 7))
@@ -478,7 +478,7 @@ def test_a_signature_is_demanded_before_the_layer(
     (tmp_path / "there").mkdir()
 
     with pytest.raises(UntrustedError, match="is not signed" if signer is None else "trusted keys that have"):
-        pull_image(image, tmp_path / "there" / "out", acceptance)
+        pull_image(image, tmp_path / "there" / "out", policy)
     assert list((tmp_path / "there").iterdir()) == []
     assert num_sent[0] < 64 << 20
 
@@ -486,14 +486,14 @@ def test_a_signature_is_demanded_before_the_layer(
 def test_a_signed_image_is_pulled_with_its_signature(
     sealed: Sealed, tmp_path: Path, remote: RegistryRemote, conduct: Conduct
 ) -> None:
-    acceptance = Acceptance(trust=TrustPolicy(frozenset([generate_key(tmp_path / "key.pem")])))
+    policy = TrustPolicy(signatures=SignaturePolicy(frozenset([generate_key(tmp_path / "key.pem")])))
     sealed.pack(signing=Signing((load_signing_key(tmp_path / "key.pem"),), 7))
     written = write_image(sealed.open(), tmp_path / "image", tag="v1")
     push_image(Layout(tmp_path / "image"), written, remote.registry, "v1", conduct)
 
     image = find_image(remote, "v1", conduct)
     assert image is not None
-    pulled = pull_image(image, tmp_path / "out", acceptance)
+    pulled = pull_image(image, tmp_path / "out", policy)
 
     assert pulled.statement is not None
     assert files(pulled.path) == files(sealed.path)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.bundle.acceptance import Acceptance
+from aotgaudi.bundle.acceptance import TrustPolicy
 from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.signing import Signing, generate_key, load_signing_key
-from aotgaudi.bundle.trust import TrustPolicy
+from aotgaudi.bundle.trust import SignaturePolicy
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError, StoreError, UntrustedError
@@ -69,7 +69,7 @@ def tree(root: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-def pull(remote: DirectoryRemote, out: Path, conduct: Conduct, **options: Acceptance) -> Bundle:
+def pull(remote: DirectoryRemote, out: Path, conduct: Conduct, **options: TrustPolicy) -> Bundle:
     return pull_bundle(Sources([remote], conduct), "latest", out, **options)
 
 
@@ -261,21 +261,21 @@ def test_a_signature_travels_and_is_demanded_before_any_object(
     other = generate_key(tmp_path / "other.pem")
     remote = Counting(tmp_path / "remote")
     push_bundle(sealed.open(), remote, "latest", conduct)
-    trusted = Acceptance(trust=TrustPolicy(frozenset([key])))
+    trusted = TrustPolicy(signatures=SignaturePolicy(frozenset([key])))
 
     with pytest.raises(UntrustedError, match="is not signed"):
-        pull(remote, tmp_path / "out", conduct, acceptance=trusted)
+        pull(remote, tmp_path / "out", conduct, policy=trusted)
     assert remote.num_reads == 1, "the index alone"
 
     sealed.pack(signing=Signing((load_signing_key(tmp_path / "key.pem"),), 7))
     push_bundle(sealed.open(), remote, "latest", conduct)
-    pulled = pull(remote, tmp_path / "out", conduct, acceptance=trusted)
+    pulled = pull(remote, tmp_path / "out", conduct, policy=trusted)
     assert pulled.statement is not None
     assert pulled.statement.epoch == 7
     assert tree(tmp_path / "out") == tree(sealed.path)
 
     with pytest.raises(UntrustedError):
-        pull(remote, tmp_path / "no", conduct, acceptance=Acceptance(trust=TrustPolicy(frozenset([other]))))
+        pull(remote, tmp_path / "no", conduct, policy=TrustPolicy(signatures=SignaturePolicy(frozenset([other]))))
     assert not (tmp_path / "no").exists()
 
 
