@@ -6,7 +6,7 @@ The public Python API is what `__all__` names; each name is imported when it is 
     result.manifest.id, result.outcome.compiled, result.bundle
 
     bundle = aotgaudi.open_bundle("chat.bundle", aotgaudi.TrustPolicy.demanding(["release.pub"]))
-    bundle.manifest.entries, bundle.receipt.target, bundle.verify().is_intact
+    bundle.manifest.entries, bundle.receipt.target, aotgaudi.verify_bundle(bundle).is_intact
 
     with aotgaudi.LLM("chat.bundle", "my-model") as llm:
         print(llm.generate("The sea is")[0].text)
@@ -19,35 +19,38 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from aotgaudi.bundle.acceptance import TrustPolicy
     from aotgaudi.bundle.bundle import Bundle, open_bundle
+    from aotgaudi.bundle.trust import TrustPolicy
+    from aotgaudi.bundle.verify import verify_bundle
     from aotgaudi.compile.pipeline import BuildResult, Workers, build
     from aotgaudi.llm import LLM, Output, SamplingParams
 
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
-    "TrustPolicy",
     "BuildResult",
     "Bundle",
     "Output",
     "SamplingParams",
+    "TrustPolicy",
     "Workers",
     "__version__",
     "build",
     "open_bundle",
+    "verify_bundle",
 ]
 
 _HOMES = {
-    "TrustPolicy": "aotgaudi.bundle.acceptance",
     "BuildResult": "aotgaudi.compile.pipeline",
     "Bundle": "aotgaudi.bundle.bundle",
     "LLM": "aotgaudi.llm",
     "Output": "aotgaudi.llm",
     "SamplingParams": "aotgaudi.llm",
+    "TrustPolicy": "aotgaudi.bundle.trust",
     "Workers": "aotgaudi.compile.pipeline",
     "build": "aotgaudi.compile.pipeline",
     "open_bundle": "aotgaudi.bundle.bundle",
+    "verify_bundle": "aotgaudi.bundle.verify",
 }
 
 

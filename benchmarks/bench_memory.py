@@ -18,7 +18,6 @@ import harness
 from harness import Server, Table, verdict
 
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.bundle.sealed import programs_of
 from aotgaudi.bundle.verify import hold_bundle
 from aotgaudi.manifest.codec import loads
 from aotgaudi.manifest.manifest import Manifest
@@ -101,7 +100,7 @@ def twice_bytes(path: Path) -> int:
     """Of weights that one unit takes as they are stored and another in a layout: a tied embedding is such a one."""
     bundle = open_bundle(path)
     held = hold_bundle(bundle, bundle.entry_labels)
-    programs = [placed(program, programs_of(bundle)) for program in held.programs.values()]
+    programs = [placed(program, bundle.require_programs()) for program in held.programs.values()]
     held.objects.close()
     specs = {spec.name: spec for program in programs for spec in program.weights}
     bindings = list(weight_bindings(programs))

@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aotgaudi.bundle.acceptance import ANY_BUNDLE, TrustPolicy
 from aotgaudi.bundle.capture_receipt import RECEIPT_NAME, CaptureReceipt
 from aotgaudi.bundle.format import (
     INDEX_NAME,
@@ -24,18 +23,23 @@ from aotgaudi.bundle.format import (
     load_program,
 )
 from aotgaudi.bundle.permissions import check_directories
-from aotgaudi.bundle.sealed import SealedReceipt, capture_of, load_sealed, programs_of
+from aotgaudi.bundle.receipt import Receipt, SealedReceipt, load_sealed
 from aotgaudi.bundle.signature import MAX_ENVELOPE_BYTES, Statement
-from aotgaudi.bundle.trust import require_match
+from aotgaudi.bundle.trust import ANY_BUNDLE, TrustPolicy, require_match
 from aotgaudi.digest import Digest
-from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, StoreError, UntrustedError
+from aotgaudi.errors import (
+    CorruptError,
+    ManifestError,
+    NotWarmError,
+    SpecError,
+    StoreError,
+    UntrustedError,
+)
 from aotgaudi.files import MAX_DOCUMENT_BYTES, Examine, accept_any
-from aotgaudi.store.blobs import Fault, read_blob, read_bounded
-from aotgaudi.store.cas import object_path
+from aotgaudi.store.cas import Fault, object_path, read_blob, read_bounded
 
 if TYPE_CHECKING:
     from aotgaudi.bundle.launch import Launch
-    from aotgaudi.bundle.verify import Report
     from aotgaudi.graphs.program import Program
     from aotgaudi.manifest.manifest import Manifest
 
@@ -44,8 +48,8 @@ if TYPE_CHECKING:
 class Bundle:
     """An opened bundle. `index_bytes` and `manifest_bytes` are the very bytes that were hashed.
 
-    `receipt` says which artifacts answer which entries, or is that of a capture (sealed.py). `statement` is what trusted
-    keys have signed; None if no key was demanded. Opening does not verify objects: `verify` does.
+    `receipt` says which artifacts answer which entries, or is that of a capture. `statement` is what trusted
+    keys have signed; None if no key was demanded. Opening a bundle does not verify its objects: `verify_bundle` does.
     """
 
     path: Path
@@ -56,6 +60,26 @@ class Bundle:
     statement: Statement | None = None
     policy: TrustPolicy = ANY_BUNDLE
 
+    def require_programs(self) -> Receipt:
+        """Returns the receipt of a bundle of programs. Raises SpecError for a capture."""
+        if isinstance(self.receipt, CaptureReceipt):
+            raise SpecError(
+                f"bundle {self.path}",
+                "holds the caches of another server, no programs",
+                f"aotgaudi run --bundle {self.path} -- COMMAND",
+            )
+        return self.receipt
+
+    def require_capture(self) -> CaptureReceipt:
+        """Returns the receipt of a capture. Raises SpecError for programs."""
+        if isinstance(self.receipt, CaptureReceipt):
+            return self.receipt
+        raise SpecError(
+            f"bundle {self.path}",
+            "holds programs, not the caches of another server",
+            f"aotgaudi serve --bundle {self.path}, or make one with: aotgaudi build capture -o DIR -- COMMAND",
+        )
+
     @cached_property
     def manifest(self) -> Manifest:
         """The manifest. Raises ManifestError if it is malformed, CorruptError if the receipt answers another one.
@@ -64,12 +88,11 @@ class Bundle:
         """
         from aotgaudi.manifest.codec import loads as load_manifest  # Only here: a capture needs none of it.
 
-        programs_of(self)
+        receipt = self.require_programs()
         manifest = load_manifest(self.manifest_bytes)
-        if manifest.id != self.receipt.manifest_id:
+        if manifest.id != receipt.manifest_id:
             raise CorruptError(
-                f"bundle {self.path}: manifest.json has id {manifest.id},"
-                f" the receipt answers {self.receipt.manifest_id}"
+                f"bundle {self.path}: manifest.json has id {manifest.id}, the receipt answers {receipt.manifest_id}"
             )
         return manifest
 
@@ -78,7 +101,7 @@ class Bundle:
         """The launch that a capture answers. Raises as `manifest` does, SpecError for programs."""
         from aotgaudi.bundle.launch import load_launch  # Only here: programs need none of it.
 
-        capture = capture_of(self)
+        capture = self.require_capture()
         launch = load_launch(self.manifest_bytes)
         if launch.id != capture.manifest_id:
             raise CorruptError(
@@ -98,16 +121,6 @@ class Bundle:
         if self.receipt.part is None:
             return labels
         return {entry_id: label for entry_id, label in labels.items() if entry_id in self.receipt.programs}
-
-    def verify(self) -> Report:
-        """Re-hashes every object and says which entries can run, and why the others cannot.
-
-        Raises ManifestError and CorruptError (as `manifest`), StoreError (a file cannot be read), UntrustedError (a file
-        that `policy` does not allow).
-        """
-        from aotgaudi.bundle.verify import verify_bundle  # It is built on this module.
-
-        return verify_bundle(self, self.entry_labels)
 
     def object_path(self, digest: Digest | str) -> Path:
         """Returns where an object lies; its bytes are not verified. Raises ValueError for no digest."""
@@ -130,7 +143,7 @@ class Bundle:
 
     def program_digest(self, entry_id: str) -> Digest:
         """Returns the digest of the program that runs the entry. Raises NotWarmError if the receipt has none."""
-        digest = programs_of(self).programs.get(entry_id)
+        digest = self.require_programs().programs.get(entry_id)
         if digest is None:
             raise NotWarmError(f"entry {entry_id} has no program in {self.path} ({self.mending_command})")
         return digest

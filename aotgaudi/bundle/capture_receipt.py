@@ -43,7 +43,7 @@ from pydantic import AfterValidator, Field, JsonValue, NonNegativeInt, PositiveI
 from aotgaudi.backends.base import Target
 from aotgaudi.document import DigestField, Document, Value
 from aotgaudi.files import MAX_DOCUMENT_BYTES
-from aotgaudi.store.blobs import Fault, read_bounded
+from aotgaudi.store.cas import Fault, read_bounded
 
 
 class Expected(Value):

@@ -8,7 +8,6 @@ from pathlib import Path
 from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.model_directory import CONFIG, TEXTS, WEIGHTS_REMEDY, ModelDirectory
 from aotgaudi.bundle.receipt import require_file_name
-from aotgaudi.bundle.sealed import programs_of
 from aotgaudi.digest import Digest
 from aotgaudi.document import load_foreign_object
 from aotgaudi.errors import SpecError, UntrustedError, store_error
@@ -44,7 +43,7 @@ def open_model(bundle: Bundle, path: Path, *, allow_unbound: bool = False) -> Mo
     Raises UntrustedError where its signature must count and does not cover a model, unless `allow_unbound`; and where
     others may write to the directory. Raises SpecError for a capture.
     """
-    policy, bound = bundle.policy, programs_of(bundle).model
+    policy, bound = bundle.policy, bundle.require_programs().model
     if policy.signatures is not None and bound is None and not allow_unbound:
         raise UntrustedError(
             f"bundle {bundle.path} does not bind its model: trusted keys have signed for the code, not for weights,"

@@ -23,14 +23,13 @@ from aotgaudi.bundle.format import (
     program_objects,
     stray_paths,
 )
-from aotgaudi.bundle.sealed import SealedReceipt
+from aotgaudi.bundle.receipt import SealedReceipt
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import building_directory, exchange_directory, refuse_foreign
 from aotgaudi.digest import Digest
 from aotgaudi.errors import ManifestError, store_error
 from aotgaudi.files import fsync_dir, write_atomic
-from aotgaudi.store.blobs import find_fault
-from aotgaudi.store.cas import ObjectStore, object_path
+from aotgaudi.store.cas import ObjectStore, find_fault, object_path
 
 _DIRECTORY_MODE = 0o755
 _DOCUMENT_MODE = 0o644

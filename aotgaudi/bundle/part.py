@@ -7,7 +7,6 @@ from typing import Literal
 
 from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.receipt import ClosedUnder, Receipt, SealedPart
-from aotgaudi.bundle.sealed import programs_of
 from aotgaudi.entries import Entry
 from aotgaudi.errors import CorruptError, NotWarmError
 from aotgaudi.manifest.manifest import Manifest
@@ -37,7 +36,7 @@ def proved_part(bundle: Bundle, chunks: Chunks) -> Part | None:
     Raises CorruptError where its entries are not closed under the limits that it was sealed with. Else raises as
     `Bundle.manifest` does.
     """
-    receipt, manifest = programs_of(bundle), bundle.manifest
+    receipt, manifest = bundle.require_programs(), bundle.manifest
     if receipt.part is None:
         return None
     sealed = receipt.part.limits if chunks == "whole" else receipt.part.chunked

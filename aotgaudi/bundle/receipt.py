@@ -21,13 +21,16 @@ they always had).
 A receipt is sealed, so it holds nothing that two builds of the same inputs could disagree in: no times, no
 host, no measurement (docs/adr/0002-receipt-and-bundle.md). What was measured is in `UnitRecord`, which the
 store's records keep beside the artifact.
+
+A bundle holds either programs, which `aotgaudi serve` runs, or a capture: the caches of a wrapped server
+(capture_receipt.py). The schema of its receipt says which, and `SealedReceipt` is either.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias, Union, cast
 
 from pydantic import (
     AfterValidator,
@@ -39,7 +42,8 @@ from pydantic import (
 )
 
 from aotgaudi.backends.base import Target
-from aotgaudi.document import DigestField, Document, Value, load_document
+from aotgaudi.bundle.capture_receipt import CaptureReceipt, says_capture
+from aotgaudi.document import DigestField, Document, Value, load_document, load_one_of
 from aotgaudi.entries import Entry
 from aotgaudi.spec.limits import LARGEST_LIMIT, ServingLimits
 
@@ -196,3 +200,13 @@ def dumps(receipt: Receipt) -> bytes:
 def loads(data: bytes) -> Receipt:
     """Parses a receipt's canonical bytes. Raises ManifestError, which names the place."""
     return load_document(data, Receipt, "receipt")
+
+
+SealedReceipt: TypeAlias = Union[Receipt, CaptureReceipt]
+
+
+def load_sealed(data: bytes) -> SealedReceipt:
+    """Parses the canonical bytes of a receipt of either kind. Raises ManifestError, which names the place."""
+    if says_capture(data):
+        return load_document(data, CaptureReceipt, "receipt")
+    return cast("SealedReceipt", load_one_of(data, (Receipt, CaptureReceipt), "receipt"))

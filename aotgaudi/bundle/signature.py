@@ -40,7 +40,7 @@ from pydantic import Field, StringConstraints
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.format import INDEX_NAME, BundleIndex, Counts
-from aotgaudi.bundle.sealed import SealedReceipt
+from aotgaudi.bundle.receipt import SealedReceipt
 from aotgaudi.digest import canonical_json, sha256_bytes
 from aotgaudi.document import DigestField, Document, ForeignValue, Value, first_problem, load_document
 from aotgaudi.errors import ManifestError

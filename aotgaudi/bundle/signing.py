@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aotgaudi.bundle.format import BundleIndex
-from aotgaudi.bundle.sealed import SealedReceipt
+from aotgaudi.bundle.receipt import SealedReceipt
 from aotgaudi.bundle.signature import (
     PAYLOAD_TYPE,
     Envelope,

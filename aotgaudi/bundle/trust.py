@@ -1,31 +1,176 @@
-"""Whom we trust: public keys, how many of them must have signed a bundle, and whether they have.
+"""Which bundles may be used: who owns their files, and who signed them.
 
-A trusted key is an ed25519 public key in a PEM file (SubjectPublicKeyInfo). Signatures are verified before anything
-else of a bundle is parsed: the envelope is read once, the statement that is parsed is the payload that was
-verified, and it must name the very bytes of the index that were read. A key id is shown to people and decides nothing:
-every signature is tried with every trusted key, and each key counts once.
+A trusted key is an ed25519 public key in a PEM file (SubjectPublicKeyInfo). We verify the signatures before we parse
+anything else of a bundle. The envelope is read once; the statement that we parse is the payload that was verified, and it
+must name the very bytes of the index that we read. A key id is shown to people and decides nothing: we try every signature
+with every trusted key, and each key counts once.
 
-The mathematics is `cryptography`'s. securesystemslib, which signs, goes by key ids when it verifies, and on import loads
-what else is installed (boto3, say): it stays offline.
+`cryptography` does the mathematics. securesystemslib, which signs, goes by key ids when it verifies, and imports other
+installed packages (boto3, for example), so it stays offline. To keep `aotgaudi serve` quick to start, this module imports
+the formats and `cryptography` only when there is something to verify.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aotgaudi.bundle.signature import PAYLOAD_TYPE, Envelope, Statement, load_envelope, load_statement
+from aotgaudi.bundle.permissions import OwnerRule
 from aotgaudi.digest import canonical_json, sha256_bytes
 from aotgaudi.errors import ManifestError, SpecError, UntrustedError
+from aotgaudi.files import Examine, accept_any
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+    from aotgaudi.bundle.signature import Envelope, Statement
+
 KEY_REMEDY = "make a pair with: aotgaudi key generate FILE"
 _MAX_KEY_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class TrustPolicy:
+    """Which bundles may be used. `owners` None accepts anybody's files, `signatures` None accepts unsigned bundles."""
+
+    owners: OwnerRule | None = None
+    signatures: SignaturePolicy | None = None
+
+    @classmethod
+    def demanding(
+        cls,
+        trusted_keys: Iterable[str | os.PathLike[str]] = (),
+        threshold: int | None = None,
+        minimum_epoch: int | None = None,
+        *,
+        allow_unsafe_permissions: bool = False,
+    ) -> TrustPolicy:
+        """Returns what ``aotgaudi verify`` and ``aotgaudi serve`` demand.
+
+        Args:
+            trusted_keys: Public keys (PEM files) whose signatures count; without any, unsigned bundles are accepted.
+            threshold: How many of these keys must have signed; None: 1.
+            minimum_epoch: The oldest epoch to accept; None: any.
+            allow_unsafe_permissions: Accept files that users other than this one and root own or may write to.
+
+        Raises:
+            SpecError: a file holds no public key; the keys cannot meet `threshold`; or `threshold` or `minimum_epoch` is
+                given without keys.
+        """
+        owners = None if allow_unsafe_permissions else OwnerRule(os.geteuid())
+        keys = frozenset(load_trusted_key(Path(path)) for path in trusted_keys)
+        if keys:
+            return cls(
+                owners, SignaturePolicy(keys, 1 if threshold is None else threshold, minimum_epoch or 0)
+            )
+        for name, value in (("--threshold", threshold), ("--minimum-epoch", minimum_epoch)):
+            if value is not None:
+                raise SpecError(name, "is about signatures", "it needs --trusted-key PEM")
+        return cls(owners)
+
+    def require_signature(self, signature: bytes | None, index_bytes: bytes, path: Path) -> Statement | None:
+        """Returns what trusted keys signed of the index; None if no key is demanded. Raises UntrustedError."""
+        if self.signatures is None:
+            return None
+        if signature is None:
+            raise UntrustedError(
+                f"bundle {path} is not signed, and a trusted key is demanded"
+                f" (sign it: aotgaudi sign {path} --sign-key FILE)"
+            )
+        return self.signatures.verify(signature, index_bytes, path)
+
+    @property
+    def examine(self) -> Examine:
+        """Checks a file of the bundle before it is read. Raises UntrustedError."""
+        return accept_any if self.owners is None else self.owners.check
+
+    @property
+    def model_owners(self) -> OwnerRule | None:
+        """Who may own a model directory: as for bundles, but its group may write to it, as to a store."""
+        return None if self.owners is None else OwnerRule(self.owners.uid, trusts_group=True)
+
+
+ANY_BUNDLE = TrustPolicy()
+
+
+@dataclass(frozen=True)
+class SignaturePolicy:
+    """Demands signatures by `threshold` distinct `keys`, for an epoch of at least `minimum_epoch`.
+
+    Raises SpecError if there are fewer distinct keys than `threshold`.
+    """
+
+    keys: frozenset[TrustedKey]
+    threshold: int = 1
+    minimum_epoch: int = 0
+
+    def __post_init__(self) -> None:
+        """Checks that the keys can meet the demand."""
+        if not 1 <= self.threshold <= len(self.keys):
+            raise SpecError(
+                "--threshold",
+                f"is {self.threshold}, with {len(self.keys)} distinct trusted keys",
+                "at least 1, at most the number of different --trusted-key",
+            )
+
+    def verify(self, envelope_bytes: bytes, index_bytes: bytes, bundle: Path) -> Statement:
+        """Returns the statement that trusted keys signed of the index. Raises UntrustedError in one line."""
+        from aotgaudi.bundle.signature import load_envelope, load_statement
+
+        try:
+            envelope = load_envelope(envelope_bytes)
+            self._require_signers(envelope)
+            statement = load_statement(envelope.payload)
+        except (ManifestError, UntrustedError) as error:
+            raise UntrustedError(f"bundle {bundle} is not to be trusted: {error}") from error
+        found = sha256_bytes(index_bytes)
+        if statement.index_sha256 != found:
+            raise UntrustedError(
+                f"bundle {bundle} is not what was signed: its index has sha256 {found[:12]}...,"
+                f" the signature is of {statement.index_sha256[:12]}... (it was edited, or is another bundle's)"
+            )
+        if statement.epoch < self.minimum_epoch:
+            raise UntrustedError(
+                f"bundle {bundle} was signed for epoch {statement.epoch}, --minimum-epoch is {self.minimum_epoch}"
+                " (it is an older one: use the newer bundle)"
+            )
+        return statement
+
+    def _require_signers(self, envelope: Envelope) -> None:
+        from aotgaudi.bundle.signature import PAYLOAD_TYPE
+
+        if envelope.payload_type != PAYLOAD_TYPE:
+            raise UntrustedError(
+                f"the signature is over {envelope.payload_type!r:.100}, should be {PAYLOAD_TYPE!r}"
+            )
+        signed = envelope.signed_bytes()
+        signers = {
+            key for key in self.keys if any(key.has_signed(row.value, signed) for row in envelope.signatures)
+        }
+        if len(signers) < self.threshold:
+            raise UntrustedError(self._lacking(envelope, len(signers)))
+
+    def _lacking(self, envelope: Envelope, num_signers: int) -> str:
+        trusted = {key.key_id for key in self.keys}
+        named = sorted({row.key_id for row in envelope.signatures})
+        if trusted.intersection(named) and not num_signers:
+            hint = "a signature names a trusted key and was not made by it: forged, or what was signed was changed"
+        else:
+            hint = f"signed by {_short(named)}; trusted: {_short(sorted(trusted))}"
+        return f"trusted keys that have signed it: {num_signers}, should be {self.threshold} ({hint})"
+
+
+def require_match(statement: Statement, expected: Statement, bundle: Path) -> None:
+    """Raises UntrustedError, naming the field, unless the signed statement describes exactly this bundle."""
+    signed, found = statement.predicate.model_dump(), expected.predicate.model_dump()
+    differing = [name for name in found if signed[name] != found[name]]
+    if differing or statement != expected:
+        names = ", ".join(differing) or "subject"
+        raise UntrustedError(f"bundle {bundle} is not what was signed: the statement has another {names}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +186,7 @@ class TrustedKey:
         return sha256_bytes(canonical_json({"keytype": "ed25519", "scheme": "ed25519", "keyval": keyval}))
 
     def has_signed(self, signature: bytes, data: bytes) -> bool:
-        """Whether `signature` is this key's over `data`."""
+        """Whether this key made `signature` over `data`."""
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -70,12 +215,12 @@ def load_trusted_key(path: Path) -> TrustedKey:
 
 
 def trusted(key: Ed25519PublicKey) -> TrustedKey:
-    """Returns our value of a public key."""
+    """Returns `key` as our own value."""
     return TrustedKey(key.public_bytes_raw())
 
 
 def read_key_file(path: Path) -> tuple[bytes, int]:
-    """Returns a key file's bytes and permissions, of one opening. Raises SpecError."""
+    """Opens a key file once and returns its bytes and its permissions. Raises SpecError."""
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
@@ -85,78 +230,6 @@ def read_key_file(path: Path) -> tuple[bytes, int]:
     if len(data) > _MAX_KEY_BYTES:
         raise SpecError(str(path), "is too large for a key", KEY_REMEDY)
     return data, mode
-
-
-@dataclass(frozen=True)
-class SignaturePolicy:
-    """Demands signatures by `threshold` distinct ones of `keys`, over an epoch of at least `minimum_epoch`.
-
-    Raises SpecError when there are fewer distinct keys than `threshold`.
-    """
-
-    keys: frozenset[TrustedKey]
-    threshold: int = 1
-    minimum_epoch: int = 0
-
-    def __post_init__(self) -> None:
-        """Checks that the demand can be met."""
-        if not 1 <= self.threshold <= len(self.keys):
-            raise SpecError(
-                "--threshold",
-                f"is {self.threshold}, with {len(self.keys)} distinct trusted keys",
-                "at least 1, at most the number of different --trusted-key",
-            )
-
-    def verify(self, envelope_bytes: bytes, index_bytes: bytes, bundle: Path) -> Statement:
-        """Returns the statement that trusted keys have signed of the index. Raises UntrustedError in one line."""
-        try:
-            envelope = load_envelope(envelope_bytes)
-            self._require_signers(envelope)
-            statement = load_statement(envelope.payload)
-        except (ManifestError, UntrustedError) as error:
-            raise UntrustedError(f"bundle {bundle} is not to be trusted: {error}") from error
-        found = sha256_bytes(index_bytes)
-        if statement.index_sha256 != found:
-            raise UntrustedError(
-                f"bundle {bundle} is not what was signed: its index has sha256 {found[:12]}...,"
-                f" the signature is of {statement.index_sha256[:12]}... (it was edited, or is another bundle's)"
-            )
-        if statement.epoch < self.minimum_epoch:
-            raise UntrustedError(
-                f"bundle {bundle} was signed for epoch {statement.epoch}, --minimum-epoch is {self.minimum_epoch}"
-                " (it is an older one: use the newer bundle)"
-            )
-        return statement
-
-    def _require_signers(self, envelope: Envelope) -> None:
-        if envelope.payload_type != PAYLOAD_TYPE:
-            raise UntrustedError(
-                f"the signature is over {envelope.payload_type!r:.100}, should be {PAYLOAD_TYPE!r}"
-            )
-        signed = envelope.signed_bytes()
-        signers = {
-            key for key in self.keys if any(key.has_signed(row.value, signed) for row in envelope.signatures)
-        }
-        if len(signers) < self.threshold:
-            raise UntrustedError(self._lacking(envelope, len(signers)))
-
-    def _lacking(self, envelope: Envelope, num_signers: int) -> str:
-        trusted = {key.key_id for key in self.keys}
-        named = sorted({row.key_id for row in envelope.signatures})
-        if trusted.intersection(named) and not num_signers:
-            hint = "a signature names a trusted key and was not made by it: forged, or what was signed was changed"
-        else:
-            hint = f"signed by {_short(named)}; trusted: {_short(sorted(trusted))}"
-        return f"trusted keys that have signed it: {num_signers}, should be {self.threshold} ({hint})"
-
-
-def require_match(statement: Statement, expected: Statement, bundle: Path) -> None:
-    """Raises UntrustedError, which names the field, unless what was signed is exactly what the bundle is."""
-    signed, found = statement.predicate.model_dump(), expected.predicate.model_dump()
-    differing = [name for name in found if signed[name] != found[name]]
-    if differing or statement != expected:
-        names = ", ".join(differing) or "subject"
-        raise UntrustedError(f"bundle {bundle} is not what was signed: the statement has another {names}")
 
 
 def _short(key_ids: list[str]) -> str:

@@ -20,13 +20,11 @@ from aotgaudi.bundle.bundle import Bundle, mending_command
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.format import load_program, program_objects, stray_paths
 from aotgaudi.bundle.receipt import Receipt
-from aotgaudi.bundle.sealed import programs_of
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, store_error
 from aotgaudi.graphs.program import Program
-from aotgaudi.store.blobs import Fault, find_fault, read_blob
-from aotgaudi.store.cas import object_path
-from aotgaudi.store.sealed import SealedObjects, allow_open_files
+from aotgaudi.store.cas import Fault, find_fault, object_path, read_blob
+from aotgaudi.store.memfd import SealedObjects, allow_open_files
 
 _MAX_THREADS = 8
 
@@ -125,12 +123,19 @@ class VerifiedBundle:
         return self.objects.path(digest)
 
 
-def verify_bundle(bundle: Bundle, entries: Mapping[str, str]) -> Report:
-    """Re-hashes every object and says which of `entries` (id -> label) can run, and why the others cannot.
+def verify_bundle(bundle: Bundle, entries: Mapping[str, str] | None = None) -> Report:
+    """Re-hashes every object, and says which entries can run and why the others cannot.
 
-    Of a capture, every file is looked at. Reads each object's file once. Raises StoreError where the system refuses to let
-    us look, and UntrustedError where the bundle's policy does not allow a file.
+    `entries` (id -> label) are those that must run; None: the bundle's own. For a capture, checks every file. Reads each
+    object's file once.
+
+    Raises:
+        StoreError: the system refuses to let us look.
+        UntrustedError: the bundle's policy does not allow a file.
+        ManifestError, CorruptError: `entries` is None, and the manifest cannot be used (as `Bundle.manifest`).
     """
+    if entries is None:
+        entries = bundle.entry_labels
     if isinstance(bundle.receipt, CaptureReceipt):
         return _verify_capture(bundle, bundle.receipt)
     return _verify(bundle, entries, None)[0]
@@ -141,7 +146,7 @@ def hold_bundle(bundle: Bundle, entries: Mapping[str, str]) -> VerifiedBundle:
 
     First raises this process's limit of open files by the number of objects; raises StoreError if that is not allowed.
     """
-    allow_open_files(len({*bundle.index.objects} - {*programs_of(bundle).programs.values()}))
+    allow_open_files(len({*bundle.index.objects} - {*bundle.require_programs().programs.values()}))
     held = SealedObjects()
     try:
         report, programs = _verify(bundle, entries, held)
@@ -157,7 +162,7 @@ def _verify(
     faults: dict[Digest, Fault] = {}
     needs: dict[Digest, tuple[Digest, ...]] = {}
     programs: dict[Digest, Program] = {}
-    receipt = programs_of(bundle)
+    receipt = bundle.require_programs()
     for digest in sorted(set(receipt.programs.values()), key=str):
         found = _read_program(bundle, receipt, digest)
         if isinstance(found, Fault):

@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from aotgaudi.bundle.bundle import Bundle, open_bundle
-from aotgaudi.bundle.sealed import programs_of
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.cli.build_cache import outcome_document, outcome_line
@@ -79,7 +78,7 @@ def build_bundle(
 
 def bundle_document(bundle: Bundle, num_entries: int) -> dict[str, Any]:
     """Returns what was sealed as a JSON value. Calls are those of all distinct programs, each run once."""
-    counts, receipt = bundle.index.counts, programs_of(bundle)
+    counts, receipt = bundle.index.counts, bundle.require_programs()
     distinct = {digest: entry_id for entry_id, digest in receipt.programs.items()}
     return {
         "path": str(bundle.path),

@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 from aotgaudi.bundle.launch import Launch
-from aotgaudi.bundle.sealed import capture_of
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.cli.options.capture import CaptureSettings, capture_options
@@ -80,7 +79,7 @@ def capture(
     for repair in found.adapter.repairs:
         if repair.id in launch.repairs:
             display.line("repairs", f"{repair.id} ({repair.defect.partition('. ')[0].rstrip('.')})")
-    for line in residual_lines(capture_of(built.bundle).residuals):
+    for line in residual_lines(built.bundle.require_capture().residuals):
         display.line("again", line)
     display.line("sealed", _sealed_line(built, signing))
 

@@ -16,7 +16,6 @@ from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.format import load_program, program_objects
 from aotgaudi.bundle.receipt import RECEIPT_SCHEMA, Receipt
 from aotgaudi.bundle.receipt import loads as load_receipt
-from aotgaudi.bundle.sealed import programs_of
 from aotgaudi.cli.options.common import jobs_option
 from aotgaudi.cli.options.store import StorePlace, store_options, to_store_size
 from aotgaudi.compile.pipeline import plan_manifest
@@ -300,7 +299,7 @@ def _kept_by(name: str, path: Path, store: Store) -> Root:
     if path.is_dir():
         bundle = open_bundle(path)
         is_capture = isinstance(bundle.receipt, CaptureReceipt)
-        keys = {capture_key(bundle.launch).hex} if is_capture else programs_of(bundle).units
+        keys = {capture_key(bundle.launch).hex} if is_capture else bundle.require_programs().units
         return Root(name=name, keys=frozenset(keys), objects=frozenset(bundle.index.objects))
     if path.suffix != ".toml" and _is_receipt(path):
         return _kept_by_receipt(name, load_receipt(path.read_bytes()), store)

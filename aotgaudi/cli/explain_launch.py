@@ -10,7 +10,6 @@ from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.format import INDEX_NAME
 from aotgaudi.bundle.launch import Launch
-from aotgaudi.bundle.sealed import capture_of
 from aotgaudi.cli.options.store import StorePlace
 from aotgaudi.errors import SpecError
 from aotgaudi.wrap.explain import explain_run
@@ -75,7 +74,7 @@ def _of_bundle(bundle: Bundle, words: tuple[str, ...], environ: Mapping[str, str
 
 
 def _of_run(bundle: Bundle, root: Path) -> Told:
-    found = explain_run(root, capture_of(bundle).factors)
+    found = explain_run(root, bundle.require_capture().factors)
     document = {
         "bundle": str(bundle.path),
         "run": str(root),

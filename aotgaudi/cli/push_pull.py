@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from aotgaudi.bundle.acceptance import TrustPolicy
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.format import INDEX_NAME
 from aotgaudi.bundle.staging import refuse_foreign
+from aotgaudi.bundle.trust import TrustPolicy
 from aotgaudi.cli.cache import size_text
 from aotgaudi.cli.options.acceptance import acceptance_options
 from aotgaudi.cli.options.remote import RemoteAccess, remote_options

@@ -12,7 +12,6 @@ import click
 from aotgaudi import __version__
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.bundle.sealed import programs_of
 from aotgaudi.cli.options.common import (
     Command,
     FiniteRange,
@@ -158,7 +157,7 @@ def _given(path: Path, budget: int | None, place: StorePlace, described: Target 
     store = place.open(create=False) if place.root.is_dir() else None
     if path.is_dir():
         bundle = open_bundle(path)
-        programs_of(bundle)
+        bundle.require_programs()
         return Given(
             path=str(path),
             kind="bundle",

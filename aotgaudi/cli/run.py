@@ -20,7 +20,7 @@ from aotgaudi.server.log import log_handler
 from aotgaudi.wrap.run_options import Policy
 
 if TYPE_CHECKING:
-    from aotgaudi.bundle.acceptance import TrustPolicy
+    from aotgaudi.bundle.trust import TrustPolicy
 
 _BEGAN = time.monotonic()
 

@@ -28,8 +28,8 @@ from aotgaudi.machine import available_cores
 from aotgaudi.spec.policy import Policy
 
 if TYPE_CHECKING:
-    from aotgaudi.bundle.acceptance import TrustPolicy
     from aotgaudi.bundle.part import Outside
+    from aotgaudi.bundle.trust import TrustPolicy
     from aotgaudi.engine.room import RoomLimits
     from aotgaudi.runtime.guard import Seccomp
     from aotgaudi.runtime.shards import WeightsMemory

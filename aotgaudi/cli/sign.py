@@ -13,6 +13,7 @@ from aotgaudi.bundle.bundle import Bundle, open_bundle, read_signature
 from aotgaudi.bundle.format import SIGNATURE_NAME
 from aotgaudi.bundle.signature import Statement, load_envelope, load_statement
 from aotgaudi.bundle.signing import Signing, add_signatures, generate_key
+from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.cli.options.signing import epoch_option, load_keys, sign_key_option
 from aotgaudi.files import write_atomic
 
@@ -61,7 +62,7 @@ def _document(bundle: Bundle, signed: bytes, *, is_new: bool) -> dict[str, Any]:
 
 def _refuse_damaged(bundle: Bundle) -> None:
     """Raises CorruptError if the bundle is not what was sealed: nobody should vouch for that. Cold entries are fine."""
-    report = bundle.verify()
+    report = verify_bundle(bundle)
     if report.corrupt or report.extra:
         report.raise_if_bad(bundle.path)
 

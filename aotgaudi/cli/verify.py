@@ -14,13 +14,12 @@ import click
 
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.online import check_target, this_machine
-from aotgaudi.bundle.acceptance import TrustPolicy
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.model import open_model
 from aotgaudi.bundle.model_directory import ModelDirectory
-from aotgaudi.bundle.receipt import Receipt
-from aotgaudi.bundle.sealed import SealedReceipt, capture_of, programs_of
+from aotgaudi.bundle.receipt import Receipt, SealedReceipt
+from aotgaudi.bundle.trust import TrustPolicy
 from aotgaudi.bundle.verify import Report, verify_bundle
 from aotgaudi.cli.options.acceptance import acceptance_options
 from aotgaudi.cli.options.model import find_model
@@ -132,7 +131,7 @@ def verify(
 
 def _verify_model(bundle: Bundle, path: Path) -> None:
     """Raises CorruptError or UntrustedError where the directory is not what the bundle binds."""
-    if programs_of(bundle).model is None:
+    if bundle.require_programs().model is None:
         raise UntrustedError(
             f"bundle {bundle.path} binds no model, so nothing says what {path} should be"
             " (bind it: aotgaudi build bundle MANIFEST -o DIR --model DIR)"
@@ -143,7 +142,7 @@ def _verify_model(bundle: Bundle, path: Path) -> None:
 def _check_launch(bundle: Bundle, words: tuple[str, ...]) -> _Fit:
     """Checks what `run` checks before it restores anything. Raises SpecError for programs."""
     of = "this command"
-    capture_of(bundle)
+    bundle.require_capture()
     if not words:
         return _Fit(of, None, _NO_COMMAND)
     found, here = describe_here(bundle.launch, words, dict(os.environ))

@@ -19,7 +19,6 @@ from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.format import load_program
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.receipt import loads as load_receipt
-from aotgaudi.bundle.sealed import programs_of
 from aotgaudi.compile.keys import ProgramKeys, builder_versions
 from aotgaudi.compile.records import ProgramRow, UnitRow
 from aotgaudi.digest import Digest
@@ -122,7 +121,9 @@ def read_sealed(path: Path, manifest: Manifest, store: Store | None, history: Hi
     """
     if path.is_dir():
         bundle = open_bundle(path)
-        return _sealed(path, programs_of(bundle), bundle.manifest, partial(_read, bundle.read_object), ())
+        return _sealed(
+            path, bundle.require_programs(), bundle.manifest, partial(_read, bundle.read_object), ()
+        )
     receipt = _read_receipt(path)
     program_of = partial(_read, store.objects.read) if store else _unknown
     if receipt.manifest_id == manifest.id:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from aotgaudi.doctor.machine_finding import MachineFinding
 from aotgaudi.server.front.limits import DEFAULT_MAX_CONNECTIONS
-from aotgaudi.store.sealed import SEALS
+from aotgaudi.store.memfd import SEALS
 
 _SECONDS = 60.0
 _FORBID = "from aotgaudi.runtime.seccomp import forbid_processes; forbid_processes()"

@@ -21,8 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Union, cast, get_args
 
-from aotgaudi.bundle.acceptance import TrustPolicy
 from aotgaudi.bundle.part import Outside
+from aotgaudi.bundle.trust import TrustPolicy
 from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
 from aotgaudi.engine.request import FinishReason, NewRequest
 from aotgaudi.engine.sampling_params import SamplingParams

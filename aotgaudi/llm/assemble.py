@@ -17,7 +17,6 @@ from aotgaudi.bucketing.lookup import BucketTable, WarmFirstTable
 from aotgaudi.bundle.model import check_model
 from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.bundle.part import Outside, describe_part
-from aotgaudi.bundle.sealed import programs_of
 from aotgaudi.bundle.verify import Report
 from aotgaudi.engine.admission import Admission
 from aotgaudi.engine.blocks import BlockPool
@@ -137,7 +136,7 @@ def _load(
 ) -> FirstUseBuilder | None:
     """Fills `executables` with what is sound. Returns what makes the others warm; None under `require_warm`."""
     bundle, verified = held.bundle, held.verified.result()
-    entries, receipt = held.served.entries, programs_of(bundle)
+    entries, receipt = held.served.entries, bundle.require_programs()
     with phases.time("warm_checks"):
         sound = _accept(verified.report, entries, options)
         declare_samplers(entries, executables)

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from aotgaudi.bundle.bundle import Bundle
-from aotgaudi.bundle.sealed import programs_of
 from aotgaudi.bundle.verify import VerifiedBundle, hold_bundle
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.phases import Phases
@@ -46,7 +45,7 @@ def holding(bundle: Bundle, served: Manifest, weights: ShardReader, phases: Phas
             return hold_bundle(bundle, labels)
 
     def prefetch() -> None:
-        found, receipt = verified.result().programs.values(), programs_of(bundle)
+        found, receipt = verified.result().programs.values(), bundle.require_programs()
         with phases.time("weights"):
             programs = [placed(program, receipt) for program in found]
             specs = [spec for program in programs for spec in program.weights]

@@ -12,9 +12,9 @@ from aotgaudi.llm.model_files import GenerationConfig
 from aotgaudi.phases import Phases
 
 if TYPE_CHECKING:  # The front of a server knows these values, and nothing of what they are made with.
-    from aotgaudi.bundle.acceptance import TrustPolicy
     from aotgaudi.bundle.model_directory import ModelDirectory
     from aotgaudi.bundle.part import Outside
+    from aotgaudi.bundle.trust import TrustPolicy
     from aotgaudi.engine.core import OnStep
     from aotgaudi.engine.loop import Engine
     from aotgaudi.llm.tokenizer import Tokenizer

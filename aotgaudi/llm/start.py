@@ -11,7 +11,6 @@ from aotgaudi.backends.online import check_target
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.model import open_model
 from aotgaudi.bundle.part import served_manifest
-from aotgaudi.bundle.sealed import programs_of
 from aotgaudi.llm.holding import holding
 from aotgaudi.llm.running import ModelOptions, Observers, RunningModel
 from aotgaudi.runtime.shards import ShardReader
@@ -30,7 +29,7 @@ def start(options: ModelOptions, observers: Observers) -> RunningModel:
     phases = observers.phases
     with phases.time("open"):
         bundle = open_bundle(options.bundle, options.acceptance)
-        receipt = programs_of(bundle)
+        receipt = bundle.require_programs()
         model = open_model(bundle, options.model_dir, allow_unbound=options.allow_unbound_model)
         check_target(receipt.target)
         served = served_manifest(bundle, options.outside_policy)

@@ -14,7 +14,6 @@ from aotgaudi.bucketing.speculation import SpeculativeRun
 from aotgaudi.bucketing.strategy import BucketingInputs
 from aotgaudi.bucketing.versions import find_strategy
 from aotgaudi.bundle.bundle import Bundle, read_signature
-from aotgaudi.bundle.sealed import programs_of
 from aotgaudi.entries import ENTRY_KINDS, DecodeEntry, Entry, PromptEntry
 from aotgaudi.errors import CorruptError, SpecError
 from aotgaudi.manifest.cost import estimate_memory, find_explosion
@@ -301,7 +300,7 @@ def _provenance(given: Given) -> Iterator[Component]:
     bundle = given.bundle
     if bundle is None:
         return
-    receipt = programs_of(bundle)
+    receipt = bundle.require_programs()
     yield Component(name="manifest.json", value=str(bundle.index.manifest))
     yield Component(name="receipt.json", value=str(bundle.index.receipt))
     yield Component(name="objects", value=f"{len(bundle.index.objects):,}")

@@ -14,7 +14,6 @@ from typing import Literal
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.receipt import SealedUnit
-from aotgaudi.bundle.sealed import programs_of
 from aotgaudi.compile.keys import ProgramKeys
 from aotgaudi.compile.plan import Plan
 from aotgaudi.compile.records import UnitRow, read_units
@@ -56,7 +55,7 @@ class Holdings:
 
 def holdings_of_bundle(bundle: Bundle, store: Store | None) -> Holdings:
     """Returns what a bundle of programs holds. Raises as `Bundle.manifest` does, SpecError for a capture."""
-    receipt, spec = programs_of(bundle), bundle.manifest.spec
+    receipt, spec = bundle.require_programs(), bundle.manifest.spec
     groups: dict[str, list[Entry]] = defaultdict(list)
     for entry in bundle.manifest.entries:
         if entry.id in receipt.programs:

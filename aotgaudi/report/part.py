@@ -6,7 +6,6 @@ from aotgaudi.bucketing.proof import Coverage
 from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.part import Outside, describe_part, proved_part
 from aotgaudi.bundle.receipt import ClosedUnder
-from aotgaudi.bundle.sealed import programs_of
 from aotgaudi.manifest.coverage import coverage_of
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.parts import Part
@@ -38,7 +37,7 @@ def part_of(bundle: Bundle) -> ReportedPart | None:
     return ReportedPart(
         text=describe_part(part),
         num_entries=len(part.manifest.entries),
-        num_cold=len(programs_of(bundle).missing(whole.entries)),
+        num_cold=len(bundle.require_programs().missing(whole.entries)),
         num_settings=len(part.settings),
         num_settings_of_spec=len(whole.spec.sampler.settings),
         is_closed=part.coverage.is_closed and cut.coverage.is_closed,

@@ -27,7 +27,7 @@ from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.guard import Guard
 from aotgaudi.runtime.load import Artifacts, Loader
 from aotgaudi.store.cas import ObjectStore
-from aotgaudi.store.sealed import SealedObjects
+from aotgaudi.store.memfd import SealedObjects
 
 logger = logging.getLogger(__name__)
 

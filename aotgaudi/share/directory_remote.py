@@ -29,8 +29,7 @@ from aotgaudi.files import (
     write_atomic,
 )
 from aotgaudi.share.remote import MAX_POINTER_BYTES, Download, Pointer, check_name, load_pointer
-from aotgaudi.store.blobs import ABSENT_ERRORS, Fault, read_bounded
-from aotgaudi.store.cas import ObjectStore, object_path
+from aotgaudi.store.cas import ABSENT_ERRORS, Fault, ObjectStore, object_path, read_bounded
 from aotgaudi.store.records import LARGEST_RECORD_BYTES, RecordStore
 
 _CHUNK_BYTES = 1 << 20

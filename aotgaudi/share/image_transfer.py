@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
-from aotgaudi.bundle.acceptance import ANY_BUNDLE, TrustPolicy
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.capture_receipt import RECEIPT_NAME
 from aotgaudi.bundle.format import (
@@ -23,6 +22,7 @@ from aotgaudi.bundle.format import (
     load_index,
 )
 from aotgaudi.bundle.staging import PARTIAL_NAME, publish, staging_directory
+from aotgaudi.bundle.trust import ANY_BUNDLE, TrustPolicy
 from aotgaudi.digest import Digest, sha256_bytes
 from aotgaudi.errors import CorruptError, SpecError, store_error
 from aotgaudi.files import open_descriptor
@@ -34,7 +34,7 @@ from aotgaudi.share.registry import Registry
 from aotgaudi.share.registry_remote import BundleLayer, RegistryRemote, bundle_layer_of
 from aotgaudi.share.transfer import Conduct, Sources, in_threads
 from aotgaudi.share.unpack import DirectorySink, Head, largest_archive_bytes, read_head, unpack_bundle
-from aotgaudi.store.blobs import verified_chunks
+from aotgaudi.store.cas import verified_chunks
 
 _DOCUMENTS = (INDEX_NAME, MANIFEST_NAME, RECEIPT_NAME, SIGNATURE_NAME)
 

@@ -27,7 +27,7 @@ from aotgaudi.errors import CorruptError, SpecError
 from aotgaudi.files import Temporary
 from aotgaudi.share.oci_documents import BUNDLE_ROOT, LAYER_TYPES
 from aotgaudi.share.push_pull import bundle_files
-from aotgaudi.store.blobs import verified_chunks
+from aotgaudi.store.cas import verified_chunks
 
 MAX_RATIO = 250
 """Compiled code compresses about 4:1, with stretches of zeros maybe 20:1. Bombs begin at 1000:1."""

@@ -32,7 +32,7 @@ from aotgaudi.share.oci_documents import (
     ImageManifest,
     load_document,
 )
-from aotgaudi.store.blobs import Fault, read_blob, read_bounded, verified_chunks
+from aotgaudi.store.cas import Fault, read_blob, read_bounded, verified_chunks
 
 LAYOUT_NAME = "oci-layout"
 INDEX_NAME = "index.json"

@@ -32,7 +32,7 @@ from aotgaudi.share.remote import (
     check_name,
     load_pointer,
 )
-from aotgaudi.store.blobs import find_fault
+from aotgaudi.store.cas import find_fault
 from aotgaudi.store.records import LARGEST_RECORD_BYTES
 
 _USER_INFO = re.compile(r"://[^/@\s]*@")

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from aotgaudi.bundle.acceptance import ANY_BUNDLE, TrustPolicy
 from aotgaudi.bundle.bundle import Bundle, open_bundle, read_signature
 from aotgaudi.bundle.capture_receipt import RECEIPT_NAME
 from aotgaudi.bundle.format import (
@@ -26,14 +25,14 @@ from aotgaudi.bundle.format import (
 )
 from aotgaudi.bundle.signature import MAX_ENVELOPE_BYTES
 from aotgaudi.bundle.staging import PARTIAL_NAME, publish, staging_directory
+from aotgaudi.bundle.trust import ANY_BUNDLE, TrustPolicy
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError
 from aotgaudi.files import MAX_DOCUMENT_BYTES
 from aotgaudi.share.receiving import Partial, receive, require_room
 from aotgaudi.share.remote import Pointer, Remote
 from aotgaudi.share.transfer import Conduct, Sources, send
-from aotgaudi.store.blobs import verified_chunks
-from aotgaudi.store.cas import object_path
+from aotgaudi.store.cas import object_path, verified_chunks
 
 _DOCUMENT_MODE = 0o644
 

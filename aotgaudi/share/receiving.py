@@ -20,7 +20,7 @@ from aotgaudi.errors import CorruptError, StoreError, store_error
 from aotgaudi.files import make_directories, place
 from aotgaudi.share.remote import Remote, TransientError
 from aotgaudi.share.retry import Retry
-from aotgaudi.store.blobs import find_fault
+from aotgaudi.store.cas import find_fault
 
 _CHUNK_BYTES = 1 << 20
 _MODE = 0o444

@@ -17,8 +17,7 @@ from typing import Any
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError
-from aotgaudi.store.blobs import find_fault
-from aotgaudi.store.cas import object_path
+from aotgaudi.store.cas import find_fault, object_path
 from aotgaudi.store.quarantine import quarantine, release
 from aotgaudi.store.records import RecordError, digests_in, read_record
 from aotgaudi.store.store import Store

@@ -16,6 +16,8 @@ Versions: 1 (first).
 The first publisher of a key wins: a later result with other bytes is dropped, so that all readers agree.
 A file that is wrong in any way (foreign, torn, of another key, with a wrong checksum) is a miss, never a wrong hit.
 A file's modification time is the time of its last use. It only decides what is collected first when space is short.
+
+Looking up results, in the store's own records first and then in the layers below, and noting their use.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +37,7 @@ from typing import Any
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import StoreError, store_error
 from aotgaudi.files import Temporary, again, open_descriptor, place, place_first, temporary_file
-from aotgaudi.store.blobs import ABSENT_ERRORS, MOVED_ERRORS, damage_of
+from aotgaudi.store.cas import ABSENT_ERRORS, MOVED_ERRORS, damage_of
 from aotgaudi.store.quarantine import quarantine
 
 RECORD_SCHEMA = "aotgaudi.record/1"
@@ -265,3 +268,104 @@ def _parsed_digest(text: str) -> Digest | None:
         return Digest.parse(text)
     except ValueError:
         return None
+
+
+USE_GRANULARITY_SECONDS = 6 * 3600.0
+"""A use is noted when the last one is older than this: most look-ups write nothing."""
+
+
+class Actions:
+    """A persistent mapping from a key (64 hex digits) to a JSON object. Safe between processes and hosts.
+
+    `lower` are roots of read-only layers, consulted in order for what `root` lacks. With `read_only`, uses
+    are not noted and writing raises StoreError. `clock` gives the time of a use.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        lower: Iterable[Path] = (),
+        *,
+        read_only: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.records = RecordStore(root)
+        self._lower = tuple(map(RecordStore, lower))
+        self._read_only = read_only
+        self._clock = clock
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """Returns the result recorded for `key`, or None."""
+        return self.get_many((key,)).get(key)
+
+    def get_many(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Returns the results of those `keys` that have one, in the order of `keys`."""
+        found = ((key, self._look_up(key)) for key in keys)
+        return {key: value for key, value in found if value is not None}
+
+    def put(self, key: str, value: Mapping[str, Any], keep: Keep = lambda _: False) -> dict[str, Any]:
+        """Records `value` for `key` unless `keep` accepts an earlier result; returns what is recorded then.
+
+        Durable when it returns. Raises StoreError if it cannot be written, and ValueError if `key` is malformed or
+        `value` is not a JSON object.
+        """
+        self._require_writable()
+        return self.records.publish(key, value, keep)
+
+    def discard(self, key: str) -> None:
+        """Forgets `key`, if it is there. The layers below keep theirs. Raises StoreError."""
+        self._require_writable()
+        self.records.discard(key)
+
+    def stamp(self, key: str) -> Stamp | None:
+        """Returns the stamp of the file that a look-up of `key` would read, or None. Reads nothing."""
+        for records in (self.records, *self._lower):
+            stamp = records.stamp(key)
+            if stamp is not None:
+                return stamp
+        return None
+
+    def identities(self, keys: Iterable[str]) -> dict[str, list[int]] | None:
+        """Returns inode and size of the file that answers each key; None where one has no record."""
+        stamps = {key: self.stamp(key) for key in keys}
+        found = {key: [stamp.inode, stamp.size_bytes] for key, stamp in stamps.items() if stamp is not None}
+        return found if len(found) == len(stamps) else None
+
+    def are_unchanged(self, identities: Mapping[str, object]) -> bool:
+        """Whether the same files answer as when `identities` was asked; notes their use where that is due."""
+        stale = []
+        for key, identity in identities.items():
+            stamp = self.stamp(key)
+            if stamp is None or [stamp.inode, stamp.size_bytes] != identity:
+                return False
+            if self._is_use_due(stamp):
+                stale.append(key)
+        self.note_use(stale)
+        return True
+
+    def note_use(self, keys: Iterable[str]) -> None:
+        """Notes that the store's own records of `keys` are used now, where that is due and allowed."""
+        for key in keys:
+            stamp = self.records.stamp(key)
+            if stamp is not None and self._is_use_due(stamp):
+                self.records.touch(key, self._clock())
+
+    def __iter__(self) -> Iterator[str]:
+        """The keys of the store's own records at this moment, in ascending order."""
+        return iter(sorted(self.records.keys()))
+
+    def _look_up(self, key: str) -> dict[str, Any] | None:
+        for records in (self.records, *self._lower):
+            value = records.get(key)
+            if value is not None:
+                return value
+        return None
+
+    def _is_use_due(self, stamp: Stamp) -> bool:
+        return not self._read_only and abs(self._clock() - stamp.used) > USE_GRANULARITY_SECONDS
+
+    def _require_writable(self) -> None:
+        if self._read_only:
+            raise StoreError(
+                f"store at {self.records.root} is opened read-only: nothing can be recorded in it"
+            )

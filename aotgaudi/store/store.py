@@ -26,9 +26,9 @@ from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import StoreError, store_error
 from aotgaudi.files import make_directories, temporary_file, write_atomic
 from aotgaudi.store.access import is_on_network, refuse_unsafe
-from aotgaudi.store.actions import Actions
 from aotgaudi.store.cas import ObjectStore
 from aotgaudi.store.locks import Locks
+from aotgaudi.store.records import Actions
 from aotgaudi.store.roots import Roots
 from aotgaudi.store.scratch import sweep_temporary_files
 

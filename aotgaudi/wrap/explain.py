@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aotgaudi.bundle.bundle import Bundle
-from aotgaudi.bundle.sealed import capture_of
 from aotgaudi.errors import SpecError
 from aotgaudi.wrap.events import EventLog, EventReader, ProcessLog, hashed_factors
 from aotgaudi.wrap.launch import adapter_named
@@ -148,7 +147,7 @@ def capture_difference(old: Bundle, new: Bundle) -> CaptureDifference:
 
 
 def _files(bundle: Bundle) -> Mapping[str, str]:
-    return {file.path: str(file.digest) for file in capture_of(bundle).files}
+    return {file.path: str(file.digest) for file in bundle.require_capture().files}
 
 
 _FOLDER = "events"

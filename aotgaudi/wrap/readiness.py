@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aotgaudi.bundle.acceptance import ANY_BUNDLE, TrustPolicy
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.launch import Launch
+from aotgaudi.bundle.trust import ANY_BUNDLE, TrustPolicy
 from aotgaudi.errors import AotGaudiError, NotWarmError, TargetError
 from aotgaudi.wrap.interpreter import Asking
 from aotgaudi.wrap.launch import Found, describe_here

@@ -24,12 +24,11 @@ from pathlib import Path
 
 from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.capture_receipt import CapturedFile
-from aotgaudi.bundle.sealed import capture_of
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, StoreError, UntrustedError, store_error
 from aotgaudi.files import Examine, accept_any
 from aotgaudi.machine import available_cores
-from aotgaudi.store.blobs import copy_blob
+from aotgaudi.store.cas import copy_blob
 
 _MAX_THREADS = 8
 _FILES_AT_ONCE = 64
@@ -70,7 +69,7 @@ def restore(bundle: Bundle, into: Path) -> Restored:
 
     Raises SpecError where the bundle holds no capture.
     """
-    receipt = capture_of(bundle)
+    receipt = bundle.require_capture()
     name, examine = f"bundle {bundle.path}", bundle.policy.examine
     source = Source(bundle.object_path, name, bundle.mending_command, examine)
     return restore_files(receipt.files, source, into)

@@ -33,7 +33,6 @@ from typing import Any, Literal
 from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.capture_receipt import Expected
 from aotgaudi.bundle.launch import WarmUpRequest
-from aotgaudi.bundle.sealed import capture_of
 from aotgaudi.errors import AotGaudiError, CorruptError, NotWarmError, TargetError
 from aotgaudi.wrap.adapters.base import Phase
 from aotgaudi.wrap.client import WrappedServerError, is_healthy
@@ -517,12 +516,14 @@ def start(options: RunOptions, admitted: Prepared, signals: Signals) -> int:
     bundle, why_cold = admitted.bundle, admitted.why_cold
     metrics = Metrics()
     metrics.set("aotgaudi_verify_seconds", time.monotonic() - options.began)
-    metrics.set("aotgaudi_guest_residuals", len(capture_of(bundle).residuals))
+    metrics.set("aotgaudi_guest_residuals", len(bundle.require_capture().residuals))
     metrics.set("aotgaudi_capture_info", 1, *_about(bundle).values())
     reception = _Reception(metrics)
     with (
         HttpServer(options.listen, reception.answers()) as front,
-        open_sandbox(Path(admitted.here.place.root), needed_bytes=capture_of(bundle).num_bytes) as place,
+        open_sandbox(
+            Path(admitted.here.place.root), needed_bytes=bundle.require_capture().num_bytes
+        ) as place,
     ):
         _log.info("http://%s:%d: /ready /live /metrics /report", options.listen.host, front.port)
         if not why_cold:
@@ -551,7 +552,7 @@ def _restore(bundle: Bundle, place: Sandbox, metrics: Metrics) -> None:
 
 
 def _sealed(bundle: Bundle, why_cold: str) -> dict[str, Any]:
-    receipt = capture_of(bundle)
+    receipt = bundle.require_capture()
     left_out = tuple(one.pattern for one in receipt.left_out)
     sealed = {} if why_cold else {file.path: file.digest for file in receipt.files}
     return {"sealed": sealed, "left_out": left_out}
@@ -564,7 +565,7 @@ def _phase(policy: Policy, why_cold: str) -> tuple[Phase, str]:
 
 
 def _case(bundle: Bundle, options: RunOptions, why_cold: str) -> Case:
-    receipt = capture_of(bundle)
+    receipt = bundle.require_capture()
     return Case(
         expected=None if why_cold else receipt.expected,
         requests=bundle.launch.exercise.requests if options.exercises else (),

@@ -23,6 +23,7 @@ from click.testing import CliRunner, Result
 
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.signing import generate_key
+from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.cli.main import cli
 from aotgaudi.errors import CaptureError, SpecError, StoreError, store_error
 from aotgaudi.store.store import Store
@@ -103,7 +104,7 @@ def test_what_is_sealed_was_proved(bench: Bench, built: Built, receipt: CaptureR
     assert receipt.expected.roles == {"APIServer": 1, "EngineCore": 1, "Worker": 1}
     assert len(receipt.expected.answers) == 17
     assert built.bundle.launch.id == receipt.manifest_id
-    assert built.bundle.verify().is_intact
+    assert verify_bundle(built.bundle).is_intact
     assert {file.kind for file in receipt.files} >= {"library", "pickle", "python"}
     assert [row.pattern for row in receipt.left_out] == ["*.lock"]
     assert built.row.cold_counts["process"] >= 2
@@ -398,7 +399,7 @@ def _check_kills(bench: Bench, moments: list[float]) -> None:
             shutil.rmtree(bench.folder / "store")
     built = bench.build()
 
-    assert built.bundle.verify().is_intact
+    assert verify_bundle(built.bundle).is_intact
     assert sorted(path.name for path in bench.folder.iterdir()) == ["model", "out", "r", "store"]
 
 
@@ -512,5 +513,5 @@ def test_a_disk_that_is_full_at_any_step_leaves_no_bundle_and_the_next_build_wor
         assert processes_of(fresh.folder) == []
 
     fresh.told.lines.clear()
-    assert fresh.build().bundle.verify().is_intact
+    assert verify_bundle(fresh.build().bundle).is_intact
     assert fresh.told.lines == []  # Only sealing was left to do.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.bundle.acceptance import TrustPolicy
+from aotgaudi.bundle.trust import TrustPolicy
 from aotgaudi.cli.main import cli
 from tests.container import can_mount
 from tests.guests.conftest import Captured

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.bundle.sealed import capture_of
 from aotgaudi.errors import CaptureError
 from aotgaudi.store.store import Store
 from aotgaudi.wrap.capture import Built, Order, build_capture, shaped_command
@@ -82,7 +81,7 @@ def test_it_is_built_with_the_sweep_and_proved_without_it(here: Here) -> None:
     build(here)
 
     bundle = open_bundle(here.folder / "out")
-    receipt, launch = capture_of(bundle), bundle.launch
+    receipt, launch = bundle.require_capture(), bundle.launch
     assert launch.guest == "sglang"
     assert receipt.expected.roles == {"APIServer": 1, "Worker": 1}
     assert receipt.files

@@ -19,7 +19,6 @@ import pytest
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.bundle.sealed import capture_of
 from aotgaudi.errors import AotGaudiError, CaptureError, NotWarmError
 from aotgaudi.gaudi.recipes import RecipeName
 from aotgaudi.manifest.bucket_file import bucket_file_of
@@ -134,7 +133,7 @@ def test_a_capture_holds_the_recipes_of_the_closed_table_and_is_proved_from_them
     captured: Bench,
 ) -> None:
     bundle = open_bundle(captured.folder / "out")
-    receipt, launch = capture_of(bundle), bundle.launch
+    receipt, launch = bundle.require_capture(), bundle.launch
     recipes = [file for file in receipt.files if file.kind == "recipe"]
     keys = {name.key for name in map(RecipeName.parse, (Path(file.path).name for file in recipes)) if name}
     table = bucket_file_of(captured.spec)

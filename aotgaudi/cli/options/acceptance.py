@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from aotgaudi.bundle.acceptance import TrustPolicy
+from aotgaudi.bundle.trust import TrustPolicy
 from aotgaudi.cli.options.common import Command, with_options
 
 _OPTIONS = (

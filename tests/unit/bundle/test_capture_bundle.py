@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from aotgaudi.bundle.acceptance import ANY_BUNDLE, TrustPolicy
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.format import INDEX_NAME, dump_index, load_index
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.signature import load_envelope, load_statement
 from aotgaudi.bundle.signing import Signing, generate_key, load_signing_key
-from aotgaudi.bundle.trust import SignaturePolicy
+from aotgaudi.bundle.trust import ANY_BUNDLE, SignaturePolicy, TrustPolicy
+from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.cli.main import cli
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, SpecError, UntrustedError
@@ -41,7 +41,7 @@ def test_the_index_counts_files_and_each_object_once(captured: SealedCapture) ->
     assert bundle.launch.id == LAUNCH_ID
     assert (bundle.index.counts.programs, bundle.index.counts.units) == (0, len(CAPTURED))
     assert bundle.index.counts.objects == len(set(CAPTURED.values()))
-    report = bundle.verify()
+    report = verify_bundle(bundle)
     assert report.is_intact
     assert (report.num_entries, report.kind) == (len(CAPTURED), "capture")
 
@@ -91,7 +91,7 @@ def test_a_file_that_nobody_named_is_found(captured: SealedCapture) -> None:
     stray.parent.mkdir(exist_ok=True)
     stray.touch()
 
-    assert captured.open().verify().extra == ("objects/sha256/aa/stray.so",)
+    assert verify_bundle(captured.open()).extra == ("objects/sha256/aa/stray.so",)
 
 
 def test_what_is_signed_is_the_launch_and_the_files_and_an_edit_is_refused(
@@ -130,7 +130,7 @@ def test_it_goes_to_a_remote_and_comes_back(captured: SealedCapture, tmp_path: P
 
     assert pulled.receipt == captured.receipt
     assert contents(tmp_path / "pulled") == contents(captured.path)
-    assert pulled.verify().is_intact
+    assert verify_bundle(pulled).is_intact
 
 
 def test_serving_programs_from_it_is_refused_before_anything_is_loaded(

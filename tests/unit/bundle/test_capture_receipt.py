@@ -19,8 +19,7 @@ from aotgaudi.bundle.capture_receipt import (
     require_captured_path,
     require_distinct,
 )
-from aotgaudi.bundle.receipt import dumps
-from aotgaudi.bundle.sealed import capture_of, load_sealed, programs_of
+from aotgaudi.bundle.receipt import dumps, load_sealed
 from aotgaudi.digest import Digest, canonical_json
 from aotgaudi.errors import ManifestError, SpecError
 from aotgaudi.store.cas import ObjectStore
@@ -86,11 +85,11 @@ def test_the_schema_says_which_receipt_it_is() -> None:
 def test_whoever_needs_one_kind_refuses_the_other_in_one_line(
     sealed: Sealed, captured: SealedCapture
 ) -> None:
-    assert programs_of(sealed.open()) == sealed.receipt
-    assert capture_of(captured.open()) == captured.receipt
+    assert sealed.open().require_programs() == sealed.receipt
+    assert captured.open().require_capture() == captured.receipt
     for refuse in (
-        lambda: programs_of(captured.open()),
-        lambda: capture_of(sealed.open()),
+        lambda: captured.open().require_programs(),
+        lambda: sealed.open().require_capture(),
         lambda: captured.open().manifest,
         lambda: captured.open().program("e"),
     ):
@@ -98,7 +97,7 @@ def test_whoever_needs_one_kind_refuses_the_other_in_one_line(
             refuse()
         assert "\n" not in str(error.value)
     with pytest.raises(SpecError, match=r"aotgaudi run --bundle"):
-        programs_of(captured.open())
+        captured.open().require_programs()
 
 
 @pytest.mark.parametrize(

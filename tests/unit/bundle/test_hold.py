@@ -12,7 +12,7 @@ import pytest
 
 from aotgaudi.bundle.verify import VerifiedBundle, hold_bundle
 from aotgaudi.errors import NotWarmError, StoreError, UntrustedError
-from aotgaudi.store.blobs import Fault
+from aotgaudi.store.cas import Fault
 
 if TYPE_CHECKING:
     from tests.unit.bundle.conftest import Sealed

@@ -15,6 +15,7 @@ from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.part import Outside, proved_part, sealed_part, served_manifest
 from aotgaudi.bundle.receipt import ClosedUnder, Receipt, SealedPart, SealedUnit, dumps, loads
+from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.cli.main import cli
 from aotgaudi.digest import canonical_json
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
@@ -80,8 +81,8 @@ def test_each_policy_has_limits_of_its_own(tmp_path: Path, outside: Outside, cha
 
     assert limits_of(served) == {**WHOLE, **changes}
     assert (served == MANIFEST) is (outside == "first-use")
-    assert bundle.verify().is_intact
-    assert bundle.verify().num_entries == len(ALONE)
+    assert verify_bundle(bundle).is_intact
+    assert verify_bundle(bundle).num_entries == len(ALONE)
 
 
 def test_pad_up_serves_everything_where_larger_entries_cover_it_else_nothing(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.bundle.acceptance import TrustPolicy
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
+from aotgaudi.bundle.trust import TrustPolicy
+from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, SpecError, StoreError, UntrustedError
 from aotgaudi.store.cas import ObjectStore
@@ -146,7 +147,7 @@ def test_verifying_finds_the_same_faults_and_names_the_captured_path(
     damage: Callable[[SealedCapture], None], captured: SealedCapture
 ) -> None:
     damage(captured)
-    report = captured.open().verify()
+    report = verify_bundle(captured.open())
 
     assert not report.is_intact
     with pytest.raises(CorruptError) as error:
@@ -246,7 +247,7 @@ def test_a_disk_that_is_full_is_a_store_error_and_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     bundle = captured.open()
-    monkeypatch.setattr("aotgaudi.store.blobs.os.write", no_space)
+    monkeypatch.setattr("aotgaudi.store.cas.os.write", no_space)
     with pytest.raises(StoreError, match=r"cannot restore .*No space left"):
         restore(bundle, root)
     monkeypatch.undo()

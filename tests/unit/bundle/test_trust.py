@@ -16,7 +16,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from securesystemslib.dsse import Envelope as ReferenceEnvelope
 from securesystemslib.signer import SSlibKey
 
-from aotgaudi.bundle.acceptance import TrustPolicy
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.capture_receipt import RECEIPT_NAME
 from aotgaudi.bundle.format import (
@@ -37,7 +36,7 @@ from aotgaudi.bundle.signature import (
     load_statement,
 )
 from aotgaudi.bundle.signing import Signing, SigningKey, add_signatures, generate_key, load_signing_key
-from aotgaudi.bundle.trust import TrustedKey, SignaturePolicy
+from aotgaudi.bundle.trust import SignaturePolicy, TrustedKey, TrustPolicy
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.digest import Digest, canonical_json
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, SpecError, UntrustedError

@@ -16,7 +16,7 @@ from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.format import INDEX_NAME, dump_index, load_index
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.receipt import dumps as dump_receipt
-from aotgaudi.bundle.verify import CorruptObject, MissingEntry
+from aotgaudi.bundle.verify import CorruptObject, MissingEntry, verify_bundle
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, StoreError
 from aotgaudi.manifest.codec import read_manifest
@@ -76,7 +76,7 @@ def test_an_opened_bundle_has_its_manifest_and_verifies_itself(sealed: Sealed, t
 
     assert bundle.manifest == manifest
     assert bundle.manifest is bundle.manifest
-    report = bundle.verify()
+    report = verify_bundle(bundle)
     assert (report.num_entries, report.corrupt, report.extra) == (len(manifest.entries), (), ())
     assert len(report.missing) == len(manifest.entries) - 1  # DefragEntry(8) is in both.
 
@@ -87,7 +87,7 @@ def test_a_receipt_that_answers_another_manifest_than_the_one_beside_it_is_corru
     pack_bundle(TINY.read_bytes(), sealed.manifest_id, sealed.receipt, sealed.objects, tmp_path / "mixed")
 
     with pytest.raises(CorruptError, match=f"the receipt answers {sealed.manifest_id}"):
-        open_bundle(tmp_path / "mixed").verify()
+        verify_bundle(open_bundle(tmp_path / "mixed"))
 
 
 @pytest.mark.parametrize("name", OBJECTS)

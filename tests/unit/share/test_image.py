@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 import zstandard
 
-from aotgaudi.bundle.acceptance import TrustPolicy
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.signing import Signing, generate_key, load_signing_key
-from aotgaudi.bundle.trust import SignaturePolicy
+from aotgaudi.bundle.trust import SignaturePolicy, TrustPolicy
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import CorruptError, ManifestError, SpecError, StoreError, TargetError, UntrustedError
@@ -577,7 +576,7 @@ def test_an_image_of_captured_caches_has_labels_of_both_kinds_and_gives_the_bund
     assert "io.github.aotgaudi.programs" not in labels
     pulled = pull_image(LayoutImage(tmp_path / "image", "v1"), tmp_path / "pulled")
     assert pulled.receipt == captured.receipt
-    assert pulled.verify().is_intact
+    assert verify_bundle(pulled).is_intact
 
 
 def test_an_image_of_programs_has_no_labels_that_place_caches(sealed: Sealed, tmp_path: Path) -> None:

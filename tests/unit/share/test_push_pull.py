@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.bundle.acceptance import TrustPolicy
 from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.signing import Signing, generate_key, load_signing_key
-from aotgaudi.bundle.trust import SignaturePolicy
+from aotgaudi.bundle.trust import SignaturePolicy, TrustPolicy
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError, StoreError, UntrustedError
@@ -275,7 +274,12 @@ def test_a_signature_travels_and_is_demanded_before_any_object(
     assert tree(tmp_path / "out") == tree(sealed.path)
 
     with pytest.raises(UntrustedError):
-        pull(remote, tmp_path / "no", conduct, policy=TrustPolicy(signatures=SignaturePolicy(frozenset([other]))))
+        pull(
+            remote,
+            tmp_path / "no",
+            conduct,
+            policy=TrustPolicy(signatures=SignaturePolicy(frozenset([other]))),
+        )
     assert not (tmp_path / "no").exists()
 
 

@@ -13,13 +13,7 @@ import pytest
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import StoreError, UntrustedError
-from aotgaudi.store.blobs import (
-    Fault,
-    find_fault,
-    hold_blob,
-    read_blob,
-    read_bounded,
-)
+from aotgaudi.store.cas import Fault, find_fault, hold_blob, read_blob, read_bounded
 
 DATA = b"verified" * 1000
 

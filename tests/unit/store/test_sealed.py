@@ -20,8 +20,8 @@ import pytest
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import StoreError
-from aotgaudi.store.blobs import Fault
-from aotgaudi.store.sealed import SealedObjects, allow_open_files
+from aotgaudi.store.cas import Fault
+from aotgaudi.store.memfd import SealedObjects, allow_open_files
 
 DATA = b"verified" * 1000
 
@@ -191,7 +191,7 @@ def test_the_soft_limit_of_open_files_is_raised_by_what_is_held(limits: tuple[in
 def test_a_hard_limit_that_is_too_low_is_named_with_what_would_do() -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 300));"
-        "from aotgaudi.store.sealed import allow_open_files;"
+        "from aotgaudi.store.memfd import allow_open_files;"
         "allow_open_files(100); print(resource.getrlimit(resource.RLIMIT_NOFILE)); allow_open_files(400)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

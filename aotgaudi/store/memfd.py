@@ -19,7 +19,7 @@ from pathlib import Path
 from aotgaudi.digest import Digest
 from aotgaudi.errors import StoreError, store_error
 from aotgaudi.files import Examine, accept_any
-from aotgaudi.store.blobs import Fault, copy_blob
+from aotgaudi.store.cas import Fault, copy_blob
 
 _DESCRIPTORS = Path("/proc/self/fd")
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
