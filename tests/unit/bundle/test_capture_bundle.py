@@ -138,7 +138,7 @@ def test_serving_programs_from_it_is_refused_before_anything_is_loaded(
 ) -> None:
     options = ModelOptions(
         bundle=captured.path,
-        policy=ANY_BUNDLE,
+        acceptance=ANY_BUNDLE,
         model_dir=tmp_path / "none",
         require_warm=True,
         num_threads=1,
