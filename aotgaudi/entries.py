@@ -130,6 +130,9 @@ class MhcEntry(_Row):
 
 
 Entry = Union[PromptEntry, DecodeEntry, UnifiedEntry, VisionEntry, SamplerEntry, DefragEntry, MhcEntry]
+StepEntry = Union[PromptEntry, DecodeEntry]
+"""A step of our own engine."""
+
 ENTRY_KINDS: dict[str, type[Entry]] = {
     cls.kind: cls
     for cls in (PromptEntry, DecodeEntry, UnifiedEntry, VisionEntry, SamplerEntry, DefragEntry, MhcEntry)

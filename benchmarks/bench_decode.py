@@ -443,7 +443,7 @@ class Transformers:
         import torch
         from transformers import AutoModelForCausalLM
 
-        from aotgaudi.manifest.codec import loads
+        from aotgaudi.manifest.manifest import loads
         from aotgaudi.runtime.allocator import keep_freed_memory
 
         if tuned_malloc:

@@ -59,7 +59,7 @@ coverage = "upstream"
 WORKER = """
 import json, resource, sys, time
 from pathlib import Path
-from aotgaudi.manifest.codec import read_manifest, write_manifest
+from aotgaudi.manifest.manifest import read_manifest, write_manifest
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.parse import load_spec
 spec, path, reads = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "read"

@@ -19,8 +19,7 @@ from harness import Server, Table, verdict
 
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.verify import hold_bundle
-from aotgaudi.manifest.codec import loads
-from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.manifest import Manifest, loads
 from aotgaudi.runtime.bindings import placed, weight_bindings
 
 ALLOWED_BYTES = 450e6

@@ -136,7 +136,7 @@ def build_tiny(which: str, work: Path, jobs: int) -> Path:
 
 def count_entries(bundle: Path) -> str:
     """``42 prompt + 37 decode buckets, 95 entries``."""
-    from aotgaudi.manifest.codec import loads
+    from aotgaudi.manifest.manifest import loads
 
     manifest = loads((bundle / "manifest.json").read_bytes())
     prompt, decode = (len(manifest.of_kind(kind)) for kind in ("prompt", "decode"))

@@ -40,14 +40,12 @@ from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.manifest.coverage import coverage_of
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.work import WorkModel
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.parse import load_spec
-from aotgaudi.traffic.reading import read_trace
+from aotgaudi.traffic.cost import WorkModel, read_step_times
 from aotgaudi.traffic.replay import replay
-from aotgaudi.traffic.step_times import read_step_times
-from aotgaudi.traffic.trace import Trace
+from aotgaudi.traffic.trace import Trace, read_trace
 
 NAMES = ("default", "tuned")
 MODEL_NAME = "model"

@@ -23,8 +23,7 @@ from aotgaudi.backends.fake.probe import probe
 from aotgaudi.compile.keys import program_key, unit_key
 from aotgaudi.compile.records import ProgramRow, UnitRow, UnitSource, record
 from aotgaudi.entries import PromptEntry
-from aotgaudi.manifest.codec import write_manifest
-from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.manifest import Manifest, write_manifest
 from aotgaudi.spec.parse import parse_spec
 from aotgaudi.store.fsck import check_store
 from aotgaudi.store.store import Store

@@ -21,12 +21,11 @@ from aotgaudi.errors import SpecError
 from aotgaudi.manifest.coverage import coverage_of
 from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.work import WorkModel, device_of
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import load_spec
-from aotgaudi.traffic.reading import read_trace
+from aotgaudi.traffic.cost import WorkModel, device_of
 from aotgaudi.traffic.replay import replay
-from aotgaudi.traffic.trace import Trace
+from aotgaudi.traffic.trace import Trace, read_trace
 from aotgaudi.traffic.tune import Padding, Tuner
 
 LIMITS = {

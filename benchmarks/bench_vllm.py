@@ -42,7 +42,7 @@ from harness import Spread, Table, percentile, verdict
 from peers import Peer, Running, Sizes
 from streams import Answer, Turn, stream_all
 
-from aotgaudi.manifest.codec import loads
+from aotgaudi.manifest.manifest import loads
 
 SERVERS = ("ours", "vllm", "llama.cpp")
 PROMPT_LENS = {256: 200, 1024: 900}

@@ -20,8 +20,8 @@ from aotgaudi.engine.steps import DecodeRow, DecodeStep, PromptRow, PromptStep, 
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.llm.assemble import make_engine
 from aotgaudi.llm.tokenizer import Tokenizer
-from aotgaudi.manifest.codec import loads as load_manifest
 from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.manifest import loads as load_manifest
 from aotgaudi.runtime.allocator import keep_freed_memory
 from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.load import Artifacts, Loader, declare_samplers

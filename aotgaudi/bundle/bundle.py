@@ -86,7 +86,9 @@ class Bundle:
 
         Raises SpecError for a capture, which answers a launch.
         """
-        from aotgaudi.manifest.codec import loads as load_manifest  # Only here: a capture needs none of it.
+        from aotgaudi.manifest.manifest import (
+            loads as load_manifest,  # Only here: a capture needs none of it.
+        )
 
         receipt = self.require_programs()
         manifest = load_manifest(self.manifest_bytes)

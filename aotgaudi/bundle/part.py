@@ -10,7 +10,7 @@ from aotgaudi.bundle.receipt import ClosedUnder, Receipt, SealedPart
 from aotgaudi.entries import Entry
 from aotgaudi.errors import CorruptError, NotWarmError
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.parts import Chunks, Part, largest_part, part_under
+from aotgaudi.manifest.subset import Chunks, Subset, largest_subset, subset_under
 
 Outside = Literal["refuse", "chunk", "pad-up", "first-use"]
 """What becomes of a request that the warm entries do not cover; `served_manifest` says what each serves."""
@@ -19,7 +19,7 @@ Outside = Literal["refuse", "chunk", "pad-up", "first-use"]
 def sealed_part(manifest: Manifest, warm: Iterable[Entry]) -> SealedPart:
     """Returns what a receipt says of a part with these entries. Raises NotWarmError where no limits close them."""
     has = tuple(warm)
-    whole, cut = (largest_part(manifest, has, chunks) for chunks in ("whole", "cut"))
+    whole, cut = (largest_subset(manifest, has, chunks) for chunks in ("whole", "cut"))
     if whole is None or cut is None:
         raise NotWarmError(
             f"the {len(has)} entries that are built, of {len(manifest.entries)}, can serve nothing: they are closed under no"
@@ -30,7 +30,7 @@ def sealed_part(manifest: Manifest, warm: Iterable[Entry]) -> SealedPart:
     )
 
 
-def proved_part(bundle: Bundle, chunks: Chunks) -> Part | None:
+def proved_part(bundle: Bundle, chunks: Chunks) -> Subset | None:
     """Returns the part that the bundle holds, proved anew; None where it holds the whole.
 
     Raises CorruptError where its entries are not closed under the limits that it was sealed with. Else raises as
@@ -44,7 +44,7 @@ def proved_part(bundle: Bundle, chunks: Chunks) -> Part | None:
     if max(receipt.part.settings) >= len(settings) or not sealed.is_within(whole):
         raise CorruptError(f"bundle {bundle.path}: its part has larger limits than its manifest")
     chosen = [settings[place] for place in receipt.part.settings]
-    part = part_under(manifest, built_entries(manifest, receipt), sealed.lowering(whole), chosen)
+    part = subset_under(manifest, built_entries(manifest, receipt), sealed.lowering(whole), chosen)
     if not part.coverage.is_closed:
         raise CorruptError(
             f"bundle {bundle.path}: the part that it holds is not closed under {sealed}: {part.coverage}"
@@ -84,7 +84,7 @@ def built_entries(manifest: Manifest, receipt: Receipt) -> tuple[Entry, ...]:
     return tuple(entry for entry in manifest.entries if entry.id in receipt.programs)
 
 
-def describe_part(part: Part) -> str:
+def describe_part(part: Subset) -> str:
     """Returns in words how many entries a part has, and under which limits it is closed."""
     num_left, num_all = len(part.settings), len(part.whole.spec.sampler.settings)
     settings = "" if num_left == num_all else f" and {num_left} of {num_all} sampler settings"

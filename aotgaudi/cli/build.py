@@ -23,8 +23,7 @@ from aotgaudi.cli.progress import BuildDisplay
 from aotgaudi.cli.show.part import part_document
 from aotgaudi.cli.show.phase_report import build_time_line, phase_rows
 from aotgaudi.compile.pipeline import Workers, build, plan_manifest, seal
-from aotgaudi.manifest.codec import dumps, load_manifest_or_spec, write_manifest
-from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.manifest import Manifest, dumps, load_manifest_or_spec, write_manifest
 from aotgaudi.phases import Phases
 
 

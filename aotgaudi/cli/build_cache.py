@@ -29,8 +29,7 @@ from aotgaudi.compile.run import BuildOutcome
 from aotgaudi.entries import Entry
 from aotgaudi.errors import NotReproducibleError
 from aotgaudi.files import write_atomic
-from aotgaudi.manifest.codec import load_manifest_or_spec
-from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.manifest import Manifest, load_manifest_or_spec
 from aotgaudi.phases import Phases
 from aotgaudi.store.store import Store
 

@@ -20,10 +20,9 @@ from aotgaudi.cli.show.manifest_report import show, summarize
 from aotgaudi.errors import SpecError, StaleManifestError
 from aotgaudi.files import write_atomic
 from aotgaudi.manifest.bucket_file import BucketFile, bucket_file_of
-from aotgaudi.manifest.codec import dumps, read_manifest, write_manifest
 from aotgaudi.manifest.coverage import described_scheduler, left_out
 from aotgaudi.manifest.difference import difference
-from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.manifest import Manifest, dumps, read_manifest, write_manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import load_spec
 

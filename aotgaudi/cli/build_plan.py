@@ -22,7 +22,7 @@ from aotgaudi.compile.keys import ProgramKeys
 from aotgaudi.compile.pipeline import plan_manifest
 from aotgaudi.compile.plan import Plan
 from aotgaudi.compile.what_if import WhatIf, parse_changes, what_if
-from aotgaudi.manifest.codec import load_manifest_or_spec
+from aotgaudi.manifest.manifest import load_manifest_or_spec
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
 

@@ -22,7 +22,7 @@ from aotgaudi.compile.pipeline import plan_manifest
 from aotgaudi.compile.plan import Plan
 from aotgaudi.document import first_problem
 from aotgaudi.errors import CorruptError, StoreError
-from aotgaudi.manifest.codec import load_manifest_or_spec
+from aotgaudi.manifest.manifest import load_manifest_or_spec
 from aotgaudi.store.collect import Collection, StoreUsage, collect, collect_unless_used, measure_store
 from aotgaudi.store.fsck import FsckReport, Loss, check_store
 from aotgaudi.store.roots import Root

@@ -25,9 +25,8 @@ from aotgaudi.bucketing.reachable import counted
 from aotgaudi.cli.options.target import planned_target_option, refuse_other_target
 from aotgaudi.cli.show.manifest_report import server_document, server_lines
 from aotgaudi.errors import CoverageError
-from aotgaudi.manifest.codec import load_manifest_or_spec
 from aotgaudi.manifest.coverage import coverage_of, described_scheduler, left_out, reachable_of
-from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.manifest import Manifest, load_manifest_or_spec
 
 _SHOWN = 12
 

@@ -15,8 +15,8 @@ from aotgaudi.cli.options.common import refuse_unwritable
 from aotgaudi.cli.options.target import planned_target_option, refuse_other_target
 from aotgaudi.errors import SpecError
 from aotgaudi.files import write_atomic
-from aotgaudi.manifest.codec import load_manifest_or_spec
 from aotgaudi.manifest.difference import Difference, difference
+from aotgaudi.manifest.manifest import load_manifest_or_spec
 from aotgaudi.report.difference import difference_report
 from aotgaudi.report.page import difference_page, require_report
 

@@ -25,8 +25,7 @@ from aotgaudi.compile.keys import ProgramKeys
 from aotgaudi.compile.pipeline import plan_manifest
 from aotgaudi.compile.plan import Plan
 from aotgaudi.entries import Entry
-from aotgaudi.manifest.codec import load_manifest_or_spec
-from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.manifest import Manifest, load_manifest_or_spec
 from aotgaudi.store.store import Store
 
 

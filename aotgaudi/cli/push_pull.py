@@ -19,7 +19,7 @@ from aotgaudi.cli.options.remote import RemoteAccess, remote_options
 from aotgaudi.cli.options.store import StorePlace, store_options
 from aotgaudi.cli.progress import TransferDisplay, transfer_display
 from aotgaudi.errors import RemoteError
-from aotgaudi.manifest.codec import load_manifest_or_spec
+from aotgaudi.manifest.manifest import load_manifest_or_spec
 from aotgaudi.share.image_transfer import LayoutImage, RegistryImage, find_image, pull_image
 from aotgaudi.share.layout import parse_layout
 from aotgaudi.share.locations import NamedRemote, is_layout

@@ -24,15 +24,14 @@ from aotgaudi.cli.options.target import planned_target_option
 from aotgaudi.compile.pipeline import plan_manifest
 from aotgaudi.errors import SpecError
 from aotgaudi.files import write_atomic
-from aotgaudi.manifest.codec import load_manifest_or_spec
-from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.work import WorkModel, device_of
+from aotgaudi.manifest.manifest import Manifest, load_manifest_or_spec
 from aotgaudi.report.compute import Given, report_of
 from aotgaudi.report.holdings import Holdings, holdings_of_bundle, holdings_of_plan
 from aotgaudi.report.page import report_page, require_report
 from aotgaudi.report.report import Report
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
+from aotgaudi.traffic.cost import WorkModel, device_of
 
 _REPORTER = f"aotgaudi {__version__}"
 
@@ -184,8 +183,7 @@ def _traced(given: Given, trace: _GivenTrace) -> Given:
     """The same with a trace, or with why it cannot be replayed: a manifest with a hole is reported all the same."""
     from aotgaudi.engine.scheduler import UncoveredStepError
     from aotgaudi.report.traffic import steps_of_trace
-    from aotgaudi.traffic.reading import read_trace
-    from aotgaudi.traffic.trace import Drawing
+    from aotgaudi.traffic.trace import Drawing, read_trace
 
     rate, limits = trace.requests_per_second, given.manifest.spec.limits
     drawing = None if rate is None else Drawing(rate, limits.max_model_len)
@@ -201,7 +199,7 @@ def _traced(given: Given, trace: _GivenTrace) -> Given:
 def _step_work(spec: BuildSpec, step_times: Path | None) -> tuple[WorkModel, str]:
     """What steps cost, and where that is from, in words."""
     if step_times is not None:
-        from aotgaudi.traffic.step_times import read_step_times
+        from aotgaudi.traffic.cost import read_step_times
 
         work = read_step_times(step_times).work(spec.limits.block_size)
         return work, f"from the step times of {step_times}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +19,11 @@ from aotgaudi.manifest.bucket_file import BucketFile, bucket_file_of
 from aotgaudi.manifest.cost import SECONDS_A_STEP
 from aotgaudi.manifest.coverage import coverage_of
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.work import DEVICES, WorkModel, device_of
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import load_spec
 from aotgaudi.spec.write import write_spec
-from aotgaudi.traffic.bound import GAP_COVERS, GAP_LEAVES_OUT
-from aotgaudi.traffic.reading import read_trace
-from aotgaudi.traffic.step_times import StepTimes, read_step_times
-from aotgaudi.traffic.trace import Drawing
+from aotgaudi.traffic.cost import DEVICES, StepTimes, WorkModel, device_of, read_step_times
+from aotgaudi.traffic.trace import Drawing, read_trace
 from aotgaudi.traffic.tune import FEWEST_ENTRIES, MOST_ENTRIES, Padding, Tuner
 
 Command = Callable[..., Any]
@@ -243,11 +239,7 @@ def tuned_lines(document: Mapping[str, Any]) -> Iterator[str]:
             f"{budget['name']} {budget['most']:,.6g}: {budget['takes']:,.6g} by {budget['prompt']:,.6g} a prompt entry and"
             f" {budget['decode']:,.6g} a decode entry ({budget['source']})"
         )
-    yield (
-        f"tuned: {document['prompts']} prompt and {document['decodes']} decode entries, closed; at most"
-        f" {100 * document['gap']:.2f} % more work than {document['gap_covers']}"
-    )
-    yield f"  not compared with: {'; '.join(document['gap_leaves_out'])}"
+    yield f"tuned: {document['prompts']} prompt and {document['decodes']} decode entries, closed"
     yield f"  {'':<28}{'entries':>8}{'work, ' + document['unit']:>14}{'of it padding':>15}{'beside tuned':>14}"
     for one in (document["tuned"], *document["strategies"], *document["nearest"]):
         yield _line(one, document["tuned"])
@@ -419,19 +411,11 @@ def _document(tuner: Tuner, tuned: BuildSpec, num_entries: int) -> dict[str, Any
         "prompts": len(manifest.of_kind("prompt")),
         "decodes": len(manifest.of_kind("decode")),
         "closed": coverage.is_closed,
-        "gap": _rounded_up(tuner.gap(num_entries)),
-        "gap_covers": GAP_COVERS,
-        "gap_leaves_out": list(GAP_LEAVES_OUT),
         "tuned": _shown(tuner.predicted(tuned, "tuned")),
         "replayed": _shown(judged),
         "strategies": list(map(_shown, _strategies(tuner))),
         "nearest": list(map(_shown, _nearest(tuner, num_entries))),
     }
-
-
-def _rounded_up(gap: float) -> float:
-    """To four digits; a bound from above must not become less."""
-    return math.ceil(gap * 10_000) / 10_000
 
 
 def _budgets(tuner: Tuner, budget: EntryBudget, num_entries: int) -> list[dict[str, Any]]:

@@ -31,9 +31,8 @@ from aotgaudi.digest import Digest
 from aotgaudi.entries import Entry
 from aotgaudi.errors import BuildInterruptedError, CompileError, NotWarmError
 from aotgaudi.machine import available_cores
-from aotgaudi.manifest.codec import dumps as dump_manifest
-from aotgaudi.manifest.codec import load_manifest_or_spec
-from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.manifest import Manifest, load_manifest_or_spec
+from aotgaudi.manifest.manifest import dumps as dump_manifest
 from aotgaudi.phases import Phase, Phases
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.access import default_store_root

@@ -35,7 +35,7 @@ from aotgaudi.llm.running import ModelOptions, Observers, RunningModel, Warmth
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.manifest.coverage import coverage_of
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.parts import Part
+from aotgaudi.manifest.subset import Subset
 from aotgaudi.phases import Phases
 from aotgaudi.runtime.allocator import keep_freed_memory
 from aotgaudi.runtime.executables import ExecutableTable
@@ -198,7 +198,7 @@ def what_is_outside(whole: Manifest, served: Manifest, outside: Outside) -> str:
     """Returns in words what a server of a part does not serve; empty where it serves the whole."""
     if served is whole:
         return ""
-    part = Part(whole, served)
+    part = Subset(whole, served)
     return f"{describe_part(part)}; --outside {outside}"
 
 

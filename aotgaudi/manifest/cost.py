@@ -116,7 +116,7 @@ def _is_step(entry: Entry) -> bool:
 _LOGIT_BYTES = 4
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-StepEntry = Union[PromptEntry, DecodeEntry, UnifiedEntry]
+SizedEntry = Union[PromptEntry, DecodeEntry, UnifiedEntry]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ class MemoryEstimate:
     """`steps`: of each kind the entry that needs most. Steps run one at a time, so only the largest counts."""
 
     kv_cache_bytes: int
-    steps: tuple[tuple[StepEntry, StepBuffers], ...]
+    steps: tuple[tuple[SizedEntry, StepBuffers], ...]
 
     @property
     def total_bytes(self) -> int:
@@ -154,7 +154,7 @@ def estimate_memory(spec: BuildSpec, entries: Iterable[Entry]) -> MemoryEstimate
         SpecError: the model's config lacks a size that the formulas need.
     """
     factors = _Factors.of(spec)
-    largest: dict[str, tuple[int, StepEntry]] = {}
+    largest: dict[str, tuple[int, SizedEntry]] = {}
     for entry in entries:
         if isinstance(entry, (PromptEntry, DecodeEntry, UnifiedEntry)):
             total = factors.total_bytes(entry)
@@ -211,7 +211,7 @@ class _Factors:
             per_row=model.vocab_size * _LOGIT_BYTES,
         )
 
-    def buffers(self, entry: StepEntry) -> StepBuffers:
+    def buffers(self, entry: SizedEntry) -> StepBuffers:
         tokens, rows, keys, pairs = _counts(entry, self.block_size)
         return StepBuffers(
             activation_bytes=tokens * self.per_token,
@@ -220,12 +220,12 @@ class _Factors:
             logit_bytes=rows * self.per_row,
         )
 
-    def total_bytes(self, entry: StepEntry) -> int:
+    def total_bytes(self, entry: SizedEntry) -> int:
         tokens, rows, keys, pairs = _counts(entry, self.block_size)
         return tokens * self.per_token + keys * self.per_key + pairs * self.per_pair + rows * self.per_row
 
 
-def _counts(entry: StepEntry, block_size: int) -> tuple[int, int, int, int]:
+def _counts(entry: SizedEntry, block_size: int) -> tuple[int, int, int, int]:
     """Tokens, rows, keys and masked pairs of a step."""
     if isinstance(entry, PromptEntry):
         keys = entry.batch_size * (entry.num_ctx_blocks * block_size + entry.query_len)

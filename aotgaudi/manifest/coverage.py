@@ -32,8 +32,8 @@ from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
 from aotgaudi.bucketing.upstream import UpstreamAnswer, cold_decodes, cold_prompts
 from aotgaudi.bucketing.versions import VERSIONS, GaudiVersion, find_strategy, open_upstream_lookup
 from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry, SamplerEntry
+from aotgaudi.manifest.enumerate import most_exchanges
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.side_entries import most_exchanges
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.sampler_signature import SamplerSignature, missing_joins
 from aotgaudi.spec.scheduler import SchedulerSpec

@@ -1,8 +1,8 @@
-"""From a spec to everything that must be warm: a pure function, with the same answer on every machine.
+"""From a spec to everything that must be warm: a pure function with the same answer on every machine.
 
-The order of work: the strategy's tables; distinct, ascending entries; the entries that close them; short queries, if the
-spec has some; what follows from the decode batch sizes (sampler); what the other tables of the spec ask for (defrag, mhc,
-vision).
+In this order: the strategy's tables, as distinct ascending entries; the entries that close them; short queries, if the
+spec lists some; samplers, which follow from the decode batch sizes; then what other tables of the spec ask for (defrag,
+mhc, vision). Samplers and exchanges come in the order in which vllm-gaudi's warm-up runs them.
 """
 
 from __future__ import annotations
@@ -15,21 +15,181 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.bucketing.mhc_splits import MhcInputs, warm_up_buckets
 from aotgaudi.bucketing.proof import ReachableSteps, closing_entries
 from aotgaudi.bucketing.strategy import BucketingInputs
 from aotgaudi.bucketing.versions import find_strategy, find_unified
+from aotgaudi.bucketing.vision import vision_sizes, warm_sizes
 from aotgaudi.entries import (
     DecodeEntry,
+    DefragEntry,
     Entry,
+    MhcEntry,
     PromptEntry,
     SamplerEntry,
     UnifiedEntry,
+    VisionEntry,
 )
 from aotgaudi.errors import SpecError
-from aotgaudi.manifest.side_entries import defrag_entries, mhc_entries, sampler_entries, vision_entries
 from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.spec.hyper_connections import HyperConnections
 from aotgaudi.spec.limits import LARGEST_LIMIT
-from aotgaudi.spec.sampler import SamplerSpec
+from aotgaudi.spec.sampler import SamplerSetting, SamplerSpec
+from aotgaudi.spec.sampler_signature import SamplerSignature, SamplerWork, missing_joins
+
+_LEAST_VALUES: Mapping[SamplerWork, tuple[float, float, int, float]] = MappingProxyType(
+    {
+        SamplerWork.GREEDY: (0.0, 1.0, 0, 0.0),
+        SamplerWork.RANDOM: (1.0, 1.0, 0, 0.0),
+        SamplerWork.FILTERED: (1.0, 1.0, 1, 0.0),
+        SamplerWork.MIN_P: (1.0, 1.0, 0, 1.0),
+    }
+)
+"""Temperature, top-p, top-k and min-p of the setting that stands for a kind of work."""
+
+
+def sampler_entries(decode_batch_sizes: Iterable[int], sampler: SamplerSpec) -> tuple[SamplerEntry, ...]:
+    """Returns all settings for each batch size: after a change of the batch's composition, then without one.
+
+    Batch size 1, which is also what a prompt step samples, comes first, and the distinct batch sizes of the
+    decode table follow (vllm-gaudi before v0.16: 0, then 1). Order and choice are those of vllm-gaudi's sampler
+    warm-up (vllm_gaudi/v1/worker/hpu_model_runner.py 5343-5464).
+
+    A batch may mix requests of several settings. Where no setting has the signature that such a mix needs, the
+    least one that has it is added, after the spec's own: so every mix of legal requests has an entry. The six
+    default settings need none. A step returns log-probabilities in one width: the largest of the settings.
+    """
+    settings = _joined_settings(sampler)
+    sizes = dict.fromkeys((*range(sampler.smallest_batch_size, 2), *filter(None, decode_batch_sizes)))
+    entries = (
+        _entry(size, setting, batch_changed)
+        for size in sizes
+        for batch_changed in (True, False)
+        for setting in settings
+    )
+    return tuple(dict.fromkeys(entries))
+
+
+def defrag_entries(spec: BuildSpec) -> tuple[DefragEntry, ...]:
+    """Returns one entry for each padded number of exchanges that can occur.
+
+    vLLM's warm-up runs every size where there are two blocks to exchange; our own engine needs no size beyond the
+    first that holds `most_exchanges`.
+    """
+    sizes, most = spec.defrag.padded_swaps, most_exchanges(spec)
+    if not spec.defrag.enabled or most < 1:
+        return ()
+    if spec.scheduler.engine == "aotgaudi":
+        sizes = tuple(size for below, size in zip((0, *sizes), sizes, strict=False) if below < most)
+    return tuple(map(DefragEntry, sizes))
+
+
+def most_exchanges(spec: BuildSpec) -> int:
+    """Returns the most pairs of blocks that one defragmentation exchanges, before it is cut to a padded size.
+
+    A pair is of a used and a free block, so there are at most ``num_blocks // 2``. Our own engine acts only while
+    the highest used block is more than `threshold` above the number of used blocks, each of which moves at most
+    once (``engine/defragmenter.py``); a result below 1 says that it never acts.
+    """
+    pairs = spec.limits.num_blocks // 2
+    if spec.scheduler.engine != "aotgaudi":
+        return pairs
+    return min(pairs, spec.limits.num_blocks - spec.defrag.threshold - 1)
+
+
+def _joined_settings(sampler: SamplerSpec) -> tuple[SamplerSetting, ...]:
+    """Returns the settings, those that joins of their signatures lack, and one width of log-probabilities."""
+    width = sampler.num_logprobs
+    missing = missing_joins(setting.signature for setting in sampler.settings)
+    given = (
+        setting.model_copy(update={"num_logprobs": width}) if setting.num_logprobs else setting
+        for setting in sampler.settings
+    )
+    return (*given, *(_least_setting(signature, width) for signature in missing))
+
+
+def _least_setting(signature: SamplerSignature, num_logprobs: int) -> SamplerSetting:
+    temperature, top_p, top_k, min_p = _LEAST_VALUES[signature.work]
+    return SamplerSetting(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        presence_penalty=1.0 if signature.penalties else 0.0,
+        num_logprobs=num_logprobs if signature.logprobs else 0,
+    )
+
+
+def _entry(batch_size: int, setting: SamplerSetting, batch_changed: bool) -> SamplerEntry:
+    return SamplerEntry(
+        batch_size,
+        setting.temperature,
+        setting.top_p,
+        setting.top_k,
+        batch_changed,
+        min_p=setting.min_p,
+        presence_penalty=setting.presence_penalty,
+        frequency_penalty=setting.frequency_penalty,
+        repetition_penalty=setting.repetition_penalty,
+        num_logprobs=setting.num_logprobs,
+    )
+
+
+_SUBLAYERS = ("attn", "ffn")
+"""In the order in which SGLang PR #25810 warms them up (deepseek_v4.py, `prewarm_mhc_token_counts`)."""
+
+
+def vision_entries(spec: BuildSpec) -> tuple[VisionEntry, ...]:
+    """Returns one entry for each size of the vision tower, which upstream looks up by the config's model type.
+
+    Raises:
+        SpecError: there are resolutions that cannot become entries.
+    """
+    if not spec.vision.enabled:
+        return ()
+    is_batch = vision_sizes(spec.model.model_type, spec.vision).is_batch
+    return tuple(VisionEntry(size, is_batch) for size in warm_sizes(spec.model, spec.vision))
+
+
+def mhc_entries(spec: BuildSpec) -> tuple[MhcEntry, ...]:
+    """Returns the hyper-connection entries in warm-up order: for each representative, attention, then ffn.
+
+    ``mhc.enabled`` None is as upstream gates it: a CUDA target whose model has them. Where they are on,
+    missing numbers of the device are an error; nothing is asked of the machine that enumerates.
+
+    Raises:
+        SpecError: they are asked for and the model has none, or the rule lacks something (see
+            ``bucketing.mhc_splits.warm_up_buckets``).
+    """
+    streams = _streams(spec)
+    if streams is None:
+        return ()
+    inputs = MhcInputs(
+        max_num_tokens=spec.mhc.max_num_tokens or spec.limits.max_num_batched_tokens,
+        hc_mult=streams.hc_mult,
+        hidden_size=streams.hidden_size,
+        num_sms=spec.target.resolved_num_sms,
+    )
+    return tuple(
+        MhcEntry(bucket.last_token, bucket.n_splits, sublayer)
+        for bucket in warm_up_buckets(spec.mhc.rule, inputs)
+        for sublayer in _SUBLAYERS
+    )
+
+
+def _streams(spec: BuildSpec) -> HyperConnections | None:
+    """Returns the hyper-connections that must be warm; None where none must."""
+    if spec.mhc.enabled is False or (spec.mhc.enabled is None and spec.target.backend != "cuda"):
+        return None
+    streams = HyperConnections.of(spec.model)
+    if streams is None and spec.mhc.enabled:
+        raise SpecError(
+            "mhc.enabled",
+            f"is true, but {spec.model.model_type!r} has no hyper-connections with a Sinkhorn projection",
+            "leave it out; a model that has them says hc_mult and hc_sinkhorn_iters in its config",
+        )
+    return streams
+
 
 MAX_SAMPLER_ENTRIES = 1_000_000
 """Most sampler entries of a spec; one asks for some dozens."""

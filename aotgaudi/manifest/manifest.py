@@ -1,18 +1,51 @@
-"""The manifest: a resolved spec and everything that it says must be warm. Machine-independent, hashed."""
+"""The manifest: a resolved spec and everything that must be warm for it. Machine-independent, hashed, reviewed in diffs.
+
+Grammar of a manifest file (JSON, UTF-8, one newline at the end; key order fixed; config keys sorted)::
+
+    {
+      "schema": "aotgaudi.manifest/2",
+      "id": <64 hex: sha256 of the RFC 8785 form of this object without "id">,
+      "spec": <the resolved spec, indented>,
+      "entries": {
+        "prompt": {
+          "columns": ["batch_size", "query_len", "num_ctx_blocks"],
+          "rows": [<one row a line, values in the order of the columns>]
+        },
+        "decode": <"batch_size", "query_len", "num_blocks">,
+        "unified": <"query_len", "num_shared_blocks", "num_unique_blocks", "is_causal">,
+        "vision": <"size", "is_batch">,
+        "sampler": <"batch_size", "temperature", "top_p", "top_k", "batch_changed", "min_p",
+                    "presence_penalty", "frequency_penalty", "repetition_penalty", "num_logprobs">,
+        "defrag": <"padded_swaps">,
+        "mhc": <"num_tokens", "n_splits", "sublayer">
+      }
+    }
+
+Version history: 1, the first; 2 added unified, vision and mhc, and the sampler's columns from min_p on.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
+
+from pydantic import ValidationError
 
 from aotgaudi.digest import canonical_json, canonical_row, sha256_pieces
 from aotgaudi.entries import ENTRY_KINDS, Entry
+from aotgaudi.errors import ManifestError, SpecError
+from aotgaudi.files import write_atomic
 from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.spec.mistakes import first_mistake
+from aotgaudi.spec.parse import load_spec
 
 MANIFEST_SCHEMA = "aotgaudi.manifest/2"
 
@@ -73,3 +106,90 @@ def batches(entries: tuple[Entry, ...]) -> Iterator[tuple[int, tuple[Entry, ...]
     """Yields entries by the thousand, each batch with the place of its first."""
     for first in range(0, len(entries), _BATCH):
         yield first, entries[first : first + _BATCH]
+
+
+_INDENT = "  "
+_ROW = "\n        "  # No value of a row holds a bracket, so that rows can be told apart in their text.
+
+
+def dumps(manifest: Manifest) -> bytes:
+    """Returns the file form: equal manifests have equal bytes."""
+    return b"".join(_pieces(manifest))
+
+
+def loads(data: bytes) -> Manifest:
+    """Returns the manifest that `data` holds; any JSON formatting of it will do.
+
+    Raises:
+        ManifestError: it is not a manifest of this version, or its content is not what its id says.
+    """
+    from aotgaudi.manifest.schema import ManifestFile  # Its types take a while to make; to write needs none.
+
+    try:
+        file = ManifestFile.model_validate_json(data)
+        manifest = Manifest(file.spec, file.entries.entries())
+        found = manifest.id
+    except ValidationError as error:
+        mistake = first_mistake(error, ManifestFile)
+        mend = ": run `aotgaudi build manifest` on its spec" if mistake.where == "schema" else ""
+        raise ManifestError(f"{mistake}{mend}") from error
+    except SpecError as error:
+        raise ManifestError(f"spec.{error}") from error
+    except ValueError as error:
+        raise ManifestError(f"entries: {error}") from error
+    if found != file.id:
+        raise ManifestError(
+            f"id: is {file.id}, but the content hashes to {found}"
+            " (a manifest is not edited: change its spec and run `aotgaudi build manifest`)"
+        )
+    return manifest
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Reads a manifest file. Raises ManifestError, which names the file."""
+    try:
+        return loads(path.read_bytes())
+    except OSError as error:
+        raise ManifestError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except ManifestError as error:
+        raise ManifestError(f"{path}: {error}") from error
+
+
+def load_manifest_or_spec(path: Path) -> Manifest:
+    """Reads a manifest file, or enumerates a spec (``.toml``). Raises SpecError or ManifestError."""
+    if path.is_dir():
+        raise SpecError(str(path), "is a directory", "a spec (.toml) or a manifest (.manifest.json)")
+    if path.suffix == ".toml":
+        return Manifest.of(load_spec(path))
+    if not path.exists():
+        raise ManifestError(f"{path}: there is no such file (a manifest or a spec)")
+    return read_manifest(path)
+
+
+def write_manifest(path: Path, manifest: Manifest) -> None:
+    """Writes a manifest file atomically. Raises StoreError."""
+    write_atomic(path, _pieces(manifest))
+
+
+def _pieces(manifest: Manifest) -> Iterator[bytes]:
+    spec = json.dumps(_sorted_config(manifest.spec.to_json()), indent=_INDENT).replace("\n", f"\n{_INDENT}")
+    head = f'  "schema": {json.dumps(MANIFEST_SCHEMA)},\n  "id": "{manifest.id}",\n  "spec": {spec}'
+    yield f'{{\n{head},\n  "entries": {{'.encode()
+    for index, kind in enumerate(ENTRY_KINDS):
+        yield b",\n" if index else b"\n"
+        yield from _table_pieces(kind, manifest.of_kind(kind))
+    yield b"\n  }\n}\n"
+
+
+def _table_pieces(kind: str, entries: tuple[Entry, ...]) -> Iterator[bytes]:
+    columns = json.dumps(ENTRY_KINDS[kind].columns())
+    yield f'    "{kind}": {{\n      "columns": {columns},\n      "rows": ['.encode()
+    for first, batch in batches(entries):
+        rows = json.dumps([entry.row() for entry in batch])[1:-1].replace("], [", f"],{_ROW}[")
+        yield f"{',' if first else ''}{_ROW}{rows}".encode()
+    yield b"\n      ]\n    }" if entries else b"]\n    }"
+
+
+def _sorted_config(spec: dict[str, Any]) -> dict[str, Any]:
+    config = json.loads(json.dumps(spec["model"]["config"], sort_keys=True))
+    return {**spec, "model": {**spec["model"], "config": config}}

@@ -8,7 +8,7 @@ from aotgaudi.bundle.part import Outside, describe_part, proved_part
 from aotgaudi.bundle.receipt import ClosedUnder
 from aotgaudi.manifest.coverage import coverage_of
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.parts import Part
+from aotgaudi.manifest.subset import Subset
 from aotgaudi.report.report import PartPhase, PartPolicy, ReportedPart
 from aotgaudi.spec.scheduler import SchedulerSpec
 
@@ -49,7 +49,7 @@ def _reachable(coverage: Coverage) -> dict[str, int]:
     return {phase.kind: phase.num_reachable for phase in coverage.phases}
 
 
-def _policy(name: Outside, part: Part | None, whole: dict[str, int]) -> PartPolicy:
+def _policy(name: Outside, part: Subset | None, whole: dict[str, int]) -> PartPolicy:
     """None: a server with this policy does not start from it."""
     if part is None:
         text = "no server starts: larger entries do not cover what is not built"

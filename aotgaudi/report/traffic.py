@@ -13,12 +13,12 @@ from types import MappingProxyType
 from typing import Protocol
 
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.entries import PromptEntry
+from aotgaudi.entries import PromptEntry, StepEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.manifest.coverage import reachable_of
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.report.report import EntryUse, ReportedTrace, Traffic
-from aotgaudi.traffic.replay import Replayed, StepEntry, replay
+from aotgaudi.traffic.replay import Replayed, replay
 from aotgaudi.traffic.trace import Trace
 
 MOST_WASTEFUL = 12

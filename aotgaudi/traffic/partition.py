@@ -13,7 +13,7 @@ the least of lines at ever larger places. So one box more takes linear time. Thi
 
 **Two dimensions.** The first coordinate is cut into slabs, and the points of a slab into runs by the second; both at best,
 for every number of boxes at once. This is the optimum among the tables in which a slab has a box for each of its points.
-Other tables let a few points of a slab pass to a later one. ``traffic.bound`` says how much better any table could be.
+Other tables, which let a few points of a slab pass to a later one, may cost a little less.
 
 Where an axis has more than some dozens of values it is first cut, in one dimension and at best, to that many.
 """

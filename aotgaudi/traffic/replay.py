@@ -1,34 +1,41 @@
-"""A trace, replayed through the engine's own scheduler: which steps it forms, one after the other, in simulated time.
+"""Replays a trace through the engine's own scheduler in simulated time: which steps a server forms, one after the other.
 
-The scheduler is the one that serves (engine/scheduler.py), with its queue, block pool, turns and chunks. Only the device is
-not there: a step takes as long as `seconds_of` says of its entry, and every token that is generated is 0. So requests
-generate as many tokens as the trace has, and share no prefixes: a trace does not say what prompts have in common.
-
-`CountingScheduler` is that scheduler, less what decides nothing. That it forms the very same steps is a test.
+The scheduler is the one that serves (engine/scheduler.py), with its queue, block pool, turns and chunks. Only the device
+is missing: a step takes as long as `seconds_of` says, and every generated token is 0. Requests generate as many tokens
+as the trace says. They share no prefixes, since a trace does not say what prompts have in common.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Union
 
+from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.engine.blocks import BlockPool, num_blocks_for
 from aotgaudi.engine.request import Request
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.scheduler import Scheduled, Scheduler
-from aotgaudi.engine.steps import GREEDY_ROW, DecodeStep, PromptStep, SamplingRow, StepTable
-from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
+from aotgaudi.engine.steps import GREEDY_ROW, PromptStep, SamplingRow, StepTable
+from aotgaudi.entries import DecodeEntry, Entry, PromptEntry, StepEntry
 from aotgaudi.errors import SpecError
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.subset import Traffic
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.policy import Policy
 from aotgaudi.traffic.trace import Trace
 
-StepEntry = Union[PromptEntry, DecodeEntry]
 SecondsOf = Callable[[StepEntry], float]
 
 _GREEDY = SamplingParams(temperature=0.0)
+
+
+MOST = 0.9
+"""The share of requests that counts as "most"."""
+
+_MOST_STEPS = 40_000
+"""About this many steps are replayed to weigh entries, of requests spread evenly over the trace: some seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +54,8 @@ class ReplayedStep:
 class Replayed:
     """A whole replay. `steps`: how often each pair of (what a step needed, the entry that it ran in) came.
 
-    `num_refused` requests do not fit the limits, and are left out; the answers of `num_shortened` were longer than fits.
-    `seconds` is when the last request had its last token. `num_prompt_tokens` and `num_generated_tokens` are those of
-    the requests that were served.
+    `num_refused` requests do not fit the limits and are left out; `num_shortened` answers were cut to what fits.
+    `seconds` is when the last request got its last token. Token counts are those of the served requests.
     """
 
     steps: Counter[tuple[StepEntry, StepEntry]]
@@ -75,33 +81,6 @@ class Replayed:
         return self.steps.total()
 
 
-def replay(
-    trace: Trace, limits: ServingLimits, table: StepTable, seconds_of: SecondsOf, policy: Policy = "latency"
-) -> Replayed:
-    """Returns what a server with these limits and entries does with a trace.
-
-    Raises:
-        SpecError: None of its requests fits the limits.
-        UncoveredStepError: The table has a hole, which a step met.
-    """
-    clients = Clients.of(trace, limits)
-    scheduler = CountingScheduler(limits, table, BlockPool(limits.num_blocks), policy=policy)
-    replaying = Replaying(clients, scheduler, seconds_of)
-    steps: Counter[tuple[StepEntry, StepEntry]] = Counter()
-    for step in replaying.steps():
-        steps[step.needs, step.entry] += 1
-    return Replayed(
-        steps=steps,
-        seconds=replaying.now,
-        num_requests=len(clients.prompt_tokens),
-        num_refused=clients.num_refused,
-        num_shortened=clients.num_shortened,
-        num_preemptions=scheduler.num_preemptions,
-        num_prompt_tokens=sum(clients.prompt_tokens),
-        num_generated_tokens=sum(clients.max_tokens),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Clients:
     """The requests of a trace that a server with some limits admits; the columns have one item a request."""
@@ -114,10 +93,10 @@ class Clients:
 
     @classmethod
     def of(cls, trace: Trace, limits: ServingLimits) -> Clients:
-        """Returns those that fit: a prompt with one more token; longer answers end where the limits are reached.
+        """Returns the requests whose prompt fits with one more token; longer answers end where the limits are reached.
 
-        A request that got no token is one of a single token: the prompt was computed all the same. Raises SpecError where
-        none fits.
+        A request that got no token counts as one of a single token, since its prompt was computed all the same. Raises
+        SpecError if none fits.
         """
         longest = min(limits.max_model_len, limits.num_blocks * limits.block_size + 1)
         rows = zip(trace.arrivals, trace.prompt_tokens, trace.generated_tokens, strict=True)
@@ -137,7 +116,7 @@ class Clients:
 class Replaying:
     """One replay under way. `now` is simulated seconds. One thread only."""
 
-    def __init__(self, clients: Clients, scheduler: CountingScheduler, seconds_of: SecondsOf) -> None:
+    def __init__(self, clients: Clients, scheduler: Scheduler, seconds_of: SecondsOf) -> None:
         self.now = 0.0
         self._clients, self._scheduler, self._seconds_of = clients, scheduler, seconds_of
         self._num_arrived = 0
@@ -153,13 +132,13 @@ class Replaying:
             seconds = self._known.get(entry)
             if seconds is None:
                 seconds = self._known[entry] = self._seconds_of(entry)
-            yield ReplayedStep(scheduler.needed(scheduled), entry, self.now)
+            yield ReplayedStep(smallest_shape(scheduled, scheduler.limits.block_size), entry, self.now)
             scheduler.complete(scheduled, [0] * len(scheduled.requests))
             scheduler.observe(entry, seconds)
             self.now += seconds
 
     def _admit(self) -> bool:
-        """Queues who has arrived; where nobody waits or runs, time passes until somebody does. False: nobody is left."""
+        """Queues the requests that have arrived; an idle server skips to the next arrival. False: no request is left."""
         arrivals, scheduler = self._clients.arrivals, self._scheduler
         if self._num_arrived == len(arrivals):
             return False
@@ -203,83 +182,66 @@ def smallest_shape(scheduled: Scheduled, block_size: int) -> StepEntry:
     return DecodeEntry(len(step.rows), 1, sum(len(row.block_table) for row in step.rows))
 
 
-class CountingScheduler(Scheduler):
-    """Forms the steps that `Scheduler` forms, in a tenth of the time where many decode.
+def replay(
+    trace: Trace, limits: ServingLimits, table: StepTable, seconds_of: SecondsOf, policy: Policy = "latency"
+) -> Replayed:
+    """Returns what a server with these limits and entries does with a trace.
 
-    Where the same requests decode once more, that adds a token to each, and now and then a block. It is counted here, and
-    told to the requests when one of them would end, another joins them, or a block is not free; nothing else of a request
-    that decodes decides anything. Steps that are counted have no rows.
+    Raises:
+        SpecError: None of its requests fits the limits.
+        UncoveredStepError: The table has a hole, and a step hit it.
     """
+    clients = Clients.of(trace, limits)
+    scheduler = Scheduler(limits, table, BlockPool(limits.num_blocks), policy=policy)
+    replaying = Replaying(clients, scheduler, seconds_of)
+    steps: Counter[tuple[StepEntry, StepEntry]] = Counter()
+    for step in replaying.steps():
+        steps[step.needs, step.entry] += 1
+    return Replayed(
+        steps=steps,
+        seconds=replaying.now,
+        num_requests=len(clients.prompt_tokens),
+        num_refused=clients.num_refused,
+        num_shortened=clients.num_shortened,
+        num_preemptions=scheduler.num_preemptions,
+        num_prompt_tokens=sum(clients.prompt_tokens),
+        num_generated_tokens=sum(clients.max_tokens),
+    )
 
-    _batch: tuple[Request, ...] = ()
-    """Who decodes, all of them in each step; empty where the next step has to be formed."""
-    _num_counted = 0
-    """Steps that the requests have not been told of."""
-    _most_counted = 0
-    _room: Sequence[int] = ()
-    """After how many counted steps each of the batch needs another block."""
-    _num_blocks = 0
 
-    def needed(self, scheduled: Scheduled) -> StepEntry:
-        """Returns the smallest shape that covers a step that was just formed."""
-        if isinstance(scheduled.step, DecodeStep) and not scheduled.requests:
-            return DecodeEntry(len(self._batch), 1, self._num_blocks)
-        return smallest_shape(scheduled, self.limits.block_size)
+def traffic_of(manifest: Manifest, trace: Trace) -> Traffic:
+    """Returns how often the steps of a trace run in each entry, and limits that nine of ten of its requests fit.
 
-    def complete(self, scheduled: Scheduled, token_ids: Sequence[int | None]) -> tuple[Request, ...]:
-        """Takes in the result of a step, as `Scheduler` does; of one that is counted, nothing."""
-        is_decode = isinstance(scheduled.step, DecodeStep)
-        if is_decode and not scheduled.requests:
-            self._num_counted += 1
-            return ()
-        sampled = super().complete(scheduled, token_ids)
-        if is_decode:
-            self._begin(scheduled.requests)
-        elif sampled:
-            self._settle()
-        return sampled
+    A trace does not say how fast a server is, and so not how many of its requests run together. So it is replayed
+    twice, and each replay counts for half: once with every request there from the start, so that steps are as full as
+    the limits allow, and once with each request alone.
 
-    def _form_decode_step(self) -> Scheduled | None:
-        if self._batch and self._num_counted < self._most_counted and self._has_room():
-            entry = self.table.find_decode(len(self._batch), self._num_blocks)
-            if entry is not None:
-                return Scheduled(DecodeStep(entry, ()), ())
-        self._settle()
-        return super()._form_decode_step()
+    Raises:
+        SpecError: None of its requests fits the limits of the manifest.
+        UncoveredStepError: The manifest has a hole, and a step hit it.
+    """
+    limits, table = manifest.spec.limits, BucketTable.from_entries(manifest.entries)
+    steps: defaultdict[Entry, float] = defaultdict(float)
+    for num_together in (limits.max_num_seqs, 1):
+        some = _some(trace, num_together)
+        since = 0.0 if num_together > 1 else float(limits.max_model_len * 2)
+        arrivals = tuple(since * number for number in range(len(some)))
+        spread = Trace(arrivals, some.prompt_tokens, some.generated_tokens)
+        found = replay(spread, limits, table, lambda _: 1.0, manifest.spec.scheduler.policy)
+        for (_, entry), count in found.steps.items():
+            steps[entry] += count / found.num_steps
+    length = min(limits.max_model_len, max(2, _most_of(trace)))
+    return Traffic(steps, limits.model_copy(update={"max_model_len": length}))
 
-    def _begin(self, requests: Sequence[Request]) -> None:
-        """Counts from here on, if all who decode were in the step that just ended."""
-        batch = tuple(request for request in requests if not request.is_finished)
-        if len(batch) != sum(request.is_prefilled for request in self.running):
-            return
-        self._batch, self._room = batch, [self._num_free(request) + 1 for request in batch]
-        self._most_counted = min((self._num_left(request) for request in batch), default=0) - 1
-        self._num_blocks = sum(len(request.block_table) for request in batch)
 
-    def _has_room(self) -> bool:
-        """Gives a block to each that needs one, if all of these can have one."""
-        if min(self._room) > self._num_counted:
-            return True
-        lacking = [index for index, room in enumerate(self._room) if room == self._num_counted]
-        if not self.pool.can_allocate(len(lacking)):
-            return False
-        for index in lacking:
-            self._batch[index].block_table += self.pool.allocate(1)
-        size = self.limits.block_size
-        self._room = [room + size if room == self._num_counted else room for room in self._room]
-        self._num_blocks += len(lacking)
-        return True
+def _some(trace: Trace, num_together: int) -> Trace:
+    """Enough requests for about `_MOST_STEPS` steps if `num_together` of them run at a time."""
+    num_steps = len(trace) + sum(trace.generated_tokens) / num_together
+    every = max(1, math.ceil(num_steps / _MOST_STEPS))
+    return Trace(trace.arrivals[::every], trace.prompt_tokens[::every], trace.generated_tokens[::every])
 
-    def _settle(self) -> None:
-        """Tells the requests what was counted; the next decode step is formed."""
-        for request in self._batch:
-            request.token_ids += [0] * self._num_counted
-            request.num_computed_tokens += self._num_counted
-        self._batch, self._num_counted = (), 0
 
-    def _num_free(self, request: Request) -> int:
-        return len(request.block_table) * self.limits.block_size - request.num_tokens
-
-    def _num_left(self, request: Request) -> int:
-        most = self.limits.max_model_len - request.num_tokens
-        return min(request.max_tokens - request.num_output_tokens, most)
+def _most_of(trace: Trace) -> int:
+    """The length, prompt and answer together, that `MOST` of the requests do not exceed."""
+    lengths = sorted(map(sum, zip(trace.prompt_tokens, trace.generated_tokens, strict=True)))
+    return lengths[math.ceil(MOST * len(lengths)) - 1]

@@ -23,15 +23,14 @@ from functools import cached_property
 
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts
-from aotgaudi.entries import DecodeEntry, PromptEntry
+from aotgaudi.entries import DecodeEntry, PromptEntry, StepEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.manifest.enumerate import enumerate_entries
-from aotgaudi.manifest.work import StepEntry, WorkModel
 from aotgaudi.spec.bucketing import TunedBuckets
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.scheduler import SchedulerSpec
-from aotgaudi.traffic.bound import Relaxation, least_cost
+from aotgaudi.traffic.cost import WorkModel
 from aotgaudi.traffic.partition import Cost, Point, axis_values, best_tables
 from aotgaudi.traffic.replay import Replayed, replay
 from aotgaudi.traffic.trace import Trace
@@ -175,29 +174,6 @@ class Tuner:
             sum(self.work.work(entry) * count for (_, entry), count in found.steps.items()),
             sum(self.work.work(needs) * count for needs, count in found.needs.items()),
         ), found
-
-    def gap(self, num_entries: int) -> float:
-        """Returns how much more than the best table of so many entries the chosen one costs at most: 0.05 is 5 %.
-
-        Both are judged on `demand`: it holds for any table whatever, of any boxes, as long as steps are these:
-        `bound.GAP_COVERS`. It says nothing of what `bound.GAP_LEAVES_OUT` lists.
-        """
-        _, cost = self._split(num_entries)
-        step = max(1, num_entries // 8)
-        fewer = self._split(max(FEWEST_ENTRIES, num_entries - step))[1]
-        more = self._split(num_entries + step)[1]
-        prices = sorted(
-            {
-                max(1, (fewer - cost) // step),
-                max(1, (cost - more) // step),
-                max(1, (fewer - more) // (2 * step)),
-            }
-        )
-        relaxations = (
-            Relaxation.of(self.demand.prompts, self.work.prompt_work),
-            Relaxation.of(self.demand.decodes, self.work.decode_work),
-        )
-        return cost / least_cost(relaxations, num_entries, prices) - 1
 
     def split(self, num_entries: int) -> tuple[int, int]:
         """Returns how many of so many entries are prompts and decodes; the tables may have fewer."""

@@ -28,10 +28,8 @@ from aotgaudi.engine.request import Request
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.entries import Entry, PromptEntry, SamplerEntry
-from aotgaudi.manifest.codec import load_manifest_or_spec
-from aotgaudi.manifest.importance import Importance, TierName
-from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.parts import Chunks, Part, largest_part
+from aotgaudi.manifest.manifest import Manifest, load_manifest_or_spec
+from aotgaudi.manifest.subset import Chunks, Importance, Subset, TierName, largest_subset
 from aotgaudi.spec.limits import ServingLimits
 
 MOST_OUTPUT = 24
@@ -61,7 +59,7 @@ def main() -> None:
     )
 
 
-def parts(manifest: Manifest, rng: random.Random, num_orders: int) -> Iterator[tuple[str, Part]]:
+def parts(manifest: Manifest, rng: random.Random, num_orders: int) -> Iterator[tuple[str, Subset]]:
     """Yields parts that differ in their limits, with a name each."""
     importance, seen = Importance(manifest), set()
     subsets: list[tuple[str, Sequence[Entry]]] = [
@@ -75,13 +73,13 @@ def parts(manifest: Manifest, rng: random.Random, num_orders: int) -> Iterator[t
             for share in (1, 2, 3)
         ]
     for (name, entries), chunks in itertools.product(subsets, get_args(Chunks)):
-        part = largest_part(manifest, entries, chunks)
+        part = largest_subset(manifest, entries, chunks)
         if part is not None and (*part.manifest.entries, part.limits) not in seen:
             seen.add((*part.manifest.entries, part.limits))
             yield f"{manifest.spec.model.name}, {name}, {chunks} chunks ({_text(part.limits)})", part
 
 
-def drive(part: Part, num_requests: int, rng: random.Random) -> int:
+def drive(part: Subset, num_requests: int, rng: random.Random) -> int:
     """Serves so many requests to their end; returns in how many steps. Raises CoverageError for a step without an entry."""
     limits, warm = part.limits, frozenset(part.manifest.entries)
     scheduler = Scheduler(

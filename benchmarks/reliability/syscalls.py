@@ -40,8 +40,7 @@ from aotgaudi.compile.run import Watch, run_plan
 from aotgaudi.compile.share import pull_entries, push_plan
 from aotgaudi.compile.workers import Done
 from aotgaudi.errors import AotGaudiError, CompileError
-from aotgaudi.manifest.codec import dumps
-from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.manifest import Manifest, dumps
 from aotgaudi.share.directory_remote import DirectoryRemote
 from aotgaudi.share.retry import Retry
 from aotgaudi.share.transfer import Conduct, Sources

@@ -17,8 +17,7 @@ from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.receipt import Receipt, SealedUnit
 from aotgaudi.bundle.signing import Signing, generate_key, load_signing_key
 from aotgaudi.graphs.program import Call, Program
-from aotgaudi.manifest.codec import dumps
-from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.manifest import Manifest, dumps
 from aotgaudi.store.cas import ObjectStore
 from tests.container import UID, contained
 from tests.specs import ONE_SEQUENCE, spec_of

@@ -10,7 +10,7 @@ import torch
 from aotgaudi.backends.online import make_runtime
 from aotgaudi.compile.keys import program_key
 from aotgaudi.graphs.hyper_connections import HcPostGraph, HcPreGraph
-from aotgaudi.manifest.side_entries import mhc_entries
+from aotgaudi.manifest.enumerate import mhc_entries
 from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.load import Loader
 from aotgaudi.spec.build_spec import BuildSpec

@@ -37,7 +37,7 @@ from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.entries import DecodeEntry
 from aotgaudi.errors import AotGaudiError
 from aotgaudi.graphs.program import Call, Program
-from aotgaudi.manifest import codec
+from aotgaudi.manifest import manifest as codec
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.share.layer import open_layer
 from aotgaudi.share.oci_documents import BUNDLE_ROOT, LAYER_TYPES, ImageIndex, ImageManifest, load_document

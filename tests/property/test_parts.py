@@ -12,9 +12,16 @@ from hypothesis import strategies as st
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.entries import Entry, SamplerEntry
 from aotgaudi.manifest.coverage import coverage_of
-from aotgaudi.manifest.importance import Importance, TierName, Traffic
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.parts import Chunks, Part, largest_part, part_under, parts_by_prefix
+from aotgaudi.manifest.subset import (
+    Chunks,
+    Importance,
+    Subset,
+    TierName,
+    Traffic,
+    largest_subset,
+    subset_under,
+)
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.scheduler import SchedulerSpec
 from tests.driving import asked_tokens, served
@@ -67,15 +74,15 @@ def subsets(draw: st.DrawFn, manifest: Manifest) -> tuple[Entry, ...]:
     )
 
 
-def is_closed_under(part: Part, limits: ServingLimits) -> bool:
-    """By the proof, not by what `largest_part` says of it."""
+def is_closed_under(part: Subset, limits: ServingLimits) -> bool:
+    """By the proof, not by what `largest_subset` says of it."""
     spec = part.whole.spec.model_copy(update={"limits": limits, "sampler": part.manifest.spec.sampler})
     entries = tuple(entry for entry in part.manifest.entries if entry.kind != "defrag")
     spec = spec.model_copy(update={"defrag": spec.defrag.model_copy(update={"enabled": False})})
     return coverage_of(Manifest(spec, entries), SchedulerSpec()).is_closed
 
 
-def raised(part: Part, coordinate: str) -> ServingLimits | None:
+def raised(part: Subset, coordinate: str) -> ServingLimits | None:
     """The limits with one more of one, where the whole has more."""
     value = getattr(part.limits, coordinate) + 1
     if value > getattr(part.whole.spec.limits, coordinate):
@@ -89,7 +96,7 @@ def test_a_part_is_closed_under_its_limits_and_no_limit_could_be_larger_alone(
 ) -> None:
     warm = data.draw(subsets(manifest))
 
-    part = largest_part(manifest, warm, chunks)
+    part = largest_subset(manifest, warm, chunks)
 
     if part is None:
         return
@@ -113,7 +120,7 @@ def test_where_there_is_no_part_the_least_limits_have_holes(
     manifest: Manifest, chunks: Chunks, data: st.DataObject
 ) -> None:
     warm = data.draw(subsets(manifest))
-    if largest_part(manifest, warm, chunks) is not None:
+    if largest_subset(manifest, warm, chunks) is not None:
         return
     limits = manifest.spec.limits
     least = limits.model_copy(
@@ -126,14 +133,14 @@ def test_where_there_is_no_part_the_least_limits_have_holes(
     )
 
     for setting in manifest.spec.sampler.settings:
-        assert not part_under(manifest, warm, least, [setting]).coverage.is_closed
+        assert not subset_under(manifest, warm, least, [setting]).coverage.is_closed
 
 
 @given(manifests(), chunks_kinds)
 def test_all_entries_of_a_closed_manifest_are_a_part_with_its_own_limits(
     manifest: Manifest, chunks: Chunks
 ) -> None:
-    part = largest_part(manifest, manifest.entries, chunks)
+    part = largest_subset(manifest, manifest.entries, chunks)
 
     if manifest.spec.bucketing.coverage == "closed":
         assert part is not None
@@ -148,9 +155,8 @@ def test_along_any_order_a_part_that_is_there_stays_and_its_longest_request_neve
     order = list(manifest.entries)
     random.shuffle(order)
 
-    lens = [
-        0 if part is None else part.limits.max_model_len for part in parts_by_prefix(manifest, order, chunks)
-    ]
+    parts = [largest_subset(manifest, order[:num], chunks) for num in range(len(order) + 1)]
+    lens = [0 if part is None else part.limits.max_model_len for part in parts]
 
     assert len(lens) == len(order) + 1
     assert lens == sorted(lens)
@@ -160,7 +166,7 @@ def test_along_any_order_a_part_that_is_there_stays_and_its_longest_request_neve
 def test_within_the_limits_the_scheduler_never_meets_a_step_without_a_warm_entry(
     manifest: Manifest, chunks: Chunks, data: st.DataObject, asked: list[tuple[int, int | None]]
 ) -> None:
-    part = largest_part(manifest, data.draw(subsets(manifest)), chunks)
+    part = largest_subset(manifest, data.draw(subsets(manifest)), chunks)
     if part is None:
         return
     table = BucketTable.from_entries(part.manifest.entries)
@@ -194,13 +200,13 @@ def test_the_order_has_every_entry_once_and_its_tiers_can_be_served(
         return
     for name in get_args(TierName):
         tier = importance.tier(name)
-        part = largest_part(manifest, tier, "whole")
+        part = largest_subset(manifest, tier, "whole")
         assert tier == importance.order[: len(tier)]
         assert part is not None
         assert part.settings == tuple(range(len(manifest.spec.sampler.settings)))
         if name == "covering":
             assert part.has_whole_limits
-            last = largest_part(manifest, tier[:-1], "whole")
+            last = largest_subset(manifest, tier[:-1], "whole")
             assert last is None or not last.has_whole_limits or tier == importance.tier("least")
 
 
@@ -213,7 +219,7 @@ def test_a_tier_covers_the_limits_that_traffic_asks_for_before_what_is_seldom_us
         return
     importance = Importance(manifest, traffic)
 
-    part = largest_part(manifest, importance.tier("hot"), "whole") if traffic.steps else None
+    part = largest_subset(manifest, importance.tier("hot"), "whole") if traffic.steps else None
 
     if part is not None:
         assert part.limits.max_model_len >= traffic.limits.max_model_len
@@ -227,7 +233,7 @@ def test_no_beginning_is_shorter_than_what_can_be_served(num_entries: int) -> No
     beginning = importance.beginning(num_entries)
 
     assert len(beginning) == max(num_entries, len(importance.tier("least")))
-    assert largest_part(manifest, beginning, "whole") is not None
+    assert largest_subset(manifest, beginning, "whole") is not None
 
 
 def kinds(entries: Sequence[Entry]) -> list[str]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from aotgaudi.engine.admission import check_sampling
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.errors import RequestError
-from aotgaudi.manifest.side_entries import sampler_entries
+from aotgaudi.manifest.enumerate import sampler_entries
 from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.spec.sampler import SamplerSetting, SamplerSpec
 from aotgaudi.spec.sampler_signature import join_all

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from aotgaudi.bucketing.versions import VERSIONS
 from aotgaudi.errors import SpecError
-from aotgaudi.manifest.codec import dumps, loads
 from aotgaudi.manifest.enumerate import enumerate_entries
-from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.manifest import Manifest, dumps, loads
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import parse_spec, spec_from_json
 

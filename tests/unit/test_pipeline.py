@@ -15,8 +15,7 @@ from aotgaudi.compile.pipeline import Workers, build
 from aotgaudi.compile.run import Progress, Watch
 from aotgaudi.digest import Digest
 from aotgaudi.errors import BuildInterruptedError, CompileError, ManifestError, SpecError, StoreError
-from aotgaudi.manifest.codec import write_manifest
-from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.manifest import Manifest, write_manifest
 from aotgaudi.store.store import Store
 from tests.workload import SPEC_TEXT, seed, tiny_spec
 

@@ -12,10 +12,10 @@ from typing import Any, get_args
 import click
 
 from aotgaudi.compile.extent import Extent
-from aotgaudi.manifest.importance import NO_TRAFFIC, Importance, TierName
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.traffic.demand import traffic_of
-from aotgaudi.traffic.reading import read_trace
+from aotgaudi.manifest.subset import NO_TRAFFIC, Importance, TierName
+from aotgaudi.traffic.replay import traffic_of
+from aotgaudi.traffic.trace import read_trace
 
 Command = Callable[..., Any]
 

@@ -8,7 +8,7 @@ from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.part import describe_part, proved_part
 from aotgaudi.bundle.receipt import ClosedUnder
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.parts import Part, largest_part
+from aotgaudi.manifest.subset import Subset, largest_subset
 
 if TYPE_CHECKING:
     from aotgaudi.compile.plan import Plan
@@ -28,13 +28,13 @@ def built_part(manifest: Manifest, plan: Plan) -> dict[str, Any]:
         if state.row is not None and all(key in plan.units for key in state.row.units)
         for entry in state.entries
     ]
-    whole = largest_part(manifest, warm, "whole")
+    whole = largest_subset(manifest, warm, "whole")
     if whole is None:
         return {"num_entries": len(warm), "text": f"{len(warm)} entries, which can serve nothing yet"}
-    return _document(whole, largest_part(manifest, warm, "cut"))
+    return _document(whole, largest_subset(manifest, warm, "cut"))
 
 
-def _document(whole: Part, cut: Part | None) -> dict[str, Any]:
+def _document(whole: Subset, cut: Subset | None) -> dict[str, Any]:
     cut = cut or whole
     under = "" if cut.limits == whole.limits else f"; with --outside chunk under {ClosedUnder.of(cut.limits)}"
     return {

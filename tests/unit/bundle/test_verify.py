@@ -19,7 +19,7 @@ from aotgaudi.bundle.receipt import dumps as dump_receipt
 from aotgaudi.bundle.verify import CorruptObject, MissingEntry, verify_bundle
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, StoreError
-from aotgaudi.manifest.codec import read_manifest
+from aotgaudi.manifest.manifest import read_manifest
 
 if TYPE_CHECKING:
     from tests.unit.bundle.conftest import Sealed

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from aotgaudi.cli.main import cli
 from aotgaudi.cli.options.common import parse_byte_count
-from aotgaudi.manifest.codec import read_manifest
+from aotgaudi.manifest.manifest import read_manifest
 
 MANIFESTS = Path(__file__).parents[3] / "manifests"
 SPECS = sorted(MANIFESTS.glob("*.toml"))

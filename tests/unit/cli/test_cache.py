@@ -17,8 +17,7 @@ from aotgaudi.cli.main import cli
 from aotgaudi.cli.options.store import StorePlace
 from aotgaudi.compile.pipeline import make_receipt, plan_manifest
 from aotgaudi.digest import Digest
-from aotgaudi.manifest.codec import write_manifest
-from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.manifest import Manifest, write_manifest
 from aotgaudi.store.access import default_store_root
 from aotgaudi.store.cas import object_path
 from aotgaudi.store.store import Store

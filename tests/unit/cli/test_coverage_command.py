@@ -11,8 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from aotgaudi.cli.main import cli
-from aotgaudi.manifest.codec import write_manifest
-from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.manifest import Manifest, write_manifest
 from aotgaudi.spec.parse import load_spec
 from tests.specs import spec_of, spec_toml
 

@@ -9,8 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from aotgaudi.cli.main import cli
-from aotgaudi.manifest.codec import read_manifest
-from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.manifest import Manifest, read_manifest
 from aotgaudi.spec.parse import load_spec
 
 CONFIG: dict[str, Any] = {

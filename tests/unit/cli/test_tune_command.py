@@ -13,15 +13,11 @@ from aotgaudi.bucketing.bucket_file import LITERAL, read_bucket_file
 from aotgaudi.cli.main import cli
 from aotgaudi.manifest.coverage import coverage_of
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.work import WorkModel, device_of
 from aotgaudi.report.entry_means import entry_mean
 from aotgaudi.report.holdings import holdings_of_bundle
 from aotgaudi.spec.parse import load_spec
 from aotgaudi.spec.write import write_spec
 from aotgaudi.store.store import Store
-from aotgaudi.traffic.bound import GAP_COVERS, GAP_LEAVES_OUT
-from aotgaudi.traffic.reading import read_trace
-from aotgaudi.traffic.tune import Tuner
 from tests.specs import spec_of
 from tests.unit.compile.conftest import store
 from tests.unit.report.reports import sealed_bundle
@@ -96,7 +92,6 @@ def test_it_says_what_today_and_the_nearest_budgets_cost(spec: Path, trace: Path
     assert works[0] > works[2] > works[4]
     assert all(one["needed"] == found["tuned"]["needed"] for one in (*found["strategies"], *found["nearest"]))
     assert found["nearest"][2]["work"] == found["tuned"]["work"]
-    assert found["gap"] >= 0
 
 
 def test_the_same_is_printed_as_text(spec: Path, trace: Path) -> None:
@@ -166,25 +161,6 @@ def test_what_is_measured_and_how_well_a_fit_says_it_is_told(spec: Path, trace: 
     assert f"4 entries measured in 116 steps; of today's {num_today} entries 3 are among them" in text
     assert "all work is by a fit to these, of entries that were not measured as well" in text
     assert "step times" not in tune(trace, "--from", spec).stdout
-
-
-def test_the_bound_says_what_it_covers_and_what_it_does_not(spec: Path, trace: Path) -> None:
-    found = document(tune(trace, "--from", spec, "--entries", 12, "--json"))
-
-    text = tune(trace, "--from", spec, "--entries", 12).stdout
-
-    assert f"at most {100 * found['gap']:.2f} % more work than {GAP_COVERS}\n" in text
-    assert f"\n  not compared with: {'; '.join(GAP_LEAVES_OUT)}\n" in text
-    assert (found["gap_covers"], found["gap_leaves_out"]) == (GAP_COVERS, list(GAP_LEAVES_OUT))
-
-
-def test_the_bound_is_rounded_up(spec: Path, trace: Path) -> None:
-    loaded = load_spec(spec)
-    tuner = Tuner(loaded, read_trace(trace), WorkModel.of(loaded, device_of(loaded)))
-
-    found = document(tune(trace, "--from", spec, "--entries", 12, "--json"))
-
-    assert tuner.gap(12) <= found["gap"] < tuner.gap(12) + 0.0001 + 1e-12
 
 
 def test_a_bundle_and_the_records_of_its_store_say_what_entries_take(

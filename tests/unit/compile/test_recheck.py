@@ -21,8 +21,7 @@ from aotgaudi.compile.recheck import RecheckJob, first_difference, recheck
 from aotgaudi.digest import Digest
 from aotgaudi.entries import DefragEntry
 from aotgaudi.errors import CompileError, CorruptError, NotWarmError
-from aotgaudi.manifest.codec import dumps
-from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.manifest import Manifest, dumps
 from aotgaudi.store.cas import object_path
 from aotgaudi.store.store import Store
 from tests.workload import execute, key_of, seed, seeded_plan, text_of, tiny_spec

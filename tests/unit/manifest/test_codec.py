@@ -23,8 +23,7 @@ from aotgaudi.entries import (
     VisionEntry,
 )
 from aotgaudi.errors import ManifestError
-from aotgaudi.manifest.codec import dumps, loads, read_manifest, write_manifest
-from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.manifest import Manifest, dumps, loads, read_manifest, write_manifest
 from aotgaudi.manifest.schema import EntryTables, schema_files
 from aotgaudi.spec.parse import spec_from_json
 from tests.specs import spec_of

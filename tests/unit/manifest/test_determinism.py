@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.manifest.codec import dumps
-from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.manifest import Manifest, dumps
 from aotgaudi.spec.parse import load_spec
 
 ROOT = Path(__file__).parents[3]
@@ -65,7 +64,7 @@ SCRIPT = """
 import hashlib, json, locale, sys
 from pathlib import Path
 locale.setlocale(locale.LC_ALL, "")
-from aotgaudi.manifest.codec import dumps
+from aotgaudi.manifest.manifest import dumps
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.parse import load_spec
 manifests = [Manifest.of(load_spec(Path(path))) for path in sys.argv[1:]]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.defragmenter import plan_step
 from aotgaudi.entries import SamplerEntry
-from aotgaudi.manifest.side_entries import defrag_entries, most_exchanges, sampler_entries
+from aotgaudi.manifest.enumerate import defrag_entries, most_exchanges, sampler_entries
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.sampler import SamplerSetting, SamplerSpec
 from tests import specs

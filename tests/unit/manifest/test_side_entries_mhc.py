@@ -8,8 +8,8 @@ import pytest
 
 from aotgaudi.entries import MhcEntry
 from aotgaudi.errors import SpecError
+from aotgaudi.manifest.enumerate import mhc_entries
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.side_entries import mhc_entries
 from aotgaudi.spec.build_spec import BuildSpec
 from tests import specs
 

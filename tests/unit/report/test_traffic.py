@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.entries import PromptEntry
+from aotgaudi.entries import PromptEntry, StepEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.report.compute import Given, report_of
 from aotgaudi.report.page import number_at, report_page
 from aotgaudi.report.report import Report
 from aotgaudi.report.traffic import steps_of_trace
-from aotgaudi.traffic.replay import StepEntry, replay
+from aotgaudi.traffic.replay import replay
 from aotgaudi.traffic.trace import Trace
 from tests.specs import spec_of
 from tests.unit.report.test_page import Elements, needs_plots, numbers

@@ -17,8 +17,7 @@ from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.compile.pipeline import build
 from aotgaudi.digest import Digest
 from aotgaudi.errors import UntrustedError
-from aotgaudi.manifest.codec import dumps
-from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.manifest import Manifest, dumps
 from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.first_use import FirstUseBuilder
 from aotgaudi.runtime.guard import Guard

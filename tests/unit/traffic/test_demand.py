@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import SpecError
-from aotgaudi.manifest.importance import Importance
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.parts import largest_part
-from aotgaudi.traffic.demand import traffic_of
+from aotgaudi.manifest.subset import Importance, largest_subset
+from aotgaudi.traffic.replay import traffic_of
 from aotgaudi.traffic.trace import Trace
 from tests.specs import spec_of
 
@@ -67,7 +66,7 @@ def test_a_long_trace_is_thinned_evenly() -> None:
 def test_a_hot_tier_serves_most_of_the_traffic(requests: list[tuple[int, int]]) -> None:
     traffic = traffic_of(MANIFEST, trace_of(*requests))
 
-    part = largest_part(MANIFEST, Importance(MANIFEST, traffic).tier("hot"), "whole")
+    part = largest_subset(MANIFEST, Importance(MANIFEST, traffic).tier("hot"), "whole")
 
     assert part is not None
     longest = MANIFEST.spec.limits.max_model_len

@@ -10,9 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client import Histogram as PrometheusHistogram
 
 from aotgaudi.errors import SpecError
-from aotgaudi.traffic.histograms import MOST_DRAWN, Histogram
-from aotgaudi.traffic.reading import read_trace
-from aotgaudi.traffic.trace import Drawing
+from aotgaudi.traffic.trace import MOST_DRAWN, Drawing, Histogram, read_trace
 
 BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 DRAWING = Drawing(requests_per_second=5.0, max_model_len=16_384)

@@ -3,13 +3,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import combinations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.entries import DecodeEntry, PromptEntry
-from aotgaudi.traffic.bound import Relaxation, least_cost
 from aotgaudi.traffic.partition import Box, Point, axis_values, best_runs, best_tables, finder, runs
 
 counts = st.integers(1, 50)
@@ -84,9 +82,6 @@ def test_in_two_dimensions_no_table_of_slabs_is_better(
     assert curve.cost(num) == best
     assert len(curve.boxes(num)) <= num
     assert cost_in(curve.boxes(num), points, cost) == best
-    assert least_cost([Relaxation.of(points, cost)], num, [1, 10, 100, 1000]) <= min(
-        each for each in found.values() if each is not None
-    )
 
 
 @settings(max_examples=300)
@@ -158,17 +153,3 @@ def test_the_look_up_is_the_engines(boxes: set[Box], first: int, second: int) ->
 
     assert box == (prompt and (prompt.query_len, prompt.num_ctx_blocks))
     assert box == (decode and (decode.num_blocks, decode.batch_size))
-
-
-@pytest.mark.parametrize("num", [3, 8, 20])
-def test_the_bound_is_below_what_is_found_and_not_far_below(num: int) -> None:
-    points = {(n, b): 1 + n * b % 17 for n in range(1, 60, 2) for b in range(1, 20) if n / 6 < b < n / 2}
-
-    def cost(first: int, second: int) -> int:
-        return 8 * first + 15 * second
-
-    curve = best_tables(points, cost, num + 1)
-    price = curve.cost(num) - curve.cost(num + 1)
-    bound = least_cost([Relaxation.of(points, cost)], num, [price, 2 * price])
-
-    assert bound <= curve.cost(num) < 1.35 * bound

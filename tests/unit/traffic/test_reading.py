@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.errors import SpecError
-from aotgaudi.traffic import reading
-from aotgaudi.traffic.reading import read_trace
-from aotgaudi.traffic.trace import Drawing, Trace
+from aotgaudi.traffic import trace as reading
+from aotgaudi.traffic.trace import Drawing, Trace, read_trace
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44

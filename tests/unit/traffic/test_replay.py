@@ -6,14 +6,11 @@ from hypothesis import strategies as st
 
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.proof import ReachableSteps, prove_steps
-from aotgaudi.engine.blocks import BlockPool
-from aotgaudi.engine.scheduler import Scheduled, Scheduler
-from aotgaudi.entries import DecodeEntry, PromptEntry
+from aotgaudi.entries import DecodeEntry, PromptEntry, StepEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.spec.limits import ServingLimits
-from aotgaudi.spec.policy import Policy
-from aotgaudi.traffic.replay import Clients, CountingScheduler, Replaying, StepEntry, replay, smallest_shape
+from aotgaudi.traffic.replay import replay
 from aotgaudi.traffic.trace import Trace
 from tests.specs import spec_of
 
@@ -33,41 +30,11 @@ traces = st.lists(requests, min_size=1, max_size=25).map(
 )
 
 
-class PlainScheduler(Scheduler):
-    """The engine's own, with what `Replaying` asks for."""
-
-    def needed(self, scheduled: Scheduled) -> StepEntry:
-        return smallest_shape(scheduled, self.limits.block_size)
-
-
 def seconds_of(entry: StepEntry) -> float:
     return sum(entry.row()) / 64
 
 
-@given(traces, st.sampled_from(["latency", "throughput"]), st.integers(10, 24))
-def test_what_is_counted_is_what_the_scheduler_forms_step_by_step(
-    trace: Trace, policy: Policy, num_blocks: int
-) -> None:
-    limits = LIMITS.model_copy(update={"num_blocks": num_blocks})
-    if min(trace.prompt_tokens) >= 40:
-        return
-    clients = Clients.of(trace, limits)
-    plain, counting = (
-        kind(limits, TABLE, BlockPool(num_blocks), policy=policy)
-        for kind in (PlainScheduler, CountingScheduler)
-    )
-
-    formed = list(Replaying(clients, plain, seconds_of).steps())  # type: ignore[arg-type]
-    counted = list(Replaying(clients, counting, seconds_of).steps())  # type: ignore[arg-type]
-
-    assert counted == formed
-    assert counting.num_preemptions == plain.num_preemptions
-    for scheduler in (plain, counting):
-        scheduler.check_integrity()
-        assert scheduler.pool.num_free == num_blocks
-
-
-def test_the_property_above_meets_preemptions() -> None:
+def test_requests_are_preempted_when_blocks_run_out() -> None:
     trace = Trace((0.0,) * 8, (8,) * 8, (30,) * 8)
 
     assert replay(trace, LIMITS, TABLE, seconds_of).num_preemptions > 0

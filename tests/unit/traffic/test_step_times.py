@@ -13,7 +13,7 @@ from aotgaudi.engine.tallies import GAP_BOUNDS, TalliesSnapshot, Tally, Total
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.server.entry_metrics import entry_families
-from aotgaudi.traffic.step_times import read_step_times
+from aotgaudi.traffic.cost import read_step_times
 
 PROMPTS = [PromptEntry(1, query, ctx) for query in (16, 32, 64) for ctx in (0, 4, 9)]
 DECODES = [DecodeEntry(batch, 1, blocks) for batch in (1, 2, 8) for blocks in (8, 20, 50)]

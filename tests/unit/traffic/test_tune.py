@@ -7,16 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.errors import SpecError
 from aotgaudi.manifest.coverage import coverage_of
 from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.work import WorkModel, device_of
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import spec_from_json
 from aotgaudi.spec.write import spec_tables
-from aotgaudi.traffic.replay import Clients, CountingScheduler, Replaying
+from aotgaudi.traffic.cost import WorkModel, device_of
+from aotgaudi.traffic.replay import replay
 from aotgaudi.traffic.trace import Trace
 from aotgaudi.traffic.tune import Tuner
 from tests.specs import SMALL_CONFIG, spec_of
@@ -75,44 +74,6 @@ def test_more_entries_never_cost_more(tuner: Tuner) -> None:
     works = [tuner._split(num)[1] for num in (2, 4, 8, 16, 32, 64)]
 
     assert works == sorted(works, reverse=True)
-
-
-def test_the_gap_is_a_bound_of_what_could_be_gained(tuner: Tuner) -> None:
-    assert 0 <= tuner.gap(20) < 1
-
-
-@settings(max_examples=60)
-@given(st.data(), st.sampled_from([2, 4, 9, 20]))
-def test_no_table_of_as_many_entries_beats_the_bound(tuner: Tuner, data: st.DataObject, num: int) -> None:
-    """Whatever its buckets are, on or beside the sizes of the demand: on the steps of the demand, as `GAP_COVERS` says."""
-    num_prompts = data.draw(st.integers(1, num - 1))
-    demands = (
-        (tuner.demand.prompts, tuner.work.prompt_work, num_prompts),
-        (tuner.demand.decodes, tuner.work.decode_work, num - num_prompts),
-    )
-    total = 0
-    for counts, cost, most in demands:
-        corner = tuple(max(point[axis] for point in counts) for axis in (0, 1))
-        place = st.tuples(
-            *(st.integers(0 if low == 0 else 1, high) for low, high in zip((1, 0), corner, strict=True))
-        )
-        boxes = {*data.draw(st.lists(place, max_size=most - 1)), corner}
-        for (first, second), count in counts.items():
-            covering = (cost(*box) for box in boxes if first <= box[0] and second <= box[1])
-            total += count * min(covering)
-    chosen = tuner._split(num)[1]
-
-    assert chosen <= (1 + tuner.gap(num)) * total
-
-
-def test_what_the_bound_leaves_out_can_beat_it() -> None:
-    """Queries of a finer step are such: the bound for whole blocks says nothing of them."""
-    spec, trace = served(), traffic(300)
-    blocks, finer = (Tuner(spec, trace, work_of(spec), step) for step in (16, 4))
-
-    best = blocks.predicted(blocks.tuned(60), "blocks").work / (1 + blocks.gap(60))
-
-    assert blocks.predicted(finer.tuned(60), "finer").work < best
 
 
 def test_the_same_trace_gives_the_same_buckets(tuner: Tuner) -> None:
@@ -182,6 +143,6 @@ def test_no_traffic_forms_a_step_without_an_entry(
 
     assert coverage_of(Manifest.of(tuned)).is_closed
     other = traffic(60, seed + 1)
-    scheduler = CountingScheduler(spec.limits, table, BlockPool(spec.limits.num_blocks))
-    for step in Replaying(Clients.of(other, spec.limits), scheduler, work_of(spec).seconds).steps():
-        assert all(least <= most for least, most in zip(step.needs.row(), step.entry.row(), strict=True))
+    replayed = replay(other, spec.limits, table, work_of(spec).seconds)
+    for needs, entry in replayed.steps:
+        assert all(least <= most for least, most in zip(needs.row(), entry.row(), strict=True))

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from aotgaudi.digest import sha256_bytes
 from aotgaudi.entries import VisionEntry
 from aotgaudi.errors import SpecError
-from aotgaudi.manifest.codec import dumps, loads
 from aotgaudi.manifest.cost import estimate_memory, kv_cache_bytes
 from aotgaudi.manifest.enumerate import enumerate_entries
-from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.manifest import Manifest, dumps, loads
 from aotgaudi.spec.bucketing import AxisBounds, SlidingSpec, VersionName
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.defrag import DefragSpec

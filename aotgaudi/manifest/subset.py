@@ -1,0 +1,496 @@
+"""Subsets of a manifest: which entries matter most, and under which lower limits the warm ones are closed.
+
+A subset is served as a manifest of its own: the same spec with lower limits, fewer sampler settings and fewer sizes of
+exchanges, and the warm entries (`Subset.manifest`). The proof of whole manifests therefore proves it (`coverage_of`), and
+the engine looks steps up in the table that was proved: a larger warm entry serves a smaller step.
+
+**The largest limits** (`largest_subset`; B is `block_size`):
+
+=========================  =================================================================================
+M `max_model_len`          at least 2
+T `max_num_batched_tokens` at least B; a chunk of a prompt has no more tokens
+S `max_num_seqs`           at least 1
+N `num_blocks`             at least what a sequence of M tokens has
+=========================  =================================================================================
+
+Lowering a limit only removes steps, so a subset that is closed under some limits is closed under all lower ones, and
+bisection with the proof itself finds each limit while the others are held. Several combinations may be largest. We
+choose:
+
+1. As many sampler settings, in the order of the spec, as have a size for which all their mixtures are warm.
+2. Chunks ``whole``: T as in the spec, then the largest M. Chunks ``cut``: the largest M for any T, then the largest T.
+3. S and N so that the most blocks can be in use at once, ``min(N, S * ceil(M / B))``; then the largest S, then N.
+
+**Importance** (`Importance`) orders the entries for building. An entry stands in the first of these passages that names
+it:
+
+1. what cannot be left out: entries of kinds about which nothing is proved;
+2. what closes the smallest limits: one sequence of two blocks;
+3. given `Traffic`: what closes the limits that most of its requests need, then the entries that its steps ran in, the
+   most frequent first;
+4. what closes the manifest's own limits, smaller steps running in larger entries; then exchanges;
+5. the others; those first that are the best entry for the most reachable steps.
+
+Each decode entry is followed by the samplers of its batch size. To find what closes some limits, we add, while there is a
+hole, the entry that the engine's look-up has for the largest step of the hole.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from types import MappingProxyType
+from typing import Literal
+
+from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.bucketing.padding import decode_steps, prompt_cells
+from aotgaudi.bucketing.proof import (
+    Coverage,
+    DecodeHole,
+    PromptHole,
+    ReachableSteps,
+    decode_holes,
+    prompt_holes,
+    uncovered,
+)
+from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, PromptEntry, SamplerEntry, StepEntry
+from aotgaudi.errors import CoverageError
+from aotgaudi.manifest.coverage import UNPROVED_KINDS, coverage_of
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.spec.limits import ServingLimits
+from aotgaudi.spec.sampler import SamplerSetting
+from aotgaudi.spec.sampler_signature import SamplerSignature, missing_joins
+from aotgaudi.spec.scheduler import SchedulerSpec
+
+Chunks = Literal["whole", "cut"]
+"""Whether prompts are computed in chunks as long as the spec lets them be, or may be cut into shorter ones."""
+
+_LEAST_MODEL_LEN = 2
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Some entries of `whole`, and a spec with lower limits under which they are to be served.
+
+    `manifest` holds that spec and those of the warm entries that its server uses. It is for serving and for the proof: keys,
+    bundles and receipts are of the whole.
+    """
+
+    whole: Manifest
+    manifest: Manifest
+
+    @property
+    def limits(self) -> ServingLimits:
+        """The lower limits."""
+        return self.manifest.spec.limits
+
+    @property
+    def settings(self) -> tuple[int, ...]:
+        """The sampler settings that are left, by their place in the whole spec."""
+        places = {setting: place for place, setting in enumerate(self.whole.spec.sampler.settings)}
+        return tuple(places[setting] for setting in self.manifest.spec.sampler.settings)
+
+    @property
+    def has_whole_limits(self) -> bool:
+        """Whether it serves every request that the whole does."""
+        whole = self.whole.spec
+        return self.limits == whole.limits and self.manifest.spec.sampler == whole.sampler
+
+    @cached_property
+    def coverage(self) -> Coverage:
+        """What its entries cover, by the proof of whole manifests, for our own scheduler."""
+        return coverage_of(self.manifest, SchedulerSpec())
+
+
+def largest_subset(whole: Manifest, warm: Collection[Entry], chunks: Chunks) -> Subset | None:
+    """Returns the part that serves most with these entries of `whole` warm; None where they are closed under no limits.
+
+    See the module for what "most" means. Entries of kinds of which nothing is proved cannot be left out: None, then.
+    """
+    has = frozenset(warm)
+    if any(entry not in has for kind in UNPROVED_KINDS for entry in whole.of_kind(kind)):
+        return None
+    settings = _settled(whole.spec.sampler.settings, _samplers(has))
+    limits = None if settings is None else _Search.of(whole.spec, has).limits(settings.num_rows, chunks)
+    if settings is None or limits is None:
+        return None
+    part = subset_under(whole, has, limits, settings.settings)
+    return part if part.coverage.is_closed else None
+
+
+def subset_under(
+    whole: Manifest, warm: Collection[Entry], limits: ServingLimits, settings: Iterable[SamplerSetting]
+) -> Subset:
+    """Returns the part that serves the entries `warm` under `limits`. Whether it is closed its `coverage` says.
+
+    Of the samplers those sizes are left out that lack a mixture of `settings`, and of the exchanges the sizes that are cold:
+    a plan is then padded to, or cut to, others.
+    """
+    has, spec = frozenset(warm), whole.spec
+    sampler = spec.sampler.model_copy(update={"settings": tuple(settings)})
+    sizes = set(_whole_sizes(sampler.settings, _samplers(has)))
+    entries = tuple(
+        entry
+        for entry in whole.entries
+        if entry in has and (not isinstance(entry, SamplerEntry) or entry.batch_size in sizes)
+    )
+    exchanges = {entry.padded_swaps for entry in entries if isinstance(entry, DefragEntry)}
+    swaps = tuple(size for size in spec.defrag.padded_swaps if size in exchanges)
+    defrag = {"padded_swaps": swaps} if swaps else {"enabled": False}
+    lower = limits.model_copy(
+        update={"max_num_prefill_seqs": min(limits.max_num_prefill_seqs, limits.max_num_seqs)}
+    )
+    changes = {"limits": lower, "sampler": sampler, "defrag": spec.defrag.model_copy(update=defrag)}
+    return Subset(whole, Manifest(spec.model_copy(update=changes), entries))
+
+
+# Samplers
+
+
+_Samplers = dict[int, set[SamplerSignature]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    settings: tuple[SamplerSetting, ...]
+    num_rows: int
+
+
+def _samplers(warm: Iterable[Entry]) -> _Samplers:
+    """The signatures of the warm samplers, by size."""
+    found: _Samplers = {}
+    for entry in warm:
+        if isinstance(entry, SamplerEntry) and entry.batch_size:
+            found.setdefault(entry.batch_size, set()).add(entry.signature)
+    return found
+
+
+def _whole_sizes(settings: Sequence[SamplerSetting], samplers: _Samplers) -> list[int]:
+    """The sizes for which every mixture of `settings` has a warm sampler."""
+    given = [setting.signature for setting in settings]
+    needed = {*given, *missing_joins(given)}
+    return [
+        size
+        for size, has in samplers.items()
+        if all(any(one.serves(signature) for one in has) for signature in needed)
+    ]
+
+
+def _settled(settings: Sequence[SamplerSetting], samplers: _Samplers) -> _Settled | None:
+    chosen: tuple[SamplerSetting, ...] = ()
+    for setting in settings:
+        if _whole_sizes((*chosen, setting), samplers):
+            chosen = (*chosen, setting)
+    return _Settled(chosen, max(_whole_sizes(chosen, samplers))) if chosen else None
+
+
+# Limits
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """Looks for the largest limits under which a table of prompts and decodes is closed."""
+
+    spec: BuildSpec
+    table: BucketTable
+
+    @classmethod
+    def of(cls, spec: BuildSpec, warm: Iterable[Entry]) -> _Search:
+        """Of entries of which one covers what another does, the proof needs the first only."""
+        entries = tuple(warm)
+        prompts = _outermost(
+            (entry.num_ctx_blocks, entry.query_len) for entry in entries if isinstance(entry, PromptEntry)
+        )
+        decodes = _outermost(
+            (entry.batch_size, entry.num_blocks) for entry in entries if isinstance(entry, DecodeEntry)
+        )
+        table = BucketTable(
+            tuple(PromptEntry(1, query_len, blocks) for blocks, query_len in prompts),
+            tuple(DecodeEntry(batch_size, 1, blocks) for batch_size, blocks in decodes),
+        )
+        return cls(spec, table)
+
+    def limits(self, num_rows: int, chunks: Chunks) -> ServingLimits | None:
+        """Returns the limits that the rule of the module chooses; None where there are none."""
+        limits = self._lengths(chunks)
+        if limits is None:
+            return None
+        most = limits.max_num_seqs
+        sizes = {most, num_rows, *(entry.batch_size for entry in self.table.decode)}
+        found = [
+            found
+            for size in sizes
+            if size <= most and (found := self._with_seqs(limits, size, num_rows)) is not None
+        ]
+        return max(found, key=_capacity, default=None)
+
+    def _lengths(self, chunks: Chunks) -> ServingLimits | None:
+        """The largest M, and T: with one sequence, and no more blocks than it has."""
+        limits = self.spec.limits
+        whole, least = limits.max_num_batched_tokens, limits.block_size
+
+        def closes(max_model_len: int, most_tokens: int) -> bool:
+            alone = _lowered(
+                limits, max_model_len=max_model_len, max_num_batched_tokens=most_tokens, max_num_seqs=1
+            )
+            return self._closes_prompts(alone) and self._closes_decodes(
+                _lowered(alone, num_blocks=alone.max_blocks_per_seq)
+            )
+
+        most_tokens = whole if chunks == "whole" else least
+        length = _largest(_LEAST_MODEL_LEN, limits.max_model_len, lambda value: closes(value, most_tokens))
+        if length is None:
+            return None
+        if chunks == "cut":
+            most_tokens = _largest(least, whole, lambda value: closes(length, value)) or least
+        return _lowered(limits, max_model_len=length, max_num_batched_tokens=most_tokens)
+
+    def _with_seqs(self, limits: ServingLimits, max_num_seqs: int, num_rows: int) -> ServingLimits | None:
+        """The most blocks that so many sequences can have; a step has no more rows than blocks, or than are sampled."""
+        lowered = _lowered(limits, max_num_seqs=max_num_seqs)
+        num_blocks = _largest(
+            limits.max_blocks_per_seq,
+            limits.num_blocks if max_num_seqs <= num_rows else min(limits.num_blocks, num_rows),
+            lambda value: self._closes_decodes(_lowered(lowered, num_blocks=value)),
+        )
+        return None if num_blocks is None else _lowered(lowered, num_blocks=num_blocks)
+
+    def _closes_prompts(self, limits: ServingLimits) -> bool:
+        return next(prompt_holes(self._steps(limits).prompts, self.table), None) is None
+
+    def _closes_decodes(self, limits: ServingLimits) -> bool:
+        return next(decode_holes(self._steps(limits).decodes, self.table), None) is None
+
+    def _steps(self, limits: ServingLimits) -> ReachableSteps:
+        return ReachableSteps.of(limits, self.spec.bucketing)
+
+
+def _lowered(limits: ServingLimits, **lower: int) -> ServingLimits:
+    return limits.model_copy(update=lower)
+
+
+def _capacity(limits: ServingLimits) -> tuple[int, int, int]:
+    in_use = min(limits.num_blocks, limits.max_num_seqs * limits.max_blocks_per_seq)
+    return in_use, limits.max_num_seqs, limits.num_blocks
+
+
+def _largest(least: int, most: int, holds: Callable[[int], bool]) -> int | None:
+    """Returns the largest value for which `holds`, which holds below each for which it does; None: for none."""
+    if least > most or not holds(least):
+        return None
+    while least < most:
+        middle = (least + most + 1) // 2
+        if holds(middle):
+            least = middle
+        else:
+            most = middle - 1
+    return least
+
+
+def _outermost(sizes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The pairs of which no other is as large in both."""
+    outermost: list[tuple[int, int]] = []
+    for x, y in sorted(set(sizes), reverse=True):
+        if not outermost or y > outermost[-1][1]:
+            outermost.append((x, y))
+    return outermost
+
+
+TierName = Literal["least", "hot", "covering"]
+"""Each is a shortest beginning of the order. ``least``: that can be served, with all sampler settings. ``hot``: that has the
+entries in which nine of ten steps run. ``covering``: that serves whatever the whole manifest does.""" ""
+
+HOT_SHARE = 0.9
+
+_MOST_STEPS = 4096
+"""Of so many steps of each phase the entry is looked up: fractions of a second."""
+
+_NO_STEPS: Mapping[Entry, float] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What was served: in how many steps each entry ran, and limits that most requests stay below."""
+
+    steps: Mapping[Entry, float] = field(default_factory=lambda: _NO_STEPS)
+    limits: ServingLimits | None = None
+
+
+NO_TRAFFIC = Traffic()
+
+
+@dataclass(frozen=True)
+class Importance:
+    """The entries of `manifest` by importance. Deterministic: the same order on every machine."""
+
+    manifest: Manifest
+    traffic: Traffic = NO_TRAFFIC
+
+    @cached_property
+    def order(self) -> tuple[Entry, ...]:
+        """All entries, the most important first."""
+        return tuple(dict.fromkeys(self._passages()))
+
+    def tier(self, name: TierName) -> tuple[Entry, ...]:
+        """Returns the entries of a tier, by importance. Raises CoverageError where no part of the manifest is closed."""
+        if name == "least":
+            return self.order[: self._least]
+        if name == "hot":
+            return self.order[: max(self._least, len(self._asked), self._hottest)]
+        return self.order[: max(self._least, self._first(self._is_covering))]
+
+    def beginning(self, num_entries: int) -> tuple[Entry, ...]:
+        """Returns so many entries by importance, but no fewer than the least tier. Raises as `tier` does."""
+        return self.order[: max(self._least, num_entries)]
+
+    # Where to stop
+
+    @cached_property
+    def _least(self) -> int:
+        whole = largest_subset(self.manifest, self.order, "whole")
+        if whole is None:
+            raise CoverageError(
+                "no part of this manifest is closed, however low the limits are"
+                " (`aotgaudi coverage MANIFEST` lists the holes and says what closes them)"
+            )
+
+        def is_servable(entries: Sequence[Entry]) -> bool:
+            part = largest_subset(self.manifest, entries, "whole")
+            return part is not None and part.settings == whole.settings
+
+        return self._first(is_servable)
+
+    @property
+    def _hottest(self) -> int:
+        steps = self.traffic.steps or self._own_steps
+        total = sum(steps.values())
+        shares = list(accumulate(steps.get(entry, 0.0) for entry in self.order))
+        return bisect_left(shares, HOT_SHARE * total) + 1
+
+    def _is_covering(self, entries: Sequence[Entry]) -> bool:
+        part, whole = (largest_subset(self.manifest, some, "whole") for some in (entries, self.order))
+        found = [None if part is None else (part.limits, part.settings) for part in (part, whole)]
+        return found[0] is not None and found[0] == found[1]
+
+    def _first(self, holds: _Holds) -> int:
+        """How many entries it takes until `holds`, which then holds for more."""
+        return bisect_left(range(len(self.order)), True, key=lambda number: holds(self.order[:number]))
+
+    # The order
+
+    def _passages(self) -> Iterator[Entry]:
+        seen = [entry for entry in self._by(self.traffic.steps) if self.traffic.steps.get(entry)]
+        named = (*self._asked, *(one for entry in seen for one in self._with_sampler(entry)))
+        yield from named
+        yield from self._closing(self.manifest.spec.limits, named)
+        yield from self.manifest.of_kind("defrag")
+        for entry in self._by(self._own_steps):
+            yield from self._with_sampler(entry)
+        yield from self.manifest.entries
+
+    @cached_property
+    def _asked(self) -> tuple[Entry, ...]:
+        """What cannot be left out, and what closes the least limits and those of the traffic."""
+        asked = [entry for kind in UNPROVED_KINDS for entry in self.manifest.of_kind(kind)]
+        for limits in (_least_limits(self.manifest.spec.limits), self.traffic.limits):
+            if limits is not None:
+                asked += self._closing(limits, asked)
+        return tuple(dict.fromkeys(asked))
+
+    def _by(self, steps: Mapping[Entry, float]) -> list[StepEntry]:
+        """Prompt and decode entries, those of most steps first; equals in the manifest's order."""
+        return sorted((*self._table.prompt, *self._table.decode), key=lambda entry: -steps.get(entry, 0.0))
+
+    def _with_sampler(self, entry: StepEntry) -> Iterator[Entry]:
+        yield entry
+        if isinstance(entry, DecodeEntry):
+            yield from self._samplers.get(entry.batch_size, ())
+
+    @cached_property
+    def _table(self) -> BucketTable:
+        return BucketTable.from_entries(self.manifest.entries)
+
+    @cached_property
+    def _samplers(self) -> Mapping[int, tuple[SamplerEntry, ...]]:
+        sizes: dict[int, tuple[SamplerEntry, ...]] = {}
+        for entry in self.manifest.entries:
+            if isinstance(entry, SamplerEntry) and entry.batch_size:
+                sizes[entry.batch_size] = (*sizes.get(entry.batch_size, ()), entry)
+        return sizes
+
+    @cached_property
+    def _steps(self) -> ReachableSteps:
+        return ReachableSteps.of(self.manifest.spec.limits, self.manifest.spec.bucketing)
+
+    @cached_property
+    def _own_steps(self) -> Mapping[Entry, float]:
+        """The share of the steps that can be formed for which each entry is the look-up's answer, phase by phase."""
+        prompts, table = self._steps.prompts, self._table
+        cells = prompt_cells(prompts, _MOST_STEPS)
+        lens = (
+            (min(prompts.row_query(row), prompts.longest_query(context)), context) for context, row in cells
+        )
+        found: list[Counter[StepEntry | None]] = [
+            Counter(table.find_prompt(1, *one) for one in lens),
+            Counter(table.find_decode(*one) for one in decode_steps(self._steps.decodes, _MOST_STEPS)),
+        ]
+        return {
+            entry: number / sum(steps.values())
+            for steps in found
+            for entry, number in steps.items()
+            if entry is not None
+        }
+
+    # What closes limits
+
+    def _closing(self, limits: ServingLimits, has: Iterable[Entry]) -> list[Entry]:
+        """Entries that close `limits` with those that there are, as far as the manifest itself does."""
+        return [*self._closing_steps(limits, has), *self._closing_samplers(limits, has)]
+
+    def _closing_steps(self, limits: ServingLimits, has: Iterable[Entry]) -> list[StepEntry]:
+        steps = ReachableSteps.of(limits, self.manifest.spec.bucketing)
+        added: list[StepEntry] = []
+        while True:
+            table = BucketTable.from_entries((*has, *added))
+            found = map(self._covering, uncovered(steps, table))
+            more = next((entry for entry in found if entry is not None and entry not in added), None)
+            if more is None:
+                return added
+            added.append(more)
+
+    def _covering(self, hole: object) -> StepEntry | None:
+        """The entry for all of a hole, else for the longest queries after its contexts; None where the manifest has none."""
+        table = self._table
+        if isinstance(hole, PromptHole):
+            query_len = hole.reachable.longest_query(hole.first_ctx_blocks)
+            last = hole.last_ctx_blocks
+            contexts = (last, min(last, hole.reachable.longest_context(query_len)))
+            found = (table.find_prompt(1, query_len, context) for context in contexts)
+            return next((entry for entry in found if entry is not None), None)
+        if isinstance(hole, DecodeHole):
+            batch_size = hole.last_batch_size
+            return table.find_decode(batch_size, hole.reachable.most_blocks(batch_size))
+        return None
+
+    def _closing_samplers(self, limits: ServingLimits, has: Iterable[Entry]) -> tuple[SamplerEntry, ...]:
+        """All samplers of the smallest size that samples as many rows, unless such a size is there."""
+        most = min(limits.max_num_seqs, limits.num_blocks)
+        if any(isinstance(entry, SamplerEntry) and entry.batch_size >= most for entry in has):
+            return ()
+        size = min((size for size in self._samplers if size >= most), default=None)
+        return () if size is None else self._samplers[size]
+
+
+_Holds = Callable[[Sequence[Entry]], bool]
+
+
+def _least_limits(limits: ServingLimits) -> ServingLimits:
+    """One sequence of two blocks."""
+    length = min(limits.max_model_len, 2 * limits.block_size)
+    least = limits.model_copy(update={"max_num_seqs": 1, "max_num_prefill_seqs": 1, "max_model_len": length})
+    return least.model_copy(update={"num_blocks": least.max_blocks_per_seq})
