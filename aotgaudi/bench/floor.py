@@ -17,8 +17,9 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 
 
-def main(bundle: Path, model: Path) -> None:
-    """Does it, keeping everything alive until the line is out."""
+def main() -> None:
+    """Does it for the bundle and the model in ``sys.argv``, keeping everything alive until the line is out."""
+    bundle, model = map(Path, sys.argv[1:])
     kept: list[object] = []
     for path in sorted(model.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
@@ -31,7 +32,3 @@ def main(bundle: Path, model: Path) -> None:
     kept.append(Tokenizer.from_file(str(model / "tokenizer.json")))
     sys.stdout.write(f"{len(kept)} {len(digests)}\n")
     sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -11,7 +11,6 @@ import http.client
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import IO, Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from aotgaudi.child import python_command
 from aotgaudi.errors import AotGaudiError
 from aotgaudi.phases import Phase
 
@@ -133,11 +133,11 @@ def measure(subject: Subject, num_runs: int, on_run: Callable[[int], None] = lam
 
 def run_floor(subject: Subject) -> float:
     """Returns the seconds from the start of the floor's process to its line."""
-    module = [sys.executable, "-m", "aotgaudi.bench.floor"]
+    command = python_command("aotgaudi.bench.floor", str(subject.bundle), str(subject.model))
     with tempfile.TemporaryFile() as log:
         started = time.perf_counter()
         with subprocess.Popen(
-            [*module, str(subject.bundle), str(subject.model)],
+            command,
             stdout=subprocess.PIPE,
             stderr=log,
             env=subject.environment,
@@ -180,7 +180,7 @@ def phases_in(metrics: str) -> tuple[Phase, ...]:
 def _serving(subject: Subject, port: int, log: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
     where = ["--bundle", str(subject.bundle), "--model", str(subject.model), "--require-warm"]
     listening = ["--host", _HOST, "--port", str(port), "--drain-delay", "0"]
-    command = [sys.executable, "-m", "aotgaudi", "serve", *subject.options, *where, *listening]
+    command = python_command("aotgaudi.cli.main", "serve", *subject.options, *where, *listening)
     process = subprocess.Popen(command, stdout=log, stderr=log, env=subject.environment)
     try:
         yield process

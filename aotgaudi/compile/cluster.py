@@ -18,13 +18,11 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
+from aotgaudi.child import python_command
 from aotgaudi.errors import CompileError, SpecError
 
 _ANSWER_SECONDS = 10.0
 _CLOSING_SECONDS = 15.0
-_OUR_CLUSTER = (
-    "import sys; sys.path[:] = {path!r}; from aotgaudi.compile.cluster import main; main({num_cpus!r})"
-)
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -64,8 +62,12 @@ def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
-def main(num_cpus: int | None) -> None:
-    """A process that starts a cluster on this machine, tells its address on stdout, and ends it when stdin ends."""
+def main() -> None:
+    """A process that starts a cluster on this machine, tells its address on stdout, and ends it when stdin ends.
+
+    ``argv[1]`` is how many CPUs it has, or ``null`` for all of them.
+    """
+    num_cpus = json.loads(sys.argv[1])
     try:
         import ray
 
@@ -100,9 +102,8 @@ def _our_token() -> Iterator[None]:
 @contextlib.contextmanager
 def _our_cluster(num_cpus: int | None) -> Iterator[str]:
     """The address of a cluster on this machine, which ends with the context, or with this process however that ends."""
-    program = _OUR_CLUSTER.format(path=sys.path, num_cpus=num_cpus)
     process = subprocess.Popen(
-        [sys.executable, "-c", program],
+        python_command("aotgaudi.compile.cluster", json.dumps(num_cpus)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -22,14 +22,13 @@ from multiprocessing.connection import wait as wait_for_any
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from aotgaudi.child import die_with_parent, travels
+from aotgaudi.child import die_with_parent, python_command, travels
 from aotgaudi.errors import AotGaudiError, CompileError
 
 UNIT_TIMEOUT_SECONDS = 900.0
 _GARBAGE_THRESHOLD = 70_000
 """A hundred times Python's own: garbage was a tenth of what a worker does itself, and little is found."""
 
-_PROGRAM = "import sys; sys.path[:] = {path!r}; from aotgaudi.compile.workers import main; main()"
 _CLOSING_SECONDS = 5.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -226,8 +225,7 @@ def _start(cache_dir: Path) -> _Worker:
 
 
 def _launch(descriptor: int, cache_dir: Path) -> subprocess.Popen[bytes]:
-    code = _PROGRAM.format(path=sys.path)
-    command = [sys.executable, "-c", code, str(descriptor), str(cache_dir), str(os.getpid())]
+    command = python_command("aotgaudi.compile.workers", str(descriptor), str(cache_dir), str(os.getpid()))
     with _blocked_signals():
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(descriptor,))
 

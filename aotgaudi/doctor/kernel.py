@@ -7,15 +7,15 @@ import mmap
 import os
 import resource
 import subprocess
-import sys
 from collections.abc import Iterator
 
+from aotgaudi.child import python_command
 from aotgaudi.doctor.machine_finding import MachineFinding
+from aotgaudi.runtime.seccomp import forbid_processes
 from aotgaudi.server.front.limits import DEFAULT_MAX_CONNECTIONS
 from aotgaudi.store.memfd import SEALS
 
 _SECONDS = 60.0
-_FORBID = "from aotgaudi.runtime.seccomp import forbid_processes; forbid_processes()"
 
 MANY_FILES = DEFAULT_MAX_CONNECTIONS + 1024
 """As many connections as a server takes by default, and the objects of a large bundle while it is loaded."""
@@ -23,7 +23,7 @@ MANY_FILES = DEFAULT_MAX_CONNECTIONS + 1024
 
 def kernel_findings() -> Iterator[MachineFinding]:
     """Yields what is found. A process of its own tries the filter, which nobody could take off again."""
-    yield of_filter([sys.executable, "-c", _FORBID])
+    yield of_filter(python_command("aotgaudi.doctor.kernel"))
     yield of_sealed_memory()
     yield of_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
@@ -77,3 +77,8 @@ def of_open_files(hard_limit: int) -> MachineFinding:
         f"{hard_limit} at most: a server then takes fewer connections, and a large bundle may not load",
         f"{MANY_FILES} (`ulimit -Hn`, LimitNOFILE=, --ulimit nofile=)",
     )
+
+
+def main() -> None:
+    """In a process of its own: has the kernel refuse processes. Raises TargetError where it cannot."""
+    forbid_processes()

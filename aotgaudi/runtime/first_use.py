@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import logging
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from pathlib import Path
 from aotgaudi.bundle.format import load_program
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.receipt import loads as load_receipt
+from aotgaudi.child import python_command
 from aotgaudi.digest import Digest
 from aotgaudi.entries import Entry
 from aotgaudi.errors import CorruptError, NotWarmError, UntrustedError
@@ -90,7 +90,7 @@ class FirstUseBuilder:
             str(receipt_path),
             "--json",
         )
-        command = [sys.executable, "-m", "aotgaudi", "build", "cache", str(manifest_path), *options]
+        command = python_command("aotgaudi.cli.main", "build", "cache", str(manifest_path), *options)
         with self._guard.excusing():
             done = subprocess.run(command, capture_output=True, text=True, env=self._environment, check=False)
         if done.returncode != 0:

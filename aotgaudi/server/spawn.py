@@ -5,22 +5,25 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from aotgaudi.child import python_command
+
 
 def spawn(module: str, *arguments: str, kind: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Runs ``python -m MODULE FD ARGUMENTS``, FD being its socket of `kind`, and returns it with the other end.
+    """Runs ``main()`` of `module` with FD and `arguments`; FD is a socket of `kind`, whose other end is returned, too.
 
-    It ignores Ctrl-C, which is for whoever started it to obey, and writes nothing to standard output.
+    The process ignores Ctrl-C, which its parent obeys, and writes nothing to standard output.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
     with theirs, _interrupts_ignored():
-        command = [sys.executable, "-m", module, str(theirs.fileno()), *arguments]
         process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            python_command(module, str(theirs.fileno()), *arguments),
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
         )
     return process, ours
 

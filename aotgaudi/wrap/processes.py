@@ -1,8 +1,6 @@
 """The processes of a guest, wherever they have gone: in its session, with its mark in their environment, or below it.
 
 Standard library only: the keeper and the entrance run without anything else. Source: proc(5), prctl(2).
-
-How our own small processes are started: with the standard library alone, untouched by the guest's environment.
 """
 
 from __future__ import annotations
@@ -10,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -168,12 +165,3 @@ def _environment(pid: int) -> list[bytes]:
         return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:  # Somebody else's.
         return []
-
-
-_PACKAGES = str(Path(__file__).resolve().parents[2])
-
-
-def boot(module: str) -> list[str]:
-    """Returns the words that run ``main`` of a module of `aotgaudi.wrap`; its arguments follow."""
-    code = f"import sys; sys.path.insert(0, {_PACKAGES!r}); from aotgaudi.wrap.{module} import main; main()"
-    return [sys.executable, "-I", "-S", "-c", code]

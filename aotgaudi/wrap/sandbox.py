@@ -38,9 +38,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from aotgaudi.child import python_command
 from aotgaudi.errors import SpecError, StoreError, UntrustedError, store_error
 from aotgaudi.store.access import replaceable_in
-from aotgaudi.wrap.processes import ProcessTree, adopt_orphans, boot, send
+from aotgaudi.wrap.processes import ProcessTree, adopt_orphans, send
 from aotgaudi.wrap.reaper import GOODBYE
 from aotgaudi.wrap.run_options import TERMINATION_SECONDS
 
@@ -234,7 +235,11 @@ def _lock(root: Path) -> int | None:
 
 def _namespace_problem(root: Path) -> str:
     """Why nothing can be mounted over `root` for one process alone; empty where it can."""
-    words = [*boot("exec_shim"), str(os.getpid()), str(root.parent), str(root), "--", "/bin/true"]
+    words = python_command(
+        "aotgaudi.wrap.exec_shim",
+        *(str(os.getpid()), str(root.parent), str(root), "--", "/bin/true"),
+        bare=True,
+    )
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stderr.strip().removeprefix("aotgaudi: ") or "refused"
 
@@ -300,14 +305,11 @@ class Child:
         if adopts:
             adopt_orphans()
         self._process = subprocess.Popen(
-            [
-                *boot("exec_shim"),
-                str(os.getpid()),
-                str(place.here),
-                str(place.root),
-                "--",
-                *words,
-            ],
+            python_command(
+                "aotgaudi.wrap.exec_shim",
+                *(str(os.getpid()), str(place.here), str(place.root), "--", *words),
+                bare=True,
+            ),
             env={**environment, MARK: str(place.here)},
             start_new_session=True,
             stdin=subprocess.DEVNULL,
@@ -382,7 +384,7 @@ def exit_code(status: int) -> int:
 
 def _start_keeper(leader: int, place: Sandbox, grace_seconds: float) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [*boot("reaper"), str(leader), place.mark, str(grace_seconds)],
+        python_command("aotgaudi.wrap.reaper", str(leader), place.mark, str(grace_seconds), bare=True),
         env={"PATH": os.defpath},
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,

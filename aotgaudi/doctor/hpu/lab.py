@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar, cast
 
+from aotgaudi.child import python_command
 from aotgaudi.gaudi.environment import process_environment
 
 PROBE_SECONDS = 120.0
@@ -204,7 +204,7 @@ def start_process(arguments: Sequence[str], environment: Mapping[str, str], outp
     with output.open("wb") as file:
         return _Subprocess(
             subprocess.Popen(
-                [sys.executable, "-m", "aotgaudi.doctor.hpu.probes.run", *arguments],
+                python_command("aotgaudi.doctor.hpu.probes.run", *arguments),
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=file,

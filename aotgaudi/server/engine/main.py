@@ -1,4 +1,4 @@
-"""The engine's process: ``python -m aotgaudi.server.engine.main FD BEGAN``, which the front starts before anything else.
+"""The engine's process, which the front starts before anything else; its arguments are FD and BEGAN.
 
 FD is its socket to the front, BEGAN when the server began, in seconds of the machine's uptime. While the front finds out
 what to serve, this process imports what it will need.
@@ -11,15 +11,17 @@ import os
 import signal
 import socket
 import sys
+from typing import NoReturn
 
 from aotgaudi.child import die_with_parent
 from aotgaudi.phases import Phases, since
 from aotgaudi.runtime.preload import begin_to_load_torch, leave_out_tracing
 
 
-def main(connection: socket.socket, began: float) -> int:
-    """Returns what the process exits with, once the front says to stop, or the engine has died."""
-    phases = Phases(since(began))
+def main() -> NoReturn:
+    """Runs until the front says to stop, or the engine has died; then exits."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    phases = Phases(since(float(sys.argv[2])))
     phases.add("engine_process", 0.0)
     gc.disable()  # What a start makes stays; `run_engine` has garbage looked for again.
     for number in (signal.SIGINT, signal.SIGTERM):  # The front says what they mean.
@@ -32,13 +34,6 @@ def main(connection: socket.socket, began: float) -> int:
         from aotgaudi.server.engine.worker import run_engine
 
     try:
-        return 0 if run_engine(Channel(connection), phases) else 1
+        sys.exit(0 if run_engine(Channel(connection), phases) else 1)
     except ChannelClosedError:
-        return 0  # The front is gone.
-
-
-if (
-    __name__ == "__main__"
-):  # The connection stays open: a thread listens to it for as long as there is a process.
-    inherited = socket.socket(fileno=int(sys.argv[1]))
-    sys.exit(main(inherited, float(sys.argv[2])))
+        sys.exit(0)  # The front is gone.

@@ -1,7 +1,7 @@
 """The intake's companion: loads tokenizer and chat template once, and forks the lanes, again and again.
 
-``python -m aotgaudi.server.intake.companion FD SECCOMP`` is started by `aotgaudi.server.intake.intake` before the server
-is ready; FD is its socket to the server. The server itself may fork nothing by then, and has threads, which a fork would
+`aotgaudi.server.intake.intake` starts it, with the arguments FD and SECCOMP, before the server is ready; FD is its socket
+to the server. The server itself may fork nothing by then, and has threads, which a fork would
 leave behind; the companion has one thread, and imports neither torch nor what serves HTTP. Unless SECCOMP is "off", the
 kernel lets it fork but run no other program, and lets a lane do neither.
 
@@ -138,7 +138,7 @@ _CAUSES: Mapping[int, Cause] = {
 }
 
 
-def main(control: socket.socket, seccomp: str) -> None:
+def _serve(control: socket.socket, seccomp: str) -> None:
     """Serves the server at the other end of `control` until it closes."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -186,12 +186,10 @@ def _next(control: socket.socket) -> Any:
     return pickle.loads(packet)  # noqa: S301
 
 
-if __name__ == "__main__":
-    with (
-        socket.socket(fileno=int(sys.argv[1])) as inherited,
-        suppress(ConnectionError),
-    ):  # The server is gone.
+def main() -> None:
+    """Runs until the server is gone."""
+    with socket.socket(fileno=int(sys.argv[1])) as control, suppress(ConnectionError):
         try:
-            main(inherited, sys.argv[2])
+            _serve(control, sys.argv[2])
         except AotGaudiError as failed:
             sys.exit(str(failed))

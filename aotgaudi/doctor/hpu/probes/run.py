@@ -1,4 +1,4 @@
-"""A probe's process: ``python -m aotgaudi.doctor.hpu.probes.run MODULE.FUNCTION ARGUMENTS RESULT``."""
+"""A probe's process; its arguments are MODULE.FUNCTION, ARGUMENTS (JSON) and RESULT (a file)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 from aotgaudi.doctor.hpu.probes.bridge import one_line
 
 
-def main(name: str, arguments: str, result: str) -> None:
-    """Runs a probe with arguments in JSON, and writes what it saw, or what went wrong, to the file `result`."""
+def main() -> None:
+    """Runs a probe with arguments in JSON, and writes what it saw, or what went wrong, to the file RESULT."""
+    name, arguments, result = sys.argv[1:]
     module, _, function = name.partition(".")
     try:
         probe = getattr(importlib.import_module(f"aotgaudi.doctor.hpu.probes.{module}"), function)
@@ -19,7 +20,3 @@ def main(name: str, arguments: str, result: str) -> None:
     except Exception as error:  # The edge of the process: the parent tells what went wrong.
         document = {"values": {}, "problem": one_line(error)}
     Path(result).write_text(json.dumps(document), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,0 +1,168 @@
+"""What our Python children run: our modules, and never a file of the directory that they are started in."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import aotgaudi
+from aotgaudi.child import python_command
+
+PACKAGE = Path(aotgaudi.__file__).parent
+IN_WRAPPED_SERVERS = PACKAGE / "wrap" / "witness" / "site"
+"""What other people's servers load: it starts nothing."""
+
+ARGUMENTS: dict[str, list[str]] = {
+    "aotgaudi.bench.floor": ["no bundle", "no model"],
+    "aotgaudi.cli.main": ["serve", "--bundle", ".", "--model", "."],
+    "aotgaudi.compile.cluster": ["1"],
+    "aotgaudi.compile.workers": ["{fd}", "cache", "{pid}"],
+    "aotgaudi.doctor.hpu.probes.run": ["devices.count", "{}", "result.json"],
+    "aotgaudi.doctor.kernel": [],
+    "aotgaudi.server.engine.main": ["{fd}", "0"],
+    "aotgaudi.server.intake.companion": ["{fd}", "auto"],
+    "aotgaudi.wrap.exec_shim": ["{pid}", ".", ".", "--", "/bin/true"],
+    "aotgaudi.wrap.reaper": ["{victim}", "mark", "0.1"],
+}
+"""Every Python child that the product starts, and arguments with which it imports what it needs and ends."""
+
+STARTERS = ("python_command", "spawn")
+BARE = {"aotgaudi.wrap.exec_shim", "aotgaudi.wrap.reaper"}
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if not path.is_relative_to(IN_WRAPPED_SERVERS):
+            yield str(path.relative_to(PACKAGE)), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported_names() -> set[str]:
+    """The top-level name of everything that the product imports anywhere, ours included."""
+    names = set()
+    for _, tree in sources():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names.add((node.module or "").partition(".")[0])
+    return names
+
+
+def plant(folder: Path) -> Path:
+    """Puts into `folder` a module of every name that we import; each leaves a file when it is run. Returns where."""
+    found = folder / "found"
+    found.mkdir()
+    for name in (*imported_names(), "sitecustomize", "usercustomize"):
+        marker = os.fspath(found / name)
+        code = f"import posix; posix.close(posix.open({marker!r}, posix.O_CREAT | posix.O_WRONLY))\n"
+        path = folder / "aotgaudi" / "__init__.py" if name == "aotgaudi" else folder / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(code, encoding="utf-8")
+    return found
+
+
+def test_only_one_function_starts_python() -> None:
+    others = []
+    for path, tree in sources():
+        for node in ast.walk(tree):
+            is_interpreter = isinstance(node, ast.Attribute) and node.attr == "executable"
+            is_flag = isinstance(node, (ast.List, ast.Tuple)) and any(
+                isinstance(word, ast.Constant) and word.value == "-m" for word in node.elts
+            )
+            if is_interpreter or is_flag:
+                others.append(path)
+
+    assert sorted(set(others)) == [
+        "child.py",
+        "doctor/hpu/examination.py",  # It names the interpreter in a message.
+        "wrap/adapters/sglang/guest.py",  # The user's own command, with its interpreter.
+    ]
+
+
+def test_every_child_is_known() -> None:
+    started = set()
+    for path, tree in sources():
+        for node in ast.walk(tree):
+            is_start = isinstance(node, ast.Call) and getattr(node.func, "id", "") in STARTERS
+            if is_start and path != "server/spawn.py":
+                started.add(ast.literal_eval(node.args[0]))
+
+    assert started == set(ARGUMENTS)
+
+
+@pytest.mark.parametrize("module", ARGUMENTS)
+def test_a_child_runs_nothing_of_the_working_directory(module: str, tmp_path: Path) -> None:
+    found = plant(tmp_path)
+    ours, theirs = socket.socketpair()
+    ours.close()
+    with theirs, subprocess.Popen(["sleep", "60"], start_new_session=True) as victim:
+        fields = {"{fd}": theirs.fileno(), "{pid}": os.getpid(), "{victim}": victim.pid}
+        arguments = [str(fields.get(word, word)) for word in ARGUMENTS[module]]
+
+        done = subprocess.run(
+            python_command(module, *arguments, bare=module in BARE),
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            pass_fds=[theirs.fileno()],
+            timeout=120,
+            check=False,
+        )
+        victim.kill()
+
+    assert not list(found.iterdir()), done.stderr.decode()
+    assert b"ImportError" not in done.stderr
+    assert b"ModuleNotFoundError" not in done.stderr
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_a_child_runs_our_package_and_has_its_arguments(bare: bool, tmp_path: Path) -> None:
+    words = python_command(
+        "aotgaudi.wrap.exec_shim", str(os.getpid()), ".", ".", "--", "echo", "a b", bare=bare
+    )
+
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+
+    assert done.stdout == "a b\n"
+
+
+def test_what_a_child_starts_leaves_the_working_directory_out_too(tmp_path: Path) -> None:
+    found = plant(tmp_path)
+    show = "import sys; print(sys.path); import tokenizers"
+    words = python_command(
+        "aotgaudi.wrap.exec_shim", str(os.getpid()), ".", ".", "--", sys.executable, "-c", show
+    )
+
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+
+    if sys.version_info >= (3, 11):  # Older ones know no such variable.
+        assert "['', " not in done.stdout
+        assert not list(found.iterdir())
+
+
+def test_python_dash_m_takes_the_working_directory_off(tmp_path: Path) -> None:
+    found = plant(tmp_path)
+    for name in (
+        sys.stdlib_module_names
+    ):  # Python imports some of them, and a folder `aotgaudi`, before our first line.
+        (tmp_path / f"{name}.py").unlink(missing_ok=True)
+    shutil.rmtree(tmp_path / "aotgaudi")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "aotgaudi", "serve", "--bundle", ".", "--model", "."],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert not list(found.iterdir()), done.stderr
+    assert done.returncode != 0
