@@ -15,7 +15,7 @@ from aotgaudi.spec.limits import ServingLimits, check_limits
 from aotgaudi.spec.lora import LoraSpec
 from aotgaudi.spec.model import ModelSpec
 from aotgaudi.spec.parallel import ParallelSpec, check_parallel
-from aotgaudi.spec.sampler import SamplerSpec
+from aotgaudi.spec.sampler import SamplerSpec, default_settings
 from aotgaudi.spec.scheduler import SchedulerSpec, check_scheduler
 from aotgaudi.spec.target import TargetSpec
 from aotgaudi.spec.vision import VisionSpec
@@ -43,6 +43,14 @@ class BuildSpec(SpecValue):
     mhc: MhcSpec = MhcSpec()
     vision: VisionSpec = VisionSpec()
     target: TargetSpec = TargetSpec()
+
+    @model_validator(mode="after")
+    def _fill_sampler(self) -> BuildSpec:
+        """Which sampler settings are the default depends on who forms the steps."""
+        if "settings" not in self.sampler.model_fields_set:
+            sampler = self.sampler.model_copy(update={"settings": default_settings(self.scheduler.engine)})
+            object.__setattr__(self, "sampler", sampler)  # Before anybody has seen the frozen value.
+        return self
 
     @model_validator(mode="after")
     def _check_consistency(self) -> BuildSpec:

@@ -46,9 +46,18 @@ UPSTREAM_SETTINGS = tuple(
 )
 """What vllm-gaudi warms its sampler with (vllm_gaudi/v1/worker/hpu_model_runner.py, warmup_sampler)."""
 
+DEFAULT_SETTINGS = (
+    *UPSTREAM_SETTINGS,
+    SamplerSetting(temperature=0.7, top_p=0.9, top_k=50, min_p=0.05, presence_penalty=1.0, num_logprobs=20),
+)
+"""What our own engine is built for by default: besides the plain settings, one graph per batch size that does everything.
+
+It serves any mix of penalties, min-p and log-probabilities, so that no client is refused for them.
+"""
+
 
 class SamplerSpec(SpecValue):
-    """The settings that the sampler is built for, in warm-up order.
+    """The settings that the sampler is built for, in warm-up order. A spec without any gets `default_settings`.
 
     Together they say what requests may ask for: whatever some setting has, in any combination (`signature`,
     `num_logprobs`). `smallest_batch_size`: 1, or 0 to reproduce vllm-gaudi before v0.16, which also warms an
@@ -80,3 +89,8 @@ class SamplerSpec(SpecValue):
                 )
             seen.add(setting)
         return self
+
+
+def default_settings(engine: str) -> tuple[SamplerSetting, ...]:
+    """Returns the settings of a spec that names none: a vLLM server warms up its own."""
+    return DEFAULT_SETTINGS if engine == "aotgaudi" else UPSTREAM_SETTINGS

@@ -10,6 +10,7 @@ import tomli_w
 
 from aotgaudi.files import write_atomic
 from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.spec.sampler import default_settings
 
 _ALWAYS_WRITTEN = ("strategy", "version", "contiguous_pa", "prefix_caching")
 """Keys of the table ``bucketing`` that are written even at their default, since readers look for them."""
@@ -38,6 +39,12 @@ def spec_tables(spec: BuildSpec) -> dict[str, Any]:
     """Returns the tables of a spec without the defaults; an absent key stands for None."""
     tables = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     bucketing = {name: getattr(spec.bucketing, name) for name in _ALWAYS_WRITTEN}
+    if spec.sampler.settings == default_settings(spec.scheduler.engine):
+        tables.get("sampler", {}).pop("settings", None)
+    else:
+        tables.setdefault("sampler", {})["settings"] = spec.sampler.model_dump(mode="json")["settings"]
+    if not tables.get("sampler", True):
+        del tables["sampler"]
     first = {name: tables.pop(name) for name in ("schema", "model", "limits")}
     return {**first, "bucketing": {**bucketing, **tables.pop("bucketing", {})}, **tables}
 
