@@ -23,7 +23,7 @@ from tests.unit.test_templates import documents
 
 __all__ = ["built"]
 
-AOTGAUDI = {"AOTGAUDI": str(ROOT)}
+AOTGAUDI = {"AOTGAUDI": str(ROOT), "TORCH_INDEX": ""}
 """This checkout, in place of the repository that the recipes name."""
 
 

@@ -40,7 +40,6 @@ _PRIVATE = tuple(
         ),
     )
 )
-_ISSUES = "https://github.com/aotgaudi/aotgaudi/issues"
 
 
 class LineReport(Value):
@@ -168,7 +167,7 @@ class DoctorReport(Document):
         if rows:
             yield from ("", "## What follows", "", *(f"* {row}" for row in rows))
         if not self.is_double:
-            yield from ("", f"Please send this file, or the JSON, to {_ISSUES}: it corrects the contract.")
+            yield from ("", "Please send this file, or the JSON, to the authors: it corrects the contract.")
 
 
 def without_private(text: str) -> str:
