@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aotgaudi.bundle.capture_receipt import is_capture
-from aotgaudi.cli.options.command_words import CommandWithWords
-from aotgaudi.cli.options.model import find_model
+from aotgaudi.cli.model import find_model
+from aotgaudi.cli.options import CommandWithWords, json_option
+from aotgaudi.cli.show import emit
 
 if TYPE_CHECKING:
     from aotgaudi.bench.startup import Startup
@@ -27,7 +27,7 @@ _BAR_WIDTH = 40
 @click.option(
     "--runs", type=click.IntRange(min=1), default=5, show_default=True, metavar="N", help="How many starts."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the measurement as JSON.")
+@json_option("Print the measurement as JSON.")
 def bench_startup(bundle: Path, model: str, runs: int, as_json: bool, words: tuple[str, ...]) -> None:
     """Start `serve --require-warm` N times, and show its phases beside the floor.
 
@@ -45,7 +45,7 @@ def bench_startup(bundle: Path, model: str, runs: int, as_json: bool, words: tup
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     subject = Subject(bundle.absolute(), directory.absolute(), environment, words)
     found = measure(subject, runs, lambda done: click.echo(f"{done} of {runs} starts", err=True))
-    click.echo(json.dumps(startup_document(found), indent=2) if as_json else "\n".join(startup_lines(found)))
+    emit(startup_document(found), as_json, startup_lines(found))
 
 
 def startup_document(found: Startup) -> dict[str, Any]:

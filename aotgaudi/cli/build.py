@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +10,25 @@ import click
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
-from aotgaudi.cli.build_cache import outcome_document, outcome_line
+from aotgaudi.cli.build_cache import build_time_line, outcome_document, outcome_line, phase_rows
 from aotgaudi.cli.build_manifest import default_manifest_path
+from aotgaudi.cli.build_options import AskedExtent, extent_options, signing_options, worker_options
 from aotgaudi.cli.cache import collect_after_build, collection_line
-from aotgaudi.cli.options.extent import AskedExtent, extent_options
-from aotgaudi.cli.options.model import bound_model_option, find_model
-from aotgaudi.cli.options.signing import signing_options
-from aotgaudi.cli.options.store import StorePlace, store_limit_option, store_options
-from aotgaudi.cli.options.worker import worker_options
+from aotgaudi.cli.model import find_model
+from aotgaudi.cli.options import json_option
+from aotgaudi.cli.parts import part_document
 from aotgaudi.cli.progress import BuildDisplay
-from aotgaudi.cli.show.part import part_document
-from aotgaudi.cli.show.phase_report import build_time_line, phase_rows
+from aotgaudi.cli.show import emit
+from aotgaudi.cli.store_options import StorePlace, store_limit_option, store_options
 from aotgaudi.compile.pipeline import Workers, build, plan_manifest, seal
 from aotgaudi.manifest.manifest import Manifest, dumps, load_manifest_or_spec, write_manifest
 from aotgaudi.phases import Phases
+
+bound_model_option = click.option(
+    "--model",
+    metavar="DIR",
+    help="Bind the bundle to this model directory (or hub id): what signs the bundle signs its files, too.",
+)
 
 
 @click.command("bundle")
@@ -41,7 +45,7 @@ from aotgaudi.phases import Phases
 @bound_model_option
 @signing_options
 @store_options
-@click.option("--json", "as_json", is_flag=True, help="Print what was sealed as JSON.")
+@json_option("Print what was sealed as JSON.")
 def build_bundle(
     manifest_path: Path,
     output: Path,
@@ -72,7 +76,7 @@ def build_bundle(
             model=directory,
         )
     document = bundle_document(open_bundle(output), len(manifest.entries))
-    click.echo(json.dumps(document, indent=2) if as_json else "\n".join(bundle_lines(document)))
+    emit(document, as_json, bundle_lines(document))
 
 
 def bundle_document(bundle: Bundle, num_entries: int) -> dict[str, Any]:
@@ -120,7 +124,7 @@ def bundle_lines(document: dict[str, Any]) -> list[str]:
 @worker_options
 @extent_options
 @store_limit_option
-@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
+@json_option("Print the outcome as JSON.")
 def build_all(  # noqa: PLR0913 - one argument per option
     *,
     spec_path: Path,
@@ -177,7 +181,7 @@ def build_all(  # noqa: PLR0913 - one argument per option
     if store_limit is not None:
         document["gc"] = collect_after_build(store, store_limit, plan_manifest(manifest, store))
         lines.append(collection_line(document["gc"]))
-    click.echo(json.dumps(document, indent=2) if as_json else "\n".join(lines))
+    emit(document, as_json, lines)
 
 
 def default_bundle_path(spec_path: Path) -> Path:

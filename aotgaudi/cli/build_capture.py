@@ -5,23 +5,62 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from aotgaudi.bundle.launch import Launch
+from aotgaudi.bundle.launch import Launch, WarmUpLevel
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
-from aotgaudi.cli.options.capture import CaptureSettings, capture_options
-from aotgaudi.cli.options.signing import signing_options
-from aotgaudi.cli.options.store import StorePlace, store_options
+from aotgaudi.cli.build_options import signing_options
+from aotgaudi.cli.options import FiniteRange, json_option, option, options_of
 from aotgaudi.cli.progress import CaptureDisplay
+from aotgaudi.cli.store_options import StorePlace, store_options
 from aotgaudi.spec.parse import load_spec
-from aotgaudi.wrap.capture import Built, Order, build_capture, shaped_command
+from aotgaudi.wrap.capture import READY_SECONDS, Built, Order, build_capture, shaped_command
 from aotgaudi.wrap.launch import Found, describe
+from aotgaudi.wrap.sandbox import DEFAULT_ROOT
 
 _SHOWN_RESIDUALS = 3
+
+
+@dataclass(frozen=True)
+class CaptureSettings:
+    """How a server is captured: what it is asked, whether it is mended, where it sees its caches, how long it may take."""
+
+    level: WarmUpLevel | None = option(
+        "What the server is asked once it serves, so that it compiles that, too"
+        "  [default: sampler; with --shapes: shapes]",
+        "--exercise",
+        default=None,
+    )
+    no_repairs: bool = option(
+        "Mend no defect that keeps the server from loading what it saved.", default=False
+    )
+    shapes: Path | None = option(
+        "Have the server compile the closed, proved shapes of this spec (vllm-gaudi, SGLang).",
+        default=None,
+        metavar="SPEC",
+    )
+    root: Path = option(
+        "Where the server sees its caches, now and wherever it runs: its files hold this path.",
+        default=DEFAULT_ROOT,
+        metavar="DIR",
+    )
+    ready_seconds: float = option(
+        "How long a start may take until the server serves.",
+        "--ready-timeout",
+        default=READY_SECONDS,
+        type=FiniteRange(min=1),
+        metavar="SECONDS",
+    )
+
+    @property
+    def asked(self) -> WarmUpLevel:
+        """What the server is asked."""
+        return self.level or ("sampler" if self.shapes is None else "shapes")
 
 
 @click.command("capture")
@@ -29,10 +68,10 @@ _SHOWN_RESIDUALS = 3
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True, metavar="DIR", help="The bundle."
 )
-@capture_options
+@options_of(CaptureSettings, "settings")
 @signing_options
 @store_options
-@click.option("--json", "as_json", is_flag=True, help="Print what was built as JSON.")
+@json_option("Print what was built as JSON.")
 def capture(
     words: tuple[str, ...],
     output: Path,
@@ -55,8 +94,8 @@ def capture(
     launch = describe(
         found,
         root=str(settings.root),
-        asked=shaped.asked(settings.level),
-        repairs=settings.repairs,
+        asked=shaped.asked(settings.asked),
+        repairs=() if settings.no_repairs else None,
         manifest_id=shaped.manifest_id,
     )
     display.line("launch", _launch_line(found, launch))

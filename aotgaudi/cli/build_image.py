@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, cast
 
 import click
 
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.cli.cache import size_text
-from aotgaudi.cli.options.remote import RemoteAccess, registry_options
+from aotgaudi.cli.options import json_option
 from aotgaudi.cli.progress import transfer_display
+from aotgaudi.cli.push_pull import RegistryAccess, registry_options
+from aotgaudi.cli.show import emit, size_text
 from aotgaudi.errors import SpecError
 from aotgaudi.share.image import WrittenImage, read_base, write_image
 from aotgaudi.share.image_transfer import push_image
@@ -48,7 +48,7 @@ _DEFAULT_TAG = "latest"
 )
 @click.option("--push", "push_to", metavar="HOST/REPO:TAG", help="Push the image there.")
 @registry_options
-@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+@json_option("Print what was written as JSON.")
 def build_image(
     bundle_path: Path,
     output: Path,
@@ -56,7 +56,7 @@ def build_image(
     tag: str | None,
     compression: str,
     push_to: str | None,
-    access: RemoteAccess,
+    access: RegistryAccess,
     as_json: bool,
 ) -> None:
     """Write BUNDLE as an image into DIR, an OCI image layout: one layer, alone or on a base image.
@@ -85,7 +85,7 @@ def build_image(
                 reference.tag or tag,
                 display.conduct,
             )
-    click.echo(json.dumps(document, indent=2) if as_json else _lines(document))
+    emit(document, as_json, _lines(document))
 
 
 def _push_reference(text: str) -> Reference:

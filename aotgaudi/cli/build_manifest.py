@@ -15,8 +15,8 @@ import click
 
 from aotgaudi.bucketing.reachable import counted
 from aotgaudi.cli.from_vllm import VllmOptions, from_vllm_options, manifest_name, spec_of_options
-from aotgaudi.cli.options.common import memory_budget_option
-from aotgaudi.cli.show.manifest_report import show, summarize
+from aotgaudi.cli.manifest_report import show, summarize
+from aotgaudi.cli.options import json_option, memory_budget_option
 from aotgaudi.errors import SpecError, StaleManifestError
 from aotgaudi.files import write_atomic
 from aotgaudi.manifest.bucket_file import BucketFile, bucket_file_of
@@ -139,7 +139,7 @@ _SHOWN_DIFFERENCES = 8
     is_flag=True,
     help="Print what vllm-gaudi's warm-up of sampler and defragmenter logs for this, in place of the summary.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@json_option("Print the summary as JSON.")
 def build_manifest(
     source: SpecSource,
     output: Path | None,

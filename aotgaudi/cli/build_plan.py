@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,14 @@ import click
 
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.offline import AVAILABLE
+from aotgaudi.cli.build_options import AskedExtent, extent_options
 from aotgaudi.cli.explain_launch import is_of_launch
-from aotgaudi.cli.explanation import change_text, changes_document, cost_document, counted, time_text
-from aotgaudi.cli.options.common import jobs_option
-from aotgaudi.cli.options.extent import AskedExtent, extent_options
-from aotgaudi.cli.options.store import StorePlace, store_options
-from aotgaudi.cli.options.target import planned_target_option
+from aotgaudi.cli.explanation import change_text, changes_document, cost_document, time_text
+from aotgaudi.cli.options import jobs_option, json_option
 from aotgaudi.cli.plan_captures import built_captures, told_of_captures
+from aotgaudi.cli.show import counted, emit
+from aotgaudi.cli.store_options import StorePlace, store_options
+from aotgaudi.cli.target_option import planned_target_option
 from aotgaudi.compile.keys import ProgramKeys
 from aotgaudi.compile.pipeline import plan_manifest
 from aotgaudi.compile.plan import Plan
@@ -97,7 +97,7 @@ def _units_line(answer: WhatIf) -> str:
 @extent_options
 @planned_target_option
 @what_if_option
-@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@json_option("Print the plan as JSON.")
 def build_plan(
     *,
     manifest_path: Path | None,
@@ -125,10 +125,10 @@ def build_plan(
     if settings:
         answer = ask(settings, plan, manifest.spec, store)
         told = what_if_document(answer)
-        click.echo(json.dumps(told, indent=2) if as_json else "\n".join(what_if_lines(answer)))
+        emit(told, as_json, what_if_lines(answer))
         return
     document = _document(plan, jobs)
-    click.echo(json.dumps(document, indent=2) if as_json else "\n".join(_lines(document)))
+    emit(document, as_json, _lines(document))
 
 
 def _plan_captures(
@@ -140,7 +140,7 @@ def _plan_captures(
         )
     store = place.open(create=False) if place.root.is_dir() else None
     document, lines = told_of_captures(settings, built_captures(bundle_path, store))
-    click.echo(json.dumps(document, indent=2) if as_json else "\n".join(lines))
+    emit(document, as_json, lines)
 
 
 def _document(plan: Plan, jobs: int) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.format import load_program, program_objects
 from aotgaudi.bundle.receipt import RECEIPT_SCHEMA, Receipt
 from aotgaudi.bundle.receipt import loads as load_receipt
-from aotgaudi.cli.options.common import jobs_option
-from aotgaudi.cli.options.store import StorePlace, store_options, to_store_size
+from aotgaudi.cli.options import jobs_option, json_option
+from aotgaudi.cli.show import emit, size_text
+from aotgaudi.cli.store_options import StorePlace, store_options, to_store_size
 from aotgaudi.compile.pipeline import plan_manifest
 from aotgaudi.compile.plan import Plan
 from aotgaudi.document import first_problem
@@ -32,17 +33,13 @@ from aotgaudi.wrap.capture_records import capture_key
 
 @click.command("stats")
 @store_options
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+@json_option("Print the figures as JSON.")
 def stats(place: StorePlace, as_json: bool) -> None:
     """Count what the store holds."""
     store = place.open(create=False)
     usage = measure_store(store)
-    if as_json:
-        click.echo(json.dumps({"store": str(store.root), **_usage_document(usage)}, indent=2))
-        return
-    click.echo(f"store      {store.root}")
-    for line in _usage_lines(usage):
-        click.echo(line)
+    document = {"store": str(store.root), **_usage_document(usage)}
+    emit(document, as_json, [f"store      {store.root}", *_usage_lines(usage)])
 
 
 @click.command("gc")
@@ -55,7 +52,7 @@ def stats(place: StorePlace, as_json: bool) -> None:
     help="Most that results, logs and tool caches may take, e.g. 20GiB.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
+@json_option("Print the outcome as JSON.")
 def gc(place: StorePlace, max_size: int, dry_run: bool, as_json: bool) -> None:
     """Shrink the store to SIZE: least recently used first; what a root keeps is never removed. Unfinished pulls always go.
 
@@ -66,7 +63,7 @@ def gc(place: StorePlace, max_size: int, dry_run: bool, as_json: bool) -> None:
         store.require_writable()
     outcome = collect(store, max_size, dry_run=dry_run)
     document = _collection_document(outcome, max_size, dry_run=dry_run)
-    click.echo(json.dumps(document, indent=2) if as_json else collection_line(document))
+    emit(document, as_json, collection_line(document))
 
 
 def collect_after_build(store: Store, max_bytes: int, plan: Plan) -> dict[str, Any] | None:
@@ -98,16 +95,6 @@ def collection_line(document: dict[str, Any] | None) -> str:
     if document["num_bad_records"]:
         line += f"; {document['num_bad_records']} records are damaged (aotgaudi cache fsck)"
     return line
-
-
-def size_text(size_bytes: int) -> str:
-    """A size for people: ``1.2 GB`` (powers of 1000, as disks are sold)."""
-    size = float(size_bytes)
-    for unit in ("bytes", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
 
 
 def _usage_document(usage: StoreUsage) -> dict[str, Any]:
@@ -165,7 +152,7 @@ _MOST_LINES = 20
 @store_options
 @jobs_option
 @click.option("--dry-run", is_flag=True, help="Leave what is bad where it is.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@json_option("Print the report as JSON.")
 @click.pass_context
 def fsck(context: click.Context, place: StorePlace, jobs: int, dry_run: bool, as_json: bool) -> None:
     """Verify every object and record. Builders may go on working meanwhile.
@@ -244,7 +231,7 @@ def root() -> None:
 @click.argument("name")
 @click.argument("path", type=click.Path(exists=True, path_type=Path))
 @store_options
-@click.option("--json", "as_json", is_flag=True, help="Print what is kept as JSON.")
+@json_option("Print what is kept as JSON.")
 def add(name: str, path: Path, place: StorePlace, as_json: bool) -> None:
     """Keep, as NAME, what PATH needs: a bundle, a receipt, or a manifest or spec (what of it is built by now)."""
     store = place.open(create=False)
@@ -258,32 +245,33 @@ def add(name: str, path: Path, place: StorePlace, as_json: bool) -> None:
     row = _document_cache_root(kept)
     size = size_text(row["object_bytes"])
     line = f"root: {name} keeps {row['num_records']} records and {row['num_objects']} objects ({size})"
-    click.echo(json.dumps(row, indent=2) if as_json else line)
+    emit(row, as_json, line)
 
 
 @root.command("remove")
 @click.argument("name")
 @store_options
-@click.option("--json", "as_json", is_flag=True, help="Print the name as JSON.")
+@json_option("Print the name as JSON.")
 def remove(name: str, place: StorePlace, as_json: bool) -> None:
     """Stop keeping NAME; `cache gc` may then remove what only NAME kept."""
     store = place.open(create=False)
     store.require_writable()
     store.roots.remove(name)
-    click.echo(json.dumps({"name": name}, indent=2) if as_json else f"root: {name} is kept no longer")
+    emit({"name": name}, as_json, f"root: {name} is kept no longer")
 
 
 @root.command("list")
 @store_options
-@click.option("--json", "as_json", is_flag=True, help="Print the roots as JSON.")
+@json_option("Print the roots as JSON.")
 def list_(place: StorePlace, as_json: bool) -> None:
     """List what is kept."""
     rows = [_document_cache_root(item) for item in place.open(create=False).roots]
-    if as_json:
-        click.echo(json.dumps(rows, indent=2))
-        return
-    for row in rows:
-        click.echo(f"{row['name']}: {row['num_records']} records, {row['num_objects']} objects")
+    if as_json or rows:
+        emit(
+            rows,
+            as_json,
+            (f"{row['name']}: {row['num_records']} records, {row['num_objects']} objects" for row in rows),
+        )
 
 
 def _document_cache_root(item: Root) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,10 @@ from aotgaudi.bucketing.proof import (
     uncovered,
 )
 from aotgaudi.bucketing.reachable import counted
-from aotgaudi.cli.options.target import planned_target_option, refuse_other_target
-from aotgaudi.cli.show.manifest_report import server_document, server_lines
+from aotgaudi.cli.manifest_report import server_document, server_lines
+from aotgaudi.cli.options import json_option
+from aotgaudi.cli.show import emit
+from aotgaudi.cli.target_option import planned_target_option, refuse_other_target
 from aotgaudi.errors import CoverageError
 from aotgaudi.manifest.coverage import coverage_of, described_scheduler, left_out, reachable_of
 from aotgaudi.manifest.manifest import Manifest, load_manifest_or_spec
@@ -34,7 +35,7 @@ _SHOWN = 12
 @click.command("coverage")
 @click.argument("manifest_path", metavar="MANIFEST", type=click.Path(path_type=Path))
 @planned_target_option
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_option("Print the result as JSON.")
 def coverage(manifest_path: Path, described: Target | None, as_json: bool) -> None:
     """Prove that every step that can be formed under the limits of MANIFEST (or a spec) has an entry.
 
@@ -49,7 +50,7 @@ def coverage(manifest_path: Path, described: Target | None, as_json: bool) -> No
     refuse_other_target(described, manifest.spec)
     result = coverage_of(manifest)
     document = _document(manifest, result)
-    click.echo(json.dumps(document, indent=2) if as_json else "\n".join(_lines(manifest_path, document)))
+    emit(document, as_json, _lines(manifest_path, document))
     if not result.is_closed:
         raise CoverageError(f"{manifest_path}: {result}")
 

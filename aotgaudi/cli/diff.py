@@ -11,14 +11,15 @@ import click
 from aotgaudi.backends.base import Target
 from aotgaudi.cli.diff_captures import diff_captures
 from aotgaudi.cli.explain_launch import is_of_launch
-from aotgaudi.cli.options.common import refuse_unwritable
-from aotgaudi.cli.options.target import planned_target_option, refuse_other_target
+from aotgaudi.cli.options import json_option
+from aotgaudi.cli.show import emit, refuse_unwritable
+from aotgaudi.cli.target_option import planned_target_option, refuse_other_target
 from aotgaudi.errors import SpecError
 from aotgaudi.files import write_atomic
 from aotgaudi.manifest.difference import Difference, difference
 from aotgaudi.manifest.manifest import load_manifest_or_spec
 from aotgaudi.report.difference import difference_report
-from aotgaudi.report.page import difference_page, require_report
+from aotgaudi.report.page import difference_page
 
 _EXIT_DIFFERENT = 3
 
@@ -35,7 +36,7 @@ _EXIT_DIFFERENT = 3
     metavar="FILE",
     help="Write it as a page as well, which needs no network.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the difference as JSON.")
+@json_option("Print the difference as JSON.")
 @click.pass_context
 def diff(
     context: click.Context,
@@ -57,11 +58,10 @@ def diff(
         if page is not None:
             raise SpecError("--html", "shows manifests and specs, and these are captures", "--json")
         document, lines, is_different = diff_captures(old, new)
-        click.echo(json.dumps(document, indent=2) if as_json else "\n".join(lines))
+        emit(document, as_json, lines)
         context.exit(_EXIT_DIFFERENT if is_different and exit_code else 0)
     if page is not None:
         refuse_unwritable(page, old, new)
-        require_report()
     before, after = load_manifest_or_spec(old), load_manifest_or_spec(new)
     refuse_other_target(described, before.spec, after.spec)
     found = difference(before, after)

@@ -8,7 +8,7 @@ from typing import Any
 
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.cli.explain_launch import difference_rows, difference_table
-from aotgaudi.cli.explanation import counted
+from aotgaudi.cli.show import counted
 from aotgaudi.wrap.explain import CaptureDifference, capture_difference
 
 _SHOWN_FILES = 10

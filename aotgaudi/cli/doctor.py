@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import json
 import os
 import tempfile
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,8 @@ import click
 from click.core import ParameterSource
 
 from aotgaudi.backends.hpu.probe import hpu_target
-from aotgaudi.cli.options.common import Command, FiniteRange, store_option, with_options
+from aotgaudi.cli.options import ABOVE_ZERO, STORE, json_option, option, options_of
+from aotgaudi.cli.show import emit
 from aotgaudi.doctor.hpu.contract import LINES
 from aotgaudi.doctor.hpu.examination import acquire, examine, require_bridge, selected
 from aotgaudi.doctor.hpu.findings import HpuCheck, LineFinding
@@ -31,88 +30,74 @@ from aotgaudi.gaudi.environment import ENGINE_RULES, sealed_variables
 from aotgaudi.gaudi.identity import Installation
 from aotgaudi.gaudi.inventory import Inventory, find_cards
 
-_OPTIONS = (
-    click.option(
-        "--hpu",
-        is_flag=True,
-        help="Examine a Gaudi instead, on a card that no process holds (how long it takes on one was never measured).",
-    ),
-    click.option(
-        "--card",
-        type=click.IntRange(min=0),
-        metavar="N",
-        help="With --hpu: which card, as `hl-smi` counts them  [default: any]",
-    ),
-    click.option("--only", metavar="H-nn,...", help="With --hpu: only these checks."),
-    click.option(
-        "--out",
-        type=click.Path(path_type=Path, file_okay=False),
-        metavar="DIR",
-        help=f"With --hpu: where {JSON_NAME} and {MARKDOWN_NAME} go  [default: here]",
-    ),
-    click.option(
-        "--write-target",
-        "target_file",
-        type=click.Path(path_type=Path, dir_okay=False),
-        metavar="FILE",
-        help="With --hpu: write what this machine compiles for, for `build plan --target` elsewhere.",
-    ),
-)
-
 _TARGET_CHECKS = frozenset({"H-05", "H-06", "H-09"})
 """What the mode of keys is learnt from."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Request:
     """What is asked of ``--hpu``."""
 
-    card: int | None
-    only: str | None
-    out: Path | None
-    target_file: Path | None
+    hpu: bool = option(
+        "Examine a Gaudi instead, on a card that no process holds (how long it takes on one was never measured).",
+        default=False,
+    )
+    card: int | None = option(
+        "With --hpu: which card, as `hl-smi` counts them  [default: any]",
+        default=None,
+        type=click.IntRange(min=0),
+        metavar="N",
+    )
+    only: str | None = option("With --hpu: only these checks.", default=None, metavar="H-nn,...")
+    out: Path | None = option(
+        f"With --hpu: where {JSON_NAME} and {MARKDOWN_NAME} go  [default: here]",
+        default=None,
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="DIR",
+    )
+    target_file: Path | None = option(
+        "With --hpu: write what this machine compiles for, for `build plan --target` elsewhere.",
+        "--write-target",
+        default=None,
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+    )
 
-    def given(self) -> str:
-        """Returns the first option that was given; empty if none was."""
-        options = {
+    def __post_init__(self) -> None:
+        of_hpu = {
             "--card": self.card,
             "--only": self.only,
             "--out": self.out,
             "--write-target": self.target_file,
         }
-        return next((name for name, value in options.items() if value is not None), "")
+        given = [name for name, value in of_hpu.items() if value is not None]
+        if given and not self.hpu:
+            raise click.UsageError(f"{given[0]} is about a Gaudi: it needs --hpu")
 
 
-def hpu_options(function: Command) -> Command:
-    """Adds ``--hpu`` and what belongs to it; with it, a Gaudi is examined in place of running the command."""
+@dataclass(frozen=True)
+class _Examination:
+    """What is examined of this machine without ``--hpu``."""
 
-    @functools.wraps(function)
-    def command(
-        *,
-        hpu: bool,
-        card: int | None,
-        only: str | None,
-        out: Path | None,
-        target_file: Path | None,
-        **others: Any,
-    ) -> Any:
-        request = _Request(card, only, out, target_file)
-        if hpu:
-            _refuse(others)
-            return _examine_hpu(request)
-        if request.given():
-            raise click.UsageError(f"{request.given()} is about a Gaudi: it needs --hpu")
-        return function(**others)
-
-    return with_options(command, _OPTIONS)
+    store_root: Path
+    no_trial: bool = option(
+        "Compile nothing: leaves out the trial, which takes about a minute.", default=False
+    )
+    trial_seconds: float = option(
+        "How long each part of the trial may take.",
+        "--trial-timeout",
+        default=TRIAL_SECONDS,
+        type=ABOVE_ZERO,
+        metavar="SECONDS",
+    )
 
 
-def _refuse(names: Container[str]) -> None:
-    """Raises UsageError where an option of the command itself was given."""
-    context = click.get_current_context()
+def _refuse_without_hpu(context: click.Context) -> None:
+    """Raises UsageError for an option that ``--hpu`` does not take."""
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
-        if parameter.name in names and source is ParameterSource.COMMANDLINE:
+        is_other = parameter.name in {"store_root", "no_trial", "trial_seconds", "as_json"}
+        if is_other and source is ParameterSource.COMMANDLINE:
             raise click.UsageError(
                 f"{parameter.opts[0]} is not for --hpu, which writes {JSON_NAME} and {MARKDOWN_NAME} (--out DIR)"
             )
@@ -218,22 +203,11 @@ _PURPOSES: tuple[Purpose, ...] = ("build", "serve")
 
 
 @click.command("doctor")
-@hpu_options
-@store_option
-@click.option(
-    "--no-trial", is_flag=True, help="Compile nothing: leaves out the trial, which takes about a minute."
-)
-@click.option(
-    "--trial-timeout",
-    "trial_seconds",
-    type=FiniteRange(min=0, min_open=True),
-    default=TRIAL_SECONDS,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long each part of the trial may take.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print what is found as JSON.")
-def doctor(store_root: Path, no_trial: bool, trial_seconds: float, as_json: bool) -> None:
+@options_of(_Request, "request")
+@options_of(_Examination, "examined", store_root=STORE)
+@json_option("Print what is found as JSON.")
+@click.pass_context
+def doctor(context: click.Context, request: _Request, examined: _Examination, as_json: bool) -> None:
     """Say what this machine can build and serve, and what would be right where it cannot.
 
     Looks at Python, packages, compiler, CPU, memory, the store's place and the kernel, and compiles one step of a tiny
@@ -244,12 +218,16 @@ def doctor(store_root: Path, no_trial: bool, trial_seconds: float, as_json: bool
     docs/reference/hpu-contract.md), and writes two files that can be sent to anybody. Exits with 5 where one does not
     hold that building or serving needs, and with 6 where no card could be examined.
     """
+    if request.hpu:
+        _refuse_without_hpu(context)
+        _examine_hpu(request)
+        return
     found = []
-    for finding in _examine(store_root, None if no_trial else trial_seconds):
+    for finding in _examine(examined.store_root, None if examined.no_trial else examined.trial_seconds):
         found.append(finding)
         if not as_json:
             click.echo("\n".join(_lines(finding)))
-    click.echo(json.dumps(_document(found), indent=2) if as_json else _summary(found))
+    emit(_document(found), as_json, _summary(found))
     broken = [finding for finding in found if finding.status == "error"]
     if broken:
         raise TargetError(

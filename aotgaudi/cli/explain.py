@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +12,13 @@ import click
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.offline import find_target
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.cli.explanation import counted, reason_document, reason_lines
-from aotgaudi.cli.options.command_words import CommandWithWords
-from aotgaudi.cli.options.entry import find_entries
-from aotgaudi.cli.options.store import StorePlace, store_options
-from aotgaudi.cli.options.target import planned_target_option
-from aotgaudi.cli.show.part import built_part, part_document
+from aotgaudi.cli.build_options import find_entries
+from aotgaudi.cli.explanation import reason_document, reason_lines
+from aotgaudi.cli.options import CommandWithWords, json_option
+from aotgaudi.cli.parts import built_part, part_document
+from aotgaudi.cli.show import counted, emit
+from aotgaudi.cli.store_options import StorePlace, store_options
+from aotgaudi.cli.target_option import planned_target_option
 from aotgaudi.compile.findings import Finding, Reason, explain_against, explain_plan, reasons
 from aotgaudi.compile.history import History, Sealed, read_sealed
 from aotgaudi.compile.keys import ProgramKeys
@@ -64,7 +64,7 @@ def _list_repairs(context: click.Context, parameter: click.Parameter, is_asked: 
     callback=_list_repairs,
     help="List the defects of servers that aotgaudi mends, and exit.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@json_option("Print it as JSON.")
 def explain(
     path: Path,
     entry_text: str | None,
@@ -93,7 +93,7 @@ def explain(
         document, lines, code = explain_launch(path, words, dict(os.environ), place, against)
     else:
         document, lines = explain_programs(path, entry_text, against, place, described)
-    click.echo(json.dumps(document, indent=2) if as_json else "\n".join(lines))
+    emit(document, as_json, lines)
     if exit_code:
         click.get_current_context().exit(code)
 

@@ -10,7 +10,7 @@ from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.format import INDEX_NAME
 from aotgaudi.bundle.launch import Launch
-from aotgaudi.cli.options.store import StorePlace
+from aotgaudi.cli.store_options import StorePlace
 from aotgaudi.errors import SpecError
 from aotgaudi.wrap.explain import explain_run
 from aotgaudi.wrap.launch import describe_here

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from aotgaudi.cli.show import counted
 from aotgaudi.compile.compare import ENTRY, Change
 from aotgaudi.compile.findings import Finding, Reason
 from aotgaudi.compile.history import BuiltProgram, BuiltUnit, Cost, History
@@ -80,13 +81,6 @@ def time_text(cost: Cost) -> str:
         return "how long they took is not on record"
     others = f" ({cost.num_untimed} of them not on record)" if cost.num_untimed else ""
     return f"which took {cost.seconds:.1f} s{others}"
-
-
-def counted(number: int, noun: str) -> str:
-    """Returns ``1 unit`` or ``2 units``; ``entry`` has its own plural."""
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number:,} {noun[:-1] + 'ies' if noun.endswith('y') else noun + 's'}"
 
 
 def _counted(reason: Reason) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from aotgaudi.cli.options.common import parse_byte_count
+from aotgaudi.cli.options import parse_byte_count
 from aotgaudi.errors import RemoteError, SpecError
 from aotgaudi.share.hub import fetch_model, is_hub_id
 from aotgaudi.spec.bucketing import BucketingSpec, VersionName

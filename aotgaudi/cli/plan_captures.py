@@ -8,7 +8,7 @@ from typing import Any
 
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.launch import Launch
-from aotgaudi.cli.explanation import counted
+from aotgaudi.cli.show import counted
 from aotgaudi.errors import AotGaudiError
 from aotgaudi.store.store import Store
 from aotgaudi.wrap.capture_records import capture_key, captures, find_capture, read_documents

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aotgaudi.cli.cache import size_text
+from aotgaudi.cli.show import size_text
 from aotgaudi.compile.run import Progress, Watch
 from aotgaudi.share.transfer import Conduct
 

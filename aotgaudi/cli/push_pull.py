@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,20 @@ from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.format import INDEX_NAME
 from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.bundle.trust import TrustPolicy
-from aotgaudi.cli.cache import size_text
-from aotgaudi.cli.options.acceptance import acceptance_options
-from aotgaudi.cli.options.remote import RemoteAccess, remote_options
-from aotgaudi.cli.options.store import StorePlace, store_options
+from aotgaudi.cli.options import json_option, option, options_of
 from aotgaudi.cli.progress import TransferDisplay, transfer_display
+from aotgaudi.cli.serving_options import acceptance_options
+from aotgaudi.cli.show import emit, size_text
+from aotgaudi.cli.store_options import StorePlace, store_options
 from aotgaudi.errors import RemoteError
 from aotgaudi.manifest.manifest import load_manifest_or_spec
+from aotgaudi.share.credentials import Credentials, Login
 from aotgaudi.share.image_transfer import LayoutImage, RegistryImage, find_image, pull_image
 from aotgaudi.share.layout import parse_layout
-from aotgaudi.share.locations import NamedRemote, is_layout
+from aotgaudi.share.locations import NamedRemote, is_layout, open_remote, registry_host
 from aotgaudi.share.push_pull import pull_bundle, push_bundle
+from aotgaudi.share.reference import Reference
+from aotgaudi.share.registry_client import RegistryClient
 from aotgaudi.share.registry_remote import RegistryRemote
 from aotgaudi.share.remote import Remote, check_name
 from aotgaudi.share.transfer import Sources
@@ -31,18 +35,77 @@ from aotgaudi.share.transfer import Sources
 DEFAULT_NAME = "latest"
 
 
+@dataclass(frozen=True)
+class RegistryAccess:
+    """How registries are reached: whether they may use plain http, and which token services may see passwords."""
+
+    allow_http: bool = option(
+        "Use plain http even with registries that are not on this machine.", "--insecure", default=False
+    )
+    token_hosts: tuple[str, ...] = option(
+        "Send a registry's password to HOST too, if the registry's tokens come from there (repeatable).",
+        "--token-host",
+        default=(),
+        envvar="AOTGAUDI_TOKEN_HOST",
+        metavar="HOST",
+    )
+
+    def client(self, reference: Reference) -> RegistryClient:
+        """Returns a client for a repository, to which $ORAS_USER and $ORAS_PASS belong."""
+        credentials = read_credentials(reference.host, self.token_hosts)
+        return RegistryClient(reference, credentials, allow_http=self.allow_http)
+
+    def open(self, location: str, *others: str) -> tuple[NamedRemote, ...]:
+        """Returns what the locations mean. Raises SpecError, RemoteError.
+
+        $ORAS_USER and $ORAS_PASS belong to the registry of the first.
+        """
+        credentials = read_credentials(registry_host(location), self.token_hosts)
+        return tuple(
+            open_remote(text, credentials, allow_http=self.allow_http) for text in (location, *others)
+        )
+
+
+registry_options = options_of(RegistryAccess, "access")
+"""``--insecure`` and ``--token-host``: the command gets `access`, a `RegistryAccess`."""
+
+_name_option = click.option(
+    "--name", metavar="NAME", help="The bundle's name there  [default: the reference's tag, or latest]"
+)
+
+
+def read_credentials(host: str | None, token_hosts: Iterable[str] = ()) -> Credentials:
+    """Returns where passwords come from: $ORAS_USER and $ORAS_PASS for `host` alone; files of docker and podman."""
+    user, password = os.environ.get("ORAS_USER"), os.environ.get("ORAS_PASS")
+    logins = (Login(host, user, password),) if host and user and password else ()
+    return Credentials(logins, tuple(_config_files()), frozenset(token_hosts))
+
+
+def _config_files() -> Iterator[Path]:
+    if name := os.environ.get("REGISTRY_AUTH_FILE"):
+        yield Path(name)
+    if folder := os.environ.get("DOCKER_CONFIG"):
+        yield Path(folder, "config.json")
+    elif home := os.environ.get("HOME"):
+        yield Path(home, ".docker", "config.json")
+    if folder := os.environ.get("XDG_RUNTIME_DIR"):
+        yield Path(folder, "containers", "auth.json")
+
+
 @click.command("push")
 @click.argument("location", metavar="REMOTE")
 @click.argument("what", metavar="BUNDLE|MANIFEST", type=click.Path(path_type=Path))
 @click.option("--force", "overwrite", is_flag=True, help="Upload even what is there: mends a damaged remote.")
-@remote_options
+@_name_option
+@registry_options
 @store_options
-@click.option("--json", "as_json", is_flag=True, help="Print what was pushed as JSON.")
+@json_option("Print what was pushed as JSON.")
 def push(
     *,
     location: str,
     what: Path,
-    access: RemoteAccess,
+    name: str | None,
+    access: RegistryAccess,
     overwrite: bool,
     place: StorePlace,
     as_json: bool,
@@ -54,14 +117,14 @@ def push(
     """
     (target,) = access.open(location)
     is_bundle = (what / INDEX_NAME).exists()
-    if access.name is not None and not is_bundle:
+    if name is not None and not is_bundle:
         raise click.UsageError("--name names a bundle; what a manifest needs is found by its keys")
     with transfer_display("pushing") as display:
         if is_bundle:
-            document = _push_bundle(what, target, access.name, display, overwrite=overwrite)
+            document = _push_bundle(what, target, name, display, overwrite=overwrite)
         else:
             document = _push_manifest(what, target.remote, place, display, overwrite=overwrite)
-    click.echo(json.dumps(document, indent=2) if as_json else _line(document))
+    emit(document, as_json, _line(document))
 
 
 def _push_bundle(
@@ -123,17 +186,19 @@ def _line(document: dict[str, Any]) -> str:
 @click.option(
     "--remote", "others", multiple=True, metavar="REMOTE", help="Where to get what REMOTE lacks (repeatable)."
 )
-@remote_options
+@_name_option
+@registry_options
 @acceptance_options
 @store_options
-@click.option("--json", "as_json", is_flag=True, help="Print what was pulled as JSON.")
-def pull(
+@json_option("Print what was pulled as JSON.")
+def pull(  # noqa: PLR0913 - one argument for each group of options
     *,
     location: str,
     manifest_path: Path | None,
     output: Path | None,
     others: tuple[str, ...],
-    access: RemoteAccess,
+    name: str | None,
+    access: RegistryAccess,
     acceptance: TrustPolicy,
     place: StorePlace,
     as_json: bool,
@@ -153,10 +218,10 @@ def pull(
             assert manifest_path is not None
             document = _pull_manifest(remotes, manifest_path, place, display)
         elif is_from_layout:
-            document = _bundle_document(_pull_layout(location, access.name, output, acceptance, display))
+            document = _bundle_document(_pull_layout(location, name, output, acceptance, display))
         else:
-            document = _bundle_document(_pull_bundle(remotes, access.name, output, acceptance, display))
-    click.echo(json.dumps(document, indent=2) if as_json else _line_cache_pull(document))
+            document = _bundle_document(_pull_bundle(remotes, name, output, acceptance, display))
+    emit(document, as_json, _line_cache_pull(document))
 
 
 def _pull_layout(

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import click
 
 from aotgaudi import __version__
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.cli.options.common import (
-    Command,
-    FiniteRange,
-    memory_budget_option,
-    refuse_unwritable,
-    with_options,
-)
-from aotgaudi.cli.options.store import StorePlace, store_options
-from aotgaudi.cli.options.target import planned_target_option
+from aotgaudi.cli.options import ABOVE_ZERO, json_option, memory_budget_option, option, options_of
+from aotgaudi.cli.show import refuse_unwritable
+from aotgaudi.cli.store_options import StorePlace, store_options
+from aotgaudi.cli.target_option import planned_target_option
 from aotgaudi.compile.pipeline import plan_manifest
 from aotgaudi.errors import SpecError
 from aotgaudi.files import write_atomic
 from aotgaudi.manifest.manifest import Manifest, load_manifest_or_spec
 from aotgaudi.report.compute import Given, report_of
 from aotgaudi.report.holdings import Holdings, holdings_of_bundle, holdings_of_plan
-from aotgaudi.report.page import report_page, require_report
+from aotgaudi.report.page import report_page
 from aotgaudi.report.report import Report
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
@@ -43,55 +36,31 @@ _MOST_PLANNED = 100_000
 class _GivenTrace:
     """What was said of a trace. `step_times`: measured seconds of entries."""
 
-    path: Path
-    requests_per_second: float | None
-    step_times: Path | None
-
-
-_TRACE_OPTIONS = (
-    click.option(
+    path: Path | None = option(
+        "Requests, as CSV, JSON lines or the text of /metrics: padding is that of the steps which they make.",
         "--trace",
-        "trace_path",
-        type=click.Path(path_type=Path),
+        default=None,
         metavar="FILE",
-        help="Requests, as CSV, JSON lines or the text of /metrics: padding is that of the steps which they make.",
-    ),
-    click.option(
-        "--requests-per-second",
-        type=FiniteRange(min=0, min_open=True),
+    )
+    requests_per_second: float | None = option(
+        "With --trace of /metrics, which does not say how many requests came when.",
+        default=None,
+        type=ABOVE_ZERO,
         metavar="N",
-        help="With --trace of /metrics, which does not say how many requests came when.",
-    ),
-    click.option(
-        "--step-times",
+    )
+    step_times: Path | None = option(
+        "With --trace: seconds of entries, as `tune` takes them, in place of an estimate for the spec's device.",
+        default=None,
         metavar="FILE",
-        type=click.Path(path_type=Path),
-        help="With --trace: seconds of entries, as `tune` takes them, in place of an estimate for the spec's device.",
-    ),
-)
+    )
 
-
-def _trace_options(function: Command) -> Command:
-    """Gives a command ``trace``, a `_GivenTrace`, or None."""
-
-    @functools.wraps(function)
-    def command(
-        *arguments: Any,
-        trace_path: Path | None,
-        requests_per_second: float | None,
-        step_times: Path | None,
-        **others: Any,
-    ) -> Any:
-        if trace_path is None and (requests_per_second or step_times):
+    def __post_init__(self) -> None:
+        if self.path is None and (self.requests_per_second or self.step_times):
             raise click.UsageError("--requests-per-second and --step-times are about --trace FILE.")
-        trace = trace_path and _GivenTrace(trace_path, requests_per_second, step_times)
-        return function(*arguments, trace=trace, **others)
-
-    return with_options(command, _TRACE_OPTIONS)
 
 
 @click.command()
-@click.argument("path", metavar="BUNDLE|MANIFEST|SPEC", type=click.Path(path_type=Path))
+@click.argument("subject", metavar="BUNDLE|MANIFEST|SPEC", type=click.Path(path_type=Path))
 @click.option(
     "-o",
     "--output",
@@ -99,7 +68,7 @@ def _trace_options(function: Command) -> Command:
     metavar="FILE",
     help="The page  [default: report.html; with --json none]",
 )
-@_trace_options
+@options_of(_GivenTrace, "trace")
 @click.option(
     "--build",
     "build_path",
@@ -110,11 +79,11 @@ def _trace_options(function: Command) -> Command:
 @memory_budget_option
 @store_options
 @planned_target_option
-@click.option("--json", "as_json", is_flag=True, help="Print what the page shows as JSON.")
+@json_option("Print what the page shows as JSON.")
 def report(
-    path: Path,
+    subject: Path,
     output: Path | None,
-    trace: _GivenTrace | None,
+    trace: _GivenTrace,
     build_path: Path | None,
     memory_budget: int | None,
     place: StorePlace,
@@ -127,17 +96,18 @@ def report(
     reuse, memory, keys, and what an upgrade would cost. Exits with 0 whatever it finds. Where --store has records, they say
     what is built and how long it took; nothing is written there.
     """
+    if not subject.exists():
+        raise SpecError(str(subject), "there is no such file", "a bundle, a manifest or a spec (.toml)")
     page = output if as_json else output or Path("report.html")
     if page is not None:
-        refuse_unwritable(page, path, build_path, *(() if trace is None else (trace.path, trace.step_times)))
-        require_report()
-    given = _given(path, memory_budget, place, described)
+        refuse_unwritable(page, subject, build_path, trace.path, trace.step_times)
+    given = _given(subject, memory_budget, place, described)
     if build_path is not None:
         from aotgaudi.report.build_time import read_build_time
 
         given = replace(given, build_time=read_build_time(build_path, given.manifest))
-    if trace is not None:
-        given = _traced(given, trace)
+    if trace.path is not None:
+        given = _traced(given, trace.path, trace)
     found = report_of(given)
     if as_json:
         click.echo(found.model_dump_json(by_alias=True, indent=2))
@@ -179,7 +149,7 @@ def _given(path: Path, budget: int | None, place: StorePlace, described: Target 
     )
 
 
-def _traced(given: Given, trace: _GivenTrace) -> Given:
+def _traced(given: Given, path: Path, trace: _GivenTrace) -> Given:
     """The same with a trace, or with why it cannot be replayed: a manifest with a hole is reported all the same."""
     from aotgaudi.engine.scheduler import UncoveredStepError
     from aotgaudi.report.traffic import steps_of_trace
@@ -187,10 +157,10 @@ def _traced(given: Given, trace: _GivenTrace) -> Given:
 
     rate, limits = trace.requests_per_second, given.manifest.spec.limits
     drawing = None if rate is None else Drawing(rate, limits.max_model_len)
-    requests = read_trace(trace.path, drawing)
+    requests = read_trace(path, drawing)
     model, basis = _step_work(given.manifest.spec, trace.step_times)
     try:
-        traced = steps_of_trace(str(trace.path), requests, given.manifest, model, basis)
+        traced = steps_of_trace(str(path), requests, given.manifest, model, basis)
     except UncoveredStepError as error:
         return replace(given, untraced=f"a step of it, {error.needed}, has no entry")
     return replace(given, traced=traced)

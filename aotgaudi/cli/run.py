@@ -7,22 +7,35 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from aotgaudi.cli.options.acceptance import acceptance_options
-from aotgaudi.cli.options.command_words import CommandThatAsks, asked_ahead
-from aotgaudi.cli.options.exposure import log_format_option
-from aotgaudi.cli.options.supervision import Supervision, supervision_options
-from aotgaudi.server.exposure import LogFormat
+from aotgaudi.cli.options import options_of
+from aotgaudi.cli.serving_options import LOG_FORMAT, Supervision, acceptance_options
+from aotgaudi.server.exposure import Exposure, LogFormat
 from aotgaudi.server.log import log_handler
-from aotgaudi.wrap.run_options import Policy
+from aotgaudi.wrap.interpreter import Asking, begin
+from aotgaudi.wrap.run_options import Policy, parse_listen
 
 if TYPE_CHECKING:
     from aotgaudi.bundle.trust import TrustPolicy
 
 _BEGAN = time.monotonic()
+_ASKING = "aotgaudi.asking"
+
+
+class CommandThatAsks(click.Command):
+    """Asks the interpreter of the server that its ``words`` start before anything else."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command."""
+        asking = begin(ctx.params["words"], os.environ)
+        if asking is None:
+            return super().invoke(ctx)
+        ctx.meta[_ASKING] = asking
+        with asking:
+            return super().invoke(ctx)
 
 
 @click.command(cls=CommandThatAsks, short_help="Run a server from its sealed caches.")
@@ -36,8 +49,8 @@ _BEGAN = time.monotonic()
 @click.option(
     "--require-warm", is_flag=True, help="Serve warm or not at all: end the server unless it is proved warm."
 )
-@supervision_options
-@log_format_option
+@options_of(Supervision, "supervision")
+@options_of(Exposure, "exposure", log_format=LOG_FORMAT)
 @acceptance_options
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND")
 def run(
@@ -45,7 +58,7 @@ def run(
     bundle: Path,
     require_warm: bool,
     supervision: Supervision,
-    log_format: LogFormat,
+    exposure: Exposure,
     acceptance: TrustPolicy,
     words: tuple[str, ...],
 ) -> None:
@@ -58,7 +71,7 @@ def run(
     Exit codes: the server's own (128 + n for signal n); before it is ready 2 usage, 3 not warm, 4 corrupt or untrusted,
     5 another machine or other software.
     """
-    supervise(bundle, require_warm, supervision, acceptance, words=words, log_format=log_format)
+    supervise(bundle, require_warm, supervision, acceptance, words=words, log_format=exposure.log_format)
 
 
 def supervise(
@@ -89,11 +102,18 @@ def supervise(
         environ=dict(os.environ),
         acceptance=acceptance,
         policy=policy,
-        exercises=supervision.exercises,
-        repairs=supervision.repairs,
+        exercises=not supervision.no_exercise,
+        repairs=not supervision.no_repairs,
         root=supervision.root,
-        listen=supervision.listen,
+        listen=parse_listen(supervision.listen, report_public=supervision.report_public),
         began=_BEGAN,
-        asking=asked_ahead(),
+        asking=_asked_ahead(),
     )
     raise click.exceptions.Exit(run_guest(options))
+
+
+def _asked_ahead() -> Asking | None:
+    """Returns the interpreter that the command under way has asked; None where it has not, or another one."""
+    context = click.get_current_context(silent=True)
+    found = None if context is None else context.meta.get(_ASKING)
+    return found if isinstance(found, Asking) else None

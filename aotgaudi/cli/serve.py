@@ -2,183 +2,242 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import json
 import logging
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from click.core import ParameterSource
 
-from aotgaudi.cli.options.acceptance import acceptance_options
-from aotgaudi.cli.options.capacity import capacity_options
-from aotgaudi.cli.options.common import Command, FiniteRange, store_option
-from aotgaudi.cli.options.exposure import exposure_options
-from aotgaudi.cli.options.listening import listening_options
-from aotgaudi.cli.options.supervision import SUPERVISION_NAMES, Supervision, supervision_options
+from aotgaudi.cli.options import (
+    ABOVE_ZERO,
+    POSITIVE,
+    STORE,
+    FiniteRange,
+    GroupedCommand,
+    heading_of,
+    option,
+    options_of,
+    said,
+)
 from aotgaudi.cli.run import supervise
+from aotgaudi.cli.serving_options import CAPTURES, LOG_FORMAT, Supervision, acceptance_options
+from aotgaudi.engine.room import RoomLimits
 from aotgaudi.errors import MissingPackageError
-from aotgaudi.machine import available_cores
+from aotgaudi.machine import bound_spinning, choose_threads
+from aotgaudi.server.exposure import Exposure
+from aotgaudi.server.front.limits import DEFAULT_LIMITS, Listening
 from aotgaudi.spec.policy import Policy
 
 if TYPE_CHECKING:
-    from aotgaudi.bundle.part import Outside
     from aotgaudi.bundle.trust import TrustPolicy
-    from aotgaudi.engine.room import RoomLimits
-    from aotgaudi.runtime.guard import Seccomp
-    from aotgaudi.runtime.shards import WeightsMemory
-    from aotgaudi.server.exposure import Exposure
-    from aotgaudi.server.front.limits import Listening
+
+_LOG = logging.getLogger(__name__)
+_PROGRAMS = "For bundles of programs"
+_SEALED = "limits are sealed in the bundle; build again with another"
+
+_NOT_YET: Mapping[str, str] = MappingProxyType(
+    {
+        "--api-key": "requests are not authenticated; a proxy in front of the server can do that",
+        "--ssl-certfile": "the server speaks plain HTTP; a proxy in front of it can do TLS",
+        "--ssl-keyfile": "the server speaks plain HTTP; a proxy in front of it can do TLS",
+        "--root-path": "the API is at /v1; a proxy in front of the server can map another path to it",
+        "--tensor-parallel-size": "a model runs on one device",
+        "--pipeline-parallel-size": "a model runs on one device",
+        "--enable-lora": "adapters are not served",
+        "--max-model-len": f"{_SEALED} limits.max_model_len",
+        "--max-num-seqs": f"{_SEALED} limits.max_num_seqs",
+        "--max-num-batched-tokens": f"{_SEALED} limits.max_num_batched_tokens",
+    }
+)
+"""Options of vLLM's server that users try, and what to do instead."""
 
 
-def _generation_options(function: Command) -> Command:
-    """``--generation-config`` and its override; the command gets them as one argument `generation`: source, override."""
-
-    @functools.wraps(function)
-    def command(*, source: str, override: Mapping[str, Any], **others: Any) -> Any:
-        return function(generation=(source, override), **others)
-
-    source_option = click.option(
-        "--generation-config",
-        "source",
-        default="auto",
-        show_default=True,
-        metavar="SOURCE",
-        help="Sampling defaults: auto (the model's generation_config.json), vllm (none), or a directory.",
-    )
-    override_option = click.option(
-        "--override-generation-config",
-        "override",
-        callback=_parse_override,
-        metavar="JSON",
-        help="Sampling defaults that win over the file's, e.g. '{\"temperature\": 0.6}'.",
-    )
-    return source_option(override_option(command))
+class _ServeCommand(GroupedCommand):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name in _NOT_YET:
+                raise click.UsageError(
+                    f"{error.option_name} is not supported: {_NOT_YET[error.option_name]}", ctx
+                ) from error
+            raise
 
 
-def _parse_override(
-    context: click.Context, parameter: click.Parameter, value: str | None
-) -> Mapping[str, Any]:
-    if value is None:
-        return {}
+def _parse_override(text: str) -> Mapping[str, Any]:
     from aotgaudi.llm.model_files import SAMPLING_DEFAULTS
 
     try:
-        override = json.loads(value)
+        override = json.loads(text)
     except ValueError as error:
-        raise click.BadParameter(f"is not JSON: {error}", context, parameter) from error
+        raise ValueError(f"is not JSON: {error}") from error
     if not isinstance(override, dict):
-        raise click.BadParameter("must be a JSON object", context, parameter)
+        raise ValueError("must be a JSON object")
     for name in override:
         if name not in SAMPLING_DEFAULTS:
-            known = ", ".join(SAMPLING_DEFAULTS)
-            raise click.BadParameter(f"has {name!r}; the sampling defaults are {known}", context, parameter)
+            raise ValueError(f"has {name!r}; the sampling defaults are {', '.join(SAMPLING_DEFAULTS)}")
     return override
 
 
-@click.command()
+@dataclass(frozen=True, kw_only=True)
+class _Serving:
+    """What is served of a bundle of programs, and how."""
+
+    model: str | None = option(
+        "Model directory (or hub id): config, weights, tokenizer.", default=None, metavar="DIR"
+    )
+    served_model_names: tuple[str, ...] = option(
+        "Name in the API (repeatable)  [default: the directory's name]",
+        "--served-model-name",
+        default=(),
+        metavar="NAME",
+    )
+    generation_config: str = option(
+        "Sampling defaults: auto (the model's generation_config.json), vllm (none), or a directory.",
+        default="auto",
+        metavar="SOURCE",
+    )
+    override_generation_config: Mapping[str, Any] | None = option(
+        "Sampling defaults that win over the file's, e.g. '{\"temperature\": 0.6}'.",
+        default=None,
+        parse=_parse_override,
+        metavar="JSON",
+    )
+    threads: int | None = option(
+        "Threads of matrix products  [default: $OMP_NUM_THREADS, or one per core of this process's quota that no other"
+        " process keeps busy]",
+        default=None,
+        type=POSITIVE,
+        metavar="N",
+    )
+    allow_unbound_model: bool = option(
+        "With --trusted-key: take a bundle whose signature does not cover the model directory.", default=False
+    )
+    weights_memory: Literal["copy", "map"] = option(
+        "copy: read weights into memory of our own; map: map the files, which must then never change.",
+        default="copy",
+    )
+    drain_delay: float = option(
+        "How long to answer 503 after SIGTERM, before the socket closes.",
+        default=5.0,
+        type=FiniteRange(min=0),
+        metavar="SECONDS",
+    )
+    stall_seconds: float | None = option(
+        "When /health says 503: requests wait, and no step has ended for so long.  "
+        "[default: 60 with --require-warm, else never]",
+        default=None,
+        type=ABOVE_ZERO,
+        metavar="SECONDS",
+    )
+    prefix_caching: bool | None = option(
+        "Whether prompts start after what is cached of them  [default: as the bundle's spec says, which is yes]",
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        default=None,
+    )
+    policy: Policy | None = option(
+        "How prompts and decodes take turns: even streams, or full steps  [default: as the bundle's spec says]",
+        default=None,
+    )
+    outside: Literal["refuse", "chunk", "pad-up", "first-use"] | None = option(
+        "What the warm entries of a part do not cover: refuse it; cut prompts into shorter chunks; start only if larger "
+        "entries cover all; compile it  [default: refuse with --require-warm, else first-use]",
+        default=None,
+    )
+    seccomp: Literal["auto", "require", "off"] = option(
+        "Have the kernel refuse to start processes, once ready (the engine with --require-warm only).",
+        default="auto",
+    )
+    store_root: Path
+
+    def check(self, *, require_warm: bool) -> None:
+        """Raises UsageError for options that contradict each other."""
+        if self.model is None:
+            raise click.UsageError("Missing option '--model'.")
+        if self.outside is not None and require_warm is (self.outside == "first-use"):
+            goes = (
+                "compiles while requests wait: it excludes"
+                if require_warm
+                else "serves what is warm: it needs"
+            )
+            raise click.UsageError(f"--outside {self.outside} {goes} --require-warm")
+        if self.seccomp == "require" and not require_warm:
+            raise click.UsageError(
+                "--seccomp require goes with --require-warm: else a builder may have to start"
+            )
+
+
+@click.command(cls=_ServeCommand)
 @click.option(
     "--bundle", type=click.Path(path_type=Path), required=True, metavar="DIR", help="What `build` sealed."
 )
-@click.option("--model", metavar="DIR", help="Model directory (or hub id): config, weights, tokenizer.")
 @click.option(
     "--require-warm", is_flag=True, help="Refuse to start unless every entry is warm; never compile."
 )
-@listening_options
-@click.option(
-    "--served-model-name",
-    "names",
-    multiple=True,
-    metavar="NAME",
-    help="Name in the API (repeatable)  [default: the directory's name]",
-)
-@_generation_options
-@click.option(
-    "--threads",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Threads of matrix products  [default: $OMP_NUM_THREADS, or one per core of this process's quota]",
-)
-@click.option(
-    "--allow-unbound-model",
-    is_flag=True,
-    help="With --trusted-key: take a bundle whose signature does not cover the model directory.",
-)
-@click.option(
-    "--weights-memory",
-    type=click.Choice(["copy", "map"]),
-    default="copy",
-    show_default=True,
-    help="copy: read weights into memory of our own; map: map the files, which must then never change.",
-)
-@click.option(
-    "--drain-delay",
-    type=FiniteRange(min=0),
-    default=5.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long to answer 503 after SIGTERM, before the socket closes.",
-)
-@capacity_options
-@click.option(
-    "--enable-prefix-caching/--no-enable-prefix-caching",
-    "prefix_caching",
-    default=None,
-    help="Whether prompts start after what is cached of them  [default: as the bundle's spec says, which is yes]",
-)
-@click.option(
-    "--policy",
-    type=click.Choice(get_args(Policy)),
-    help="How prompts and decodes take turns: even streams, or full steps  [default: as the bundle's spec says]",
-)
-@click.option(
-    "--outside",
-    type=click.Choice(["refuse", "chunk", "pad-up", "first-use"]),
-    help="What the warm entries of a part do not cover: refuse it; cut prompts into shorter chunks; start only if larger "
-    "entries cover all; compile it  [default: refuse with --require-warm, else first-use]",
-)
-@click.option(
-    "--seccomp",
-    type=click.Choice(["auto", "require", "off"]),
-    default="auto",
-    show_default=True,
-    help="Have the kernel refuse to start processes, once ready (the engine with --require-warm only).",
-)
-@exposure_options
 @acceptance_options
-@supervision_options
-@store_option
+@options_of(_Serving, "serving", heading=_PROGRAMS, store_root=STORE)
+@options_of(
+    Listening,
+    "listening",
+    heading=_PROGRAMS,
+    host=said("Address to listen on.", default="127.0.0.1"),
+    port=said("Port (0: any free one).", type=click.IntRange(0, 65535), default=8000),
+    allowed_hosts=said(
+        "Name that requests may use (repeatable; *.example.com; *)  [default: the address's own; any on 0.0.0.0]",
+        "--allowed-host",
+        metavar="NAME",
+    ),
+    max_connections=said(
+        f"Connections at once  [default: {DEFAULT_LIMITS.max_connections}, or as many as files may be open]",
+        type=POSITIVE,
+        metavar="N",
+    ),
+    client_seconds=said(
+        "How long a client may keep the server waiting: for a request, or by not reading its answer.",
+        "--client-timeout",
+        type=ABOVE_ZERO,
+        metavar="SECONDS",
+    ),
+)
+@options_of(
+    RoomLimits,
+    "room",
+    heading=_PROGRAMS,
+    max_requests=said("How many requests may wait or run; more get 429.", type=POSITIVE, metavar="N"),
+    max_prompt_tokens=said(
+        "How many tokens the prompts of all these may have; more get 429.", type=POSITIVE, metavar="N"
+    ),
+)
+@options_of(
+    Exposure,
+    "exposure",
+    log_format=LOG_FORMAT,
+    access_log=said("Log a line for each request, with its tokens and seconds.", heading=_PROGRAMS),
+    dashboard=said("Show the running server on a page, at /dashboard.", heading=_PROGRAMS),
+)
+@options_of(Supervision, "supervision", heading=CAPTURES)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- WORDS]")
 @click.pass_context
-def serve(  # noqa: PLR0913 - one argument per option
+def serve(  # noqa: PLR0913 - one argument for each group of options
     context: click.Context,
     *,
     bundle: Path,
-    model: str | None,
     require_warm: bool,
-    listening: Listening,
-    names: tuple[str, ...],
-    generation: tuple[str, Mapping[str, Any]],
-    threads: int | None,
-    allow_unbound_model: bool,
-    weights_memory: WeightsMemory,
-    drain_delay: float,
-    room: RoomLimits,
-    stall_seconds: float | None,
-    prefix_caching: bool | None,
-    policy: Policy | None,
-    outside: Outside | None,
-    seccomp: Seccomp,
-    exposure: Exposure,
     acceptance: TrustPolicy,
+    serving: _Serving,
+    listening: Listening,
+    room: RoomLimits,
+    exposure: Exposure,
     supervision: Supervision,
-    store_root: Path,
     words: tuple[str, ...],
 ) -> None:
     """Serve a model from a verified BUNDLE. With --require-warm it starts warm or not at all.
@@ -192,7 +251,9 @@ def serve(  # noqa: PLR0913 - one argument per option
     phases.add("process", 0.0)
     import_began = phases.clock()
     if is_capture(bundle):
-        _refuse_given(context, of_captures=False)
+        _refuse_given(
+            context, _PROGRAMS, "bundles of programs", "; options of the server that is run follow --"
+        )
         supervise(
             bundle,
             require_warm,
@@ -201,53 +262,49 @@ def serve(  # noqa: PLR0913 - one argument per option
             extra_words=words,
             log_format=exposure.log_format,
         )
-    _refuse_given(context, of_captures=True)
+    _refuse_given(context, CAPTURES, "bundles that `build capture` sealed")
     if words:
         raise click.UsageError("words after -- go with bundles that `build capture` sealed")
-    if model is None:
-        raise click.UsageError("Missing option '--model'.")
-    if outside is not None and require_warm is (outside == "first-use"):
-        goes = (
-            "compiles while requests wait: it excludes" if require_warm else "serves what is warm: it needs"
-        )
-        raise click.UsageError(f"--outside {outside} {goes} --require-warm")
-    if seccomp == "require" and not require_warm:
-        raise click.UsageError("--seccomp require goes with --require-warm: else a builder may have to start")
+    serving.check(require_warm=require_warm)
     _require_packages()
-    from aotgaudi.cli.options.model import find_model
+    from aotgaudi.cli.model import find_model
 
-    model_dir = find_model(model)
+    assert serving.model is not None
+    model_dir = find_model(serving.model)
+    threads = choose_threads(os.environ, serving.threads)
     context.call_on_close(gc.enable)
     gc.disable()  # What a start makes stays; `launch` has garbage looked for again.
     from aotgaudi.server.engine.start import EngineProcess
 
-    _bound_spinning()
+    bound_spinning(os.environ)
     with EngineProcess(phases.clock()) as process:
         from aotgaudi.llm.model_files import GenerationConfig
         from aotgaudi.llm.running import ModelOptions
         from aotgaudi.server.engine.channel import Begin
         from aotgaudi.server.log import log_handler
 
+        override = serving.override_generation_config or {}
         model_options = ModelOptions(
             bundle=bundle,
             acceptance=acceptance,
             model_dir=model_dir,
             require_warm=require_warm,
-            num_threads=threads or _threads(),
-            allow_unbound_model=allow_unbound_model,
-            weights_memory=weights_memory,
-            store_root=store_root,
-            generation_config=GenerationConfig(*generation),
+            num_threads=threads.num,
+            allow_unbound_model=serving.allow_unbound_model,
+            weights_memory=serving.weights_memory,
+            store_root=serving.store_root,
+            generation_config=GenerationConfig(serving.generation_config, override),
             environment=dict(os.environ),
-            prefix_caching=prefix_caching,
-            policy=policy,
-            outside=outside,
+            prefix_caching=serving.prefix_caching,
+            policy=serving.policy,
+            outside=serving.outside,
         )
         # Where the server does not require warm, its engine has to start builders.
-        engine_seccomp = seccomp if require_warm else "off"
+        engine_seccomp = serving.seccomp if require_warm else "off"
         process.begin(Begin(options=model_options, seccomp=engine_seccomp, log_format=exposure.log_format))
         logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr, exposure.log_format)])
         logging.captureWarnings(exposure.log_format == "json")
+        _LOG.info("%s", threads)
         from aotgaudi.server.front.run import StopTimes
         from aotgaudi.server.launch import ServeOptions, launch
 
@@ -256,11 +313,11 @@ def serve(  # noqa: PLR0913 - one argument per option
             ServeOptions(
                 require_warm=require_warm,
                 listening=listening,
-                served_model_names=names or (served_name(model),),
+                served_model_names=serving.served_model_names or (served_name(serving.model),),
                 room=room,
-                seccomp=seccomp,
-                stop_times=StopTimes(delay=drain_delay),
-                stall_seconds=stall_seconds,
+                seccomp=serving.seccomp,
+                stop_times=StopTimes(delay=serving.drain_delay),
+                stall_seconds=serving.stall_seconds,
                 exposure=exposure,
             ),
             process,
@@ -268,30 +325,11 @@ def serve(  # noqa: PLR0913 - one argument per option
         )
 
 
-_OF_BOTH = frozenset(
-    {
-        "bundle",
-        "require_warm",
-        "log_format",
-        "trusted_keys",
-        "threshold",
-        "minimum_epoch",
-        "allow_unsafe_permissions",
-        "words",
-    }
-)
-
-
-def _refuse_given(context: click.Context, *, of_captures: bool) -> None:
-    """Raises UsageError for an option of one kind of bundle that was given although the bundle is of the other kind."""
+def _refuse_given(context: click.Context, heading: str, kind: str, remedy: str = "") -> None:
+    """Raises UsageError for an option under `heading` that was given although the bundle is not of its kind."""
     for parameter in context.command.params:
-        name = parameter.name or ""
-        is_of_captures = name in SUPERVISION_NAMES
-        if name in _OF_BOTH or is_of_captures is not of_captures:
-            continue
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            kind = "bundles that `build capture` sealed" if of_captures else "bundles of programs"
-            remedy = "" if of_captures else "; options of the server that is run follow --"
+        is_given = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+        if is_given and heading_of(parameter) == heading:
             raise click.UsageError(f"{parameter.opts[0]} goes with {kind}{remedy}")
 
 
@@ -301,22 +339,7 @@ def served_name(model: str) -> str:
 
 
 def _require_packages() -> None:
-    """Raises MissingPackageError where an extra is missing, before another process finds that out."""
+    """Raises MissingPackageError if a package of the extra is missing, before another process finds that out."""
     for package in ("torch", "tokenizers", "uvicorn"):
         if find_spec(package) is None:
             raise MissingPackageError(package, "serve")
-
-
-def _bound_spinning() -> None:
-    """Bounds how long OpenMP's threads spin for work, unless the user has set it. Call it before libgomp is loaded.
-
-    By default they spin for so long that a second busy process on the same cores costs hundreds of
-    milliseconds a step; a thousand turns cost an idle machine 2 ms of a decode step (docs/benchmarks.md).
-    """
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-
-
-def _threads() -> int:
-    value = os.environ.get("OMP_NUM_THREADS", "")
-    return int(value) if value.isdigit() and int(value) > 0 else available_cores()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,9 @@ from aotgaudi.bundle.format import SIGNATURE_NAME
 from aotgaudi.bundle.signature import Statement, load_envelope, load_statement
 from aotgaudi.bundle.signing import Signing, add_signatures, generate_key
 from aotgaudi.bundle.verify import verify_bundle
-from aotgaudi.cli.options.signing import epoch_option, load_keys, sign_key_option
+from aotgaudi.cli.build_options import SigningOptions
+from aotgaudi.cli.options import json_option, options_of
+from aotgaudi.cli.show import emit
 from aotgaudi.files import write_atomic
 
 _MODE = 0o644
@@ -22,30 +22,26 @@ _MODE = 0o644
 
 @click.command()
 @click.argument("bundle_path", metavar="BUNDLE", type=click.Path(path_type=Path))
-@functools.partial(sign_key_option, required=True)
-@epoch_option
-@click.option("--json", "as_json", is_flag=True, help="Print what was signed, and by whom, as JSON.")
-def sign(bundle_path: Path, sign_keys: tuple[Path, ...], epoch: int | None, as_json: bool) -> None:
+@options_of(SigningOptions, "signing", sign_keys={"required": True})
+@json_option("Print what was signed, and by whom, as JSON.")
+def sign(bundle_path: Path, signing: SigningOptions, as_json: bool) -> None:
     """Verify BUNDLE and add a signature by each key to those that it has.
 
     A bundle that is signed already keeps its epoch; the first signature sets it to N, or 0.
     """
-    keys = load_keys(sign_keys)
+    keys = signing.keys()
     bundle = open_bundle(bundle_path)
     _refuse_damaged(bundle)
     existing = read_signature(bundle_path)
     documents = (bundle.index_bytes, bundle.index, bundle.receipt)
     if existing is None:
-        signed = Signing(keys, epoch or 0).sign(*documents)
+        signed = Signing(keys, signing.epoch or 0).sign(*documents)
     else:
-        signed = add_signatures(existing, keys, Statement.of(*documents, epoch=0), epoch)
+        signed = add_signatures(existing, keys, Statement.of(*documents, epoch=0), signing.epoch)
     if signed != existing:
         write_atomic(bundle_path / SIGNATURE_NAME, signed, _MODE)
     document = _document(bundle, signed, is_new=signed != existing)
-    if as_json:
-        click.echo(json.dumps(document, indent=2))
-    else:
-        click.echo(f"signature: {document['signature']} ({len(document['key_ids'])} in all)")
+    emit(document, as_json, f"signature: {document['signature']} ({len(document['key_ids'])} in all)")
 
 
 def _document(bundle: Bundle, signed: bytes, *, is_new: bool) -> dict[str, Any]:
@@ -74,16 +70,16 @@ def key() -> None:
 
 @key.command("generate")
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print the files and the key's id as JSON.")
+@json_option("Print the files and the key's id as JSON.")
 def generate(path: Path, as_json: bool) -> None:
     """Write a new ed25519 private key to FILE (only you may read it) and its public key to FILE.pub.
 
     Existing files are never overwritten.
     """
     made = generate_key(path)
-    if as_json:
-        document = {"private_key": str(path), "public_key": f"{path}.pub", "key_id": made.key_id}
-        click.echo(json.dumps(document, indent=2))
-        return
-    click.echo(f"private key: {path}: keep it secret; it signs (--sign-key)")
-    click.echo(f"public key: {path}.pub: for those who verify (--trusted-key), id {made.key_id[:12]}...")
+    document = {"private_key": str(path), "public_key": f"{path}.pub", "key_id": made.key_id}
+    lines = (
+        f"private key: {path}: keep it secret; it signs (--sign-key)",
+        f"public key: {path}.pub: for those who verify (--trusted-key), id {made.key_id[:12]}...",
+    )
+    emit(document, as_json, lines)

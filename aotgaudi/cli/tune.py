@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +10,8 @@ from typing import Any
 
 import click
 
-from aotgaudi.cli.options.common import FiniteRange, parse_byte_count, refuse_unwritable, with_options
+from aotgaudi.cli.options import ABOVE_ZERO, POSITIVE, json_option, option, options_of, parse_byte_count
+from aotgaudi.cli.show import emit, refuse_unwritable
 from aotgaudi.errors import CoverageError, SpecError
 from aotgaudi.files import write_atomic
 from aotgaudi.manifest.bucket_file import BucketFile, bucket_file_of
@@ -74,85 +73,62 @@ class EntryBudget:
         raise SpecError("the budget", problem, f"{FEWEST_ENTRIES} to {MOST_ENTRIES} entries")
 
 
-_OPTIONS = (
-    click.option(
-        "--entries",
+@dataclass(frozen=True, kw_only=True)
+class _BudgetOptions:
+    """How many entries there may be: a number, or build seconds and graph memory, by what one entry takes of them."""
+
+    entries: int | None = option(
+        "At most so many prompt and decode entries  [default: as many as SPEC has, 400 at most]",
+        default=None,
         type=click.IntRange(FEWEST_ENTRIES, MOST_ENTRIES),
         metavar="N",
-        help="At most so many prompt and decode entries  [default: as many as SPEC has, 400 at most]",
-    ),
-    click.option(
-        "--build-seconds",
-        type=FiniteRange(min=0, min_open=True),
+    )
+    build_seconds: float | None = option(
+        "At most so long a build, one entry after the other.", default=None, type=ABOVE_ZERO, metavar="S"
+    )
+    seconds_per_entry: float | None = option(
+        f"What building one takes, for --build-seconds  [default: by --built, or {SECONDS_A_STEP}]",
+        default=None,
+        type=ABOVE_ZERO,
         metavar="S",
-        help="At most so long a build, one entry after the other.",
-    ),
-    click.option(
-        "--seconds-per-entry",
-        type=FiniteRange(min=0, min_open=True),
-        metavar="S",
-        help=f"What building one takes, for --build-seconds  [default: by --built, or {SECONDS_A_STEP}]",
-    ),
-    click.option("--graph-memory", metavar="SIZE", help="At most so much memory for graphs, e.g. 4GiB."),
-    click.option(
-        "--bytes-per-entry",
+    )
+    graph_memory: int | None = option(
+        "At most so much memory for graphs, e.g. 4GiB.", default=None, parse=parse_byte_count, metavar="SIZE"
+    )
+    bytes_per_entry: int | None = option(
+        "What the graphs of one entry take, for --graph-memory  [default: by --built]",
+        default=None,
+        parse=parse_byte_count,
         metavar="SIZE",
-        help="What the graphs of one entry take, for --graph-memory  [default: by --built]",
-    ),
-    click.option(
-        "--built",
+    )
+    built: Path | None = option(
+        "A bundle of such a spec: how large its prompt and decode entries are, and with --store how long they took.",
+        default=None,
         metavar="BUNDLE",
-        type=click.Path(path_type=Path),
-        help="A bundle of such a spec: how large its prompt and decode entries are, and with --store how long they took.",
-    ),
-    click.option(
-        "--store",
-        "store_root",
-        metavar="DIR",
-        type=click.Path(path_type=Path),
-        help="The store that built BUNDLE: its records have the seconds.",
-    ),
-)
+    )
+    store_root: Path | None = option(
+        "The store that built BUNDLE: its records have the seconds.", "--store", default=None, metavar="DIR"
+    )
 
-
-def entry_budget_options(function: Command) -> Command:
-    """Gives a command ``budget``, an `EntryBudget`."""
-
-    @functools.wraps(function)
-    def with_budget(*args: Any, **options: Any) -> Any:
-        names = ("entries", "build_seconds", "seconds_per_entry", "graph_memory", "bytes_per_entry")
-        given = {name: options.pop(name) for name in (*names, "built", "store_root")}
-        return function(*args, budget=_budget(**given), **options)
-
-    return with_options(with_budget, _OPTIONS)
-
-
-def _budget(
-    *,
-    entries: int | None,
-    build_seconds: float | None,
-    seconds_per_entry: float | None,
-    graph_memory: str | None,
-    bytes_per_entry: str | None,
-    built: Path | None,
-    store_root: Path | None,
-) -> EntryBudget:
-    if store_root is not None and built is None:
-        raise click.UsageError("--store is about --built BUNDLE: it says how long its entries took.")
-    if seconds_per_entry is not None and build_seconds is None:
-        problem = "is about a build whose time has no limit"
-        raise SpecError("--seconds-per-entry", problem, "--build-seconds as well")
-    if bytes_per_entry is not None and graph_memory is None:
-        raise SpecError("--bytes-per-entry", "is about memory that has no limit", "--graph-memory as well")
-    means = None if built is None else _Means.of(built, store_root)
-    shares = []
-    if build_seconds is not None:
-        price = _seconds_price(seconds_per_entry, means)
-        shares.append(Share(name="--build-seconds", most=build_seconds, price=price))
-    if graph_memory is not None:
-        price = _bytes_price(bytes_per_entry, means)
-        shares.append(Share(name="--graph-memory", most=_bytes("--graph-memory", graph_memory), price=price))
-    return EntryBudget(entries=entries, shares=tuple(shares))
+    def budget(self) -> EntryBudget:
+        """Returns the budget. Raises UsageError, SpecError, and as opening a bundle and a store does."""
+        if self.store_root is not None and self.built is None:
+            raise click.UsageError("--store is about --built BUNDLE: it says how long its entries took.")
+        if self.seconds_per_entry is not None and self.build_seconds is None:
+            problem = "is about a build whose time has no limit"
+            raise SpecError("--seconds-per-entry", problem, "--build-seconds as well")
+        if self.bytes_per_entry is not None and self.graph_memory is None:
+            problem = "is about memory that has no limit"
+            raise SpecError("--bytes-per-entry", problem, "--graph-memory as well")
+        means = None if self.built is None else _Means.of(self.built, self.store_root)
+        shares = []
+        if self.build_seconds is not None:
+            price = _seconds_price(self.seconds_per_entry, means)
+            shares.append(Share(name="--build-seconds", most=self.build_seconds, price=price))
+        if self.graph_memory is not None:
+            price = _bytes_price(self.bytes_per_entry, means)
+            shares.append(Share(name="--graph-memory", most=self.graph_memory, price=price))
+        return EntryBudget(entries=self.entries, shares=tuple(shares))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +144,7 @@ class _Means:
     def of(cls, built: Path, store_root: Path | None) -> _Means:
         """Reads a bundle, and the records of a store. Raises as `open_bundle` and `Store.open` do."""
         from aotgaudi.bundle.bundle import open_bundle
-        from aotgaudi.cli.options.store import StorePlace
+        from aotgaudi.cli.store_options import StorePlace
         from aotgaudi.report.entry_means import entry_mean
         from aotgaudi.report.holdings import holdings_of_bundle
 
@@ -201,10 +177,9 @@ def _seconds_price(given: float | None, means: _Means | None) -> Price:
     return Price(prompt=means.seconds[0], decode=means.seconds[1], source=source)
 
 
-def _bytes_price(given: str | None, means: _Means | None) -> Price:
+def _bytes_price(given: int | None, means: _Means | None) -> Price:
     if given is not None:
-        size = _bytes("--bytes-per-entry", given)
-        return Price(prompt=size, decode=size, source="--bytes-per-entry: the same for every entry")
+        return Price(prompt=given, decode=given, source="--bytes-per-entry: the same for every entry")
     if means is None:
         raise SpecError(
             "--graph-memory",
@@ -215,13 +190,6 @@ def _bytes_price(given: str | None, means: _Means | None) -> Price:
         f"averages of each kind in {means.where}: the sizes of compiled files, not what a device adds to them"
     )
     return Price(prompt=means.sizes[0], decode=means.sizes[1], source=source)
-
-
-def _bytes(option: str, text: str) -> int:
-    try:
-        return parse_byte_count(text)
-    except ValueError as error:
-        raise SpecError(option, str(error), "such as 4GiB") from error
 
 
 def tuned_lines(document: Mapping[str, Any]) -> Iterator[str]:
@@ -292,7 +260,7 @@ _NEAR = ((1, 2), (3, 4), (1, 1), (5, 4), (3, 2))
     type=click.Path(path_type=Path),
     help="Write the buckets for VLLM_BUCKETING_FROM_FILE, proved for such a server.",
 )
-@entry_budget_options
+@options_of(_BudgetOptions, "budget", made=_BudgetOptions.budget)
 @click.option(
     "--step-times",
     metavar="FILE",
@@ -306,13 +274,13 @@ _NEAR = ((1, 2), (3, 4), (1, 1), (5, 4), (3, 2))
 )
 @click.option(
     "--query-step",
-    type=click.IntRange(min=1),
+    type=POSITIVE,
     metavar="N",
     help="Query lengths are multiples of it  [default: a block]",
 )
 @click.option(
     "--load",
-    type=FiniteRange(min=0, min_open=True),
+    type=ABOVE_ZERO,
     default=1.0,
     show_default=True,
     metavar="X",
@@ -320,11 +288,11 @@ _NEAR = ((1, 2), (3, 4), (1, 1), (5, 4), (3, 2))
 )
 @click.option(
     "--requests-per-second",
-    type=FiniteRange(min=0, min_open=True),
+    type=ABOVE_ZERO,
     metavar="R",
     help="How many requests came, where TRACE is the text of /metrics.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_option("Print the result as JSON.")
 def tune(
     trace_path: Path,
     spec_path: Path,
@@ -359,7 +327,7 @@ def tune(
         write_atomic(bucket_file, _file_of(spec, tuned).text.encode())
     if output is not None:
         write_spec(output, tuned if spec.scheduler.engine == "aotgaudi" else _file_of(spec, tuned).spec)
-    click.echo(json.dumps(document, indent=2) if as_json else "\n".join(tuned_lines(document)))
+    emit(document, as_json, tuned_lines(document))
 
 
 def _check_outputs(output: Path | None, bucket_file: Path | None, trace_path: Path, spec_path: Path) -> None:

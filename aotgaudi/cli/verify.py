@@ -21,10 +21,11 @@ from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.bundle.receipt import Receipt, SealedReceipt
 from aotgaudi.bundle.trust import TrustPolicy
 from aotgaudi.bundle.verify import Report, verify_bundle
-from aotgaudi.cli.options.acceptance import acceptance_options
-from aotgaudi.cli.options.model import find_model
-from aotgaudi.cli.options.target import read_target
-from aotgaudi.cli.show.part import part_document
+from aotgaudi.cli.model import find_model
+from aotgaudi.cli.options import json_option
+from aotgaudi.cli.parts import part_document
+from aotgaudi.cli.serving_options import acceptance_options
+from aotgaudi.cli.target_option import read_target
 from aotgaudi.errors import (
     AotGaudiError,
     CorruptError,
@@ -80,7 +81,7 @@ def _print_target(context: click.Context, parameter: click.Parameter, is_asked: 
     callback=_print_target,
     help="Describe this machine, as --target reads it, and do nothing else.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@json_option("Print the report as JSON.")
 @click.option(
     "--model", metavar="DIR", help="Compare this model directory (or hub id) with what the bundle binds."
 )

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from aotgaudi.cli.main import cli
-from aotgaudi.cli.options.common import parse_byte_count
+from aotgaudi.cli.options import parse_byte_count
 from aotgaudi.manifest.manifest import read_manifest
 
 MANIFESTS = Path(__file__).parents[3] / "manifests"

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from aotgaudi.bundle.receipt import dumps as dump_receipt
 from aotgaudi.cli.main import cli
-from aotgaudi.cli.options.store import StorePlace
+from aotgaudi.cli.store_options import StorePlace
 from aotgaudi.compile.pipeline import make_receipt, plan_manifest
 from aotgaudi.digest import Digest
 from aotgaudi.manifest.manifest import Manifest, write_manifest
@@ -334,7 +334,7 @@ def test_a_build_into_a_store_that_cannot_be_written_fails_before_it_starts(
 def test_a_shared_store_has_its_index_on_this_machine(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     local = place.folder / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(local))
-    monkeypatch.setattr("aotgaudi.cli.options.store.is_on_network", lambda path: path == place.root)
+    monkeypatch.setattr("aotgaudi.cli.store_options.is_on_network", lambda path: path == place.root)
 
     store = StorePlace(place.root).open()
 

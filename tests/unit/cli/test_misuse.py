@@ -140,6 +140,7 @@ def test_what_is_no_number_of_its_range_is_refused(command: str, number: str) ->
         ("tune trace.csv --from x.toml --graph-memory 4GiB", "--bytes-per-entry or"),
         ("tune trace.csv --from x.toml --bytes-per-entry 4MB", "--graph-memory as well"),
         ("tune trace.csv --from x.toml --seconds-per-entry 4", "--build-seconds as well"),
+        ("tune trace.csv --from x.toml --graph-memory much --bytes-per-entry 1KiB", "'much' is not a size"),
         ("tune trace.csv --from x.toml --graph-memory 1KB --bytes-per-entry 1GB", "the budget"),
         ("tune trace.csv --from x.toml --device cpu --step-times list.json", "--device is for the estimate"),
         ("tune trace.csv --from x.toml -o y.json", "ends in .toml"),

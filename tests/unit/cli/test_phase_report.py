@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aotgaudi.cli.show.phase_report import build_time_line, phase_rows
+from aotgaudi.cli.build_cache import build_time_line, phase_rows
 from aotgaudi.compile.run import BuildOutcome
 from aotgaudi.phases import Phase
 

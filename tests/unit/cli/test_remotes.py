@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.cli.main import cli
-from aotgaudi.cli.options.remote import read_credentials
 from aotgaudi.cli.progress import transfer_display
+from aotgaudi.cli.push_pull import read_credentials
 from aotgaudi.share.credentials import Credentials, Login
 from tests.unit.bundle.conftest import Sealed, sealed
 from tests.unit.share.fake_registry import FakeRegistry, ask_for_basic, fake_registry, on, status

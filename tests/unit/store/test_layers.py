@@ -209,7 +209,7 @@ def test_the_index_may_lie_elsewhere(tmp_path: Path, image: Store) -> None:
 _AS_ANYBODY = """
 import os, sys
 from pathlib import Path
-from aotgaudi.cli.options.store import StorePlace
+from aotgaudi.cli.store_options import StorePlace
 os.environ.pop("HOME", None)
 os.setgid(54321)
 os.setuid(54321)

@@ -1,0 +1,237 @@
+"""Options of commands that build: which entries, how many of them, on which workers, and who signs the bundle."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import click
+
+from aotgaudi.bundle.signing import Signing, SigningKey, load_signing_key
+from aotgaudi.cli.options import ABOVE_ZERO, POSITIVE, option, options_of, said
+from aotgaudi.compile.extent import Extent
+from aotgaudi.compile.pipeline import Workers
+from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS
+from aotgaudi.entries import Entry
+from aotgaudi.errors import ManifestError
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.subset import NO_TRAFFIC, Importance, TierName
+from aotgaudi.traffic.replay import traffic_of
+from aotgaudi.traffic.trace import read_trace
+
+_AMOUNT = re.compile(r"(?P<number>[0-9]{1,9}(?:\.[0-9]{1,6})?)(?P<unit>[smh]?)")
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+_HEX = re.compile(r"[0-9a-f]{6,32}")
+_PATTERN = re.compile(r"[*?\[]")
+
+# Workers
+
+
+def _checked(workers: Workers) -> Workers:
+    if workers.ray_store is not None and workers.ray is None:
+        raise click.UsageError("--ray-store is for --ray ADDRESS")
+    return workers
+
+
+worker_options = options_of(
+    Workers,
+    "workers",
+    made=_checked,
+    jobs=said(
+        "Worker processes  [default: one a core; with --ray, all that the cluster has]",
+        "-j",
+        "--jobs",
+        type=POSITIVE,
+        metavar="N",
+    ),
+    timeout_seconds=said(
+        f"How long a unit may take before its worker is replaced  [default: {UNIT_TIMEOUT_SECONDS:.0f}]",
+        "--timeout",
+        type=ABOVE_ZERO,
+        metavar="SECONDS",
+    ),
+    ray=said(
+        "Build on this Ray cluster: HOST:PORT, auto, or local (one on this machine).", metavar="ADDRESS"
+    ),
+    ray_store=said(
+        "Where nodes that do not share the store exchange what they build: /DIR or s3://BUCKET/PREFIX.",
+        metavar="URL",
+    ),
+)
+"""Where a build's jobs run: the command gets `workers`, a `Workers`."""
+
+# How much is built
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A number of seconds, or of entries."""
+
+    seconds: float | None = None
+    num_entries: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """Reads ``90s``, ``10m``, ``1.5h`` or a number of entries. Raises ValueError."""
+        found = _AMOUNT.fullmatch(text.strip())
+        if found is None or (not found["unit"] and "." in found["number"]) or not float(found["number"]):
+            raise ValueError(
+                f"{text!r:.60} is no budget: a time such as 90s, 10m or 1.5h, or a number of entries"
+            )
+        if found["unit"]:
+            return cls(seconds=float(found["number"]) * _SECONDS[found["unit"]])
+        return cls(num_entries=int(found["number"]))
+
+
+@dataclass(frozen=True)
+class AskedExtent:
+    """How much of a manifest is built, and what first. Everything if nothing is given."""
+
+    tier: TierName | None = option(
+        "Build a proved part: what can be served at all, what most steps run in, or what covers every step.",
+        default=None,
+    )
+    budget: Budget | None = option(
+        "Build what matters most for so long (90s, 10m, 1.5h), or so many entries; never less than can be served.",
+        default=None,
+        parse=Budget.parse,
+        metavar="TIME|N",
+    )
+    trace: Path | None = option(
+        "With --tier or --budget: what the requests of this trace (CSV or JSONL) ran in matters most.",
+        default=None,
+        metavar="FILE",
+    )
+
+    def __post_init__(self) -> None:
+        if self.tier is not None and self.budget is not None:
+            raise click.UsageError("--tier and --budget exclude each other")
+        if self.trace is not None and self.is_all:
+            raise click.UsageError("--trace says what is built first: it goes with --tier or --budget")
+
+    @property
+    def is_all(self) -> bool:
+        """Whether neither a tier nor a budget is given."""
+        return self.tier is None and self.budget is None
+
+    def of(self, manifest: Manifest) -> Extent | None:
+        """Returns what is to be built of `manifest`; None: all.
+
+        Raises CoverageError if no part of it is closed, SpecError for a trace that cannot be read or does not fit.
+        """
+        if self.is_all:
+            return None
+        traffic = NO_TRAFFIC if self.trace is None else traffic_of(manifest, read_trace(self.trace))
+        importance = Importance(manifest, traffic)
+        if self.tier is not None:
+            return Extent(importance.tier(self.tier))
+        assert self.budget is not None
+        if self.budget.num_entries is not None:
+            return Extent(importance.beginning(self.budget.num_entries))
+        return Extent(importance.order, len(importance.tier("least")), self.budget.seconds)
+
+
+extent_options = options_of(AskedExtent, "asked")
+"""``--tier``, ``--budget``, ``--trace``: the command gets `asked`, an `AskedExtent`."""
+
+# Signatures
+
+
+@dataclass(frozen=True)
+class SigningOptions:
+    """The keys that sign, and the epoch that they sign for; None where it is not given."""
+
+    sign_keys: tuple[Path, ...] = option(
+        "Sign the bundle with this private key (repeatable; `aotgaudi key generate`).",
+        "--sign-key",
+        default=(),
+        metavar="FILE",
+    )
+    epoch: int | None = option(
+        "Number that `serve --minimum-epoch` compares  [default: 0]",
+        default=None,
+        type=click.IntRange(0, (1 << 53) - 1),
+        metavar="N",
+    )
+
+    def keys(self) -> tuple[SigningKey, ...]:
+        """Reads the keys. Raises SpecError and UntrustedError."""
+        return tuple(load_signing_key(path) for path in self.sign_keys)
+
+    def signing(self) -> Signing | None:
+        """Returns what signs a new bundle; None if nothing is to be signed. Raises as `keys` does, and UsageError."""
+        if self.epoch is not None and not self.sign_keys:
+            raise click.UsageError("--epoch is part of what is signed: it needs --sign-key FILE")
+        return Signing(self.keys(), self.epoch or 0) if self.sign_keys else None
+
+
+signing_options = options_of(SigningOptions, "signing", made=SigningOptions.signing)
+"""``--sign-key`` and ``--epoch``: the command gets `signing`, a `Signing`, or None."""
+
+# Single entries
+
+entry_option = click.option(
+    "--entry",
+    "entry_texts",
+    multiple=True,
+    metavar="ENTRY",
+    help='Only this: "(decode, 1, 1, 1)", "(prompt, *, 128, *)", or the first 6 digits of an id (repeatable).',
+)
+"""``--entry ENTRY``, repeatable: the command gets `entry_texts`, for `find_entries`."""
+
+
+def find_entries(manifest: Manifest, texts: Sequence[str]) -> tuple[Entry, ...]:
+    """Returns the entries that any of `texts` names, in the manifest's order; all of them if there is no text.
+
+    A text is an entry as it is printed, ``(prompt, 1, 64, 0)`` or ``prompt 1 64 0``; such a text with patterns in place
+    of values (``*``, ``?``, ``[12]``), which names every entry that matches; or an id, or at least its first 6 digits.
+
+    Raises ManifestError for a text that names nothing, or is the start of several ids.
+    """
+    if not texts:
+        return manifest.entries
+    named = {entry.id for text in texts for entry in _find(manifest, text)}
+    return tuple(entry for entry in manifest.entries if entry.id in named)
+
+
+def _find(manifest: Manifest, text: str) -> list[Entry]:
+    wanted = _words(text)
+    if _PATTERN.search(text):
+        found = [entry for entry in manifest.entries if any(_matches(form, wanted) for form in _forms(entry))]
+    else:
+        found = [entry for entry in manifest.entries if wanted in _forms(entry)]
+    if not found and _HEX.fullmatch(text.strip().lower()):
+        found = [entry for entry in manifest.entries if entry.id.startswith(text.strip().lower())]
+        if len(found) > 1:
+            raise ManifestError(f"{text!r} is the start of {len(found)} entries' ids: give more digits")
+    if not found:
+        raise ManifestError(f"the manifest has no entry {text!r} ({_hint(manifest, wanted)})")
+    return found
+
+
+def _matches(form: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
+    return len(form) == len(wanted) and all(map(fnmatchcase, form, wanted))
+
+
+def _forms(entry: Entry) -> tuple[tuple[str, ...], ...]:
+    """The words of an entry as it is printed, and with all of its columns (a sampler's print fewer)."""
+    return _words(str(entry)), tuple(str(value).lower() for value in (entry.kind, *entry.row()))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(re.sub(r"[(),]", " ", text).lower().split())
+
+
+def _hint(manifest: Manifest, wanted: tuple[str, ...]) -> str:
+    kinds = list(dict.fromkeys(entry.kind for entry in manifest.entries))
+    kind = wanted[0] if wanted and wanted[0] in kinds else ""
+    if not kind:
+        example = f", e.g. {manifest.entries[0]}" if kinds else ""
+        return f"it has {', '.join(kinds) or 'none at all'} entries{example}"
+    names = [str(entry) for entry in manifest.of_kind(kind)]
+    near = difflib.get_close_matches(f"({', '.join(wanted)})", names, n=3, cutoff=0) or names[:3]
+    return f"near: {'; '.join(near)}"

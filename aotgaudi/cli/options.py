@@ -1,0 +1,252 @@
+"""Click options from dataclasses: a command receives each group of options as one frozen value.
+
+A field of a group says in `option` what ``--help`` prints; its type and default give the rest::
+
+    @dataclass(frozen=True, kw_only=True)
+    class Workers:
+        jobs: int | None = option("Worker processes  [default: one a core]", "-j", "--jobs", metavar="N")
+
+    @click.command()
+    @options_of(Workers, "workers")
+    def build(workers: Workers) -> None: ...
+
+A dataclass of another layer, which knows nothing of options, is described where it is used:
+``options_of(Workers, "workers", jobs=said("Worker processes", "-j", "--jobs"))``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+import types
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import click
+
+from aotgaudi.machine import available_cores
+from aotgaudi.store.access import default_store_root
+
+Command = Callable[..., Any]
+CommandT = TypeVar("CommandT", bound=Command)
+Settings = Mapping[str, Any]
+
+_SAID = "option"
+_BYTE_COUNT = re.compile(
+    r"(?P<number>[0-9]{1,15}(\.[0-9]{1,9})?)\s*(?P<unit>[KMGT]i?B|B?)", re.IGNORECASE | re.ASCII
+)
+_POWERS = types.MappingProxyType({"": 0, "k": 1, "m": 2, "g": 3, "t": 4})
+
+POSITIVE = click.IntRange(min=1)
+
+
+def said(text: str, *names: str, **settings: Any) -> Settings:
+    """Returns what an option says of itself: its help, its `names` if not the field's, settings of ``click.option``.
+
+    One setting is not click's: `parse` makes the value of the text that was given, and raises ValueError for a wrong one.
+    """
+    return {"help": text, "names": names, **settings}
+
+
+def option(text: str, *names: str, default: Any = dataclasses.MISSING, **settings: Any) -> Any:
+    """Returns a field of a group of options, with its default. A callable default is asked at each call of the command."""
+    if callable(default):
+        settings["default"], default = default, dataclasses.MISSING
+    return dataclasses.field(default=default, metadata={_SAID: said(text, *names, **settings)})
+
+
+def options_of(
+    kind: type[Any],
+    argument: str,
+    *,
+    heading: str = "",
+    made: Callable[[Any], Any] | None = None,
+    **others: Settings,
+) -> Callable[[CommandT], CommandT]:
+    """Adds an option for each field of the dataclass `kind`; the command gets a value of `kind` as `argument`.
+
+    `others` says more, or something else, of single fields. With `made` the command gets what that makes of the value.
+    `heading`: see `GroupedCommand`.
+    """
+    hints = get_type_hints(kind)
+    described = {
+        field.name: {**field.metadata.get(_SAID, {}), **others.get(field.name, {})}
+        for field in dataclasses.fields(kind)
+        if _SAID in field.metadata or field.name in others
+    }
+    options = [
+        _click_option(field, hints[field.name], described[field.name], heading)
+        for field in dataclasses.fields(kind)
+        if field.name in described
+    ]
+
+    def decorate(function: CommandT) -> CommandT:
+        @functools.wraps(function)
+        def with_group(*arguments: Any, **values: Any) -> Any:
+            group = kind(**{name: values.pop(name) for name in described})
+            return function(*arguments, **values, **{argument: made(group) if made else group})
+
+        command: Command = with_group
+        for one in reversed(options):
+            command = one(command)
+        return command  # type: ignore[return-value] # It takes the options in place of the group.
+
+    return decorate
+
+
+def _click_option(
+    field: dataclasses.Field[Any], hint: Any, given: Settings, heading: str
+) -> Callable[[Command], Command]:
+    settings = dict(given)
+    names = settings.pop("names") or (f"--{field.name.replace('_', '-')}",)
+    parse = settings.pop("parse", None)
+    if parse is not None:
+        settings["callback"] = _parser(parse)
+    is_many = get_origin(hint) is tuple
+    hint = get_args(hint)[0] if is_many else _without_none(hint)
+    if hint is bool:
+        settings.setdefault("is_flag", True)
+    elif parse is None:
+        settings.setdefault("type", _click_type(hint))
+    settings.setdefault("multiple", is_many)
+    if "default" not in settings and field.default is not dataclasses.MISSING and not is_many:
+        settings["default"] = field.default
+    default = settings.get("default")
+    has_default = default is not None and default is not False and not callable(default)
+    settings.setdefault("show_default", has_default and "[default:" not in settings["help"])
+    settings.setdefault("heading", heading)
+    return click.option(*names, field.name, cls=_Option, **settings)
+
+
+def _without_none(hint: Any) -> Any:
+    if get_origin(hint) in (Union, types.UnionType):
+        (hint,) = (one for one in get_args(hint) if one is not types.NoneType)
+    return hint
+
+
+def _click_type(hint: Any) -> Any:
+    if get_origin(hint) is Literal:
+        return click.Choice(get_args(hint))
+    if hint is Path:
+        return click.Path(path_type=Path)
+    return FiniteRange() if hint is float else hint
+
+
+def _parser(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    def callback(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+        try:
+            return None if value is None else parse(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error), context, parameter) from error
+
+    return callback
+
+
+class _Option(click.Option):
+    """An option that stands under a heading in the help."""
+
+    def __init__(self, *arguments: Any, heading: str = "", **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.heading = heading
+
+
+def heading_of(parameter: click.Parameter) -> str:
+    """Returns the heading that a parameter stands under; empty for none."""
+    return parameter.heading if isinstance(parameter, _Option) else ""
+
+
+class GroupedCommand(click.Command):
+    """A command whose help lists options under their headings; those without one come first."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the options. Part of click."""
+        groups: dict[str, list[tuple[str, str]]] = {"": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):
+                groups.setdefault(heading_of(parameter), []).append(record)
+        for heading, records in groups.items():
+            with formatter.section(heading or "Options"):
+                formatter.write_dl(records)
+
+
+class CommandWithWords(click.Command):
+    """Gives its callback ``words``: what stands after the first ``--``, untouched; () if there is no ``--``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses what stands before ``--``."""
+        at = args.index("--") if "--" in args else len(args)
+        rest = super().parse_args(ctx, args[:at])
+        ctx.params["words"] = tuple(args[at + 1 :])
+        return rest
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Returns the parts of the usage line."""
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
+
+
+class FiniteRange(click.FloatRange):
+    """A number of a range. Neither ``nan`` nor ``inf`` is one, though click takes them for numbers of any range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Part of click."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
+
+
+ABOVE_ZERO = FiniteRange(min=0, min_open=True)
+
+
+def parse_byte_count(text: str) -> int:
+    """Returns the bytes that a number with a unit stands for: ``96GiB``, ``1.5 TB``, ``4096``.
+
+    Raises:
+        ValueError: `text` is not a size, or is less than a byte.
+    """
+    match = _BYTE_COUNT.fullmatch(text.strip())
+    num_bytes = 0
+    if match:
+        unit = match["unit"].lower().removesuffix("b")
+        base = 1024 if unit.endswith("i") else 1000
+        num_bytes = int(Decimal(match["number"]) * base ** _POWERS[unit.removesuffix("i")])
+    if num_bytes < 1:
+        raise ValueError(f"{text!r} is not a size: a number with KiB, MiB, GiB, TiB, KB, MB, GB or TB")
+    return num_bytes
+
+
+def json_option(text: str) -> Callable[[CommandT], CommandT]:
+    """``--json``, as `as_json`; see `aotgaudi.cli.show.emit`."""
+    return click.option("--json", "as_json", is_flag=True, help=text)
+
+
+STORE = said(
+    "The store  [default: $AOTGAUDI_STORE or ~/.cache/aotgaudi]",
+    "--store",
+    envvar="AOTGAUDI_STORE",
+    default=default_store_root,
+    metavar="DIR",
+)
+
+jobs_option = click.option(
+    "-j",
+    "--jobs",
+    type=POSITIVE,
+    default=available_cores,
+    metavar="N",
+    help="Worker processes  [default: one a core]",
+)
+"""``-j N``: worker processes, one a core by default."""
+
+memory_budget_option = click.option(
+    "--memory-budget",
+    callback=_parser(parse_byte_count),
+    metavar="SIZE",
+    help="Device memory for KV cache and step buffers, weights not counted, e.g. 96GiB; warns if they need more.",
+)
+"""``--memory-budget SIZE``: what KV cache and step buffers may take."""

@@ -1,0 +1,88 @@
+"""Options of commands that take a bundle to use it: which bundles they accept, and how a wrapped server is supervised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from aotgaudi.bundle.trust import TrustPolicy
+from aotgaudi.cli.options import POSITIVE, FiniteRange, option, options_of, said
+from aotgaudi.wrap.run_options import START_SECONDS, Listen, OnCompile
+
+CAPTURES = "For captures"
+"""The heading of options that only bundles of wrapped servers take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Demands:
+    trusted_keys: tuple[Path, ...] = option(
+        "Public key whose signature the bundle must carry (repeatable).",
+        "--trusted-key",
+        default=(),
+        metavar="PEM",
+    )
+    threshold: int | None = option(
+        "How many of the trusted keys must have signed  [default: 1]",
+        default=None,
+        type=POSITIVE,
+        metavar="N",
+    )
+    minimum_epoch: int | None = option(
+        "Refuse a bundle that was signed for an older epoch.",
+        default=None,
+        type=click.IntRange(min=0),
+        metavar="N",
+    )
+    allow_unsafe_permissions: bool = option(
+        "Accept files that users other than you and root own or may write to.", default=False
+    )
+
+    def __post_init__(self) -> None:
+        for name, value in (("--threshold", self.threshold), ("--minimum-epoch", self.minimum_epoch)):
+            if value is not None and not self.trusted_keys:
+                raise click.UsageError(f"{name} is about signatures: it needs --trusted-key PEM")
+
+    def acceptance(self) -> TrustPolicy:
+        """Returns what is accepted. Raises SpecError as `TrustPolicy.demanding` does."""
+        return TrustPolicy.demanding(
+            self.trusted_keys,
+            self.threshold,
+            self.minimum_epoch,
+            allow_unsafe_permissions=self.allow_unsafe_permissions,
+        )
+
+
+acceptance_options = options_of(_Demands, "acceptance", made=_Demands.acceptance)
+"""Which bundles a command accepts: it gets `acceptance`, an `TrustPolicy`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supervision:
+    """How a wrapped server is supervised; see `aotgaudi.wrap.readiness.RunOptions`."""
+
+    on_compile: OnCompile = option(
+        "What a compile after ready does besides being counted: nothing; /ready says 503; the server is ended; or the "
+        "compile raises where it starts, which may end the server.",
+        default="report",
+    )
+    no_exercise: bool = option("Be ready without asking what was asked in the build.", default=False)
+    no_repairs: bool = option("Mend no defect of the server.", default=False)
+    root: Path | None = option(
+        "Where the server sees its caches  [default: as in the build]", default=None, metavar="DIR"
+    )
+    listen: str = option(
+        "Where /ready, /live, /metrics and /report are answered.", default=str(Listen()), metavar="HOST:PORT"
+    )
+    report_public: bool = option("Answer /report to other machines, too.", default=False)
+    start_seconds: float = option(
+        "How long the server may take until it serves.",
+        "--ready-timeout",
+        default=START_SECONDS,
+        type=FiniteRange(min=1),
+        metavar="SECONDS",
+    )
+
+
+LOG_FORMAT = said("Lines of the log: text, or one JSON object each.")

@@ -1,0 +1,78 @@
+"""Options about the store: where it is, what lies below it, and how large it may become."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from aotgaudi.cli.options import STORE, option, options_of, parse_byte_count
+from aotgaudi.digest import sha256_bytes
+from aotgaudi.store.access import default_store_root, is_on_network
+from aotgaudi.store.store import Store
+
+
+@dataclass(frozen=True)
+class StorePlace:
+    """A store that the user named, its read-only layers, and whether other users may own them."""
+
+    root: Path
+    lower: tuple[Path, ...] = option(
+        "A read-only layer below the store: another store, or a bundle (repeatable).",
+        default=(),
+        envvar="AOTGAUDI_STORE_LOWER",
+        metavar="DIR",
+    )
+    trust_others: bool = option(
+        "Use a store that other users own or may write to: they then decide what code runs.",
+        "--allow-unsafe-store",
+        default=False,
+    )
+
+    def open(self, *, create: bool = True) -> Store:
+        """Opens the store; read-only if we cannot write to it, which is enough while nothing is missing.
+
+        Raises StoreError as `Store.open` does.
+        """
+        is_writable = not self.root.is_dir() or os.access(self.root, os.W_OK | os.X_OK)
+        return Store.open(
+            self.root,
+            create=create,
+            lower=self.lower,
+            read_only=not is_writable,
+            index_root=self._index_root() if is_writable else None,
+            trust_others=self.trust_others,
+        )
+
+    def _index_root(self) -> Path | None:
+        """A directory of this machine for the index of a store that several machines share; None: in the store."""
+        if not self.root.exists() or not is_on_network(self.root):
+            return None
+        local = default_store_root() / "indexes" / sha256_bytes(str(self.root.resolve()).encode())[:16]
+        return None if is_on_network(default_store_root()) else local
+
+
+store_options = options_of(StorePlace, "place", root=STORE)
+"""``--store``, ``--lower`` and ``--allow-unsafe-store``: the command gets `place`, a `StorePlace`."""
+
+
+def to_store_size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """Returns the bytes that an option's value stands for, ``0`` included. Raises BadParameter."""
+    if value is None or value.strip() == "0":
+        return None if value is None else 0
+    try:
+        return parse_byte_count(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
+
+
+store_limit_option = click.option(
+    "--store-limit",
+    callback=to_store_size,
+    envvar="AOTGAUDI_STORE_LIMIT",
+    metavar="SIZE",
+    help="After the build, shrink the store as `cache gc --max-size SIZE` does; what this build needs is kept.",
+)
+"""``--store-limit SIZE``: the command gets `store_limit`, in bytes; None if the store may grow."""
