@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aotgaudi.bundle.capture_receipt import RECEIPT_NAME, CaptureReceipt
+from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
@@ -22,6 +22,7 @@ from aotgaudi.bundle.format import (
     load_index,
     load_program,
 )
+from aotgaudi.bundle.kind import RECEIPT_NAME
 from aotgaudi.bundle.permissions import check_directories
 from aotgaudi.bundle.receipt import Receipt, SealedReceipt, load_sealed
 from aotgaudi.bundle.signature import MAX_ENVELOPE_BYTES, Statement

@@ -34,16 +34,14 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import Annotated, Literal
 
 import pydantic
 from pydantic import AfterValidator, Field, JsonValue, NonNegativeInt, PositiveInt, StringConstraints
 
 from aotgaudi.backends.base import Target
+from aotgaudi.bundle.kind import CAPTURE_SCHEMA
 from aotgaudi.document import DigestField, Document, Value
-from aotgaudi.files import MAX_DOCUMENT_BYTES
-from aotgaudi.store.cas import Fault, read_bounded
 
 
 class Expected(Value):
@@ -96,27 +94,6 @@ def learnt(
             sums[name] += value
     counters = {**dict.fromkeys(zeros, 0), **{name: value for name, value in sums.items() if value}}
     return Expected(loads=dict(loads), counters=counters, roles=dict(roles), hooks=hooks)
-
-
-RECEIPT_NAME = "receipt.json"
-CAPTURE_SCHEMA: Literal["aotgaudi.capture/1"] = "aotgaudi.capture/1"
-
-_CAPTURE = f'"schema":"{CAPTURE_SCHEMA}"'.encode()
-"""What the canonical bytes of a capture's receipt hold. Where others hold it, too, they are refused for what they are."""
-
-
-def says_capture(receipt: bytes) -> bool:
-    """Whether these bytes, if they are a receipt, are a capture's."""
-    return _CAPTURE in receipt
-
-
-def is_capture(path: Path) -> bool:
-    """Whether the bundle at `path` says that it holds a capture; False where there is none, which opening it explains.
-
-    Decides only who opens it: nothing is verified.
-    """
-    data = read_bounded(path / RECEIPT_NAME, MAX_DOCUMENT_BYTES)
-    return not isinstance(data, Fault) and says_capture(data)
 
 
 FileKind = Literal["library", "pickle", "python", "json", "recipe", "cubin", "other"]

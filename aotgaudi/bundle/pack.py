@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from aotgaudi.bundle.capture_receipt import RECEIPT_NAME, CaptureReceipt
+from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
@@ -23,6 +23,7 @@ from aotgaudi.bundle.format import (
     program_objects,
     stray_paths,
 )
+from aotgaudi.bundle.kind import RECEIPT_NAME
 from aotgaudi.bundle.receipt import SealedReceipt
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import building_directory, exchange_directory, refuse_foreign

@@ -42,7 +42,8 @@ from pydantic import (
 )
 
 from aotgaudi.backends.base import Target
-from aotgaudi.bundle.capture_receipt import CaptureReceipt, says_capture
+from aotgaudi.bundle.capture_receipt import CaptureReceipt
+from aotgaudi.bundle.kind import says_capture
 from aotgaudi.document import DigestField, Document, Value, load_document, load_one_of
 from aotgaudi.entries import Entry
 from aotgaudi.spec.limits import LARGEST_LIMIT, ServingLimits

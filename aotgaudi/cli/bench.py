@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aotgaudi.bundle.capture_receipt import is_capture
+from aotgaudi.bundle.kind import is_capture
 from aotgaudi.cli.model import find_model
 from aotgaudi.cli.options import CommandWithWords, json_option
 from aotgaudi.cli.show import emit

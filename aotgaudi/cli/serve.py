@@ -244,7 +244,7 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
 
     A bundle that `build capture` sealed is run as `aotgaudi run` does it, by the sealed command; WORDS are added to that.
     """
-    from aotgaudi.bundle.capture_receipt import is_capture
+    from aotgaudi.bundle.kind import is_capture
     from aotgaudi.phases import Phases, since_process_start
 
     phases = Phases(since_process_start())

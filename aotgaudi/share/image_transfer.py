@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
 from aotgaudi.bundle.bundle import Bundle, open_bundle
-from aotgaudi.bundle.capture_receipt import RECEIPT_NAME
 from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
@@ -21,6 +20,7 @@ from aotgaudi.bundle.format import (
     SIGNATURE_NAME,
     load_index,
 )
+from aotgaudi.bundle.kind import RECEIPT_NAME
 from aotgaudi.bundle.staging import PARTIAL_NAME, publish, staging_directory
 from aotgaudi.bundle.trust import ANY_BUNDLE, TrustPolicy
 from aotgaudi.digest import Digest, sha256_bytes

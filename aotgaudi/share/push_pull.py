@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 from aotgaudi.bundle.bundle import Bundle, open_bundle, read_signature
-from aotgaudi.bundle.capture_receipt import RECEIPT_NAME
 from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
@@ -23,6 +22,7 @@ from aotgaudi.bundle.format import (
     BundleIndex,
     load_index,
 )
+from aotgaudi.bundle.kind import RECEIPT_NAME
 from aotgaudi.bundle.signature import MAX_ENVELOPE_BYTES
 from aotgaudi.bundle.staging import PARTIAL_NAME, publish, staging_directory
 from aotgaudi.bundle.trust import ANY_BUNDLE, TrustPolicy

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol
 
-from aotgaudi.bundle.capture_receipt import RECEIPT_NAME
 from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
@@ -29,6 +28,7 @@ from aotgaudi.bundle.format import (
     BundleIndex,
     load_index,
 )
+from aotgaudi.bundle.kind import RECEIPT_NAME
 from aotgaudi.bundle.signature import MAX_ENVELOPE_BYTES
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError

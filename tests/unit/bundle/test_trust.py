@@ -17,7 +17,6 @@ from securesystemslib.dsse import Envelope as ReferenceEnvelope
 from securesystemslib.signer import SSlibKey
 
 from aotgaudi.bundle.bundle import Bundle, open_bundle
-from aotgaudi.bundle.capture_receipt import RECEIPT_NAME
 from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
@@ -25,6 +24,7 @@ from aotgaudi.bundle.format import (
     dump_index,
     load_index,
 )
+from aotgaudi.bundle.kind import RECEIPT_NAME
 from aotgaudi.bundle.receipt import dumps as dump_receipt
 from aotgaudi.bundle.receipt import loads as load_receipt
 from aotgaudi.bundle.signature import (

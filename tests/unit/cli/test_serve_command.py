@@ -128,7 +128,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # Nothing is set where a user has set this.
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
     monkeypatch.setattr("aotgaudi.server.engine.start.EngineProcess", NoProcess)
-    monkeypatch.setattr("aotgaudi.bundle.capture_receipt.is_capture", lambda _: False)
+    monkeypatch.setattr("aotgaudi.bundle.kind.is_capture", lambda _: False)
 
 
 @pytest.mark.usefixtures("no_process")
