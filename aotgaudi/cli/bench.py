@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aotgaudi.bundle.kind import is_capture
-from aotgaudi.cli.model import find_model
 from aotgaudi.cli.options import CommandWithWords, json_option
+from aotgaudi.cli.serving_options import find_model
 from aotgaudi.cli.show import emit
 
 if TYPE_CHECKING:

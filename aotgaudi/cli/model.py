@@ -8,7 +8,6 @@ import click
 
 from aotgaudi.cli.options import json_option
 from aotgaudi.cli.show import emit
-from aotgaudi.errors import SpecError
 
 
 @click.group()
@@ -34,17 +33,3 @@ def import_(source: str, out: Path, dtype: str, force: bool, as_json: bool) -> N
     import_model(source, out, dtype, overwrite=force)
     files = sorted(path.name for path in out.iterdir())
     emit({"model": str(out), "files": files}, as_json, f"model: {out}")
-
-
-def find_model(model: str) -> Path:
-    """Returns a model directory: the path itself, or a snapshot of a hub id. Raises SpecError and RemoteError."""
-    path = Path(model)
-    if path.is_dir():
-        return path
-    from aotgaudi.share.hub import fetch_model, is_hub_id
-
-    if path.exists() or not is_hub_id(model):
-        raise SpecError(
-            model, "is not a model directory", "a directory with config.json and safetensors, or a hub id"
-        )
-    return fetch_model(model, ["*.json", "*.safetensors", "*.jinja"])

@@ -29,7 +29,7 @@ from aotgaudi.cli.options import (
     said,
 )
 from aotgaudi.cli.run import supervise
-from aotgaudi.cli.serving_options import CAPTURES, LOG_FORMAT, Supervision, acceptance_options
+from aotgaudi.cli.serving_options import CAPTURES, LOG_FORMAT, Supervision, acceptance_options, find_model
 from aotgaudi.engine.room import RoomLimits
 from aotgaudi.errors import MissingPackageError
 from aotgaudi.machine import bound_spinning, choose_threads
@@ -267,8 +267,6 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
         raise click.UsageError("words after -- go with bundles that `build capture` sealed")
     serving.check(require_warm=require_warm)
     _require_packages()
-    from aotgaudi.cli.model import find_model
-
     assert serving.model is not None
     model_dir = find_model(serving.model)
     threads = choose_threads(os.environ, serving.threads)

@@ -1,4 +1,4 @@
-"""Options of commands that take a bundle to use it: which bundles they accept, and how a wrapped server is supervised."""
+"""What commands that use a bundle share: which bundles they accept, the model directory, how a wrapped server is supervised."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import click
 
 from aotgaudi.bundle.trust import TrustPolicy
 from aotgaudi.cli.options import POSITIVE, FiniteRange, option, options_of, said
+from aotgaudi.errors import SpecError
 from aotgaudi.wrap.run_options import START_SECONDS, Listen, OnCompile
 
 CAPTURES = "For captures"
@@ -86,3 +87,17 @@ class Supervision:
 
 
 LOG_FORMAT = said("Lines of the log: text, or one JSON object each.")
+
+
+def find_model(model: str) -> Path:
+    """Returns a model directory: the path itself, or a snapshot of a hub id. Raises SpecError and RemoteError."""
+    path = Path(model)
+    if path.is_dir():
+        return path
+    from aotgaudi.share.hub import fetch_model, is_hub_id
+
+    if path.exists() or not is_hub_id(model):
+        raise SpecError(
+            model, "is not a model directory", "a directory with config.json and safetensors, or a hub id"
+        )
+    return fetch_model(model, ["*.json", "*.safetensors", "*.jinja"])
