@@ -1,4 +1,4 @@
-"""What commands that use a bundle share: which bundles they accept, the model directory, how a wrapped server is supervised."""
+"""Options of commands that use a bundle: which bundles they accept, the model, how a wrapped server is supervised."""
 
 from __future__ import annotations
 
