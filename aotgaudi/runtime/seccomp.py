@@ -1,4 +1,4 @@
-"""Has the kernel refuse to start processes: a seccomp filter over every thread of this process, for the rest of its life.
+"""Has the kernel refuse to start processes, and to use others: a seccomp filter over every thread, for this process's life.
 
 What the filter answers, in this order (everything else is allowed, and threads can start):
 
@@ -6,6 +6,9 @@ What the filter answers, in this order (everything else is allowed, and threads 
 system call                                         answer   because
 ==================================================  =======  ====================================================
 any, by another ABI (i386, x32, 32-bit ARM)         EPERM    its numbers mean other calls
+ptrace, process_vm_readv, process_vm_writev,        EPERM    they have another process compile, or take what it has open
+pidfd_getfd
+io_uring_setup, io_uring_enter, io_uring_register   EPERM    the kernel then makes calls that no filter sees
 execve, execveat                                    EPERM    they start a program
 fork, vfork                                         EPERM    they start a process
 clone3                                              ENOSYS   its flags are behind a pointer, which a filter cannot
@@ -13,9 +16,10 @@ clone3                                              ENOSYS   its flags are behin
 clone without CLONE_THREAD                          EPERM    it starts a process
 ==================================================  =======  ====================================================
 
-Refusals are counted where another process answers for the kernel (``SECCOMP_RET_USER_NOTIF``): the caller waits for it.
-It must be another process, for whoever calls ``fork`` from Python holds the interpreter's lock meanwhile. When that process
-ends, the kernel answers ENOSYS by itself: nothing starts, and nothing waits.
+Attempts to start a process or a program are counted where another process answers for the kernel
+(``SECCOMP_RET_USER_NOTIF``): the caller waits for it. It must be another process, because a thread that calls ``fork`` from
+Python holds the interpreter's lock meanwhile. When that process ends, the kernel answers ENOSYS by itself: nothing starts,
+and nothing waits. The kernel itself refuses all other calls.
 
 Sources: seccomp(2), seccomp_unotify(2), clone(2), and Documentation/userspace-api/seccomp_filter.rst of Linux. The numbers
 are those of its headers asm/unistd_64.h, asm-generic/unistd.h, linux/audit.h, linux/bpf_common.h, linux/prctl.h and
@@ -64,6 +68,7 @@ class _Abi:
     audit_arch: int
     first_foreign: int
     seccomp: int
+    others: tuple[int, ...]
     programs: tuple[int, ...]
     processes: tuple[int, ...]
     clone: int
@@ -75,6 +80,7 @@ _ABIS = {
         audit_arch=0xC000003E,
         first_foreign=0x40000000,
         seccomp=317,
+        others=(101, 310, 311, 438, 425, 426, 427),  # In the order of the table above.
         programs=(59, 322),  # execve, execveat
         processes=(57, 58),  # fork, vfork
         clone=56,
@@ -84,6 +90,7 @@ _ABIS = {
         audit_arch=0xC00000B7,
         first_foreign=0x40000000,
         seccomp=277,
+        others=(117, 270, 271, 438, 425, 426, 427),
         programs=(221, 281),
         processes=(),
         clone=220,
@@ -138,13 +145,13 @@ def refuse(listener: int, counter: int) -> None:
 
 
 def forbid_processes(hand_over: HandOver | None = None, *, may_fork: bool = False) -> RefusedCalls | None:
-    """Keeps every thread of this process, those that run and those to come, from starting processes and programs.
+    """Keeps every thread of this process, running or to come, from starting processes and programs, and from using others.
 
     Cannot be undone. Also sets ``no_new_privs``, which the kernel asks for. May be called on any thread.
 
     Args:
         hand_over: Finds a process that answers and counts; None: nobody counts.
-        may_fork: Forbid programs only.
+        may_fork: Allow it to start processes, of the program that it runs.
 
     Returns:
         What is counted; None where nobody counts, or the kernel knows no such thing (before Linux 5.7; some sandboxes).
@@ -200,6 +207,7 @@ def _filter(abi: _Abi, deny: int, may_fork: bool) -> Sequence[_Instruction]:
         (_LOAD, 0, 0, _NUMBER_AT),
         (_AT_LEAST, 0, 1, abi.first_foreign),
         (_RETURN, 0, 0, deny),
+        *(step for number in abi.others for step in ((_EQUALS, 0, 1, number), (_RETURN, 0, 0, _DENY))),
         *(step for number in denied for step in ((_EQUALS, 0, 1, number), (_RETURN, 0, 0, deny))),
         *(() if may_fork else _threads_only(abi, deny)),
         (_RETURN, 0, 0, _ALLOW),

@@ -16,15 +16,19 @@ pytestmark = pytest.mark.skipif(
 )
 
 _PREAMBLE = """
-import ctypes, errno, mmap, os, select, signal, socket, struct, subprocess, sys, threading
+import ctypes, errno, mmap, os, select, signal, socket, struct, subprocess, sys, threading, time
 from aotgaudi.errors import TargetError
 from aotgaudi.runtime.seccomp import forbid_processes, refuse
 libc = ctypes.CDLL(None, use_errno=True)
 X86 = os.uname().machine == "x86_64"
 NUMBER = (
-    {"execve": 59, "execveat": 322, "fork": 57, "vfork": 58, "clone": 56, "clone3": 435, "seccomp": 317, "gettid": 186}
-    if X86 else {"execve": 221, "execveat": 281, "clone": 220, "clone3": 435, "seccomp": 277, "gettid": 178}
+    {"execve": 59, "execveat": 322, "fork": 57, "vfork": 58, "clone": 56, "clone3": 435, "seccomp": 317, "gettid": 186,
+     "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311}
+    if X86 else
+    {"execve": 221, "execveat": 281, "clone": 220, "clone3": 435, "seccomp": 277, "gettid": 178,
+     "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271}
 )
+NUMBER |= {"pidfd_open": 434, "pidfd_getfd": 438, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}
 def syscall(number, *arguments):
     "Makes a system call, of which a child that comes about ends at once. Returns ok or the error's name."
     result = libc.syscall(*map(ctypes.c_long, (number, *arguments)))
@@ -128,6 +132,47 @@ def test_the_kernel_refuses_what_starts_processes_and_programs_on_every_thread()
 
     answers = ["ENOSYS" if name == "clone3" else "EPERM" for name in CALLS]
     assert [line.split() for line in lines] == [answers] * 3
+
+
+USES_OF_OTHERS = {
+    "ptrace": "syscall(NUMBER['ptrace'], 16, victim, 0, 0)",  # PTRACE_ATTACH
+    "process_vm_readv": "syscall(NUMBER['process_vm_readv'], victim, ours, 1, theirs, 1, 0)",
+    "process_vm_writev": "syscall(NUMBER['process_vm_writev'], victim, ours, 1, theirs, 1, 0)",
+    "pidfd_getfd": "syscall(NUMBER['pidfd_getfd'], pidfd, 0, 0)",
+    "io_uring_setup": "syscall(NUMBER['io_uring_setup'], 1, ctypes.addressof(ring))",
+    "io_uring_enter": "syscall(NUMBER['io_uring_enter'], -1, 0, 0, 0, 0, 0)",
+    "io_uring_register": "syscall(NUMBER['io_uring_register'], -1, 0, 0, 0)",
+}
+
+
+@pytest.mark.parametrize("may_fork", [False, True])
+def test_the_kernel_refuses_what_uses_other_processes_and_counts_none_of_it(may_fork: bool) -> None:
+    attempts = ", ".join(USES_OF_OTHERS.values())
+    lines = in_a_process(
+        f"""
+        data = ctypes.create_string_buffer(b"data", 8)
+        vector = (ctypes.c_size_t * 2)(ctypes.addressof(data), 4)
+        ours, theirs, ring = ctypes.addressof(vector), ctypes.addressof(vector), ctypes.create_string_buffer(120)
+        victim = os.fork()
+        if victim == 0:
+            libc.prctl(0x59616D61, ctypes.c_ulong(-1))  # PR_SET_PTRACER, any: some kernels forbid it by themselves.
+            time.sleep(60)
+        pidfd = libc.syscall(NUMBER["pidfd_open"], victim, 0)
+        attempts = lambda: [{attempts}]
+        answerer = Answerer()
+        before, earlier = attempts(), Waiting(attempts)
+        refused = forbid_processes(answerer.take, may_fork={may_fork})
+        print(*before)
+        print(*attempts())
+        print(*earlier.result())
+        print(refused.num())
+        os.kill(victim, signal.SIGKILL)
+        answerer.kill()
+        """
+    )
+
+    assert lines[0] != lines[1]  # Without the filter, this machine allows some of it.
+    assert lines[1:] == [" ".join(["EPERM"] * len(USES_OF_OTHERS))] * 2 + ["0"]
 
 
 @pytest.mark.parametrize(
