@@ -123,7 +123,7 @@ class _Serving:
         "With --trusted-key: take a bundle whose signature does not cover the model directory.", default=False
     )
     weights_memory: Literal["copy", "map"] = option(
-        "copy: read weights into memory of our own; map: map the files, which must then never change.",
+        "copy: read weights into memory of our own; map: map files that must never change (not with --trusted-key).",
         default="copy",
     )
     drain_delay: float = option(

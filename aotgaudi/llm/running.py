@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aotgaudi.engine.room import UNLIMITED, RoomLimits
+from aotgaudi.errors import SpecError
 from aotgaudi.llm.model_files import GenerationConfig
 from aotgaudi.phases import Phases
 
@@ -60,6 +61,15 @@ class ModelOptions:
     prefix_caching: bool | None = None
     policy: Policy | None = None
     outside: Outside | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses to map files that were signed: they could change after they were verified."""
+        if self.acceptance.signatures is not None and self.weights_memory == "map":
+            raise SpecError(
+                "--weights-memory map",
+                "maps weights that may change after their signature was verified",
+                "leave it out, or leave out --trusted-key",
+            )
 
     @property
     def outside_policy(self) -> Outside:
