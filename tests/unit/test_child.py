@@ -8,17 +8,12 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import aotgaudi
 from aotgaudi.child import python_command
-
-PACKAGE = Path(aotgaudi.__file__).parent
-IN_WRAPPED_SERVERS = PACKAGE / "wrap" / "witness" / "site"
-"""What other people's servers load: it starts nothing."""
+from tests.planted import plant, sources
 
 ARGUMENTS: dict[str, list[str]] = {
     "aotgaudi.bench.floor": ["no bundle", "no model"],
@@ -36,37 +31,6 @@ ARGUMENTS: dict[str, list[str]] = {
 
 STARTERS = ("python_command", "spawn")
 BARE = {"aotgaudi.wrap.exec_shim", "aotgaudi.wrap.reaper"}
-
-
-def sources() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(PACKAGE.rglob("*.py")):
-        if not path.is_relative_to(IN_WRAPPED_SERVERS):
-            yield str(path.relative_to(PACKAGE)), ast.parse(path.read_text(encoding="utf-8"))
-
-
-def imported_names() -> set[str]:
-    """The top-level name of everything that the product imports anywhere, ours included."""
-    names = set()
-    for _, tree in sources():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                names |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                names.add((node.module or "").partition(".")[0])
-    return names
-
-
-def plant(folder: Path) -> Path:
-    """Puts into `folder` a module of every name that we import; each leaves a file when it is run. Returns where."""
-    found = folder / "found"
-    found.mkdir()
-    for name in (*imported_names(), "sitecustomize", "usercustomize"):
-        marker = os.fspath(found / name)
-        code = f"import posix; posix.close(posix.open({marker!r}, posix.O_CREAT | posix.O_WRONLY))\n"
-        path = folder / "aotgaudi" / "__init__.py" if name == "aotgaudi" else folder / f"{name}.py"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(code, encoding="utf-8")
-    return found
 
 
 def test_only_one_function_starts_python() -> None:
@@ -99,7 +63,7 @@ def test_every_child_is_known() -> None:
 
 @pytest.mark.parametrize("module", ARGUMENTS)
 def test_a_child_runs_nothing_of_the_working_directory(module: str, tmp_path: Path) -> None:
-    found = plant(tmp_path)
+    found = plant(tmp_path, tmp_path / "found")
     ours, theirs = socket.socketpair()
     ours.close()
     with theirs, subprocess.Popen(["sleep", "60"], start_new_session=True) as victim:
@@ -134,7 +98,7 @@ def test_a_child_runs_our_package_and_has_its_arguments(bare: bool, tmp_path: Pa
 
 
 def test_what_a_child_starts_leaves_the_working_directory_out_too(tmp_path: Path) -> None:
-    found = plant(tmp_path)
+    found = plant(tmp_path, tmp_path / "found")
     show = "import sys; print(sys.path); import tokenizers"
     words = python_command(
         "aotgaudi.wrap.exec_shim", str(os.getpid()), ".", ".", "--", sys.executable, "-c", show
@@ -148,7 +112,7 @@ def test_what_a_child_starts_leaves_the_working_directory_out_too(tmp_path: Path
 
 
 def test_python_dash_m_takes_the_working_directory_off(tmp_path: Path) -> None:
-    found = plant(tmp_path)
+    found = plant(tmp_path, tmp_path / "found")
     for name in (
         sys.stdlib_module_names
     ):  # Python imports some of them, and a folder `aotgaudi`, before our first line.
