@@ -127,21 +127,24 @@ class RefusedCalls:
         return self._num
 
 
-def refuse(listener: int, counter: int) -> None:
+def refuse(listener: int, counter: int) -> bool:
     """Refuses one system call of another process that waits for it, and adds it to that process's `RefusedCalls`.
 
-    Does nothing where the caller has stopped waiting. Does not block.
+    Does not block. Returns False once the other process has ended: `listener` then stays readable for ever, and is of no
+    more use.
     """
     waiting = select.poll()
     waiting.register(listener, select.POLLIN)
-    if not any(event & select.POLLIN for _, event in waiting.poll(0)):
-        return  # The other process has ended; before Linux 6.6 the next call would wait for ever.
+    events = dict(waiting.poll(0)).get(listener, 0)
+    if not events & select.POLLIN:  # Before Linux 6.6 the next call would wait for ever.
+        return not events
     notification = bytearray(_NOTIF_BYTES)
     with suppress(OSError):
         fcntl.ioctl(listener, _NOTIF_RECV, notification)
         (call_id,) = struct.unpack_from(_NOTIF_ID, notification)
         os.eventfd_write(counter, 1)
         fcntl.ioctl(listener, _NOTIF_SEND, struct.pack(_NOTIF_RESPONSE, call_id, 0, -errno.EPERM, 0))
+    return True
 
 
 def forbid_processes(hand_over: HandOver | None = None, *, may_fork: bool = False) -> RefusedCalls | None:

@@ -67,7 +67,7 @@ class Companion:
             while True:
                 for key, _ in self._selector.select():
                     if key.fd in self._counters:
-                        refuse(key.fd, self._counters[key.fd])
+                        self._refuse(key.fd)
                     elif key.fileobj is not self._control:
                         self._fork(key.data, self._reap(key.fd))
                     elif not self._obey():
@@ -76,6 +76,12 @@ class Companion:
             for pid in self._pids.values():
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
+
+    def _refuse(self, listener: int) -> None:
+        if not refuse(listener, self._counters[listener]):
+            self._selector.unregister(listener)
+            os.close(self._counters.pop(listener))
+            os.close(listener)
 
     def _obey(self) -> bool:
         """Does what the server says next. Returns whether it is there."""

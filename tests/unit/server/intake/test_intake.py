@@ -28,6 +28,7 @@ from aotgaudi.server.intake.prepare import Kind, ServedModel
 from tests.unit.llm.conftest import make_backend
 
 T = TypeVar("T")
+can_filter = pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="no filter is known")
 MODEL = ServedModel(names=("tiny",), max_len=10_000, defaults={"temperature": 0.5})
 QUICK = {
     "completion": LaneLimits(seconds=1.0, memory_bytes=32 << 20, wall_seconds=2.0),
@@ -378,7 +379,32 @@ def test_signals_to_the_group_are_not_for_it(intake: Intake) -> None:
     run(intake, use)
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="no filter is known")
+GUARDED_AND_GONE = """
+import socket, sys
+from aotgaudi.runtime.seccomp import forbid_processes
+ours = socket.socket(fileno=int(sys.argv[1]))
+forbid_processes(lambda listener, counter: socket.send_fds(ours, [b"x"], [listener, counter]))
+"""
+
+
+@can_filter
+def test_answering_for_a_process_that_has_ended_takes_no_time(intake: Intake) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        words = [sys.executable, "-c", GUARDED_AND_GONE, str(theirs.fileno())]
+        subprocess.run(words, pass_fds=[theirs.fileno()], check=True)
+        _, descriptors, _, _ = socket.recv_fds(ours, 1, 2)
+    intake.answer_for_kernel(*descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    before = sum(companion().cpu_times()[:2])
+
+    time.sleep(1.0)
+
+    assert sum(companion().cpu_times()[:2]) - before < 0.2
+
+
+@can_filter
 def test_kernel_lets_companion_run_no_program_and_lanes_start_no_process(intake: Intake) -> None:
     def num_filters(process: psutil.Process) -> int:
         status = Path("/proc", str(process.pid), "status").read_text(encoding="ascii")
