@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
