@@ -98,7 +98,7 @@ def weight_bytes(model: Path) -> int:
 def twice_bytes(path: Path) -> int:
     """Of weights that one unit takes as they are stored and another in a layout: a tied embedding is such a one."""
     bundle = open_bundle(path)
-    held = hold_bundle(bundle, bundle.entry_labels)
+    held = hold_bundle(bundle)
     programs = [placed(program, bundle.require_programs()) for program in held.programs.values()]
     held.objects.close()
     specs = {spec.name: spec for program in programs for spec in program.weights}

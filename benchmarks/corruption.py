@@ -31,11 +31,12 @@ from aotgaudi.digest import Digest, Key, sha256_bytes
 from aotgaudi.entries import DecodeEntry, Entry
 from aotgaudi.errors import CorruptError
 from aotgaudi.graphs.program import Call, Program
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.manifest import dumps as dump_manifest
 from aotgaudi.store.cas import ObjectStore, object_path
 from aotgaudi.store.fsck import check_store
 from aotgaudi.store.store import Store
-
-MANIFEST, MANIFEST_ID = b"{}", "0" * 64
+from tests.specs import spec_of
 
 
 @dataclass(frozen=True)
@@ -61,31 +62,33 @@ class Workshop:
         self.folder, self.bundle = folder, folder / "bundle"
         self.entries: tuple[Entry, ...] = tuple(DecodeEntry(1, 1, n) for n in range(1, num_entries + 1))
         self.labels = {entry.id: str(entry) for entry in self.entries}
+        self.manifest = Manifest(spec_of(), self.entries)
         self.store = Store.open(folder / "store")
         self.index = self.build()
 
     def build(self) -> bytes:
         """Compiles what there is, stores it, and seals it. Returns the index's bytes."""
-        receipt = _receipt(self.entries, self.store.objects, self.folder)
-        return dump_index(pack_bundle(MANIFEST, MANIFEST_ID, receipt, self.store.objects, self.bundle))
+        receipt = _receipt(self.manifest, self.store.objects, self.folder)
+        data = dump_manifest(self.manifest)
+        return dump_index(pack_bundle(data, self.manifest.id, receipt, self.store.objects, self.bundle))
 
     def digests(self) -> tuple[Digest, ...]:
         """The objects of the bundle."""
         return open_bundle(self.bundle).index.objects
 
 
-def _receipt(entries: tuple[Entry, ...], objects: ObjectStore, folder: Path) -> Receipt:
+def _receipt(manifest: Manifest, objects: ObjectStore, folder: Path) -> Receipt:
     """One program an entry, of a unit that all share and one of its own."""
     target = probe()
     shared, sealed_shared = _unit("shared", target, objects, folder)
     programs, units = {}, {shared: sealed_shared}
-    for entry in entries:
+    for entry in manifest.entries:
         own, units[own] = _unit(str(entry), target, objects, folder)
-        calls = tuple(Call(unit=key, inputs=(), outputs=()) for key in (shared, own))
-        program = Program(inputs=(), weights=(), caches=(), calls=calls, outputs=())
+        calls = tuple(Call(unit=key, inputs=(), outputs=(f"{n}.0",)) for n, key in enumerate((shared, own)))
+        program = Program(inputs=(), weights=(), caches=(), calls=calls, outputs=("1.0",))
         programs[entry.id] = str(objects.put_bytes(program.dumps()))
     return Receipt(
-        manifest_id=MANIFEST_ID, target=target, programs=programs, units=units, builder={"graphs": "1"}
+        manifest_id=manifest.id, target=target, programs=programs, units=units, builder={"graphs": "1"}
     )
 
 
@@ -174,7 +177,7 @@ def run(workshop: Workshop, num_flips: int, chance: random.Random) -> Iterator[O
 
 def found_by_verify(workshop: Workshop) -> set[Digest]:
     """The objects that verifying calls corrupt, and that nobody can load; none where the bundle is intact."""
-    held = hold_bundle(open_bundle(workshop.bundle), workshop.labels)
+    held = hold_bundle(open_bundle(workshop.bundle))
     try:
         bad = {Path(row.path).name for row in held.report.corrupt}
         loadable = {digest for digest in workshop.digests() if _is_loadable(held.path, digest)}

@@ -130,7 +130,7 @@ def load(bundle_dir: Path, model_dir: Path, threads: int, *, keep_memory: bool =
     if keep_memory:
         keep_freed_memory()
     torch.set_num_threads(1)  # As the server: only the thread that computes has an OpenMP pool.
-    verified = hold_bundle(bundle, {entry.id: str(entry) for entry in manifest.entries})
+    verified = hold_bundle(bundle)
     verified.report.raise_if_bad(bundle_dir)
     executables = ExecutableTable()
     declare_samplers(manifest.entries, executables)

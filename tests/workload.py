@@ -64,7 +64,7 @@ def seed(
         calls = tuple(
             Call(unit=key_of(label, target), inputs=(), outputs=(f"{n}",)) for n, label in enumerate(mine)
         )
-        program = Program(inputs=(), weights=(), caches=(), calls=calls, outputs=())
+        program = Program(inputs=(), weights=(), caches=(), calls=calls, outputs=calls[-1].outputs)
         row = ProgramRow(
             program=str(store.objects.put_bytes(program.dumps())),
             units={

@@ -20,7 +20,6 @@ from aotgaudi.bundle.format import (
     SIGNATURE_NAME,
     BundleIndex,
     load_index,
-    load_program,
 )
 from aotgaudi.bundle.kind import RECEIPT_NAME
 from aotgaudi.bundle.permissions import check_directories
@@ -87,9 +86,7 @@ class Bundle:
 
         Raises SpecError for a capture, which answers a launch.
         """
-        from aotgaudi.manifest.manifest import (
-            loads as load_manifest,  # Only here: a capture needs none of it.
-        )
+        from aotgaudi.manifest.manifest import loads as load_manifest  # A capture needs none of it.
 
         receipt = self.require_programs()
         manifest = load_manifest(self.manifest_bytes)
@@ -141,6 +138,8 @@ class Bundle:
 
     def program(self, entry_id: str) -> Program:
         """Returns how the entry runs. Raises NotWarmError (no such program), CorruptError, ManifestError."""
+        from aotgaudi.bundle.programs import load_program  # Only here: a capture needs none of it.
+
         digest = self.program_digest(entry_id)
         return load_program(self.read_object(digest), digest)
 

@@ -19,11 +19,10 @@ from aotgaudi.bundle.format import (
     BundleIndex,
     Counts,
     dump_index,
-    load_program,
-    program_objects,
     stray_paths,
 )
 from aotgaudi.bundle.kind import RECEIPT_NAME
+from aotgaudi.bundle.programs import load_program, program_objects
 from aotgaudi.bundle.receipt import SealedReceipt
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import building_directory, exchange_directory, refuse_foreign

@@ -1,7 +1,7 @@
-"""Who could have changed the files of a bundle or a model: only root and the user who runs it may own or write to them.
+"""Who may own or write to the files of a bundle or a model: root, and the user who runs it.
 
-Each file is checked through its descriptor after it is opened and before it is read. If only root and we can write
-to it, nobody else can change its bytes after they were verified.
+Each file is checked through its descriptor, after it is opened and before it is read. If only root and this user can write
+to it, nobody else can change its bytes after we have verified them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _ALLOW = "allow it with --allow-unsafe-permissions"
 
 @dataclass(frozen=True, slots=True)
 class OwnerRule:
-    """Accepts what belongs to `uid` or to root, and that nobody else may write to; with `trusts_group`, the group may."""
+    """Accepts files that belong to `uid` or root and that nobody else may write to, except the group with `trusts_group`."""
 
     uid: int
     trusts_group: bool = False
 
     def check(self, path: Path, status: os.stat_result) -> None:
-        """Raises UntrustedError, which names `path` and the remedy, unless `status` is accepted."""
+        """Raises UntrustedError, naming `path` and the remedy, unless it accepts `status`."""
         mode = stat.S_IMODE(status.st_mode)
         if status.st_uid not in (0, self.uid):
             who = f"root, or to uid {self.uid}" if self.uid else "root"
@@ -46,7 +46,7 @@ class OwnerRule:
             )
 
     def check_parents(self, path: Path) -> None:
-        """Raises UntrustedError where everybody may put something else in the place of `path`, and OSError."""
+        """Raises UntrustedError if everybody may replace `path` by something else, and OSError."""
         parent = replaceable_in(path)
         if parent is not None:
             raise UntrustedError(
@@ -56,29 +56,22 @@ class OwnerRule:
 
 
 def check_directories(root: Path, on_the_way: Iterable[Path], rule: OwnerRule) -> None:
-    """Checks `root`, what is above it, what lies in it beside ``objects/``, and the directories `on_the_way` to the objects.
+    """Checks `root`, the directories above it, and those `on_the_way` to its objects. Links are not followed.
 
-    Files that are read are checked when they are opened. Links are not followed, and have no mode of their own.
-    Raises UntrustedError, and StoreError where the system refuses to let us look.
+    Files are checked when they are opened, and verifying refuses all others. Raises UntrustedError, and StoreError if the
+    system refuses to let us look.
     """
     try:
         rule.check(root, root.stat())
         rule.check_parents(root)
-        for path in (*on_the_way, *_beside(root)):
+        for path in on_the_way:
             _check_name(path, rule)
     except OSError as error:
         raise store_error("look at", root, error) from error
 
 
 def _check_name(path: Path, rule: OwnerRule) -> None:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # Verifying says what is missing.
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # Verifying reports what is missing.
         status = path.lstat()
         if not stat.S_ISLNK(status.st_mode):
             rule.check(path, status)
-
-
-def _beside(root: Path) -> Iterable[Path]:
-    for parent, directories, files in os.walk(root):
-        if Path(parent) == root and "objects" in directories:
-            directories.remove("objects")
-        yield from (Path(parent, name) for name in (*directories, *files))

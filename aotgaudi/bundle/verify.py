@@ -1,9 +1,8 @@
 """Proves that every byte of an opened bundle is what was sealed, and keeps what was proved in sealed memory.
 
-Every object is opened once and hashed through its descriptor, in threads (hashing releases the interpreter lock).
-What is loaded later are the programs that were parsed then, and the sealed copies of the objects that were hashed: no
-name is looked up twice, and what becomes of the files is of no consequence. Nothing here follows a link, blocks on a
-FIFO, or loads an artifact.
+Each object is opened once and hashed through its descriptor, in threads (hashing releases the interpreter lock). The server
+loads the programs that were parsed here, and the sealed copies of the objects that were hashed here. It never looks up a
+name twice, so later changes of the files do not matter. Nothing here follows a link, blocks on a FIFO, or loads an artifact.
 """
 
 from __future__ import annotations
@@ -18,7 +17,14 @@ from typing import Literal
 
 from aotgaudi.bundle.bundle import Bundle, mending_command
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
-from aotgaudi.bundle.format import load_program, program_objects, stray_paths
+from aotgaudi.bundle.format import stray_paths
+from aotgaudi.bundle.programs import (
+    ProgramChecks,
+    constants_of,
+    load_program,
+    program_objects,
+    tensor_names,
+)
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, store_error
@@ -50,10 +56,10 @@ class CorruptObject:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What verifying found. `extra` are paths under ``objects/`` that the index does not list.
+    """What verifying found. `extra` are files in the bundle that its index does not list.
 
-    Of a capture (`kind`), the entries are its files, by path; one that is absent is corrupt, for it was there when
-    the capture was proved.
+    The entries of a capture (`kind`) are its files, by path. A file that is absent counts as corrupt, because it was there
+    when the capture was proved.
     """
 
     num_entries: int
@@ -123,57 +129,44 @@ class VerifiedBundle:
         return self.objects.path(digest)
 
 
-def verify_bundle(bundle: Bundle, entries: Mapping[str, str] | None = None) -> Report:
-    """Re-hashes every object, and says which entries can run and why the others cannot.
+def verify_bundle(bundle: Bundle) -> Report:
+    """Re-hashes every object, checks every program, and says which entries can run and why the others cannot.
 
-    `entries` (id -> label) are those that must run; None: the bundle's own. For a capture, checks every file. Reads each
-    object's file once.
+    For a capture, checks every file. Reads each object's file once.
 
     Raises:
         StoreError: the system refuses to let us look.
         UntrustedError: the bundle's policy does not allow a file.
-        ManifestError, CorruptError: `entries` is None, and the manifest cannot be used (as `Bundle.manifest`).
+        ManifestError, CorruptError: the manifest cannot be used (as `Bundle.manifest`).
     """
-    if entries is None:
-        entries = bundle.entry_labels
     if isinstance(bundle.receipt, CaptureReceipt):
         return _verify_capture(bundle, bundle.receipt)
-    return _verify(bundle, entries, None)[0]
+    return _verify(bundle, None)[0]
 
 
-def hold_bundle(bundle: Bundle, entries: Mapping[str, str]) -> VerifiedBundle:
-    """As `verify_bundle`, and keeps every intact object in sealed memory, to be loaded. Raises as `verify_bundle` does.
+def hold_bundle(bundle: Bundle) -> VerifiedBundle:
+    """As `verify_bundle`, and keeps every intact object in sealed memory for loading. Raises as `verify_bundle` does.
 
     First raises this process's limit of open files by the number of objects; raises StoreError if that is not allowed.
     """
     allow_open_files(len({*bundle.index.objects} - {*bundle.require_programs().programs.values()}))
     held = SealedObjects()
     try:
-        report, programs = _verify(bundle, entries, held)
+        report, programs = _verify(bundle, held)
     except BaseException:
         held.close()
         raise
     return VerifiedBundle(bundle, report, programs, held)
 
 
-def _verify(
-    bundle: Bundle, entries: Mapping[str, str], held: SealedObjects | None
-) -> tuple[Report, Mapping[Digest, Program]]:
-    faults: dict[Digest, Fault] = {}
-    needs: dict[Digest, tuple[Digest, ...]] = {}
-    programs: dict[Digest, Program] = {}
-    receipt = bundle.require_programs()
-    for digest in sorted(set(receipt.programs.values()), key=str):
-        found = _read_program(bundle, receipt, digest)
-        if isinstance(found, Fault):
-            faults[digest] = found
-            continue
-        if held is not None:
-            programs[digest] = found[0]
-        needs[digest] = found[1]
+def _verify(bundle: Bundle, held: SealedObjects | None) -> tuple[Report, Mapping[Digest, Program]]:
+    receipt, entries = bundle.require_programs(), bundle.entry_labels
+    checked = _check_programs(bundle, receipt)
+    faults, needs = dict(checked.faults), checked.needs
     read = faults.keys() | needs.keys()
     others = {*bundle.index.objects, *(digest for digests in needs.values() for digest in digests)} - read
     faults |= _find_faults(bundle, sorted(others, key=str), held)
+    faults |= _check_constants(bundle, checked.programs, faults, held)
     users = _users(receipt, entries, needs)
     report = Report(
         num_entries=len(entries),
@@ -183,7 +176,67 @@ def _verify(
         corrupt=_corrupt(bundle, faults, users),
         extra=_extra(bundle),
     )
-    return report, programs
+    return report, {digest: program for digest, program in checked.programs.items() if digest not in faults}
+
+
+@dataclass(frozen=True, slots=True)
+class _CheckedPrograms:
+    """The programs that can be parsed, the objects that each needs, and what is wrong with the others."""
+
+    programs: Mapping[Digest, Program]
+    needs: Mapping[Digest, tuple[Digest, ...]]
+    faults: Mapping[Digest, Fault]
+
+
+def _check_programs(bundle: Bundle, receipt: Receipt) -> _CheckedPrograms:
+    programs: dict[Digest, Program] = {}
+    needs: dict[Digest, tuple[Digest, ...]] = {}
+    faults: dict[Digest, Fault] = {}
+    checks, entries_of = ProgramChecks(bundle.manifest.spec), defaultdict(list)
+    for entry in bundle.manifest.entries:
+        if entry.id in receipt.programs:
+            entries_of[receipt.programs[entry.id]].append(entry)
+    for digest in sorted(set(receipt.programs.values()), key=str):
+        found = _read_program(bundle, digest)
+        if isinstance(found, Fault):
+            faults[digest] = found
+            continue
+        try:
+            needs[digest] = program_objects(found, receipt)
+        except ManifestError as error:
+            faults[digest] = Fault("missing", str(error))
+            continue
+        problems = (
+            checks.problem(found),
+            *(checks.entry_problem(found, entry) for entry in entries_of[digest]),
+        )
+        problem = next(filter(None, problems), None)
+        if problem is not None:
+            faults[digest] = Fault("corrupt", f"cannot run: {problem}")
+        programs[digest] = found
+    return _CheckedPrograms(programs, needs, faults)
+
+
+def _check_constants(
+    bundle: Bundle,
+    programs: Mapping[Digest, Program],
+    faults: Mapping[Digest, Fault],
+    held: SealedObjects | None,
+) -> dict[Digest, Fault]:
+    """What is wrong with programs that bind constants which their intact constants object lacks."""
+    found: dict[Digest, Fault] = {}
+    names: dict[Digest, frozenset[str]] = {}
+    for digest, program in programs.items():
+        constants = None if program.constants is None else Digest.parse(program.constants)
+        if constants is None or constants in faults or digest in faults:
+            continue
+        if constants not in names:
+            data = held.read(constants) if held is not None else bundle.read_object(constants)
+            names[constants] = tensor_names(data)
+        lacking = constants_of(program) - names[constants]
+        if lacking:
+            found[digest] = Fault("corrupt", f"cannot run: its constants lack {min(lacking)!r:.80}")
+    return found
 
 
 def _verify_capture(bundle: Bundle, receipt: CaptureReceipt) -> Report:
@@ -205,21 +258,14 @@ def _verify_capture(bundle: Bundle, receipt: CaptureReceipt) -> Report:
     )
 
 
-def _read_program(
-    bundle: Bundle, receipt: Receipt, digest: Digest
-) -> tuple[Program, tuple[Digest, ...]] | Fault:
-    """One program and the objects that it needs, or what is wrong with it."""
+def _read_program(bundle: Bundle, digest: Digest) -> Program | Fault:
     data = read_blob(object_path(bundle.path, digest), digest, bundle.policy.examine)
     if isinstance(data, Fault):
         return data
     try:
-        program = load_program(data, digest)
+        return load_program(data, digest)
     except ManifestError as error:
         return Fault("corrupt", str(error))
-    try:
-        return program, program_objects(program, receipt)
-    except ManifestError as error:
-        return Fault("missing", str(error))
 
 
 def _find_faults(

@@ -13,7 +13,7 @@ import pydantic
 
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
-from aotgaudi.bundle.format import load_program, program_objects
+from aotgaudi.bundle.programs import load_program, program_objects
 from aotgaudi.bundle.receipt import RECEIPT_SCHEMA, Receipt
 from aotgaudi.bundle.receipt import loads as load_receipt
 from aotgaudi.cli.options import jobs_option, json_option

@@ -109,7 +109,6 @@ def verify(
     bundle = open_bundle(path, acceptance)
     if model is not None:
         _verify_model(bundle, find_model(model))
-    labels = bundle.entry_labels
     if no_target:
         fit = _Fit("", None, "--no-target")
     elif words or isinstance(bundle.receipt, CaptureReceipt):
@@ -117,7 +116,7 @@ def verify(
     else:
         fit = _check_machine(bundle, target_path, described)
     part = None if isinstance(bundle.receipt, CaptureReceipt) else part_document(bundle)
-    report = verify_bundle(bundle, labels)
+    report = verify_bundle(bundle)
     errors = [error for error in (fit.error, _failure(report, path)) if error is not None]
     if as_json:
         click.echo(json.dumps(_document(bundle, report, fit, part), indent=2))

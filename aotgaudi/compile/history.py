@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.bundle.format import load_program
+from aotgaudi.bundle.programs import load_program
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.receipt import loads as load_receipt
 from aotgaudi.compile.keys import ProgramKeys, builder_versions

@@ -38,11 +38,11 @@ class Holding:
 def holding(bundle: Bundle, served: Manifest, weights: ShardReader, phases: Phases) -> Iterator[Holding]:
     """Reads and hashes while the block runs, and times that; an error in the block ends it soon."""
     with phases.time("manifest"):
-        labels = bundle.entry_labels
+        _ = bundle.manifest  # Parsed once, before the threads need it.
 
     def verify() -> VerifiedBundle:
         with phases.time("verify"):
-            return hold_bundle(bundle, labels)
+            return hold_bundle(bundle)
 
     def prefetch() -> None:
         found, receipt = verified.result().programs.values(), bundle.require_programs()

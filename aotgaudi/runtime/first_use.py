@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from aotgaudi.bundle.format import load_program
+from aotgaudi.bundle.programs import load_program
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.receipt import loads as load_receipt
 from aotgaudi.child import python_command

@@ -14,13 +14,11 @@ from typing import BinaryIO, Protocol, cast
 
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.format import (
+    DOCUMENT_NAMES,
     INDEX_NAME,
-    MANIFEST_NAME,
     OBJECTS_NAME,
-    SIGNATURE_NAME,
     load_index,
 )
-from aotgaudi.bundle.kind import RECEIPT_NAME
 from aotgaudi.bundle.staging import PARTIAL_NAME, publish, staging_directory
 from aotgaudi.bundle.trust import ANY_BUNDLE, TrustPolicy
 from aotgaudi.digest import Digest, sha256_bytes
@@ -35,8 +33,6 @@ from aotgaudi.share.registry_remote import BundleLayer, RegistryRemote, bundle_l
 from aotgaudi.share.transfer import Conduct, Sources, in_threads
 from aotgaudi.share.unpack import DirectorySink, Head, largest_archive_bytes, read_head, unpack_bundle
 from aotgaudi.store.cas import verified_chunks
-
-_DOCUMENTS = (INDEX_NAME, MANIFEST_NAME, RECEIPT_NAME, SIGNATURE_NAME)
 
 
 class ImageSource(Protocol):
@@ -149,7 +145,7 @@ def pull_image(
         if sha256_bytes(index_bytes) != source.layer.index_sha256:
             raise CorruptError(f"{source.label}: the bundle in the layer is another than the image says")
         bundle = open_bundle(staging, policy)
-        publish(staging, out, _DOCUMENTS, bundle.index.objects)
+        publish(staging, out, DOCUMENT_NAMES, bundle.index.objects)
     return open_bundle(out, policy)
 
 
@@ -224,7 +220,7 @@ def _unpack(blob: Path, layer: BundleLayer, staging: Path, max_bytes: int) -> by
 def _clear(staging: Path) -> None:
     """Removes what an earlier attempt has unpacked, and keeps what was received."""
     shutil.rmtree(staging / OBJECTS_NAME, ignore_errors=True)
-    for name in _DOCUMENTS:
+    for name in DOCUMENT_NAMES:
         with contextlib.suppress(FileNotFoundError):
             (staging / name).unlink()
 

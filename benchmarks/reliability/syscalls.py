@@ -129,7 +129,7 @@ class Place:
     def is_done(self) -> bool:
         """Whether the operation has given all that it should."""
         if self.operation == "seal":
-            return verify_bundle(open_bundle(self.root / "bundle"), self._entries()).is_intact
+            return verify_bundle(open_bundle(self.root / "bundle")).is_intact
         if self.operation == "push":
             shutil.rmtree(self.root / "other", ignore_errors=True)
             self.pull()
@@ -145,7 +145,7 @@ class Place:
                 store = Store.open(self.root / name)
                 check_store(store, self.work.plan(store), tally)
         bundle, found = self.root / "bundle", [] if tally.is_good else [str(tally)]
-        if bundle.exists() and not verify_bundle(open_bundle(bundle), self._entries()).is_intact:
+        if bundle.exists() and not verify_bundle(open_bundle(bundle)).is_intact:
             found.append("a bundle that does not verify has its name")
         return found
 

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from aotgaudi.backends.offline import probe_target
 from aotgaudi.backends.online import make_runtime
-from aotgaudi.bundle.format import load_program
 from aotgaudi.bundle.model_directory import ModelDirectory
+from aotgaudi.bundle.programs import load_program
 from aotgaudi.compile.pipeline import make_receipt
 from aotgaudi.compile.plan import make_plan
 from aotgaudi.engine.runner import ProgramRunner

@@ -37,7 +37,11 @@ def _furnish(folder: Path) -> None:
     manifest = Manifest.of(spec_of(limits=ONE_SEQUENCE))
     objects = ObjectStore(folder / "store")
     program = Program(
-        inputs=(), weights=(), caches=(), calls=(Call(unit="a" * 64, inputs=(), outputs=()),), outputs=()
+        inputs=(),
+        weights=(),
+        caches=(),
+        calls=(Call(unit="a" * 64, inputs=(), outputs=("0.0",)),),
+        outputs=("0.0",),
     )
     digest = str(objects.put_bytes(program.dumps()))
     receipt = Receipt(

@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle import receipt as receipts
-from aotgaudi.bundle.format import BundleIndex, Counts, dump_index, load_index, load_program
+from aotgaudi.bundle.format import BundleIndex, Counts, dump_index, load_index
+from aotgaudi.bundle.programs import load_program
 from aotgaudi.bundle.receipt import Receipt, SealedUnit
 from aotgaudi.bundle.signature import (
     Envelope,

@@ -19,13 +19,17 @@ from aotgaudi.bundle.verify import Report, verify_bundle
 from aotgaudi.digest import Digest
 from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, PromptEntry
 from aotgaudi.graphs.program import Call, Program
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.manifest import dumps as dump_manifest
 from aotgaudi.store.cas import ObjectStore, object_path
 from tests.launches import a_launch
+from tests.specs import spec_of
 
 ENTRIES: tuple[Entry, ...] = (PromptEntry(1, 128, 0), DecodeEntry(4, 1, 16), DefragEntry(8))
 SHARED, LAYER = "a" * 64, "b" * 64
-MANIFEST = b'{"any": "bytes"}\n'
-MANIFEST_ID = "f" * 64
+SPEC = spec_of()
+MANIFEST = dump_manifest(Manifest(SPEC, ENTRIES))
+MANIFEST_ID = Manifest(SPEC, ENTRIES).id
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class Sealed:
         return open_bundle(self.path)
 
     def report(self) -> Report:
-        return verify_bundle(self.open(), self.labels)
+        return verify_bundle(self.open())
 
     def object(self, name: str) -> Path:
         """Where a named object lies in the bundle, made writable so that a test can damage it."""
@@ -71,14 +75,14 @@ class Sealed:
         return path
 
 
-def program(units: tuple[str, ...], constants: Digest | None = None) -> bytes:
-    calls = tuple(Call(unit=unit, inputs=(), outputs=()) for unit in units)
+def program(units: tuple[str, ...], constants: Digest | None = None, outputs: tuple[str, ...] = ()) -> bytes:
+    calls = tuple(Call(unit=unit, inputs=(), outputs=outputs if unit == LAYER else ()) for unit in units)
     program = Program(
         inputs=(),
         weights=(),
         caches=(),
         calls=calls,
-        outputs=(),
+        outputs=outputs,
         constants=None if constants is None else str(constants),
     )
     return program.dumps()
@@ -98,7 +102,7 @@ def record(**files: Digest) -> UnitRecord:
 def sealed(tmp_path: Path) -> Sealed:
     objects = ObjectStore(tmp_path / "store")
     digests = {name: objects.put_bytes(name.encode() * 9) for name in ("shared.so", "layer.so", "constants")}
-    digests["model"] = objects.put_bytes(program((SHARED, LAYER), digests["constants"]))
+    digests["model"] = objects.put_bytes(program((SHARED, LAYER), digests["constants"], ("1.0",)))
     digests["swap"] = objects.put_bytes(program((SHARED,)))
     receipt = Receipt(
         manifest_id=MANIFEST_ID,

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from aotgaudi.bundle.format import BundleIndex, Counts, dump_index, load_index, load_program
+from aotgaudi.bundle.format import BundleIndex, Counts, dump_index, load_index
+from aotgaudi.bundle.programs import load_program
 from aotgaudi.digest import Digest, canonical_json
 from aotgaudi.errors import ManifestError
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def verified(sealed: Sealed) -> Iterator[VerifiedBundle]:
-    held = hold_bundle(sealed.open(), sealed.labels)
+    held = hold_bundle(sealed.open())
     yield held
     held.objects.close()
 
@@ -76,7 +76,7 @@ def test_no_object_is_opened_twice(sealed: Sealed, monkeypatch: pytest.MonkeyPat
         return os_open(path, *arguments)
 
     monkeypatch.setattr(os, "open", counting)
-    held = hold_bundle(bundle, sealed.labels)
+    held = hold_bundle(bundle)
     held.program(sealed.entries[0].id)
     held.read(sealed.digests["constants"])
     monkeypatch.undo()
@@ -96,7 +96,7 @@ def test_verifying_alone_keeps_nothing_open(sealed: Sealed) -> None:
 def test_what_is_unsound_cannot_be_loaded(sealed: Sealed) -> None:
     sealed.object("layer.so").write_bytes(b"evil")
 
-    held = hold_bundle(sealed.open(), sealed.labels)
+    held = hold_bundle(sealed.open())
 
     assert [bad.entries for bad in held.report.corrupt] == [("(prompt, 1, 128, 0)", "(decode, 4, 1, 16)")]
     with pytest.raises(KeyError):
@@ -115,6 +115,6 @@ def test_a_refusal_half_way_closes_what_was_open(
 
     monkeypatch.setattr("aotgaudi.bundle.verify._extra", refuse)
     with pytest.raises(type(error)):
-        hold_bundle(sealed.open(), sealed.labels)
+        hold_bundle(sealed.open())
 
     assert num_open() == before

@@ -25,9 +25,6 @@ def places(sealed: Sealed) -> dict[str, Path]:
     """A path of each kind in a bundle."""
     leaf = sealed.object("layer.so")
     leaf.chmod(0o444)
-    beside = sealed.path / "notes" / "deep"
-    beside.mkdir(parents=True)
-    (beside / "README").write_bytes(b"")
     return {
         "root": sealed.path,
         "index": sealed.path / "aotgaudi.bundle.json",
@@ -38,15 +35,14 @@ def places(sealed: Sealed) -> dict[str, Path]:
         "leaf": leaf.parent,
         "program": sealed.object("swap"),
         "object": leaf,
-        "beside": beside / "README",
     }
 
 
-NAMES = ("root", "index", "manifest", "receipt", "objects", "sha256", "leaf", "program", "object", "beside")
+NAMES = ("root", "index", "manifest", "receipt", "objects", "sha256", "leaf", "program", "object")
 
 
 def check(sealed: Sealed) -> None:
-    report = verify_bundle(open_bundle(sealed.path, MINE), sealed.labels)
+    report = verify_bundle(open_bundle(sealed.path, MINE))
     assert report.is_intact
 
 
@@ -69,7 +65,7 @@ def test_what_others_may_write_to_is_refused_with_the_remedy(
     )
     assert caught.value.exit_code == 4
     with pytest.raises(UntrustedError):
-        hold_bundle(open_bundle(sealed.path, MINE), sealed.labels)
+        hold_bundle(open_bundle(sealed.path, MINE))
 
 
 @needs_root
@@ -104,7 +100,7 @@ def test_roots_files_are_anybodys_to_run(sealed: Sealed) -> None:
     """As in a container that runs as an arbitrary uid."""
     policy = TrustPolicy(owners=OwnerRule(1000650000))
 
-    assert verify_bundle(open_bundle(sealed.path, policy), sealed.labels).is_intact
+    assert verify_bundle(open_bundle(sealed.path, policy)).is_intact
 
 
 def test_without_the_rule_anything_goes(sealed: Sealed) -> None:
@@ -117,17 +113,11 @@ def test_without_the_rule_anything_goes(sealed: Sealed) -> None:
 def test_a_link_to_the_bundle_is_followed_and_its_target_checked(sealed: Sealed, tmp_path: Path) -> None:
     link = tmp_path / "current"
     link.symlink_to(sealed.path)
-    assert verify_bundle(open_bundle(link, MINE), sealed.labels).is_intact
+    assert verify_bundle(open_bundle(link, MINE)).is_intact
 
     sealed.path.chmod(0o777)
     with pytest.raises(UntrustedError, match=f"{link} can be written to by everybody"):
         open_bundle(link, MINE)
-
-
-def test_links_beside_the_objects_have_no_mode(sealed: Sealed) -> None:
-    (sealed.path / "latest").symlink_to("nowhere")
-
-    check(sealed)
 
 
 def test_what_is_missing_is_told_by_verifying(sealed: Sealed) -> None:
@@ -135,7 +125,7 @@ def test_what_is_missing_is_told_by_verifying(sealed: Sealed) -> None:
     leaf.unlink()
     leaf.parent.rmdir()
 
-    report = verify_bundle(open_bundle(sealed.path, MINE), sealed.labels)
+    report = verify_bundle(open_bundle(sealed.path, MINE))
 
     assert [gone.entry for gone in report.missing] == ["(prompt, 1, 128, 0)", "(decode, 4, 1, 16)"]
 

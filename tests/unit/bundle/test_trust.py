@@ -108,7 +108,7 @@ def test_a_signed_bundle_is_accepted_with_its_statement(sealed: Sealed, keys: Ke
 
     assert bundle.statement is not None
     assert bundle.statement.epoch == 4
-    assert verify_bundle(bundle, sealed.labels).is_intact
+    assert verify_bundle(bundle).is_intact
 
 
 def test_without_trusted_keys_a_signature_is_not_even_read(sealed: Sealed) -> None:
@@ -218,13 +218,13 @@ def test_an_extra_and_a_missing_object(sealed: Sealed, keys: Keys) -> None:
     sign(sealed.path, keys["one"])
     stray = sealed.object("layer.so").with_name("stray.so")
     stray.write_bytes(b"\x7fELF")
-    report = verify_bundle(opened(sealed.path, policy(keys["one"])), sealed.labels)
+    report = verify_bundle(opened(sealed.path, policy(keys["one"])))
     with pytest.raises(CorruptError, match=r"stray\.so: not in the index"):
         report.raise_if_bad(sealed.path)
 
     stray.unlink()
     sealed.object("layer.so").unlink()
-    report = verify_bundle(opened(sealed.path, policy(keys["one"])), sealed.labels)
+    report = verify_bundle(opened(sealed.path, policy(keys["one"])))
     with pytest.raises(NotWarmError, match="no such file"):
         report.raise_if_bad(sealed.path)
 

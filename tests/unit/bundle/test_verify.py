@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +18,11 @@ from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.format import INDEX_NAME, dump_index, load_index
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.receipt import dumps as dump_receipt
-from aotgaudi.bundle.verify import CorruptObject, MissingEntry, verify_bundle
+from aotgaudi.bundle.verify import CorruptObject, MissingEntry, Report, hold_bundle, verify_bundle
 from aotgaudi.digest import Digest
+from aotgaudi.entries import Entry
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, StoreError
+from aotgaudi.graphs.program import CacheSpec, Call, Program, TensorSpec
 from aotgaudi.manifest.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -259,10 +263,109 @@ def test_a_linked_objects_directory_is_refused(sealed: Sealed) -> None:
     assert "objects" in sealed.report().extra
 
 
-def test_a_signature_beside_the_index_is_welcome(sealed: Sealed) -> None:
-    (sealed.path / "signature.dsse.json").write_bytes(b"{}")
+@pytest.mark.parametrize("name", ["tokenizers.py", "signature.dsse.json", "notes/deep/README"])
+def test_a_stray_file_anywhere_in_the_bundle_is_refused(sealed: Sealed, name: str) -> None:
+    """A file that the index does not cover is covered by no signature: a server must not be started beside it."""
+    (sealed.path / name).parent.mkdir(parents=True, exist_ok=True)
+    (sealed.path / name).write_bytes(b"raise SystemExit(1)")
+    (sealed.path / "aotgaudi.signature.json").write_bytes(b"{}")
 
-    assert sealed.report().is_intact
+    assert sealed.report().extra == (name,)
+    assert hold_bundle(sealed.open()).report.extra == (name,)
+
+
+LOADED = {"inputs": ("step:slots", "weight:w", "kv:0"), "outputs": ("0.0",)}
+
+
+def run_by(sealed: Sealed, entry: Entry, **changes: object) -> Report:
+    """What verifying says of a bundle in which `entry` is run by a sound program with `changes`."""
+    program = Program(
+        inputs=(TensorSpec(name="slots", shape=(4,), dtype="int64"),),
+        weights=(TensorSpec(name="w", shape=(2, 2), dtype="float32"),),
+        caches=(CacheSpec(name="0", shape=(2, "num_blocks + 1", 2, 16, 8), dtype="float32"),),
+        calls=(Call(unit=sealed.layer, **LOADED),),  # type: ignore[arg-type]
+        outputs=("0.0",),
+    ).model_copy(update=changes)
+    digest = sealed.objects.put_bytes(program.dumps())
+    programs = {**sealed.receipt.programs, entry.id: digest}
+    units = {**sealed.receipt.units, "c" * 64: sealed.receipt.units[sealed.layer]}
+    if "calls" not in changes:
+        programs = {entry.id: digest}
+    sealed.pack(receipt=sealed.receipt.model_copy(update={"programs": programs, "units": units}))
+    report = sealed.report()
+    assert [*hold_bundle(sealed.open()).report.corrupt] == [*report.corrupt]  # `serve` says the same.
+    return report
+
+
+def calls(*rows: tuple[tuple[str, ...], tuple[str, ...]]) -> tuple[Call, ...]:
+    return tuple(Call(unit="c" * 64, inputs=inputs, outputs=outputs) for inputs, outputs in rows)
+
+
+def test_a_program_whose_bindings_and_shapes_are_known_is_sound(sealed: Sealed) -> None:
+    assert run_by(sealed, sealed.entries[1]).corrupt == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"calls": calls((("tmp:1.0",), ("0.0",)), (("tmp:0.0",), ("1.0",)))},
+            "binds 'tmp:1.0', which is not there",
+        ),
+        ({"outputs": ("9.9",)}, "its output '9.9' is no output of a call"),
+        ({"calls": calls((("kv:7",), ("0.0",)))}, "binds 'kv:7', which is not there"),
+        ({"calls": calls((("weight:w+v",), ("0.0",)))}, r"binds 'weight:w\+v', which is not there"),
+        ({"calls": calls((("const:c",), ("0.0",)))}, "binds 'const:c', which is not there"),
+        ({"calls": calls(((), ("0.0",)), ((), ("0.0",)))}, "gives an output a name that is taken"),
+        ({"calls": calls(((), ("0.0",)), (("tmp:0.0",), ("1.0",)))}, "another call gives it 0 and 1"),
+        (
+            {"inputs": (TensorSpec(name="slots", shape=(5,), dtype="int64"),)},
+            r"int64 \[5\], .* gives int64 \[4\]",
+        ),
+        (
+            {"inputs": (TensorSpec(name="slots", shape=(4,), dtype="bool"),)},
+            r"bool \[4\], .* gives int64 \[4\]",
+        ),
+        (
+            {"inputs": (TensorSpec(name="ctx", shape=(4,), dtype="int64"),), "calls": calls(((), ("0.0",)))},
+            "'ctx', which",
+        ),
+        ({"weights": (TensorSpec(name="w", shape=(2,), dtype="evil"),)}, "has the dtype 'evil'"),
+        (
+            {"caches": (CacheSpec(name="0", shape=(2, 3, 2, 16, 8), dtype="float32"),)},
+            r"shape \[2, 3, 2, 16, 8\]",
+        ),
+        ({"outputs": ()}, "has 0 outputs"),
+    ],
+)
+def test_a_program_that_cannot_run_is_found_by_verify_and_by_serve(
+    sealed: Sealed, changes: dict[str, object], reason: str
+) -> None:
+    (bad,) = run_by(sealed, sealed.entries[1], **changes).corrupt
+
+    assert re.search(f"cannot run: .*{reason}", bad.reason)
+    assert bad.entries == (DECODE,)
+
+
+def test_constants_that_are_bound_and_not_there_are_found(sealed: Sealed) -> None:
+    changes = {"calls": calls((("const:inv_freq",), ("0.0",))), "constants": str(sealed.digests["constants"])}
+
+    (bad,) = run_by(sealed, sealed.entries[1], **changes).corrupt
+
+    assert "its constants lack 'inv_freq'" in bad.reason
+
+
+def test_programs_that_name_other_caches_are_found(sealed: Sealed) -> None:
+    more = CacheSpec(name="1", shape=(2, "num_blocks + 1", 2, 16, 8), dtype="float32")
+    run_by(sealed, sealed.entries[1])
+    sealed = replace(sealed, receipt=sealed.open().require_programs())
+    other = CacheSpec(name="0", shape=(2, "num_blocks + 1", 4, 16, 8), dtype="float32")
+
+    report = run_by(
+        sealed, sealed.entries[2], caches=(other, more), calls=calls(((), ())), inputs=(), outputs=()
+    )
+
+    assert any("names other caches than another program" in bad.reason for bad in report.corrupt)
 
 
 def test_the_message_is_a_table_that_names_entries_and_the_mending_command(sealed: Sealed) -> None:
@@ -357,7 +460,7 @@ def test_an_index_that_claims_millions_of_objects_is_refused_unread(sealed: Seal
     os.truncate(sealed.path / "aotgaudi.bundle.json", 228_000_000)
     started = time.monotonic()
 
-    with pytest.raises(CorruptError, match=r"aotgaudi\.bundle\.json: has more than 1\d{6} bytes"):
+    with pytest.raises(CorruptError, match=r"aotgaudi\.bundle\.json: has more than \d{7} bytes"):
         sealed.open()
 
     assert time.monotonic() - started < 1

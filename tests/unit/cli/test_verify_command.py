@@ -48,8 +48,8 @@ def seal(
     """Seals a bundle in which one program answers every entry but the first `num_cold`."""
     objects = ObjectStore(root / "store")
     target = target or target_of()
-    call = Call(unit=UNIT, inputs=(), outputs=())
-    program = Program(inputs=(), weights=(), caches=(), calls=(call,), outputs=())
+    call = Call(unit=UNIT, inputs=(), outputs=("0.0",))
+    program = Program(inputs=(), weights=(), caches=(), calls=(call,), outputs=("0.0",))
     digest = str(objects.put_bytes(program.dumps()))
     receipt = Receipt(
         manifest_id=manifest_id or manifest.id,

@@ -83,7 +83,7 @@ def test_a_bundle_comes_back_to_the_byte_and_the_mode(
         os.umask(before)
 
     assert tree(tmp_path / "deep" / "out") == tree(sealed.path)
-    assert verify_bundle(pulled, sealed.labels).is_intact
+    assert verify_bundle(pulled).is_intact
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["out"]
 
 

@@ -1,0 +1,207 @@
+"""The programs of a bundle: parsing one, what it needs, and whether it can run.
+
+`aotgaudi verify` and `aotgaudi serve` both check programs here before anything is loaded, so they agree. A program can run
+if every binding names something that is there when it is needed, if calls of one unit have one arity, and if its inputs,
+outputs and caches are those that the server gives to its entries.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import pydantic
+
+from aotgaudi.digest import Digest
+from aotgaudi.document import first_problem
+from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, PromptEntry, SamplerEntry
+from aotgaudi.errors import ManifestError, SpecError
+from aotgaudi.graphs.program import ANY_NUM_BLOCKS, CacheSpec, Call, Program, TensorSpec, weight_names
+from aotgaudi.graphs.step_inputs import decode_inputs, mask_window, prompt_inputs, sampler_inputs
+from aotgaudi.spec.build_spec import BuildSpec
+
+if TYPE_CHECKING:
+    from aotgaudi.bundle.receipt import Receipt
+
+_DTYPES = frozenset(
+    {"float64", "float32", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"}
+)
+_MASK = re.compile(r"mask(_w[1-9][0-9]{0,8})?")
+_SAFETENSORS_LENGTH_BYTES = 8
+
+
+def load_program(data: bytes, digest: Digest) -> Program:
+    """Parses the JSON of a program. Raises ManifestError, which names its digest."""
+    try:
+        return Program.model_validate_json(data)
+    except pydantic.ValidationError as error:
+        raise ManifestError(f"program {digest}: {first_problem(error)}") from error
+
+
+def program_objects(program: Program, receipt: Receipt) -> tuple[Digest, ...]:
+    """Returns the objects that `program` needs: its constants and its units' files, each once.
+
+    Raises ManifestError if the receipt lacks one of its units, or a digest cannot be read.
+    """
+    try:
+        digests = [] if program.constants is None else [Digest.parse(program.constants)]
+    except ValueError as error:
+        raise ManifestError(f"the program's constants: {error}") from error
+    for key in program.unit_keys():
+        unit = receipt.units.get(key)
+        if unit is None:
+            raise ManifestError(f"unit {key:.12}... of the program is not in the receipt")
+        digests.extend(unit.artifact.values())
+    return tuple(dict.fromkeys(digests))
+
+
+class ProgramChecks:
+    """Checks the programs of one bundle. Units and caches are shared, so their arities and shapes must agree in all."""
+
+    def __init__(self, spec: BuildSpec) -> None:
+        self._spec = spec
+        self._arities: dict[str, tuple[int, int]] = {}
+        self._caches: tuple[CacheSpec, ...] = ()
+
+    def problem(self, program: Program) -> str | None:
+        """Returns what keeps `program` from running on any server, or None. `verify` compares `constants_of`."""
+        return next(self._problems(program), None)
+
+    def entry_problem(self, program: Program, entry: Entry) -> str | None:
+        """Returns what keeps a sound program from running `entry`, or None."""
+        wanted, num_outputs = _interface(entry, program, self._spec)
+        if num_outputs is not None and len(program.outputs) != num_outputs:
+            return f"has {len(program.outputs)} outputs, {entry} has {num_outputs}"
+        for spec in program.inputs if wanted is not None else ():
+            given = wanted.get(spec.name) if wanted else None
+            if given is None:
+                return f"has the input {spec.name!r:.80}, which {entry} does not give"
+            if spec != given:
+                return (
+                    f"has the input {spec.name!r:.80} of {spec.dtype:.20} {list(spec.shape)!s:.80},"
+                    f" {entry} gives {given.dtype} {list(given.shape)}"
+                )
+        return None
+
+    def _problems(self, program: Program) -> Iterator[str]:
+        yield from _tensor_problems("input", program.inputs)
+        yield from _tensor_problems("weight", program.weights)
+        yield from _tensor_problems("cache", program.caches)
+        yield from self._cache_problems(program.caches)
+        known = _given_bindings(program)
+        weights = {spec.name for spec in program.weights}
+        for number, call in enumerate(program.calls):
+            yield from _call_problems(
+                number, call, known, weights, has_constants=program.constants is not None
+            )
+            yield from self._arity_problems(number, call)
+            known.update(f"tmp:{name}" for name in call.outputs)
+        for name in program.outputs:
+            if f"tmp:{name}" not in known:
+                yield f"its output {name!r:.80} is no output of a call"
+
+    def _arity_problems(self, number: int, call: Call) -> Iterator[str]:
+        arity = len(call.inputs), len(call.outputs)
+        other = self._arities.setdefault(call.unit, arity)
+        if arity != other:
+            yield (
+                f"call {number} gives unit {call.unit:.12}... {arity[0]} inputs and {arity[1]} outputs,"
+                f" another call gives it {other[0]} and {other[1]}"
+            )
+
+    def _cache_problems(self, caches: tuple[CacheSpec, ...]) -> Iterator[str]:
+        limits = self._spec.limits
+        for cache in caches:
+            shape = cache.shape
+            is_sound = (
+                len(shape) == 5
+                and shape[0] == 2
+                and shape[1] in (ANY_NUM_BLOCKS, limits.num_blocks + 1)
+                and shape[3] == limits.block_size
+            )
+            if not is_sound:
+                yield (
+                    f"its cache {cache.name!r:.80} has shape {list(shape)!s:.80}, should be"
+                    f" [2, {ANY_NUM_BLOCKS!r}, heads, {limits.block_size}, head size]"
+                )
+        if caches:
+            self._caches = self._caches or caches
+            if caches != self._caches:
+                yield "it names other caches than another program of the bundle"
+
+
+def constants_of(program: Program) -> frozenset[str]:
+    """Returns the names of the constants that a program binds."""
+    bindings = (name for call in program.calls for name in call.inputs)
+    return frozenset(name.removeprefix("const:") for name in bindings if name.startswith("const:"))
+
+
+def tensor_names(data: bytes) -> frozenset[str]:
+    """Returns the names in a safetensors object's header; none if that is malformed."""
+    size = int.from_bytes(data[:_SAFETENSORS_LENGTH_BYTES], "little")
+    try:
+        header = json.loads(data[_SAFETENSORS_LENGTH_BYTES : _SAFETENSORS_LENGTH_BYTES + size])
+    except (ValueError, RecursionError):
+        return frozenset()
+    return frozenset(header) if isinstance(header, dict) else frozenset()
+
+
+def _tensor_problems(kind: str, specs: Iterable[TensorSpec | CacheSpec]) -> Iterator[str]:
+    seen: set[str] = set()
+    for spec in specs:
+        if spec.name in seen:
+            yield f"it lists the {kind} {spec.name!r:.80} twice"
+        seen.add(spec.name)
+        if spec.dtype not in _DTYPES:
+            yield f"its {kind} {spec.name!r:.80} has the dtype {spec.dtype!r:.40}"
+        if any(isinstance(size, int) and size < 0 for size in spec.shape):
+            yield f"its {kind} {spec.name!r:.80} has shape {list(spec.shape)!s:.80}"
+
+
+def _given_bindings(program: Program) -> set[str]:
+    """What a program's calls may bind from the start, weights and constants aside."""
+    return {
+        *(f"step:{spec.name}" for spec in program.inputs),
+        *(f"kv:{spec.name}" for spec in program.caches),
+    }
+
+
+def _call_problems(
+    number: int, call: Call, known: set[str], weights: set[str], *, has_constants: bool
+) -> Iterator[str]:
+    for binding in call.inputs:
+        names = weight_names(binding)
+        is_known = weights.issuperset(names) if names else binding in known
+        if not is_known and not (has_constants and binding.startswith("const:")):
+            yield f"call {number} binds {binding!r:.80}, which is not there before it"
+    outputs = [f"tmp:{name}" for name in call.outputs]
+    if len(set(outputs)) < len(outputs) or not known.isdisjoint(outputs):
+        yield f"call {number} gives an output a name that is taken"
+
+
+def _interface(
+    entry: Entry, program: Program, spec: BuildSpec
+) -> tuple[Mapping[str, TensorSpec] | None, int | None]:
+    """The inputs that a server gives to `entry`, and the number of outputs that it takes; None where that is not known."""
+    block_size = spec.limits.block_size
+    windows = [mask_window(given.name) for given in program.inputs if _MASK.fullmatch(given.name)]
+    inputs: tuple[TensorSpec, ...]
+    if isinstance(entry, PromptEntry):
+        inputs, num_outputs = prompt_inputs(entry, block_size, windows), 1
+    elif isinstance(entry, DecodeEntry):
+        inputs, num_outputs = decode_inputs(entry, block_size, windows), 1
+    elif isinstance(entry, DefragEntry):
+        names, shape = ("sources", "destinations"), (entry.padded_swaps,)
+        inputs, num_outputs = tuple(TensorSpec(name=name, shape=shape, dtype="int64") for name in names), 0
+    elif isinstance(entry, SamplerEntry):
+        num_outputs = 4 if entry.signature.logprobs else 1
+        try:
+            vocab_size = spec.model.vocab_size
+        except SpecError:
+            return None, num_outputs
+        inputs = sampler_inputs(entry.batch_size, entry.signature, vocab_size, spec.model.dtype)
+    else:
+        return None, None
+    return {given.name: given for given in inputs}, num_outputs
