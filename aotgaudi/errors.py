@@ -80,7 +80,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "build": ("torch", "transformers", "safetensors"),
         "serve": (
-            *("torch", "safetensors", "tokenizers", "jinja2", "prometheus_client"),
+            *("torch", "safetensors", "tokenizers", "jinja2"),
             *("h11", "starlette", "uvicorn"),
         ),
         "ray": ("ray",),

@@ -1,8 +1,4 @@
-"""What a warm start of a guest must show: learnt in the proof run, sealed in the receipt, held against every start.
-
-Which kind of bundle a directory says that it is. Imports little: `aotgaudi serve` asks before anything else.
-
-The receipt of a capture: the files that a server's caches held, and how it was proved that they are all it needs.
+"""The receipt of a capture: the files that a server's caches held, and how it was proved that they are all it needs.
 
 ``receipt.json`` of a bundle that holds a capture is the canonical JSON (RFC 8785) of::
 
@@ -13,7 +9,7 @@ The receipt of a capture: the files that a server's caches held, and how it was 
      "files":       [{"path": str, "digest": digest, "mode": "0444" | "0555", "kind": str}, ...]  by path,
      "left_out":    [{"pattern": str, "reason": str}, ...]       what was there and is no part of the capture
      "expected":    {"loads": {str: int}, "counters": {str: int}, "roles": {str: int}, "hooks": [str, ...],
-                     "answers": [sha256, ...]}                   what a warm start shows (guests/expected.py)
+                     "answers": [sha256, ...]}                   what a warm start shows (`Expected`)
      "factors":     {name: {factor: sha256 of its value, or the value}},   what the server hashed
      "proof":       {"counts": {name: int}, "witnesses": [str, ...]},
      "residuals":   [str, ...]                                   what no file can hold, and every start does again
@@ -21,23 +17,22 @@ The receipt of a capture: the files that a server's caches held, and how it was 
 
 Versions: 1 (first).
 
-A path is relative to the place in which the server ran: at most 16 parts of printable characters in normal form C, none of
-which is ``.`` or ``..`` or has a backslash. No two paths, and no two directories on their way, differ in case alone, and no
-path leads through a file. Modes are those that the files are given again; owners, times and links are not kept.
+A path is relative to the sandbox in which the server ran. It has at most 16 parts of printable characters in normal form C,
+and no part is ``.`` or ``..`` or has a backslash. No two paths, and no two directories on them, differ only in case, and no
+path leads through a file. Restored files get the sealed modes; owners, times and links are not kept.
 
-What was measured (seconds) is not sealed but in the store's record (docs/adr/0002-receipt-and-bundle.md).
+Measured seconds are not sealed. They are in the store's record (docs/adr/0002-receipt-and-bundle.md).
 """
 
 from __future__ import annotations
 
 import unicodedata
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Annotated, Literal
 
 import pydantic
-from pydantic import AfterValidator, Field, JsonValue, NonNegativeInt, PositiveInt, StringConstraints
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, StringConstraints
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.kind import CAPTURE_SCHEMA
@@ -48,12 +43,12 @@ class Expected(Value):
     """What a warm start shows. Every number is exact.
 
     Attributes:
-        loads: Artifact (``aot:NAME``) -> how often it is loaded, over all processes, until the guest is ready.
-        counters: The guest's own counters -> their sum over all processes when it is ready. What must not happen is listed
-            with 0.
-        roles: Role -> how many processes of it must have a witness.
+        loads: Artifact (``aot:NAME``) -> how often all processes load it until the server is ready.
+        counters: The server's own counters -> their sum over all processes when it is ready. Counters of what must not
+            happen are 0.
+        roles: Role -> how many of its processes must have an agent.
         hooks: What must be hooked in each process of those roles.
-        answers: The sha256 (64 hex digits) of each answer to the exercise, in its order; empty where it is not compared.
+        answers: The sha256 (64 hex digits) of the answer to each warm-up request; empty if it is not compared.
     """
 
     loads: dict[str, PositiveInt] = Field(default_factory=dict)
@@ -63,41 +58,8 @@ class Expected(Value):
     answers: tuple[str, ...] = ()
 
 
-def learnt(
-    events: Iterable[Mapping[str, JsonValue]],
-    *,
-    roles: Mapping[str, int],
-    hooks: tuple[str, ...],
-    counted: Sequence[str],
-    zeros: Sequence[str],
-) -> Expected:
-    """Returns what the events of a proof run teach.
-
-    Args:
-        events: of all processes; of one process in their order.
-        roles: what must have a witness.
-        hooks: what must be hooked.
-        counted: the guest's counters that must be what they were; those that stayed at 0 are left out.
-        zeros: those that must be 0.
-    """
-    loads: Counter[str] = Counter()
-    last: dict[tuple[JsonValue, str], int] = {}
-    for event in events:
-        if event.get("e") == "loaded":
-            loads[f"{event.get('what')}:{event.get('name')}"] += 1
-        values = event.get("values")
-        if event.get("e") == "counters" and isinstance(values, dict):
-            last.update({(event.get("pid"), n): v for n, v in values.items() if isinstance(v, int)})
-    sums: Counter[str] = Counter()
-    for (_, name), value in last.items():
-        if name in counted:
-            sums[name] += value
-    counters = {**dict.fromkeys(zeros, 0), **{name: value for name, value in sums.items() if value}}
-    return Expected(loads=dict(loads), counters=counters, roles=dict(roles), hooks=hooks)
-
-
 FileKind = Literal["library", "pickle", "python", "json", "recipe", "cubin", "other"]
-"""What a captured file is to the process that reads it; see docs/formats/launch.md."""
+"""How a process uses a captured file; see docs/formats/launch.md."""
 
 MAX_FILES = 200_000
 """Ten times what the largest known cache (DeepGEMM's, with every kernel) has on one node."""
@@ -131,9 +93,9 @@ def require_captured_path(path: str) -> str:
 
 
 def require_distinct(paths: Iterable[str]) -> None:
-    """Raises ValueError where two paths could be one file, or one leads through another.
+    """Raises ValueError if two paths could be one file, or one leads through another.
 
-    That depends on the file system: those that ignore case fold it, so all names of a directory must differ when folded.
+    Some file systems ignore case, so all names in a directory must differ when their case is folded.
     """
     spelt: dict[str, str] = {}
     files: set[str] = set()
@@ -160,9 +122,9 @@ CapturedPath = Annotated[str, AfterValidator(require_captured_path)]
 
 
 class CapturedFile(Value):
-    """One file: where it was below the place's root, its bytes by digest, and the mode that it is given again.
+    """One file: its path below the sandbox's root, its digest, and the mode that it gets when it is restored.
 
-    `kind` is what the server's adapter says it is; it decides nothing.
+    `kind` comes from the server's adapter, and decides nothing.
     """
 
     path: CapturedPath
@@ -177,21 +139,21 @@ class CapturedFile(Value):
 
 
 class LeftOut(Value):
-    """Files that a capture leaves out: a pattern, and why they are no part of it."""
+    """Files that a capture leaves out: a pattern, and the reason."""
 
     pattern: str
     reason: str
 
 
 class Proof(Value):
-    """What the proof run showed: `counts` of what was compiled, generated and added; which `witnesses` were there."""
+    """What the proof showed: `counts` of what was compiled, generated and added, and which `witnesses` there were."""
 
     counts: dict[str, Count]
     witnesses: tuple[str, ...]
 
 
 class CaptureReceipt(Document):
-    """See the module. `files` are sorted by path, each once."""
+    """See the module's docstring. `files` are sorted by path, each once."""
 
     schema_: Literal["aotgaudi.capture/1"] = Field(default=CAPTURE_SCHEMA, alias="schema")
     manifest_id: Sha256
@@ -217,5 +179,5 @@ class CaptureReceipt(Document):
 
     @property
     def num_bytes(self) -> int:
-        """How much restoring writes."""
+        """How many bytes restoring writes."""
         return sum(file.digest.size_bytes for file in self.files)

@@ -1,28 +1,24 @@
-"""The exercise: what a guest is asked once it answers, so that what it compiles on a first request is compiled before ready.
+"""A launch: everything that decides what a wrapped server compiles, and what its caches take for granted.
 
-A pure list of requests. The same list is asked in the build, in the proof and before a restored server is ready, so it is
-part of a launch's key. It names neither the model nor a place: who sends it fills in the model's served name.
+The canonical JSON (RFC 8785) of `Launch`, schema ``aotgaudi.launch/1``, is the manifest of a bundle that holds a capture;
+docs/formats/launch.md has the grammar. Servers mix two classes of components, so that their users cannot tell why a cache is
+not used. A launch keeps them apart (docs/adr/0041-launch.md):
 
-A server compiles for *kinds* of request (measured on vLLM 0.32: the first one with ``logprobs`` compiles a graph after
-the server is ready), so a level is a list of kinds:
+* The **key** (`Launch.components`) is what changes code. A flag or a variable counts unless the server's adapter gives a
+  reason why it does not. We put no path, host, user or port into it, but the value of a flag may contain one. Its sha256 is
+  the launch's id.
+* The **conditions** (`Launch.conditions`) change no code, but the server's own hash or its files hold them, such as the
+  path of its cache or of its packages. `aotgaudi run` makes them what they were, or names the one that it cannot.
 
-* ``none``: nothing is asked;
-* ``smoke``: one greedy request and one sampled one;
+A server compiles more on the first request of a kind, after it says that it is ready. (Measured on vLLM 0.32: the first
+request with ``logprobs`` compiles a graph.) So a launch also has **warm-up requests** (`WarmUp`, the JSON key
+``exercise``). The same requests are sent in the build, in the proof, and before a restored server is ready, so they are
+part of the key. They name neither the model nor a path. A level is a list of kinds of requests:
+
+* ``none``: no request;
+* ``smoke``: a greedy request and a sampled one;
 * ``sampler``: every kind that reaches other code of the sampler, a long prompt, and as many at once as there are slots;
-* ``shapes``: ``sampler``, and what the guest adds for each shape of a manifest.
-
-A launch: all that decides what a server which is not ours will compile, and what its caches take for granted.
-
-The canonical JSON (RFC 8785) of `Launch`, schema ``aotgaudi.launch/1``; docs/formats/launch.md has the grammar. It is the
-manifest of a bundle of captured caches.
-
-Two classes of component are kept apart, because the servers mix them and their users then cannot tell why a cache is
-not used (docs/adr/0041-launch.md):
-
-* the **key** (`Launch.components`) is what changes code. It is complete by exclusion: a flag or a variable counts unless
-  its guest gives a reason why not. It holds no place: no path, host, user or port. Its sha256 is the launch's id.
-* the **conditions** (`Launch.conditions`) change no code, but the guest's own hash or its files hold them: where the
-  cache lay, where the guest is installed. Whoever restores a capture establishes them, or says which one it cannot.
+* ``shapes``: ``sampler``, and what the adapter adds for each shape of a manifest.
 
 Versions: 1 (first).
 """
@@ -50,18 +46,18 @@ _PROMPT = "The capital of Italy is"
 _MAX_TOKENS = 8
 _LONG_TOKENS = 300
 _ID_LOW, _ID_HIGH = 10, 250
-"""Token ids that every vocabulary has, and that no tokenizer uses for more than a character or a word."""
+"""Token ids that every vocabulary has, and that stand for at most a character or a word."""
 
 
 class WarmUpRequest(Value):
     """One kind of request.
 
     Attributes:
-        name: of the kind; unique in its exercise.
-        path: of the HTTP request, which is a POST.
-        body: its JSON, but for ``model``, which the sender adds.
-        copies: how many of it are sent at once; all are answered before the next kind is sent.
-        is_greedy: its text is the same in every run, and is compared.
+        name: The kind's name, unique in its launch.
+        path: The path of the HTTP request, a POST.
+        body: Its JSON without ``model``, which the sender adds.
+        copies: How many are sent at once. All are answered before the next kind is sent.
+        is_greedy: The text of the answer is the same in every run, and is compared.
     """
 
     name: str
@@ -72,7 +68,7 @@ class WarmUpRequest(Value):
 
 
 class WarmUp(Value):
-    """What is asked, in this order."""
+    """The warm-up requests, in the order in which they are sent."""
 
     level: WarmUpLevel
     requests: tuple[WarmUpRequest, ...] = ()
@@ -80,19 +76,19 @@ class WarmUp(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What a server has room for, as far as its flags say: None where they leave it to the model or the memory."""
+    """What a server has room for, by its flags; None if they leave it to the model or the memory."""
 
     max_model_len: int | None = None
     max_num_seqs: int | None = None
 
 
 def warm_up(level: WarmUpLevel, room: Room, more: Iterable[WarmUpRequest] = ()) -> WarmUp:
-    """Returns the exercise of a level, for a server with an OpenAI-compatible API.
+    """Returns the warm-up requests of a level, for a server with an OpenAI-compatible API.
 
     Args:
-        level: how much is asked.
-        room: nothing is asked that has no room.
-        more: what a guest adds to ``shapes``; other levels leave it out.
+        level: How much is asked.
+        room: What the server has room for; no request needs more.
+        more: What the adapter adds to ``shapes``. Other levels leave it out.
     """
     requests: tuple[WarmUpRequest, ...] = ()
     if level == "smoke":
@@ -105,13 +101,13 @@ def warm_up(level: WarmUpLevel, room: Room, more: Iterable[WarmUpRequest] = ()) 
 
 
 def completion(name: str, *, copies: int = 1, is_greedy: bool = False, **body: JsonValue) -> WarmUpRequest:
-    """Returns a request for a completion; `body` adds to, or replaces, a short prompt and a few tokens."""
+    """Returns a completion request. `body` extends or replaces the defaults, a short prompt and a few tokens."""
     whole: dict[str, JsonValue] = {"prompt": _PROMPT, "max_tokens": _MAX_TOKENS, "temperature": 0, **body}
     return WarmUpRequest(name=name, path=COMPLETIONS, body=whole, copies=copies, is_greedy=is_greedy)
 
 
 def token_prompt(num_tokens: int) -> list[JsonValue]:
-    """Returns a prompt of so many token ids, the same each time: no tokenizer decides its length."""
+    """Returns a prompt of `num_tokens` token ids, the same each time, whose length no tokenizer decides."""
     return [_ID_LOW + index * 7 % (_ID_HIGH - _ID_LOW) for index in range(num_tokens)]
 
 
@@ -140,7 +136,7 @@ def _sampler(room: Room) -> Iterable[WarmUpRequest]:
 
 
 def _long(room: Room) -> int:
-    """A prompt that is computed in a step of its own size, and that has room with what is asked of it."""
+    """The length of a prompt that needs a larger step, and that fits together with its answer."""
     return max(1, min(_LONG_TOKENS, (room.max_model_len or _LONG_TOKENS * 2) - 2 * _MAX_TOKENS))
 
 
@@ -151,15 +147,15 @@ Count = Annotated[int, Field(ge=1, le=1 << 20)]
 LaunchId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
 
 WORLD = ("tensor_parallel", "pipeline_parallel", "data_parallel", "nodes")
-"""What `Launch.world` says; each is 1 where nothing was asked for."""
+"""The keys of `Launch.world`; each value is 1 by default."""
 
 
 class ModelIdentity(Value):
     """The model as far as code depends on it.
 
     Attributes:
-        name: the absolute path of its directory, or its name on the hub. A condition, not part of the key.
-        files: the files of its directory that decide graphs: ``config.json`` and its like, and code. No weights.
+        name: The absolute path of its directory, or its name on the hub. A condition, not part of the key.
+        files: The files in its directory that decide graphs: ``config.json`` and the like, and code. No weights.
     """
 
     name: str
@@ -167,13 +163,13 @@ class ModelIdentity(Value):
 
 
 class Place(Value):
-    """Where a launch takes place: nothing of it changes code, all of it may stand in the guest's files or its hash.
+    """Where a launch takes place. It changes no code, but the server's files or its hash may hold any of it.
 
     Attributes:
-        root: the directory that all of the guest's caches lie below.
-        prefix: ``sys.prefix`` of the guest's interpreter.
-        site_packages: where the guest's packages lie.
-        variables: variables that the guest hashes although they change no code, as they are set.
+        root: The directory that holds all of the server's caches.
+        prefix: ``sys.prefix`` of the server's interpreter.
+        site_packages: The directory of the server's packages.
+        variables: The variables that the server hashes although they change no code, with their values.
     """
 
     root: str
@@ -186,19 +182,18 @@ class Launch(Document):
     """See the module.
 
     Attributes:
-        guest: which server it is.
-        words: the command, the interpreter or the script first, as it was written, without words that are secrets.
-        flags: what was given, by the flag's name without dashes: a text, texts, a switch's bool, or a table. Without
-            those that the guest has a reason to leave out.
-        variables: the variables that count. Never a secret.
-        model: which model.
-        software: component -> version, or version and digest.
-        target: the machine that code is compiled for.
-        world: how many ranks, by the names in `WORLD`.
-        place: where.
-        exercise: what is asked of the server once it answers.
-        repairs: ids of the repairs in force, sorted.
-        manifest_id: of the shapes, where a manifest decides them.
+        guest: The server's name.
+        words: The command as it was written, from the interpreter or the script on, without secrets.
+        flags: The given flags that count, by name without dashes: a text, several texts, a switch's bool, or a table.
+        variables: The variables that count. Never a secret.
+        model: The model.
+        software: Component -> version, or version and digest.
+        target: The machine that code is compiled for.
+        world: The number of ranks, by the names in `WORLD`.
+        place: Where the launch takes place.
+        exercise: The warm-up requests.
+        repairs: Ids of the repairs in force, sorted.
+        manifest_id: The manifest that decides the shapes, if there is one.
     """
 
     schema_: Literal["aotgaudi.launch/1"] = Field(default=LAUNCH_SCHEMA, alias="schema")
@@ -217,7 +212,7 @@ class Launch(Document):
 
     @cached_property
     def key(self) -> Key:
-        """What the launch is named by."""
+        """The key of the launch."""
         return Key.of(self._components())
 
     @property
@@ -227,7 +222,7 @@ class Launch(Document):
 
     @property
     def is_aliased(self) -> bool:
-        """Whether the model is a directory: the guest is then given the place's alias for it, and never sees its path."""
+        """Whether the model is a directory. The server is then given an alias for it, and never sees its path."""
         return self.model.name.startswith("/")
 
     def components(self) -> tuple[tuple[str, str], ...]:
@@ -248,7 +243,7 @@ class Launch(Document):
         yield "shapes", self.manifest_id or ""
 
     def conditions(self) -> tuple[tuple[str, str], ...]:
-        """Returns what the guest's own hash or its files take for granted, as ``(name, value)``."""
+        """Returns what the server's own hash or its files take for granted, as ``(name, value)``."""
         variables = ((f"variable.{name}", value) for name, value in sorted(self.place.variables.items()))
         return (
             ("place.root", self.place.root),
@@ -260,12 +255,12 @@ class Launch(Document):
 
 
 def load_launch(data: bytes) -> Launch:
-    """Parses a launch's canonical bytes. Raises ManifestError, which names the place."""
+    """Parses a launch's canonical bytes. Raises ManifestError, which names the faulty part."""
     return load_document(data, Launch, "launch")
 
 
 def json_text(value: Any) -> str:
-    """Returns a flag's value as a key has it: canonical JSON, so that the text ``true`` is not the switch."""
+    """Returns a flag's value as in a key: canonical JSON, which tells the text ``true`` from the switch."""
     return canonical_json(value).decode()
 
 
@@ -274,5 +269,5 @@ def _sha256_of(exercise: WarmUp) -> str:
 
 
 def world(flags: Mapping[str, int]) -> dict[str, int]:
-    """Returns a launch's `world`: what `flags` says of it, and 1 for the rest."""
+    """Returns a launch's `world`: what `flags` says, and 1 for the rest."""
     return {name: flags.get(name, 1) for name in WORLD}

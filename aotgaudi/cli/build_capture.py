@@ -28,7 +28,7 @@ _SHOWN_RESIDUALS = 3
 
 @dataclass(frozen=True)
 class CaptureSettings:
-    """How a server is captured: what it is asked, whether it is mended, where it sees its caches, how long it may take."""
+    """How a server is captured: warm-up requests, repairs, where it sees its caches, how long it may take."""
 
     level: WarmUpLevel | None = option(
         "What the server is asked once it serves, so that it compiles that, too"
@@ -44,8 +44,9 @@ class CaptureSettings:
         default=None,
         metavar="SPEC",
     )
-    root: Path = option(
+    sandbox_root: Path = option(
         "Where the server sees its caches, now and wherever it runs: its files hold this path.",
+        "--root",
         default=DEFAULT_ROOT,
         metavar="DIR",
     )
@@ -59,7 +60,7 @@ class CaptureSettings:
 
     @property
     def asked(self) -> WarmUpLevel:
-        """What the server is asked."""
+        """The level of warm-up requests."""
         return self.level or ("sampler" if self.shapes is None else "shapes")
 
 
@@ -89,11 +90,11 @@ def capture(
     refuse_foreign(output)
     display = CaptureDisplay(is_quiet=as_json)
     spec = None if settings.shapes is None else load_spec(settings.shapes)
-    shaped = shaped_command(words, dict(os.environ), spec, settings.root)
+    shaped = shaped_command(words, dict(os.environ), spec, settings.sandbox_root)
     found = shaped.found
     launch = describe(
         found,
-        root=str(settings.root),
+        root=str(settings.sandbox_root),
         asked=shaped.asked(settings.asked),
         repairs=() if settings.no_repairs else None,
         manifest_id=shaped.manifest_id,

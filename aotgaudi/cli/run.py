@@ -16,7 +16,7 @@ from aotgaudi.cli.serving_options import LOG_FORMAT, Supervision, acceptance_opt
 from aotgaudi.server.exposure import Exposure, LogFormat
 from aotgaudi.server.log import log_handler
 from aotgaudi.wrap.interpreter import Asking, begin
-from aotgaudi.wrap.run_options import Policy, parse_listen
+from aotgaudi.wrap.run_options import Policy, RunOptions, parse_listen
 
 if TYPE_CHECKING:
     from aotgaudi.bundle.trust import TrustPolicy
@@ -84,9 +84,8 @@ def supervise(
     extra_words: tuple[str, ...] = (),
     log_format: LogFormat = "text",
 ) -> None:
-    """Runs a guest and exits with what it ended with; `serve` does the same, with the sealed command."""
-    from aotgaudi.wrap.readiness import RunOptions  # While the interpreter is being asked.
-    from aotgaudi.wrap.run import run as run_guest
+    """Runs a server and exits with its exit code; `serve` does the same, with the sealed command."""
+    from aotgaudi.wrap.run import run as run_server  # Only now, while the interpreter is being asked.
 
     logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr, log_format, teller="aotgaudi")])
     logging.captureWarnings(log_format == "json")
@@ -109,7 +108,7 @@ def supervise(
         began=_BEGAN,
         asking=_asked_ahead(),
     )
-    raise click.exceptions.Exit(run_guest(options))
+    raise click.exceptions.Exit(run_server(options))
 
 
 def _asked_ahead() -> Asking | None:

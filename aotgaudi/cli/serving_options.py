@@ -61,7 +61,7 @@ acceptance_options = options_of(_Demands, "acceptance", made=_Demands.acceptance
 
 @dataclass(frozen=True, kw_only=True)
 class Supervision:
-    """How a wrapped server is supervised; see `aotgaudi.wrap.readiness.RunOptions`."""
+    """How a wrapped server is supervised; see `aotgaudi.wrap.run_options.RunOptions`."""
 
     on_compile: OnCompile = option(
         "What a compile after ready does besides being counted: nothing; /ready says 503; the server is ended; or the "

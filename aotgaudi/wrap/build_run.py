@@ -1,6 +1,7 @@
-"""One start of a server in a build: restored, started, exercised, flushed and ended, in a place that is emptied again.
+"""One start of a server in a build: files restored, server started, warmed up, flushed and ended, sandbox emptied.
 
-What it did is told as a `Ran`. Only what cannot be judged raises: a server that ends, hangs or refuses an answer.
+`build_run` returns what the server did, as a `Ran`. It raises only if there is nothing to judge: the server ended, hung or
+broke off an answer.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from aotgaudi.bundle.launch import Launch
 from aotgaudi.errors import CaptureError
 from aotgaudi.store.cas import ObjectStore
 from aotgaudi.wrap.client import WrappedServerError
+from aotgaudi.wrap.collect import Secret
+from aotgaudi.wrap.events import printable
 from aotgaudi.wrap.file_watch import FileChanges, compare
 from aotgaudi.wrap.launch import Found
 from aotgaudi.wrap.restore import Source, restore_files
@@ -28,30 +31,31 @@ Kind = Literal["cold", "load", "measure"]
 _STATES: Mapping[Kind, str] = {"cold": "c", "load": "l", "measure": "m"}
 _LIVE, _EXERCISE, _FLUSH = "v", "e", "f"
 _ENDING = frozenset({"process", "compile", "triton", "dynamo", "hpu", "generate", "refused", "load"})
-"""What a start from sealed files is ended for at once: a server that is kept from compiling may hang."""
+"""What ends a start from sealed files at once, because a server that is kept from compiling may hang."""
 _FLUSH_SECONDS = 600.0
-"""A recipe cache of tens of gigabytes is written by then."""
+"""Enough to write a recipe cache of tens of gigabytes."""
+_TAIL_BYTES = 1 << 16
 _KILLED = 137
-"""128 + SIGKILL: it did not end when it was asked to."""
+"""128 + SIGKILL: it did not end after SIGTERM."""
 
 
 class Progress(Protocol):
-    """Is told how a build goes on."""
+    """Shows how a build goes on."""
 
     def begin(self, heading: str) -> None:
         """A step begins."""
         ...
 
     def note(self, text: str) -> None:
-        """What the step is at; the last one counts."""
+        """How far the step has come; replaces the last note."""
         ...
 
     def end(self, text: str) -> None:
-        """The step is done, and this came of it."""
+        """The step is done, with this result."""
         ...
 
     def warn(self, text: str) -> None:
-        """Something that does not stop the build, and that its user should know."""
+        """Something that the user should know, though the build goes on."""
         ...
 
 
@@ -61,11 +65,12 @@ class Setting:
 
     Attributes:
         found, launch: What is started.
-        root: The place's, as the server sees it.
+        root: The sandbox's root, as the server sees it.
         objects: Where captured bytes are.
-        log: What the server says goes there.
+        log: Where the server's output goes.
         ready_seconds: How long it may take until it serves.
-        progress: Is told.
+        progress: Shows how it goes on.
+        secrets: What must not be shown of the server's output.
     """
 
     found: Found
@@ -75,6 +80,7 @@ class Setting:
     log: IO[Any]
     ready_seconds: float
     progress: Progress
+    secrets: tuple[Secret, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,9 +89,9 @@ class Ran:
 
     Attributes:
         ready_seconds: From its start until it served.
-        seen: All that its witnesses said, when it had answered everything.
-        after: What was seen of files once it had ended.
-        findings: What a warm start does not do, by the process that did it.
+        seen: Everything that was known when it had answered all requests.
+        after: How files changed until it had ended.
+        findings: What a warm start does not do, with the process that did it.
         answers: The digest of each answer.
     """
 
@@ -96,10 +102,10 @@ class Ran:
     answers: tuple[str, ...]
 
     def counters(self, suffix: str = "") -> dict[str, int]:
-        """Returns the server's own counters, summed over its processes, whose names end so."""
+        """Returns the server's own counters whose names end with `suffix`, summed over its processes."""
         total: Counter[str] = Counter()
-        for history in self.seen.histories.values():
-            total.update({name: value for name, value in history.counters.items() if name.endswith(suffix)})
+        for process in self.seen.processes.values():
+            total.update({name: value for name, value in process.counters.items() if name.endswith(suffix)})
         return {name: value for name, value in sorted(total.items()) if value}
 
     @property
@@ -109,7 +115,7 @@ class Ran:
 
 
 class EndedEarlyError(Exception):
-    """A start from sealed files that did what no warm start does, and was ended for it."""
+    """A start from sealed files that did something that ends it at once, or failed."""
 
     def __init__(self, findings: tuple[tuple[str, Finding], ...], cause: str = "") -> None:
         super().__init__(cause)
@@ -125,32 +131,32 @@ def build_run(
     before: Callable[[Sandbox], object] = lambda _: None,
     between: Callable[[Sandbox], object] = lambda _: None,
 ) -> Iterator[tuple[Ran, Sandbox]]:
-    """Starts the server with `files` alone in its caches, and yields what it did, and its place, once it has ended.
+    """Starts the server with only `files` in its caches; yields what it did, and its sandbox, once it has ended.
 
-    `before` is called before it is started, `between` when it has ended, before its files are looked at.
+    `before` is called before it starts, and `between` after it has ended, before its files are compared.
 
     Raises:
-        EndedEarlyError: from sealed files, it did what it is ended for at once, or failed.
-        CaptureError: it failed from empty caches.
-        SpecError, UntrustedError, StoreError: there is no such place, or no room.
+        EndedEarlyError: A start from sealed files failed, or did something that ends it at once.
+        CaptureError: A start from empty caches failed.
+        SpecError, UntrustedError, StoreError: The sandbox cannot be used, or has no room.
     """
     needed = sum(file.digest.size_bytes for file in files)
-    with open_sandbox(setting.root, needed_bytes=needed) as place:
+    with open_sandbox(setting.root, needed_bytes=needed) as sandbox:
         if files:
-            restore_files(files, Source(setting.objects.path, "the capture", "build it again"), place.here)
-        link_model(setting.found, setting.launch, place)
-        before(place)
+            restore_files(files, Source(setting.objects.path, "the capture", "build it again"), sandbox.here)
+        link_model(setting.found, setting.launch, sandbox)
+        before(sandbox)
         sealed = {file.path: file.digest for file in files}
-        plan = plan_for(setting.found, setting.launch, place, kind, sealed=sealed)
+        plan = plan_for(setting.found, setting.launch, sandbox, kind, sealed=sealed)
         for step in setting.found.adapter.build_steps(setting.launch) if kind == "cold" else ():
-            _run_step(setting, plan, place, step)
-        ran = _run(setting, plan, place, kind)
-        between(place)
-        yield ran, place
+            _run_step(setting, plan, sandbox, step)
+        ran = _run(setting, plan, sandbox, kind)
+        between(sandbox)
+        yield ran, sandbox
 
 
-def _run(setting: Setting, plan: Plan, place: Sandbox, kind: Kind) -> Ran:
-    with Session(plan, place, phase=_STATES[kind], output=setting.log) as session:
+def _run(setting: Setting, plan: Plan, sandbox: Sandbox, kind: Kind) -> Ran:
+    with Session(plan, sandbox, phase=_STATES[kind], output=setting.log) as session:
         watch = _Watch(session, setting.progress, ends=kind == "load")
         try:
             ready_seconds = session.wait_healthy(setting.ready_seconds, watch.look)
@@ -163,41 +169,41 @@ def _run(setting: Setting, plan: Plan, place: Sandbox, kind: Kind) -> Ran:
             session.settle(_FLUSH_SECONDS)
             status = session.end()
         except WrappedServerError as error:
-            session.read()
+            session.log.read()
             findings = _findings(session)
             if kind != "cold":
-                raise EndedEarlyError(findings, f"{error} ({_tail_remedy(setting)})") from error
-            raise CaptureError(f"{error} ({_tail_remedy(setting)})") from error
+                raise EndedEarlyError(findings, f"{error} ({_last_line(setting)})") from error
+            raise CaptureError(f"{error} ({_last_line(setting)})") from error
         if status == _KILLED:
             raise CaptureError(
                 f"the server did not end when it was asked to, and was killed: its caches may be cut"
-                f" ({_tail_remedy(setting)})"
+                f" ({_last_line(setting)})"
             )
         findings = _findings(session)
-    after = compare(place.here, plan.rules) if plan.rules.has_sealed else FileChanges()
+    after = compare(sandbox.here, plan.rules) if plan.rules.has_sealed else FileChanges()
     return Ran(ready_seconds, seen, after, findings, answers)
 
 
 def _ask(session: Session, setting: Setting, watch: _Watch) -> tuple[str, ...]:
     requests = setting.launch.exercise.requests
 
-    def answered(*_: object) -> None:
+    def answered() -> None:
         watch.num_answered += 1
         watch.look()
 
     watch.num_requests = len(requests)
-    return session.send_all(requests, on_answer=answered)
+    return session.warm_up(requests, on_answer=answered)
 
 
 class _Watch:
-    """Looks at what the server's processes say while it is waited for: tells of it, and ends what is not warm."""
+    """Reads the events while we wait for the server: shows them, and ends a start that cannot be warm."""
 
     def __init__(self, session: Session, progress: Progress, *, ends: bool) -> None:
         self._session, self._progress, self._ends = session, progress, ends
         self.num_answered = self.num_requests = 0
 
     def look(self) -> None:
-        self._session.read()
+        self._session.log.read()
         findings = _findings(self._session)
         if self._ends and any(finding.what in _ENDING for _, finding in findings):
             raise EndedEarlyError(findings)
@@ -208,19 +214,19 @@ class _Watch:
 
 def _findings(session: Session) -> tuple[tuple[str, Finding], ...]:
     rows = []
-    for history in session.account.histories.values():
-        name = f"{history.role or 'process'} {history.pid}"
-        for event in history.events:
+    for process in session.log.processes.values():
+        name = f"{process.role or 'process'} {process.pid}"
+        for event in process.events:
             finding = finding_of(event, session.plan.rules)
             if finding is not None:
                 rows.append((event.time, name, finding))
     return tuple((name, finding) for _, name, finding in sorted(rows, key=lambda row: row[0]))
 
 
-def _run_step(setting: Setting, plan: Plan, place: Sandbox, words: Sequence[str]) -> None:
-    """Runs a compiler that the guest brings, in the environment of the cold run. Raises CaptureError."""
+def _run_step(setting: Setting, plan: Plan, sandbox: Sandbox, words: Sequence[str]) -> None:
+    """Runs a compiler that the server brings, in the environment of the cold run. Raises CaptureError."""
     step = Plan(tuple(words), plan.environment, plan.address, plan.rules, plan.repairs, plan.witness_site)
-    with Session(step, place, phase=_STATES["cold"], output=setting.log) as session:
+    with Session(step, sandbox, phase=_STATES["cold"], output=setting.log) as session:
         try:
             session.wait_healthy(
                 setting.ready_seconds, lambda: setting.progress.note(f"{words[0]}: {session.seconds:.0f} s")
@@ -228,16 +234,29 @@ def _run_step(setting: Setting, plan: Plan, place: Sandbox, words: Sequence[str]
         except WrappedServerError as error:
             if session.child.poll() == 0:
                 return
-            raise CaptureError(f"{' '.join(words)}: {error} ({_tail_remedy(setting)})") from error
-        raise CaptureError(f"{' '.join(words)}: is a server, and should end")
+            raise CaptureError(f"{' '.join(words)}: {error} ({_last_line(setting)})") from error
+        raise CaptureError(f"{' '.join(words)}: serves, but a build step must end")
 
 
-def _tail_remedy(setting: Setting) -> str:
-    return f"what it said: {setting.log.name}"
+def _last_line(setting: Setting) -> str:
+    """Says what the server wrote last, without secrets, and where the rest is."""
+    path = Path(setting.log.name)
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        tail = file.read()
+    for secret in setting.secrets:
+        for form in secret.forms():
+            tail = tail.replace(form, b"***")
+    lines = [line for line in tail.decode(errors="replace").splitlines() if line.strip()]
+    return (
+        f"its last line: {printable(lines[-1].strip())}; all of it: {path}"
+        if lines
+        else f"its log, {path}, is empty"
+    )
 
 
 def describe_counts(counts: Mapping[str, int]) -> str:
-    """Returns what was compiled and generated, for people."""
+    """Returns what was compiled and generated, in words."""
     compiled = sum(counts.get(what, 0) for what in ("process", "compile", "triton", "dynamo", "hpu"))
     generated = counts.get("generate", 0)
     return f"{_num(compiled, 'compiler run')}, {_num(generated, 'code generation')}"
@@ -248,7 +267,7 @@ def _num(count: int, noun: str) -> str:
 
 
 def table_of(findings: Iterable[tuple[str, Finding]], most: int = 12) -> list[str]:
-    """Returns who compiled what, a line each: process, kind, what, and from where."""
+    """Returns which process did what, a line each: process, kind, text, and the stack."""
     rows = [(name, finding.what, finding.text, finding.stack) for name, finding in findings]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
     lines = [

@@ -1,10 +1,9 @@
-"""From a server's command to a sealed, proved capture: on one page.
+"""From a server's command to a sealed, proved capture, on one page.
 
-Look the launch up; else run it cold, collect, prove, record, seal. One build of a launch at a time works (the store's unit
-lock); the others wait for what it records. Whatever dies on the way leaves no bundle, no record and no lock: the record
-comes after the proof, the bundle is renamed into place, and locks die with who holds them.
-
-``--shapes SPEC``: a command that is captured with the shapes of a spec.
+A launch that was captured before is only sealed again. Else the server runs cold, its files are collected and proved, and
+the result is recorded and sealed. One build works on a launch at a time (the store's unit lock), and the others wait for
+its record. A build that dies leaves no bundle, no record and no lock: the record is written after the proof, the bundle is
+renamed into place, and locks end with their process.
 """
 
 from __future__ import annotations
@@ -49,12 +48,12 @@ from aotgaudi.wrap.sandbox import Sandbox
 
 _WAIT_SECONDS = 0.5
 READY_SECONDS = 3600.0
-"""How long a server may take until it serves, where its user says nothing."""
+"""How long a server may take until it serves, by default."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """What a build gave: the sealed bundle, its record, and whether it was there already."""
+    """The result of a build: the sealed bundle, its record, and whether it is new."""
 
     bundle: Bundle
     row: CaptureRow
@@ -66,11 +65,11 @@ class Order:
     """What is to be built.
 
     Attributes:
-        found, launch: The server's command, understood; and what decides what it compiles.
+        found, launch: The server's command, and what decides what it compiles.
         out: Where the bundle goes.
-        signing: With which keys it is signed; None: not.
-        ready_seconds: How long a start may take until it serves.
-        given: Path below the place's root -> text: what the launch needs, captured with the rest.
+        signing: The keys that sign it; None: none.
+        ready_seconds: How long a start may take until the server serves.
+        given: Path below the sandbox's root -> text of files that the launch needs; captured with the rest.
     """
 
     found: Found
@@ -85,9 +84,9 @@ def build_capture(order: Order, store: Store, progress: Progress) -> Built:
     """Makes `order.out` a proved capture of the launch, and returns it.
 
     Raises:
-        CaptureError: the server failed, or what it left was not proved, or holds a secret. Nothing is sealed.
-        SpecError, UntrustedError: the place cannot be used.
-        StoreError: store or bundle cannot be written to.
+        CaptureError: The server failed, or its files could not be proved, or hold a secret. Nothing is sealed.
+        SpecError, UntrustedError: The sandbox cannot be used.
+        StoreError: The store or the bundle cannot be written to.
     """
     refuse_foreign(order.out)
     key = capture_key(order.launch).hex
@@ -101,7 +100,7 @@ def build_capture(order: Order, store: Store, progress: Progress) -> Built:
 
 
 def _alone(order: Order, store: Store, progress: Progress, key: str) -> tuple[CaptureRow, bool]:
-    """Builds the capture, unless another build that is at it does; returns its record, and whether it was built here."""
+    """Builds the capture, or waits for another build that does; returns its record, and whether it was built here."""
     is_told = False
     while True:
         with store.try_unit_lock(key) as is_held:
@@ -111,26 +110,28 @@ def _alone(order: Order, store: Store, progress: Progress, key: str) -> tuple[Ca
             if is_held:
                 return _build(order, store, progress, key), True
         if not is_told:
-            progress.warn("another build of this launch is under way; waiting for what it gives")
+            progress.warn("another build of this launch is under way; waiting for its result")
             is_told = True
         time.sleep(_WAIT_SECONDS)
 
 
 def _build(order: Order, store: Store, progress: Progress, key: str) -> CaptureRow:
     started = time.monotonic()
-    draft = unproven_key(order.launch).hex
+    unproven = unproven_key(order.launch).hex
     with _log(store, key) as log:
         rules = _rules(order, progress)
         root = Path(order.launch.place.root)
-        setting = Setting(order.found, order.launch, root, store.objects, log, order.ready_seconds, progress)
-        cold = _cold(order, setting, rules, store, draft)
+        setting = Setting(
+            order.found, order.launch, root, store.objects, log, order.ready_seconds, progress, rules.secrets
+        )
+        cold = _cold(order, setting, rules, store, unproven)
         try:
             proved = _proof(setting, rules, cold)
         except CaptureError:
-            store.actions.discard(draft)  # Whatever is wrong with it, the next build looks for itself.
+            store.actions.discard(unproven)  # The next build starts anew, whatever was wrong.
             raise
     row = _record(order, store, key, cold, proved, time.monotonic() - started)
-    store.actions.discard(draft)
+    store.actions.discard(unproven)
     return row
 
 
@@ -139,11 +140,13 @@ def _rules(order: Order, progress: Progress) -> Rules:
     require_public(order.launch.dumps(), "launch", secrets)
     for secret in secrets:
         if not secret.is_searched:
-            progress.warn(f"{secret.name} has less than {MIN_SECRET_BYTES} bytes: no file is searched for it")
-    guest, place = order.found.adapter, order.launch.place
+            progress.warn(
+                f"{secret.name} has fewer than {MIN_SECRET_BYTES} bytes, so no file is searched for it"
+            )
+    adapter, place = order.found.adapter, order.launch.place
     return Rules(
-        left_out=guest.left_out,
-        kind_of=guest.kind_of,
+        left_out=adapter.left_out,
+        kind_of=adapter.kind_of,
         secrets=secrets,
         places={"root": place.root, "site_packages": place.site_packages, "prefix": place.prefix},
     )
@@ -153,22 +156,22 @@ def _secrets(order: Order) -> tuple[Secret, ...]:
     return secrets_of(order.found.environ, order.found.words, order.launch.words)
 
 
-def _cold(order: Order, setting: Setting, rules: Rules, store: Store, draft: str) -> UnprovenRow:
-    """What a cold run leaves, and answers: of an earlier build that was stopped in its proof, or of one now."""
+def _cold(order: Order, setting: Setting, rules: Rules, store: Store, key: str) -> UnprovenRow:
+    """Returns what a cold run leaves and answers: one now, or that of an earlier build which was stopped in its proof."""
     progress = setting.progress
     progress.begin("1 cold")
-    row = find_unproven(store, draft)
+    row = find_unproven(store, key)
     if row is not None:
-        progress.end(f"done before, in a build that was stopped in its proof: {len(row.files)} files")
+        progress.end(f"done before, by a build that was stopped in its proof: {len(row.files)} files")
         return row
     with build_run(
         setting,
         "cold",
         before=partial(_put, order.given),
-        between=lambda place: order.found.adapter.settle(place.here),
-    ) as (ran, place):
-        _require_witnesses(ran, setting)
-        found = collect(place.here, rules.in_place(place), store.objects)
+        between=lambda sandbox: order.found.adapter.settle(sandbox.here),
+    ) as (ran, sandbox):
+        _require_agents(ran, setting)
+        found = collect(sandbox.here, rules.for_sandbox(sandbox), store.objects)
     for path in found.strays[:3]:
         progress.warn(f"{path} was written to the server's home, which is not captured")
     if not found.files:
@@ -183,17 +186,17 @@ def _cold(order: Order, setting: Setting, rules: Rules, store: Store, draft: str
         cold_counts={**ran.counts, "files": len(found.files)},
         places=dict(found.places),
     )
-    record_unproven(store, draft, row)
+    record_unproven(store, key, row)
     progress.end(
         f"ready in {ran.ready_seconds:.0f} s, {len(ran.answers)} requests; {describe_counts(ran.counts)}; {_size(row)}"
     )
     return row
 
 
-def _put(given: Mapping[str, str], place: Sandbox) -> None:
-    """Writes what the launch needs below the place's root. Raises StoreError."""
+def _put(given: Mapping[str, str], sandbox: Sandbox) -> None:
+    """Writes the files that the launch needs. Raises StoreError."""
     for name, text in given.items():
-        path = place.here / name
+        path = sandbox.here / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
@@ -201,22 +204,22 @@ def _put(given: Mapping[str, str], place: Sandbox) -> None:
             raise store_error("write", path, error) from error
 
 
-def _require_witnesses(ran: Ran, setting: Setting) -> None:
-    """Raises CaptureError where nobody watched, or not what must be: a proof would fail, a start later."""
-    histories = ran.seen.histories.values()
-    if not histories:
+def _require_agents(ran: Ran, setting: Setting) -> None:
+    """Raises CaptureError if no agent, or not every hook, was there: the proof, one start later, would fail."""
+    processes = ran.seen.processes.values()
+    if not processes:
         raise CaptureError(
-            "no process of the server has a witness: its Python took no notice of PYTHONPATH"
+            "no process of the server has an agent: its Python ignored PYTHONPATH"
             " (start it without -E, -I or -S, and leave PYTHONPATH alone)"
         )
-    guest = setting.found.adapter
-    roles = guest.roles(setting.launch)
-    for history in histories:
-        for hook in guest.hooks if history.role in roles else ():
-            if history.hooks.get(hook, False) is False:
+    adapter = setting.found.adapter
+    roles = adapter.roles(setting.launch)
+    for process in processes:
+        for hook in adapter.hooks if process.role in roles else ():
+            if process.hooks.get(hook, False) is False:
                 raise CaptureError(
-                    f"{history.role} {history.pid}: {hook} cannot be watched: this version of {guest.name} has not what"
-                    " the witness looks for, so nothing could be proved"
+                    f"{process.role} {process.pid}: {hook} cannot be watched: this version of {adapter.name} lacks what"
+                    " the agent hooks, so nothing could be proved"
                 )
 
 
@@ -266,7 +269,7 @@ def _record(
 
 
 def _seal(order: Order, store: Store, row: CaptureRow) -> Bundle:
-    """Seals what was recorded; for a model in another directory with the launch as it is given here, which names that."""
+    """Seals what was recorded. If the model is in another directory here, the launch of `order` names it."""
     launch, receipt = read_documents(store, row)
     if launch.model.name != order.launch.model.name:
         launch = order.launch
@@ -285,7 +288,7 @@ def _size(row: UnprovenRow) -> str:
 
 @contextmanager
 def _log(store: Store, key: str) -> Iterator[IO[Any]]:
-    """What the server says, in the store's scratch: not in the bundle, for it may say anything."""
+    """Opens the log for the server's output, in the store. It is not in the bundle, for it may hold anything."""
     path = store.root / "logs" / f"capture-{key[:16]}.log"
     with ExitStack() as stack:
         try:
@@ -302,37 +305,37 @@ def _open_private(path: str, flags: int) -> int:
 
 @dataclass(frozen=True)
 class Shaped:
-    """A command with what its shapes add. `shapes` is None where no spec was given."""
+    """A command with what ``--shapes`` adds. `shapes` is None without that option."""
 
     found: Found
     shapes: Shapes | None = None
 
     @property
     def manifest_id(self) -> str | None:
-        """Of the shapes."""
+        """The manifest of the shapes."""
         return None if self.shapes is None else self.shapes.manifest_id
 
     @property
     def files(self) -> Mapping[str, str]:
-        """Path below the place's root -> text: what has to lie there before the cold run."""
+        """Path below the sandbox's root -> text of files that must be there before the cold run."""
         return {} if self.shapes is None else self.shapes.files
 
     def asked(self, level: WarmUpLevel) -> WarmUp:
-        """Returns the exercise of a level; ``shapes`` asks for what the shapes need, too."""
-        guest, flags = self.found.adapter, self.found.flags
+        """Returns the warm-up requests of a level. The level ``shapes`` adds those that the shapes need."""
+        adapter, flags = self.found.adapter, self.found.flags
         requests = () if self.shapes is None else self.shapes.requests
-        return warm_up(level, flags.room, (*guest.shape_requests(flags), *requests))
+        return warm_up(level, flags.room, (*adapter.shape_requests(flags), *requests))
 
 
 def shaped_command(
     words: Sequence[str], environ: Mapping[str, str], spec: BuildSpec | None, root: Path
 ) -> Shaped:
-    """Returns what a command starts, with the shapes of `spec` if there is one.
+    """Returns the server that a command starts, with the shapes of `spec` if there is one.
 
     Raises:
-        SpecError: as ``guests.found.find_guest``; or the guest takes no shapes, or not those of another command.
-        CoverageError: the guest would meet shapes that it was not told.
-        TargetError: its interpreter does not run.
+        SpecError: The command cannot be wrapped, the server takes no shapes, or `spec` is for another command.
+        CoverageError: The server would meet shapes that `spec` does not have.
+        TargetError: The server's interpreter does not run.
     """
     if spec is None:
         return Shaped(find_server(words, environ))

@@ -1,17 +1,15 @@
-"""What a store remembers of captures. A row is a claim: the objects that it names are looked for, and a lack is a miss.
+"""The store's records of captures, and the keys that find them. If an object that a record names is missing, it is a miss.
 
-* capture key -> `CaptureRow`: a capture that was proved, with what building it took. The first one stays.
-* draft key -> `UnprovenRow`: what a cold run left, so that a build which was stopped in its proof goes on from there. It is
-  forgotten as soon as the proof has ended, either way.
+* capture key -> `CaptureRow`: a proved capture, and how long its build took. The first record stays.
+* unproven key -> `UnprovenRow`: the files of a cold run, so that a build which was stopped in its proof can go on from
+  there. It is removed when the proof has ended, either way.
 
-Documents are objects, as the files are; digests stand in the rows, so that collecting garbage keeps what they name. No other
-digest does (a component of the launch, say): whatever reads like one is taken for an object that must be there.
+Launch and receipt are objects, as the files are. Rows name objects by digest, so that garbage collection keeps them. A row
+must hold no other digest (of a launch's component, say), because everything that reads like one is taken for an object.
 
-By what a capture is looked up in a store: the launch's key, and the conditions under which its files were made.
-
-The launch's id is the same wherever it takes place. A capture's files are not: they hold the root, the interpreter's prefix
-and the rest of `Launch.conditions`. So a second build elsewhere makes a second capture, and none is taken for the other. But
-the path of a model's directory is in no file, for the server sees an alias in its stead: from there nothing is built again.
+A key has the launch's key and the conditions under which the files were made. The launch's id is the same everywhere, but a
+capture's files hold the root, the interpreter's prefix and the rest of `Launch.conditions`, so a build elsewhere makes
+another capture. The path of a model's directory is not part of it: the server sees an alias, so the path is in no file.
 """
 
 from __future__ import annotations
@@ -41,12 +39,12 @@ class CaptureRow(Value):
     Attributes:
         label: For people.
         launch, receipt: The documents.
-        objects: Those of the files, each once.
-        cold_seconds: Until the server was ready, from empty caches.
+        objects: The files' objects, each once.
+        cold_seconds: From the start until the server served, from empty caches.
         warm_seconds: The same in the proof.
-        build_seconds: All of it.
-        cold_counts: What the cold run did: compilers run, code generated, files left.
-        places: Place -> how many files hold it.
+        build_seconds: The whole build.
+        cold_counts: What the cold run did: compilers run, code generated, files written.
+        places: Name of a path -> how many files hold it.
     """
 
     kind: Literal["capture"] = "capture"
@@ -66,7 +64,7 @@ class CaptureRow(Value):
 
 
 class UnprovenRow(Value):
-    """What a cold run left: its files, what it answered, and what was measured.
+    """The result of a cold run: its files, its answers, and what was measured.
 
     `saved` are the server's own counters of artifacts that it saved.
     """
@@ -90,17 +88,17 @@ RowT = TypeVar("RowT", bound=Union[CaptureRow, UnprovenRow])
 
 
 def find_capture(store: Store, key: str) -> CaptureRow | None:
-    """Returns the row of a capture whose objects are all there."""
+    """Returns the record of a capture; None if there is none, or an object of it is missing."""
     return _find(CaptureRow, store, key)
 
 
 def find_unproven(store: Store, key: str) -> UnprovenRow | None:
-    """Returns the row of a draft whose objects are all there."""
+    """Returns the record of a cold run; None if there is none, or an object of it is missing."""
     return _find(UnprovenRow, store, key)
 
 
 def record_capture(store: Store, key: str, row: CaptureRow) -> CaptureRow:
-    """Records a capture; of two the first one stays, as long as its objects are there. Returns what is recorded."""
+    """Records a capture unless there is a record whose objects are all there. Returns the record that stays."""
     value = store.actions.put(
         key, _json(row), lambda old: _intact(CaptureRow, old, store.objects) is not None
     )
@@ -108,12 +106,12 @@ def record_capture(store: Store, key: str, row: CaptureRow) -> CaptureRow:
 
 
 def record_unproven(store: Store, key: str, row: UnprovenRow) -> None:
-    """Records a draft. Raises StoreError."""
+    """Records a cold run. Raises StoreError."""
     store.actions.put(key, _json(row))
 
 
 def captures(store: Store) -> Iterator[tuple[str, CaptureRow]]:
-    """Yields every capture that the store has, by key: for those who explain, or ask what an upgrade would cost."""
+    """Yields every capture in the store, with its key."""
     for key in store.actions:
         row = find_capture(store, key)
         if row is not None:
@@ -149,18 +147,18 @@ def _intact(kind: type[RowT], value: object, objects: ObjectStore) -> RowT | Non
 
 
 def capture_key(launch: Launch) -> Key:
-    """Returns the key of the record of a capture that was proved."""
+    """Returns the key of a proved capture."""
     return Key.of([("record", "aotgaudi.capture/1"), *launch.components(), *_conditions(launch)])
 
 
 def unproven_key(launch: Launch) -> Key:
-    """Returns the key of the record of a cold run whose proof has not ended: of this version's witness alone."""
+    """Returns the key of a cold run whose proof has not ended; it is for this version of the agent only."""
     builder = [(f"builder.{name}", value) for name, value in sorted(builder_versions().items())]
     return Key.of([("record", "aotgaudi.draft/1"), *launch.components(), *_conditions(launch), *builder])
 
 
 def builder_versions(site: Path = SITE) -> dict[str, str]:
-    """Returns what a receipt says of who built it: our version, and the digest of the witness's sources."""
+    """Returns the builder for receipts: our version, and the digest of the agent's sources."""
     return {"aotgaudi": version_of("aotgaudi"), "witness": sha256_source(site.rglob("*.py"))}
 
 

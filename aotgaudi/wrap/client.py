@@ -1,4 +1,4 @@
-"""Asks a guest: whether it serves, and its exercise. Over HTTP, bounded in time and in bytes."""
+"""Asks a wrapped server, over HTTP: whether it serves, and the warm-up requests. Bounded in time and in bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import http.client
 import json
 import re
 import socket
-from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -16,16 +15,16 @@ from aotgaudi.errors import AotGaudiError, SpecError
 
 HEALTH_SECONDS = 2.0
 ANSWER_SECONDS = 600.0
-"""A first request may compile for minutes, in a build."""
+"""In a build, the first request may compile for minutes."""
 _MAX_ANSWER_BYTES = 16 << 20
 _UNFIT_FOR_ID, _MAX_NAME_CHARS = re.compile(r"[^A-Za-z0-9._-]"), 64
-"""A launch is read from a bundle: a name there may be anything, and no header."""
+"""A launch is read from a bundle, where a request's name may be anything, also what no header can hold."""
 
 
 class WrappedServerError(AotGaudiError):
-    """A guest that ended, hung, or broke off an answer.
+    """A wrapped server ended, hung, or broke off an answer.
 
-    `exit_code` is what it ended with, where it did, else 1; `request_id` which request it did not answer, where it is one.
+    `exit_code` is the server's if it ended, else 1; `request_id` names the request that it did not answer, if there is one.
     """
 
     def __init__(self, message: str, exit_code: int = 1, request_id: str | None = None) -> None:
@@ -35,15 +34,15 @@ class WrappedServerError(AotGaudiError):
 
 @dataclass(frozen=True)
 class Address:
-    """Where a guest listens, and what its clients have to know.
+    """Where a server listens, and what its clients have to know.
 
     Attributes:
-        host: Of the server, as a client on this machine reaches it.
-        port: Of the server.
-        uds: The unix socket that it listens on in place of a port, as we see it.
-        health_path: A GET answers 200 there once the server serves.
-        served_name: What requests call the model.
-        authorization: The value of the header of that name; empty for none. Never shown.
+        host: The host, as a client on this machine reaches it.
+        port: The port.
+        uds: The unix socket that it listens on instead of a port, as we see it.
+        health_path: A GET of this path answers 200 once the server serves.
+        served_name: The model's name in requests.
+        authorization: The value of that header; empty for none. Never shown.
     """
 
     host: str = "127.0.0.1"
@@ -53,14 +52,10 @@ class Address:
     served_name: str = ""
     authorization: str = field(default="", repr=False)
 
-    def __str__(self) -> str:
-        """For people."""
-        return self.uds or f"{self.host}:{self.port}"
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a request was answered with: an HTTP status, and the text of all choices, for every copy that was sent."""
+    """How a request was answered: an HTTP status, and the text of all choices, for all copies that were sent."""
 
     status: int
     text: str
@@ -71,7 +66,7 @@ class Answer:
 
 
 def require_free(address: Address) -> None:
-    """Raises SpecError where somebody listens already: whatever asks there would take that server for the guest."""
+    """Raises SpecError if another server listens there: our requests would go to that one."""
     try:
         if address.uds is None:
             socket.create_connection((address.host, address.port), HEALTH_SECONDS).close()
@@ -84,7 +79,7 @@ def require_free(address: Address) -> None:
 
 
 def is_healthy(address: Address, timeout_seconds: float = HEALTH_SECONDS) -> bool:
-    """Whether the guest answers its health question with 200, now."""
+    """Whether the server answers its health question with 200, now."""
     try:
         return _request(address, "GET", address.health_path, None, timeout_seconds)[0] == 200
     except (OSError, http.client.HTTPException):
@@ -92,21 +87,21 @@ def is_healthy(address: Address, timeout_seconds: float = HEALTH_SECONDS) -> boo
 
 
 def ask(address: Address, request: WarmUpRequest, timeout_seconds: float = ANSWER_SECONDS) -> Answer:
-    """Sends a request, as many copies as it says at once, and returns what came of all of them.
+    """Sends all copies of a request at once, and returns how they were answered.
 
     Raises:
-        GuestError: no whole answer came, or 5xx.
+        WrappedServerError: An answer is missing or incomplete, or its status is 5xx.
     """
     body = json.dumps({"model": address.served_name, **request.body}).encode()
 
     def send(copy: int) -> tuple[int, bytes]:
-        request_id = request_id_of(request, copy)
+        request_id = _request_id(request, copy)
         try:
             return _request(address, "POST", request.path, body, timeout_seconds, request_id)
         except (OSError, http.client.HTTPException) as error:
             what = "no answer" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
             raise WrappedServerError(
-                f"the guest did not answer the request {request.name!r}: {what}", request_id=request_id
+                f"the server did not answer the request {request.name!r}: {what}", request_id=request_id
             ) from error
 
     with ThreadPoolExecutor(request.copies) as pool:
@@ -115,24 +110,16 @@ def ask(address: Address, request: WarmUpRequest, timeout_seconds: float = ANSWE
     if worst >= 500:
         first = next(copy for copy, (status, _) in enumerate(answers) if status == worst)
         raise WrappedServerError(
-            f"the guest answered the request {request.name!r} with {worst}",
-            request_id=request_id_of(request, first),
+            f"the server answered the request {request.name!r} with {worst}",
+            request_id=_request_id(request, first),
         )
     texts = {_text(data) for status, data in answers if status == 200}
     return Answer(worst, "\n".join(sorted(texts)))
 
 
-def request_id_of(request: WarmUpRequest, copy: int) -> str:
-    """Returns the ``X-Request-Id`` that a copy of a request is sent with, by which a guest's own log may name it."""
+def _request_id(request: WarmUpRequest, copy: int) -> str:
+    """Returns the ``X-Request-Id`` of one copy, by which the server's log may name it."""
     return f"aotgaudi-{_UNFIT_FOR_ID.sub('-', request.name)[:_MAX_NAME_CHARS]}-{copy}"
-
-
-def send_all(
-    address: Address, requests: Iterable[WarmUpRequest], timeout_seconds: float = ANSWER_SECONDS
-) -> Iterator[tuple[WarmUpRequest, Answer]]:
-    """Yields each request with its answer, one after the other. Raises as `ask` does."""
-    for request in requests:
-        yield request, ask(address, request, timeout_seconds)
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -175,7 +162,7 @@ def _request(
 
 
 def _text(data: bytes) -> str:
-    """The text of every choice of an answer of OpenAI's API; of an answer of another form, nothing."""
+    """Returns the text of every choice in an answer of OpenAI's API; an empty text for an answer of another form."""
     try:
         choices = json.loads(data)["choices"]
         return "\n".join(_choice(choice) for choice in choices)

@@ -1,14 +1,13 @@
-"""Secrets that a build was given must not be in what it seals: a bundle goes to registries, and to everybody's pods.
+"""Collects the caches of a server that has ended: walks them, searches them for secrets, and puts the files into the store.
 
-A secret is the value of a variable, or of a flag, that is one by its name (guests/variables.py). Files are searched for the
-bytes of the value, and for the forms in which programs write text down: escaped as in JSON, in Python's source, in a URL,
-and in base64 at each of its three alignments. What is compressed or encrypted cannot be searched. The documents of the
-bundle are searched as the files are: a launch has the command's words, a receipt what the server hashed.
+Every file counts unless a pattern with a reason leaves it out. A file that could not be restored as it is (a link that leads
+out, a device) or must not be sealed (a secret) is refused by name. No file is parsed.
 
-From the caches of a server that has ended to captured files: walked, searched for secrets, and put into the store.
-
-Everything below the roots counts but for what is left out by a reason. What could not be restored as it is (a link that
-leads out, a device) or must not be sealed (a secret) is refused by its name. Nothing that was found is parsed.
+No secret of the build may be sealed, for a bundle goes to registries and to other people's pods. A secret is the value of a
+variable or a flag whose name says so (wrap/variables.py). Files are searched for its bytes, and for the forms in which
+programs write text: escaped as in JSON, in Python source, in a URL, and in base64 at each of its three alignments.
+Compressed or encrypted files cannot be searched. The bundle's documents are searched as well: a launch has the command's
+words, and a receipt has what the server hashed.
 """
 
 from __future__ import annotations
@@ -42,25 +41,25 @@ from aotgaudi.wrap.session import OUTSIDE
 from aotgaudi.wrap.variables import is_secret, is_secret_key, secret_values
 
 MIN_SECRET_BYTES = 6
-"""Shorter values are in many files by chance."""
+"""Shorter values occur in many files by chance."""
 _MIN_ENCODED_BYTES = 9
-"""Of base64, of which the ends depend on what is around it."""
+"""The least length for base64, whose first and last characters depend on what surrounds the value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A value that nobody may read, and the `name` of the variable or flag that has it."""
+    """A secret value, and the `name` of the variable or flag that holds it."""
 
     name: str
     value: str = field(repr=False)
 
     @property
     def is_searched(self) -> bool:
-        """Whether it is long enough to be told from chance."""
+        """Whether it is too long to occur by chance."""
         return len(self.value.encode("utf-8", "surrogateescape")) >= MIN_SECRET_BYTES
 
     def forms(self) -> frozenset[bytes]:
-        """Returns the bytes that would betray it."""
+        """Returns the forms in which a file could hold it."""
         texts = {self.value, json.dumps(self.value)[1:-1], json.dumps(self.value, ensure_ascii=False)[1:-1]}
         texts |= {
             repr(self.value)[1:-1],
@@ -72,7 +71,7 @@ class Secret:
         )
 
     def _encoded(self) -> Iterator[bytes]:
-        """In base64 a byte's characters depend on where it stands in a group of three: the whole groups of each case."""
+        """Yields the base64 of its whole groups of three bytes, for each of the three ways in which they can be aligned."""
         data = self.value.encode("utf-8", "surrogateescape")
         for skipped in range(3):
             whole = data[skipped : len(data) - (len(data) - skipped) % 3]
@@ -82,13 +81,13 @@ class Secret:
 
 
 def require_public(data: bytes, noun: str, secrets: Iterable[Secret]) -> None:
-    """Raises CaptureError, which names them, where a document that is to be sealed holds secrets; `noun` is what it is."""
+    """Raises CaptureError, which names the secrets, if a document to be sealed holds any; `noun` says what it is."""
     held = sorted(
         {one.name for one in secrets if one.is_searched and any(form in data for form in one.forms())}
     )
     if held:
         raise CaptureError(
-            f"the {noun} holds the value of {', '.join(held)}, a secret: whoever has the bundle could read it"
+            f"the {noun} holds the value of {', '.join(held)}, a secret that everybody with the bundle could read"
             " (keep it out of the command, and of variables that are not named like secrets)"
         )
 
@@ -96,7 +95,7 @@ def require_public(data: bytes, noun: str, secrets: Iterable[Secret]) -> None:
 def secrets_of(
     environ: Mapping[str, str], words: Sequence[str], public_words: Iterable[str]
 ) -> tuple[Secret, ...]:
-    """Returns the secrets of an environment, and of a command of which `public_words` are no secrets; by name, each once."""
+    """Returns the secrets of an environment and of a command, sorted by name; `public_words` of the command are none."""
     found = dict(secret_values(environ))
     for name, value in _of_words(words, frozenset(public_words)):
         found.setdefault(name, value)
@@ -104,7 +103,7 @@ def secrets_of(
 
 
 def _of_words(words: Sequence[str], public: frozenset[str]) -> Iterator[tuple[str, str]]:
-    """What stands in the words of a command that are not for everybody."""
+    """Yields the names and values of secrets in the words of a command that are not public."""
     flag = ""
     for word in words:
         is_flag = word.startswith("-")
@@ -121,7 +120,7 @@ def _of_words(words: Sequence[str], public: frozenset[str]) -> Iterator[tuple[st
 
 
 def _of_table(text: str) -> Iterator[tuple[str, str]]:
-    """The values of a table in JSON whose keys say that they are secrets."""
+    """Yields the values in a JSON table whose keys say that they are secrets."""
     if not text.startswith(("{", "[")):
         return
     try:
@@ -150,11 +149,11 @@ class Rules:
     """How files are collected.
 
     Attributes:
-        left_out: Pattern -> reason; `fnmatch` of paths relative to the place's root, so ``*`` matches ``/``, too.
-        kind_of: What a file is, by its path.
-        secrets: What must be in none.
-        places: Name -> path whose presence in files is counted.
-        foreign: Paths that must be in none: what only we see.
+        left_out: Pattern of paths relative to the root -> reason. As in `fnmatch`, ``*`` also matches ``/``.
+        kind_of: Returns a file's kind by its path.
+        secrets: Values that no file may hold.
+        places: Name -> path. The files that hold the path are counted.
+        foreign: Paths that no file may hold, because only this build sees them.
     """
 
     left_out: tuple[tuple[str, str], ...]
@@ -163,9 +162,9 @@ class Rules:
     places: Mapping[str, str] = field(default_factory=dict)
     foreign: tuple[str, ...] = ()
 
-    def in_place(self, place: Sandbox) -> Rules:
-        """Returns the rules for a place that we may see elsewhere than the server does."""
-        return self if place.here == place.root else replace(self, foreign=(str(place.here),))
+    def for_sandbox(self, sandbox: Sandbox) -> Rules:
+        """Returns the rules for a sandbox, which we may see under another path than the server does."""
+        return self if sandbox.here == sandbox.root else replace(self, foreign=(str(sandbox.here),))
 
 
 @dataclass(frozen=True)
@@ -173,10 +172,10 @@ class Collected:
     """What was found.
 
     Attributes:
-        files: By path; their bytes are in the store.
-        left_out: The patterns that something was left out by.
-        places: Name of a place -> how many files hold it.
-        strays: Files in the server's home: a cache that no variable moves, which is therefore not captured.
+        files: The files, by path; their bytes are in the store.
+        left_out: The patterns that left a file out.
+        places: Name of a path -> how many files hold it.
+        strays: Files in the server's home, which are not captured: caches that no variable moves.
     """
 
     files: tuple[CapturedFile, ...]
@@ -188,12 +187,12 @@ class Collected:
 def collect(
     here: Path, rules: Rules, objects: ObjectStore, tops: Sequence[str] = (CACHE, TEMPORARY, HOME)
 ) -> Collected:
-    """Puts every file below the `tops` of `here` into the store. Nobody may write there any more.
+    """Puts every file below the `tops` of `here` into the store. The server must have ended.
 
     Raises:
-        CaptureError: a file cannot be captured (a link that leads out, a device, a name, too many), holds a secret, or
-            changed while it was read; names it.
-        StoreError: it cannot be read, or the store cannot be written to.
+        CaptureError: A file cannot be captured (a link that leads out, a device, its name, too many files), holds a
+            secret, or changed while it was read. Names the file.
+        StoreError: A file cannot be read, or the store cannot be written to.
     """
     found = _Found(rules.left_out)
     paths = [path for top in tops for path in _walk(here, top, found)]
@@ -213,7 +212,7 @@ def collect(
 
 
 class _Found:
-    """What was left out, by the pattern that it was left out by."""
+    """The patterns that leave files out, and which of them did."""
 
     def __init__(self, left_out: Iterable[tuple[str, str]]) -> None:
         reasons = {**dict(left_out), **OUTSIDE}
@@ -253,7 +252,7 @@ def _walk(here: Path, top: str, found: _Found) -> Iterator[str]:
 
 
 def _is_file(here: Path, path: str, found: _Found) -> bool:
-    """Whether it is captured: a regular file, or a link to one below the same root."""
+    """Whether a path is captured: a regular file, or a link to one in the sandbox."""
     mode = (here / path).lstat().st_mode
     if stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode):
         found.note(path, _VOLATILE)
@@ -279,7 +278,7 @@ def _require_names(paths: Iterable[str]) -> None:
 
 
 class _Needles:
-    """What files are searched for, and what finding it means."""
+    """The byte strings that files are searched for, and what they mean."""
 
     def __init__(self, rules: Rules) -> None:
         self.secrets = {
@@ -317,7 +316,7 @@ def _take(
 
 
 def _search(path: Path, needles: _Needles) -> set[bytes]:
-    """Returns which needles a file holds. Read in pieces, with as much of the last one as a needle may begin in."""
+    """Returns the needles that a file holds. Pieces overlap by the length of the longest needle, less one."""
     held: set[bytes] = set()
     kept = b""
     with path.open("rb", buffering=0) as file:
@@ -332,17 +331,17 @@ def _refuse(path: str, held: Iterable[bytes], needles: _Needles) -> None:
     secrets = sorted({needles.secrets[needle] for needle in held if needle in needles.secrets})
     if secrets:
         raise CaptureError(
-            f"{_without(path, needles)} holds the value of {', '.join(secrets)}, a secret: whoever has the bundle could read"
-            " it (build without it, or keep the server from writing it there)"
+            f"{_without(path, needles)} holds the value of {', '.join(secrets)}, a secret that everybody with the bundle"
+            " could read (build without it, or keep the server from writing it there)"
         )
     if any(needle in needles.foreign for needle in held):
         raise CaptureError(
-            f"{path} holds a path that only this build has: it could not be used anywhere else"
+            f"{path} holds a path that only this build has, so it could not be used anywhere else"
         )
 
 
 def _without(path: str, needles: _Needles) -> str:
-    """The path, but for what must not be printed."""
+    """Returns the path without secrets."""
     data = os.fsencode(path)
     for secret in needles.secrets:
         data = data.replace(secret, b"***")

@@ -1,13 +1,13 @@
-"""What witnesses say: one file a process, one JSON object a line, read while it is written.
+"""The event log: what the agents in a wrapped server's processes write, one file a process, one JSON object a line.
 
 ::
 
     <events>/<pid>-<start ns>.jsonl
     line   {"e": type, "n": number, "t": seconds, "pid": pid, "phase": state byte, ...}  shorter than PIPE_BUF
 
-``n`` counts the lines of a file from 0 without a gap, so an event that was lost is missed. The witness writes
-``state`` when it sees that the state byte has changed, after the guest's counters: it has then said all of what was before.
-Lines are what other processes wrote: none is believed to be well-formed, and what cannot be read is counted.
+``n`` counts the lines of a file from 0 without a gap, so a lost event is noticed. An agent writes ``state`` when it sees
+that the state byte has changed, after the server's counters: by then it has reported everything that came before. Other
+processes write the lines, so no line is trusted to be well-formed; those that cannot be read are counted.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from aotgaudi.bundle.capture_receipt import Expected
 from aotgaudi.files import open_descriptor
 from aotgaudi.wrap.variables import without_credentials
 
 MAX_LINE_BYTES = 4096
-"""PIPE_BUF: what O_APPEND writes whole, from many threads."""
+"""PIPE_BUF: O_APPEND writes up to this much in one piece, from many threads."""
 MAX_FILE_BYTES = 256 << 20
-"""Of one process's events; what is beyond is not read, and counts as unreadable."""
+"""Events of one process beyond this are not read, and count as unreadable."""
 
 _NAME = re.compile(r"([0-9]{1,10})-([0-9]{1,20})\.jsonl")
 _READ_BYTES = 1 << 20
@@ -48,7 +49,7 @@ class Event:
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def text(self, name: str) -> str:
-        """Returns a value as text, for people: one printable line, at most 500 characters; empty where there is none."""
+        """Returns a value as one printable line of at most 500 characters; empty if the event does not have it."""
         value = self.values.get(name)
         words = (
             map(str, value) if isinstance(value, (list, tuple)) else ([] if value is None else [str(value)])
@@ -57,19 +58,19 @@ class Event:
 
     @property
     def stack(self) -> str:
-        """The frames that it came from, the innermost first; empty where it names none."""
+        """The frames that it came from, the innermost first; empty if it names none."""
         frames = self.values.get("stack")
         return printable(" < ".join(map(str, frames))) if isinstance(frames, list) else self.text("stack")
 
     @property
     def path(self) -> str:
-        """The path that it is about, as the guest sees it; empty where it is about none."""
+        """The path that it names, as the server sees it; empty if it names none."""
         return os.path.join(self.text("root"), self.text("path"))
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessLog:
-    """What one process said, in the order in which it was written; `num_unreadable` counts lines that say nothing."""
+    """What one process wrote, in that order; `num_unreadable` counts lines that cannot be read."""
 
     pid: int
     events: tuple[Event, ...] = ()
@@ -77,12 +78,12 @@ class ProcessLog:
 
     @property
     def role(self) -> str:
-        """The process's role by its own word; empty before it has said ``hello``."""
+        """The role that the process gave itself; empty before its ``hello``."""
         return next((event.text("role") for event in self.events if event.kind == "hello"), "")
 
     @property
     def hooks(self) -> Mapping[str, object]:
-        """What is hooked, by its last word."""
+        """What is hooked, as last reported."""
         hooks: dict[str, object] = {}
         for event in self.events:
             found = event.values.get("hooks") if event.kind in ("hello", "hooks") else None
@@ -92,7 +93,7 @@ class ProcessLog:
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """The guest's own counters in this process, by its last word."""
+        """The server's counters in this process, as last reported."""
         counters: dict[str, int] = {}
         for event in self.events:
             found = event.values.get("values") if event.kind == "counters" else None
@@ -102,20 +103,48 @@ class ProcessLog:
 
     @property
     def loads(self) -> Mapping[str, int]:
-        """Artifacts that this process has loaded, ``KIND:NAME``, and how often."""
+        """Artifacts that this process has loaded, ``KIND:NAME`` -> how often."""
         loaded = (event for event in self.events if event.kind == "loaded")
         return Counter(f"{event.text('what')}:{event.text('name')}" for event in loaded)
 
 
-def hashed_factors(histories: Iterable[ProcessLog]) -> dict[str, dict[str, str]]:
-    """Returns what a guest hashed, as text without credentials: name -> factor -> its value, or the value's digest."""
+def expected_of(
+    processes: Iterable[ProcessLog],
+    *,
+    roles: Mapping[str, int],
+    hooks: tuple[str, ...],
+    counted: Collection[str],
+    zeros: Iterable[str],
+) -> Expected:
+    """Returns what the processes of a proof run teach about every warm start; without the answers.
+
+    Args:
+        processes: All of them.
+        roles: Role -> how many processes must have an agent.
+        hooks: What must be hooked in them.
+        counted: The server's counters that must have the same value again, unless it is 0.
+        zeros: The counters that must be 0.
+    """
+    loads: Counter[str] = Counter()
+    counters: Counter[str] = Counter()
+    for process in processes:
+        loads.update(process.loads)
+        counters.update({name: value for name, value in process.counters.items() if name in counted})
+    seen = {name: value for name, value in counters.items() if value}
+    return Expected(
+        loads=dict(loads), counters={**dict.fromkeys(zeros, 0), **seen}, roles=dict(roles), hooks=hooks
+    )
+
+
+def hashed_factors(processes: Iterable[ProcessLog]) -> dict[str, dict[str, str]]:
+    """Returns what a server hashed, as text without credentials: name -> factor -> its value, or the value's digest."""
     found: dict[str, dict[str, str]] = {}
-    for history in histories:
-        for event in history.events:
+    for process in processes:
+        for event in process.events:
             values = event.values.get("values")
             if event.kind == "factors" and isinstance(values, dict):
-                told = {str(name): without_credentials(str(value)) for name, value in values.items()}
-                found.setdefault(event.text("name"), {}).update(told)
+                texts = {str(name): without_credentials(str(value)) for name, value in values.items()}
+                found.setdefault(event.text("name"), {}).update(texts)
     return found
 
 
@@ -126,7 +155,7 @@ def printable(text: str, max_characters: int = 500) -> str:
 
 
 def parse_line(line: bytes) -> Event | None:
-    """Returns the event of one line; None for one that is none."""
+    """Returns the event of one line; None if the line is not an event."""
     try:
         raw = json.loads(line)
         kind, number, time, pid, phase = (raw[name] for name in ("e", "n", "t", "pid", "phase"))
@@ -139,45 +168,46 @@ def parse_line(line: bytes) -> Event | None:
     return Event(kind, number, float(time), pid, phase, {n: v for n, v in raw.items() if n not in _CORE})
 
 
-class EventReader:
-    """Reads a directory of events as it grows. One thread only."""
+class EventLog:
+    """Reads a directory of events as it grows, and keeps everything that was said. One thread only.
+
+    Attributes:
+        processes: File name -> what that process has said so far.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._files: dict[str, _File] = {}
+        self._new: list[Event] = []
+        self.processes: dict[str, ProcessLog] = {}
 
-    def read(self) -> Mapping[str, ProcessLog]:
-        """Returns what was written since the last call: file name -> what is new in it, also where that is nothing.
+    def read(self) -> None:
+        """Takes in what was written since the last call.
 
-        A line that is still being written is left for the next call. Where the directory has gone, every file that was in
-        it is one that cannot be read.
+        A line that is still being written is left for the next call. If the directory has gone, none of its files can be
+        read any more.
         """
         with contextlib.suppress(OSError):
             for entry in os.scandir(self._directory):
                 matched = _NAME.fullmatch(entry.name)
                 if matched is not None and entry.name not in self._files:
                     self._files[entry.name] = _File(Path(entry.path), int(matched[1]))
-        return {name: file.read() for name, file in self._files.items()}
-
-
-class EventLog:
-    """Everything that all processes have said so far. One thread only."""
-
-    def __init__(self) -> None:
-        self.histories: dict[str, ProcessLog] = {}
-
-    def add(self, news: Mapping[str, ProcessLog]) -> list[Event]:
-        """Takes in what an `EventReader` gave; returns the new events, by time."""
-        new: list[Event] = []
-        for name, more in news.items():
-            before = self.histories.get(name, ProcessLog(more.pid))
-            if more.events or more.num_unreadable or name not in self.histories:
-                self.histories[name] = replace(
+                    self.processes[entry.name] = ProcessLog(int(matched[1]))
+        for name, file in self._files.items():
+            events, num_unreadable = file.read()
+            if events or num_unreadable:
+                before = self.processes[name]
+                self.processes[name] = replace(
                     before,
-                    events=before.events + more.events,
-                    num_unreadable=before.num_unreadable + more.num_unreadable,
+                    events=(*before.events, *events),
+                    num_unreadable=before.num_unreadable + num_unreadable,
                 )
-            new += more.events
+                self._new += events
+
+    def take_new(self) -> list[Event]:
+        """Reads, and returns the events that this method has not returned before, by time."""
+        self.read()
+        new, self._new = self._new, []
         return sorted(new, key=lambda event: event.time)
 
 
@@ -189,24 +219,25 @@ class _File:
         self._offset = 0
         self._rest = b""
 
-    def read(self) -> ProcessLog:
+    def read(self) -> tuple[tuple[Event, ...], int]:
+        """Returns the new events, and how many new lines cannot be read."""
         try:
             descriptor = open_descriptor(self._path)
-        except OSError:  # Gone, or a link: the hole in its numbers, or its silence, tells.
-            return ProcessLog(self._pid, (), 1)
+        except OSError:  # It has gone, or is a link.
+            return (), 1
         try:
             data = self._new_bytes(descriptor)
         finally:
             os.close(descriptor)
         if self._offset > MAX_FILE_BYTES:
-            return ProcessLog(self._pid, (), 1)
+            return (), 1
         *lines, self._rest = (self._rest + data).split(b"\n")
         num_unreadable = 0
         if len(self._rest) > MAX_LINE_BYTES:
             self._rest, num_unreadable = b"", 1
         events = [parse_line(line) for line in lines]
         whole = tuple(event for event in events if event is not None and event.pid == self._pid)
-        return ProcessLog(self._pid, whole, num_unreadable + len(events) - len(whole))
+        return whole, num_unreadable + len(events) - len(whole)
 
     def _new_bytes(self, descriptor: int) -> bytes:
         pieces = []

@@ -1,9 +1,9 @@
-"""The guest's first instructions: in a process of its own, what must be so before the guest's program begins.
+"""The program that becomes the wrapped server: it arranges what must hold before the server's first instruction.
 
-``python -I -S -c BOOT PARENT HERE ROOT -- WORDS``. It ends with its parent; where HERE is not ROOT it sees HERE at ROOT, in
-a mount namespace of its own; it has the signals of a process that nobody has touched. Then it becomes WORDS. Standard
-library only; and nothing of ours runs between fork and exec in a process with threads. Source: unshare(2), mount(2),
-user_namespaces(7).
+``main`` has the arguments PARENT HERE ROOT -- WORDS. It makes the process end with its parent, mounts HERE over ROOT in a
+private mount namespace if the two differ, restores the default signals, and then becomes WORDS. It uses the standard library
+only, and it is a separate program, because nothing of ours may run between fork and exec in a process with threads. Source:
+unshare(2), mount(2), user_namespaces(7).
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import sys
 from aotgaudi.child import die_with_parent
 
 NOT_FOUND, NOT_EXECUTABLE, NO_NAMESPACE = 127, 126, 125
-"""Exit codes of an entrance that did not become the guest: as a shell's, and one for a namespace that was refused."""
+"""Exit codes if the command cannot be run: as a shell's, and one for a namespace that was refused."""
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 
 
 def main() -> None:
-    """Becomes the guest, or exits with one line on standard error."""
+    """Becomes the wrapped server, or exits with one line on standard error."""
     parent, here, root, _, *words = sys.argv[1:]
     if here != root:
         _bind(here, root)
     die_with_parent(int(parent), signal.SIGTERM)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and what is ignored stays so.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec keeps what is ignored.
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
@@ -40,12 +40,12 @@ def main() -> None:
 
 
 def _bind(here: str, root: str) -> None:
-    """Mounts `here` over `root`, for this process and what it starts only; takes a user namespace where that needs one."""
+    """Mounts `here` over `root` for this process and what it starts; takes a user namespace if the mount needs one."""
     library = ctypes.CDLL(None, use_errno=True)
     uid, gid = os.geteuid(), os.getegid()
     if library.unshare(_CLONE_NEWNS):
         if library.unshare(_CLONE_NEWUSER | _CLONE_NEWNS):
-            _fail(NO_NAMESPACE, f"no mount namespace of its own: {os.strerror(ctypes.get_errno())}")
+            _fail(NO_NAMESPACE, f"no private mount namespace: {os.strerror(ctypes.get_errno())}")
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{uid} {uid} 1")
         _write("/proc/self/gid_map", f"{gid} {gid} 1")

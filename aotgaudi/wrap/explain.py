@@ -1,10 +1,7 @@
-"""What an upgrade would cost those who wrap other servers: the captures that it would have built anew.
+"""Explains captures: what an upgrade would build again, how two captures differ, and why a run was not warm.
 
-What differs between two captures: the launches by component and condition, then the files.
-
-After a run that was not warm: what the guest hashed there, against what it hashed in the build; and what it did.
-
-The witness writes down what a guest hashes. The events of the last run stay in its place until the next one.
+`explain_run` reads the events of a run that has ended. They stay in its sandbox until the next run, and they say what the
+server hashed and what it compiled.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from pathlib import Path
 
 from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.errors import SpecError
-from aotgaudi.wrap.events import EventLog, EventReader, ProcessLog, hashed_factors
+from aotgaudi.wrap.events import EventLog, ProcessLog, hashed_factors
 from aotgaudi.wrap.launch import adapter_named
 from aotgaudi.wrap.launch_comparison import Comparison, compare
 
@@ -29,10 +26,10 @@ class BuiltCapture:
     """A capture that was built.
 
     Attributes:
-        launch_id: of its launch.
-        label: for people: the model, as the command has it.
-        components: of the launch's key.
-        seconds: that building it took; None if nobody wrote it down.
+        launch_id: The id of its launch.
+        label: The model, as the command names it.
+        components: The components of the launch's key.
+        seconds: How long the build took; None if that is not recorded.
     """
 
     launch_id: str
@@ -43,20 +40,20 @@ class BuiltCapture:
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """A capture that would be built anew, and why: ``(component, what it is, what it would be)``."""
+    """A capture that would be built again, and why: ``(component, present value, value then)``."""
 
     capture: BuiltCapture
     changes: tuple[tuple[str, str, str], ...]
 
 
 def rebuilt(settings: Iterable[str], captures: Iterable[BuiltCapture]) -> tuple[Rebuilt, ...]:
-    """Returns the captures that ``NAME=VALUE`` settings would have built anew.
+    """Returns the captures that ``NAME=VALUE`` settings would have built again.
 
     NAME is a component of a launch (``software.torch``, ``flag.max-model-len``, ``variable.CXXFLAGS``), or its last part. Of
-    software the version is compared: which build of it that would be cannot be known before it is installed.
+    software only the version is compared, because the build's digest is not known before it is installed.
 
     Raises:
-        SpecError: a setting of another form, or a name that no capture has; the known ones are listed.
+        SpecError: A setting has another form, or names what no capture has. The error lists the known names.
     """
     wanted = dict(_parsed(setting) for setting in settings)
     built = tuple(captures)
@@ -99,7 +96,7 @@ def _is_addable(name: str) -> bool:
 
 
 def _compared(full: str, value: str) -> str:
-    """Returns what a setting is compared with: of software the version, of a flag its text without the quotes of JSON."""
+    """Returns what a setting is compared with: the version of software, a flag's text without JSON's quotes."""
     if full.startswith("software."):
         return value.partition(" ")[0]
     return value[1:-1] if full.startswith("flag.") and value.startswith('"') else value
@@ -111,11 +108,11 @@ def _short(full: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CaptureDifference:
-    """What B has otherwise than A.
+    """How a capture B differs from a capture A.
 
     Attributes:
-        launches: components and conditions.
-        added, removed, changed: paths of files, sorted; `changed` have other bytes.
+        launches: Components and conditions.
+        added, removed, changed: Paths of files, sorted; `changed` files have other bytes.
     """
 
     launches: Comparison
@@ -135,7 +132,7 @@ class CaptureDifference:
 
 
 def capture_difference(old: Bundle, new: Bundle) -> CaptureDifference:
-    """Returns what differs between two bundles of captures. Raises SpecError where one is of programs."""
+    """Returns what differs between two bundles of captures. Raises SpecError if one holds programs."""
     before, after = _files(old), _files(new)
     rules = adapter_named(old.launch.guest).variable_rules
     return CaptureDifference(
@@ -156,7 +153,7 @@ _TELLING = ("refused", "compile", "generate", "fault")
 
 @dataclass(frozen=True, slots=True)
 class HashedFactor:
-    """Something that the guest hashed otherwise than in the build. None: it did not hash it there."""
+    """A value that the server hashed, in the build and here; None if it did not hash it there."""
 
     name: str
     sealed: str | None
@@ -165,13 +162,13 @@ class HashedFactor:
 
 @dataclass(frozen=True, slots=True)
 class RunExplained:
-    """What a run says of itself.
+    """What the events of a run say.
 
     Attributes:
-        num_processes: that had a witness.
-        num_factors: that were hashed.
-        factors: those that differ from the build's.
-        deeds: what must not happen in a start from sealed files, each in a line.
+        num_processes: How many processes had an agent.
+        num_factors: How many values were hashed.
+        factors: The values that differ from the build's.
+        deeds: What must not happen in a start from sealed files, one line each.
     """
 
     num_processes: int
@@ -181,35 +178,35 @@ class RunExplained:
 
 
 def explain_run(root: Path, sealed: Mapping[str, Mapping[str, str]]) -> RunExplained:
-    """Returns what the events in the place at `root` say, against the factors of a capture. Raises SpecError."""
-    histories = _histories(root)
-    hashed = hashed_factors(histories)
+    """Compares the events in the sandbox at `root` with the factors of a capture. Raises SpecError."""
+    processes = _processes(root)
+    hashed = hashed_factors(processes)
     return RunExplained(
-        num_processes=len(histories),
+        num_processes=len(processes),
         num_factors=sum(map(len, hashed.values())),
         factors=tuple(_differences(sealed, hashed)),
-        deeds=tuple(dict.fromkeys(_deeds(histories))),
+        deeds=tuple(dict.fromkeys(_deeds(processes))),
     )
 
 
-def _histories(root: Path) -> tuple[ProcessLog, ...]:
-    account = EventLog()
+def _processes(root: Path) -> tuple[ProcessLog, ...]:
+    log = EventLog(root / _FOLDER)
     try:
         os.scandir(root / _FOLDER).close()
-        account.add(EventReader(root / _FOLDER).read())
+        log.read()
     except OSError as error:
         raise SpecError(
-            str(root), f"cannot be read as the place of a run: {error.strerror}", "the --root of aotgaudi run"
+            str(root), f"cannot be read as the root of a run: {error.strerror}", "the --root of aotgaudi run"
         ) from error
-    if not account.histories:
+    if not log.processes:
         raise SpecError(str(root), "has no events of a run", "the --root of aotgaudi run, after it has ended")
-    return tuple(account.histories.values())
+    return tuple(log.processes.values())
 
 
 def _differences(
     sealed: Mapping[str, Mapping[str, str]], here: Mapping[str, Mapping[str, str]]
 ) -> Iterator[HashedFactor]:
-    """Yields what differs in whatever was hashed on both sides: a run that was ended early has hashed less."""
+    """Yields the differences in groups that both hashed: a run that was ended early has hashed fewer."""
     for group in sorted(sealed.keys() & here.keys()):
         before, after = sealed[group], here[group]
         for name in sorted({*before, *after}):
@@ -217,9 +214,9 @@ def _differences(
                 yield HashedFactor(f"{group}.{name}", before.get(name), after.get(name))
 
 
-def _deeds(histories: tuple[ProcessLog, ...]) -> Iterator[str]:
-    for history in histories:
-        for event in history.events:
+def _deeds(processes: tuple[ProcessLog, ...]) -> Iterator[str]:
+    for process in processes:
+        for event in process.events:
             if event.kind in _TELLING and event.phase != "c":
                 what = (
                     event.text("argv")
@@ -227,4 +224,4 @@ def _deeds(histories: tuple[ProcessLog, ...]) -> Iterator[str]:
                     or f"{event.text('what')} {event.text('name')}".strip()
                 )
                 stack = f", from {event.stack}" if event.stack else ""
-                yield f"{event.kind} in {history.role or 'a process'}: {what}{stack}"
+                yield f"{event.kind} in {process.role or 'a process'}: {what}{stack}"

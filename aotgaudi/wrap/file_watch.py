@@ -1,8 +1,8 @@
-"""The second witness: which files appeared, changed or went below a guest's roots, seen from outside.
+"""Which files of a wrapped server appeared, changed or disappeared, seen from outside its processes.
 
-Two ways, and both count. inotify tells what happened, even where it was undone since; a comparison with the sealed list,
-every byte hashed, tells what is. Where the system gives no inotify, or loses some of it, the comparison alone remains,
-and the report says so. Source: inotify(7).
+There are two ways, and both count. inotify reports what happened, even if it was undone since. A comparison with the sealed
+list, which hashes every byte, finds what is there now. If the system has no inotify, or loses events, only the comparison
+remains, and the report says so. Source: inotify(7).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from aotgaudi.files import open_descriptor
 from aotgaudi.machine import available_cores
 
 MAX_FILES = 1_000_000
-"""How many files below the roots are looked at; a guest that makes more is not warm anyway."""
+"""At most this many files are compared; a server that makes more is not warm anyway."""
 
 _CHUNK_BYTES = 1 << 20
 _MAX_THREADS = 8
@@ -41,13 +41,13 @@ _HEADER = struct.Struct("iIII")
 
 @dataclass(frozen=True)
 class FileRules:
-    """What may lie below a place's root.
+    """Which files may lie below a sandbox's root.
 
     Attributes:
-        root: The place's root, as the guest sees it.
-        watched: Folders below it, relative, that hold the guest's caches: ``cache``, and what else was captured.
-        sealed: Path, relative to the root -> digest. Empty in a cold run: then everything may appear.
-        left_out: Patterns of paths that are no part of a capture (locks, sockets); `fnmatch`, so ``*`` matches ``/``, too.
+        root: The root, as the server sees it.
+        watched: Folders that hold the server's caches, relative to the root.
+        sealed: Path, relative to the root -> digest. Empty in a cold run, where any file may appear.
+        left_out: Patterns of paths that no capture holds (locks, sockets). As in `fnmatch`, ``*`` also matches ``/``.
     """
 
     root: Path
@@ -57,12 +57,12 @@ class FileRules:
 
     @cached_property
     def tops(self) -> tuple[str, ...]:
-        """The folders that are looked at: those that are watched, and those below the root that hold what is sealed."""
+        """The folders to compare: the watched ones, and those directly below the root that hold sealed files."""
         return tuple(dict.fromkeys((*self.watched, *(path.partition("/")[0] for path in self.sealed))))
 
     @property
     def has_sealed(self) -> bool:
-        """Whether there is a list of what may be there."""
+        """Whether there is a list of the files that may be there."""
         return bool(self.sealed)
 
     @cached_property
@@ -70,17 +70,17 @@ class FileRules:
         return re.compile("|".join(map(fnmatch.translate, self.left_out)) or r"(?!)")
 
     def is_left_out(self, path: str) -> bool:
-        """Whether a path, relative to the root, is no part of a capture, or not below the folders that are."""
+        """Whether no capture holds this path, which is relative to the root."""
         if path in self.sealed:
             return False
         return self._pattern.match(path) is not None or not self.is_watched(path)
 
     def is_watched(self, path: str) -> bool:
-        """Whether a path, relative to the root, is below a folder that holds the guest's caches, or is sealed."""
+        """Whether a path, relative to the root, is sealed or lies below a watched folder."""
         return path in self.sealed or any(path == top or path.startswith(f"{top}/") for top in self.watched)
 
     def relative(self, path: str) -> str | None:
-        """Returns a path relative to the root (relative ones are so already); None for one that is not below it."""
+        """Returns a path relative to the root; None if it is not below the root. Relative paths are returned unchanged."""
         if not path.startswith("/"):
             return path
         prefix = f"{self.root}/"
@@ -89,13 +89,13 @@ class FileRules:
 
 @dataclass(frozen=True)
 class FileChanges:
-    """What was seen of files. Paths are relative to the place's root, sorted.
+    """How files changed. Paths are relative to the root, sorted.
 
     Attributes:
         added: Files that are not sealed.
         changed: Sealed files that have, or had meanwhile, other bytes.
-        missing: Sealed files that are not there, or were away meanwhile.
-        is_compared: Whether every byte was compared with what is sealed.
+        missing: Sealed files that are gone, or were gone meanwhile.
+        is_compared: Whether every byte was compared with the sealed digests.
         is_watched: Whether inotify saw everything in between.
     """
 
@@ -107,11 +107,11 @@ class FileChanges:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing was seen that should not be."""
+        """Whether nothing changed."""
         return not (self.added or self.changed or self.missing)
 
     def __or__(self, other: FileChanges) -> FileChanges:
-        """What either saw; compared where either did, watched where both were."""
+        """The changes that either saw. It is compared if either was, and watched if both were."""
         return FileChanges(
             _union(self.added, other.added),
             _union(self.changed, other.changed),
@@ -122,9 +122,9 @@ class FileChanges:
 
 
 def compare(here: Path, rules: FileRules) -> FileChanges:
-    """Returns how the files below `here`, where we see the place's root, differ from what is sealed; reads every byte.
+    """Returns how the files below `here`, where we see the root, differ from the sealed ones; reads every byte.
 
-    A link, a device or a FIFO in the place of a file is another file. What cannot be read has changed.
+    A link, a device or a FIFO in place of a file counts as changed, and so does a file that cannot be read.
     """
     there = set(walk(here, rules))
     sealed = sorted(there & rules.sealed.keys())
@@ -146,7 +146,7 @@ def compare(here: Path, rules: FileRules) -> FileChanges:
 
 
 def walk(here: Path, rules: FileRules) -> Iterator[str]:
-    """Yields every path, relative to `here`, that is no directory and is not left out; links are not followed."""
+    """Yields the path of every file and link, relative to `here`, that is not left out. Links are not followed."""
     count = 0
     for top in rules.tops:
         for parent, directories, files in os.walk(here / top):
@@ -183,7 +183,7 @@ def _union(one: Iterable[str], other: Iterable[str]) -> tuple[str, ...]:
 class Watcher:
     """inotify on every directory below the watched folders, new ones included. One thread only; close it.
 
-    `is_complete` is False where the system gave no inotify, not enough of it, or lost events: a comparison must do.
+    `is_complete` is False if the system has no inotify, gives too few watches, or lost events.
     """
 
     def __init__(self, here: Path, rules: FileRules) -> None:
@@ -203,13 +203,8 @@ class Watcher:
         if descriptor >= 0:
             os.close(descriptor)
 
-    @property
-    def descriptor(self) -> int:
-        """What becomes readable when something has happened; negative where the system gave none."""
-        return self._descriptor
-
     def read(self) -> FileChanges:
-        """Returns everything that was seen since the watcher began."""
+        """Returns all changes since the watcher began."""
         while self._descriptor >= 0:
             try:
                 data = os.read(self._descriptor, _CHUNK_BYTES)
@@ -236,7 +231,7 @@ class Watcher:
         return descriptor
 
     def _add_tree(self, top: Path, *, is_new: bool) -> None:
-        """Watches a directory and those below it; what lies in a new one before it is watched has been added."""
+        """Watches a directory and those below it. Files in a new directory were added before it could be watched."""
         self._add(top)
         try:
             entries = list(os.scandir(top))
@@ -247,14 +242,16 @@ class Watcher:
             if entry.is_dir(follow_symlinks=False):
                 self._add_tree(Path(entry.path), is_new=is_new)
             elif is_new:
-                self._add_sight(Path(entry.path), _CREATE)
+                self._add_change(Path(entry.path), _CREATE)
 
     def _add(self, directory: Path) -> None:
         if self._descriptor < 0:
             return
         watch = self._library.inotify_add_watch(self._descriptor, os.fsencode(directory), _MASK)
         if watch < 0:
-            self.is_complete &= ctypes.get_errno() == errno.ENOENT  # Removed meanwhile: its parent tells.
+            self.is_complete &= (
+                ctypes.get_errno() == errno.ENOENT
+            )  # Removed meanwhile; its parent's watch reports that.
             return
         self._directories[watch] = directory
 
@@ -268,17 +265,17 @@ class Watcher:
         if mask & _ISDIR:
             if mask & (_CREATE | _MOVED_TO):
                 self._add_tree(directory / name, is_new=True)
-            if mask & _MOVED_FROM:  # What lay in it went with it, unseen.
+            if mask & _MOVED_FROM:  # Its files went with it, and have no events.
                 self._lose(directory / name)
             return
         if name:
-            self._add_sight(directory / name, mask)
+            self._add_change(directory / name, mask)
 
     def _lose(self, directory: Path) -> None:
         prefix = f"{directory.relative_to(self._here)}/"
         self._missing.update(path for path in self._rules.sealed if path.startswith(prefix))
 
-    def _add_sight(self, path: Path, mask: int) -> None:
+    def _add_change(self, path: Path, mask: int) -> None:
         relative = str(path.relative_to(self._here))
         if self._rules.is_left_out(relative):
             return
@@ -302,4 +299,4 @@ def _parse(data: bytes) -> Iterator[tuple[int, int, str]]:
 
 
 NO_FILES: Mapping[str, Digest] = MappingProxyType({})
-"""What is sealed in a cold run: nothing."""
+"""The sealed files of a cold run: none."""

@@ -1,10 +1,9 @@
-"""What a supervisor counts, in Prometheus' text format; ``docs/metrics.md`` lists it. Without a client library.
+"""The supervisor's HTTP server, ``/ready /live /metrics /report``, and the metrics that it publishes.
 
-What a supervisor answers, on a port of its own: ``/ready /live /metrics /report``. Standard library only.
-
-A guest's container need not have a web framework. Every connection is one request, in a thread; there are so many at once,
-each has so long for everything, and where there is no room the oldest goes: a client that is slow on purpose keeps nobody
-out. ``/report`` names paths and flags: it is for this machine alone unless that is asked for.
+The server uses the standard library, for the container of a wrapped server need not have a web framework. A connection
+carries one request, in its own thread. The number of connections and the seconds for each are bounded. When there are too
+many, the oldest is closed, so that a slow client keeps nobody out. ``/report`` names paths and flags: it answers this
+machine only, unless ``--report-public`` is given. ``docs/metrics.md`` lists the metrics.
 """
 
 from __future__ import annotations
@@ -21,138 +20,133 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
 from aotgaudi.errors import SpecError
 from aotgaudi.wrap.run_options import Listen
 from aotgaudi.wrap.verdict import Finding, Phase, What
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MAX_CONNECTIONS = 32
+CLIENT_SECONDS = 5.0
+"""How long a client has to send its request and to read the answer, together."""
+_TICK_SECONDS = 0.1
+"""How long closing may take. A refusal after the port was bound waits this long."""
+_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
-Kind = Literal["counter", "gauge"]
 _PHASES: tuple[Phase, ...] = ("load", "exercise", "live")
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class MetricKind:
     """One metric: its type, what it means, and its labels."""
 
-    kind: Kind
+    type: Literal["counter", "gauge"]
     help: str
     labels: tuple[str, ...] = ()
 
 
-FAMILIES: Mapping[str, Metric] = MappingProxyType(
+METRICS: Mapping[str, MetricKind] = MappingProxyType(
     {
-        "aotgaudi_guest_warm": Metric(
+        "aotgaudi_guest_warm": MetricKind(
             "gauge", "1 while nothing speaks against it that the guest runs from sealed code alone."
         ),
-        "aotgaudi_guest_ready": Metric("gauge", "1 while GET /ready answers 200."),
-        "aotgaudi_compilations_total": Metric(
+        "aotgaudi_guest_ready": MetricKind("gauge", "1 while GET /ready answers 200."),
+        "aotgaudi_compilations_total": MetricKind(
             "counter", "What a warm guest does not do, by the phase and what it was.", ("phase", "what")
         ),
-        "aotgaudi_guest_artifacts": Metric("gauge", "Artifacts that the guest loads.", ("state",)),
-        "aotgaudi_cache_files_added_total": Metric("counter", "Files that appeared in the guest's caches."),
-        "aotgaudi_verify_seconds": Metric(
+        "aotgaudi_guest_artifacts": MetricKind("gauge", "Artifacts that the guest loads.", ("state",)),
+        "aotgaudi_cache_files_added_total": MetricKind(
+            "counter", "Files that appeared in the guest's caches."
+        ),
+        "aotgaudi_verify_seconds": MetricKind(
             "gauge", "From the process's start until bundle and launch were compared."
         ),
-        "aotgaudi_restore_seconds": Metric("gauge", "Restoring the sealed files, hashing them on the way."),
-        "aotgaudi_guest_ready_seconds": Metric("gauge", "From the guest's start until it was ready."),
-        "aotgaudi_witness_processes": Metric(
+        "aotgaudi_restore_seconds": MetricKind(
+            "gauge", "Restoring the sealed files, hashing them on the way."
+        ),
+        "aotgaudi_guest_ready_seconds": MetricKind("gauge", "From the guest's start until it was ready."),
+        "aotgaudi_witness_processes": MetricKind(
             "gauge", "The guest's processes, by whether a witness is in them.", ("state",)
         ),
-        "aotgaudi_capture_info": Metric(
+        "aotgaudi_capture_info": MetricKind(
             "gauge", "1; the labels say what is served.", ("launch", "bundle", "epoch")
         ),
-        "aotgaudi_guest_residuals": Metric(
+        "aotgaudi_guest_residuals": MetricKind(
             "gauge", "What no cache can hold, and every start of this guest does again."
         ),
     }
 )
-"""Every metric, in the order in which they are exposed."""
+"""Every metric, in the order in which they are published."""
 
 
-class Metrics:
-    """The values. Any thread may use it."""
+class Metrics(Collector):
+    """The values of `METRICS`. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._values: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._values: dict[str, dict[tuple[str, ...], float]] = {
+            name: {} if kind.labels else {(): 0.0} for name, kind in METRICS.items()
+        }
         self._findings: Counter[tuple[str, str]] = Counter()
-        for name, family in FAMILIES.items():
-            if not family.labels:
-                self._values[name, ()] = 0.0
         for phase in _PHASES:
             for what in get_args(What):
                 self._findings[phase, what] = 0
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
 
     def set(self, name: str, value: float, *labels: str) -> None:
-        """Sets a gauge. Raises KeyError for a metric that is not listed, ValueError for labels that are not its."""
-        if len(labels) != len(FAMILIES[name].labels):
-            raise ValueError(f"{name} has the labels {FAMILIES[name].labels}")
+        """Sets a gauge. Raises KeyError for a metric that is not in `METRICS`, ValueError for other labels than its."""
+        if len(labels) != len(METRICS[name].labels):
+            raise ValueError(f"{name} has the labels {METRICS[name].labels}")
         with self._lock:
-            self._values[name, labels] = float(value)
-
-    def get(self, name: str, *labels: str) -> float:
-        """Returns a value; 0 for what was never set."""
-        with self._lock:
-            return self._values.get((name, labels), 0.0)
+            self._values[name][labels] = float(value)
 
     def count(self, findings: Iterable[Finding]) -> None:
-        """Counts findings, but for those of a cold phase."""
+        """Counts findings, except those of a cold start."""
         with self._lock:
             self._findings.update((f.phase, f.what) for f in findings if f.phase in _PHASES)
 
     def count_files(self, number: int) -> None:
         """Counts files that appeared in the caches."""
         with self._lock:
-            self._values["aotgaudi_cache_files_added_total", ()] += number
+            self._values["aotgaudi_cache_files_added_total"][()] += number
 
     def compilations(self) -> Mapping[str, int]:
         """Returns what was counted, ``PHASE.WHAT`` -> number, without zeros."""
         with self._lock:
             return {f"{phase}.{what}": number for (phase, what), number in self._findings.items() if number}
 
-    def expose(self) -> bytes:
-        """Returns all of it as text."""
+    def text(self) -> bytes:
+        """Returns all metrics in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields every metric; `prometheus_client` calls it."""
         with self._lock:
-            return "".join(self._lines()).encode()
-
-    def _lines(self) -> Iterator[str]:
-        for name, family in FAMILIES.items():
-            yield f"# HELP {name} {family.help}\n# TYPE {name} {family.kind}\n"
-            if name == "aotgaudi_compilations_total":
-                for labels, number in self._findings.items():
-                    yield _line(name, family.labels, labels, number)
-            for (other, values), value in self._values.items():
-                if other == name:
-                    yield _line(name, family.labels, values, value)
-
-
-def _line(name: str, labels: tuple[str, ...], values: tuple[str, ...], value: float) -> str:
-    pairs = ",".join(f'{label}="{_escaped(text)}"' for label, text in zip(labels, values, strict=True))
-    return f"{name}{{{pairs}}} {value:g}\n" if pairs else f"{name} {value:g}\n"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-
-MAX_CONNECTIONS = 32
-CLIENT_SECONDS = 5.0
-"""How long a client has for its request and for reading the answer, together."""
-_TICK_SECONDS = 0.1
-"""How long closing may take: what is refused once we answer waits for it."""
-_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+            values = {name: dict(rows) for name, rows in self._values.items()}
+            values["aotgaudi_compilations_total"] = {key: float(n) for key, n in self._findings.items()}
+        for name, kind in METRICS.items():
+            family: CounterMetricFamily | GaugeMetricFamily
+            if kind.type == "counter":
+                family = CounterMetricFamily(name, kind.help, labels=kind.labels)
+            else:
+                family = GaugeMetricFamily(name, kind.help, labels=kind.labels)
+            for labels, value in values[name].items():
+                family.add_metric(labels, value)
+            yield family
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What is asked of the supervisor; each may be called from any thread.
+    """What the server asks the supervisor. Any thread may call each of these.
 
     Attributes:
-        not_ready: Why the guest is not to get requests; empty where it is.
-        not_live: Why the supervisor itself hangs; empty where it does not.
-        report: Everything that is known, as JSON.
-        metrics: What is counted.
+        not_ready: Says why the wrapped server must get no requests; empty if it may.
+        not_live: Says why the supervisor itself hangs; empty if it does not.
+        report: Returns everything that is known, as JSON.
+        metrics: What is published.
     """
 
     not_ready: Callable[[], str]
@@ -162,10 +156,10 @@ class Answers:
 
 
 class HttpServer:
-    """The listening port, answering in threads of its own. A context manager."""
+    """Listens on a port and answers in its own threads. A context manager."""
 
     def __init__(self, listen: Listen, answers: Answers) -> None:
-        """Binds and answers. Raises SpecError where the address cannot be had."""
+        """Binds the port and begins to answer. Raises SpecError if the address cannot be bound."""
         try:
             self._server = _Server(listen, answers)
         except (OSError, OverflowError) as error:
@@ -173,7 +167,9 @@ class HttpServer:
             raise SpecError(
                 f"--listen {listen}", f"cannot be listened on: {reason}", "another port"
             ) from error
-        self._thread = threading.Thread(target=self._serve, name="aotgaudi-front", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_TICK_SECONDS,), name="aotgaudi-http", daemon=True
+        )
         self._thread.start()
 
     @property
@@ -185,16 +181,9 @@ class HttpServer:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stops answering."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-    def _serve(self) -> None:
-        self._server.serve_forever(_TICK_SECONDS)
 
 
 class _Server(ThreadingHTTPServer):
@@ -211,7 +200,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__((listen.host, listen.port), _Handler)
 
     def server_bind(self) -> None:
-        """Binds, without asking a name server what we are called, which may take seconds."""
+        """Binds the port. The base class also asks a name server for our name, which may take seconds."""
         if self.allow_reuse_address:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
@@ -219,7 +208,7 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = self.listen.host, self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Takes a connection, and lets the oldest go where there are too many."""
+        """Takes a connection, and closes the oldest one if there are too many."""
         with self._lock:
             if len(self._open) >= MAX_CONNECTIONS:
                 oldest = min(self._open, key=lambda one: self._open[one])
@@ -235,7 +224,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Breaks connections whose time is over."""
+        """Closes connections whose time is over."""
         limit = time.monotonic() - CLIENT_SECONDS
         with self._lock:
             for request, begun in self._open.items():
@@ -243,7 +232,7 @@ class _Server(ThreadingHTTPServer):
                     _break(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says nothing of a client that went away."""
+        """Says nothing about a client that went away."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -253,10 +242,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answers."""
+        answers = self.server.answers
         routes: Mapping[str, Callable[[], None]] = {
-            "/ready": lambda: self._state("ready", self.server.answers.not_ready()),
-            "/live": lambda: self._state("live", self.server.answers.not_live()),
-            "/metrics": lambda: self._send(200, CONTENT_TYPE, self.server.answers.metrics.expose()),
+            "/ready": lambda: self._state("ready", answers.not_ready()),
+            "/live": lambda: self._state("live", answers.not_live()),
+            "/metrics": lambda: self._send(200, CONTENT_TYPE_LATEST, answers.metrics.text()),
             "/report": self._report,
         }
         answer = routes.get(self.path.partition("?")[0])
@@ -266,7 +256,7 @@ class _Handler(BaseHTTPRequestHandler):
             answer()
 
     def do_HEAD(self) -> None:
-        """As GET, without the body."""
+        """Answers as GET does, without the body."""
         self.do_GET()
 
     def _state(self, word: str, reason: str) -> None:
@@ -281,7 +271,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, "application/json", document + b"\n")
 
     def _is_local(self) -> bool:
-        """Whether it is asked from this machine, and by its name: not by a page in a browser here."""
+        """Whether the client is on this machine and uses a local name, which no web page in a local browser does."""
         host = self.headers.get("Host", "localhost")
         name = host[: host.index("]") + 1] if host.startswith("[") and "]" in host else host.partition(":")[0]
         address = ipaddress.ip_address(self.client_address[0])
@@ -298,11 +288,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *values: object) -> None:
-        """Says nothing: probes come every second."""
+        """Logs nothing: probes come every second."""
 
 
 def _break(request: socket.socket) -> None:
     try:
         request.shutdown(socket.SHUT_RDWR)
-    except OSError:  # Gone already.
+    except OSError:  # It has gone already.
         return

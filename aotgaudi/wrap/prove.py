@@ -1,8 +1,8 @@
 """The proof: a second start, from the captured files and nothing else, must compile nothing and add nothing.
 
-A second start may compute what the first could not (a plan made of what the first one measured, say). What it adds is
-captured, too, and proved again, twice at most. For that a start that was ended early is let go on, in a run that refuses
-nothing and proves nothing.
+A second start may compute what the first one could not, for instance a plan that needs the first one's measurements. What it
+adds is captured too and proved again, at most twice. If such a start was ended early, another run with the same files may
+finish; that run refuses nothing and proves nothing.
 """
 
 from __future__ import annotations
@@ -10,26 +10,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pydantic import JsonValue
-
 from aotgaudi.bundle.capture_receipt import MAX_FILES, CapturedFile, Expected, Proof, require_distinct
 from aotgaudi.errors import CaptureError
 from aotgaudi.wrap.build_run import EndedEarlyError, Ran, Setting, build_run, table_of
 from aotgaudi.wrap.collect import Collected, Rules, collect
-from aotgaudi.wrap.events import Event, ProcessLog, hashed_factors
+from aotgaudi.wrap.events import ProcessLog, hashed_factors
 from aotgaudi.wrap.file_watch import FileChanges
 from aotgaudi.wrap.sandbox import Sandbox
 from aotgaudi.wrap.verdict import Finding, NotWarm, Undecided, before, judge
 
 MAX_ADDITIONS = 2
-"""How often what a start adds is added to the capture."""
+"""How often the additions of a start are added to the capture."""
 _MAX_TRACED = 100
 _LOADED = frozenset({"library", "pickle", "recipe", "cubin"})
 
 
 @dataclass(frozen=True)
 class Cold:
-    """What the cold run did that its proof is held against: its answers, and what it counted as saved."""
+    """What the proof must repeat of the cold run: its answers, and the artifacts that it counted as saved."""
 
     answers: tuple[str, ...]
     saved: Mapping[str, int] = field(default_factory=dict)
@@ -38,7 +36,7 @@ class Cold:
     def artifacts(self) -> Mapping[str, int]:
         """How many whole artifacts of each kind were saved (``num_aot_artifacts_saved``).
 
-        Torch counts what its own caches saved (``autograd_cache_saved``); who loads an artifact whole does not look there.
+        Torch's counts of its own caches (``autograd_cache_saved``) are left out: a whole artifact is loaded without them.
         """
         ending = "_saved"
         return {
@@ -50,15 +48,15 @@ class Cold:
 
 @dataclass(frozen=True)
 class Proved:
-    """A capture that was proved: its files, what a warm start shows, and how it was shown.
+    """A proved capture.
 
     Attributes:
-        files: Those that were there, by path.
+        files: The files, by path.
         expected: What every start from them must show.
         factors: What the server hashed.
-        proof: For the receipt.
-        residuals: What no file holds: what the guest does at every start, and what Dynamo traced in this one.
-        ready_seconds: Until the server served.
+        proof: The receipt's record of the proof.
+        residuals: What no file holds: what the server does at every start, and what Dynamo traced in this one.
+        ready_seconds: How long the server took until it served.
         num_loaded: How many artifacts it loaded.
     """
 
@@ -73,7 +71,7 @@ class Proved:
 
 @dataclass(frozen=True)
 class _Failure:
-    """Why a start was no proof: who did what, and in words; `is_cut` where it did not come to its end."""
+    """Why a start proved nothing: what its processes did, and other reasons; `is_cut` if it was ended early."""
 
     findings: tuple[tuple[str, Finding], ...]
     reasons: tuple[str, ...]
@@ -83,7 +81,7 @@ class _Failure:
 def prove(setting: Setting, rules: Rules, files: Sequence[CapturedFile], cold: Cold) -> Proved:
     """Starts the server from `files` alone, and again with what it added; returns what was proved.
 
-    Raises CaptureError, with a table of who compiled what.
+    Raises CaptureError, with a table of what each process compiled.
     """
     held = tuple(files)
     for round_number in range(MAX_ADDITIONS + 1):
@@ -105,12 +103,12 @@ def _try(
     setting: Setting, rules: Rules, held: tuple[CapturedFile, ...], cold: Cold
 ) -> Proved | tuple[_Failure, tuple[CapturedFile, ...]]:
     try:
-        with build_run(setting, "load", held) as (ran, place):
+        with build_run(setting, "load", held) as (ran, sandbox):
             failure = _judge(setting, held, ran, cold)
             if isinstance(failure, Proved):
                 return failure
             can_grow = not failure.findings or all(finding.what == "file" for _, finding in failure.findings)
-            added = _added(setting, rules, ran, place) if can_grow else ()
+            added = _added(setting, rules, ran, sandbox) if can_grow else ()
             return failure, added
     except EndedEarlyError as early:
         return _Failure(early.findings, (early.cause,) if early.cause else (), is_cut=True), ()
@@ -119,20 +117,20 @@ def _try(
 def _measure(
     setting: Setting, rules: Rules, held: tuple[CapturedFile, ...]
 ) -> tuple[_Failure | None, tuple[CapturedFile, ...]]:
-    """Lets a start from the same files do whatever it does: what it compiles, and what that adds."""
+    """Starts the server from the same files and refuses nothing; returns what it compiled, and which files it added."""
     try:
-        with build_run(setting, "measure", held) as (ran, place):
-            return _Failure(ran.findings, ()) if ran.findings else None, _added(setting, rules, ran, place)
+        with build_run(setting, "measure", held) as (ran, sandbox):
+            return _Failure(ran.findings, ()) if ran.findings else None, _added(setting, rules, ran, sandbox)
     except EndedEarlyError:
         return None, ()
 
 
-def _added(setting: Setting, rules: Rules, ran: Ran, place: Sandbox) -> tuple[CapturedFile, ...]:
-    """What a start has added; nothing where it changed or removed what was captured, for then the next one would, too."""
+def _added(setting: Setting, rules: Rules, ran: Ran, sandbox: Sandbox) -> tuple[CapturedFile, ...]:
+    """Returns the files that a start added; none if it changed or removed captured ones, for the next start would, too."""
     sight = ran.seen.files | ran.after
     if sight.changed or sight.missing or not sight.added:
         return ()
-    there: Collected = collect(place.here, rules.in_place(place), setting.objects)
+    there: Collected = collect(sandbox.here, rules.for_sandbox(sandbox), setting.objects)
     return tuple(file for file in there.files if file.path in sight.added)
 
 
@@ -150,52 +148,47 @@ def _with(held: Sequence[CapturedFile], added: Sequence[CapturedFile]) -> tuple[
 
 
 def _judge(setting: Setting, held: tuple[CapturedFile, ...], ran: Ran, cold: Cold) -> Proved | _Failure:
-    told = [before(history, ran.seen.phase) for history in ran.seen.histories.values()]
-    learnt = setting.found.adapter.expected(setting.launch, [_raw(h, e) for h in told for e in h.events])
-    expected = learnt.model_copy(update={"answers": cold.answers})
+    processes = [before(process, ran.seen.phase) for process in ran.seen.processes.values()]
+    expected = setting.found.adapter.expected(setting.launch, processes)
+    expected = expected.model_copy(update={"answers": cold.answers})
     verdict = judge(ran.seen, expected)
     reasons: tuple[str, ...] = ()
     if isinstance(verdict, NotWarm):
         reasons = tuple(reason.text for reason in verdict.reasons)
     elif isinstance(verdict, Undecided):
         reasons = tuple(f"it is not known: {waiting}" for waiting in verdict.waiting_for)
-    reasons = (*reasons, *_after(ran.after), *_unloaded(held, told), *_not_loaded(ran, cold))
+    reasons = (*reasons, *_after(ran.after), *_unloaded(held, processes), *_not_loaded(ran, cold))
     if reasons or ran.findings:
         return _Failure(ran.findings, reasons)
     return Proved(
         files=held,
         expected=expected,
-        factors=hashed_factors(told),
-        proof=Proof(counts=_counts(ran, expected), witnesses=_witnesses(ran, told)),
-        residuals=(*setting.found.adapter.residuals(setting.launch), *_traced(told)),
+        factors=hashed_factors(processes),
+        proof=Proof(counts=_counts(ran, expected), witnesses=_witnesses(ran, processes)),
+        residuals=(*setting.found.adapter.residuals(setting.launch), *_traced(processes)),
         ready_seconds=ran.ready_seconds,
         num_loaded=sum(expected.loads.values()),
     )
 
 
-def _raw(history: ProcessLog, event: Event) -> Mapping[str, JsonValue]:
-    """An event as the witness wrote it: what adapters read."""
-    return {"e": event.kind, "pid": history.pid, **event.values}
-
-
 def _after(sight: FileChanges) -> tuple[str, ...]:
-    """What happened to files while the server ended."""
+    """Says which files changed until the server had ended."""
     rows = (("added", sight.added), ("changed", sight.changed), ("removed", sight.missing))
     return tuple(f"{path} was {what}" for what, paths in rows for path in paths)
 
 
-def _unloaded(held: Sequence[CapturedFile], told: Sequence[ProcessLog]) -> tuple[str, ...]:
-    """A server that runs without its code (eagerly, say) compiles nothing, and is not warm for that."""
+def _unloaded(held: Sequence[CapturedFile], processes: Sequence[ProcessLog]) -> tuple[str, ...]:
+    """A server that runs without compiled code, for instance eagerly, compiles nothing. That does not make it warm."""
     if not any(file.kind in _LOADED for file in held):
         return ()
-    events = [event for history in told for event in history.events]
+    events = [event for process in processes for event in process.events]
     if any(event.kind in ("loaded", "load") for event in events):
         return ()
     return ("nothing of what was captured was loaded: the server ran without it",)
 
 
 def _not_loaded(ran: Ran, cold: Cold) -> Iterator[str]:
-    """What the first start saved whole, the next one must count as loaded."""
+    """The second start must count every artifact as loaded that the first one saved whole."""
     loaded = ran.counters("_loaded")
     for kind, saved in cold.artifacts.items():
         found = loaded.get(f"{kind}_loaded", 0)
@@ -210,29 +203,29 @@ def _counts(ran: Ran, expected: Expected) -> dict[str, int]:
         "new_files": 0,
         "loads": sum(expected.loads.values()),
         "requests": len(ran.answers),
-        "processes": len(ran.seen.histories),
+        "processes": len(ran.seen.processes),
     }
 
 
-def _traced(told: Sequence[ProcessLog]) -> Iterator[str]:
-    """What Dynamo went through although all code was there: a cache saves compiling, not tracing."""
-    names = {event.text("name") for history in told for event in history.events if event.kind == "trace"}
+def _traced(processes: Sequence[ProcessLog]) -> Iterator[str]:
+    """What Dynamo traced although all code was there: a cache saves compiling, not tracing."""
+    names = {event.text("name") for process in processes for event in process.events if event.kind == "trace"}
     yield from (f"Dynamo traces {name}" for name in sorted(names)[:_MAX_TRACED])
     if len(names) > _MAX_TRACED:
         yield f"Dynamo traces {len(names) - _MAX_TRACED} more"
 
 
-def _witnesses(ran: Ran, told: Sequence[ProcessLog]) -> tuple[str, ...]:
-    """Which of the three looked: in the processes, at the files (and whether without a gap), the server's own counters."""
-    found = {"process"} if told else set()
+def _witnesses(ran: Ran, processes: Sequence[ProcessLog]) -> tuple[str, ...]:
+    """Which sources there were: agents in the processes, files (and inotify without a gap), the server's counters."""
+    found = {"process"} if processes else set()
     found |= {"files"} if ran.seen.files.is_compared else set()
     found |= {"inotify"} if ran.seen.files.is_watched else set()
-    found |= {"counters"} if any(history.counters for history in told) else set()
+    found |= {"counters"} if any(process.counters for process in processes) else set()
     return tuple(sorted(found))
 
 
 def _refusal(failure: _Failure, num_additions: int) -> CaptureError:
-    tried = f", though what it added was added {num_additions} times" if num_additions else ""
+    tried = f", although what it added was captured {num_additions} times" if num_additions else ""
     head = f"a second start from the captured files alone is not warm{tried}; nothing was sealed"
     texts = {finding.text for _, finding in failure.findings}
     others = [reason for reason in failure.reasons if not any(text in reason for text in texts)]

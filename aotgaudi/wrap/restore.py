@@ -1,12 +1,12 @@
-"""Restoring: from a bundle that holds a capture to files that a server may load, in a private directory.
+"""Restores a capture: copies its files from the bundle into a private directory, where a server may load them.
 
-A cache is code, and no server verifies what it loads from one. So nothing is loaded where it lies: every file is hashed
-while it is copied, and what a server sees is what was hashed. Nobody else may enter the directory (mode 0700, ours); in it
-every name is made by us (O_EXCL), reached part by part without following a link, and read-only once it is written.
-Directories stay writable, for servers put locks into them.
+A cache is code, and no server verifies what it loads from its cache. So every file is hashed while it is copied, and the
+server sees exactly the bytes that were hashed. No other user may enter the directory (mode 0700, ours). We create every name
+in it (O_EXCL), reach it part by part without following links, and make files read-only. Directories stay writable, because
+servers put locks there.
 
-The bundle has been opened: where keys are trusted, its signature held before its receipt was parsed, and the receipt's paths
-are such that they cannot leave the directory (capture_receipt.py).
+The bundle is open: if keys are trusted, its signature held before its receipt was parsed, and a receipt's paths cannot leave
+the directory (bundle/capture_receipt.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from aotgaudi.store.cas import copy_blob
 
 _MAX_THREADS = 8
 _FILES_AT_ONCE = 64
-"""Of one directory, which is opened once for them."""
+"""This many files of one directory are copied by one task, which opens the directory once."""
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PRIVATE_MODE, _DIRECTORY_MODE = 0o700, 0o755
@@ -40,7 +40,7 @@ _PRIVATE_MODE, _DIRECTORY_MODE = 0o700, 0o755
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was restored: how many files, of how many bytes, in how many seconds."""
+    """How many files were restored, how many bytes they have, and how long it took."""
 
     files: int
     bytes: int
@@ -52,10 +52,10 @@ class Source:
     """Where the bytes of captured files come from.
 
     Attributes:
-        path_of: Digest -> the file that should have these bytes.
-        name: of it all, for people.
-        remedy: what makes it whole again.
-        examine: looks at each file before it is read.
+        path_of: Returns the file that should have the bytes of a digest.
+        name: The source's name in errors.
+        remedy: What repairs the source.
+        examine: Checks each file before it is read.
     """
 
     path_of: Callable[[Digest], Path]
@@ -67,7 +67,7 @@ class Source:
 def restore(bundle: Bundle, into: Path) -> Restored:
     """Copies every file of the capture to its path below `into`, hashing it on the way; see `restore_files`.
 
-    Raises SpecError where the bundle holds no capture.
+    Raises SpecError if the bundle holds no capture.
     """
     receipt = bundle.require_capture()
     name, examine = f"bundle {bundle.path}", bundle.policy.examine
@@ -78,14 +78,13 @@ def restore(bundle: Bundle, into: Path) -> Restored:
 def restore_files(files: Sequence[CapturedFile], source: Source, into: Path) -> Restored:
     """Copies each file to its path below `into`, hashing it on the way. Paths are those of a receipt.
 
-    `into` must be a directory of ours with mode 0700, where none of the files' names is taken; directories may be there.
-    Files get mode 0444 (0555 where they could be executed), new directories 0755. Where this raises, what it has made is
-    removed.
+    `into` must be our directory with mode 0700. Directories may exist there, but none of the files. Files get mode 0444
+    (0555 if they could be executed), and new directories 0755. If this raises, it removes what it has made.
 
     Raises:
-        UntrustedError: others may enter `into`, or `source` does not allow a file.
-        CorruptError: a file is missing or is not what was sealed; names its path and digest.
-        StoreError: there is no room, a name is taken, or the system refuses.
+        UntrustedError: Other users may enter `into`, or `source` refuses a file.
+        CorruptError: A file is missing or is not what was sealed. Names its path and digest.
+        StoreError: There is no room, a name exists already, or the system refuses.
     """
     started = time.monotonic()
     try:
@@ -146,7 +145,7 @@ def _restore(files: Iterable[CapturedFile], source: Source, tree: _Tree) -> None
             for future in futures:
                 future.result()
         except BaseException:
-            pool.shutdown(cancel_futures=True)  # What runs must be done before its files are removed.
+            pool.shutdown(cancel_futures=True)  # Running tasks must end before their files are removed.
             raise
 
 
@@ -164,9 +163,9 @@ def _restore_folder(folder: str, files: Sequence[CapturedFile], source: Source, 
 
 
 class _Tree:
-    """What is made below an open directory, every part of a path opened by itself, so that it can be removed again.
+    """Makes files and directories below an open directory, and can remove them again. Opens a path part by part.
 
-    Raises StoreError. Safe in threads, but for `undo`.
+    Raises StoreError. Threads may share it, except for `undo`.
     """
 
     def __init__(self, root: Path, descriptor: int) -> None:
@@ -181,7 +180,7 @@ class _Tree:
             try:
                 os.mkdir(name, _PRIVATE_MODE, dir_fd=descriptor)
             except FileExistsError:
-                return  # Opening it says if it is none.
+                return  # Opening it fails if it is not a directory.
             self._directories.append(path)
             os.chmod(name, _DIRECTORY_MODE, dir_fd=descriptor)
 
@@ -211,7 +210,7 @@ class _Tree:
             os.close(descriptor)
 
     def undo(self) -> None:
-        """Removes what was made. Never fails: what cannot be removed lies in a directory that is ours."""
+        """Removes what was made. Never fails: what cannot be removed stays in our private directory."""
         for path in self._files:
             with contextlib.suppress(OSError):
                 os.unlink(path, dir_fd=self._descriptor)

@@ -1,32 +1,94 @@
-"""From a bundle and a command to a guest that serves warm. The order is the guarantee, and this page has all of it.
+"""From a bundle and a command to a warm server. The order is the guarantee, and this page has all of it.
 
-1. The signature, if keys are trusted; then the index; then launch and receipt, which must be those that it names.
-2. What is asked for here is compared with what was sealed: command, variables, model, versions, machine. What differs is
-   named, before anything is read of the cache.
-3. Every file is hashed while it is copied into a private place. What the guest loads is what was hashed.
-4. The guest starts there, with a witness in each of its processes.
-5. It is watched, asked the exercise, and judged; only then is it ready.
+1. If keys are trusted, the bundle's signature is verified. Then its index is read, and then launch and receipt, which must
+   be those that the index names.
+2. What is asked for here is compared with what was sealed: command, variables, model, versions, machine. A difference is
+   reported before anything of the cache is read.
+3. Every file is hashed while it is copied into a private directory. The server loads exactly the bytes that were hashed.
+4. The server starts there, with an agent in each of its processes.
+5. It is watched, sent the warm-up requests, and judged. Only then is it ready.
 
-Nothing of the bundle is interpreted before its signature holds, and nothing of the cache is by us at all.
+Nothing in the bundle is interpreted before its signature holds, and we never interpret anything in the cache. A refusal
+comes from steps 1 and 2 within a fraction of a second, so this module imports nothing that watches a server.
 """
 
 from __future__ import annotations
 
-from aotgaudi.wrap.readiness import RunOptions, prepare
+import logging
+from dataclasses import dataclass
+
+from aotgaudi.bundle.bundle import Bundle, open_bundle
+from aotgaudi.bundle.launch import Launch
+from aotgaudi.errors import AotGaudiError, NotWarmError, TargetError
+from aotgaudi.wrap.launch import Found, describe_here
+from aotgaudi.wrap.launch_comparison import EXIT_OTHER_MACHINE, compare
+from aotgaudi.wrap.run_options import RunOptions
 from aotgaudi.wrap.signals import Signals
+
+_log = logging.getLogger(__name__)
 
 
 def run(options: RunOptions) -> int:
-    """Runs a guest from a bundle until it ends; returns its exit code. For the main thread of a process of its own.
+    """Runs a server from a bundle until it ends; returns its exit code. For the main thread of a separate process.
 
     Raises:
-        CorruptError, UntrustedError: the bundle's bytes are not what was sealed, or not to be trusted.
-        NotWarmError, TargetError: the launch, or this machine, is another one, or the guest was not warm.
-        SpecError, StoreError: the command, the root or the address cannot be used.
-        GuestError: the guest ended or hung before it was ready.
+        CorruptError, UntrustedError: The bundle's bytes are not what was sealed, or not to be trusted.
+        NotWarmError, TargetError: The launch or this machine differs from the sealed one, or the server was not warm.
+        SpecError, StoreError: The command, the root or the address cannot be used.
+        WrappedServerError: The server ended or hung before it was ready.
     """
     with Signals() as signals:
-        admitted = prepare(options)  # 1 and 2
-        from aotgaudi.wrap.supervise import start  # Only here: who is refused waits for none of it.
+        checked = check(options)  # 1 and 2
+        from aotgaudi.wrap.supervise import start  # Only here, so that a refusal does not wait for it.
 
-        return start(options, admitted, signals)  # 3 to 5
+        return start(options, checked, signals)  # 3 to 5
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What may be started.
+
+    Attributes:
+        bundle: The open bundle. Its signature holds if that was demanded, and its launch and receipt are those it names.
+        found: The command.
+        here: The command's launch.
+        why_cold: Why it must start cold, in one sentence; empty if it need not.
+    """
+
+    bundle: Bundle
+    found: Found
+    here: Launch
+    why_cold: str
+
+    @property
+    def launch(self) -> Launch:
+        """The launch whose conditions the sandbox establishes: the sealed one, or for a cold start what is asked for."""
+        return self.here if self.why_cold else self.bundle.launch
+
+
+def check(options: RunOptions) -> Checked:
+    """Opens the bundle, and compares what is asked for with what was sealed. Starts nothing, and writes nothing.
+
+    Raises:
+        CorruptError, UntrustedError: The bundle's bytes are not what was sealed, or not to be trusted.
+        NotWarmError, TargetError: The launch or this machine differs from the sealed one, and may not start cold.
+        SpecError, StoreError: The command or the bundle cannot be used.
+    """
+    bundle = open_bundle(options.bundle, options.acceptance)
+    sealed = bundle.launch
+    words = (*(options.words or sealed.words), *options.extra_words)
+    root = sealed.place.root if options.root is None else str(options.root)
+    found, here = describe_here(sealed, words, options.environ, root=root, asking=options.asking)
+    if not options.repairs:
+        here = here.model_copy(update={"repairs": ()})
+    comparison = compare(sealed, here, found.adapter.variable_rules)
+    why, exit_code = comparison.sentence(), comparison.exit_code
+    if comparison.is_same:
+        if root == sealed.place.root:
+            return Checked(bundle, found, here, why_cold="")
+        why, exit_code = f"--root is {root}, and the sealed files hold the path {sealed.place.root}", 3
+    if options.policy.require_warm:
+        error: type[AotGaudiError] = TargetError if exit_code == EXIT_OTHER_MACHINE else NotWarmError
+        raise error(f"the server would not be warm: {why}")
+    _log.warning("starting cold, in a private cache: %s", why)
+    return Checked(bundle, found, here, why)

@@ -1,40 +1,39 @@
-"""How long a guest has to end.
-
-What a supervisor is asked for: what is demanded of a guest, and where it answers. Light: it is read first.
-"""
+"""What ``aotgaudi run`` is asked for: what is demanded of the server, and where we answer. Light: it is imported first."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
+from aotgaudi.bundle.trust import ANY_BUNDLE, TrustPolicy
 from aotgaudi.errors import SpecError
-
-TERMINATION_SECONDS = 10.0
-"""After SIGTERM, where its user says nothing."""
-
+from aotgaudi.wrap.interpreter import Asking
 
 OnCompile = Literal["report", "drain", "exit", "refuse"]
 
 START_SECONDS = 1800.0
-"""How long a guest may take until it serves."""
+"""How long a server may take until it serves."""
+TERMINATION_SECONDS = 10.0
+"""How long a server has to end after SIGTERM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What is demanded, and what becomes of a live compile.
+    """What is demanded, and what follows from a compilation after ready.
 
     Attributes:
-        require_warm: End a guest that is not warm.
-        on_compile: After ready: count and log it; answer not ready besides; end the guest; or have it raise in place.
-        start_seconds: How long the guest may take until it serves.
-        grace_seconds: How long it has after SIGTERM, where we end it.
+        require_warm: End a server that is not warm.
+        on_compile: Count and log it; also answer not ready; end the server; or have the compilation raise where it starts.
+        start_seconds: How long the server may take until it serves.
+        termination_seconds: How long it has after SIGTERM, if we end it.
     """
 
     require_warm: bool = False
     on_compile: OnCompile = "report"
     start_seconds: float = START_SECONDS
-    grace_seconds: float = TERMINATION_SECONDS
+    termination_seconds: float = TERMINATION_SECONDS
 
     @property
     def live_byte(self) -> str:
@@ -65,3 +64,36 @@ def parse_listen(text: str, *, report_public: bool = False) -> Listen:
     if not host.isprintable() or " " in host:
         raise SpecError("--listen", f"{text!r} names no host", remedy)
     return Listen(host or Listen().host, int(port), report_public)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What ``aotgaudi run`` is asked for.
+
+    Attributes:
+        bundle: The bundle of a capture.
+        words: The server's command; empty for the sealed one.
+        extra_words: Words to append, which must not change code.
+        environ: The environment that the server would have without us.
+        acceptance: Which bundles may be used.
+        policy: What is demanded.
+        exercises: Whether the sealed warm-up requests are sent before ready.
+        repairs: Whether the sealed repairs are made.
+        root: Where the server sees its files; None: where it saw them in the build.
+        listen: Where we answer.
+        began: `time.monotonic` of the process's start.
+        asking: The interpreter of `words`, if it has been asked already.
+    """
+
+    bundle: Path
+    environ: Mapping[str, str]
+    words: tuple[str, ...] = ()
+    extra_words: tuple[str, ...] = ()
+    acceptance: TrustPolicy = ANY_BUNDLE
+    policy: Policy = field(default_factory=Policy)
+    exercises: bool = True
+    repairs: bool = True
+    root: Path | None = None
+    listen: Listen = field(default_factory=Listen)
+    began: float = 0.0
+    asking: Asking | None = None

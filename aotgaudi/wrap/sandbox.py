@@ -1,27 +1,24 @@
-"""The place of one run of a guest: a private directory that all of its files lie below.
+"""The sandbox of a wrapped server: a private directory that holds all of its files, and the server as our child in it.
 
 ::
 
-    <root>/lock       taken by one run at a time; the kernel frees it, however that run ends
-           cache/     the guest's caches: what is captured and restored
-           tmp/       TMPDIR; short, for servers put sockets there
+    <root>/lock       held by one run at a time; the kernel frees it, however that run ends
+           cache/     the server's caches: what is captured and restored
+           tmp/       TMPDIR; its path is short, because servers put sockets there
            home/      HOME while building
-           model      a link to the model's directory, made by whoever starts the guest
-           witness/   what is put on PYTHONPATH
-           events/    what the witnesses say
+           model      a link to the model's directory
+           witness/   the agent, on PYTHONPATH
+           events/    what the agents write
            state      one byte: the phase
-           allowed    the sealed paths, one a line; not in a cold run
+           allowed    the sealed paths, one a line; absent in a cold run
 
-The files that a guest compiles hold this path, so it is fixed: the root of the build is the root of every run. Where another
-run has it, a directory beside it (``<root>.1`` ...) is taken, and the guest sees that one at the root, in a mount namespace
-of its own. Everything is checked before anything is done: who could write there, whether libraries can be loaded from there,
-how much room there is, and whether a socket's path fits (unix(7): 107 bytes).
+The files that a server compiles contain the root's path, so the root of the build is the root of every run. If another run
+holds it, a sibling directory (``<root>.1`` ...) is taken, and the server sees that one at the root, in a private mount
+namespace. Before anything is changed we check who could write there, whether libraries can be loaded from there, how much
+room is left, and whether a socket's path fits (unix(7): 107 bytes).
 
-A guest as our child: in a session of its own, its signals and exit code passed on, and nothing of it left behind.
-
-* It is started through an entrance (`aotgaudi.wrap.exec_shim`), which dies with us.
-* A keeper (`aotgaudi.wrap.reaper`) ends its whole family if we are killed.
-* As PID 1, or where asked to, we adopt and reap what it orphans.
+The server starts through `aotgaudi.wrap.exec_shim`, which dies with us. If we are killed, the reaper
+(`aotgaudi.wrap.process_tree`) ends everything that the server started.
 """
 
 from __future__ import annotations
@@ -41,32 +38,31 @@ from typing import IO, Any
 from aotgaudi.child import python_command
 from aotgaudi.errors import SpecError, StoreError, UntrustedError, store_error
 from aotgaudi.store.access import replaceable_in
-from aotgaudi.wrap.processes import ProcessTree, adopt_orphans, send
-from aotgaudi.wrap.reaper import GOODBYE
+from aotgaudi.wrap.process_tree import GOODBYE, ProcessTree, adopt_orphans, send
 from aotgaudi.wrap.run_options import TERMINATION_SECONDS
 
 DEFAULT_ROOT = Path("/run/aotgaudi")
 MARK = "AOTGAUDI_PLACE"
-"""The variable that every process of a guest has, with the directory that its place is in, as we see it."""
+"""The variable that all processes of a wrapped server have; its value is the sandbox's directory as we see it."""
 FOLDERS = ("cache", "tmp", "home", "witness", "events")
 
 _MAX_SOCKET_BYTES, _SOCKET_NAME_BYTES = 107, 1 + 3 + 1 + 36
-"""sun_path of unix(7); what servers put below the root: ``/tmp/`` and, in vLLM, a UUID."""
+"""sun_path of unix(7), and what servers put below the root: ``/tmp/`` and, in vLLM, a UUID."""
 _MAX_ROOT_BYTES = _MAX_SOCKET_BYTES - _SOCKET_NAME_BYTES
 _MAX_SIBLINGS = 32
 _WAIT_SECONDS, _RETRY_SECONDS = 15.0, 0.1
-"""How long the keeper of a run that was killed may take to end what it left."""
+"""How long the reaper of a killed run may take to end what it left."""
 _SPARE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class Sandbox:
-    """A place that is ours, empty but for its folders.
+    """A directory that is ours, empty except for its folders.
 
     Attributes:
-        root: Where the guest sees it.
-        here: Where we see it; another directory where the guest has a mount namespace of its own.
-        descriptors: What holds the lock; who else has it open holds it, too.
+        root: Where the server sees it.
+        here: Where we see it. It differs from `root` if the server has a private mount namespace.
+        descriptors: What holds the lock. Every process that has them open holds it, too.
     """
 
     root: Path
@@ -79,7 +75,7 @@ class Sandbox:
 
     @property
     def mark(self) -> str:
-        """What stands in the environment of every process of the guest that runs here."""
+        """What stands in the environment of every process of the server."""
         return f"{MARK}={self.here}"
 
     @property
@@ -88,7 +84,7 @@ class Sandbox:
         return self.here / "state"
 
     def set_state(self, byte: str) -> None:
-        """Tells the witnesses the phase. Raises StoreError."""
+        """Tells the agents the phase. Raises StoreError."""
         try:
             descriptor = os.open(self.state, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
@@ -101,48 +97,42 @@ class Sandbox:
 
 @contextlib.contextmanager
 def open_sandbox(
-    root: Path = DEFAULT_ROOT,
-    *,
-    needed_bytes: int = 0,
-    wait_seconds: float = _WAIT_SECONDS,
-    keeps_caches: bool = False,
+    root: Path = DEFAULT_ROOT, *, needed_bytes: int = 0, wait_seconds: float = _WAIT_SECONDS
 ) -> Iterator[Sandbox]:
-    """Takes the place at `root` for one run: empties it, makes its folders, and frees it at the end.
+    """Takes the sandbox at `root` for one run: empties it, makes its folders, and frees it at the end.
 
-    The events of the last run stay until the next one; caches and temporary files go at the end, unless `keeps_caches`.
+    Caches and temporary files are removed at the end. The events stay until the next run, to be explained.
 
     Args:
-        root: Where the guest is to see it; absolute.
-        needed_bytes: What is to be put there.
-        wait_seconds: How long to wait for a run that is ending, where no second one can be had.
-        keeps_caches: Leave everything.
+        root: Where the server is to see it; absolute.
+        needed_bytes: How much will be written there.
+        wait_seconds: How long to wait for a run that is ending, if no sibling directory can be used.
 
     Raises:
-        SpecError: `root` cannot be a place (relative, too long, noexec), or is in use and no second one can be had.
-        UntrustedError: somebody else could write there.
-        StoreError: it cannot be made or emptied, or has too little room.
+        SpecError: `root` cannot be used (relative, too long, noexec), or it is in use and no sibling can be used.
+        UntrustedError: Another user could write there.
+        StoreError: It cannot be made or emptied, or has too little room.
     """
     check_path(root)
     with contextlib.ExitStack() as stack:
-        place = _take(root, stack, wait_seconds)
-        _check_file_system(place.here, needed_bytes)
-        _end_leftovers(place)
+        sandbox = _take(root, stack, wait_seconds)
+        _check_file_system(sandbox.here, needed_bytes)
+        ProcessTree(None, sandbox.mark).end(0.0)  # A server that outlived both its supervisor and its reaper.
         try:
-            _empty(place.here, everything=True)
+            _empty(sandbox.here, everything=True)
             for name in FOLDERS:
-                (place.here / name).mkdir(mode=0o700)
+                (sandbox.here / name).mkdir(mode=0o700)
         except OSError as error:
-            raise store_error("prepare", place.here, error) from error
+            raise store_error("prepare", sandbox.here, error) from error
         try:
-            yield place
+            yield sandbox
         finally:
-            if not keeps_caches:
-                with contextlib.suppress(OSError):
-                    _empty(place.here, everything=False)
+            with contextlib.suppress(OSError):
+                _empty(sandbox.here, everything=False)
 
 
 def check_path(root: Path) -> None:
-    """Raises SpecError for a path that no place can have."""
+    """Raises SpecError if no sandbox can have this path."""
     text = os.fsencode(root)
     where = f"--root {root}"
     if not root.is_absolute() or ".." in root.parts or root == Path("/"):
@@ -152,7 +142,7 @@ def check_path(root: Path) -> None:
     if len(text) > _MAX_ROOT_BYTES:
         raise SpecError(
             where,
-            f"has {len(text)} bytes: the guest's sockets lie below it, and a socket's path has at most {_MAX_SOCKET_BYTES}",
+            f"has {len(text)} bytes: the server's sockets lie below it, and a socket's path has at most {_MAX_SOCKET_BYTES}",
             f"at most {_MAX_ROOT_BYTES} bytes, for example --root {DEFAULT_ROOT}",
         )
     if b":" in text or not str(root).isprintable():
@@ -173,8 +163,8 @@ def _take(root: Path, stack: contextlib.ExitStack, wait_seconds: float) -> Sandb
         if time.monotonic() >= deadline:
             raise SpecError(
                 f"--root {root}",
-                f"is in use by another run, and this one cannot have a mount namespace of its own ({problem})",
-                "wait for it, run each in a container of its own, or build a second capture with another --root",
+                f"is in use by another run, and this one cannot have a private mount namespace ({problem})",
+                "wait for it, run each in its own container, or build a second capture with another --root",
             )
         time.sleep(_RETRY_SECONDS)
 
@@ -188,7 +178,9 @@ def _take_sibling(root: Path, stack: contextlib.ExitStack) -> Sandbox:
             stack.callback(os.close, descriptor)
             return Sandbox(root, here, (descriptor,))
     raise SpecError(
-        f"--root {root}", f"is in use, and so are {_MAX_SIBLINGS} beside it", "end some of those runs"
+        f"--root {root}",
+        f"is in use, and so are its siblings {root}.1 to {root}.{_MAX_SIBLINGS}",
+        "end some of those runs",
     )
 
 
@@ -217,7 +209,7 @@ def _prepare(root: Path) -> None:
 
 
 def _lock(root: Path) -> int | None:
-    """Returns a descriptor that holds the lock; None where another run has it."""
+    """Returns a descriptor that holds the lock; None if another run holds it."""
     try:
         descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
@@ -234,12 +226,8 @@ def _lock(root: Path) -> int | None:
 
 
 def _namespace_problem(root: Path) -> str:
-    """Why nothing can be mounted over `root` for one process alone; empty where it can."""
-    words = python_command(
-        "aotgaudi.wrap.exec_shim",
-        *(str(os.getpid()), str(root.parent), str(root), "--", "/bin/true"),
-        bare=True,
-    )
+    """Says why nothing can be mounted over `root` for one process alone; empty if it can."""
+    words = [*_exec_shim(root.parent, root), "/bin/true"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stderr.strip().removeprefix("aotgaudi: ") or "refused"
 
@@ -252,7 +240,7 @@ def _check_file_system(here: Path, needed_bytes: int) -> None:
     if system.f_flag & os.ST_NOEXEC:
         raise SpecError(
             f"--root {here}",
-            "is mounted noexec: the guest could not load its libraries from there",
+            "is mounted noexec: the server could not load its libraries from there",
             "mount it with exec, or build and run with another --root",
         )
     free_bytes = system.f_bavail * system.f_frsize
@@ -261,11 +249,6 @@ def _check_file_system(here: Path, needed_bytes: int) -> None:
             f"{here}: has {free_bytes} bytes free, {needed_bytes + _SPARE_BYTES} are needed"
             " (make room, or take another --root)"
         )
-
-
-def _end_leftovers(place: Sandbox) -> None:
-    """Ends a guest that outlived both its supervisor and its keeper: its files are about to go."""
-    ProcessTree(None, place.mark).end(0.0)
 
 
 def _empty(here: Path, *, everything: bool) -> None:
@@ -279,38 +262,37 @@ def _empty(here: Path, *, everything: bool) -> None:
 
 
 class Child:
-    """A guest that runs. Use it as a context manager: at its end nothing of the guest is left. One thread only."""
+    """A wrapped server that runs in a sandbox. A context manager: at its end nothing of the server is left. One thread only.
+
+    The server has its own session. As PID 1, or if asked to, we adopt and reap what it orphans.
+    """
 
     def __init__(
         self,
         words: Sequence[str],
         environment: Mapping[str, str],
-        place: Sandbox,
+        sandbox: Sandbox,
         *,
         adopts: bool = False,
         output: IO[Any] | int | None = None,
-        grace_seconds: float = TERMINATION_SECONDS,
+        termination_seconds: float = TERMINATION_SECONDS,
     ) -> None:
         """Starts `words` in `environment`, to which the mark is added.
 
         Args:
-            words: The command; the first is looked up in the guest's own PATH.
-            environment: The guest's, whole.
-            place: What the guest sees as its root.
-            adopts: Adopt and reap what it orphans. For a process that has no other children of its own.
+            words: The command; its first word is looked up in the server's PATH.
+            environment: The server's whole environment.
+            sandbox: What the server sees as its root.
+            adopts: Adopt and reap what it orphans. For a process that has no other children.
             output: Where its standard output and error go; None: where ours go.
-            grace_seconds: How long it has after SIGTERM, also where we are killed.
+            termination_seconds: How long it has after SIGTERM, also if we are killed.
         """
-        self._adopts, self._grace_seconds = adopts, grace_seconds
+        self._adopts, self._termination_seconds = adopts, termination_seconds
         if adopts:
             adopt_orphans()
         self._process = subprocess.Popen(
-            python_command(
-                "aotgaudi.wrap.exec_shim",
-                *(str(os.getpid()), str(place.here), str(place.root), "--", *words),
-                bare=True,
-            ),
-            env={**environment, MARK: str(place.here)},
+            [*_exec_shim(sandbox.here, sandbox.root), *words],
+            env={**environment, MARK: str(sandbox.here)},
             start_new_session=True,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -318,12 +300,12 @@ class Child:
         )
         self.pid = self._process.pid
         try:
-            self._keeper = _start_keeper(self.pid, place, grace_seconds)
+            self._reaper = _start_reaper(self.pid, sandbox, termination_seconds)
         except OSError:
-            ProcessTree(self.pid, place.mark).end(0.0, self._process.poll)
+            ProcessTree(self.pid, sandbox.mark).end(0.0, self._process.poll)
             raise
-        strangers = frozenset({self._keeper.pid})
-        self.family = ProcessTree(self.pid, place.mark, os.getpid() if adopts else 0, strangers)
+        strangers = frozenset({self._reaper.pid})
+        self.tree = ProcessTree(self.pid, sandbox.mark, os.getpid() if adopts else 0, strangers)
 
     def __enter__(self) -> Child:
         return self
@@ -332,43 +314,40 @@ class Child:
         self.close()
 
     def poll(self) -> int | None:
-        """Returns what the guest ended with, 128 + n for signal n; None while it runs. Reaps what was adopted."""
+        """Returns the server's exit code, 128 + n for signal n; None while it runs. Reaps adopted processes."""
         status = self._process.poll()
         if self._adopts:
-            self._keeper.poll()
+            self._reaper.poll()
             self._reap()
         return None if status is None else exit_code(status)
 
     def send(self, number: int) -> None:
-        """Passes a signal on to the process that was started; it knows its own."""
+        """Sends a signal to the server's first process, which passes it on to its own."""
         if self._process.poll() is None:
             send(self.pid, number)
 
-    def living(self) -> frozenset[int]:
-        """Returns the guest's processes that live."""
-        return self.family.living()
-
-    def end(self, grace_seconds: float | None = None) -> int:
-        """Ends the whole family: SIGTERM for the first process, SIGKILL for what is left; returns its exit code."""
-        self.family.end(self._grace_seconds if grace_seconds is None else grace_seconds, self.poll)
+    def end(self, termination_seconds: float | None = None) -> int:
+        """Ends the whole tree: SIGTERM for the first process, SIGKILL for what is left; returns its exit code."""
+        seconds = self._termination_seconds if termination_seconds is None else termination_seconds
+        self.tree.end(seconds, self.poll)
         found = self.poll()
         return exit_code(self._process.wait()) if found is None else found
 
     def close(self) -> None:
-        """Ends what still runs, and the keeper. Closing again does nothing."""
-        if self._keeper.stdin is None or self._keeper.stdin.closed:
+        """Ends what still runs, and the reaper. Closing again does nothing."""
+        if self._reaper.stdin is None or self._reaper.stdin.closed:
             return
-        if self.living() or self._process.poll() is None:
+        if self.tree.living() or self._process.poll() is None:
             self.end()
         with contextlib.suppress(OSError):  # It has been killed.
-            self._keeper.stdin.write(GOODBYE)
+            self._reaper.stdin.write(GOODBYE)
         with contextlib.suppress(OSError):
-            self._keeper.stdin.close()
-        self._keeper.wait()
+            self._reaper.stdin.close()
+        self._reaper.wait()
 
     def _reap(self) -> None:
-        """Waits for what was adopted and has ended, but not for the guest or the keeper, who are asked by name."""
-        known = {self.pid, self._keeper.pid}
+        """Waits for adopted processes that have ended, but not for the server or the reaper: `poll` asks those by name."""
+        known = {self.pid, self._reaper.pid}
         with contextlib.suppress(ChildProcessError):
             while True:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -378,17 +357,22 @@ class Child:
 
 
 def exit_code(status: int) -> int:
-    """Returns what a shell would say: a status that is negative stands for a signal, and becomes 128 + n."""
+    """Returns what a shell would say: a negative status is a signal, and becomes 128 + n."""
     return status if status >= 0 else 128 - status
 
 
-def _start_keeper(leader: int, place: Sandbox, grace_seconds: float) -> subprocess.Popen[bytes]:
+def _exec_shim(here: Path, root: Path) -> list[str]:
+    """Returns the words that become the command behind them, as a child of ours that sees `here` at `root`."""
+    return python_command("aotgaudi.wrap.exec_shim", str(os.getpid()), str(here), str(root), "--", bare=True)
+
+
+def _start_reaper(leader: int, sandbox: Sandbox, termination_seconds: float) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        python_command("aotgaudi.wrap.reaper", str(leader), place.mark, str(grace_seconds), bare=True),
+        python_command("aotgaudi.wrap.process_tree", str(leader), sandbox.mark, str(termination_seconds)),
         env={"PATH": os.defpath},
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         start_new_session=True,
-        pass_fds=place.descriptors,
+        pass_fds=sandbox.descriptors,
         bufsize=0,
     )

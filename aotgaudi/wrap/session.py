@@ -1,19 +1,17 @@
-"""One run of a guest, watched: started in a place, its witnesses read, asked, and ended. For a build and for a supervisor.
+"""One watched run of a wrapped server: started in a sandbox, asked, and ended. Builds and the supervisor both use it.
 
 ::
 
-    with taken(root) as place, Session(plan, place, phase="c") as session:
+    with open_sandbox(root) as sandbox, Session(plan, sandbox, phase="c") as session:
         session.wait_healthy(600)
         session.set_phase("e")
-        answers = session.send_all(requests)
+        answers = session.warm_up(requests)
         session.set_phase("v")
         session.settle(10)
         seen = session.look(compares=True)     # -> verdict.judge(seen, expected)
         session.end()
 
-Nothing of the guest outlives the block. One thread only.
-
-From a command and the place that it is given to what a session runs: the same in a build and in a run.
+Nothing of the server outlives the block. One thread only.
 """
 
 from __future__ import annotations
@@ -31,16 +29,8 @@ from aotgaudi.bundle.launch import Launch, WarmUpRequest
 from aotgaudi.digest import Digest
 from aotgaudi.errors import store_error
 from aotgaudi.wrap.adapters.base import Phase, PlaceRoot
-from aotgaudi.wrap.client import (
-    ANSWER_SECONDS,
-    Address,
-    Answer,
-    WrappedServerError,
-    is_healthy,
-    require_free,
-    send_all,
-)
-from aotgaudi.wrap.events import Event, EventLog, EventReader
+from aotgaudi.wrap.client import ANSWER_SECONDS, Address, WrappedServerError, ask, is_healthy, require_free
+from aotgaudi.wrap.events import EventLog
 from aotgaudi.wrap.file_watch import NO_FILES, FileChanges, FileRules, Watcher, compare
 from aotgaudi.wrap.launch import Found
 from aotgaudi.wrap.run_options import TERMINATION_SECONDS
@@ -49,10 +39,17 @@ from aotgaudi.wrap.verdict import Seen, is_settled
 from aotgaudi.wrap.witness import SITE
 
 SETTLE_SECONDS = 10.0
-"""How long the guest's processes may take to say that they have said everything; they look four times a second."""
+"""How long the processes may take to say that they have reported everything; they look four times a second."""
 _POLL_SECONDS = 0.05
-_OF_WITNESS = frozenset({"AOTGAUDI_WITNESS_ALLOWED", "AOTGAUDI_WITNESS_ROLE"})
-"""Variables by which whoever has set them for another run would tell this one's witnesses what is not so."""
+_OF_AGENT = frozenset({"AOTGAUDI_WITNESS_ALLOWED", "AOTGAUDI_WITNESS_ROLE"})
+"""Variables of another run's agents: they would tell this run's agents something false."""
+
+OUTSIDE: Mapping[str, str] = {
+    "home/*": "a server's home is that of its user again when it serves",
+    "tmp/tmp*": "a temporary file of one run",
+    "tmp/pymp-*": "what processes of one run shared",
+}
+"""Patterns of paths below the root that no capture holds, whatever the server is, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +58,11 @@ class Plan:
 
     Attributes:
         words: The whole command.
-        environment: Its environment, but for what the witness needs.
+        environment: Its environment, without what the agent needs.
         address: Where it will listen.
-        rules: What may lie below the place's root.
-        repairs: Ids of the repairs that the witness is to make.
-        witness_site: The folder that is put on the guest's PYTHONPATH, as a copy.
+        rules: Which files may lie below the root.
+        repairs: Ids of the repairs that the agent is to make.
+        witness_site: The agent's folder, which is copied and put on the server's PYTHONPATH.
     """
 
     words: tuple[str, ...]
@@ -76,138 +73,196 @@ class Plan:
     witness_site: Path = SITE
 
 
+def plan_for(
+    found: Found,
+    launch: Launch,
+    sandbox: Sandbox,
+    phase: Phase,
+    *,
+    sealed: Mapping[str, Digest] = NO_FILES,
+    left_out: Iterable[str] = (),
+) -> Plan:
+    """Returns what to run in `sandbox` at `phase`.
+
+    Args:
+        found: The command.
+        launch: The launch that is built, or the sealed one. Its conditions are established: the model's alias, variables.
+        sandbox: Where it runs.
+        phase: The run's first phase.
+        sealed: The files below the root, by path.
+        left_out: Patterns of other files that may appear there, besides the adapter's.
+    """
+    adapter, root, flags = found.adapter, PlaceRoot(str(sandbox.root)), found.flags
+    patterns = (*(pattern for pattern, _ in adapter.left_out), *OUTSIDE, *left_out)
+    established = _established(found, launch)
+    environment = adapter.environment(root, phase, established).applied(established)
+    if any(path.startswith("home/") for path in sealed):
+        environment["HOME"] = root.home
+    return Plan(
+        words=adapter.command(found.words, flags, root, is_aliased=launch.is_aliased),
+        environment=environment,
+        address=Address(
+            host=flags.host,
+            port=flags.port,
+            uds=_seen_from_here(flags.uds, sandbox),
+            health_path=adapter.health_path(),
+            served_name=flags.served_name,
+            authorization=flags.authorization,
+        ),
+        rules=FileRules(sandbox.root, sealed=sealed, left_out=tuple(dict.fromkeys(patterns))),
+        repairs=launch.repairs,
+    )
+
+
+def _established(found: Found, launch: Launch) -> dict[str, str]:
+    """The command's environment, but variables that the server hashes are as in the launch, except the pod's own."""
+    hashed = found.adapter.variable_rules.hashed
+    ours = {name for name, rule in hashed.items() if not rule.is_of_pod}
+    kept = {name: value for name, value in found.environ.items() if name not in ours}
+    return {**kept, **{name: value for name, value in launch.place.variables.items() if name in ours}}
+
+
+def _seen_from_here(uds: str | None, sandbox: Sandbox) -> str | None:
+    """Returns where we see a socket: below the sandbox if the server sees it below the root, else under the same name."""
+    prefix = f"{sandbox.root}/"
+    return str(sandbox.here / uds[len(prefix) :]) if uds is not None and uds.startswith(prefix) else uds
+
+
+def link_model(found: Found, launch: Launch, sandbox: Sandbox) -> None:
+    """Makes the alias of the model's directory, if the server of `launch` sees that. Raises StoreError."""
+    if not launch.is_aliased:
+        return
+    link = sandbox.folder("model")
+    try:
+        os.symlink(os.path.abspath(found.model), link)
+    except OSError as error:
+        raise store_error("make", link, error) from error
+
+
 class Session:
-    """A guest that runs, and what is known of it. A context manager."""
+    """A server that runs, and what is known of it. A context manager."""
 
     def __init__(
         self,
         plan: Plan,
-        place: Sandbox,
+        sandbox: Sandbox,
         *,
         phase: str,
         adopts: bool = False,
         output: IO[Any] | int | None = None,
-        grace_seconds: float = TERMINATION_SECONDS,
+        termination_seconds: float = TERMINATION_SECONDS,
     ) -> None:
-        """Starts the guest in `place`, whose files have been restored, at the state byte `phase`.
+        """Starts the server in `sandbox`, whose files have been restored, with the state byte `phase`.
 
-        `adopts`, `output` and `grace_seconds` are as for `Child`. Raises StoreError, and SpecError if its port is in use.
+        `adopts`, `output` and `termination_seconds` are as for `Child`.
+
+        Raises:
+            SpecError: The server's port is in use.
+            StoreError: The sandbox cannot be prepared, or the process cannot be started.
         """
         require_free(plan.address)
-        self.plan, self.place, self.phase = plan, place, phase
-        self.account = EventLog()
-        self._news: list[Event] = []
+        self.plan, self.sandbox, self.phase = plan, sandbox, phase
+        self.log = EventLog(sandbox.folder("events"))
         self._answers: tuple[str, ...] | None = None
-        self._compared = FileChanges()
         try:
-            shutil.copytree(plan.witness_site, place.folder("witness"), dirs_exist_ok=True)
+            shutil.copytree(plan.witness_site, sandbox.folder("witness"), dirs_exist_ok=True)
             self._write_allowed()
         except OSError as error:
-            raise store_error("prepare", place.here, error) from error
-        place.set_state(phase)
-        self._reader = EventReader(place.folder("events"))
-        self._watcher = Watcher(place.here, plan.rules) if plan.rules.has_sealed else None
-        self.started = time.monotonic()
-        environment = self._environment()
+            raise store_error("prepare", sandbox.here, error) from error
+        sandbox.set_state(phase)
+        self._watcher = Watcher(sandbox.here, plan.rules) if plan.rules.has_sealed else None
+        self._compared = FileChanges(is_watched=self._watcher is not None)
+        self._started = time.monotonic()
         try:
             self.child = Child(
-                plan.words, environment, place, adopts=adopts, output=output, grace_seconds=grace_seconds
+                plan.words,
+                self._environment(),
+                sandbox,
+                adopts=adopts,
+                output=output,
+                termination_seconds=termination_seconds,
             )
         except OSError as error:  # Too many processes, or a command line that is too long.
-            raise store_error("start the guest in", place.here, error) from error
+            raise store_error("start the server in", sandbox.here, error) from error
 
     def __enter__(self) -> Session:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self.close()
+        self.child.close()
+        if self._watcher is not None:
+            self._watcher.close()
 
     @property
     def seconds(self) -> float:
-        """How long ago the guest was started."""
-        return time.monotonic() - self.started
-
-    def read(self) -> None:
-        """Takes in what its processes have said by now."""
-        self._news += self.account.add(self._reader.read())
-
-    def news(self) -> list[Event]:
-        """Returns what its processes have said since the last call, by time."""
-        self.read()
-        news, self._news = self._news, []
-        return news
+        """How long ago the server was started."""
+        return time.monotonic() - self._started
 
     def set_phase(self, byte: str) -> None:
-        """Tells every process what the guest is at; `settle` waits for their answers."""
+        """Tells every process the phase; `settle` waits for their answers."""
         self.phase = byte
-        self.place.set_state(byte)
+        self.sandbox.set_state(byte)
 
     def wait_healthy(self, deadline_seconds: float, on_wait: Callable[[], object] = lambda: None) -> float:
-        """Waits until the guest serves; returns how many seconds that took. `on_wait` may end the wait by raising.
+        """Waits until the server serves; returns how many seconds that took. `on_wait` may raise to stop waiting.
 
         Raises:
-            GuestError: it ended before, or the deadline is over.
+            WrappedServerError: It ended first, or the deadline is over.
         """
         while True:
             on_wait()
             status = self.child.poll()
             if status is not None:
-                raise WrappedServerError(f"the guest ended with exit code {status} before it served", status)
+                raise WrappedServerError(f"the server ended with exit code {status} before it served", status)
             if is_healthy(self.plan.address):
                 return self.seconds
             if self.seconds >= deadline_seconds:
-                raise WrappedServerError(f"the guest did not serve within {deadline_seconds:.0f} s")
+                raise WrappedServerError(f"the server did not serve within {deadline_seconds:.0f} s")
             time.sleep(_POLL_SECONDS)
 
-    def send_all(
+    def warm_up(
         self,
         requests: Iterable[WarmUpRequest],
         *,
         timeout_seconds: float = ANSWER_SECONDS,
-        on_answer: Callable[[WarmUpRequest, Answer], object] = lambda request, answer: None,
+        on_answer: Callable[[], object] = lambda: None,
     ) -> tuple[str, ...]:
-        """Asks the exercise; returns the digest of each answer (see `Answer.digest`). Raises GuestError."""
+        """Sends the warm-up requests, one after the other; returns each answer's digest. Raises WrappedServerError."""
         digests = []
-        for request, answer in send_all(self.plan.address, requests, timeout_seconds):
+        for request in requests:
+            answer = ask(self.plan.address, request, timeout_seconds)
             digests.append(answer.digest(is_greedy=request.is_greedy))
-            on_answer(request, answer)
+            on_answer()
         self._answers = tuple(digests)
         return self._answers
 
-    def settle(
-        self, timeout_seconds: float = SETTLE_SECONDS, on_wait: Callable[[], object] = lambda: None
-    ) -> bool:
-        """Waits until every process that has a witness has answered to the phase; returns whether all did in time."""
+    def settle(self, timeout_seconds: float = SETTLE_SECONDS) -> bool:
+        """Waits until every living process that has an agent has answered to the phase; returns whether all did in time."""
         deadline = time.monotonic() + timeout_seconds
         while True:
-            on_wait()
-            if self.has_settled():
+            living = self.child.tree.living()
+            self.log.read()
+            processes = self.log.processes.values()
+            if all(is_settled(one, self.phase) for one in processes if one.pid in living):
                 return True
             if time.monotonic() >= deadline or self.child.poll() is not None:
                 return False
             time.sleep(_POLL_SECONDS)
 
-    def has_settled(self) -> bool:
-        """Whether every living process that has a witness has answered to the phase."""
-        living = self.child.living()
-        self.read()
-        histories = self.account.histories.values()
-        return all(is_settled(one, self.phase) for one in histories if one.pid in living)
-
     def look(self, *, phase: str | None = None, compares: bool = False) -> Seen:
-        """Returns all that is known now.
+        """Returns everything that is known now.
 
         Args:
-            phase: What every process must have answered to; None: the phase that it is.
+            phase: The phase that every process must have answered to; None: the present one.
             compares: Read and compare every sealed byte first.
         """
-        living = self.child.living()
+        living = self.child.tree.living()
         if compares:
-            self._compared = self._compared | compare(self.place.here, self.plan.rules)
+            self._compared = self._compared | compare(self.sandbox.here, self.plan.rules)
         files = self.files()
-        self.read()  # Last: a process that has ended, or written a file, has said so before.
+        self.log.read()  # Last: a process reports a file, or its end, before we can see either.
         return Seen(
-            histories=dict(self.account.histories),
+            processes=dict(self.log.processes),
             alive=living,
             rules=self.plan.rules,
             files=files,
@@ -216,34 +271,19 @@ class Session:
         )
 
     def files(self) -> FileChanges:
-        """Returns what was seen of files since the start: by inotify, and by the comparisons that were made."""
-        if self._watcher is None:
-            return self._compared
-        watched = self._watcher.read()
-        return FileChanges(
-            tuple(sorted({*watched.added, *self._compared.added})),
-            tuple(sorted({*watched.changed, *self._compared.changed})),
-            tuple(sorted({*watched.missing, *self._compared.missing})),
-            is_compared=self._compared.is_compared,
-            is_watched=watched.is_watched,
-        )
+        """Returns how files changed since the start, by inotify and by the comparisons that were made."""
+        return self._compared if self._watcher is None else self._watcher.read() | self._compared
 
-    def end(self, grace_seconds: float | None = None) -> int:
-        """Ends the guest in an orderly way, reads its last words, and returns its exit code."""
-        status = self.child.end(grace_seconds)
-        self.read()
+    def end(self, termination_seconds: float | None = None) -> int:
+        """Asks the server to end, waits, reads the last events, and returns its exit code."""
+        status = self.child.end(termination_seconds)
+        self.log.read()
         return status
 
-    def close(self) -> None:
-        """Ends what still runs. Closing again does nothing."""
-        self.child.close()
-        if self._watcher is not None:
-            self._watcher.close()
-
     def _environment(self) -> dict[str, str]:
-        root, before = self.place.root, self.plan.environment.get("PYTHONPATH", "")
+        root, before = self.sandbox.root, self.plan.environment.get("PYTHONPATH", "")
         environment = {
-            **{name: value for name, value in self.plan.environment.items() if name not in _OF_WITNESS},
+            **{name: value for name, value in self.plan.environment.items() if name not in _OF_AGENT},
             "PYTHONPATH": os.pathsep.join(filter(None, (str(root / "witness"), before))),
             "AOTGAUDI_WITNESS": str(root / "events"),
             "AOTGAUDI_WITNESS_ROOTS": json.dumps([str(root / top) for top in self.plan.rules.tops]),
@@ -255,83 +295,8 @@ class Session:
         return environment
 
     def _write_allowed(self) -> None:
-        """The sealed paths, as the guest sees them."""
-        lines = sorted(str(self.place.root / path) for path in self.plan.rules.sealed)
-        self.place.folder("allowed").write_text(
+        """Writes the sealed paths, as the server sees them."""
+        lines = sorted(str(self.sandbox.root / path) for path in self.plan.rules.sealed)
+        self.sandbox.folder("allowed").write_text(
             "".join(f"{line}\n" for line in lines), "utf-8", "surrogateescape"
         )
-
-
-OUTSIDE: Mapping[str, str] = {
-    "home/*": "a server's home is that of its user again when it serves",
-    "tmp/tmp*": "a temporary file of one run",
-    "tmp/pymp-*": "what processes of one run shared",
-}
-"""Patterns of paths below a place's root that are no part of any capture, whatever the guest is; with the reason."""
-
-
-def plan_for(
-    found: Found,
-    launch: Launch,
-    place: Sandbox,
-    phase: Phase,
-    *,
-    sealed: Mapping[str, Digest] = NO_FILES,
-    left_out: Iterable[str] = (),
-) -> Plan:
-    """Returns what to run in `place` at `phase`.
-
-    Args:
-        found: The command.
-        launch: What is built, or the sealed launch: its conditions are established, the model's alias and variables.
-        place: Where.
-        phase: The first one of the run.
-        sealed: What lies below the place's root, by path.
-        left_out: Patterns of files that may appear there, besides the guest's own.
-    """
-    guest, root, flags = found.adapter, PlaceRoot(str(place.root)), found.flags
-    patterns = (*(pattern for pattern, _ in guest.left_out), *OUTSIDE, *left_out)
-    environment = guest.environment(root, phase, _established(found, launch)).applied(
-        _established(found, launch)
-    )
-    if any(path.startswith("home/") for path in sealed):
-        environment["HOME"] = root.home
-    return Plan(
-        words=guest.command(found.words, flags, root, is_aliased=launch.is_aliased),
-        environment=environment,
-        address=Address(
-            host=flags.host,
-            port=flags.port,
-            uds=_seen_from_here(flags.uds, place),
-            health_path=guest.health_path(),
-            served_name=flags.served_name,
-            authorization=flags.authorization,
-        ),
-        rules=FileRules(place.root, sealed=sealed, left_out=tuple(dict.fromkeys(patterns))),
-        repairs=launch.repairs,
-    )
-
-
-def _established(found: Found, launch: Launch) -> dict[str, str]:
-    """The command's environment; what the guest hashes of it, and is not the pod's own, is as in the launch."""
-    hashed = found.adapter.variable_rules.hashed
-    ours = {name for name, rule in hashed.items() if not rule.is_of_pod}
-    kept = {name: value for name, value in found.environ.items() if name not in ours}
-    return {**kept, **{name: value for name, value in launch.place.variables.items() if name in ours}}
-
-
-def _seen_from_here(uds: str | None, place: Sandbox) -> str | None:
-    """A socket below the root lies where we see the place; any other where its name says."""
-    prefix = f"{place.root}/"
-    return str(place.here / uds[len(prefix) :]) if uds is not None and uds.startswith(prefix) else uds
-
-
-def link_model(found: Found, launch: Launch, place: Sandbox) -> None:
-    """Makes the alias of the model's directory, where `launch` has it seen by that. Raises StoreError."""
-    if not launch.is_aliased:
-        return
-    link = place.folder("model")
-    try:
-        os.symlink(os.path.abspath(found.model), link)
-    except OSError as error:
-        raise store_error("make", link, error) from error

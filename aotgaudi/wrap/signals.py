@@ -1,4 +1,4 @@
-"""The signals that a supervisor passes on, and what wakes it up. Also as PID 1, for whom no signal has a default action."""
+"""The signals that the supervisor passes on, and that wake it up. As PID 1 too, where signals have no default action."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ FORWARDED = (
     *(signal.SIGTERM, signal.SIGCONT),
 )
 ENDING = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM})
-"""Those that ask to end; before there is a guest, they end us."""
+"""Those that ask to end. Before there is a server, they end us."""
 
 
 class Signals:
-    """Catches signals from the beginning. A context manager of the main thread.
+    """Catches signals. A context manager of the main thread.
 
-    Until `hold` is called there is nobody to pass a signal on to: one that asks to end raises SystemExit with 128 + n.
+    Until `hold` is called there is no server to pass them on to, and a signal that asks to end raises SystemExit(128 + n).
     """
 
     def __init__(self) -> None:
@@ -40,18 +40,18 @@ class Signals:
         self._writer.close()
 
     def hold(self) -> None:
-        """From now on signals are kept until `take` is called."""
+        """Keeps signals from now on, until `take` is called."""
         self._held = []
 
     def take(self) -> list[int]:
-        """Returns the signals that came since the last call, in their order."""
+        """Returns the signals since the last call, in their order."""
         taken: list[int] = []
         while self._held:
             taken.append(self._held.pop(0))
         return taken
 
     def wait(self, seconds: float) -> None:
-        """Waits for a signal, or for a child to change, but not longer than that."""
+        """Waits for a signal, or for a child to change, at most `seconds`."""
         readable, _, _ = select.select([self._reader], [], [], seconds)
         if readable:
             try:

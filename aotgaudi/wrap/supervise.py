@@ -1,19 +1,14 @@
-"""What is new of a guest since its judge last looked: what its witnesses said, and what was seen of its files.
-
-What asks a guest while its judge looks elsewhere: whether it serves, and its exercise. A thread each.
-
-The life of a guest under supervision: started, exercised, judged, and counted as long as it serves.
+"""The life of a wrapped server under supervision: started, warmed up, judged, and counted as long as it serves.
 
 ::
 
-    starting ──health 200──▶ exercising ──all answered──▶ settling ──verdict──▶ live ──▶ the guest's exit code
+    starting ──health 200──▶ exercising ──all answered──▶ settling ──verdict──▶ live ──▶ the server's exit code
         └───────────────────────┴────────── not warm, ended, too late ─────────┴──▶ ended by us: 3 or 4, one sentence
 
-Under ``--require-warm`` the first word that speaks against it ends the guest: on that word, not on what the guest makes of
-it, which may be to hang. Without it everything is measured and told, and nothing is refused. One thread runs all of this;
-the exercise and the health question have one each, and the front asks by `report`.
-
-What was admitted is restored, started, watched and judged: from the first thing that is written to the guest's end.
+Under ``--require-warm`` the first event that speaks against the server ends it. We do not wait for what the server makes of
+it, which may be to hang. Without the option everything is measured and reported, and nothing is refused. The main thread
+runs all of this. The health question and the warm-up requests have one thread each, and the HTTP server asks through
+`report`.
 """
 
 from __future__ import annotations
@@ -38,9 +33,9 @@ from aotgaudi.wrap.adapters.base import Phase
 from aotgaudi.wrap.client import WrappedServerError, is_healthy
 from aotgaudi.wrap.file_watch import FileChanges
 from aotgaudi.wrap.http import Answers, HttpServer, Metrics
-from aotgaudi.wrap.readiness import Prepared, RunOptions
 from aotgaudi.wrap.restore import restore
-from aotgaudi.wrap.run_options import Policy
+from aotgaudi.wrap.run import Checked
+from aotgaudi.wrap.run_options import Policy, RunOptions
 from aotgaudi.wrap.sandbox import Sandbox, open_sandbox
 from aotgaudi.wrap.session import SETTLE_SECONDS, Session, link_model, plan_for
 from aotgaudi.wrap.signals import ENDING, Signals
@@ -60,133 +55,114 @@ from aotgaudi.wrap.verdict import (
     judge,
 )
 
-_MAX_REMEMBERED = 200
-_CAUSE_SECONDS = 0.5
-
-
-class News:
-    """The findings of a session, counted as they come; `findings` are the last of them. One thread only."""
-
-    def __init__(self, session: Session, metrics: Metrics) -> None:
-        self._session, self._metrics = session, metrics
-        self._files, self._is_blind = FileChanges(), False
-        self._first_file: float | None = None
-        self.findings: tuple[Finding, ...] = ()
-        self.is_new = False
-        """Whether there was anything when it was last taken."""
-
-    def take(self) -> list[Finding]:
-        """Returns what was found since the last time, and counts it."""
-        rules = self._session.plan.rules
-        said = self._session.news()
-        found = [finding_of(event, rules) for event in said]
-        findings = [finding for finding in found if finding is not None and finding.phase != "cold"]
-        findings += [*self._of_files(), *self._of_unreadable()]
-        self.is_new = bool(said or findings)
-        self._metrics.count(findings)
-        self.findings = (*self.findings, *findings)[-_MAX_REMEMBERED:]
-        return findings
-
-    def lack_their_cause(self, now: float) -> bool:
-        """Whether files alone speak against it, and only just now: who wrote a source runs a compiler next, and says so.
-
-        `now` is by one clock, in seconds.
-        """
-        if not self.findings or any(one.what != "file" for one in self.findings):
-            return False
-        if self._first_file is None:
-            self._first_file = now
-        return now - self._first_file < _CAUSE_SECONDS
-
-    def _of_files(self) -> list[Finding]:
-        """What was seen of files since the last turn: the second witness counts for itself."""
-        files = self._session.files()
-        self._metrics.count_files(len(_new(files.added, self._files.added)))
-        news = [
-            *((path, "was added", EXIT_NOT_WARM) for path in _new(files.added, self._files.added)),
-            *((path, "was changed", EXIT_BYTES) for path in _new(files.changed, self._files.changed)),
-            *((path, "was removed", EXIT_NOT_WARM) for path in _new(files.missing, self._files.missing)),
-        ]
-        self._files = files
-        phase = PHASES.get(self._session.phase, "live")
-        return [Finding("file", phase, f"{path} {what}", exit_code=code) for path, what, code in news]
-
-    def _of_unreadable(self) -> list[Finding]:
-        """Once: from then on its witnesses may have said anything."""
-        is_blind = any(one.num_unreadable for one in self._session.account.histories.values())
-        is_new, self._is_blind = is_blind and not self._is_blind, is_blind or self._is_blind
-        phase = PHASES.get(self._session.phase, "live")
-        return [Finding("unknown", phase, "events of its witnesses cannot be read")] if is_new else []
-
-
-def _new(now: Sequence[str], before: Sequence[str]) -> list[str]:
-    return sorted({*now} - {*before})
-
-
-_BETWEEN_SECONDS, _UNTIL_GOOD_SECONDS = 1.0, 0.1
-
-
-class HealthProbe:
-    """Asks the guest again and again, in a thread of its own, whether it serves: `is_good` says what it answered last."""
-
-    def __init__(self, session: Session) -> None:
-        self._address = session.plan.address
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._ask, name="aotgaudi-health", daemon=True)
-        self.is_good = False
-
-    def start(self) -> None:
-        """Begins to ask."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Asks no more."""
-        self._stopped.set()
-
-    def _ask(self) -> None:
-        while not self._stopped.is_set():
-            self.is_good = is_healthy(self._address)
-            self._stopped.wait(_BETWEEN_SECONDS if self.is_good else _UNTIL_GOOD_SECONDS)
-
-
-class WarmUpThread(threading.Thread):
-    """Sends the exercise, in a thread of its own; `error` says why it did not come to its end."""
-
-    def __init__(self, session: Session, requests: Sequence[WarmUpRequest]) -> None:
-        super().__init__(name="aotgaudi-exercise", daemon=True)
-        self._session, self._requests = session, requests
-        self.error: WrappedServerError | None = None
-
-    def run(self) -> None:
-        """Part of threading."""
-        try:
-            self._session.send_all(self._requests)
-        except WrappedServerError as error:
-            self.error = error
-
-
 Stage = Literal["starting", "exercising", "settling", "live", "ending"]
 
 _TICK_SECONDS, _LIVE_TICK_SECONDS = 0.1, 0.25
+_HEALTHY_SECONDS, _UNHEALTHY_SECONDS = 1.0, 0.1
+"""How long to wait between two health questions."""
 _EARLY_SECONDS = 1.0
+_CAUSE_SECONDS = 0.5
 _REPORT_SECONDS = 30.0
 _LIVE_SECONDS, _COMPARED_BYTES_PER_SECOND = 30.0, 50e6
-"""How long the main loop may take for a turn; and besides, for comparing all that is sealed, on a slow disk."""
+"""How long one turn of the main loop may take, and how much longer a comparison of all files takes on a slow disk."""
+_MAX_REMEMBERED = 200
 _ERRORS: Mapping[int, type[AotGaudiError]] = {3: NotWarmError, 4: CorruptError, 5: TargetError}
 
 _log = logging.getLogger(__name__)
 
 
+def start(options: RunOptions, checked: Checked, signals: Signals) -> int:
+    """Restores, starts and supervises a server until it ends; returns its exit code. Raises as `run.run` does."""
+    bundle, why_cold = checked.bundle, checked.why_cold
+    receipt = bundle.require_capture()
+    about = _about(bundle)
+    metrics = Metrics()
+    metrics.set("aotgaudi_verify_seconds", time.monotonic() - options.began)
+    metrics.set("aotgaudi_guest_residuals", len(receipt.residuals))
+    metrics.set("aotgaudi_capture_info", 1, *about.values())
+    desk = _Desk(metrics)
+    with (
+        HttpServer(options.listen, desk.answers()) as server,
+        open_sandbox(Path(checked.here.place.root), needed_bytes=receipt.num_bytes) as sandbox,
+    ):
+        _log.info("http://%s:%d: /ready /live /metrics /report", options.listen.host, server.port)
+        if not why_cold:
+            _restore(bundle, sandbox, metrics)
+        link_model(checked.found, checked.launch, sandbox)
+        case = Case(
+            expected=None if why_cold else receipt.expected,
+            requests=bundle.launch.exercise.requests if options.exercises else (),
+            why_cold=why_cold,
+            about=about,
+            residuals=receipt.residuals,
+        )
+        phase, byte = _first_phase(options.policy, why_cold)
+        sealed = {} if why_cold else {file.path: file.digest for file in receipt.files}
+        left_out = tuple(one.pattern for one in receipt.left_out)
+        plan = plan_for(checked.found, checked.launch, sandbox, phase, sealed=sealed, left_out=left_out)
+        signals.hold()
+        seconds = options.policy.termination_seconds
+        with Session(plan, sandbox, phase=byte, adopts=True, termination_seconds=seconds) as session:
+            supervisor = Supervisor(session, case, options.policy, metrics, signals)
+            desk.supervisor = supervisor
+            return supervisor.run()
+
+
+def _restore(bundle: Bundle, sandbox: Sandbox, metrics: Metrics) -> None:
+    restored = restore(bundle, sandbox.here)
+    metrics.set("aotgaudi_restore_seconds", restored.seconds)
+    _log.info(
+        "%d files, %d bytes, verified and restored in %.2f s",
+        restored.files,
+        restored.bytes,
+        restored.seconds,
+    )
+
+
+def _first_phase(policy: Policy, why_cold: str) -> tuple[Phase, str]:
+    if why_cold:
+        return "cold", "c"
+    return ("load", "l") if policy.require_warm else ("measure", "m")
+
+
+def _about(bundle: Bundle) -> dict[str, str]:
+    """The labels of ``aotgaudi_capture_info``, in its order."""
+    epoch = "" if bundle.statement is None else str(bundle.statement.epoch)
+    return {"launch": bundle.receipt.manifest_id, "bundle": str(bundle.path), "epoch": epoch}
+
+
+class _Desk:
+    """Answers the HTTP server: for itself until there is a supervisor, and then through it."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self.supervisor: Supervisor | None = None
+
+    def answers(self) -> Answers:
+        return Answers(self._not_ready, self._not_live, self._report, self._metrics)
+
+    def _not_ready(self) -> str:
+        return (
+            "the sealed files are being restored" if self.supervisor is None else self.supervisor.not_ready()
+        )
+
+    def _not_live(self) -> str:
+        return "" if self.supervisor is None else self.supervisor.not_live()
+
+    def _report(self) -> Mapping[str, Any]:
+        return {"stage": "restoring"} if self.supervisor is None else self.supervisor.report()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is to be judged.
+    """What a server is judged by.
 
     Attributes:
-        expected: What a warm start shows; None where the guest starts cold, which `why_cold` explains.
-        requests: The exercise to replay; empty for none.
-        why_cold: One sentence.
-        about: What the report says of the capture.
-        residuals: What no file holds, so that even a warm guest does it.
+        expected: What a warm start shows; None if the server starts cold.
+        requests: The warm-up requests to send again; empty for none.
+        why_cold: Why it starts cold, in one sentence.
+        about: What the report says about the capture.
+        residuals: What no file can hold, so that even a warm server does it.
     """
 
     expected: Expected | None
@@ -197,16 +173,110 @@ class Case:
 
 
 def refusal(reasons: Sequence[Reason]) -> AotGaudiError:
-    """Returns the error for a guest that is not warm: one sentence, and how many others there are."""
-    more = (
-        f" (and {len(reasons) - 1} more: GET /report, or the events in the place)" if len(reasons) > 1 else ""
-    )
+    """Returns the error for a server that is not warm: one sentence, and the number of other reasons."""
+    num_others = len(reasons) - 1
+    more = f" (and {num_others} more: GET /report, or the events below --root)" if num_others else ""
     error = _ERRORS.get(reasons[0].exit_code, NotWarmError)
-    return error(f"the guest is not warm: {reasons[0].text}{more}")
+    return error(f"the server is not warm: {reasons[0].text}{more}")
+
+
+class _HealthProbe(threading.Thread):
+    """Asks the server again and again whether it serves; `is_good` is its last answer."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(name="aotgaudi-health", daemon=True)
+        self._address = session.plan.address
+        self._stopped = threading.Event()
+        self.is_good = False
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def run(self) -> None:
+        while not self._stopped.is_set():
+            self.is_good = is_healthy(self._address)
+            self._stopped.wait(_HEALTHY_SECONDS if self.is_good else _UNHEALTHY_SECONDS)
+
+
+class _WarmUp(threading.Thread):
+    """Sends the warm-up requests; `error` says why some were not answered."""
+
+    def __init__(self, session: Session, requests: Sequence[WarmUpRequest]) -> None:
+        super().__init__(name="aotgaudi-warm-up", daemon=True)
+        self._session, self._requests = session, requests
+        self.error: WrappedServerError | None = None
+
+    def run(self) -> None:
+        try:
+            self._session.warm_up(self._requests)
+        except WrappedServerError as error:
+            self.error = error
+
+
+class _Findings:
+    """What was found in events and files, counted as it comes; `recent` are the last ones. One thread only."""
+
+    def __init__(self, session: Session, metrics: Metrics) -> None:
+        self._session, self._metrics = session, metrics
+        self._files, self._is_blind = FileChanges(), False
+        self._first_file: float | None = None
+        self.recent: tuple[Finding, ...] = ()
+        self.is_new = False
+        """Whether the last call of `take` saw anything."""
+
+    def take(self) -> list[Finding]:
+        """Returns what was found since the last call, and counts it."""
+        events = self._session.log.take_new()
+        found = [finding_of(event, self._session.plan.rules) for event in events]
+        findings = [finding for finding in found if finding is not None and finding.phase != "cold"]
+        findings += [*self._of_files(), *self._of_unreadable()]
+        self.is_new = bool(events or findings)
+        self._metrics.count(findings)
+        self.recent = (*self.recent, *findings)[-_MAX_REMEMBERED:]
+        return findings
+
+    def lack_their_cause(self, now: float) -> bool:
+        """Whether only files speak against the server, and only since a moment: a compiler, which is the cause, may follow.
+
+        `now` is in seconds, always of the same clock.
+        """
+        if not self.recent or any(one.what != "file" for one in self.recent):
+            return False
+        if self._first_file is None:
+            self._first_file = now
+        return now - self._first_file < _CAUSE_SECONDS
+
+    def _of_files(self) -> list[Finding]:
+        """Changes of files since the last turn. They count by themselves, whatever the agents reported."""
+        files = self._session.files()
+        added = _new(files.added, self._files.added)
+        self._metrics.count_files(len(added))
+        rows = [
+            *((path, "was added", EXIT_NOT_WARM) for path in added),
+            *((path, "was changed", EXIT_BYTES) for path in _new(files.changed, self._files.changed)),
+            *((path, "was removed", EXIT_NOT_WARM) for path in _new(files.missing, self._files.missing)),
+        ]
+        self._files = files
+        return [Finding("file", self._phase, f"{path} {what}", exit_code=code) for path, what, code in rows]
+
+    def _of_unreadable(self) -> list[Finding]:
+        """Reported once: from then on the agents may have written anything."""
+        if self._is_blind or not any(one.num_unreadable for one in self._session.log.processes.values()):
+            return []
+        self._is_blind = True
+        return [Finding("unknown", self._phase, "events of its agents cannot be read")]
+
+    @property
+    def _phase(self) -> Any:
+        return PHASES.get(self._session.phase, "live")
+
+
+def _new(now: Sequence[str], before: Sequence[str]) -> list[str]:
+    return sorted({*now} - {*before})
 
 
 class Supervisor:
-    """Supervises one guest. `run` is for the main thread; `not_ready`, `not_live` and `report` are for any."""
+    """Supervises one server. `run` is for the main thread; any thread may call `not_ready`, `not_live` and `report`."""
 
     def __init__(
         self, session: Session, case: Case, policy: Policy, metrics: Metrics, signals: Signals
@@ -214,24 +284,24 @@ class Supervisor:
         self._session, self._case, self._policy = session, case, policy
         self._metrics, self._signals = metrics, signals
         self._stage: Stage = "starting"
-        self._verdict: Verdict = Undecided(("the guest to start",))
+        self._verdict: Verdict = Undecided(("the server to start",))
         self._drained = ""
         self._since = self._turned = time.monotonic()
         self._asked_to_end: float | None = None
         self._asked: queue.SimpleQueue[Future[Mapping[str, Any]]] = queue.SimpleQueue()
-        self._health = HealthProbe(session)
-        self._exercise: WarmUpThread | None = None
-        self._news = News(session, metrics)
+        self._health = _HealthProbe(session)
+        self._warm_up: _WarmUp | None = None
+        self._findings = _Findings(session, metrics)
         self._judged_at = 0.0
         num_bytes = sum(digest.size_bytes for digest in session.plan.rules.sealed.values())
         self._turn_seconds = _LIVE_SECONDS + num_bytes / _COMPARED_BYTES_PER_SECOND
 
     def run(self) -> int:
-        """Supervises until the guest ends; returns its exit code.
+        """Supervises until the server ends; returns its exit code.
 
         Raises:
-            NotWarmError, CorruptError: it was not warm, and has been ended.
-            GuestError: it ended or hung before it was ready.
+            NotWarmError, CorruptError: It was not warm, and has been ended.
+            WrappedServerError: It ended or hung before it was ready.
         """
         self._health.start()
         try:
@@ -245,19 +315,19 @@ class Supervisor:
             self._health.stop()
 
     def not_ready(self) -> str:
-        """Why the guest is not to get requests; empty where it is."""
+        """Says why the server must get no requests; empty if it may."""
         if self._stage != "live":
             return {
-                "starting": "the guest is starting",
-                "exercising": "the exercise is being replayed",
-                "settling": "the guest's processes are being asked whether they are warm",
-            }.get(self._stage, "the guest is ending")
+                "starting": "the server is starting",
+                "exercising": "the warm-up requests are being sent",
+                "settling": "the processes are being asked whether they are warm",
+            }.get(self._stage, "the server is ending")
         if self._asked_to_end is not None:
-            return "the guest was asked to end"
-        return self._drained or ("" if self._health.is_good else "the guest's health is not 200")
+            return "the server was asked to end"
+        return self._drained or ("" if self._health.is_good else "the server's health is not 200")
 
     def not_live(self) -> str:
-        """Why the supervisor hangs; empty where it does not."""
+        """Says why the supervisor hangs; empty if it does not."""
         seconds = time.monotonic() - self._turned
         return f"no turn for {seconds:.0f} s" if seconds > self._turn_seconds else ""
 
@@ -267,14 +337,14 @@ class Supervisor:
         self._asked.put(future)
         try:
             return future.result(_REPORT_SECONDS)
-        except FutureTimeoutError:  # Before Python 3.11 it is no TimeoutError.
+        except FutureTimeoutError:  # Before Python 3.11 it is not a TimeoutError.
             return {"problem": self.not_live() or "no report in time"}
 
     def _turn(self) -> int | None:
         self._turned = time.monotonic()
         self._pass_signals_on()
         status = self._session.child.poll()
-        self._take_news()
+        self._act_on_news()
         if status is not None:
             return self._ended(status)
         self._judge_early()
@@ -290,41 +360,41 @@ class Supervisor:
 
     def _pass_signals_on(self) -> None:
         for number in self._signals.take():
-            _log.info("%s is passed on to the guest", signal.Signals(number).name)
+            _log.info("%s is passed on to the server", signal.Signals(number).name)
             if number in ENDING and self._asked_to_end is None:
                 self._asked_to_end = time.monotonic()
             self._session.child.send(number)
         if self._asked_to_end is None or self._stage == "live":
-            return  # A guest that serves ends its requests in its own time.
-        if time.monotonic() - self._asked_to_end > self._policy.grace_seconds:
+            return  # A server that serves may finish its requests.
+        if time.monotonic() - self._asked_to_end > self._policy.termination_seconds:
             self._session.end(0.0)
 
-    def _take_news(self) -> None:
-        """Logs what was said and seen, and acts on it."""
-        findings = self._news.take()
+    def _act_on_news(self) -> None:
+        """Logs new findings, and acts on them."""
+        findings = self._findings.take()
         for finding in findings:
             _log.warning("%s: %s: %s", finding.phase, finding.what, finding)
         if self._stage == "live":
             self._act([finding for finding in findings if finding.phase == "live"])
 
     def _judge_early(self) -> None:
-        """The first word against it is enough: a guest that is kept from compiling may hang for ever.
+        """Judges before the server is ready, because a server that is kept from compiling may hang for ever.
 
-        Where there is no word it is asked now and then who still lives, which takes a look at every process of the machine.
+        Without new events it does so once a second only, since it looks at every process of the machine.
         """
         if self._stage == "live" or not self._policy.require_warm or self._asked_to_end is not None:
             return
-        if self._news.is_new or self._turned - self._judged_at >= _EARLY_SECONDS:
+        if self._findings.is_new or self._turned - self._judged_at >= _EARLY_SECONDS:
             self._judged_at = self._turned
             verdict = self._judged()
-            if not self._news.lack_their_cause(self._turned) and not self._has_gone(verdict):
+            if not self._findings.lack_their_cause(self._turned) and not self._has_gone(verdict):
                 self._refuse_if_not_warm(verdict)
 
     def _act(self, findings: Sequence[Finding]) -> None:
         if not findings:
             return
         self._metrics.set("aotgaudi_guest_warm", 0)
-        first = min(findings, key=lambda one: one.what == "file")  # A cause before what it left.
+        first = min(findings, key=lambda one: one.what == "file")  # The cause before the files that it left.
         if self._policy.on_compile == "drain":
             self._drained = self._drained or f"after ready: {first}"
         elif self._policy.on_compile == "exit":
@@ -332,31 +402,31 @@ class Supervisor:
 
     def _while_starting(self) -> None:
         if self._health.is_good:
-            _log.info("the guest serves after %.1f s", self._session.seconds)
+            _log.info("the server serves after %.1f s", self._session.seconds)
             if not self._case.requests:
                 self._settle()
                 return
             self._session.set_phase("e")
-            self._exercise = WarmUpThread(self._session, self._case.requests)
-            self._exercise.start()
+            self._warm_up = _WarmUp(self._session, self._case.requests)
+            self._warm_up.start()
             self._enter("exercising")
         elif self._session.seconds > self._policy.start_seconds:
             self._session.end()
             raise WrappedServerError(
-                f"the guest did not serve within {self._policy.start_seconds:.0f} s, and was ended (--start-timeout)",
+                f"the server did not serve within {self._policy.start_seconds:.0f} s, and was ended (--ready-timeout)",
                 3,
             )
 
     def _while_exercising(self) -> None:
-        assert self._exercise is not None
-        if self._exercise.is_alive():
+        assert self._warm_up is not None
+        if self._warm_up.is_alive():
             return
-        error = self._exercise.error
+        error = self._warm_up.error
         if error is not None:
-            _log.warning("the exercise failed: %s", error, extra={"request_id": error.request_id})
+            _log.warning("a warm-up request failed: %s", error, extra={"request_id": error.request_id})
             verdict = self._judged()
             causes = verdict.reasons if isinstance(verdict, NotWarm) else ()
-            verdict = NotWarm((*causes, Reason(f"its exercise failed: {error}")))
+            verdict = NotWarm((*causes, Reason(f"a warm-up request failed: {error}")))
             if self._policy.require_warm and not self._has_gone(verdict):
                 self._refuse_if_not_warm(verdict)
         self._settle()
@@ -370,14 +440,12 @@ class Supervisor:
             self._become_ready(NotWarm((Reason(self._case.why_cold),)))
             return
         verdict = self._judged()
-        if verdict == ONLY_FILES:  # Everybody has answered, and every byte is read once.
+        if verdict == ONLY_FILES:  # All processes have answered; read every byte once.
             verdict = self._judged(compares=True)
         if isinstance(verdict, Undecided):
             if time.monotonic() - self._since < SETTLE_SECONDS:
                 return
-            verdict = NotWarm(
-                tuple(Reason(f"it was waited in vain for {what}") for what in verdict.waiting_for)
-            )
+            verdict = NotWarm(tuple(Reason(f"we waited in vain for {what}") for what in verdict.waiting_for))
         if self._has_gone(verdict):
             return
         if self._policy.require_warm:
@@ -392,8 +460,10 @@ class Supervisor:
         return self._verdict
 
     def _has_gone(self, verdict: Verdict) -> bool:
-        """Whether it has ended since, which may be what speaks against it: the next turn tells its exit code."""
-        return isinstance(verdict, NotWarm) and self._session.child.pid not in self._session.child.living()
+        """Whether it has ended since, which may be what speaks against it. The next turn reports its exit code."""
+        return (
+            isinstance(verdict, NotWarm) and self._session.child.pid not in self._session.child.tree.living()
+        )
 
     def _refuse_if_not_warm(self, verdict: Verdict) -> None:
         if not isinstance(verdict, NotWarm):
@@ -423,9 +493,9 @@ class Supervisor:
         expected = self._case.expected
         wanted = sum(expected.roles.values()) if expected is not None else 0
         roles = expected.roles if expected is not None else {}
-        present = sum(one.role in roles for one in self._session.account.histories.values())
+        present = sum(one.role in roles for one in self._session.log.processes.values())
         states = {"expected": wanted, "present": present, "blind": max(0, wanted - present)}
-        loads = sum(sum(one.loads.values()) for one in self._session.account.histories.values())
+        loads = sum(sum(one.loads.values()) for one in self._session.log.processes.values())
         for state, number in states.items():
             self._metrics.set("aotgaudi_witness_processes", number, state)
         self._metrics.set(
@@ -437,40 +507,40 @@ class Supervisor:
         self._stage, self._since = stage, time.monotonic()
 
     def _ended(self, status: int) -> int:
-        """What becomes of a guest that ended by itself, or because it was asked to."""
-        self._session.child.end()  # What it left.
+        """Returns the exit code of a server that ended, or raises if it ended before it was ready."""
+        self._session.child.end()  # Ends the processes that it left.
         is_asked = self._stage == "live" or self._asked_to_end is not None
-        if not is_asked and self._policy.require_warm and (self._news.findings or self._said_all()):
+        if not is_asked and self._policy.require_warm and (self._findings.recent or self._said_all()):
             self._refuse_if_not_warm(self._judged())
         if is_asked or status == 0:
-            _log.info("the guest ended with exit code %d", status)
+            _log.info("the server ended with exit code %d", status)
             return status
         raise WrappedServerError(
-            f"the guest ended with exit code {status} before it was ready{self._loaded()}", status
+            f"the server ended with exit code {status} before it was ready{self._loaded()}", status
         )
 
     def _said_all(self) -> bool:
-        """Whether all of its processes ended in an orderly way, so that it is known what it did."""
-        histories = self._session.account.histories.values()
-        return all(is_settled(one, self._policy.live_byte) for one in histories)
+        """Whether all of its processes ended in order, so that it is known what they did."""
+        processes = self._session.log.processes.values()
+        return all(is_settled(one, self._policy.live_byte) for one in processes)
 
     def _loaded(self) -> str:
-        """How far it came: one whose cache does not load may end for that, and so may one that is not repaired."""
+        """Says how far it came: a server may end because its cache does not load, or because a repair is missing."""
         expected = self._case.expected
         if expected is None or not expected.loads:
             return "; its own messages say why"
-        histories = self._session.account.histories.values()
-        if not any(one.role in expected.roles for one in histories):
+        processes = self._session.log.processes.values()
+        if not any(one.role in expected.roles for one in processes):
             return (
-                ", and none of its processes had a witness (start it without -E, -I or -S, and leave PYTHONPATH alone);"
+                ", and none of its processes had an agent (start it without -E, -I or -S, and leave PYTHONPATH alone);"
                 " its own messages say why"
             )
-        loaded = sum(sum(one.loads.values()) for one in histories)
+        loaded = sum(sum(one.loads.values()) for one in processes)
         wanted = sum(expected.loads.values())
         return f", with {loaded} of {wanted} artifacts loaded; its own messages say why"
 
     def _answer_reports(self) -> None:
-        """One comparison of the files, and one answer, for everybody who has asked since the last turn."""
+        """Compares the files once, and answers every report that was asked for since the last turn."""
         asked = [self._asked.get() for _ in range(self._asked.qsize())]
         report = self._report() if asked else {}
         for future in asked:
@@ -489,7 +559,7 @@ class Supervisor:
             "why_cold": self._case.why_cold,
             "residuals": list(self._case.residuals),
             "compilations": dict(self._metrics.compilations()),
-            "findings": [f"{one.phase}: {one.what}: {one}" for one in self._news.findings],
+            "findings": [f"{one.phase}: {one.what}: {one}" for one in self._findings.recent],
             "processes": [
                 {
                     "pid": one.pid,
@@ -499,7 +569,7 @@ class Supervisor:
                     "counters": dict(one.counters),
                     "loads": dict(one.loads),
                 }
-                for one in seen.histories.values()
+                for one in seen.processes.values()
             ],
             "files": {
                 "added": list(seen.files.added),
@@ -509,93 +579,3 @@ class Supervisor:
                 "is_watched": seen.files.is_watched,
             },
         }
-
-
-def start(options: RunOptions, admitted: Prepared, signals: Signals) -> int:
-    """Runs what was admitted until it ends; returns its exit code. Raises as `launch.run`, but for what `admit` refuses."""
-    bundle, why_cold = admitted.bundle, admitted.why_cold
-    metrics = Metrics()
-    metrics.set("aotgaudi_verify_seconds", time.monotonic() - options.began)
-    metrics.set("aotgaudi_guest_residuals", len(bundle.require_capture().residuals))
-    metrics.set("aotgaudi_capture_info", 1, *_about(bundle).values())
-    reception = _Reception(metrics)
-    with (
-        HttpServer(options.listen, reception.answers()) as front,
-        open_sandbox(
-            Path(admitted.here.place.root), needed_bytes=bundle.require_capture().num_bytes
-        ) as place,
-    ):
-        _log.info("http://%s:%d: /ready /live /metrics /report", options.listen.host, front.port)
-        if not why_cold:
-            _restore(bundle, place, metrics)
-        link_model(admitted.found, admitted.launch, place)
-        case = _case(bundle, options, why_cold)
-        phase, byte = _phase(options.policy, why_cold)
-        plan = plan_for(admitted.found, admitted.launch, place, phase, **_sealed(bundle, why_cold))
-        signals.hold()
-        grace_seconds = options.policy.grace_seconds
-        with Session(plan, place, phase=byte, adopts=True, grace_seconds=grace_seconds) as session:
-            judge = Supervisor(session, case, options.policy, metrics, signals)
-            reception.judge = judge
-            return judge.run()
-
-
-def _restore(bundle: Bundle, place: Sandbox, metrics: Metrics) -> None:
-    restored = restore(bundle, place.here)
-    metrics.set("aotgaudi_restore_seconds", restored.seconds)
-    _log.info(
-        "%d files, %d bytes, verified and restored in %.2f s",
-        restored.files,
-        restored.bytes,
-        restored.seconds,
-    )
-
-
-def _sealed(bundle: Bundle, why_cold: str) -> dict[str, Any]:
-    receipt = bundle.require_capture()
-    left_out = tuple(one.pattern for one in receipt.left_out)
-    sealed = {} if why_cold else {file.path: file.digest for file in receipt.files}
-    return {"sealed": sealed, "left_out": left_out}
-
-
-def _phase(policy: Policy, why_cold: str) -> tuple[Phase, str]:
-    if why_cold:
-        return "cold", "c"
-    return ("load", "l") if policy.require_warm else ("measure", "m")
-
-
-def _case(bundle: Bundle, options: RunOptions, why_cold: str) -> Case:
-    receipt = bundle.require_capture()
-    return Case(
-        expected=None if why_cold else receipt.expected,
-        requests=bundle.launch.exercise.requests if options.exercises else (),
-        why_cold=why_cold,
-        about=_about(bundle),
-        residuals=receipt.residuals,
-    )
-
-
-def _about(bundle: Bundle) -> dict[str, str]:
-    """The labels of ``aotgaudi_capture_info``, in its order."""
-    epoch = "" if bundle.statement is None else str(bundle.statement.epoch)
-    return {"launch": bundle.receipt.manifest_id, "bundle": str(bundle.path), "epoch": epoch}
-
-
-class _Reception:
-    """What the front is told before there is a guest, and then by its judge."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self.judge: Supervisor | None = None
-
-    def answers(self) -> Answers:
-        return Answers(self._not_ready, self._not_live, self._report, self._metrics)
-
-    def _not_ready(self) -> str:
-        return "the sealed files are being restored" if self.judge is None else self.judge.not_ready()
-
-    def _not_live(self) -> str:
-        return "" if self.judge is None else self.judge.not_live()
-
-    def _report(self) -> Mapping[str, Any]:
-        return {"stage": "restoring"} if self.judge is None else self.judge.report()

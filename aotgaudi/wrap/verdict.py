@@ -1,21 +1,19 @@
-"""What an event means for warmth: nothing, or a finding. One table, for the verdict before ready and the counts after it.
+"""Whether a wrapped server is warm: a pure function of its events, of what was seen of its files, and of what is expected.
 
-Whether a guest is warm: a pure function of what its processes said, what was seen of files, and what is expected.
+It fails closed. A server is warm only if all of this holds:
 
-It fails closed. A guest is warm where all of this holds, and "probably" is never:
+* Every process that has an agent has reported everything up to the given phase (``state``), or has ended in order (``bye``).
+  The numbers of its events have no gap, and every line can be read. A process that announced another program has ended, or
+  has reported again.
+* As many processes of each required role have an agent as expected, and each has every required hook. The processes that
+  load compiled code (the workers, if there are any) have all hooks in place.
+* Nothing was compiled, generated again, refused, or written to a cache, and nothing was loaded that is not sealed.
+* The server's own counters, and the artifacts that it loaded, are as expected.
+* After that, every file was compared with its sealed bytes. None was added, changed or removed, not even for a moment.
+* The warm-up requests were answered as in the build.
 
-* every process that has a witness has said everything up to the phase that is asked about (``state``), or its last word
-  (``bye``), with no hole in the numbers of its events, and none that cannot be read; one that said that it becomes another
-  program has ended, or said what it is now;
-* as many processes of each required role have a witness as were expected, none of which lacks a required hook; those that
-  load what was compiled (the workers, where there are any) have every one in place;
-* nothing was compiled, generated again, refused, written to a cache, or loaded that is not sealed;
-* the guest's own counters and what it loaded are what was expected;
-* every file was compared with what is sealed, after that, and none was added, changed or missing, even in between;
-* the exercise was answered as it was in the build.
-
-The three witnesses (in the processes, the files, the guest's counters) are asked alike, so one that disagrees is enough.
-Because numbers have no holes, *removing any event never turns "not warm" into "warm"*.
+Agents, files and the server's counters are three independent sources, and one that disagrees is enough. Because event
+numbers have no gaps, *removing any event never turns "not warm" into "warm"*.
 """
 
 from __future__ import annotations
@@ -34,8 +32,8 @@ What = Literal[
     "process", "compile", "triton", "dynamo", "hpu", "generate", "trace", "file", "load", "refused", "unknown"
 ]
 """``process``: a compiler was started. ``compile``, ``triton``, ``dynamo``, ``hpu``: code was compiled in a process.
-``generate``: code was made again, a cache miss. ``trace``: Dynamo ran, and nothing was made. ``file``: a cache was written
-to. ``load``: something that is not sealed was loaded. ``refused``: the witness forbade it."""
+``generate``: code was made again, a cache miss. ``trace``: Dynamo ran, and made nothing. ``file``: a cache was written to.
+``load``: something that is not sealed was loaded. ``refused``: the agent forbade it."""
 Phase = Literal["cold", "load", "exercise", "live"]
 
 PHASES: Mapping[str, Phase] = MappingProxyType(
@@ -50,7 +48,7 @@ PHASES: Mapping[str, Phase] = MappingProxyType(
         "s": "live",
     }
 )
-"""State byte -> the phase that metrics name."""
+"""State byte -> the phase in metrics."""
 
 EXIT_NOT_WARM, EXIT_BYTES, EXIT_TARGET = 3, 4, 5
 
@@ -60,7 +58,7 @@ _SILENT = frozenset({"hello", "hooks", "state", "counters", "factors", "repair",
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that a warm guest does not do: one line about it, the innermost frames, an exit code."""
+    """Something that a warm server does not do: one line about it, the innermost frames, an exit code."""
 
     what: What
     phase: Phase
@@ -75,15 +73,15 @@ class Finding:
 
 
 def finding_of(event: Event, rules: FileRules) -> Finding | None:
-    """Returns what is wrong with one event; None where a warm guest may do it.
+    """Returns what is wrong with one event; None if a warm server may do it.
 
-    An event of a type that is not known is a finding: this half and the witness are of one version.
+    An event of an unknown type is a finding, because the agent and this module have the same version.
     """
     if event.kind in _SILENT:
         return None
     read = _READERS.get(event.kind)
     if read is None:
-        return _finding(event, "unknown", f"its witness says {event.kind!r}, which is not known here")
+        return _finding(event, "unknown", f"its agent reports {event.kind!r}, which is not known here")
     return read(event, rules)
 
 
@@ -131,7 +129,7 @@ def _generate(event: Event, rules: FileRules) -> Finding:
 
 
 def _trace(event: Event, rules: FileRules) -> Finding | None:
-    """Before a guest is live it may trace: that is what the exercise is replayed for."""
+    """A server may trace before it is live: the warm-up requests are sent for that."""
     del rules
     if PHASES.get(event.phase, "live") != "live":
         return None
@@ -140,7 +138,7 @@ def _trace(event: Event, rules: FileRules) -> Finding | None:
 
 def _fault(event: Event, rules: FileRules) -> Finding:
     del rules
-    return _finding(event, "unknown", f"its witness failed at {event.text('hook')}: {event.text('error')}")
+    return _finding(event, "unknown", f"its agent failed at {event.text('hook')}: {event.text('error')}")
 
 
 _READERS: Mapping[str, Callable[[Event, FileRules], Finding | None]] = MappingProxyType(
@@ -163,18 +161,18 @@ _WORKERS = ("Worker", "EngineCore", "APIServer")
 
 @dataclass(frozen=True)
 class Seen:
-    """All that is known of a guest at one moment.
+    """Everything that is known of a server at one moment.
 
     Attributes:
-        histories: Name of the event file -> what that process said. To be read *after* `alive`.
-        alive: The guest's processes that lived.
-        rules: What may lie below the roots.
-        files: What was seen of files; to be compared after the processes have answered.
+        processes: Name of the event file -> what that process reported. Must be read *after* `alive`.
+        alive: The server's living processes.
+        rules: Which files may lie below the root.
+        files: How files changed. They must be compared after the processes have answered.
         phase: The state byte that every process must have answered to.
-        answers: The digests of what the exercise was answered with; None where it was not run.
+        answers: The digests of the answers to the warm-up requests; None if they were not sent.
     """
 
-    histories: Mapping[str, ProcessLog]
+    processes: Mapping[str, ProcessLog]
     alive: frozenset[int]
     rules: FileRules
     files: FileChanges
@@ -184,7 +182,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a guest is not warm: one sentence, and the exit code that goes with it (3 not warm, 4 bytes)."""
+    """Why a server is not warm: one sentence, and the exit code that goes with it (3 not warm, 4 bytes)."""
 
     text: str
     exit_code: int = EXIT_NOT_WARM
@@ -197,57 +195,55 @@ class Warm:
 
 @dataclass(frozen=True, slots=True)
 class NotWarm:
-    """At least one thing was seen that a warm guest does not do; `reasons` is not empty, the first is the one to name."""
+    """The server did what a warm one does not do. `reasons` is not empty, and the first is the one to name."""
 
     reasons: tuple[Reason, ...]
 
     @property
     def exit_code(self) -> int:
-        """What goes with the first reason."""
+        """The exit code of the first reason."""
         return self.reasons[0].exit_code
 
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """Nothing speaks against it yet, but something has not been said; `waiting_for` names it, and is not empty."""
+    """Nothing speaks against it yet, but something is not known. `waiting_for` names it, and is not empty."""
 
     waiting_for: tuple[str, ...]
 
 
 ONLY_FILES = Undecided(("a comparison of the files",))
-"""Everything has been said, and nothing speaks against it; the files have not been compared since."""
+"""All processes have reported, and nothing speaks against it, but the files have not been compared since."""
 
 Verdict = Union[Warm, NotWarm, Undecided]
-Told = Sequence[ProcessLog]
-"""What each process said up to the phase that is asked about."""
 
 
 def judge(seen: Seen, expected: Expected) -> Verdict:
     """Returns the verdict. Pure: equal arguments give equal verdicts."""
-    told = [before(history, seen.phase) for history in seen.histories.values()]
+    logs = [before(log, seen.phase) for log in seen.processes.values()]
     against = [
-        *_doings(told, seen.rules),
-        *_lost(told, seen),
-        *_unhooked(told, expected),
-        *_of_files(told, seen),
+        *_doings(logs, seen.rules),
+        *_lost(logs, seen),
+        *_unhooked(logs, expected),
+        *_of_files(logs, seen),
     ]
     if against:
         return NotWarm(tuple(dict.fromkeys(against)))
-    waiting = [*_silent(told, seen.phase), *_replaced(told, seen), *_absent(told, expected)]
+    waiting = [*_silent(logs, seen.phase), *_replaced(logs, seen), *_absent(logs, expected)]
     if waiting:
         return Undecided(tuple(waiting))
-    against = [*_of_loads(told, expected), *_of_counters(told, expected), *_of_answers(seen, expected)]
+    against = [*_of_loads(logs, expected), *_of_counters(logs, expected), *_of_answers(seen, expected)]
     if against:
         return NotWarm(tuple(against))
     return Warm() if seen.files.is_compared else ONLY_FILES
 
 
-def before(history: ProcessLog, phase: str) -> ProcessLog:
-    """Returns what a process said up to its answer to `phase` or its ``bye``; everything where there is neither."""
-    for index, event in enumerate(history.events):
+def before(log: ProcessLog, phase: str) -> ProcessLog:
+    """Returns what a process reported up to its answer to `phase` or its ``bye``; everything if there is neither."""
+    for index, event in enumerate(log.events):
         if _settles(event, phase):
-            return replace(history, events=history.events[: index + 1])
-    return history
+            return replace(log, events=log.events[: index + 1])
+    return log
 
 
 def _settles(event: Event, phase: str) -> bool:
@@ -256,113 +252,113 @@ def _settles(event: Event, phase: str) -> bool:
     return event.kind == "bye" or (event.kind == "hello" and event.phase == phase)
 
 
-def is_settled(history: ProcessLog, phase: str) -> bool:
-    """Whether a process has said everything that it will say of what was before `phase`."""
-    return any(_settles(event, phase) for event in history.events)
+def is_settled(log: ProcessLog, phase: str) -> bool:
+    """Whether a process has reported everything that came before `phase`."""
+    return any(_settles(event, phase) for event in log.events)
 
 
-def _name(history: ProcessLog) -> str:
-    return f"{history.role or 'process'} {history.pid}"
+def _name(log: ProcessLog) -> str:
+    return f"{log.role or 'process'} {log.pid}"
 
 
-def _doings(told: Told, rules: FileRules) -> Iterator[Reason]:
-    """What was done, the first first and files last: whoever reads one sentence wants the cause."""
+def _doings(logs: Sequence[ProcessLog], rules: FileRules) -> Iterator[Reason]:
+    """What the server did, in the order of time, but files last: the first sentence should name the cause."""
     found = []
-    for history in told:
-        for event in history.events:
+    for log in logs:
+        for event in log.events:
             finding = finding_of(event, rules)
             if finding is not None:
-                row = finding.what == "file", event.time, f"{_name(history)}: {finding}", finding.exit_code
+                row = finding.what == "file", event.time, f"{_name(log)}: {finding}", finding.exit_code
                 found.append(row)
     for _, _, text, exit_code in sorted(found):
         yield Reason(text, exit_code)
 
 
-def _lost(told: Told, seen: Seen) -> Iterator[Reason]:
-    for history in told:
-        if history.num_unreadable:
-            yield Reason(f"{_name(history)}: {history.num_unreadable} of its events cannot be read")
-        if [event.number for event in history.events] != list(range(len(history.events))):
-            yield Reason(f"{_name(history)}: some of its events were lost")
-        elif history.events and not any(event.kind == "hello" for event in history.events):
-            yield Reason(f"{_name(history)}: it never said what it is")
-        if history.pid not in seen.alive and not is_settled(history, seen.phase):
-            yield Reason(f"{_name(history)} ended without a last word, so what it did is not known")
+def _lost(logs: Sequence[ProcessLog], seen: Seen) -> Iterator[Reason]:
+    for log in logs:
+        if log.num_unreadable:
+            yield Reason(f"{_name(log)}: {log.num_unreadable} of its events cannot be read")
+        if [event.number for event in log.events] != list(range(len(log.events))):
+            yield Reason(f"{_name(log)}: some of its events were lost")
+        elif log.events and not any(event.kind == "hello" for event in log.events):
+            yield Reason(f"{_name(log)}: it never reported what it is")
+        if log.pid not in seen.alive and not is_settled(log, seen.phase):
+            yield Reason(f"{_name(log)} ended before its report was complete, so what it did is not known")
 
 
-def _unhooked(told: Told, expected: Expected) -> Iterator[Reason]:
-    for history in told:
-        for hook in expected.hooks if history.role in expected.roles else ():
-            if history.hooks.get(hook, False) is False:
-                yield Reason(f"{_name(history)}: {hook} could not be watched")
+def _unhooked(logs: Sequence[ProcessLog], expected: Expected) -> Iterator[Reason]:
+    for log in logs:
+        for hook in expected.hooks if log.role in expected.roles else ():
+            if log.hooks.get(hook, False) is False:
+                yield Reason(f"{_name(log)}: {hook} could not be watched")
 
 
-def _of_files(told: Told, seen: Seen) -> Iterator[Reason]:
-    """A file that none of the guest's processes opened for writing, and no compiler can have made, came from outside."""
-    events = [event for history in told for event in history.events]
+def _of_files(logs: Sequence[ProcessLog], seen: Seen) -> Iterator[Reason]:
+    """A file came from outside if no process of the server opened it for writing and no compiler ran."""
+    events = [event for log in logs for event in log.events]
     written = {seen.rules.relative(event.path) for event in events if event.kind == "write"}
     has_compiled = any(event.kind == "process" and event.text("what") == "compiler" for event in events)
     for path in seen.files.added:
         if path in written or has_compiled:
             yield Reason(f"{path} was added to the cache")
         else:
-            yield Reason(f"{path} was added to the cache, and not by the guest", EXIT_BYTES)
+            yield Reason(f"{path} was added to the cache, and not by the server", EXIT_BYTES)
     for path in seen.files.changed:
         if path in written:
             yield Reason(f"{path} was written anew")
         else:
-            yield Reason(f"{path} has not the bytes that were sealed", EXIT_BYTES)
+            yield Reason(f"{path} does not have the bytes that were sealed", EXIT_BYTES)
     for path in seen.files.missing:
         yield Reason(f"{path} was removed from the cache")
 
 
-def _silent(told: Told, phase: str) -> Iterator[str]:
-    for history in told:
-        if not history.events:
-            yield f"the first word of process {history.pid}"
-        elif not is_settled(history, phase):
-            yield f"{_name(history)} to say that it has said everything"
+def _silent(logs: Sequence[ProcessLog], phase: str) -> Iterator[str]:
+    for log in logs:
+        if not log.events:
+            yield f"the first event of process {log.pid}"
+        elif not is_settled(log, phase):
+            yield f"{_name(log)} to confirm that its report is complete"
 
 
-def _replaced(told: Told, seen: Seen) -> Iterator[str]:
-    """A process that said that it becomes another program, and lives: as one of Python it begins a file of its own."""
+def _replaced(logs: Sequence[ProcessLog], seen: Seen) -> Iterator[str]:
+    """A living process that announced another program: if that is Python again, it begins a new event file."""
     latest: dict[int, int] = {}
-    for name, history in seen.histories.items():
-        latest[history.pid] = max(latest.get(history.pid, 0), _begun(name))
-    for name, history in zip(seen.histories, told, strict=True):
-        last = history.events[-1] if history.events else None
+    for name, log in seen.processes.items():
+        latest[log.pid] = max(latest.get(log.pid, 0), _begun(name))
+    for name, log in zip(seen.processes, logs, strict=True):
+        last = log.events[-1] if log.events else None
         is_replaced = last is not None and last.kind == "bye" and last.text("why") == "exec"
-        if is_replaced and history.pid in seen.alive and _begun(name) == latest[history.pid]:
-            yield f"{_name(history)} to say what it has become"
+        if is_replaced and log.pid in seen.alive and _begun(name) == latest[log.pid]:
+            yield f"{_name(log)} to report what it has become"
 
 
 def _begun(name: str) -> int:
-    """When a file of events was begun, by its name; see `events`."""
+    """When an event file was begun, by its name; see `aotgaudi.wrap.events`."""
     digits = name.partition("-")[2].partition(".")[0]
     return int(digits) if digits.isdigit() else 0
 
 
-def _absent(told: Told, expected: Expected) -> Iterator[str]:
-    roles = Counter(history.role for history in told)
+def _absent(logs: Sequence[ProcessLog], expected: Expected) -> Iterator[str]:
+    roles = Counter(log.role for log in logs)
     for role, number in expected.roles.items():
         if roles[role] < number:
-            yield f"a witness in {number - roles[role]} of {number} {role} processes"
-    for history in _workers(told, expected):
-        waiting = [hook for hook in expected.hooks if history.hooks.get(hook) is not True]
+            yield f"an agent in {number - roles[role]} of {number} {role} processes"
+    for log in _workers(logs, expected):
+        waiting = [hook for hook in expected.hooks if log.hooks.get(hook) is not True]
         if waiting:
-            yield f"{_name(history)} to watch {_named(waiting)}"
+            yield f"{_name(log)} to watch {_named(waiting)}"
 
 
-def _workers(told: Told, expected: Expected) -> list[ProcessLog]:
-    """The processes that load what was compiled: others may never import what is hooked."""
+def _workers(logs: Sequence[ProcessLog], expected: Expected) -> list[ProcessLog]:
+    """The processes that load compiled code. Others may never import what is hooked."""
     role = next((role for role in _WORKERS if role in expected.roles), None)
-    return [history for history in told if history.role == role]
+    return [log for log in logs if log.role == role]
 
 
-def _of_loads(told: Told, expected: Expected) -> Iterator[Reason]:
+def _of_loads(logs: Sequence[ProcessLog], expected: Expected) -> Iterator[Reason]:
     loads: Counter[str] = Counter()
-    for history in told:
-        loads.update(history.loads)
+    for log in logs:
+        loads.update(log.loads)
     wanted = sum(expected.loads.values())
     for name, number in expected.loads.items():
         if loads[name] != number:
@@ -372,26 +368,28 @@ def _of_loads(told: Told, expected: Expected) -> Iterator[Reason]:
                 f" ({have} of {wanted} artifacts loaded)"
             )
     for name in sorted(loads.keys() - expected.loads.keys()):
-        yield Reason(f"{name} was loaded, which the build did not see")
+        yield Reason(f"{name} was loaded, which did not happen in the build")
 
 
-def _of_counters(told: Told, expected: Expected) -> Iterator[Reason]:
+def _of_counters(logs: Sequence[ProcessLog], expected: Expected) -> Iterator[Reason]:
     counters: Counter[str] = Counter()
-    for history in told:
-        counters.update(history.counters)
+    for log in logs:
+        counters.update(log.counters)
     for name, number in expected.counters.items():
         if counters[name] != number:
-            yield Reason(f"the guest's own counter {name} is {counters[name]}, the build saw {number}")
+            yield Reason(f"the server's own counter {name} is {counters[name]}, the build saw {number}")
 
 
 def _of_answers(seen: Seen, expected: Expected) -> Iterator[Reason]:
     if seen.answers is None:
         return
     if len(seen.answers) != len(expected.answers):
-        yield Reason(f"{len(seen.answers)} requests were answered, the exercise has {len(expected.answers)}")
+        yield Reason(
+            f"{len(seen.answers)} warm-up requests were answered, the build sent {len(expected.answers)}"
+        )
     for index, (got, wanted) in enumerate(zip(seen.answers, expected.answers, strict=False)):
         if wanted and got != wanted:
-            yield Reason(f"request {index} of the exercise was not answered as it was in the build")
+            yield Reason(f"warm-up request {index} was not answered as in the build")
 
 
 def _times(number: int) -> str:

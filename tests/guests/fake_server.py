@@ -333,6 +333,7 @@ def misbehave_at_start() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(3600)
     if has("crash-at-start"):
+        print("fatal: no device for", os.environ.get("FAKE_TOKEN"), file=sys.stderr, flush=True)
         os._exit(13)
     if has("killed-at-start"):
         os.kill(os.getpid(), signal.SIGSEGV)

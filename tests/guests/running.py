@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from aotgaudi.errors import AotGaudiError
-from aotgaudi.wrap.processes import ProcessTree
-from aotgaudi.wrap.readiness import RunOptions
+from aotgaudi.wrap.process_tree import ProcessTree
 from aotgaudi.wrap.run import run
-from aotgaudi.wrap.run_options import Listen, Policy
+from aotgaudi.wrap.run_options import Listen, Policy, RunOptions
 from tests.guests.fake import Fake
 from tests.ports import free_port
 
@@ -117,7 +116,7 @@ class Runs:
             require_warm=options.pop("require_warm", True),
             on_compile=options.pop("on_compile", "report"),
             start_seconds=options.pop("start_seconds", SECONDS),
-            grace_seconds=options.pop("grace_seconds", 10.0),
+            termination_seconds=options.pop("termination_seconds", 10.0),
         )
         environ = {**self.environ, "FAKE_FAULTS": ",".join(fake.faults), **options.pop("environ", {})}
         chosen = replace(

@@ -212,16 +212,16 @@ PROOFS = {
     "silent-miss": "Worker.* generate .*generated code again",
     "compile-at-start": "Worker.* process .*a compiler was run: ",
     "eager": "vllm.num_aot_artifacts: 0 of 1 artifacts that the first start saved were loaded",
-    "wrong-answer": "not answered as it was in the build",
+    "wrong-answer": "not answered as in the build",
 }
 MORE_PROOFS = {
     "plant-and-load": r"planted\.so",
     "load-failure": "Worker.* generate .*generated code again",
-    "rewrite": "has not the bytes that were sealed",
+    "rewrite": "does not have the bytes that were sealed",
     "delete": "was removed from the cache",
     "counts-wrong": "Worker.* generate ",
-    "skip-plugin": "a witness in 1 of 1 Worker",
-    "worker-dies": "did not answer the request|ended without a last word",
+    "skip-plugin": "an agent in 1 of 1 Worker",
+    "worker-dies": "did not answer the request|ended before its report was complete",
     "plant": r"planted\.so",
 }
 
@@ -281,7 +281,7 @@ def test_what_is_never_done_adding_is_given_up(
     monkeypatch.setattr(prove_module, "_try", run_twice_at_most)
     with (
         bench.setting() as setting,
-        pytest.raises(CaptureError, match="though what it added was added 2 times"),
+        pytest.raises(CaptureError, match="although what it added was captured 2 times"),
     ):
         prove(setting, _rules(setting.found.adapter), receipt.files, Cold(()))
     assert [count - starts[0] for count in starts] == [0, 1, 2]
@@ -292,8 +292,11 @@ def test_what_is_never_done_adding_is_given_up(
     [
         ("leak-secret", "notes.json holds the value of FAKE_TOKEN, a secret"),
         ("link", "link is a link that leads out of the server's caches"),
-        ("crash-at-start", "ended with exit code 13 before it served"),
-        ("skip-plugins", "no process of the server has a witness"),
+        (
+            "crash-at-start",
+            r"exit code 13 before it served \(its last line: fatal: no device for \*\*\*; all of it: ",
+        ),
+        ("skip-plugins", "no process of the server has an agent"),
     ],
 )
 def test_a_cold_run_that_cannot_be_captured_seals_nothing(fault: str, why: str, fresh: Bench) -> None:
@@ -311,7 +314,7 @@ def test_a_cold_run_that_cannot_be_captured_seals_nothing(fault: str, why: str, 
 def test_a_server_that_hangs_is_given_up_and_ended(fresh: Bench) -> None:
     fresh.ready_seconds = 2.0
 
-    with pytest.raises(CaptureError, match=r"did not serve within 2 s .*what it said: .*capture-.*\.log"):
+    with pytest.raises(CaptureError, match=r"did not serve within 2 s .*all of it: .*capture-.*\.log"):
         fresh.build(FAKE_FAULTS="hang")
     assert processes_of(fresh.folder) == []
 
@@ -325,7 +328,7 @@ def test_two_builds_of_one_launch_at_once_run_it_once(fresh: Bench) -> None:
     assert sorted(result.is_new for result in results) == [False, True]
     assert results[0].row == results[1].row
     assert [*fresh.told.warnings, *other.told.warnings] == [
-        "another build of this launch is under way; waiting for what it gives"
+        "another build of this launch is under way; waiting for its result"
     ]
 
 
@@ -343,7 +346,7 @@ def test_a_build_that_is_stopped_in_its_proof_goes_on_from_the_draft(
 
     fresh.told.lines.clear()
     assert fresh.build().is_new
-    assert "done before, in a build that was stopped in its proof" in fresh.told.lines[0]
+    assert "done before, by a build that was stopped in its proof" in fresh.told.lines[0]
 
 
 def test_a_destination_that_is_not_ours_is_refused_before_anything_is_run(fresh: Bench) -> None:
@@ -504,7 +507,7 @@ def test_a_disk_that_is_full_at_any_step_leaves_no_bundle_and_the_next_build_wor
     def full(*_: object, **__: object) -> None:
         raise store_error("write to", fresh.folder, OSError(errno.ENOSPC, "No space left on device"))
 
-    for step in ("capture.collect._take", "capture.run.record_capture", "bundle.pack.write_atomic"):
+    for step in ("wrap.collect._take", "wrap.capture.record_capture", "bundle.pack.write_atomic"):
         with monkeypatch.context() as patched:
             patched.setattr(f"aotgaudi.{step}", full)
             with pytest.raises(StoreError, match="No space left"):

@@ -112,18 +112,18 @@ FAULTS = {
     "silent-miss": (3, "aot generated code again"),
     "compile-at-start": (3, "a compiler was run"),
     "delete": (3, "was removed from the cache"),
-    "plant": (4, "was added to the cache, and not by the guest"),
+    "plant": (4, "was added to the cache, and not by the server"),
     "crash-at-start": (13, "ended with exit code 13 before it was ready, with 0 of 1 artifacts loaded"),
-    "worker-dies": (3, "ended without a last word"),
+    "worker-dies": (3, "ended before its report was complete"),
 }
 MORE_FAULTS = {
     "eager": (3, "aot"),
-    "rewrite": (4, "has not the bytes that were sealed"),
+    "rewrite": (4, "does not have the bytes that were sealed"),
     "load-failure": (3, "was not loaded, in the build it was loaded once (0 of 1 artifacts loaded)"),
     "plant-and-load": (4, "is not of the bundle"),
     "counts-wrong": (3, "aot"),
-    "wrong-answer": (3, "was not answered as it was in the build"),
-    "skip-plugins": (3, "a witness in 1 of 1 APIServer"),
+    "wrong-answer": (3, "was not answered as in the build"),
+    "skip-plugins": (3, "an agent in 1 of 1 APIServer"),
     "killed-at-start": (139, "ended with exit code 139"),
 }
 
@@ -146,7 +146,7 @@ def test_a_guest_that_is_not_warm_is_ended_with_one_sentence(
 def test_a_guest_that_ends_without_a_witness_is_told_how_it_lost_it(runs: Runs, fake: Fake) -> None:
     status, sentence = runs.refusal(fake.but("crash-at-start", "skip-plugins"))
 
-    assert (status, "none of its processes had a witness" in sentence) == (13, True), sentence
+    assert (status, "none of its processes had an agent" in sentence) == (13, True), sentence
 
 
 def test_a_worker_without_a_witness_is_not_warm(
@@ -154,7 +154,7 @@ def test_a_worker_without_a_witness_is_not_warm(
 ) -> None:
     monkeypatch.setattr("aotgaudi.wrap.supervise.SETTLE_SECONDS", 1.0)
 
-    is_refused(runs, captured, fake, "skip-plugin", (3, "in vain for a witness in 1 of 1 Worker processes"))
+    is_refused(runs, captured, fake, "skip-plugin", (3, "in vain for an agent in 1 of 1 Worker processes"))
 
 
 @pytest.mark.nightly
@@ -164,7 +164,7 @@ def test_and_so_is_one_with_another_fault(runs: Runs, captured: Captured, fake: 
 
 
 def test_a_guest_that_hangs_is_killed_with_all_it_started(runs: Runs, captured: Captured, fake: Fake) -> None:
-    status, sentence = runs.refusal(fake.but("hang", "orphan"), start_seconds=1.0, grace_seconds=0.5)
+    status, sentence = runs.refusal(fake.but("hang", "orphan"), start_seconds=1.0, termination_seconds=0.5)
 
     assert (status, "did not serve within 1 s" in sentence) == (3, True), sentence
     assert not left_in(captured.root)

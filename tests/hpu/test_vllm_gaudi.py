@@ -29,9 +29,8 @@ from aotgaudi.store.store import Store
 from aotgaudi.wrap.adapters.vllm_gaudi import VllmGaudi
 from aotgaudi.wrap.capture import Built, Order, Shaped, build_capture, shaped_command
 from aotgaudi.wrap.launch import describe
-from aotgaudi.wrap.readiness import RunOptions
 from aotgaudi.wrap.run import run
-from aotgaudi.wrap.run_options import Listen, Policy
+from aotgaudi.wrap.run_options import Listen, Policy, RunOptions
 from tests.environment import ROOT
 from tests.guests_here import Here
 from tests.hpu.conftest import InstalledDouble

@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from aotgaudi.phases import Phase
 from aotgaudi.server.app import create_app
 from aotgaudi.server.service import Service
-from aotgaudi.wrap.http import FAMILIES
+from aotgaudi.wrap.http import METRICS
 from tests.boards import ALERTS, BOARD, board, expressions, panels, rules, selected, unexplained
 from tests.unit.server.conftest import backend, engine, make_service
 from tests.unit.server.test_entry_metrics import SNAPSHOT
@@ -40,7 +40,7 @@ def exported(make_service: Callable[..., Service], engine) -> dict[str, set[str]
     service.metrics.tell_start(1.0, [Phase("verify", 0.1, 0.2)])
     client = TestClient(create_app(service))
     client.post("/v1/completions", json={"prompt": "hi"})
-    found: dict[str, set[str]] = {name: set(family.labels) for name, family in FAMILIES.items()}
+    found: dict[str, set[str]] = {name: set(family.labels) for name, family in METRICS.items()}
     for family in text_string_to_metric_families(client.get("/metrics").text):
         for sample in family.samples:
             found[sample.name] = found.get(sample.name, set()) | sample.labels.keys()

@@ -25,12 +25,12 @@ ARGUMENTS: dict[str, list[str]] = {
     "aotgaudi.server.engine.main": ["{fd}", "0"],
     "aotgaudi.server.intake.companion": ["{fd}", "auto"],
     "aotgaudi.wrap.exec_shim": ["{pid}", ".", ".", "--", "/bin/true"],
-    "aotgaudi.wrap.reaper": ["{victim}", "mark", "0.1"],
+    "aotgaudi.wrap.process_tree": ["{victim}", "mark", "0.1"],
 }
 """Every Python child that the product starts, and arguments with which it imports what it needs and ends."""
 
 STARTERS = ("python_command", "spawn")
-BARE = {"aotgaudi.wrap.exec_shim", "aotgaudi.wrap.reaper"}
+BARE = {"aotgaudi.wrap.exec_shim"}
 
 
 def test_only_one_function_starts_python() -> None:

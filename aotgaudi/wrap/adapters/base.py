@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from aotgaudi.bundle.capture_receipt import Expected
     from aotgaudi.bundle.launch import GuestName, Launch
     from aotgaudi.spec.build_spec import BuildSpec
+    from aotgaudi.wrap.events import ProcessLog
     from aotgaudi.wrap.launch_machine import Installed
     from aotgaudi.wrap.variables import Hashed, VariableRules
 
@@ -39,9 +40,6 @@ is refused; ``exercise``: while the exercise is sent; ``live``: after that."""
 
 Role = Literal["APIServer", "EngineCore", "Worker", "Registry", "other"]
 """What a process of a guest is, as the witness names it."""
-
-Event = Mapping[str, JsonValue]
-"""One line of the witness."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +235,8 @@ class Adapter(Protocol):
         """Hooks that the witness must have in each process that makes code, or loads what was made."""
         ...
 
-    def expected(self, launch: Launch, events: Iterable[Event]) -> Expected:
-        """Returns what every warm start must show, given the events of the proof run; without the answers."""
+    def expected(self, launch: Launch, processes: Iterable[ProcessLog]) -> Expected:
+        """Returns what every warm start must show, given what the processes reported in the proof; without the answers."""
         ...
 
     def residuals(self, launch: Launch) -> tuple[str, ...]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from aotgaudi.backends.base import Target
-from aotgaudi.bundle.capture_receipt import Expected, learnt
+from aotgaudi.bundle.capture_receipt import Expected
 from aotgaudi.bundle.launch import GuestName, Launch
-from aotgaudi.wrap.adapters.base import Environment, Event, Phase, PlaceRoot, Repair
+from aotgaudi.wrap.adapters.base import Environment, Phase, PlaceRoot, Repair
 from aotgaudi.wrap.adapters.vllm import Vllm
 from aotgaudi.wrap.command_line import one_integer
+from aotgaudi.wrap.events import ProcessLog, expected_of
 from aotgaudi.wrap.launch_machine import Installed, find_target
 from aotgaudi.wrap.starts import STARTS
 from aotgaudi.wrap.variables import Hashed, VariableRules
@@ -72,6 +73,8 @@ class Fake(Vllm):
         """Returns how many processes of each role must check in."""
         return {"APIServer": 1, "EngineCore": 1, "Worker": one_integer(launch.flags, "workers", 1)}
 
-    def expected(self, launch: Launch, events: Iterable[Event]) -> Expected:
-        """Returns what every warm start must show, given the events of the proof run; without the answers."""
-        return learnt(events, roles=self.roles(launch), hooks=self.hooks, counted=_LOADS, zeros=_ZEROS)
+    def expected(self, launch: Launch, processes: Iterable[ProcessLog]) -> Expected:
+        """Returns what every warm start must show, given what the processes reported in the proof; without the answers."""
+        return expected_of(
+            processes, roles=self.roles(launch), hooks=self.hooks, counted=_LOADS, zeros=_ZEROS
+        )

@@ -16,14 +16,15 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from aotgaudi.bundle.capture_receipt import Expected, learnt
+from aotgaudi.bundle.capture_receipt import Expected
 from aotgaudi.bundle.launch import GuestName, Launch, Room, WarmUpRequest, completion
 from aotgaudi.errors import SpecError
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
-from aotgaudi.wrap.adapters.base import Environment, Event, Flags, Phase, PlaceRoot, Repair, Shapes, no_shapes
+from aotgaudi.wrap.adapters.base import Environment, Flags, Phase, PlaceRoot, Repair, Shapes, no_shapes
 from aotgaudi.wrap.adapters.vllm import LEFT_OUT, LIBRARY_ROOTS, WITNESS_PLUGIN, Vllm
 from aotgaudi.wrap.command_line import Arity, LaunchReader, one_integer, one_text
+from aotgaudi.wrap.events import ProcessLog, expected_of
 from aotgaudi.wrap.launch_model import hugging_face_home
 from aotgaudi.wrap.starts import STARTS
 from aotgaudi.wrap.values import shown
@@ -238,9 +239,9 @@ class Sglang(Vllm):
         is_within = launch.flags.get("enable-dp-attention", False) or "attn-dp-size" in launch.flags
         return {"APIServer": 1, "Worker": ranks if is_within else ranks * world["data_parallel"]}
 
-    def expected(self, launch: Launch, events: Iterable[Event]) -> Expected:
-        """Returns what every warm start must show, given the events of the proof run; without the answers."""
-        return learnt(events, roles=self.roles(launch), hooks=self.hooks, counted=(), zeros=())
+    def expected(self, launch: Launch, processes: Iterable[ProcessLog]) -> Expected:
+        """Returns what every warm start must show, given what the processes reported in the proof; without the answers."""
+        return expected_of(processes, roles=self.roles(launch), hooks=self.hooks, counted=(), zeros=())
 
     def residuals(self, launch: Launch) -> tuple[str, ...]:
         """Returns what it does at every start: on a GPU it captures CUDA graphs, unless it is told not to."""

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from aotgaudi.backends.base import Target
-from aotgaudi.bundle.capture_receipt import Expected, FileKind, learnt
+from aotgaudi.bundle.capture_receipt import Expected, FileKind
 from aotgaudi.bundle.launch import GuestName, Launch, Room, WarmUpRequest
 from aotgaudi.errors import SpecError
-from aotgaudi.wrap.adapters.base import Environment, Event, Flags, Phase, PlaceRoot, Repair, Shapes, no_shapes
+from aotgaudi.wrap.adapters.base import Environment, Flags, Phase, PlaceRoot, Repair, Shapes, no_shapes
 from aotgaudi.wrap.command_line import LaunchReader, ReadWords, one_integer, one_text
+from aotgaudi.wrap.events import ProcessLog, expected_of
 from aotgaudi.wrap.flags import ARITIES, HASHED, NEUTRAL_FLAGS, NEUTRAL_VARIABLES, SHORT, SIGNIFICANT
 from aotgaudi.wrap.launch_machine import Installed, device_of, find_target
 from aotgaudi.wrap.launch_model import hugging_face_home
@@ -230,9 +231,11 @@ class Vllm:
         roles = {"APIServer": 1, "EngineCore": engines}
         return roles if is_in_engine else {**roles, "Worker": ranks * engines}
 
-    def expected(self, launch: Launch, events: Iterable[Event]) -> Expected:
-        """Returns what every warm start must show, given the events of the proof run; without the answers."""
-        return learnt(events, roles=self.roles(launch), hooks=self.hooks, counted=_LOADS, zeros=_ZEROS)
+    def expected(self, launch: Launch, processes: Iterable[ProcessLog]) -> Expected:
+        """Returns what every warm start must show, given what the processes reported in the proof; without the answers."""
+        return expected_of(
+            processes, roles=self.roles(launch), hooks=self.hooks, counted=_LOADS, zeros=_ZEROS
+        )
 
     def residuals(self, launch: Launch) -> tuple[str, ...]:
         """Returns what it does at every start: on a GPU it captures CUDA graphs, unless it is eager."""

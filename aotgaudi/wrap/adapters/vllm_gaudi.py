@@ -14,7 +14,7 @@ from pydantic import JsonValue
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bucketing.bucket_file import FILE_VARIABLE
-from aotgaudi.bundle.capture_receipt import Expected, FileKind, learnt
+from aotgaudi.bundle.capture_receipt import Expected, FileKind
 from aotgaudi.bundle.launch import GuestName, Launch
 from aotgaudi.errors import CompileError, SpecError, store_error
 from aotgaudi.gaudi.cache_setting import VARIABLE as CACHE_VARIABLE
@@ -26,8 +26,9 @@ from aotgaudi.gaudi.recipes import RecipeDirectory, find_directories, scan
 from aotgaudi.manifest.bucket_file import BucketFile, bucket_file_of
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
-from aotgaudi.wrap.adapters.base import FOLDER, Environment, Event, Flags, Phase, PlaceRoot, Repair, Shapes
+from aotgaudi.wrap.adapters.base import FOLDER, Environment, Flags, Phase, PlaceRoot, Repair, Shapes
 from aotgaudi.wrap.adapters.vllm import LEFT_OUT, Vllm
+from aotgaudi.wrap.events import ProcessLog, expected_of
 from aotgaudi.wrap.flags import HASHED, NEUTRAL_VARIABLES
 from aotgaudi.wrap.launch_machine import Installed
 from aotgaudi.wrap.values import parse_tokens, shown
@@ -177,12 +178,12 @@ class VllmGaudi(Vllm):
         """Returns what this machine is to it. Raises TargetError where there is no card, or no software for it."""
         return find_machine(installed.site_packages)
 
-    def expected(self, launch: Launch, events: Iterable[Event]) -> Expected:
+    def expected(self, launch: Launch, processes: Iterable[ProcessLog]) -> Expected:
         """Returns what every warm start must show: every recipe found, no graph compiled.
 
         How often recipes are found is no fixed number: it follows from how requests share steps.
         """
-        return learnt(events, roles=self.roles(launch), hooks=self.hooks, counted=(), zeros=_ZEROS)
+        return expected_of(processes, roles=self.roles(launch), hooks=self.hooks, counted=(), zeros=_ZEROS)
 
     def residuals(self, launch: Launch) -> tuple[str, ...]:
         """Returns what it does at every start: a recipe cache saves the graph compiler, and nothing that is before it."""

@@ -15,6 +15,7 @@ from aotgaudi.wrap.adapters.vllm_gaudi import VllmGaudi
 from aotgaudi.wrap.flags import ARITIES, NEUTRAL_FLAGS, SIGNIFICANT
 from aotgaudi.wrap.launch_machine import Installed, code_features, device_of
 from tests.launches import a_launch
+from tests.unit.wrap.logs import event, history
 
 PLACE = PlaceRoot("/run/aotgaudi")
 GUEST = Vllm()
@@ -74,19 +75,14 @@ def test_ranks_are_processes(changes: dict[str, Any], roles: dict[str, int]) -> 
 
 
 def test_what_was_loaded_in_the_proof_is_expected_and_compiling_is_not() -> None:
-    events: list[dict[str, Any]] = [
-        {"e": "hello", "pid": 1},
-        {"e": "loaded", "pid": 2, "what": "aot", "name": "m"},
-        {
-            "e": "counters",
-            "pid": 2,
-            "values": {"vllm.num_aot_artifacts_loaded": 1, "vllm.num_models_seen": 1},
-        },
-        {"e": "counters", "pid": 3, "values": {"vllm.num_aot_artifacts_loaded": 1}},
-        {"e": "counters", "pid": 2, "values": {"vllm.num_aot_artifacts_loaded": 2}},
-    ]
+    worker = history(
+        2,
+        event("loaded", what="aot", name="m"),
+        event("counters", values={"vllm.num_aot_artifacts_loaded": 2, "vllm.num_models_seen": 1}),
+    )
+    other = history(3, event("counters", values={"vllm.num_aot_artifacts_loaded": 1}))
 
-    expected = GUEST.expected(a_launch(), events)
+    expected = GUEST.expected(a_launch(), [worker, other])
 
     assert expected.loads == {"aot:m": 1}
     assert expected.counters["vllm.num_aot_artifacts_loaded"] == 3

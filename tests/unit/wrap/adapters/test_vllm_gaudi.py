@@ -22,6 +22,7 @@ from aotgaudi.wrap.adapters.vllm_gaudi import VllmGaudi, find_machine
 from tests.guests_here import Here
 from tests.launches import a_launch
 from tests.specs import spec_tables
+from tests.unit.wrap.logs import event, history
 
 PLACE = PlaceRoot("/run/aotgaudi")
 GUEST = VllmGaudi()
@@ -112,9 +113,9 @@ def test_ranks_are_processes(ranks: int, roles: dict[str, int]) -> None:
 
 
 def test_a_warm_start_misses_no_recipe_and_compiles_no_graph() -> None:
-    events: list[dict[str, Any]] = [{"e": "counters", "pid": 2, "values": {"hpu.recipe_hits": 3}}]
+    worker = history(2, event("counters", values={"hpu.recipe_hits": 3}))
 
-    found = GUEST.expected(a_launch(guest="vllm-gaudi", target=GAUDI), events)
+    found = GUEST.expected(a_launch(guest="vllm-gaudi", target=GAUDI), [worker])
 
     assert found.counters == {"hpu.graph_compilation": 0, "hpu.recipe_misses": 0}
     assert found.hooks == ("audit", "habana.metrics")

@@ -10,9 +10,9 @@ import pytest
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import NotWarmError
-from aotgaudi.wrap import supervise as judge_module
+from aotgaudi.wrap import supervise
 from aotgaudi.wrap.client import Address, WrappedServerError
-from aotgaudi.wrap.events import Event, EventLog, ProcessLog
+from aotgaudi.wrap.events import Event, ProcessLog
 from aotgaudi.wrap.file_watch import FileChanges
 from aotgaudi.wrap.http import Metrics
 from aotgaudi.wrap.run_options import Policy
@@ -20,7 +20,7 @@ from aotgaudi.wrap.session import Plan
 from aotgaudi.wrap.signals import Signals
 from aotgaudi.wrap.supervise import Case, Supervisor
 from aotgaudi.wrap.verdict import Seen
-from tests.unit.wrap.watch.told import EXPECTED, RULES, event, seen, warm
+from tests.unit.wrap.logs import EXPECTED, RULES, event, seen, warm
 
 
 @dataclass
@@ -30,6 +30,10 @@ class Ended:
     status: int | None = None
     pid: int = 7
     has_gone: bool = False
+
+    @property
+    def tree(self) -> Ended:
+        return self
 
     def living(self) -> frozenset[int]:
         return frozenset() if self.has_gone else frozenset({self.pid})
@@ -45,7 +49,7 @@ class Ended:
 class FakeSession:
     """A session of which the events are given; `looks` counts comparisons of files."""
 
-    histories: dict[str, ProcessLog]
+    processes: dict[str, ProcessLog]
     plan: Plan = field(default_factory=lambda: Plan(("guest",), {}, Address(), RULES))
     child: Ended = field(default_factory=Ended)
     phase: str = "v"
@@ -56,20 +60,18 @@ class FakeSession:
     said: list[Event] = field(default_factory=list)
 
     @property
-    def account(self) -> EventLog:
-        account = EventLog()
-        account.histories = self.histories
-        return account
+    def log(self) -> FakeSession:
+        return self
 
     def look(self, *, phase: str | None = None, compares: bool = False) -> Seen:
         self.looks += compares
         self.judged += 1
-        return seen(self.histories)
+        return seen(self.processes)
 
     def set_phase(self, byte: str) -> None:
         self.named = byte
 
-    def news(self) -> list[Event]:
+    def take_new(self) -> list[Event]:
         said, self.said = self.said, []
         return said
 
@@ -121,7 +123,7 @@ def test_reports_that_are_asked_for_at_once_are_one_comparison() -> None:
 
 def test_a_report_that_nobody_makes_in_time_is_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """In Python 3.10 a future's timeout is no `TimeoutError`."""
-    monkeypatch.setattr(judge_module, "_REPORT_SECONDS", 0.01)
+    monkeypatch.setattr(supervise, "_REPORT_SECONDS", 0.01)
 
     assert a_judge(FakeSession({})).report() == {"problem": "no report in time"}
 
@@ -139,15 +141,15 @@ def test_who_compares_a_large_capture_is_alive_for_longer() -> None:
 
 
 def test_events_that_cannot_be_read_after_ready_speak_against_it_once() -> None:
-    histories = {name: replace(one, num_unreadable=1) for name, one in warm().items()}
-    judge = a_judge(FakeSession(histories), on_compile="drain")
+    processes = {name: replace(one, num_unreadable=1) for name, one in warm().items()}
+    judge = a_judge(FakeSession(processes), on_compile="drain")
     judge._stage = "live"
 
     judge._turn()
     judge._turn()
 
     assert judge._metrics.compilations() == {"live.unknown": 1}
-    assert judge._drained == "after ready: events of its witnesses cannot be read"
+    assert judge._drained == "after ready: events of its agents cannot be read"
 
 
 def test_a_guest_that_says_nothing_is_looked_at_now_and_then_and_each_word_at_once() -> None:
@@ -171,7 +173,7 @@ def test_a_guest_that_ends_while_it_is_judged_is_told_by_its_exit_code(stage: An
     told = {name: replace(one, events=one.events[:-1]) for name, one in warm().items()}
     session = FakeSession(told, child=Ended(has_gone=True))
     judge = a_judge(session)
-    judge._stage, judge._exercise = stage, Failed(WrappedServerError("refused"))  # type: ignore[assignment]
+    judge._stage, judge._warm_up = stage, Failed(WrappedServerError("refused"))  # type: ignore[assignment]
     session.look = lambda **_: replace(seen(told), alive=frozenset(), phase="v")  # type: ignore[method-assign]
 
     assert judge._turn() is None
@@ -195,24 +197,26 @@ def test_an_exercise_that_fails_is_logged_with_the_id_of_its_request(
     require_warm: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     judge = a_judge(FakeSession(dict(warm())), require_warm=require_warm)
-    judge._stage, judge._exercise = (
+    judge._stage, judge._warm_up = (
         "exercising",
         Failed(WrappedServerError("no answer", request_id="aotgaudi-x-0")),
     )  # type: ignore[assignment]
 
     if require_warm:
-        with pytest.raises(NotWarmError, match="its exercise failed: no answer"):
+        with pytest.raises(NotWarmError, match="a warm-up request failed: no answer"):
             judge._while_exercising()
     else:
         judge._while_exercising()
 
-    (record,) = [record for record in caplog.records if "the exercise failed" in record.getMessage()]
+    (record,) = [
+        record for record in caplog.records if record.getMessage().startswith("a warm-up request failed")
+    ]
     assert getattr(record, "request_id", None) == "aotgaudi-x-0"
 
 
 def test_what_made_an_exercise_fail_is_named_before_it() -> None:
     judge = a_judge(FakeSession(dict(warm(COMPILER))))
-    judge._stage, judge._exercise = "exercising", Failed(WrappedServerError("no answer"))  # type: ignore[assignment]
+    judge._stage, judge._warm_up = "exercising", Failed(WrappedServerError("no answer"))  # type: ignore[assignment]
 
     with pytest.raises(NotWarmError, match=r"a compiler was run.*1 more"):
         judge._while_exercising()
@@ -226,7 +230,7 @@ def test_the_cause_of_a_file_is_waited_for_and_named() -> None:
     judge = a_judge(session)
 
     assert judge._turn() is None, "only just now"
-    session.histories, session.said = dict(warm(WRITE, COMPILER)), [COMPILER]
+    session.processes, session.said = dict(warm(WRITE, COMPILER)), [COMPILER]
     with pytest.raises(NotWarmError, match="a compiler was run"):
         judge._turn()
 
@@ -236,7 +240,7 @@ def test_a_file_without_a_cause_is_enough_a_moment_later() -> None:
     judge = a_judge(session)
 
     assert judge._turn() is None
-    judge._news._first_file -= 2
+    judge._findings._first_file -= 2
     judge._judged_at -= 2
     with pytest.raises(NotWarmError, match=r"more.cpp was opened for writing"):
         judge._turn()

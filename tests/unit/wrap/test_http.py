@@ -1,4 +1,4 @@
-"""What a supervisor answers on its own port, and to whom; slow clients keep nobody out."""
+"""What the supervisor answers, and to whom; slow clients keep nobody out; the metrics."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from aotgaudi.errors import SpecError
 from aotgaudi.wrap import http as app
-from aotgaudi.wrap.http import Answers, HttpServer, Metrics
+from aotgaudi.wrap.http import METRICS, Answers, HttpServer, Metrics
 from aotgaudi.wrap.run_options import Listen, parse_listen
+from aotgaudi.wrap.verdict import Finding
 
 
 @dataclass
@@ -66,7 +68,7 @@ def test_it_is_live_while_it_turns(front: HttpServer, desk: Desk) -> None:
 
 
 def test_metrics_and_the_report(front: HttpServer) -> None:
-    assert "aotgaudi_guest_warm 0" in get(front, "/metrics")[1]
+    assert "aotgaudi_guest_warm 0.0" in get(front, "/metrics")[1]
     assert json.loads(get(front, "/report")[1]) == {"verdict": "Warm"}
 
 
@@ -143,3 +145,44 @@ def test_addresses(text: str, listen: Listen) -> None:
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(SpecError, match="--listen"):
         parse_listen(text)
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, frozenset[str]], float]:
+    families = text_string_to_metric_families(metrics.text().decode())
+    return {
+        (sample.name, frozenset(sample.labels.values())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_what_is_exposed_is_what_a_scraper_reads() -> None:
+    metrics = Metrics()
+    metrics.set("aotgaudi_guest_warm", True)
+    metrics.set("aotgaudi_capture_info", 1, "id", 'C:\\"odd"\n', "7")
+    metrics.count(
+        [Finding("triton", "live", "x"), Finding("triton", "live", "y"), Finding("file", "cold", "z")]
+    )
+    metrics.count_files(1_234_567)
+
+    found = samples(metrics)
+
+    assert found["aotgaudi_guest_warm", frozenset()] == 1
+    assert found["aotgaudi_capture_info", frozenset(("id", 'C:\\"odd"\n', "7"))] == 1
+    assert found["aotgaudi_compilations_total", frozenset(("live", "triton"))] == 2
+    assert found["aotgaudi_compilations_total", frozenset(("load", "process"))] == 0
+    assert found["aotgaudi_cache_files_added_total", frozenset()] == 1_234_567
+    assert metrics.compilations() == {"live.triton": 2}
+
+
+def test_a_metric_or_labels_that_are_not_listed_are_refused() -> None:
+    with pytest.raises(KeyError):
+        Metrics().set("aotgaudi_unheard_of", 1)
+    with pytest.raises(ValueError, match="has the labels"):
+        Metrics().set("aotgaudi_capture_info", 1, "id")
+
+
+def test_every_metric_is_documented(pytestconfig: pytest.Config) -> None:
+    documented = (pytestconfig.rootpath / "docs" / "metrics.md").read_text()
+
+    assert [name for name in METRICS if f"`{name}`" not in documented] == []

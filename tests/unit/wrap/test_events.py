@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aotgaudi.bundle.capture_receipt import Expected
 from aotgaudi.wrap.events import (
     MAX_LINE_BYTES,
     Event,
     EventLog,
-    EventReader,
     ProcessLog,
+    expected_of,
     hashed_factors,
     parse_line,
     printable,
@@ -27,6 +28,12 @@ NAME = "12-345.jsonl"
 
 def line(number: int, kind: str = "trace", **values: object) -> bytes:
     return json.dumps({"e": kind, "n": number, "t": 1.5, "pid": 12, "phase": "l", **values}).encode() + b"\n"
+
+
+def read(directory: Path) -> ProcessLog:
+    log = EventLog(directory)
+    log.read()
+    return log.processes[NAME]
 
 
 def test_a_line_is_an_event() -> None:
@@ -59,44 +66,42 @@ def test_no_line_breaks_the_reader(text: bytes) -> None:
 
 
 def test_files_are_read_as_they_grow(tmp_path: Path) -> None:
-    reader, account = EventReader(tmp_path), EventLog()
+    log = EventLog(tmp_path)
     (tmp_path / "notes.txt").write_text("nobody's")
     path = tmp_path / NAME
     with path.open("ab", buffering=0) as file:
         file.write(line(0) + line(1)[:7])
-        first = account.add(reader.read())
+        first = log.take_new()
         file.write(line(1)[7:])
-        second = account.add(reader.read())
+        second = log.take_new()
 
     assert [event.number for event in first] == [0]
     assert [event.number for event in second] == [1]
-    assert account.add(reader.read()) == []
-    assert account.histories == {NAME: ProcessLog(12, (*first, *second))}
+    assert log.take_new() == []
+    assert log.processes == {NAME: ProcessLog(12, (*first, *second))}
 
 
 def test_a_file_without_a_word_is_a_process_that_has_said_nothing(tmp_path: Path) -> None:
     (tmp_path / NAME).touch()
-    account = EventLog()
+    log = EventLog(tmp_path)
 
-    account.add(EventReader(tmp_path).read())
+    log.read()
 
-    assert account.histories == {NAME: ProcessLog(12)}
+    assert log.processes == {NAME: ProcessLog(12)}
 
 
 @pytest.mark.parametrize("data", [b"nonsense\n", b"x" * (MAX_LINE_BYTES + 1), line(0).replace(b"12", b"13")])
 def test_what_cannot_be_read_is_counted(tmp_path: Path, data: bytes) -> None:
     (tmp_path / NAME).write_bytes(data)
 
-    assert EventReader(tmp_path).read() == {NAME: ProcessLog(12, (), 1)}
+    assert read(tmp_path) == ProcessLog(12, (), 1)
 
 
 @pytest.mark.parametrize("make", [lambda path: path.symlink_to("/dev/zero"), os.mkfifo])
 def test_what_is_not_a_file_is_not_followed(tmp_path: Path, make: object) -> None:
     make(tmp_path / NAME)  # type: ignore[operator]
 
-    told = EventReader(tmp_path).read()[NAME]
-
-    assert told.events == ()
+    assert read(tmp_path) == ProcessLog(12, (), 1)
 
 
 def test_a_process_by_its_last_words() -> None:
@@ -128,18 +133,33 @@ def test_what_people_read_is_one_printable_line() -> None:
 def test_a_directory_that_has_gone_makes_every_file_one_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "events").mkdir()
     (tmp_path / "events" / NAME).write_bytes(line(0, "hello"))
-    reader, account = EventReader(tmp_path / "events"), EventLog()
-    account.add(reader.read())
+    log = EventLog(tmp_path / "events")
+    log.read()
 
     shutil.rmtree(tmp_path / "events")
-    account.add(reader.read())
+    log.read()
 
-    assert account.histories[NAME].num_unreadable == 1
+    assert log.processes[NAME].num_unreadable == 1
 
 
 def test_what_a_guest_hashed_is_told_without_credentials(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(line(0, "factors", name="envs", values={"PROXY": "http://u:pw@host/x"}))
-    account = EventLog()
-    account.add(EventReader(tmp_path).read())
 
-    assert hashed_factors(account.histories.values()) == {"envs": {"PROXY": "http://host/x"}}
+    assert hashed_factors([read(tmp_path)]) == {"envs": {"PROXY": "http://host/x"}}
+
+
+def test_a_proof_teaches_what_was_loaded_and_counted() -> None:
+    def worker(pid: int, *counters: dict[str, int], **loaded: str) -> ProcessLog:
+        events = [("counters", {"values": one}) for one in counters]
+        events += [("loaded", {"what": kind, "name": name}) for kind, name in loaded.items()]
+        return ProcessLog(pid, tuple(Event(kind, n, 0, pid, "l", v) for n, (kind, v) in enumerate(events)))
+
+    workers = [worker(2, {"hits": 1, "other": 1}, {"hits": 2}, aot="m"), worker(3, {"hits": 1, "none": 0})]
+
+    found = expected_of(
+        workers, roles={"Worker": 2}, hooks=("audit",), counted=("hits", "none"), zeros=("misses",)
+    )
+
+    assert found == Expected(
+        loads={"aot:m": 1}, counters={"misses": 0, "hits": 3}, roles={"Worker": 2}, hooks=("audit",)
+    )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aotgaudi.bundle.launch import completion
-from aotgaudi.wrap.client import Address, Answer, WrappedServerError, ask, is_healthy, send_all
+from aotgaudi.wrap.client import Address, Answer, WrappedServerError, ask, is_healthy
 
 
 class Guest(ThreadingHTTPServer):
@@ -125,11 +125,9 @@ def test_the_text_of_every_choice_counts(guest: Guest, document: Any, text: str)
     assert ask(guest.address, completion("greedy")).text == text
 
 
-def test_only_greedy_texts_are_compared_and_every_status(guest: Guest) -> None:
-    found = list(send_all(guest.address, [completion("one", is_greedy=True), completion("two")]))
+def test_only_greedy_texts_are_compared_and_every_status() -> None:
     digests = {name: Answer(status, text).digest(is_greedy=greedy) for name, status, text, greedy in _ANSWERS}
 
-    assert [request.name for request, _ in found] == ["one", "two"]
     assert len(set(digests.values())) == 4
     assert digests["sampled"] == digests["sampled otherwise"]
 

@@ -1,4 +1,4 @@
-"""Histories as witnesses write them, for tests: numbered from 0 without a hole, whatever is in them."""
+"""Process logs as agents write them, for tests: events are numbered from 0 without a gap."""
 
 from __future__ import annotations
 
@@ -62,6 +62,6 @@ def warm(*of_worker: Event) -> Mapping[str, ProcessLog]:
     return {f"{one.pid}-0.jsonl": one for one in processes}
 
 
-def seen(histories: Mapping[str, ProcessLog], **changes: object) -> Seen:
-    alive = frozenset(one.pid for one in histories.values())
-    return replace(Seen(histories, alive, RULES, CLEAN, "v", EXPECTED.answers), **changes)
+def seen(processes: Mapping[str, ProcessLog], **changes: object) -> Seen:
+    alive = frozenset(one.pid for one in processes.values())
+    return replace(Seen(processes, alive, RULES, CLEAN, "v", EXPECTED.answers), **changes)

@@ -1,4 +1,4 @@
-"""Places of tests: their paths are short, for sockets lie below them."""
+"""Sandboxes of tests have short paths, because sockets lie below them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.unit.bundle.conftest import captured, sealed
+
+__all__ = ["captured", "root", "sealed"]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from aotgaudi.bundle.capture_receipt import Expected
 from aotgaudi.wrap.events import Event, ProcessLog
 from aotgaudi.wrap.file_watch import FileChanges
 from aotgaudi.wrap.verdict import NotWarm, Seen, Undecided, Warm, judge
-from tests.unit.wrap.watch.told import (
+from tests.unit.wrap.logs import (
     CLEAN,
     EXPECTED,
     HOOKS,
@@ -110,17 +110,17 @@ def test_a_file_that_the_guest_wrote_is_not_called_planted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("histories", "waiting"),
+    ("processes", "waiting"),
     [
-        ({}, "a witness in 1 of 1 APIServer processes"),
+        ({}, "an agent in 1 of 1 APIServer processes"),
         (
             {n: h for n, h in warm().items() if h.role != "Worker"},
-            "a witness in 1 of 1 Worker processes",
+            "an agent in 1 of 1 Worker processes",
         ),
-        (warm() | {"9-0.jsonl": ProcessLog(9)}, "the first word of process 9"),
+        (warm() | {"9-0.jsonl": ProcessLog(9)}, "the first event of process 9"),
         (
             warm() | {"9-0.jsonl": history(9, event("hello", role="other"))},
-            "other 9 to say that it has said everything",
+            "other 9 to confirm that its report is complete",
         ),
         (
             warm() | {"9-0.jsonl": process(9, "Worker", event("hooks", hooks={"audit": "waiting"}))},
@@ -128,8 +128,8 @@ def test_a_file_that_the_guest_wrote_is_not_called_planted() -> None:
         ),
     ],
 )
-def test_what_has_not_been_said_is_waited_for(histories: Mapping[str, ProcessLog], waiting: str) -> None:
-    verdict = judge(seen(histories), EXPECTED)
+def test_what_has_not_been_said_is_waited_for(processes: Mapping[str, ProcessLog], waiting: str) -> None:
+    verdict = judge(seen(processes), EXPECTED)
 
     assert isinstance(verdict, Undecided)
     assert waiting in verdict.waiting_for
@@ -145,7 +145,7 @@ def test_files_are_compared_before_anything_is_warm() -> None:
     ("one", "why"),
     [
         (history(9, event("hello", role="other"), num_unreadable=1), "cannot be read"),
-        (history(9, event("bye")), "never said what it is"),
+        (history(9, event("bye")), "never reported what it is"),
         (
             process(9, "Worker", event("hooks", hooks={"audit": False})),
             "audit could not be watched",
@@ -213,7 +213,7 @@ HELLOS = st.builds(
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> dict[str, ProcessLog]:
+def processes(draw: st.DrawFn) -> dict[str, ProcessLog]:
     """A warm guest's processes, each with a few words more anywhere, and a few processes besides."""
     told = {}
     for name, one in warm().items():
@@ -227,7 +227,7 @@ def histories(draw: st.DrawFn) -> dict[str, ProcessLog]:
 
 
 @given(
-    told=histories(),
+    told=processes(),
     dead=st.frozensets(st.integers(1, 6)),
     files=st.sampled_from([CLEAN, FileChanges(added=("cache/x",), is_compared=True)]),
     data=st.data(),
@@ -242,19 +242,19 @@ def test_removing_any_event_never_makes_a_guest_warm(
     index = data.draw(st.integers(0, len(events) - 1))
     less = replace(told[name], events=events[:index] + events[index + 1 :])
 
-    after = judge(replace(everything, histories=told | {name: less}), EXPECTED)
+    after = judge(replace(everything, processes=told | {name: less}), EXPECTED)
 
     if not isinstance(before, Warm):
         assert not isinstance(after, Warm)
 
 
 def test_the_removal_test_would_notice() -> None:
-    """Among the histories that it draws there are warm ones, and ones that one event makes not warm."""
+    """Among the processes that it draws there are warm ones, and ones that one event makes not warm."""
     assert judge(seen(warm()), EXPECTED) == Warm()
     assert judge(seen(warm(COMPILER)), EXPECTED) != Warm()
 
 
-@given(told=histories())
+@given(told=processes())
 def test_a_verdict_names_something_or_is_warm(told: dict[str, ProcessLog]) -> None:
     verdict = judge(seen(told), Expected())
 
@@ -266,8 +266,8 @@ def test_a_verdict_names_something_or_is_warm(told: dict[str, ProcessLog]) -> No
 def replaced(by: ProcessLog | None, *, lives: bool) -> Seen:
     """A process of the guest became another program."""
     old = history(9, event("hello", role="other", hooks=HOOKS), event("bye", why="exec"))
-    histories = {**warm(), "9-5.jsonl": old, **({} if by is None else {"9-10.jsonl": by})}
-    found = seen(histories)
+    processes = {**warm(), "9-5.jsonl": old, **({} if by is None else {"9-10.jsonl": by})}
+    found = seen(processes)
     return found if lives else replace(found, alive=found.alive - {9})
 
 
@@ -275,7 +275,7 @@ def test_a_process_that_became_another_program_has_ended_or_says_what_it_is() ->
     assert judge(replaced(None, lives=False), EXPECTED) == Warm()
     assert judge(replaced(process(9, "other"), lives=True), EXPECTED) == Warm()
     waiting = judge(replaced(None, lives=True), EXPECTED)
-    assert waiting == Undecided(("other 9 to say what it has become",))
+    assert waiting == Undecided(("other 9 to report what it has become",))
 
 
 def test_what_a_process_does_as_another_program_counts() -> None:

@@ -1,0 +1,178 @@
+"""What a session runs, and what it gives the server."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from aotgaudi.digest import Digest
+from aotgaudi.errors import StoreError
+from aotgaudi.wrap.client import Address
+from aotgaudi.wrap.file_watch import FileRules
+from aotgaudi.wrap.launch import Found, describe, find_server
+from aotgaudi.wrap.sandbox import Sandbox, open_sandbox
+from aotgaudi.wrap.session import Plan, Session, link_model, plan_for
+from tests.guests_here import Here
+
+
+def a_plan(root: Path, script: str, **environment: str) -> Plan:
+    return Plan(
+        words=("/bin/sh", "-c", script),
+        environment={"PATH": os.defpath, **environment},
+        address=Address(port=1),
+        rules=FileRules(root),
+    )
+
+
+def told(plan: Plan, root: Path) -> dict[str, str]:
+    """The environment that a guest has which writes it down."""
+    with open_sandbox(root) as sandbox, Session(plan, sandbox, phase="c") as session:
+        deadline = time.monotonic() + 20
+        while session.child.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        lines = (sandbox.here / "environ").read_text().splitlines()
+    return dict(line.partition("=")[::2] for line in lines)
+
+
+def test_what_another_run_was_told_is_not_told_to_this_ones_witnesses(root: Path) -> None:
+    plan = a_plan(
+        root,
+        f"env > {root}/environ",
+        AOTGAUDI_WITNESS_ROLE="Worker",
+        AOTGAUDI_WITNESS_ALLOWED="/elsewhere",
+        AOTGAUDI_WITNESS="/elsewhere",
+        AOTGAUDI_WITNESS_INTERVAL="0.1",
+    )
+
+    found = told(plan, root)
+
+    assert {"AOTGAUDI_WITNESS_ROLE", "AOTGAUDI_WITNESS_ALLOWED"} & found.keys() == set()
+    assert found["AOTGAUDI_WITNESS"] == f"{root}/events"
+    assert found["AOTGAUDI_WITNESS_INTERVAL"] == "0.1"
+
+
+def test_the_sealed_paths_are_told_whole(root: Path) -> None:
+    sealed = {"cache/a.so": Digest.of(b"x"), "tmp/b/c.py": Digest.of(b"y")}
+    plan = replace(a_plan(root, f"cat $AOTGAUDI_WITNESS_ALLOWED > {root}/x; env > {root}/environ"))
+    plan = replace(plan, rules=FileRules(root, sealed=sealed))
+
+    allowed = told(plan, root)["AOTGAUDI_WITNESS_ALLOWED"]
+
+    assert allowed == f"{root}/allowed"
+    assert (root / "x").read_text() == f"{root}/cache/a.so\n{root}/tmp/b/c.py\n"
+
+
+def test_a_guest_that_cannot_be_started_is_one_sentence(root: Path) -> None:
+    plan = replace(a_plan(root, "true"), words=("/bin/true", "x" * 200_000))
+
+    with (
+        open_sandbox(root) as sandbox,
+        pytest.raises(StoreError, match=r"cannot start the server in .*: Argument list too long"),
+    ):
+        Session(plan, sandbox, phase="c")
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> Found:
+    here = Here(tmp_path / "here", {"VLLM_IMAGE_TAG": "v1", "VLLM_API_KEY": "topsecret"})
+    here.install("vllm", "0.32.0+cpu")
+    here.install("torch", "2.13.0+cpu")
+    here.script()
+    model = here.model()
+    return find_server(["vllm", "serve", str(model), "--port", "8123"], here.environ)
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path) -> Sandbox:
+    (tmp_path / "place").mkdir()
+    return Sandbox(Path("/run/x"), tmp_path / "place")
+
+
+def test_a_local_model_is_named_by_the_alias_and_served_by_its_name(found: Found, sandbox: Sandbox) -> None:
+    launch = describe(found, root="/run/x")
+    plan = plan_for(found, launch, sandbox, "cold")
+    link_model(found, launch, sandbox)
+
+    assert "/run/x/model" in plan.words
+    assert str(found.model) not in plan.words[:-1]
+    assert plan.address.served_name == str(found.model)
+    assert os.readlink(sandbox.here / "model") == str(found.model)
+    assert plan.address.port == 8123
+
+
+def test_a_model_of_the_hub_is_seen_by_the_alias_where_the_build_saw_it_so(
+    found: Found, sandbox: Sandbox
+) -> None:
+    sealed = describe(found, root="/run/x")
+    words = ("vllm", "serve", "org/name")
+    flags = found.adapter.read(words[2:], {})
+    of_hub = replace(found, words=words, flags=flags, is_local=False)
+
+    link_model(of_hub, sealed, sandbox)
+    plan = plan_for(of_hub, sealed, sandbox, "load")
+
+    assert plan.words == ("vllm", "serve", "/run/x/model", "--served-model-name", "org/name")
+    assert (sandbox.here / "model").is_symlink()
+
+
+def test_a_model_of_the_hub_keeps_its_name_where_the_build_saw_that(found: Found, sandbox: Sandbox) -> None:
+    words = ("vllm", "serve", "org/name")
+    of_hub = replace(found, words=words, flags=found.adapter.read(words[2:], {}), is_local=False)
+    sealed = describe(of_hub, root="/run/x")
+
+    link_model(of_hub, sealed, sandbox)
+
+    assert plan_for(of_hub, sealed, sandbox, "load").words == words
+    assert not (sandbox.here / "model").is_symlink()
+
+
+def test_variables_that_the_guest_hashes_are_as_in_the_launch(found: Found, sandbox: Sandbox) -> None:
+    sealed = describe(found, root="/run/x")
+    elsewhere = Found(
+        adapter=found.adapter,
+        interpreter=found.interpreter,
+        words=found.words,
+        flags=found.flags,
+        installed=found.installed,
+        model=found.model,
+        is_local=True,
+        environ={**found.environ, "VLLM_IMAGE_TAG": "v2"},
+    )
+
+    assert plan_for(elsewhere, sealed, sandbox, "load").environment["VLLM_IMAGE_TAG"] == "v1"
+    bare = sealed.model_copy(update={"place": sealed.place.model_copy(update={"variables": {}})})
+    assert "VLLM_IMAGE_TAG" not in plan_for(elsewhere, bare, sandbox, "load").environment
+
+
+def test_the_rules_hold_what_is_sealed_and_what_may_appear(found: Found, sandbox: Sandbox) -> None:
+    sealed = {"cache/vllm/model": Digest.of(b"x")}
+    plan = plan_for(
+        found, describe(found, root="/run/x"), sandbox, "load", sealed=sealed, left_out=("cache/mine/*",)
+    )
+
+    assert plan.rules.sealed == sealed
+    assert plan.rules.root == sandbox.root
+    assert plan.rules.is_left_out("cache/mine/x")
+    assert plan.rules.is_left_out("cache/vllm/a.lock")
+    assert not plan.rules.is_left_out("cache/vllm/other")
+
+
+def test_a_home_that_holds_captured_files_is_the_servers(found: Found, sandbox: Sandbox) -> None:
+    launch = describe(found, root="/run/x")
+
+    assert plan_for(found, launch, sandbox, "load").environment["HOME"] == found.environ["HOME"]
+    sealed = {"home/.x": Digest.of(b"x")}
+    assert plan_for(found, launch, sandbox, "load", sealed=sealed).environment["HOME"] == "/run/x/home"
+
+
+def test_repairs_are_those_of_the_launch(found: Found, sandbox: Sandbox) -> None:
+    assert plan_for(found, describe(found, root="/run/x"), sandbox, "load").repairs == (
+        "vllm.finalize-loading",
+    )
+    bare = describe(found, root="/run/x", repairs=())
+    assert plan_for(found, bare, sandbox, "load").repairs == ()
