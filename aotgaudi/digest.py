@@ -48,9 +48,19 @@ def sha256_file(path: Path) -> str:
     return state.hexdigest()
 
 
-def sha256_source(files: Iterable[Path]) -> str:
-    """Returns the sha256 of the names and bytes of source files, in order of their names. Raises OSError."""
-    return sha256_bytes(canonical_json([[path.name, sha256_file(path)] for path in sorted(files)]))
+def sha256_source(files: Iterable[Path], root: Path | None = None) -> str:
+    """Returns the sha256 of the names and bytes of source files, in order of their paths. Raises OSError.
+
+    A name is the path relative to `root`; None: the file's own name, without its folder.
+    """
+    return sha256_bytes(
+        canonical_json(
+            [
+                [path.relative_to(root).as_posix() if root else path.name, sha256_file(path)]
+                for path in sorted(files)
+            ]
+        )
+    )
 
 
 def canonical_json(value: Any) -> bytes:

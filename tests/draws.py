@@ -1,4 +1,4 @@
-"""Rows for samplers, and who may be drawn of them: the rules of graphs/draw.py, token by token in float64."""
+"""Rows for samplers, and who may be drawn of them: the rules of graphs/sample_tokens.py, token by token in float64."""
 
 from __future__ import annotations
 

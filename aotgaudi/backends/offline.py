@@ -11,7 +11,8 @@ from aotgaudi.spec.target import TargetSpec
 
 AVAILABLE = ("cpu", "fake")
 
-_INT8_BACKENDS = ("cpu", "fake")
+_PACKING_BACKENDS = ("cpu", "fake")
+"""Backends whose linear layers can take packed weights (``graphs/quantization.py``)."""
 
 HPU_NEEDS = (
     "it takes a Gaudi, and the HPU backend, which this version lacks; `aotgaudi build plan --target FILE` plans it,"
@@ -27,8 +28,8 @@ def build_target(spec: BuildSpec, described: Target | None = None) -> Target:
         SpecError: the backend cannot be built for here, or the spec asks for what can only be enumerated.
     """
     target = find_target(spec.target, described)
-    if spec.model.is_int8:
-        _require_plain_weights(spec, target)
+    if spec.model.weights_dtype is not None:
+        _require_packable(spec, target)
     for where, problem in _enumerated_only(spec):
         remedy = "one device, unquantized and without adapters; `aotgaudi build manifest` enumerates it"
         raise SpecError(where, f"{problem}, which the {target.backend} backend cannot build", remedy)
@@ -44,7 +45,7 @@ def _enumerated_only(spec: BuildSpec) -> Iterator[tuple[str, str]]:
         yield "parallel.pipeline_parallel_size", f"is {parallel.pipeline_parallel_size}"
     if parallel.expert_parallel:
         yield "parallel.expert_parallel", "is true"
-    if quantization is not None and not spec.model.is_int8:
+    if quantization is not None and spec.model.weights_dtype is None:
         given = quantization.model_dump(mode="json", exclude_defaults=True)
         yield "model.quantization", "has " + ", ".join(f"{name} {value!r}" for name, value in given.items())
     if spec.model.states("quantization_config"):
@@ -53,22 +54,20 @@ def _enumerated_only(spec: BuildSpec) -> Iterator[tuple[str, str]]:
         yield "lora", f"asks for {spec.lora.max_loras} adapter slots"
 
 
-def _require_plain_weights(spec: BuildSpec, target: Target) -> None:
-    """Raises SpecError where weights cannot be taken in 8 bits."""
-    where = "model.quantization.weights"
+def _require_packable(spec: BuildSpec, target: Target) -> None:
+    """Raises SpecError where linear layers cannot take their weights packed."""
+    where, asked = "model.quantization.weights", f"is {spec.model.weights_dtype!r}"
     if spec.model.states("quantization_config"):
         raise SpecError(
             where,
-            "is 'int8', and the checkpoint is quantized already (config.json has a quantization_config)",
+            f"{asked}, and the checkpoint is quantized already (config.json has a quantization_config)",
             "a checkpoint in bfloat16, float16 or float32",
         )
     if spec.model.batch_invariant:
+        raise SpecError(where, f"{asked}, which has no batch-invariant form", "model.batch_invariant = false")
+    if target.backend not in _PACKING_BACKENDS:
         raise SpecError(
-            where, "is 'int8', which has no batch-invariant form", "model.batch_invariant = false"
-        )
-    if target.backend not in _INT8_BACKENDS:
-        raise SpecError(
-            where, f"is 'int8', which the {target.backend} backend cannot build", 'target.backend = "cpu"'
+            where, f"{asked}, which the {target.backend} backend cannot build", 'target.backend = "cpu"'
         )
 
 

@@ -125,8 +125,9 @@ def require_key_parts() -> None:
 
 @functools.cache
 def graph_code_digest() -> str:
-    """Returns the sha256 of our graph code's source (names and bytes): any edit of it traces anew."""
-    return sha256_source(Path(aotgaudi.graphs.__path__[0]).glob("*.py"))
+    """Returns the sha256 of our graph code's source, subfolders included: any edit of it traces anew."""
+    folder = Path(aotgaudi.graphs.__path__[0])
+    return sha256_source(folder.rglob("*.py"), folder)
 
 
 def _spec_components(spec: BuildSpec, target: Target) -> Iterator[tuple[str, str]]:

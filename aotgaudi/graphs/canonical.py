@@ -49,6 +49,37 @@ _DROPPED = frozenset({"aten._assert_tensor_metadata.default"})
 _TAGS: dict[type, str] = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
 
 
+def order_by_need(graph: fx.Graph) -> None:
+    """Puts the nodes of `graph` in an order that follows from its outputs alone, inputs included. Changes `graph`.
+
+    A model's code may compute independent values in any order, for example by walking a set, so two processes trace the same
+    graph differently. Here each node stands where the outputs, from first to last, need it first. A graph that writes to its
+    inputs keeps its order, since a write must not change places with a read.
+    """
+    if any(_writes(node) for node in graph.nodes):
+        return
+    output = graph.output_node()
+    needed: dict[fx.Node, None] = {}
+    ahead = [(output, iter(output.all_input_nodes))]
+    while ahead:  # Depth first, without recursion: graphs are thousands of nodes deep.
+        node, arguments = ahead[-1]
+        argument = next((each for each in arguments if each not in needed), None)
+        if argument is not None:
+            ahead.append((argument, iter(argument.all_input_nodes)))
+            continue
+        ahead.pop()
+        needed[node] = None
+    del needed[output]
+    rest = [node for node in graph.nodes if node not in needed and node is not output]
+    ordered = [*needed, *rest]
+    for node in sorted(ordered, key=lambda node: node.op != "placeholder"):
+        output.prepend(node)
+
+
+def _writes(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
 def to_text(graph: fx.Graph) -> str:
     """Returns the canonical text. Placeholders need ``meta["val"]``. Raises CompileError for other node kinds."""
     numbers: dict[fx.Node, int] = {}

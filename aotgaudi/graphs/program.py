@@ -7,8 +7,8 @@ source           what it names
 ===============  ====================================================================================
 ``weight``       a parameter or persistent buffer of the checkpoint, by its safetensors name; several
                  names with ``+`` between them: all of these, joined along their first dimension
-``int8``         the same, rounded to 8 bits by `aotgaudi.runtime.int8`: integers of their shape
-``int8_scales``  the scales of these integers, float32, one a row
+``int8``         the same, rounded to 8 bits (`aotgaudi.graphs.quantization`): integers of their shape
+``int8_scales``  the scales of these integers, float32, one per row
 ``const``        a tensor that follows from the model's configuration alone (``inv_freq``), in `constants`
 ``kv``           the KV cache of layer ``<name>``, ``[2, num_blocks + 1, kv_heads, block_size, head_dim]``
 ``step``         an input of the step (see `inputs`)
@@ -22,13 +22,16 @@ A unit may write to its ``kv`` arguments; nothing else is written to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from types import MappingProxyType
 from typing import Literal, Union
 
 from pydantic import Field
 
 from aotgaudi.digest import canonical_json
 from aotgaudi.document import Value
+from aotgaudi.spec.quantization import WeightsDtype
 
 PROGRAM_SCHEMA: Literal["aotgaudi.program/4"] = "aotgaudi.program/4"
 
@@ -36,11 +39,14 @@ ANY_NUM_BLOCKS: Literal["num_blocks + 1"] = "num_blocks + 1"
 """Written in place of the number of blocks that a program leaves to the server."""
 
 
-WEIGHT, INT8, INT8_SCALES = "weight", "int8", "int8_scales"
-"""Sources that name weights of the checkpoint: as they are, in 8 bits, and the scales of these."""
+WEIGHT = "weight"
+"""The source that names weights of the checkpoint as they are stored."""
+
+PACKED_SOURCES: Mapping[WeightsDtype, tuple[str, ...]] = MappingProxyType({"int8": ("int8", "int8_scales")})
+"""For each quantization, the sources that name what it makes of weights, in the order of its operator's arguments."""
 
 _AND = "+"
-_OF_WEIGHTS = (WEIGHT, INT8, INT8_SCALES)
+_OF_WEIGHTS = frozenset((WEIGHT, *chain.from_iterable(PACKED_SOURCES.values())))
 
 
 def join_bindings(bindings: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from typing import Union
 import torch
 from torch import Tensor, nn
 
-from aotgaudi.graphs.draw import DRAW
+from aotgaudi.graphs.sample_tokens import SAMPLE_TOKENS
 from aotgaudi.graphs.step_inputs import sampler_inputs
 from aotgaudi.spec.sampler_signature import SamplerSignature, SamplerWork
 
@@ -52,7 +52,7 @@ def _sampled(logits_bV: Tensor, x: Mapping[str, Tensor], work: SamplerWork) -> T
     if work == SamplerWork.GREEDY:
         return logits_bV.float().argmax(-1)
     filters = map(x.get, ("top_k", "top_p", "min_p"))
-    tokens: Tensor = DRAW(logits_bV, x["temperature"], x["noise"], *filters)
+    tokens: Tensor = SAMPLE_TOKENS(logits_bV, x["temperature"], x["noise"], *filters)
     return tokens
 
 

@@ -16,11 +16,12 @@ from torch.export.graph_signature import InputKind
 from torch.fx.passes.split_module import split_module
 
 from aotgaudi.errors import CompileError
-from aotgaudi.graphs.canonical import to_text
-from aotgaudi.graphs.int8 import quantize_linears
-from aotgaudi.graphs.joined import join_linears
+from aotgaudi.graphs.canonical import order_by_need, to_text
+from aotgaudi.graphs.fused_projections import fuse_projections
+from aotgaudi.graphs.layer_reuse import MARKER, Marker, layer_of, renumbered, take_markers
 from aotgaudi.graphs.program import TensorSpec, weight_names
-from aotgaudi.graphs.stamp import MARKER, Marker, layer_of, renumbered, without_markers
+from aotgaudi.graphs.quantization import Quantization
+from aotgaudi.graphs.quantized_linear import quantize_linears
 
 _ORIGIN = "aotgaudi_origin"
 """Key of a node's meta: its name before the split, by which pieces and markers find one another."""
@@ -47,20 +48,24 @@ class SplitStep:
 
 
 def split_step(
-    exported: torch.export.ExportedProgram, persistent: Mapping[str, str], *, is_int8: bool = False
+    exported: torch.export.ExportedProgram,
+    persistent: Mapping[str, str],
+    *,
+    quantization: Quantization | None = None,
 ) -> SplitStep:
     """Splits an exported step.
 
     `persistent` maps the name of every tensor that a checkpoint holds to the name that it holds it under
-    (tied tensors share one); other buffers are constants. `is_int8`: linear layers take weights in 8 bits.
+    (tied tensors share one); other buffers are constants. `quantization`: how linear layers take their
+    weights packed; None: as they are stored.
     """
     graph_module = exported.graph_module
     bindings, weights, constants = _bindings(exported, persistent)
-    markers = without_markers(graph_module.graph)
+    markers = take_markers(graph_module.graph)
     graph_module.graph.eliminate_dead_code()
-    join_linears(graph_module.graph, bindings)
-    if is_int8:
-        quantize_linears(graph_module.graph, bindings)
+    fuse_projections(graph_module.graph, bindings)
+    if quantization is not None:
+        quantize_linears(graph_module.graph, bindings, quantization)
     for node in graph_module.graph.nodes:
         node.meta[_ORIGIN] = node.name
     split = split_module(graph_module, graph_module, _Partitioner(), keep_original_order=True)
@@ -149,7 +154,9 @@ class _Assembly:
 
     def _piece(self, node: fx.Node) -> Piece:
         graph = _subgraph(self._split, str(node.target))
-        bound = dict(zip(_origins(graph), self._input_names(node), strict=True))
+        names = dict(zip(_origins(graph), self._input_names(node), strict=True))
+        order_by_need(graph)
+        bound = {origin: names[origin] for origin in _origins(graph)}
         outputs = self._name_outputs(node, graph)
         stamps = [inner for inner in graph.nodes if inner.op == "call_function" and inner.target is MARKER]
         if stamps:

@@ -24,8 +24,12 @@ from aotgaudi.graphs.attention import (
     paged_attention,
 )
 from aotgaudi.graphs.export import export
-from aotgaudi.graphs.invariant import batch_invariant, require_invariant
-from aotgaudi.graphs.invariant_attention import InvariantDecodeState, InvariantPromptState
+from aotgaudi.graphs.invariant import (
+    InvariantDecodeState,
+    InvariantPromptState,
+    batch_invariant,
+    require_invariant,
+)
 from aotgaudi.graphs.program import ANY_NUM_BLOCKS, CacheSpec, TensorSpec
 from aotgaudi.graphs.step_inputs import Window, decode_inputs, mask_name, prompt_inputs
 from aotgaudi.spec.limits import ServingLimits

@@ -23,10 +23,11 @@ from aotgaudi.graphs.canonical import to_text
 from aotgaudi.graphs.export import export
 from aotgaudi.graphs.hyper_connections import HcPostGraph, HcPreGraph
 from aotgaudi.graphs.invariant import batch_invariant, require_invariant
+from aotgaudi.graphs.layer_reuse import reusing_layers
 from aotgaudi.graphs.program import CacheSpec, TensorSpec
+from aotgaudi.graphs.quantization import QUANTIZATIONS, Quantization
 from aotgaudi.graphs.sampler import SamplerGraph
 from aotgaudi.graphs.split import Piece, SplitStep, split_step
-from aotgaudi.graphs.stamp import stamped
 from aotgaudi.graphs.step import (
     StepEntry,
     any_blocks,
@@ -41,6 +42,7 @@ from aotgaudi.graphs.swap import SwapGraph
 from aotgaudi.spec.hyper_connections import HyperConnections
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
+from aotgaudi.spec.quantization import WeightsDtype
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def trace(entry: Entry, model: ModelSpec, limits: ServingLimits) -> TracedProgra
 
 
 def _trace_step(entry: PromptEntry | DecodeEntry, model: ModelSpec, limits: ServingLimits) -> TracedProgram:
-    tracer = _tracer(json.dumps(model.config), model.dtype, model.batch_invariant, model.is_int8)
+    tracer = _tracer(json.dumps(model.config), model.dtype, model.batch_invariant, model.weights_dtype)
     split = tracer.split(entry, limits)
     used = {name for piece in split.pieces for name in piece.inputs}
     _require_paged(model, _caches(model, limits), used)
@@ -184,8 +186,8 @@ def stored_names(module: nn.Module) -> Mapping[str, str]:
 class _StepTracer:
     """Traces the steps of one model; by stamping, once that was seen to give the same as a full trace."""
 
-    def __init__(self, module: Any, is_invariant: bool, is_int8: bool) -> None:
-        self.module, self._is_invariant, self._is_int8 = module, is_invariant, is_int8
+    def __init__(self, module: Any, is_invariant: bool, quantization: Quantization | None) -> None:
+        self.module, self._is_invariant, self._quantization = module, is_invariant, quantization
         self._stored = stored_names(module)
         self._can_stamp: dict[type[StepEntry], bool] = {}
 
@@ -201,17 +203,20 @@ class _StepTracer:
 
     def _full(self, entry: StepEntry, limits: ServingLimits) -> SplitStep:
         exported = export_step(self.module, entry, limits, is_invariant=self._is_invariant)
-        return split_step(exported, self._stored, is_int8=self._is_int8)
+        return split_step(exported, self._stored, quantization=self._quantization)
 
     def _stamped(self, entry: StepEntry, limits: ServingLimits) -> SplitStep:
-        with stamped(self.module):
+        with reusing_layers(self.module):
             return self._full(entry, limits)
 
 
 @functools.lru_cache(maxsize=2)
-def _tracer(config_json: str, dtype: str, is_invariant: bool, is_int8: bool) -> _StepTracer:
-    """Returns the tracer of a model; one model is enough for a build."""
-    return _StepTracer(build_model(json.loads(config_json), dtype), is_invariant, is_int8)
+def _tracer(
+    config_json: str, dtype: str, is_invariant: bool, weights_dtype: WeightsDtype | None
+) -> _StepTracer:
+    """Returns the tracer of a model. A build needs one; the second is for tests."""
+    quantization = None if weights_dtype is None else QUANTIZATIONS[weights_dtype]
+    return _StepTracer(build_model(json.loads(config_json), dtype), is_invariant, quantization)
 
 
 def _require_paged(model: ModelSpec, caches: tuple[CacheSpec, ...], used: set[str]) -> None:

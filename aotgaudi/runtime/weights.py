@@ -13,10 +13,10 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from aotgaudi.graphs.program import INT8, INT8_SCALES, WEIGHT, TensorSpec, rebound
+from aotgaudi.graphs.program import WEIGHT, TensorSpec, rebound
+from aotgaudi.graphs.quantization import quantization_of
 from aotgaudi.machine import available_cores
 from aotgaudi.runtime.bindings import WeightBinding
-from aotgaudi.runtime.int8 import quantized
 from aotgaudi.runtime.shards import ShardReader, StoredTensor
 
 _MAX_THREADS = 8
@@ -83,12 +83,14 @@ def _joined(parts: list[Tensor]) -> Tensor:
 def _bound(
     bindings: Iterable[WeightBinding], weight: Tensor, prepare: Callable[[str, Tensor], Tensor]
 ) -> dict[str, Tensor]:
-    """Returns the bindings of one weight, joined already. Integers and scales are made together."""
+    """Returns the bindings of one weight, which is joined already. All packed tensors of a quantization are made at once."""
     made = {WEIGHT: weight}
     found: dict[str, Tensor] = {}
     for binding in bindings:
-        if binding.source not in made:
-            made[INT8], made[INT8_SCALES] = quantized(weight, rebound(binding.source, binding.names))
+        quantization = quantization_of(binding.source)
+        if quantization is not None and binding.source not in made:
+            packed = quantization.pack(weight, rebound(binding.source, binding.names))
+            made.update(zip(quantization.sources, packed, strict=True))
         tensor = made[binding.source]
         found[binding.text] = tensor if binding.layout is None else prepare(binding.layout, tensor)
     return found

@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue, model_validator
 from aotgaudi.digest import Key, canonical_json
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.base import SpecValue
-from aotgaudi.spec.quantization import QuantizationSpec
+from aotgaudi.spec.quantization import QuantizationSpec, WeightsDtype
 
 CONFIG_KEYS_EXCLUDED: Mapping[str, str] = MappingProxyType(
     {
@@ -85,9 +85,9 @@ class ModelSpec(SpecValue):
         return self
 
     @property
-    def is_int8(self) -> bool:
-        """Whether linear layers take their weights in 8 bits."""
-        return self.quantization is not None and self.quantization.weights == "int8"
+    def weights_dtype(self) -> WeightsDtype | None:
+        """How our server packs the weights of linear layers when it loads a checkpoint; None: it does not."""
+        return None if self.quantization is None else self.quantization.weights
 
     @property
     def model_type(self) -> str:

@@ -12,16 +12,16 @@ from torch import Tensor
 
 from aotgaudi.backends.base import Unit
 from aotgaudi.backends.inductor.compiler import InductorCompiler
-from aotgaudi.backends.inductor.int8_linear import MOST_ROWS
 from aotgaudi.backends.inductor.probe import at_level, levels_within, probe, this_machine
+from aotgaudi.backends.inductor.quantized_linear import MOST_ROWS
 from aotgaudi.backends.inductor.runtime import InductorRuntime
 from aotgaudi.compile.keys import unit_key
 from aotgaudi.engine.runner import ProgramRunner
 from aotgaudi.engine.steps import DecodeRow, DecodeStep, PromptRow, PromptStep, SamplingRow
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.graphs.canonical import to_text
-from aotgaudi.graphs.int8_linear import INT8_LINEAR
-from aotgaudi.runtime.int8 import quantized
+from aotgaudi.graphs.quantization import INT8
+from aotgaudi.graphs.quantized_linear import INT8_LINEAR
 from aotgaudi.store.store import Store
 from tests.integration.models import Built, build, reference, save_checkpoint, spec_of
 
@@ -34,7 +34,7 @@ def product(
     rows: int, outputs: int, width: int, dtype: torch.dtype, *, has_bias: bool, seed: int
 ) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    integers, scales = quantized(torch.randn(outputs, width, generator=generator), "w")
+    integers, scales = INT8.pack(torch.randn(outputs, width, generator=generator), "w")
     bias = [torch.randn(outputs, generator=generator).to(dtype)] if has_bias else []
     return [torch.randn(1, rows, width, generator=generator).to(dtype), integers, scales, *bias]
 
@@ -159,7 +159,7 @@ def dequantized(architecture: str) -> torch.nn.Module:
     model.config.tie_word_embeddings = False
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and "router" not in name:
-            integers, scales = quantized(module.weight.data, name)
+            integers, scales = INT8.pack(module.weight.data, name)
             module.weight = torch.nn.Parameter(integers.float() * scales[:, None])
     return model
 

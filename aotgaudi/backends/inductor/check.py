@@ -21,10 +21,11 @@ import torch
 from torch import Tensor, fx
 
 from aotgaudi.backends.base import Executable
-from aotgaudi.backends.inductor.samples import sample_inputs
+from aotgaudi.backends.inductor.example_inputs import sample_inputs
 from aotgaudi.errors import CompileError
 from aotgaudi.graphs.canonical import InputSpec
-from aotgaudi.graphs.draw import DRAW
+from aotgaudi.graphs.quantized_linear import quantization_called
+from aotgaudi.graphs.sample_tokens import SAMPLE_TOKENS
 
 TOLERANCES = {torch.float32: 2e-4, torch.float64: 1e-6, torch.bfloat16: 4e-2, torch.float16: 1e-2}
 """Largest error allowed in a row, relative to the row's largest value (at least 1)."""
@@ -65,14 +66,14 @@ def check(
 
     Raises CompileError, naming `label`, unless every row of every draw agrees.
     """
-    ways = _ways(graph)
+    ways, extra = _ways(graph), _extra_tolerance(graph)
     error = allowed = 0.0
     for draw in range(_NUM_DRAWS if len(ways) > 1 else 1):
         inputs = sample_inputs(
             graph, specs, draw + 1
         )  # Not what was compiled with: another number of KV blocks.
         compiled_inputs = [value.clone() for value in inputs]
-        rows = _Rows([*executable.run(compiled_inputs), *compiled_inputs])
+        rows = _Rows([*executable.run(compiled_inputs), *compiled_inputs], extra)
         for way in ways:
             rows.compare(_eager(graph, inputs, way))
             if rows.all_agree:
@@ -89,8 +90,8 @@ class _Rows:
     A row is all but the last dimension's index; tensors with as many rows agree in a row together or not at all.
     """
 
-    def __init__(self, actual: Sequence[Tensor]) -> None:
-        self._actual = actual
+    def __init__(self, actual: Sequence[Tensor], extra_tolerance: float) -> None:
+        self._actual, self._extra_tolerance = actual, extra_tolerance
         self._agree: dict[int, Tensor] = {}
         self._first: tuple[float, float] | None = None
         self.error = self.allowed = 0.0
@@ -111,7 +112,7 @@ class _Rows:
         now: dict[int, Tensor] = {}
         errors: list[tuple[Tensor, Tensor]] = []
         for got, want in zip(self._actual, expected, strict=True):
-            error, allowed = _row_errors(got, want)
+            error, allowed = _row_errors(got, want, self._extra_tolerance)
             number = error.numel()
             now[number] = now.get(number, torch.ones(number, dtype=torch.bool)) & (error <= allowed)
             errors.append((error, allowed))
@@ -126,7 +127,7 @@ class _Rows:
             self.allowed = max(self.allowed, _worst(allowed[agree]))
 
 
-def _row_errors(got: Tensor, want: Tensor) -> tuple[Tensor, Tensor]:
+def _row_errors(got: Tensor, want: Tensor, extra_tolerance: float) -> tuple[Tensor, Tensor]:
     """Returns the error of each row, and what is allowed. Infinite where shapes, dtypes or NaNs differ."""
     rows = want.reshape(-1, want.shape[-1] if want.dim() > 1 else 1)
     if got.shape != want.shape or got.dtype != want.dtype:
@@ -137,7 +138,10 @@ def _row_errors(got: Tensor, want: Tensor) -> tuple[Tensor, Tensor]:
     wide = torch.float32 if want.dtype.itemsize == 2 else torch.float64
     rows = rows.to(wide)
     error = (got.reshape(rows.shape).to(wide) - rows).abs().amax(-1).nan_to_num(nan=torch.inf)
-    return error, TOLERANCES.get(want.dtype, 0.0) * rows.abs().amax(-1).clamp_min(1.0)
+    tolerance = TOLERANCES.get(want.dtype, 0.0)
+    if want.is_floating_point():
+        tolerance += extra_tolerance
+    return error, tolerance * rows.abs().amax(-1).clamp_min(1.0)
 
 
 def _worst_row(error: Tensor, allowed: Tensor) -> tuple[float, float]:
@@ -152,11 +156,17 @@ def _worst(values: Tensor) -> float:
     return values.max().item() if values.numel() else 0.0
 
 
+def _extra_tolerance(graph: fx.GraphModule) -> float:
+    """Returns what quantized linear layers may add to the errors of a graph."""
+    called = map(quantization_called, graph.graph.nodes)
+    return max((quantization.tolerance for quantization in called if quantization), default=0.0)
+
+
 def _ways(graph: fx.GraphModule) -> list[_Way]:
     """Returns the ways of deciding what may be undecided in `graph`, that of eager first."""
     targets = {node.target for node in graph.graph.nodes}
     swaps = range(len(_sides(_WINDOW, 2 * _WINDOW))) if targets & {_TOP_K, _ARGMAX} else range(1)
-    shifts = _SHIFTS if targets & {DRAW, *_COMPARISONS} else _SHIFTS[:1]
+    shifts = _SHIFTS if targets & {SAMPLE_TOKENS, *_COMPARISONS} else _SHIFTS[:1]
     return [_Way(swap, shift) for swap, shift in itertools.product(swaps, shifts)]
 
 
@@ -199,7 +209,7 @@ class _Eager(fx.Interpreter):
         if target in _COMPARISONS and self._way.shift:
             one, other = args
             args = (one, other + abs(other) * self._way.shift)
-        if target is DRAW and self._way.shift:
+        if target is SAMPLE_TOKENS and self._way.shift:
             args = _shifted(args, self._way.shift)
         result = super().call_function(target, args, kwargs)
         if target is _TOP_K and args[2:] in ((), (-1,)):

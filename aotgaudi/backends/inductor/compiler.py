@@ -21,19 +21,20 @@ from torch._inductor.runtime.runtime_utils import cache_dir  # type: ignore[attr
 
 from aotgaudi.backends.base import CompiledUnit, Executable, Target, Unit
 from aotgaudi.backends.inductor import (
-    draw,
-    int8_linear,
     linear,
+    packed_linear,
     paged_decode,
     prompt_attention,
+    quantized_linear,
+    sample_tokens,
     toolchain,
 )
 from aotgaudi.backends.inductor.check import check
+from aotgaudi.backends.inductor.example_inputs import example_inputs
 from aotgaudi.backends.inductor.levels import ISA_LEVELS, IsaLevel
 from aotgaudi.backends.inductor.loops import shared_loops
 from aotgaudi.backends.inductor.rewrite import rewrite
 from aotgaudi.backends.inductor.runtime import ARTIFACT_FILE, InductorRuntime
-from aotgaudi.backends.inductor.samples import example_inputs
 from aotgaudi.backends.inductor.toolchain import Toolchain
 from aotgaudi.digest import sha256_source
 from aotgaudi.errors import CompileError
@@ -119,10 +120,11 @@ def _our_lowerings() -> Iterator[None]:
     known: dict[Any, Any] = lowering.lowerings
     ours = {
         **linear.LOWERINGS,
+        **packed_linear.LOWERINGS,
+        **quantized_linear.LOWERINGS,
         **paged_decode.LOWERINGS,
         **prompt_attention.LOWERINGS,
-        **int8_linear.LOWERINGS,
-        **draw.LOWERINGS,
+        **sample_tokens.LOWERINGS,
     }
     before = {target: known[target] for target in ours if target in known}
     known.update(ours)

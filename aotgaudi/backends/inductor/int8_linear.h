@@ -1,4 +1,4 @@
-// Products of few rows over weights in 8 bits, which are read as they lie. See int8_linear.py, which puts it into units.
+// Products of few rows over weights in 8 bits, which are read as they lie. quantized_linear.py puts it into units.
 //
 // A row of activations becomes integers of 14 bits, by its own largest magnitude, so that products and their sums are
 // integers: exact, whatever their order. What a row gets depends on no other row, and not on how many there are.

@@ -1,14 +1,14 @@
-"""Linear layers, and embeddings, over weights that are reordered for them: offline, where a unit is compiled.
+"""Linear layers and embeddings take reordered weights: decided offline, when a unit is compiled.
 
-A product of few rows costs what reading its weights costs, and as a checkpoint stores them they are read badly
-(docs/benchmarks.md). A server loads a model once, so it reorders once (`InductorRuntime.prepare`), and the unit takes the
-reordered weight as an input: artifacts still hold no weights. There are two layouts:
+A product of few rows costs what reading its weights costs, and the order of a checkpoint is a bad one to read
+(docs/benchmarks.md). A server loads a model once, so it reorders the weights once (`InductorRuntime.prepare`), and the unit
+takes the reordered weight as an input: artifacts still hold no weights. There are two layouts:
 
-* `PANELS`, with AVX512_BF16: a template of ours, ``panels.h``, reads them as one stream, those in 8 bits as well.
-  Embeddings take tables in panels too, so that one which is the head's weight as well is in memory once.
-* `REORDERED`, with AVX-512 of any other kind: oneDNN, which chooses its instructions at run time (tiles, where there are
-  some). Inductor knows such products for weights that are constants of the graph alone. Here its lowering is replaced,
-  while a unit is compiled, by the node that it would end in.
+* `PACKED`, with AVX512_BF16 and no tiles: our template ``packed_linear.h`` reads the weights as one stream, integers of 8
+  bits as well. Embeddings take packed tables too, so that a table which is also the head's weight is in memory once.
+* `REORDERED`, with any other AVX-512: oneDNN's own order, for its products, which choose their instructions at run time
+  (tiles, for example). Inductor knows such products only for weights that are constants of the graph. Its lowering is
+  replaced, while a unit is compiled, by the node that it would end in.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ import torch
 from torch import Tensor, fx
 from torch._inductor import ir, mkldnn_ir
 
-from aotgaudi.backends.inductor import panels
 from aotgaudi.backends.inductor.levels import IsaLevel
-from aotgaudi.backends.inductor.panels import IN_PANELS, INT8_IN_PANELS, ROWS_OF_PANELS
-from aotgaudi.backends.inductor.runtime import PANELS, REORDERED
+from aotgaudi.backends.inductor.packed_linear import PACKED_EMBEDDING, PACKED_LINEAR
+from aotgaudi.backends.inductor.quantized_linear import PACKED_FORMS
+from aotgaudi.backends.inductor.runtime import PACKED, REORDERED
 from aotgaudi.graphs.canonical import InputSpec
-from aotgaudi.graphs.int8_linear import INT8_LINEAR
 
 _LINEAR, _EMBEDDING = torch.ops.aten.linear.default, torch.ops.aten.embedding.default
 _PRODUCT = torch.ops.mkldnn._linear_pointwise
@@ -36,8 +35,8 @@ def reorder_weights(
 ) -> dict[int, str]:
     """Makes the linear layers of `graph` take reordered weights where that is faster. Changes `graph`.
 
-    Returns the layout of each input that is not as its spec says, by its number. What decides is the text and the target.
-    `values` are what nodes have, of no contents.
+    Returns the layout of each reordered input, by its number. The result follows from the text and the target alone.
+    `values` has a tensor without contents for each node.
     """
     layouts: dict[int, str] = {}
     layout = _layout_for(level)
@@ -51,19 +50,19 @@ def reorder_weights(
 
 
 def _takes(layout: str, node: fx.Node, dtype: str, values: Mapping[fx.Node, Tensor]) -> bool:
-    """Whether all that uses an input takes it in a layout."""
-    if dtype == "int8":
-        return layout == PANELS and _is_int8_alone(node, values)
-    return dtype == "bfloat16" and (_is_weight_alone(node) or (layout == PANELS and _is_table_alone(node)))
+    """Whether every user of an input takes it in a layout."""
+    if layout == PACKED and _is_quantized_weight(node, values):
+        return True
+    return dtype == "bfloat16" and (_is_weight(node) or (layout == PACKED and _is_table(node)))
 
 
 def _layout_for(level: IsaLevel) -> str | None:
     if level.has_bf16_alone:
-        return PANELS
+        return PACKED
     return REORDERED if level.simdlen >= 512 else None
 
 
-def _is_weight_alone(node: fx.Node) -> bool:
+def _is_weight(node: fx.Node) -> bool:
     """Whether an input is the weight of linear layers, and nothing else."""
     return bool(node.users) and all(
         user.target is _LINEAR and user.args[1] is node and node not in (user.args[0], *user.args[2:])
@@ -71,15 +70,15 @@ def _is_weight_alone(node: fx.Node) -> bool:
     )
 
 
-def _is_int8_alone(node: fx.Node, values: Mapping[fx.Node, Tensor]) -> bool:
-    """Whether an input is the weight of linear layers in 8 bits over inputs in bfloat16, and nothing else."""
+def _is_quantized_weight(node: fx.Node, values: Mapping[fx.Node, Tensor]) -> bool:
+    """Whether an input is the quantized weight of linear layers over bfloat16, and nothing else."""
     return bool(node.users) and all(
-        user.target is INT8_LINEAR and user.args[1] is node and values[user.args[0]].dtype is torch.bfloat16  # type: ignore[index]
+        user.target in PACKED_FORMS and user.args[1] is node and values[user.args[0]].dtype is torch.bfloat16  # type: ignore[index]
         for user in node.users
     )
 
 
-def _is_table_alone(node: fx.Node) -> bool:
+def _is_table(node: fx.Node) -> bool:
     """Whether an input is the table of embeddings, and nothing else."""
     return bool(node.users) and all(
         user.target is _EMBEDDING and user.args[0] is node and user.args[1] is not node for user in node.users
@@ -88,12 +87,12 @@ def _is_table_alone(node: fx.Node) -> bool:
 
 def _replace(graph: fx.Graph, node: fx.Node, layout: str) -> None:
     with graph.inserting_before(node):
-        if node.target is INT8_LINEAR:
-            product = graph.call_function(INT8_IN_PANELS, node.args)
+        if node.target in PACKED_FORMS:
+            product = graph.call_function(PACKED_FORMS[node.target], node.args)
         elif node.target is _EMBEDDING:
-            product = graph.call_function(ROWS_OF_PANELS, node.args[:2])
-        elif layout == PANELS:
-            product = graph.call_function(IN_PANELS, _operands(node))
+            product = graph.call_function(PACKED_EMBEDDING, node.args[:2])
+        elif layout == PACKED:
+            product = graph.call_function(PACKED_LINEAR, _operands(node))
         else:
             product = graph.call_function(_PRODUCT.default, (*_operands(node), "none", [], ""))
     node.replace_all_uses_with(product)
@@ -110,9 +109,9 @@ def _lower(x: Any, w: Any, b: Any, attr: str, scalars: list[Any], algorithm: str
 
 
 def _lower_with_sum(x: Any, y: Any, w: Any, b: Any, attr: str) -> Any:
-    """What inductor makes of a product to which something is added."""
+    """Compiles a product to which something is added."""
     return ir.TensorBox.create(mkldnn_ir.LinearBinary.create(x, y, w, b, attr))
 
 
-LOWERINGS = {_PRODUCT.default: _lower, _PRODUCT.binary: _lower_with_sum, **panels.LOWERINGS}
-"""What inductor makes of such products."""
+LOWERINGS = {_PRODUCT.default: _lower, _PRODUCT.binary: _lower_with_sum}
+"""How inductor compiles oneDNN's products."""

@@ -32,6 +32,16 @@ NO_COMPILE_CODE = MappingProxyType(
 )
 """Files of this folder that are not part of the digest of the compile code, and why."""
 
+COMPILED_GRAPH_CODE = (
+    "canonical.py",
+    "export.py",
+    "paged_decode.py",
+    "quantization.py",
+    "quantized_linear.py",
+    "sample_tokens.py",
+)
+"""Files of graphs/ that compiling a unit's text needs: how it is read, and the operators that it may call."""
+
 
 def probe(isa: str) -> Target:
     """Returns the target for `isa` (``native``: the best level that this machine has).
@@ -63,11 +73,12 @@ def compile_code_digest() -> str:
     """Returns the sha256 of our source that turns a unit's text into an artifact: an edit of it compiles anew."""
     folder = Path(__file__).parent
     files = [
-        path for path in folder.iterdir() if path.suffix in (".py", ".h") and path.name not in NO_COMPILE_CODE
+        path
+        for path in folder.rglob("*")
+        if path.suffix in (".py", ".h") and path.relative_to(folder).as_posix() not in NO_COMPILE_CODE
     ]
     graphs = folder.parents[1] / "graphs"
-    names = ("canonical.py", "draw.py", "export.py", "int8_linear.py", "paged_decode.py")
-    return sha256_source([*files, *(graphs / name for name in names)])
+    return sha256_source((*files, *(graphs / name for name in COMPILED_GRAPH_CODE)), folder.parents[1])
 
 
 def at_level(target: Target, name: str) -> Target:

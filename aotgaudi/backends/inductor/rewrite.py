@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from aotgaudi.backends.inductor.example_inputs import example_inputs
 from aotgaudi.backends.inductor.levels import IsaLevel
 from aotgaudi.backends.inductor.linear import reorder_weights
 from aotgaudi.backends.inductor.prompt_attention import take_template
-from aotgaudi.backends.inductor.samples import example_inputs
 from aotgaudi.graphs.canonical import InputSpec
 
 

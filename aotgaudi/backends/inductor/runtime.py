@@ -18,7 +18,7 @@ from aotgaudi.errors import TargetError
 ARTIFACT_FILE = "unit.so"
 REORDERED = "onednn"
 """The layout of a weight [out, in] that oneDNN has reordered for products of few rows; only oneDNN reads it."""
-PANELS = "panels"
+PACKED = "panels"
 """The layout that panels.h reads: 16 outputs after the other, of each the weights of two inputs at a time."""
 
 _PANEL = 16
@@ -68,8 +68,8 @@ class InductorRuntime:
 
     def prepare(self, layout: str, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a tensor in the layout that a unit takes it in. Raises TargetError for one that this version lacks."""
-        if layout == PANELS:
-            return in_panels(tensor)
+        if layout == PACKED:
+            return packed(tensor)
         if layout != REORDERED:
             raise TargetError(
                 f"target: a unit takes a weight in the layout {layout!r}, which is not known here"
@@ -97,7 +97,7 @@ class InductorRuntime:
         return int(counts["fxgraph_cache_miss"] + counts["fxgraph_cache_bypass"])
 
 
-def in_panels(weight: torch.Tensor) -> torch.Tensor:
+def packed(weight: torch.Tensor) -> torch.Tensor:
     """Returns a weight [out, in] as panels.h reads it: [out / 16, in / 2, 16, 2], rounded up, zeros behind.
 
     `weight` is of bfloat16 or int8.

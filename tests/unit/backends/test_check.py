@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from aotgaudi.backends.inductor.check import check
-from aotgaudi.backends.inductor.samples import sample_inputs
+from aotgaudi.backends.inductor.example_inputs import sample_inputs
 from aotgaudi.errors import CompileError
 from aotgaudi.graphs.canonical import from_text, to_text
-from aotgaudi.graphs.draw import DRAW
 from aotgaudi.graphs.invariant import linear
+from aotgaudi.graphs.sample_tokens import SAMPLE_TOKENS
 
 ROWS, WIDTH, EXPERTS, CHOSEN = 64, 32, 4, 2
 
@@ -42,7 +42,7 @@ class Drawn(nn.Module):
     """The operator of samplers, with a limit of its own."""
 
     def forward(self, logits: Tensor, temperature: Tensor, noise: Tensor, top_p: Tensor) -> tuple[Tensor]:
-        return (DRAW(logits, temperature, noise, None, top_p, None),)
+        return (SAMPLE_TOKENS(logits, temperature, noise, None, top_p, None),)
 
 
 class Linear(nn.Module):

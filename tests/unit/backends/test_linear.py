@@ -10,7 +10,7 @@ import torch
 from aotgaudi.backends.inductor.levels import ISA_LEVELS
 from aotgaudi.backends.inductor.probe import this_machine
 from aotgaudi.backends.inductor.rewrite import rewrite
-from aotgaudi.backends.inductor.runtime import PANELS, REORDERED, InductorRuntime
+from aotgaudi.backends.inductor.runtime import PACKED, REORDERED, InductorRuntime
 from aotgaudi.errors import TargetError
 from aotgaudi.graphs.canonical import from_text
 
@@ -33,7 +33,7 @@ def linear(source: int, weight: int) -> list[object]:
     ("level", "layout", "product"),
     [
         (AVX512, REORDERED, "mkldnn._linear_pointwise.default"),
-        (BF16, PANELS, "aotgaudi.linear_in_panels.default"),
+        (BF16, PACKED, "aotgaudi.packed_linear.default"),
         (AMX, REORDERED, "mkldnn._linear_pointwise.default"),
     ],
 )
@@ -73,14 +73,14 @@ def test_where_there_is_no_faster_product_nothing_changes(level, dtype: str) -> 
 @pytest.mark.parametrize(
     ("level", "dtype", "layouts"),
     [
-        (BF16, "bfloat16", {1: PANELS}),
+        (BF16, "bfloat16", {1: PACKED}),
         (BF16, "float32", {}),
         (BF16, "float16", {}),
         (AVX512, "bfloat16", {}),
         (AMX, "bfloat16", {}),
     ],
 )
-def test_integers_go_into_panels_where_products_of_bfloat16_read_them(level, dtype: str, layouts) -> None:
+def test_integers_are_packed_where_products_of_bfloat16_read_them(level, dtype: str, layouts) -> None:
     inputs = [["input", dtype, [2, 8], [8, 1]], ["input", "int8", [4, 8], [8, 1]]]
     scales = ["input", "float32", [4], [1]]
     call = ["call", "aotgaudi.int8_linear.default", [{"%": 0}, {"%": 1}, {"%": 2}, None], {}]

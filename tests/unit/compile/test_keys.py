@@ -242,8 +242,15 @@ def test_an_edit_of_any_graph_file_changes_the_digest_of_the_code(
     digests.append(digest())
     (tmp_path / "b.py").rename(tmp_path / "c.py")
     digests.append(digest())
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a.py").write_bytes(b"")
+    digests.append(digest())
+    (tmp_path / "folder" / "a.py").write_bytes(b"a = 1\n")
+    digests.append(digest())
+    (tmp_path / "folder").rename(tmp_path / "other")
+    digests.append(digest())
 
-    assert len(set(digests)) == 3
+    assert len(set(digests)) == 6
 
 
 def test_no_component_names_this_machine() -> None:

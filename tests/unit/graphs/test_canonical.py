@@ -7,7 +7,7 @@ import torch
 from torch import fx, nn
 
 from aotgaudi.errors import CompileError
-from aotgaudi.graphs.canonical import closed, from_text, is_open, to_text
+from aotgaudi.graphs.canonical import closed, from_text, is_open, order_by_need, to_text
 
 
 class Mixed(nn.Module):
@@ -139,3 +139,49 @@ def test_what_has_no_canonical_form_is_refused() -> None:
 
     with pytest.raises(CompileError, match="no canonical form"):
         to_text(graph)
+
+
+def two_branches(order: str) -> fx.Graph:
+    """A graph of x, y and z, whose independent branches are traced in `order`. Its outputs need b's first."""
+    graph = fx.Graph()
+    inputs = {}
+    for name in "xyz" if order == "ab" else "zyx":
+        inputs[name] = graph.placeholder(name)
+        inputs[name].meta["val"] = torch.zeros("xyz".index(name) + 2, 1)
+    made = {}
+    for name in order:
+        source = inputs["x" if name == "a" else "y"]
+        first = graph.call_function(torch.ops.aten.mul.Tensor, (source, 2.0 if name == "a" else 3.0))
+        made[name] = graph.call_function(torch.ops.aten.add.Tensor, (first, inputs["z"]))
+    graph.output((made["b"], made["a"]))
+    return graph
+
+
+def test_independent_branches_have_one_order_however_they_were_traced() -> None:
+    one, other = two_branches("ab"), two_branches("ba")
+    assert to_text(one) != to_text(other)
+
+    order_by_need(one)
+    order_by_need(other)
+
+    assert to_text(one) == to_text(other)
+    assert [node.name for node in one.nodes if node.op == "placeholder"] == ["y", "z", "x"]
+    one.lint()
+    x, y, z = torch.rand(3), torch.rand(3), torch.rand(3)
+    got = fx.GraphModule(nn.Module(), one)(y, z, x)
+    assert torch.equal(got[0], y * 3 + z)
+    assert torch.equal(got[1], x * 2 + z)
+
+
+def test_a_graph_that_writes_keeps_its_order() -> None:
+    graph = fx.Graph()
+    cache, value = graph.placeholder("cache"), graph.placeholder("value")
+    before = graph.call_function(torch.ops.aten.mul.Tensor, (cache, 1.0))
+    graph.call_function(torch.ops.aten.copy_.default, (cache, value))
+    after = graph.call_function(torch.ops.aten.mul.Tensor, (cache, 1.0))
+    graph.output((after, before))
+    nodes = list(graph.nodes)
+
+    order_by_need(graph)
+
+    assert list(graph.nodes) == nodes

@@ -14,9 +14,9 @@ from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry, SamplerEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.graphs.attention import paged_attention
 from aotgaudi.graphs.canonical import from_text, to_text
+from aotgaudi.graphs.layer_reuse import renumbered, reusing_layers
 from aotgaudi.graphs.program import Call, Program
 from aotgaudi.graphs.split import split_step
-from aotgaudi.graphs.stamp import renumbered, stamped
 from aotgaudi.graphs.step import build_model, export_step
 from aotgaudi.graphs.trace import stored_names, trace
 from aotgaudi.runtime.bindings import weight_bindings
@@ -104,7 +104,7 @@ def test_stamping_gives_what_a_full_trace_gives(architecture: str, entry: Prompt
     names = stored_names(module)
 
     full = split_step(export_step(module, entry, spec.limits), names)
-    with stamped(module):
+    with reusing_layers(module):
         stamps = split_step(export_step(module, entry, spec.limits), names)
 
     assert stamps.pieces == full.pieces

@@ -24,10 +24,10 @@ def test_the_name_of_a_dtype_stands_for_its_table() -> None:
     spec = spec_of("int8")
 
     assert spec == spec_of({"weights": "int8"})
-    assert spec.model.is_int8
+    assert spec.model.weights_dtype == "int8"
     assert spec.to_json()["model"]["quantization"]["weights"] == "int8"
     assert spec_from_json(spec.to_json()) == spec
-    assert not spec_of(None).model.is_int8
+    assert spec_of(None).model.weights_dtype is None
     assert build_target(spec).backend == "fake"
 
 
@@ -80,7 +80,7 @@ def test_a_spec_in_toml_names_it() -> None:
         config = { model_type = "llama", max_position_embeddings = 512 }
     """
 
-    assert parse_spec(text % "int8", Path()).model.is_int8
+    assert parse_spec(text % "int8", Path()).model.weights_dtype == "int8"
     with pytest.raises(SpecError, match="is 'int3'"):
         parse_spec(text % "int3", Path())
 

@@ -1,26 +1,26 @@
-// Linear layers over weights in panels: bfloat16 with AVX512_BF16. See linear.py and InductorRuntime.prepare.
+// Linear layers over packed weights: bfloat16 with AVX512_BF16. See linear.py and InductorRuntime.prepare.
 //
-// A panel has 16 outputs; it holds, for each pair of inputs, the pair's weights of every output: [K / 2][16][2]. A product
-// of few rows reads its weights once, from the first byte to the last: one stream, which is what memory is fastest at. What
-// an output of a row is depends on that row alone, in whatever company: sums are float32, in the order of the inputs.
+// Packed weights are a sequence of panels. A panel has 16 outputs; for each pair of inputs it holds the pair's weights of
+// every output: [K / 2][16][2]. A product of few rows reads its weights once, from the first byte to the last: one stream,
+// which memory serves fastest. Each output of a row depends on that row alone: sums are float32, in the order of the inputs.
 //
-// Weights are bfloat16, or integers of 8 bits, which bfloat16 holds exactly: they are widened on their way into registers, and
-// where rows are many, once for all of them.
+// Weights are bfloat16, or integers of 8 bits, which bfloat16 holds exactly. Integers are widened on their way into registers;
+// with many rows they are widened once for all rows.
 //
 // A prompt's padding is rows of zeros (graphs/step.py): eight of them cost nothing.
-#ifndef AOTGAUDI_PANELS
-#define AOTGAUDI_PANELS
+#ifndef AOTGAUDI_PACKED_LINEAR
+#define AOTGAUDI_PACKED_LINEAR
 #include <type_traits>
 namespace aotgaudi {
 
-// What the outputs of a panel are multiplied by, and what is added to them.
+// Scale and bias of a panel's outputs.
 struct Finish {
   __m512 scale, more;
   __mmask16 used;
 };
 
 template <int64_t M, int64_t N, int64_t K, typename W = c10::BFloat16>
-struct Panels {
+struct PackedLinear {
   using T = c10::BFloat16;
   using Pair = int32_t;                                                       // two inputs
   using WeightPair = std::conditional_t<sizeof(W) == 1, int16_t, int32_t>;    // the weights of two inputs
@@ -64,7 +64,7 @@ struct Panels {
     }
   }
 
-  // What R rows of zeros become.
+  // The outputs of R rows of zeros.
   template <int64_t R>
   static inline void no_rows(const Finish& finish, T* output) {
     for (int64_t r = 0; r < R; ++r)
@@ -147,9 +147,9 @@ struct Panels {
   }
 };
 
-// Rows of a table [N][K] in panels: of one row each panel has a pair in every 64 bytes.
+// Rows of a packed table [N][K]: a panel has a pair of each of its rows in every 64 bytes.
 template <int64_t T, int64_t N, int64_t K>
-struct RowsOfPanels {
+struct PackedEmbedding {
   using V = c10::BFloat16;
   static constexpr int64_t P = 16, J = (K + 1) / 2;
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 
-@torch.library.custom_op("aotgaudi::draw", mutates_args=())
-def draw(
+@torch.library.custom_op("aotgaudi::sample_tokens", mutates_args=())
+def sample_tokens(
     logits_bV: Tensor,
     temperature_b: Tensor,
     noise_b: Tensor,
@@ -51,7 +51,7 @@ def draw(
     return torch.where(is_drawn_b, tokens_b, scores_bV.argmax(-1))
 
 
-@draw.register_fake
+@sample_tokens.register_fake
 def _(logits_bV: Tensor, *_: object) -> Tensor:
     return logits_bV.new_empty(logits_bV.shape[:1], dtype=torch.int64)
 
@@ -71,4 +71,4 @@ def _nucleus(weights_bV: Tensor, share_b: Tensor) -> Tensor:
     return sorted_bV.gather(1, num_before_b.clamp_max(weights_bV.shape[1] - 1)[:, None])
 
 
-DRAW = torch.ops.aotgaudi.draw.default
+SAMPLE_TOKENS = torch.ops.aotgaudi.sample_tokens.default

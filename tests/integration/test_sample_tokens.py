@@ -15,7 +15,7 @@ from aotgaudi.backends.inductor.probe import at_level, probe
 from aotgaudi.backends.inductor.runtime import InductorRuntime
 from aotgaudi.digest import Key
 from aotgaudi.graphs.canonical import to_text
-from aotgaudi.graphs.draw import DRAW
+from aotgaudi.graphs.sample_tokens import SAMPLE_TOKENS
 from tests import draws
 from tests.draws import Row
 
@@ -26,7 +26,7 @@ class Draw(torch.nn.Module):
     """One call of the operator; plain: without filters."""
 
     def forward(self, logits: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-        tokens: torch.Tensor = DRAW(logits, *others, *[None] * (5 - len(others)))
+        tokens: torch.Tensor = SAMPLE_TOKENS(logits, *others, *[None] * (5 - len(others)))
         return tokens
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, fx
 
-from aotgaudi.graphs.joined import join_linears
+from aotgaudi.graphs.fused_projections import fuse_projections
 from aotgaudi.graphs.program import weight_names
 
 LINEAR = torch.ops.aten.linear.default
@@ -100,7 +100,7 @@ def test_what_is_computed_stays_and_every_pair_that_may_be_joined_is(layers: lis
         if not (layer.is_constant or layer.is_tied):
             groups.setdefault((layer.source, layer.layer, layer.has_bias), []).append(f"w{number}.weight")
 
-    join_linears(graph, bindings)
+    fuse_projections(graph, bindings)
 
     for one, other in zip(run(graph, bindings, tensors), before, strict=True):
         assert torch.allclose(one, other, atol=1e-6)
@@ -115,6 +115,6 @@ def test_what_is_computed_stays_and_every_pair_that_may_be_joined_is(layers: lis
 def test_a_bias_goes_with_its_weight() -> None:
     graph, bindings, _ = graph_of([Layer(0, 2, has_bias=True), Layer(0, 3, has_bias=True)])
 
-    join_linears(graph, bindings)
+    fuse_projections(graph, bindings)
 
     assert joined_names(graph, bindings) == [("w0.weight", "w1.weight"), ("w0.bias", "w1.bias")]

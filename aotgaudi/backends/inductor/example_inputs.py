@@ -1,9 +1,9 @@
 """Sample inputs for checking a compiled graph against eager, made from the graph's input shapes alone.
 
-Floats keep activations of order one, so that rounding stays small against what it is compared with: weights, also
-those of experts and those in 8 bits, are scaled by their fan-in, vectors lie around one. Masks see at least the first
-position. Other integers are indices into something of unknown size, so they start at 0, which always fits, and each is
-replaced by a permutation as large as eager accepts: the slots are distinct, so that no write depends on an order.
+Floats keep activations of order one, so that rounding stays small against the results. Weights, those of experts included,
+are scaled by their fan-in; vectors lie around one; quantized weights are packed from such weights. Masks see at least the
+first position. Other integers are indices into something of unknown size: they start at 0, which always fits, and each is
+replaced by a permutation as large as eager accepts, so that slots are distinct and no write depends on an order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from aotgaudi.graphs.canonical import InputSpec, closed, is_open
-from aotgaudi.graphs.int8_linear import INT8_LINEAR
+from aotgaudi.graphs.quantized_linear import quantization_called
 
 ClosedSpec = tuple[str, list[int], list[int]]
 
@@ -24,9 +24,6 @@ _DISTINCT_BLOCKS = 128
 _DISTINCT_VALUES = 1_048_583
 """A large tensor, such as an embedding, has so many values, again and again: to draw each costs more than to compile what
 takes them. Prime, so that no two of its rows begin at the same one."""
-
-_INTEGERS_SPREAD = 73.0
-"""The standard deviation of integers from -127 to 127."""
 
 _aten = torch.ops.aten
 _PRODUCTS = frozenset(
@@ -51,7 +48,7 @@ def sample_inputs(graph: fx.GraphModule, specs: list[InputSpec], seed: int) -> l
         _strided(_sample(spec, _is_weight(node, spec), generator), spec)
         for node, spec in zip(placeholders, _closed(specs, seed), strict=True)
     ]
-    _scale_integers(placeholders, inputs)
+    _pack_weights(graph.graph, placeholders, inputs, generator)
     num_blocks = [value.shape[1] for value, spec in zip(inputs, specs, strict=True) if is_open(spec)]
     for position, spec in enumerate(specs):
         if spec[0] in ("int64", "int32"):
@@ -67,14 +64,24 @@ def _closed(specs: list[InputSpec], seed: int) -> list[ClosedSpec]:
     return [(name, closed(sizes, n), closed(strides, n)) for name, sizes, strides in specs]
 
 
-def _scale_integers(placeholders: list[fx.Node], inputs: list[Tensor]) -> None:
-    """Gives integers that stand for weights scales such that the weights are of the size that others have."""
+def _pack_weights(
+    graph: fx.Graph, placeholders: list[fx.Node], inputs: list[Tensor], generator: torch.Generator
+) -> None:
+    """Makes the inputs of quantized linear layers of weights that are packed as a server packs them."""
     numbers = {node: number for number, node in enumerate(placeholders)}
-    for node in placeholders:
-        for user in node.users:
-            if user.target is INT8_LINEAR and user.args[2] is node:
-                fan_in = inputs[numbers[user.args[1]]].shape[1]  # type: ignore[index]
-                inputs[numbers[node]] *= fan_in**-0.5 / _INTEGERS_SPREAD
+    packed: set[int] = set()
+    for node in graph.nodes:
+        quantization = quantization_called(node)
+        if quantization is None:
+            continue
+        _, *weights, _ = node.args
+        mine = [numbers[weight] for weight in weights]
+        if packed.isdisjoint(mine):
+            packed.update(mine)
+            sizes = list(quantization.unpack(*(inputs[number].to("meta") for number in mine)).shape)
+            weight = _sample(("bfloat16", sizes, []), is_weight=True, generator=generator)
+            for number, tensor in zip(mine, quantization.pack(weight, node.name), strict=True):
+                inputs[number] = tensor
 
 
 def _is_weight(node: fx.Node, spec: ClosedSpec) -> bool:
@@ -107,8 +114,6 @@ def _sample(spec: ClosedSpec, is_weight: bool, generator: torch.Generator) -> Te
         mask = torch.rand(sizes, generator=generator) < 0.7
         mask[..., :1] = True
         return mask
-    if dtype is torch.int8:
-        return torch.randint(-127, 128, sizes, generator=generator, dtype=dtype)
     if dtype is torch.float64:
         return torch.rand(sizes, generator=generator, dtype=dtype)
     if not dtype.is_floating_point:

@@ -1,7 +1,7 @@
 """Stamping: equal decoder layers are traced once, and the others are stamped from that trace.
 
 Exporting a step costs about a millisecond a node, and nearly all nodes belong to layers that are copies of
-one another. While `stamped` is active, a layer that looks like an earlier one (same modules, shapes,
+one another. While `reusing_layers` is active, a layer that looks like an earlier one (same modules, shapes,
 attributes and arguments) puts a single marker node into the graph instead of its own; splitting then makes
 its piece from the earlier layer's, with its own weights, cache and arguments.
 
@@ -59,7 +59,7 @@ class Marker:
 
 
 @contextmanager
-def stamped(model: nn.Module) -> Iterator[None]:
+def reusing_layers(model: nn.Module) -> Iterator[None]:
     """While active, calls of decoder layers leave markers, and only the first of equal layers is traced."""
     layers = _decoder_layers(model)
     originals: dict[Any, int] = {}
@@ -93,7 +93,7 @@ class _Stamper:
         return result
 
 
-def without_markers(graph: fx.Graph) -> Mapping[int, Marker]:
+def take_markers(graph: fx.Graph) -> Mapping[int, Marker]:
     """Removes the markers of traced layers; returns every marker by layer number.
 
     Arguments that the traced layer does not use are dropped everywhere, so that stamping adds no data flow.

@@ -11,7 +11,7 @@ from aotgaudi.backends.base import Executable, Unit
 from aotgaudi.backends.inductor.compiler import InductorCompiler
 from aotgaudi.backends.inductor.levels import ISA_LEVELS
 from aotgaudi.backends.inductor.probe import cpu_features, probe
-from aotgaudi.backends.inductor.runtime import PANELS, InductorRuntime
+from aotgaudi.backends.inductor.runtime import PACKED, InductorRuntime
 from aotgaudi.digest import Key
 from aotgaudi.graphs.canonical import to_text
 
@@ -41,7 +41,7 @@ def compiled(rows: int, num_out: int, num_in: int, has_bias: bool, folder: Path)
         to_text(torch.export.export(Layer(), inputs, strict=False).graph), Key.of([("text", "x")]), "linear"
     )
     made = InductorCompiler(probe(LEVEL)).compile(unit, folder)
-    assert made.layouts == {1: PANELS}
+    assert made.layouts == {1: PACKED}
     return InductorRuntime(probe(LEVEL)).load(made.files)
 
 
@@ -56,14 +56,14 @@ def test_products_are_exact_but_for_rounding_and_each_row_is_as_alone(name: str,
         weight = torch.randn(num_out, num_in, generator=generator).bfloat16()
         bias = [torch.randn(num_out, generator=generator).bfloat16()] if has_bias else []
 
-        (got,) = unit.run([x, prepare(PANELS, weight), *bias])
+        (got,) = unit.run([x, prepare(PACKED, weight), *bias])
 
         exact = torch.nn.functional.linear(x.double(), weight.double(), *(one.double() for one in bias))
         torch.testing.assert_close(got.double(), exact, rtol=2**-8, atol=1e-3)
         for row in {0, rows // 2, rows - 1}:
             company = torch.zeros_like(x)
             company[row] = x[row]
-            (alone,) = unit.run([company, prepare(PANELS, weight), *bias])
+            (alone,) = unit.run([company, prepare(PACKED, weight), *bias])
             assert torch.equal(alone[row], got[row])
 
 
@@ -81,7 +81,7 @@ def test_what_follows_a_product_is_computed_as_well(tmp_path: Path) -> None:
     made = InductorCompiler(probe(LEVEL)).compile(unit, tmp_path)
     runtime = InductorRuntime(probe(LEVEL))
 
-    (got,) = runtime.load(made.files).run([inputs[0], *(runtime.prepare(PANELS, one) for one in inputs[1:])])
+    (got,) = runtime.load(made.files).run([inputs[0], *(runtime.prepare(PACKED, one) for one in inputs[1:])])
 
     torch.testing.assert_close(got, Block()(*inputs), rtol=2**-6, atol=2**-3)
 
@@ -91,7 +91,7 @@ def test_a_row_is_the_same_among_any_number_of_rows(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(40, 80, generator=generator).bfloat16()
     weight = InductorRuntime(probe(LEVEL)).prepare(
-        PANELS, torch.randn(48, 80, generator=generator).bfloat16()
+        PACKED, torch.randn(48, 80, generator=generator).bfloat16()
     )
     units = {rows: compiled(rows, 48, 80, False, tmp_path / str(rows)) for rows in (1, 3, 16, 40)}
 
@@ -112,7 +112,7 @@ def test_eight_rows_of_zeros_at_an_end_are_left_out(tmp_path: Path) -> None:
     weight[5] = torch.inf
     bias = torch.randn(32, generator=generator).bfloat16()
 
-    (got,) = unit.run([x, InductorRuntime(probe(LEVEL)).prepare(PANELS, weight), bias])
+    (got,) = unit.run([x, InductorRuntime(probe(LEVEL)).prepare(PACKED, weight), bias])
 
     left_out = torch.zeros(69, dtype=torch.bool)
     left_out[16:32] = left_out[40:48] = True
@@ -139,8 +139,8 @@ def test_embeddings_read_their_table_from_panels(num_embeddings: int, size: int,
     made = InductorCompiler(probe(LEVEL)).compile(unit, tmp_path)
     runtime = InductorRuntime(probe(LEVEL))
 
-    assert made.layouts == {1: PANELS}
+    assert made.layouts == {1: PACKED}
     loaded = runtime.load(made.files)
-    assert torch.equal(loaded.run([ids, runtime.prepare(PANELS, table)])[0], table[ids] * 2)
+    assert torch.equal(loaded.run([ids, runtime.prepare(PACKED, table)])[0], table[ids] * 2)
     with pytest.raises(RuntimeError):
-        loaded.run([ids + num_embeddings, runtime.prepare(PANELS, table)])
+        loaded.run([ids + num_embeddings, runtime.prepare(PACKED, table)])

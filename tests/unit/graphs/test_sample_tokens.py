@@ -7,13 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aotgaudi.graphs.draw import DRAW
+from aotgaudi.graphs.sample_tokens import SAMPLE_TOKENS
 from tests import draws
 from tests.draws import Row
 
 
 def draw(logits: torch.Tensor, rows: list[Row]) -> list[int]:
-    tokens: list[int] = DRAW(logits, *draws.tensors(rows)).tolist()
+    tokens: list[int] = SAMPLE_TOKENS(logits, *draws.tensors(rows)).tolist()
     return tokens
 
 

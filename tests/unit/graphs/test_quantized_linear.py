@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, fx
 
-from aotgaudi.graphs.int8 import quantize_linears
-from aotgaudi.graphs.int8_linear import INT8_LINEAR
-from aotgaudi.graphs.program import INT8, rebound, weight_names
-from aotgaudi.runtime.int8 import quantized
+from aotgaudi.graphs.program import rebound, weight_names
+from aotgaudi.graphs.quantization import INT8
+from aotgaudi.graphs.quantized_linear import INT8_LINEAR, quantize_linears
 
 LINEAR = torch.ops.aten.linear.default
 WIDTH = 4
@@ -49,11 +48,11 @@ class Step:
 
     def _input(self, binding: str) -> Tensor:
         source, _, name = binding.partition(":")
-        if not source.startswith(INT8):
+        if source not in INT8.sources:
             return self.tensors[binding]
         (name,) = weight_names(binding)
-        integers, scales = quantized(self.tensors[f"weight:{name}"], name)
-        return integers if source == INT8 else scales
+        packed = INT8.pack(self.tensors[f"weight:{name}"], name)
+        return packed[INT8.sources.index(source)]
 
     def targets(self) -> list[object]:
         return [node.target for node in self.graph.nodes if node.op == "call_function"]
@@ -68,7 +67,7 @@ def test_every_layer_of_the_checkpoint_takes_integers_and_stays_near(has_bias: l
     step.graph.output(tuple(step.results))
     before = step.run()
 
-    quantize_linears(step.graph, step.bindings)
+    quantize_linears(step.graph, step.bindings, INT8)
 
     assert step.targets() == [INT8_LINEAR] * len(has_bias)
     for one, other in zip(step.run(), before, strict=True):
@@ -83,10 +82,10 @@ def test_a_tied_embedding_is_looked_up_as_it_is_stored() -> None:
     step.call(torch.ops.aten.mul.Tensor, table, 2.0)
     step.graph.output(tuple(step.results))
 
-    quantize_linears(step.graph, step.bindings)
+    quantize_linears(step.graph, step.bindings, INT8)
 
     bound = [step.bindings[node.name] for node in step.graph.nodes if node.op == "placeholder"]
-    assert bound == ["step:x", rebound(INT8, ["embed"]), "int8_scales:embed", "weight:embed"]
+    assert bound == ["step:x", rebound("int8", ["embed"]), "int8_scales:embed", "weight:embed"]
     assert torch.equal(step.run()[1], step.tensors["weight:embed"] * 2)
 
 
@@ -95,7 +94,7 @@ def test_what_is_no_checkpoints_stays_as_it_is() -> None:
     step.linear(step.placeholder("const:w", 5, WIDTH))
     step.graph.output(tuple(step.results))
 
-    quantize_linears(step.graph, step.bindings)
+    quantize_linears(step.graph, step.bindings, INT8)
 
     assert step.targets() == [LINEAR]
 
@@ -110,7 +109,7 @@ def test_a_router_stays_as_it_is_and_what_follows_its_choice_does_not() -> None:
     step.linear(step.placeholder("weight:second", 6, WIDTH), source=before)
     step.graph.output(tuple(step.results))
 
-    quantize_linears(step.graph, step.bindings)
+    quantize_linears(step.graph, step.bindings, INT8)
 
     assert step.targets().count(LINEAR) == 1
     assert step.targets()[0] is LINEAR

@@ -1,10 +1,10 @@
-// How a sampler chooses the token of one row. See draw.py, which puts it into units, and graphs/draw.py, which defines it.
+// Samples the token of one row. sample_tokens.py puts it into units; graphs/sample_tokens.py defines the result.
 //
-// A sort of the vocabulary is what this does without. A row is a list of candidates that filters shorten, and what they need
-// to know (the k-th largest value, the smallest weight of a nucleus) is found by `cut`, which splits a range into eight
-// again and again and looks at what lies in the right eighth only. Candidates stay in the vocabulary's order.
-#ifndef AOTGAUDI_DRAW
-#define AOTGAUDI_DRAW
+// It never sorts the vocabulary. A row is a list of candidates that filters shorten. The bounds that filters need (the k-th
+// largest value, the smallest weight of a nucleus) come from `cut`, which splits a range into eight again and again and looks
+// only at the right eighth. Candidates stay in the vocabulary's order.
+#ifndef AOTGAUDI_SAMPLE_TOKENS
+#define AOTGAUDI_SAMPLE_TOKENS
 namespace aotgaudi {
 
 using Vec = at::vec::Vectorized<float>;
@@ -265,7 +265,7 @@ class Row {
   }
 
  public:
-  int64_t draw(const T* logits, float temperature, double noise, const Filter& filter) {
+  int64_t sample(const T* logits, float temperature, double noise, const Filter& filter) {
     const float largest = find_largest(logits);
     if (!(temperature > 0)) return find_first(logits, largest);
     if (!std::isfinite(largest)) return 0;

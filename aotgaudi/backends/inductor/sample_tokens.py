@@ -1,4 +1,4 @@
-"""The choice of tokens in units: a template of ours, ``draw.h``. Offline only."""
+"""Sampling tokens, in units: our template ``sample_tokens.h``. Offline only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from aotgaudi.backends.inductor.template import called
-from aotgaudi.graphs.draw import DRAW
+from aotgaudi.graphs.sample_tokens import SAMPLE_TOKENS
 
 _CALL = r"""
 #pragma omp parallel if ({{rows}} > 1)
@@ -19,7 +19,7 @@ _CALL = r"""
 {%- for name in filters %}
       filter.{{name}} = {{name}}[r];
 {%- endfor %}
-      output[r] = row.draw(logits + r * {{size}}, temperature[r], noise[r], filter);
+      output[r] = row.sample(logits + r * {{size}}, temperature[r], noise[r], filter);
     }
   }
 """
@@ -29,7 +29,7 @@ def _lower(logits: Any, temperature: Any, noise: Any, top_k: Any, top_p: Any, mi
     filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
     rows, size = map(int, logits.get_size())
     return called(
-        "draw",
+        "sample_tokens",
         _CALL,
         {"logits": logits, "temperature": temperature, "noise": noise, **filters},
         [rows],
@@ -40,5 +40,5 @@ def _lower(logits: Any, temperature: Any, noise: Any, top_k: Any, top_p: Any, mi
     )
 
 
-LOWERINGS = {DRAW: _lower}
-"""What inductor makes of the operator."""
+LOWERINGS = {SAMPLE_TOKENS: _lower}
+"""How inductor compiles the operator."""

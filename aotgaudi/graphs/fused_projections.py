@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from aotgaudi.graphs.layer_reuse import layer_of
 from aotgaudi.graphs.program import join_bindings
-from aotgaudi.graphs.stamp import layer_of
 
 _LINEAR = torch.ops.aten.linear.default
 
 
-def join_linears(graph: fx.Graph, bindings: dict[str, str]) -> None:
+def fuse_projections(graph: fx.Graph, bindings: dict[str, str]) -> None:
     """Joins what can be joined, in place. `bindings` of placeholders gets those of the joined weights.
 
     Joined are products of one decoder layer that have the same input and dtype, all with a bias or all without, where
