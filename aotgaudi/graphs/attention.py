@@ -1,9 +1,8 @@
 """Our paged attention, registered with transformers as an attention function.
 
-transformers' model definitions call the function below once a layer with queries and keys after rope and
-KV heads not repeated, and hand every keyword of ``model(...)`` through unchanged; so the paged state of the
-step travels as the keyword ``paged``. No mask function is registered under our name, so the models put no
-mask operations of their own into the graph.
+transformers' models call the function below once per layer, with queries and keys after rope and KV heads not
+repeated. They pass every keyword of ``model(...)`` through unchanged, so the paged state of the step travels as the
+keyword ``paged``. No mask function is registered under our name, so the models add no mask operations to the graph.
 
 Legend of shape suffixes: T tokens, b rows, q new tokens a row, n blocks, B block size, C cached tokens a
 row (c * B), H query heads, K KV heads, G query heads a KV head, D head size.
@@ -27,12 +26,12 @@ from aotgaudi.graphs.paged_decode import MASKED, PAGED_DECODE
 ATTENTION_NAME = "aotgaudi_paged"
 
 IGNORED_KWARGS = frozenset({"position_ids", "use_cache", "output_router_logits", "dropout", "cache_position"})
-"""Keywords that reach an attention function and that paged attention does not need: positions and the
-cache come from `paged`, dropout is 0 in inference, and router logits do not concern attention."""
+"""Keywords that paged attention does not need: positions and the cache come from `paged`, dropout is 0 in
+inference, and router logits do not concern attention."""
 
 
 class PagedState(Protocol):
-    """What a step hands to the attention of every layer."""
+    """The step's state, for the attention of every layer."""
 
     caches: list[Tensor]
 
@@ -71,7 +70,7 @@ def paged_attention(  # noqa: PLR0913 - the signature is transformers' own
 ) -> tuple[Tensor, None]:
     """Attention function for ``AttentionInterface``: q [1, H, T, D], k and v [1, K, T, D] -> [1, T, H, D].
 
-    Raises SpecError for a keyword that it does not know: dropping one is silently wrong.
+    Raises SpecError for an unknown keyword: dropping one would be silently wrong.
     """
     unknown = sorted(set(kwargs) - IGNORED_KWARGS)
     where = f"model ({type(module).__name__}, layer {module.layer_idx})"
@@ -105,7 +104,7 @@ def paged_attention(  # noqa: PLR0913 - the signature is transformers' own
 def write_cache(cache: Tensor, slots_T: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> None:
     """Writes T keys and values to their slots (``block * B + offset``), in place.
 
-    One indexed write to the input itself: writing through a view of it (``cache[0][...] = k``) makes the
+    It is one indexed write to the input itself. A write through a view (``cache[0][...] = k``) would make the
     compiled graph copy the whole cache on every call.
     """
     block_size = cache.shape[3]
@@ -158,7 +157,7 @@ class DecodeState:
     masks: dict[int | None, Tensor]
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """Attends to the blocks of each row where they lie. Returns [1, b, H, D]."""
+        """Attends to the blocks of each row in place. Returns [1, b, H, D]."""
         write_cache(call.cache, self.slots_b, call.k_TKD, call.v_TKD)
         out_bHD: Tensor = PAGED_DECODE(
             call.q_THD,
@@ -174,7 +173,7 @@ class DecodeState:
 
 
 def mask_for(masks: dict[int | None, Tensor], window: int | None) -> Tensor:
-    """Returns the mask of a window. Raises SpecError for one that the configuration does not name."""
+    """Returns the mask of a window. Raises SpecError for a window that the configuration does not name."""
     if window not in masks:
         raise SpecError(
             "model",
@@ -185,14 +184,14 @@ def mask_for(masks: dict[int | None, Tensor], window: int | None) -> Tensor:
 
 
 def softcapped(scores: Tensor, softcap: float | None) -> Tensor:
-    """Returns scores within ``-softcap`` and ``softcap``; None: as they are."""
+    """Returns scores within ``-softcap`` and ``softcap``; with None, unchanged."""
     return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 
 def _attend_dense(
     q_bHqD: Tensor, k_bKkD: Tensor, v_bKkD: Tensor, mask: Tensor, call: AttentionCall
 ) -> Tensor:
-    """Returns [b, H, q, D]. Fused where the variant allows, else softmax written out."""
+    """Returns [b, H, q, D]. Uses fused attention where the variant allows it, else a softmax written out."""
     if call.softcap is None and call.sinks_H is None:
         return F.scaled_dot_product_attention(
             q_bHqD, k_bKkD, v_bKkD, attn_mask=mask, scale=call.scaling, enable_gqa=True

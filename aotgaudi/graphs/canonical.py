@@ -1,8 +1,8 @@
 """Canonical text of a graph: what a unit *is*.
 
 The text holds everything that decides what a graph computes, and nothing else: no node names, no source
-lines, no weights. Equal graphs have equal text, whatever layer, bucket or model they come from; and the
-text alone rebuilds the graph, so a unit can be compiled anywhere.
+lines, no weights. Equal graphs have equal text, whatever layer, bucket or model they come from. The text
+alone rebuilds the graph, so a unit can be compiled anywhere.
 
 Grammar, version 2 (one JSON value a line)::
 
@@ -18,7 +18,7 @@ Inputs and calls are numbered from 0 in order of their lines. A target is ``name
 torch.ops, or ``getitem``. An argument is a JSON scalar, a list, or a tagged object: ``{"%": n}`` the value
 of line n, ``{"dtype": name}``, ``{"device": name}``, ``{"layout": name}``, ``{"memory_format": name}``,
 ``{"float": "inf" | "-inf" | "nan"}``. Lists and tuples are the same. ``N`` is a size that the graph leaves open (the
-number of KV blocks), at least 2; a graph has one at most.
+number of KV blocks), at least 2. A graph has at most one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from aotgaudi.errors import CompileError
 GRAPH_HEADER = "aotgaudi.graph/2"
 
 Size = Union[int, str]
-"""A number, or what the grammar calls a size or stride of an open ``N``."""
+"""A number, or the grammar's form of a size or stride with an open ``N``."""
 
 InputSpec = tuple[str, list[Size], list[Size]]
 """dtype name, sizes, strides."""
@@ -81,7 +81,7 @@ def _writes(node: fx.Node) -> bool:
 
 
 def to_text(graph: fx.Graph) -> str:
-    """Returns the canonical text. Placeholders need ``meta["val"]``. Raises CompileError for other node kinds."""
+    """Returns the canonical text. Placeholders need ``meta["val"]``. Raises CompileError for a node without one."""
     numbers: dict[fx.Node, int] = {}
     lines: list[Any] = [GRAPH_HEADER]
     for node in graph.nodes:
@@ -132,7 +132,7 @@ def is_open(spec: InputSpec) -> bool:
 
 
 def closed(sizes: Iterable[Size], n: int) -> list[int]:
-    """Returns sizes, or strides, where the open one is `n`."""
+    """Returns sizes or strides with `n` for the open size."""
     return [_times(size, n) if isinstance(size, str) else size for size in sizes]
 
 
@@ -141,7 +141,7 @@ def _times(size: str, n: int) -> int:
 
 
 def _size(size: Any) -> Size:
-    """Raises CompileError for a symbolic size but ``N`` and its multiples."""
+    """Raises CompileError for a symbolic size that is not a multiple of ``N``."""
     if isinstance(size, int):
         return size
     factor, symbol = size.node.expr.as_coeff_Mul()

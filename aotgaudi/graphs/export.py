@@ -1,4 +1,4 @@
-"""How modules become graphs: `torch.export`, as all of ours are exported. Offline only."""
+"""Exports modules to graphs with `torch.export`, all in the same way. Offline only."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import fx, nn
 
 
 def export(module: nn.Module, args: tuple[Any, ...], dynamic: Any = None) -> torch.export.ExportedProgram:
-    """Exports `module` without gradients; `dynamic` says which sizes stay open, as torch takes it. Raises as torch does."""
+    """Exports `module` without gradients. `dynamic` describes the open sizes, as in torch. Raises torch's errors."""
     with torch.no_grad(), _without_stack_traces():
         return torch.export.export(module, args, dynamic_shapes=dynamic, strict=False)
 
 
 @contextlib.contextmanager
 def _without_stack_traces() -> Iterator[None]:
-    """Until the end, torch does not note with each node which lines made it: a seventh of tracing, which nobody reads.
+    """While active, torch does not record a stack trace for each node: a seventh of tracing time, for nothing.
 
-    A torch that has no such choice does not look at the name.
+    An older torch without this setting ignores it.
     """
     config: Any = fx.config
     before = getattr(config, "do_not_emit_stack_traces", False)

@@ -1,8 +1,8 @@
-"""Linear layers that read the same activations become one, over their weights joined: fewer, larger products.
+"""Fused projections: linear layers that read the same activations become one, over the concatenated weights.
 
-Queries, keys and values are three products of one input, gate and up are two. Joined, the input is read once, and a
-product of few rows, which costs what reading the weights costs, pays its fixed costs once. The graph then takes one
-weight in the place of several; its binding names them all, in order, and whoever loads the model joins them.
+Queries, keys and values are three products of one input, gate and up are two. Fused, the input is read once, and a product
+of few rows, which costs what reading the weights costs, pays its fixed costs once. The graph then takes one weight in place
+of several. Its binding names them all, in order, and the server concatenates them when it loads the model.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ _LINEAR = torch.ops.aten.linear.default
 
 
 def fuse_projections(graph: fx.Graph, bindings: dict[str, str]) -> None:
-    """Joins what can be joined, in place. `bindings` of placeholders gets those of the joined weights.
+    """Fuses linear layers in place. `bindings` of placeholders gets those of the concatenated weights.
 
-    Joined are products of one decoder layer that have the same input and dtype, all with a bias or all without, where
-    weights and biases are the checkpoint's and used nowhere else.
+    Fused are products of one decoder layer with the same input and dtype, all with a bias or all without, whose weights and
+    biases are the checkpoint's and have no other use.
     """
     groups: dict[tuple[object, ...], list[fx.Node]] = {}
     for node in graph.nodes:
-        if node.op == "call_function" and node.target is _LINEAR and _is_joinable(node, bindings):
+        if node.op == "call_function" and node.target is _LINEAR and _is_fusable(node, bindings):
             source, *weights = node.all_input_nodes
             key = (source, layer_of(node), len(weights), weights[0].meta["val"].dtype)
             groups.setdefault(key, []).append(node)
     for nodes in groups.values():
         if len(nodes) > 1:
-            _join(graph, nodes, bindings)
+            _fuse(graph, nodes, bindings)
 
 
-def _is_joinable(node: fx.Node, bindings: dict[str, str]) -> bool:
+def _is_fusable(node: fx.Node, bindings: dict[str, str]) -> bool:
     _, *weights = node.all_input_nodes
     return all(bindings.get(w.name, "").startswith("weight:") and len(w.users) == 1 for w in weights)
 
 
-def _join(graph: fx.Graph, nodes: list[fx.Node], bindings: dict[str, str]) -> None:
+def _fuse(graph: fx.Graph, nodes: list[fx.Node], bindings: dict[str, str]) -> None:
     first, outputs = nodes[0], [node.meta["val"] for node in nodes]
     _, *rows = zip(*(node.all_input_nodes for node in nodes), strict=True)
-    joined = [_placeholder(graph, weights, bindings) for weights in rows]
+    fused = [_placeholder(graph, weights, bindings) for weights in rows]
     with graph.inserting_before(first):
-        product = _call(graph, first, torch.cat(outputs, -1), _LINEAR, first.args[0], *joined)
+        product = _call(graph, first, torch.cat(outputs, -1), _LINEAR, first.args[0], *fused)
         sizes = [output.shape[-1] for output in outputs]
         parts = _call(graph, first, outputs, torch.ops.aten.split_with_sizes.default, product, sizes, -1)
         for number, (node, output) in enumerate(zip(nodes, outputs, strict=True)):
@@ -57,16 +57,16 @@ def _join(graph: fx.Graph, nodes: list[fx.Node], bindings: dict[str, str]) -> No
 
 
 def _placeholder(graph: fx.Graph, weights: Sequence[fx.Node], bindings: dict[str, str]) -> fx.Node:
-    """Adds the input that stands for `weights`, one after the other."""
+    """Adds the input that stands for `weights`, concatenated."""
     with graph.inserting_before(weights[0]):
-        joined = graph.placeholder(f"joined_{weights[0].name}")
-    joined.meta["val"] = torch.cat([weight.meta["val"] for weight in weights])
-    bindings[joined.name] = join_bindings(bindings[weight.name] for weight in weights)
-    return joined
+        fused = graph.placeholder(f"fused_{weights[0].name}")
+    fused.meta["val"] = torch.cat([weight.meta["val"] for weight in weights])
+    bindings[fused.name] = join_bindings(bindings[weight.name] for weight in weights)
+    return fused
 
 
 def _call(graph: fx.Graph, like: fx.Node, value: Any, target: Any, *args: Any) -> fx.Node:
-    """Adds a call that counts as part of the layer that `like` is part of."""
+    """Adds a call that belongs to the same layer as `like`."""
     node = graph.call_function(target, args)
     node.meta |= {"val": value, "nn_module_stack": like.meta.get("nn_module_stack")}
     return node

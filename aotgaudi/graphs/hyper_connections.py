@@ -1,17 +1,16 @@
-"""Hyper-connections (mHC): what wraps a sublayer where a model has several residual streams.
+"""Hyper-connections (mHC): how a sublayer reads and writes several residual streams.
 
-``hc_pre`` mixes the streams into the sublayer's input and computes how its output is to be written back; ``hc_post``
-writes it back and mixes the streams.
+``hc_pre`` mixes the streams into the sublayer's input and computes how to write its output back. ``hc_post`` writes the
+output back and mixes the streams.
 
 All weights, small ones included, are inputs of the graph, so an artifact depends on shapes and constants and on no
-checkpoint. Everything is computed in float32, whatever the streams' dtype; what goes back to the streams, or to
-the sublayer, is rounded once, at the end. (transformers rounds `post` and `comb` first where the streams are
-bfloat16; servers' kernels do not, and we follow them.)
+checkpoint. Everything is computed in float32, whatever the streams' dtype. Results are rounded once, at the end.
+(transformers rounds `post` and `comb` first for bfloat16 streams; servers' kernels do not, and we follow them.)
 
 The projection is summed in `n_splits` parts over K, each a run of whole blocks of 64 columns with the longer
-runs first (DeepGEMM's tf32_hc_prenorm_gemm), and the parts are added in order: float32 sums in another order
-differ in the last bits, so n_splits is a part of what a graph computes. (Only the FMA kernel of newer SGLang
-cuts K otherwise: within each stream.)
+runs first (DeepGEMM's tf32_hc_prenorm_gemm). The parts are added in order. Float32 sums in another order differ
+in the last bits, so n_splits decides what a graph computes. (Only the FMA kernel of newer SGLang cuts K within
+each stream.)
 
 Legend: T tokens, H streams, D width of one, K = H * D, N = (2 + H) * H mixing weights, S parts.
 
@@ -47,7 +46,7 @@ class HcPreGraph(nn.Module):
     def forward(
         self, residual: Tensor, fn: Tensor, scale: Tensor, base: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Collapses the streams into one, and says how its sublayer's output is to be written back."""
+        """Mixes the streams into one, and computes how to write the sublayer's output back."""
         mix = _normed_mix(residual, fn, self.n_splits, self.streams.rms_eps)
         pre, post, comb = mixing_weights(mix, scale, base, self.streams)
         return post, comb, _collapsed(residual, pre)
@@ -127,7 +126,7 @@ def _collapsed(residual_THD: Tensor, pre_TH: Tensor) -> Tensor:
 
 
 def _runs(num_blocks: int, n_splits: int) -> Iterator[tuple[int, int]]:
-    """Yields (parts, columns of each): the parts with one more block, then the others; none that is empty."""
+    """Yields (number of parts, columns of each): first the parts with one more block, then the others; no empty parts."""
     shorter, num_longer = divmod(num_blocks, n_splits)
     for num_parts, blocks in ((num_longer, shorter + 1), (n_splits - num_longer, shorter)):
         if num_parts and blocks:

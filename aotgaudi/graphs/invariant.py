@@ -1,33 +1,32 @@
-"""Batch invariance: what a row computes has one order of operations, whatever else is in the step.
+"""Batch invariance: a row's result has one order of operations, whatever else is in the step.
 
-The rule, in one place. A result depends on company where a sum's order follows from a shape: a library's matrix product
-takes another kernel for one row than for sixteen, and splits work by the number of threads. So in this mode
+The order of a sum can depend on a shape: a library's matrix product takes another kernel for one row than for sixteen, and
+splits work by the number of threads. So in this mode
 
-* no library computes a sum. Products are written as multiply and add, which inductor turns into loops of the artifact:
-  one loop over the summed dimension for each element of the result, the same whatever the other sizes are;
+* no library computes a sum. Products are written as multiply and add, which inductor turns into loops of the artifact: one
+  loop over the summed dimension for each element of the result, the same whatever the other sizes are;
 * activations are float32, whatever the dtype of weights, cache and logits. A compiler rounds to bfloat16 where it stores
-  and not where it fuses, and what it fuses depends on shapes. So values are rounded only where they are stored anyway: in
-  the cache, from which a prompt reads its own keys too, and as logits;
+  a value and not where it fuses, and fusion depends on shapes. So values are rounded only where they are stored anyway: in
+  the cache, from which a prompt reads its new keys too, and as logits;
 * sums along a row are made by lanes (`row_sum`), in an order that the graph itself states;
 * sums over blocks of a context run from the first block to the last. A block that a row does not see adds 0, which
-  changes nothing wherever it stands (`attention.py`);
-* functions that have one code for vectors and another for single numbers are not called: which one a loop gets depends
-  on its shape. `exp` is written out in additions and products, which are exact to the bit either way, and others are made
-  of it; the rest, off the beaten path, is computed in float64 and rounded.
+  changes nothing wherever it stands;
+* functions with one code for vectors and another for single numbers are not called, because the shape decides which code a
+  loop gets. `exp` is written out in additions and products, which are exact to the bit either way, and others are made
+  of it. Rarely used functions are computed in float64 and rounded.
 
-`batch_invariant` replaces what a model's own code calls while it is traced; `require_invariant` refuses a graph that
-holds anything else than what is known to treat each row by itself. Whoever changes how a linear layer or attention is
-computed keeps the rule by changing the forms below.
+`batch_invariant` replaces the functions that a model's code calls while it is traced. `require_invariant` refuses a graph
+with an operator that is not known to treat each row by itself. To change how a linear layer or attention is computed, change
+the forms below and keep the rule.
 
-Paged attention in the batch-invariant form (`invariant.py`): prompts and decode steps do the same for each query.
+Attention does the same for each query, in prompts and in decode steps. Keys and values are read from the blocks of the
+cache, also those of a prompt's new tokens. Loops whose sizes do not depend on the step compute a query's scores with a
+block, and the block's part of the output and of the total. The parts are added from the first block to the last. So a
+token's result does not depend on whether a prompt or a decode step computed it, in which chunk, after how many padded
+blocks, or next to which rows: a preempted request that is computed again gets what it had. The largest score, which is
+subtracted before exponentials, is exact in any order.
 
-Keys and values are read from the blocks of the cache, also those of a prompt's own tokens. A query's scores with a
-block, and the block's part of its output and of its total, are computed by loops whose sizes do not depend on the step;
-then the parts are added up from the first block to the last. So it makes no difference whether a token was computed by a
-prompt or by a decode step, in which chunk, after how many padded blocks, or beside whom: what a preempted request
-computes again is what it had. The largest score, which is taken off before exponentials, is exact in any order.
-
-Legend of shape suffixes: see `attention.py`; n blocks (a prompt row's: c of cached context, then its own), X = D + 1:
+Legend of shape suffixes: see `attention.py`; n blocks (for a prompt row c of cached context, then its new ones), X = D + 1:
 the part of the output, then that of the total.
 """
 
@@ -57,7 +56,7 @@ from aotgaudi.graphs.sample_tokens import SAMPLE_TOKENS
 
 _ROWS_AT_ONCE = 8
 """Rows of a linear layer that share one pass over its weights, so that each weight is loaded and converted once for
-them. It decides speed only: every row has an accumulator of its own."""
+them. This decides speed only: every row has its accumulator."""
 
 _LANES = 16
 _LEAST, _MOST = -87.3, 88.0
@@ -106,13 +105,13 @@ _ROW_WISE = frozenset(
         SAMPLE_TOKENS,
     }
 )
-"""What is neither pointwise nor a view and yet treats rows one by one, in one order: maxima are exact, picking and
-placing computes nothing, `cumsum` and `topk` go through a row from its start. `sum` is here for integers, and for the
-loops that the forms below are made of: float sums of a model's own are rewritten before."""
+"""Operators that are neither pointwise nor views and yet treat rows one by one, in one order: maxima are exact, picking and
+placing compute nothing, `cumsum` and `topk` go through a row from its start. `sum` is here for integers and for the
+loops of the forms below; a model's own float sums are rewritten before."""
 
 
 class batch_invariant(TorchFunctionMode):  # noqa: N801 - used as a context manager, like torch's own modes
-    """While active, what sums is replaced by its invariant form. For tracing; nests with nothing."""
+    """While active, functions that sum are replaced by their invariant forms. For tracing; does not nest."""
 
     def __torch_function__(
         self,
@@ -121,7 +120,7 @@ class batch_invariant(TorchFunctionMode):  # noqa: N801 - used as a context mana
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Calls the form that stands for `func`, or `func` itself."""
+        """Calls the invariant form of `func`, or `func` itself."""
         form = _FORMS.get(getattr(func, "__name__", ""), func)
         return form(*args, **(kwargs or {}))
 
@@ -144,7 +143,7 @@ _TWO_CODES = frozenset(
         "softplus",
     )
 ) | {_aten.gelu.default, _aten.log_sigmoid.default, _aten.mish.default}
-"""Pointwise, but of two codes: fine in float64 only, to be rounded."""
+"""Pointwise functions with two codes: allowed only in float64, whose results are rounded."""
 
 
 def _is_row_wise(node: fx.Node) -> bool:
@@ -185,7 +184,7 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
 
 
 def weighted(weights: Tensor, values: Tensor) -> Tensor:
-    """Returns ``weights @ values`` in float32: the rows of `values`, first to last, are added up."""
+    """Returns ``weights @ values`` in float32: adds the rows of `values` from first to last."""
     return (weights.float()[..., None] * values.float()[..., None, :, :]).sum(-2)
 
 
@@ -202,9 +201,9 @@ def row_sum(x: Tensor) -> Tensor:
 
 
 def exp(x: Tensor) -> Tensor:
-    """Returns the exponential in float32, by additions and products: 0 below -87.3, no more than that of 88.
+    """Returns the exponential in float32, by additions and products: 0 below -87.3, capped at 88.
 
-    Cephes' expf (netlib.org/cephes, single/expf.c): the power of two nearest, times a polynomial of what remains.
+    Cephes' expf (netlib.org/cephes, single/expf.c): the nearest power of two, times a polynomial of the remainder.
     """
     bounded = x.float().clamp(_LEAST, _MOST)
     power = torch.round(bounded * 1.44269504088896341)
@@ -218,7 +217,7 @@ def exp(x: Tensor) -> Tensor:
 
 
 def _by_float64(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Returns ``function`` in float32, by way of float64: both codes differ there, but for one rounding of 2**28."""
+    """Returns ``function`` in float32, computed in float64: its two codes then agree after all but one rounding in 2**28."""
     return lambda x: function(x.double()).float()
 
 
@@ -259,7 +258,7 @@ def logsumexp(x: Tensor, dim: int, *, keepdim: bool = False) -> Tensor:
 
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Sums along what lies together in memory, for `b` as it comes."""
+    """Sums along the dimension of `b` that is contiguous in memory."""
     if a.dim() == 1 or b.dim() == 1:
         raise SpecError("model.batch_invariant", "a product of a vector has no batch-invariant form", "false")
     if a.shape[-1] == 1:
@@ -338,7 +337,7 @@ _FORMS: Mapping[str, Callable[..., Any]] = {
     "logsumexp": logsumexp,
     "layer_norm": _layer_norm,
 }
-"""By the name of the function, which torch's functions and tensors' methods share."""
+"""Invariant forms by function name, which torch's functions and tensors' methods share."""
 
 
 @dataclass

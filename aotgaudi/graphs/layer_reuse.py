@@ -1,12 +1,12 @@
-"""Stamping: equal decoder layers are traced once, and the others are stamped from that trace.
+"""Layer reuse: equal decoder layers are traced once, and the other layers reuse that trace.
 
-Exporting a step costs about a millisecond a node, and nearly all nodes belong to layers that are copies of
+Exporting a step costs about a millisecond per node, and nearly all nodes belong to layers that are copies of
 one another. While `reusing_layers` is active, a layer that looks like an earlier one (same modules, shapes,
-attributes and arguments) puts a single marker node into the graph instead of its own; splitting then makes
-its piece from the earlier layer's, with its own weights, cache and arguments.
+attributes and arguments) puts a single marker node into the graph instead of its nodes. Splitting then makes
+the layer's piece from the earlier layer's, and binds the layer's weights, cache and arguments to it.
 
-Looking alike is a guess: code may still depend on a layer's number. So the tracer checks the guess against
-a full trace once for each model and kind of step (trace.py), and does without stamping where they differ.
+Looking alike is a guess: code may still depend on a layer's number. So the tracer compares the result with
+a full trace once for each model and kind of step (trace.py), and traces every layer where they differ.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from torch.utils import _pytree as pytree
 from aotgaudi.graphs.program import rebound, weight_names
 
 LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)(?=\.|$)")
-"""How decoder layers are called in module paths."""
+"""The name of a decoder layer in module paths."""
 
 _IGNORED_ATTRIBUTES = frozenset({"layer_idx", "forward"})
 
 
 @torch.library.custom_op("aotgaudi::layer", mutates_args=())
 def layer_marker(tensors: list[Tensor], layer: int, original: int) -> Tensor:
-    """Stands for a call of decoder layer `layer`, equal to layer `original`. Never runs: it is replaced."""
+    """Stands for a call of decoder layer `layer`, which equals layer `original`. It is replaced before anything runs."""
     raise RuntimeError("a layer marker is not meant to run")
 
 
@@ -45,7 +45,7 @@ MARKER = torch.ops.aotgaudi.layer.default
 
 @dataclass(frozen=True)
 class Marker:
-    """One marker in a graph: which layer, which earlier one it equals (itself: traced), argument nodes."""
+    """A marker in a graph: the layer, the earlier layer that it equals (itself if it was traced), the argument nodes."""
 
     layer: int
     original: int
@@ -60,19 +60,19 @@ class Marker:
 
 @contextmanager
 def reusing_layers(model: nn.Module) -> Iterator[None]:
-    """While active, calls of decoder layers leave markers, and only the first of equal layers is traced."""
+    """While active, each call of a decoder layer leaves a marker, and only the first of equal layers is traced."""
     layers = _decoder_layers(model)
     originals: dict[Any, int] = {}
     try:
         for number, layer in layers.items():
-            layer.forward = _Stamper(layer, number, originals)
+            layer.forward = _Reuse(layer, number, originals)
         yield
     finally:
         for layer in layers.values():
             del layer.forward
 
 
-class _Stamper:
+class _Reuse:
     """Replaces one layer's ``forward``."""
 
     def __init__(self, layer: nn.Module, number: int, originals: dict[Any, int]) -> None:
@@ -89,14 +89,16 @@ class _Stamper:
             return marker
         result = self._forward(*args, **kwargs)
         if not (isinstance(result, Tensor) and _leaf_looks(result) == _leaf_looks(tensors[0])):
-            del self._originals[looks]  # A marker cannot stand for this: every such layer is traced.
+            del self._originals[
+                looks
+            ]  # A marker cannot stand for this result, so every such layer is traced.
         return result
 
 
 def take_markers(graph: fx.Graph) -> Mapping[int, Marker]:
-    """Removes the markers of traced layers; returns every marker by layer number.
+    """Removes the markers of traced layers. Returns every marker by layer number.
 
-    Arguments that the traced layer does not use are dropped everywhere, so that stamping adds no data flow.
+    Arguments that the traced layer does not use are dropped from all markers, so that markers add no data flow.
     """
     nodes = [node for node in graph.nodes if node.op == "call_function" and node.target is MARKER]
     markers = {marker.layer: marker for marker in map(Marker.of, nodes)}
@@ -116,7 +118,7 @@ def take_markers(graph: fx.Graph) -> Mapping[int, Marker]:
 
 
 def layer_of(node: fx.Node) -> int | None:
-    """Returns the number of the decoder layer that a node was traced in, or None."""
+    """Returns the number of the decoder layer whose trace made a node, or None."""
     for path, _ in (node.meta.get("nn_module_stack") or {}).values():
         if found := LAYER.search(path):
             return int(found.group(1))
@@ -128,7 +130,7 @@ def _uses(layer: int, argument: fx.Node) -> bool:
 
 
 def renumbered(binding: str, original: int, layer: int) -> str:
-    """Returns a weight's, constant's or cache's binding of layer `original`, for `layer`."""
+    """Returns the binding of layer `layer` that corresponds to a weight, constant or cache binding of layer `original`."""
     if binding == f"kv:{original}":
         return f"kv:{layer}"
     source, _, name = binding.partition(":")
@@ -146,7 +148,7 @@ def _renumbered_name(name: str, original: int, layer: int) -> str:
 
 
 def _decoder_layers(model: nn.Module) -> dict[int, nn.Module]:
-    """Returns number -> layer of the model's decoder stack."""
+    """Returns the layers of the model's decoder stack by number."""
     layers = {}
     for name, module in model.named_modules():
         if (found := LAYER.search(f".{name}")) and found.end() == len(name) + 1:
@@ -155,7 +157,7 @@ def _decoder_layers(model: nn.Module) -> dict[int, nn.Module]:
 
 
 def _looks(layer: nn.Module) -> Any:
-    """Everything about a layer that its computation can depend on, except its number and its weights."""
+    """Returns everything that a layer's computation can depend on, except its number and its weights."""
     return tuple(
         (
             name,

@@ -1,4 +1,4 @@
-"""Attention masks of a step, from lengths. Plain torch; run by the engine for every step, on small tensors."""
+"""Attention masks of a step, made from lengths. The engine makes them for every step, in plain torch on small tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def prompt_mask(
 ) -> Tensor:
     """Returns [b, 1, q, C + q]: the keys are C cached tokens, then q new ones.
 
-    Row r has ``spans[r]`` (start, number) of them: the tokens before `start` are cached. Padding sees nothing.
+    ``spans[r]`` is (start, number) of row r's new tokens; the tokens before `start` are cached. Padding sees nothing.
     """
     starts_b11, numbers_b11 = torch.tensor(spans, dtype=torch.int64).T[:, :, None, None]
     new = torch.arange(query_len)
@@ -30,7 +30,7 @@ def prompt_mask(
 
 
 def decode_mask(num_seen: Sequence[int], block_size: int, num_hidden: Sequence[int] | None = None) -> Tensor:
-    """Returns [n, B]: block i shows its first `num_seen[i]` tokens, but not its first `num_hidden[i]`."""
+    """Returns [n, B]: of block i, the first `num_seen[i]` tokens are visible, less its first `num_hidden[i]`."""
     offsets = torch.arange(block_size)
     mask = offsets < torch.tensor(num_seen, dtype=torch.int64)[:, None]
     if num_hidden is not None:

@@ -1,4 +1,4 @@
-"""The operator of decode attention over a paged cache. Devices compile it as they can; here is what it computes.
+"""The operator of decode attention over a paged cache: its definition. Each device has its own code for it.
 
 Legend of shape suffixes: see `attention.py`.
 """
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 MASKED = -1.0e30
-"""A score of what is not seen: its exponential is 0."""
+"""The score of a hidden token: its exponential is 0."""
 
 
 @torch.library.custom_op("aotgaudi::paged_decode", mutates_args=())
@@ -27,9 +27,9 @@ def paged_decode(
 ) -> Tensor:
     """Each row attends to its blocks of the cache ``[2, num_blocks + 1, K, B, D]``. Returns [b, H, D], of the query's dtype.
 
-    Block n of `block_list_n` belongs to row ``block_rows_n[n]``, which sees the tokens of it that `seen_nB` says; a block of
-    which nobody sees anything is padding. `softcap` 0: none. Computed in float32. This is the reference: a unit has code of
-    the device's own.
+    Block n of `block_list_n` belongs to row ``block_rows_n[n]``; `seen_nB` says which of its tokens the row sees. A block
+    with no visible token is padding. `softcap` 0 means no cap. Computed in float32. This is the reference: units run the
+    device's code.
     """
     (b, heads, size), kv_heads = query_bHD.shape, cache.shape[2]
     keys_nKBD, values_nKBD = (cache[i].index_select(0, block_list_n).float() for i in (0, 1))

@@ -1,12 +1,12 @@
 """Programs: how one entry runs, as an ordered list of calls of compiled units. JSON; imports no torch.
 
-A program is a loop over calls. Every argument of a call is a *binding*, written ``<source>:<name>``:
+A program runs its calls in order. Every argument of a call is a *binding*, written ``<source>:<name>``:
 
 ===============  ====================================================================================
 source           what it names
 ===============  ====================================================================================
 ``weight``       a parameter or persistent buffer of the checkpoint, by its safetensors name; several
-                 names with ``+`` between them: all of these, joined along their first dimension
+                 names with ``+`` between them: all of these, concatenated along the first dimension
 ``int8``         the same, rounded to 8 bits (`aotgaudi.graphs.quantization`): integers of their shape
 ``int8_scales``  the scales of these integers, float32, one per row
 ``const``        a tensor that follows from the model's configuration alone (``inv_freq``), in `constants`
@@ -15,7 +15,7 @@ source           what it names
 ``tmp``          an output of an earlier call
 ===============  ====================================================================================
 
-Versions: 1 (first), 2 (any number of blocks), 3 (joined weights), 4 (weights in 8 bits).
+Versions: 1 (first), 2 (any number of blocks), 3 (concatenated weights), 4 (weights in 8 bits).
 
 A unit may write to its ``kv`` arguments; nothing else is written to.
 """
@@ -36,7 +36,7 @@ from aotgaudi.spec.quantization import WeightsDtype
 PROGRAM_SCHEMA: Literal["aotgaudi.program/4"] = "aotgaudi.program/4"
 
 ANY_NUM_BLOCKS: Literal["num_blocks + 1"] = "num_blocks + 1"
-"""Written in place of the number of blocks that a program leaves to the server."""
+"""Stands for the number of blocks where a program leaves it to the server."""
 
 
 WEIGHT = "weight"
@@ -50,19 +50,19 @@ _OF_WEIGHTS = frozenset((WEIGHT, *chain.from_iterable(PACKED_SOURCES.values())))
 
 
 def join_bindings(bindings: Iterable[str]) -> str:
-    """Returns the binding of all weights that `bindings` name, joined. All are of one source."""
+    """Returns the binding of the concatenated weights of `bindings`, which all have one source."""
     listed = list(bindings)
     source = listed[0].partition(":")[0]
     return rebound(source, (name for binding in listed for name in weight_names(binding)))
 
 
 def rebound(source: str, names: Iterable[str]) -> str:
-    """Returns the binding of `source` that names these weights, joined."""
+    """Returns the binding of `source` for these weights, concatenated."""
     return f"{source}:{_AND.join(names)}"
 
 
 def weight_names(binding: str) -> tuple[str, ...]:
-    """Returns the names of the weights that a binding names, in order; none where it names no weights."""
+    """Returns the names of a binding's weights, in order; empty if the binding is of another kind."""
     source, _, names = binding.partition(":")
     return tuple(names.split(_AND)) if source in _OF_WEIGHTS else ()
 
@@ -76,19 +76,19 @@ class TensorSpec(Value):
 
 
 class CacheSpec(Value):
-    """One layer's KV cache, by the layer's number; its number of blocks is the server's, or fixed where it is a number."""
+    """One layer's KV cache, named by the layer's number. The server chooses the number of blocks if the shape is open."""
 
     name: str
     shape: tuple[Union[int, Literal["num_blocks + 1"]], ...]
     dtype: str
 
     def sizes(self, num_blocks: int) -> tuple[int, ...]:
-        """Returns the shape in a server with `num_blocks` blocks besides the padding block."""
+        """Returns the shape in a server with `num_blocks` blocks, not counting the padding block."""
         return tuple(num_blocks + 1 if size == ANY_NUM_BLOCKS else size for size in self.shape)
 
 
 class Call(Value):
-    """One call: unit key (sha256 hex), bindings of its inputs, names that its outputs get."""
+    """One call: the unit's key (sha256 hex), bindings of its inputs, names for its outputs."""
 
     unit: str
     inputs: tuple[str, ...]
@@ -98,8 +98,8 @@ class Call(Value):
 class Program(Value):
     """How one entry runs. `inputs` are the step's tensors, `outputs` are ``tmp`` names.
 
-    `caches` are the KV caches by layer number; every program of a bundle names the same ones or none.
-    `constants` is the digest of a safetensors blob with the tensors behind ``const`` bindings, or None.
+    `caches` are the KV caches by layer number. Every program of a bundle names the same caches or none.
+    `constants` is the digest of a safetensors blob with the tensors of ``const`` bindings, or None.
     """
 
     schema_: Literal[

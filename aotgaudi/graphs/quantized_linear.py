@@ -47,8 +47,8 @@ def quantization_called(node: fx.Node) -> Quantization | None:
 def quantize_linears(graph: fx.Graph, bindings: dict[str, str], quantization: Quantization) -> None:
     """Makes linear layers over a checkpoint's weights take them packed, in place, where the quantization says so.
 
-    `bindings` of placeholders gets those of the packed tensors. Other readers of a weight (a tied embedding) keep reading it
-    as it is stored.
+    `bindings` of placeholders gets those of the packed tensors. Other readers of a weight (a tied embedding) read it as
+    stored.
     """
     for node in list(graph.nodes):
         if node.op == "placeholder" and bindings.get(node.name, "").startswith("weight:"):

@@ -1,4 +1,4 @@
-"""The operator that chooses a token a row. Devices compile it as they can; here is what it computes.
+"""The operator that samples a token for each row: its definition. Each device has its own code for it.
 
 Legend of shape suffixes: b rows, V tokens of the vocabulary.
 """
@@ -20,24 +20,24 @@ def sample_tokens(
     top_p_b: Optional[Tensor],
     min_p_b: Optional[Tensor],
 ) -> Tensor:
-    """Returns token ids [b] int64. A row of temperature 0 gets its likeliest token, the first of several.
+    """Returns token ids [b] int64. A row with temperature 0 gets its likeliest token, the first one if several tie.
 
-    Others draw from ``exp((logit - largest) / temperature)``, of the tokens that every filter keeps:
+    Other rows sample by the weights ``exp((logit - largest) / temperature)`` among the tokens that every filter keeps:
 
-    * ``top_k`` (0: all): logits no smaller than the k-th largest;
-    * ``min_p`` (0: all): weights of at least so much, the largest being 1;
-    * ``top_p`` (1: all): weights no smaller than the largest t for which weights of at least t make up the share `top_p` of
-      what the other two filters keep.
+    * ``top_k`` (0 keeps all): logits no smaller than the k-th largest;
+    * ``min_p`` (0 keeps all): weights of at least `min_p`, where the largest weight is 1;
+    * ``top_p`` (1 keeps all): weights of at least t, for the largest t such that these weights are the share `top_p` of
+      all weights that the other two filters keep.
 
-    So tokens tied with the last one kept are kept. ``noise`` (float64, in [0, 1)) picks the first token whose cumulative
-    weight, in the vocabulary's order and float64, exceeds the share `noise`. Where the largest logit is infinite or NaN,
-    nothing can be drawn: the token is 0. A row's token does not depend on other rows. This is the reference: a unit has
-    code of the device's own, whose weights may differ in their last bits.
+    So tokens that tie with the last kept one are kept. ``noise`` (float64, in [0, 1)) selects the first token whose
+    cumulative weight, in the vocabulary's order and in float64, exceeds the share `noise`. If the largest logit is infinite
+    or NaN, the token is 0. A row's token does not depend on other rows. This is the reference: units run the device's code,
+    whose weights may differ in the last bits.
     """
     scores_bV = logits_bV.float()
     top_b1 = scores_bV.amax(-1, keepdim=True)
-    is_drawn_b = temperature_b > 0
-    weights_bV = torch.exp((scores_bV - top_b1) / torch.where(is_drawn_b, temperature_b, 1.0)[:, None])
+    is_sampled_b = temperature_b > 0
+    weights_bV = torch.exp((scores_bV - top_b1) / torch.where(is_sampled_b, temperature_b, 1.0)[:, None])
     if top_k_b is not None:
         weights_bV = torch.where(scores_bV >= _kth_largest(scores_bV, top_k_b), weights_bV, 0.0)
     if min_p_b is not None:
@@ -48,7 +48,7 @@ def sample_tokens(
     cumulative_bV = weights_bV.double().cumsum(-1)
     tokens_b = (cumulative_bV <= noise_b[:, None] * cumulative_bV[:, -1:]).sum(-1)
     tokens_b = torch.where(top_b1[:, 0].isfinite(), tokens_b.clamp_max(logits_bV.shape[1] - 1), 0)
-    return torch.where(is_drawn_b, tokens_b, scores_bV.argmax(-1))
+    return torch.where(is_sampled_b, tokens_b, scores_bV.argmax(-1))
 
 
 @sample_tokens.register_fake
@@ -57,14 +57,14 @@ def _(logits_bV: Tensor, *_: object) -> Tensor:
 
 
 def _kth_largest(scores_bV: Tensor, k_b: Tensor) -> Tensor:
-    """Returns [b, 1]; the smallest where k is 0 or beyond the vocabulary."""
+    """Returns [b, 1]: the k-th largest score; the smallest if k is 0 or exceeds the vocabulary."""
     size = scores_bV.shape[1]
     rank_b = torch.where(k_b > 0, k_b, size).clamp_max(size) - 1
     return scores_bV.sort(-1, descending=True).values.gather(1, rank_b[:, None])
 
 
 def _nucleus(weights_bV: Tensor, share_b: Tensor) -> Tensor:
-    """Returns [b, 1]: the largest t for which weights of at least t sum up to `share` of all."""
+    """Returns [b, 1]: the largest t such that the weights of at least t sum to the share `share` of all."""
     sorted_bV = weights_bV.sort(-1, descending=True).values
     cumulative_bV = sorted_bV.double().cumsum(-1)
     num_before_b = (cumulative_bV < share_b[:, None] * cumulative_bV[:, -1:]).sum(-1)

@@ -1,10 +1,10 @@
-"""The sampler's graphs. Which one serves a batch is its signature; the values of settings are per-row tensors.
+"""The sampler's graphs. A batch's signature decides which graph serves it; settings are per-row tensors.
 
-Noise is an input, so that a seed reproduces: one uniform number a row. What chooses is one operator (`draw.py`).
+Noise is an input, one uniform number per row, so that a seed reproduces. One operator samples (`sample_tokens.py`).
 
-The order is vLLM's (vllm/v1/sample/sampler.py): log-probabilities are those of the logits as they come;
-penalties change the logits, also of greedy rows; then temperature, min-p, top-k, and top-p of what that leaves.
-Tokens tied with the last kept one are kept, so which are kept does not depend on the order of the vocabulary.
+The order is vLLM's (vllm/v1/sample/sampler.py): log-probabilities are those of the model's logits; penalties change
+the logits, of greedy rows as well; then come temperature, min-p, top-k, and top-p of the tokens that are left.
+Tokens that tie with the last kept one are kept, so the choice does not depend on the order of the vocabulary.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SamplerGraph(nn.Module):
         return 4 if self.signature.logprobs else 1
 
     def forward(self, *tensors: Tensor) -> Union[Tensor, tuple[Tensor, ...]]:
-        """Samples one token a row; rows with temperature 0 are greedy."""
+        """Samples one token per row; rows with temperature 0 are greedy."""
         x = dict(zip(self.input_names, tensors, strict=True))
         logits = _penalised(x) if self.signature.penalties else x["logits"]
         tokens = _sampled(logits, x, self.signature.work)
@@ -57,11 +57,11 @@ def _sampled(logits_bV: Tensor, x: Mapping[str, Tensor], work: SamplerWork) -> T
 
 
 def _penalised(x: Mapping[str, Tensor]) -> Tensor:
-    """Makes tokens less likely that have occurred, as vLLM's apply_penalties does.
+    """Makes tokens that have occurred less likely, as vLLM's apply_penalties does.
 
-    A repetition penalty, of tokens in prompt or output, divides positive logits and multiplies negative ones;
-    then the frequency penalty is subtracted once for each time that a token was generated, and the presence
-    penalty once for those that were at all.
+    The repetition penalty divides positive logits and multiplies negative ones, for tokens of prompt or output. Then
+    the frequency penalty is subtracted once for each time that a token was generated, and the presence penalty once
+    for each token that was generated at all.
     """
     logits_bV, is_output_bV = x["logits"].float(), x["output_counts"] > 0
     repetition_b1 = x["repetition_penalty"][:, None]
@@ -72,7 +72,7 @@ def _penalised(x: Mapping[str, Tensor]) -> Tensor:
 
 
 def _logprobs(logits_bV: Tensor, tokens_b: Tensor, num_logprobs: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns log-probabilities under plain softmax: of `tokens`, and the likeliest tokens and theirs."""
+    """Returns log-probabilities under plain softmax: of `tokens`, then the likeliest tokens, and theirs."""
     scores_bV = logits_bV.float()
     total_b1 = torch.logsumexp(scores_bV, dim=-1, keepdim=True)
     chosen_b1 = scores_bV.gather(1, tokens_b[:, None]) - total_b1

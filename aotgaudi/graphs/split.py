@@ -1,8 +1,8 @@
-"""Cuts an exported step at decoder-layer boundaries, and writes the program that puts it together again.
+"""Cuts an exported step at decoder-layer boundaries, and says how the pieces make the step again.
 
-The cut needs no code per model: every node's ``nn_module_stack`` says which ``layers.N`` it comes from.
-What comes before the first layer (embedding, rope, masks) is one piece, each layer is one, and what comes
-after the last (final norm, head) is one. Equal layers have equal text, hence one unit.
+The cut needs no code per model: every node's ``nn_module_stack`` says which ``layers.N`` it comes from. The nodes
+before the first layer (embedding, rope, masks) are one piece, each layer is one, and the nodes after the last layer
+(final norm, head) are one. Equal layers have equal text, hence one unit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from aotgaudi.graphs.quantization import Quantization
 from aotgaudi.graphs.quantized_linear import quantize_linears
 
 _ORIGIN = "aotgaudi_origin"
-"""Key of a node's meta: its name before the split, by which pieces and markers find one another."""
+"""Key in a node's meta of its name before the split. Pieces and markers refer to each other by it."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class SplitStep:
-    """A step in pieces. `constants` are the tensors behind ``const`` bindings, by name."""
+    """A step in pieces. `constants` has the tensors of ``const`` bindings by name."""
 
     pieces: tuple[Piece, ...]
     outputs: tuple[str, ...]
@@ -55,9 +55,11 @@ def split_step(
 ) -> SplitStep:
     """Splits an exported step.
 
-    `persistent` maps the name of every tensor that a checkpoint holds to the name that it holds it under
-    (tied tensors share one); other buffers are constants. `quantization`: how linear layers take their
-    weights packed; None: as they are stored.
+    Args:
+        exported: The step.
+        persistent: The stored name of every tensor of a checkpoint (tied tensors share one). Other buffers are
+            constants.
+        quantization: How linear layers take packed weights; None: they take weights as stored.
     """
     graph_module = exported.graph_module
     bindings, weights, constants = _bindings(exported, persistent)
@@ -81,7 +83,7 @@ def split_step(
 
 
 class _Partitioner:
-    """Names the piece of each node: 0 before the layers, 1 + N for layer N, -1 after the last."""
+    """Returns the piece of each node: 0 before the layers, 1 + N for layer N, -1 after the last."""
 
     def __init__(self) -> None:
         self._layer: int | None = None
@@ -126,7 +128,7 @@ def _user_binding(placeholder: str) -> str:
 
 
 class _Assembly:
-    """Reads the pieces off a split module, in order, and binds their inputs."""
+    """Makes the pieces of a split module, in order, and binds their inputs."""
 
     def __init__(
         self, split: fx.GraphModule, bindings: dict[str, str], markers: Mapping[int, Marker]
@@ -135,7 +137,7 @@ class _Assembly:
         self._names: dict[fx.Node, str] = {}
         self._pieces: list[Piece] = []
         self._origins: dict[int, tuple[str, ...]] = {}
-        """Layer number -> names, before the split, of its piece's inputs."""
+        """Layer number -> names of its piece's inputs before the split."""
         self._layers: dict[int, Piece] = {}
 
     def pieces(self) -> tuple[tuple[Piece, ...], tuple[str, ...]]:
@@ -158,9 +160,9 @@ class _Assembly:
         order_by_need(graph)
         bound = {origin: names[origin] for origin in _origins(graph)}
         outputs = self._name_outputs(node, graph)
-        stamps = [inner for inner in graph.nodes if inner.op == "call_function" and inner.target is MARKER]
-        if stamps:
-            return self._stamp(Marker.of(stamps[0]), bound, outputs)
+        markers = [inner for inner in graph.nodes if inner.op == "call_function" and inner.target is MARKER]
+        if markers:
+            return self._reused(Marker.of(markers[0]), bound, outputs)
         label = _label(str(node.target))
         piece = Piece(to_text(graph), tuple(bound.values()), outputs, label)
         if label == "layer":
@@ -168,8 +170,8 @@ class _Assembly:
             self._layers[number], self._origins[number] = piece, tuple(bound)
         return piece
 
-    def _stamp(self, marker: Marker, bound: Mapping[str, str], outputs: tuple[str, ...]) -> Piece:
-        """Makes a layer's piece from the one that it equals: its own arguments, weights and cache."""
+    def _reused(self, marker: Marker, bound: Mapping[str, str], outputs: tuple[str, ...]) -> Piece:
+        """Makes a layer's piece from the equal layer's, with the layer's arguments, weights and cache."""
         original = self._layers[marker.original]
         theirs = (node.meta[_ORIGIN] for node in self._markers[marker.original].arguments)
         mine = (bound[node.meta[_ORIGIN]] for node in marker.arguments)

@@ -1,7 +1,7 @@
 """The step of a transformers model at one entry's static shapes, as an exported graph.
 
 Nothing is baked in: weights, configuration constants, KV caches and step inputs are all inputs of the graph.
-No checkpoint is read; parameters are allocated and never touched.
+No checkpoint is read. Parameters are allocated and never written.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn", "proportio
 
 
 def build_model(config: dict[str, Any], dtype: str) -> Any:
-    """Returns the ``...ForCausalLM`` (``PreTrainedModel``) of a config.json, with our attention and untouched parameters.
+    """Returns the ``...ForCausalLM`` (``PreTrainedModel``) of a config.json, with our attention and unwritten parameters.
 
     Raises SpecError for an unknown architecture, rope type, or a model without the needed hooks.
     """
@@ -85,7 +85,7 @@ def build_model(config: dict[str, Any], dtype: str) -> Any:
             f"{model_type!r} keeps state besides its KV cache (transformers marks it stateful)",
             "use a model whose only state is attention's",
         )
-    model.tie_weights()  # Skipped with the initialisation; without it a tied head would ask for a weight of its own.
+    model.tie_weights()  # Skipped with the initialisation. Without it a tied head would need a second weight.
     return model.eval().requires_grad_(requires_grad=False)
 
 
@@ -108,14 +108,14 @@ def cache_specs(config: Any, limits: ServingLimits, dtype: str) -> tuple[CacheSp
 
 
 def zero_cache(spec: CacheSpec) -> Tensor:
-    """Returns a cache to trace with; the graph is the same with any other number of blocks."""
+    """Returns a cache to trace with. The graph does not depend on its number of blocks."""
     return torch.zeros(spec.sizes(_TRACED_BLOCKS), dtype=getattr(torch, spec.dtype))
 
 
 def any_blocks() -> dict[int, Any]:
-    """Returns which dimension of a cache is left open when a graph is exported, as torch.export takes it.
+    """Returns the dimension of a cache that an exported graph leaves open, in torch.export's form.
 
-    A server has a block besides the padding block, so there are at least 2, and no graph is made for 0 or 1.
+    A server has the padding block and at least one more, so no graph is made for 0 or 1 blocks.
     """
     return {1: torch.export.Dim("num_blocks", min=2)}
 
@@ -123,7 +123,7 @@ def any_blocks() -> dict[int, Any]:
 def export_step(
     model: Any, entry: StepEntry, limits: ServingLimits, *, is_invariant: bool = False
 ) -> torch.export.ExportedProgram:
-    """Exports the step of `entry`. Inputs: those of `step_inputs`, then one cache a layer, of any number of blocks.
+    """Exports the step of `entry`. Inputs: those of `step_inputs`, then one cache per layer, with any number of blocks.
 
     `is_invariant`: in the batch-invariant form (`invariant.py`).
     """
@@ -151,7 +151,7 @@ def export_step(
 
 
 def step_inputs(model: Any, entry: StepEntry, limits: ServingLimits) -> tuple[TensorSpec, ...]:
-    """Returns every input that the step of `entry` may take; a program lists those that its graph uses."""
+    """Returns every input that the step of `entry` may take. A program lists those that its graph uses."""
     windows = _windows(model.config.get_text_config())
     if isinstance(entry, PromptEntry):
         return prompt_inputs(entry, limits.block_size, windows)
@@ -187,10 +187,10 @@ class _Step(nn.Module):
 
 @contextlib.contextmanager
 def _zeros_for_padding(model: Any, is_real_T: Tensor) -> Iterator[None]:
-    """While active, the embedding of what is padding is zeros: devices leave out rows of zeros.
+    """While active, padding is embedded as zeros, because devices skip rows of zeros.
 
-    Of zeros norms, linear layers without bias, and what is added to them make zeros again; attention does where nothing
-    is seen. Where a model has anything else, padding is computed, as if it were there.
+    Norms, linear layers without bias and sums of them turn zeros into zeros again, and so does attention that sees nothing.
+    A model with other operations computes its padding like real tokens.
     """
 
     def mask(_module: Any, _inputs: Any, embedded_1TX: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The tensors that a step takes: names, shapes and meaning. Imports no torch.
 
 The tracer (offline) and the runner (online) both read this table, so they cannot disagree. A program lists
-those that it uses. Prompt ``(b, q, c)``, block size B; row r holds up to `q` new tokens, then padding:
+the inputs that it uses. Prompt ``(b, q, c)``, block size B; row r holds up to `q` new tokens, then padding:
 
 ==================  ======================  =======  ======================================================
 input_ids           [b * q]                 int64    token ids, 0 where padded
@@ -30,7 +30,7 @@ mask                [n, B]                  bool     which tokens of a block its
 mask_w<W>           [n, B]                  bool     the same under a sliding window of W tokens
 ==================  ======================  =======  ======================================================
 
-Sampler ``b`` takes what its signature needs:
+Sampler ``b`` takes the inputs that its signature needs:
 
 ==================  ======================  =======  ======================================================
 logits              [b, vocab]              model's  as the step gives them
@@ -50,8 +50,8 @@ and returns tokens [b] int64; with log-probabilities also the token's [b] f32, a
 theirs, [b, N] int64 and f32, the likeliest first. Defragmenter ``n``: sources [n], destinations [n], 0 where
 padded.
 
-Masks and row_blocks are small and follow from lengths; as inputs they keep the graphs before the first
-layer independent of the context, so that all buckets with as many tokens share them.
+Masks and row_blocks are small and follow from lengths. As inputs they keep the graphs before the first
+layer independent of the context, so that all buckets with the same number of tokens share those graphs.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def mask_name(window: Window) -> str:
 
 
 def mask_window(name: str) -> Window:
-    """Returns the window of a mask input's name; the inverse of `mask_name`."""
+    """Returns the window of a mask input: the inverse of `mask_name`."""
     return None if name == "mask" else int(name.removeprefix("mask_w"))
 
 

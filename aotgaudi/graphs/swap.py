@@ -9,8 +9,8 @@ from torch import Tensor, nn
 class SwapGraph(nn.Module):
     """cache [2, num_blocks + 1, K, B, D], sources [n] and destinations [n] int64 -> the sources.
 
-    A pair is exchanged, not copied, so a swap never loses content. Padding pairs are (0, 0). No block but 0
-    may occur twice. (The output is there because a compiled graph must return something.)
+    A pair is exchanged, not copied, so a swap never loses content. Padding pairs are (0, 0). Only block 0 may
+    occur twice. The graph has an output because a compiled graph must return something.
     """
 
     def forward(self, cache: Tensor, sources: Tensor, destinations: Tensor) -> Tensor:

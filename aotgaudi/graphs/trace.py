@@ -1,7 +1,6 @@
 """Entry -> traced program: the canonical texts of its pieces and how they are put together.
 
-Which artifacts answer the pieces is not decided here but by the build, so a traced program is the same for
-every target.
+The build decides which artifacts run the pieces, so a traced program is the same for every target.
 """
 
 from __future__ import annotations
@@ -124,10 +123,10 @@ def _trace_swap(entry: DefragEntry, model: ModelSpec, limits: ServingLimits) -> 
 
 
 def _trace_hyper_connection(entry: MhcEntry, model: ModelSpec) -> TracedProgram:
-    """Two units: what reads the streams, and what writes the sublayer's output back.
+    """Two units: one reads the streams, one writes the sublayer's output back to them.
 
-    The weights are inputs of the step, not of the checkpoint: one program serves every layer, and attention
-    and ffn alike, whose entries give equal units. Outputs: the sublayer's input, and the next streams.
+    The weights are inputs of the step, not of the checkpoint, so one program serves every layer. Attention and
+    feed-forward entries give equal units. Outputs: the sublayer's input, and the next streams.
     """
     if model.batch_invariant:
         raise SpecError(
@@ -177,35 +176,35 @@ def _steps(*specs: TensorSpec) -> tuple[str, ...]:
 
 
 def stored_names(module: nn.Module) -> Mapping[str, str]:
-    """Returns, for every tensor of a checkpoint, the name that it is stored under: the first of tied ones."""
+    """Returns the stored name of every tensor of a checkpoint. Tied tensors share the first one's name."""
     first: dict[int, str] = {}
     tensors = module.state_dict(keep_vars=True)
     return {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
 
 
 class _StepTracer:
-    """Traces the steps of one model; by stamping, once that was seen to give the same as a full trace."""
+    """Traces the steps of one model. It reuses layers once a full trace has shown that the result is the same."""
 
     def __init__(self, module: Any, is_invariant: bool, quantization: Quantization | None) -> None:
         self.module, self._is_invariant, self._quantization = module, is_invariant, quantization
         self._stored = stored_names(module)
-        self._can_stamp: dict[type[StepEntry], bool] = {}
+        self._can_reuse: dict[type[StepEntry], bool] = {}
 
     def split(self, entry: StepEntry, limits: ServingLimits) -> SplitStep:
         """Returns the step of `entry` in pieces."""
         kind = type(entry)
-        if kind not in self._can_stamp:
+        if kind not in self._can_reuse:
             full = self._full(entry, limits)
-            guess = self._stamped(entry, limits)
-            self._can_stamp[kind] = (guess.pieces, guess.outputs) == (full.pieces, full.outputs)
+            guess = self._reusing(entry, limits)
+            self._can_reuse[kind] = (guess.pieces, guess.outputs) == (full.pieces, full.outputs)
             return full
-        return self._stamped(entry, limits) if self._can_stamp[kind] else self._full(entry, limits)
+        return self._reusing(entry, limits) if self._can_reuse[kind] else self._full(entry, limits)
 
     def _full(self, entry: StepEntry, limits: ServingLimits) -> SplitStep:
         exported = export_step(self.module, entry, limits, is_invariant=self._is_invariant)
         return split_step(exported, self._stored, quantization=self._quantization)
 
-    def _stamped(self, entry: StepEntry, limits: ServingLimits) -> SplitStep:
+    def _reusing(self, entry: StepEntry, limits: ServingLimits) -> SplitStep:
         with reusing_layers(self.module):
             return self._full(entry, limits)
 
@@ -220,7 +219,7 @@ def _tracer(
 
 
 def _require_paged(model: ModelSpec, caches: tuple[CacheSpec, ...], used: set[str]) -> None:
-    """Raises SpecError if a layer bypasses our attention: it would run, and be silently wrong."""
+    """Raises SpecError if a layer bypasses our attention: such a layer would run and be silently wrong."""
     for cache in caches:
         if f"kv:{cache.name}" not in used:
             raise SpecError(

@@ -1,13 +1,13 @@
-"""Compares a compiled graph with the same graph in eager, on sample inputs. Offline only.
+"""Compares a compiled graph with the same graph in eager, on example inputs. Offline only.
 
-Both compute the same sums, rounded at other places, so their results differ in the last bits. Where a graph
-*chooses* (the experts of a token, the likeliest token, where a sum passes a limit), last bits may decide: two experts
-whose scores tie as far as the dtype can tell are two right answers that have nothing in common.
+Both compute the same sums and round at different places, so their results differ in the last bits. Where a graph
+*chooses* (the experts of a token, the likeliest token, where a sum passes a limit), the last bits may decide: if two
+experts' scores tie in the dtype, either choice is right, and the two results have nothing in common.
 
-So results are compared row by row. A row that differs from eager is right only if it is what eager computes when
-every choice that the dtype leaves undecided goes another way; a choice is undecided where the scores on its two
-sides differ by less than rounding may change them. Nothing is left out: a graph that is wrong in one row, or in one
-expert, agrees with no way of choosing.
+So results are compared row by row. A row that differs from eager is right only if eager gives the same when the choices
+that the dtype leaves undecided go another way. A choice is undecided if the scores on its two sides differ by less than
+rounding may change them. Nothing is left out: a graph that is wrong in one row, or in one expert, agrees with no way of
+choosing.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from aotgaudi.graphs.sample_tokens import SAMPLE_TOKENS
 TOLERANCES = {torch.float32: 2e-4, torch.float64: 1e-6, torch.bfloat16: 4e-2, torch.float16: 1e-2}
 """Largest error allowed in a row, relative to the row's largest value (at least 1)."""
 
-_NUM_DRAWS = 3
-"""Draws of sample inputs for a graph that chooses: what is chosen is what is checked."""
+_NUM_SAMPLES = 3
+"""Samples of inputs for a graph that chooses, since only what is chosen is checked."""
 
 _WINDOW = 2
 """How many ranks on each side of the last chosen one may change sides."""
 
 _SHIFTS = (0.0, 1e-7, -1e-7, 1e-6, -1e-6, 1e-5, -1e-5)
-"""What may be added to one side of a comparison, relative to it: sums of float32 in another order."""
+"""Relative changes to one side of a comparison, which stand for sums of float32 in another order."""
 
 _TOP_K, _ARGMAX = torch.ops.aten.topk.default, torch.ops.aten.argmax.default
 _COMPARISONS = frozenset(
@@ -49,10 +49,10 @@ _COMPARISONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """A way of deciding what is undecided; all zeros: as eager does.
+    """A way to decide undecided choices; with zeros, as eager decides.
 
-    `swap` numbers the ways in which ranks beside the last one of a top-k change sides (`_sides`); `shift` is
-    added to one side of every comparison, relative to it.
+    `swap` numbers the ways in which ranks next to the last one of a top-k change sides (`_sides`). `shift` is the relative
+    change of one side of every comparison.
     """
 
     swap: int = 0
@@ -64,13 +64,13 @@ def check(
 ) -> tuple[float, float]:
     """Returns the largest absolute error over outputs and written inputs, and the largest that was allowed.
 
-    Raises CompileError, naming `label`, unless every row of every draw agrees.
+    Raises CompileError, naming `label`, unless every row of every sample agrees.
     """
     ways, extra = _ways(graph), _extra_tolerance(graph)
     error = allowed = 0.0
-    for draw in range(_NUM_DRAWS if len(ways) > 1 else 1):
+    for sample in range(_NUM_SAMPLES if len(ways) > 1 else 1):
         inputs = sample_inputs(
-            graph, specs, draw + 1
+            graph, specs, sample + 1
         )  # Not what was compiled with: another number of KV blocks.
         compiled_inputs = [value.clone() for value in inputs]
         rows = _Rows([*executable.run(compiled_inputs), *compiled_inputs], extra)
@@ -87,7 +87,8 @@ def check(
 class _Rows:
     """The rows of one run of the compiled graph, and which of them agree with eager so far.
 
-    A row is all but the last dimension's index; tensors with as many rows agree in a row together or not at all.
+    A row has one index in all dimensions but the last. Tensors with the same number of rows agree in a row together or not
+    at all.
     """
 
     def __init__(self, actual: Sequence[Tensor], extra_tolerance: float) -> None:
@@ -101,14 +102,14 @@ class _Rows:
         return all(bool(agree.all()) for agree in self._agree.values())
 
     def difference(self) -> str:
-        """Says by how much the worst row differs from eager, and how many rows agree with no way of choosing."""
+        """Returns by how much the worst row differs from eager, and how many rows agree with no way of choosing, as text."""
         error, allowed = self._first or (0.0, 0.0)
         lacking = [(int((~agree).sum()), agree.numel()) for agree in self._agree.values() if not agree.all()]
         counts = ", ".join(f"{wrong} of {number}" for wrong, number in lacking)
         return f"{error:.3g}, allowed {allowed:.3g}, in {counts} rows"
 
     def compare(self, expected: Sequence[Tensor]) -> None:
-        """Takes in what eager gives for one way of choosing."""
+        """Compares with the results of eager for one way of choosing."""
         now: dict[int, Tensor] = {}
         errors: list[tuple[Tensor, Tensor]] = []
         for got, want in zip(self._actual, expected, strict=True):
@@ -128,13 +129,13 @@ class _Rows:
 
 
 def _row_errors(got: Tensor, want: Tensor, extra_tolerance: float) -> tuple[Tensor, Tensor]:
-    """Returns the error of each row, and what is allowed. Infinite where shapes, dtypes or NaNs differ."""
+    """Returns each row's error and the allowed error. The error is infinite if shapes, dtypes or NaNs differ."""
     rows = want.reshape(-1, want.shape[-1] if want.dim() > 1 else 1)
     if got.shape != want.shape or got.dtype != want.dtype:
         return torch.full((len(rows),), torch.inf), torch.zeros(len(rows))
     if not want.numel() or torch.equal(got, want):
         return torch.zeros(len(rows)), torch.zeros(len(rows))
-    # Of 16 bits float32 holds every number, and is half as much to move.
+    # float32 holds every number of 16 bits, and is half as much to move as float64.
     wide = torch.float32 if want.dtype.itemsize == 2 else torch.float64
     rows = rows.to(wide)
     error = (got.reshape(rows.shape).to(wide) - rows).abs().amax(-1).nan_to_num(nan=torch.inf)
@@ -145,7 +146,7 @@ def _row_errors(got: Tensor, want: Tensor, extra_tolerance: float) -> tuple[Tens
 
 
 def _worst_row(error: Tensor, allowed: Tensor) -> tuple[float, float]:
-    """Returns what the row that exceeds most has, and what it is allowed."""
+    """Returns the error and the allowed error of the row that exceeds most."""
     if not error.numel():
         return 0.0, 0.0
     row = int((error - allowed).argmax())
@@ -163,7 +164,7 @@ def _extra_tolerance(graph: fx.GraphModule) -> float:
 
 
 def _ways(graph: fx.GraphModule) -> list[_Way]:
-    """Returns the ways of deciding what may be undecided in `graph`, that of eager first."""
+    """Returns the ways to decide what may be undecided in `graph`, eager's first."""
     targets = {node.target for node in graph.graph.nodes}
     swaps = range(len(_sides(_WINDOW, 2 * _WINDOW))) if targets & {_TOP_K, _ARGMAX} else range(1)
     shifts = _SHIFTS if targets & {SAMPLE_TOKENS, *_COMPARISONS} else _SHIFTS[:1]
@@ -171,27 +172,27 @@ def _ways(graph: fx.GraphModule) -> list[_Way]:
 
 
 def _sides(k: int, n: int) -> list[tuple[int, ...]]:
-    """Returns the choices of `k` of `n` ranks that differ in ranks near the last one chosen, the first `k` first."""
+    """Returns the choices of `k` of `n` ranks that differ only near the last chosen rank; the first `k` ranks come first."""
     certain = max(0, k - _WINDOW)
     near = range(certain, min(n, k + _WINDOW))
     return [(*range(certain), *chosen) for chosen in itertools.combinations(near, k - certain)]
 
 
 def _shifted(arguments: Sequence[Any], shift: float) -> tuple[Any, ...]:
-    """Returns the arguments of a draw whose limits, noise and filters, lie a little elsewhere."""
+    """Returns the arguments of a sampling operator with slightly shifted noise and filters."""
     logits, temperature, noise, top_k, *shares = arguments
     top_p, min_p = (None if share is None else share * (1 + shift) for share in shares)
     return logits, temperature, (noise * (1 + shift)).clamp_max(1 - 2**-53), top_k, top_p, min_p
 
 
 def _eager(graph: fx.GraphModule, inputs: Sequence[Tensor], way: _Way) -> list[Tensor]:
-    """Returns outputs and inputs after one run of `graph` in eager."""
+    """Runs `graph` in eager. Returns its outputs, then its inputs as they are afterwards."""
     own = [value.clone() for value in inputs]
     return [*_Eager(graph, way).run(*own), *own]
 
 
 class _Eager(fx.Interpreter):
-    """Runs a graph in eager, and decides what is undecided as `way` says."""
+    """Runs a graph in eager, with undecided choices decided as `way` says."""
 
     def __init__(self, graph: fx.GraphModule, way: _Way) -> None:
         super().__init__(graph)
@@ -199,13 +200,13 @@ class _Eager(fx.Interpreter):
         self._rounding = 0.0
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Takes an input; scores are as coarse as the coarsest of them."""
+        """Takes an input. Scores are taken to be as coarse as the coarsest input."""
         value = super().placeholder(target, args, kwargs)
         self._rounding = max(self._rounding, TOLERANCES.get(value.dtype, 0.0))
         return value
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Calls an operator; what chooses may choose otherwise."""
+        """Calls an operator, whose choices may go another way."""
         if target in _COMPARISONS and self._way.shift:
             one, other = args
             args = (one, other + abs(other) * self._way.shift)
@@ -220,7 +221,7 @@ class _Eager(fx.Interpreter):
         return result
 
     def _otherwise(self, scores: Tensor, k: int, indices: Tensor) -> Tensor:
-        """Returns `indices` of the `k` largest scores of each row, or others where that is undecided."""
+        """Returns `indices` of the `k` largest scores of each row, or others in rows where the choice is undecided."""
         sides = _sides(k, scores.shape[-1])
         if not 0 < self._way.swap < len(sides):
             return indices

@@ -1,4 +1,4 @@
-"""Unit -> stripped shared object, by AOTInductor. Offline only: this is the only module that compiles."""
+"""Compiles a unit to a stripped shared object, with AOTInductor. Offline only: no other module compiles."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _FIXED_OPTIONS: dict[str, Any] = {
 }
 """Options that keep paths and probes out: no debug sections, no test compiles of the instruction set (the
 probe has read it from the CPU), no reuse of a graph cache that we do not key. Nothing is fused into our templates
-(template.py). An older torch that lacks one does not do what it turns off."""
+(template.py). An older torch without one of these options lacks the feature, too."""
 
 
 class InductorCompiler:
@@ -116,7 +116,7 @@ class InductorCompiler:
 
 @contextlib.contextmanager
 def _our_lowerings() -> Iterator[None]:
-    """While active, inductor compiles what it would not, or not as well."""
+    """While active, inductor compiles our operators, and others with better code than its own."""
     known: dict[Any, Any] = lowering.lowerings
     ours = {
         **linear.LOWERINGS,
@@ -137,13 +137,13 @@ def _our_lowerings() -> Iterator[None]:
 
 
 class _Preparing:
-    """Runs a unit on inputs as they are stored."""
+    """Runs a unit on inputs in the order of the checkpoint."""
 
     def __init__(self, runtime: InductorRuntime, unit: Executable, layouts: Mapping[int, str]) -> None:
         self._runtime, self._unit, self._layouts = runtime, unit, layouts
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Prepares those that the unit takes in another layout."""
+        """Reorders the inputs that the unit takes in another layout, and runs it."""
         prepared = list(inputs)
         for number, layout in self._layouts.items():
             prepared[number] = self._runtime.prepare(layout, inputs[number])
@@ -159,14 +159,14 @@ def _level(target: Target) -> IsaLevel:
 
 def _toolchain(target: Target, level: IsaLevel) -> Toolchain:
     flags = target.flags.get("aotgaudi.compiler_flags", "")
-    # Of our own code its own alone counts: an edit of the rest leaves what it keeps right.
+    # Of our code only the toolchain's counts: edits elsewhere do not change what it caches.
     code = {"compile_code": sha256_source([Path(toolchain.__file__)])}
     identity = json.dumps({**target.toolchain, **target.flags, **_FIXED_OPTIONS, **code}, sort_keys=True)
     return Toolchain(level, tuple(flags.split()), Path(cache_dir()) / "toolchains", identity)
 
 
 def _opened(graph: fx.GraphModule, specs: list[InputSpec], inputs: list[Tensor]) -> fx.GraphModule:
-    """Returns `graph` as inductor needs it to leave a size open; itself where none is."""
+    """Returns `graph` in the form that makes inductor leave a size open; `graph` itself if no size is open."""
     if not any(map(is_open, specs)):
         return graph
     open_size = torch.export.Dim("N", min=2)
@@ -187,7 +187,7 @@ def _strip(library: Path) -> None:
 
 
 def _refuse_companions(work_dir: Path, label: str) -> None:
-    """Raises CompileError where the object needs operators without a C interface (a JSON file names them)."""
+    """Raises CompileError if the object needs operators without a C interface (a JSON file names them)."""
     companion = work_dir / f"{Path(ARTIFACT_FILE).stem}.json"
     if companion.exists():
         raise CompileError(

@@ -22,8 +22,8 @@ _DISTINCT_BOUNDS = (1 << 16, 256, 16)
 _DISTINCT_BLOCKS = 128
 
 _DISTINCT_VALUES = 1_048_583
-"""A large tensor, such as an embedding, has so many values, again and again: to draw each costs more than to compile what
-takes them. Prime, so that no two of its rows begin at the same one."""
+"""A large tensor, such as an embedding, repeats this many random values: drawing each value would cost more than compiling
+the unit. The number is prime, so that no two rows begin at the same value."""
 
 _aten = torch.ops.aten
 _PRODUCTS = frozenset(
@@ -32,16 +32,16 @@ _PRODUCTS = frozenset(
 _REARRANGED = frozenset(
     {_aten.t.default, _aten.transpose.int, _aten.permute.default, _aten.index.Tensor, _aten.to.dtype}
 )
-"""What may lie between a weight and its product; experts are picked by an index."""
+"""Operators that may lie between a weight and its product; experts are selected by an index."""
 
 
 def example_inputs(specs: list[InputSpec], seed: int) -> list[Tensor]:
-    """Returns one tensor an input, with its dtype, sizes and strides, of zeros: for what does not look at numbers."""
+    """Returns a tensor of zeros for each input, with its dtype, sizes and strides, for callers that ignore the numbers."""
     return [_strided(torch.zeros((), dtype=getattr(torch, spec[0])), spec) for spec in _closed(specs, seed)]
 
 
 def sample_inputs(graph: fx.GraphModule, specs: list[InputSpec], seed: int) -> list[Tensor]:
-    """Returns one tensor an input, with its dtype, sizes and strides; another number of KV blocks for each seed."""
+    """Returns a tensor for each input, with its dtype, sizes and strides. Each seed has another number of KV blocks."""
     generator = torch.Generator().manual_seed(seed)
     placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
     inputs = [
@@ -57,7 +57,7 @@ def sample_inputs(graph: fx.GraphModule, specs: list[InputSpec], seed: int) -> l
 
 
 def _closed(specs: list[InputSpec], seed: int) -> list[ClosedSpec]:
-    """Gives the caches few blocks: as many as distinct indices need, up to 256, and as the slots of a prompt fill."""
+    """Gives the caches few blocks: enough for distinct indices, up to 256, and for the slots of a prompt."""
     longest = max((math.prod(closed(sizes, 1)) for name, sizes, _ in specs if name == "int64"), default=1)
     block_size = next((int(spec[1][3]) for spec in specs if is_open(spec)), 1)
     n = 2 + seed + max(2 * min(longest, _DISTINCT_BLOCKS), -(-longest // block_size))
@@ -85,7 +85,7 @@ def _pack_weights(
 
 
 def _is_weight(node: fx.Node, spec: ClosedSpec) -> bool:
-    """Whether an input is multiplied as it is, and is no cache (which has more dimensions)."""
+    """Whether an input is multiplied directly, and is no cache (caches have more dimensions)."""
     if len(spec[1]) not in (2, 3):
         return False
     return _reaches_product(node)
@@ -101,7 +101,7 @@ def _reaches_product(node: fx.Node) -> bool:
 
 
 def _is_written_out(node: fx.Node) -> bool:
-    """Whether `node` is the first half of a product as the batch-invariant mode writes it: multiply, then add up."""
+    """Whether `node` is the first half of a product in batch-invariant form: multiply, then sum."""
     return node.target is _aten.mul.Tensor and any(
         user.target is _aten.sum.dim_IntList for user in node.users
     )
@@ -141,7 +141,7 @@ def _spread(
     repeated_bounds: tuple[int, ...],
     generator: torch.Generator,
 ) -> None:
-    """Replaces the zeros of one integer input by indices as large as eager accepts, distinct ones if they fit."""
+    """Replaces the zeros of one integer input by indices as large as eager accepts, and distinct if they fit."""
     zeros = inputs[position]
     distinct_bounds = [bound for bound in (zeros.numel(), *_DISTINCT_BOUNDS) if bound >= zeros.numel()]
     for bound in (*distinct_bounds, *repeated_bounds):

@@ -1,7 +1,7 @@
-// Products of few rows over weights in 8 bits, which are read as they lie. quantized_linear.py puts it into units.
+// Products of few rows over weights in 8 bits, read in place. quantized_linear.py puts it into units.
 //
-// A row of activations becomes integers of 14 bits, by its own largest magnitude, so that products and their sums are
-// integers: exact, whatever their order. What a row gets depends on no other row, and not on how many there are.
+// A row of activations becomes integers of 14 bits, scaled by the row's largest magnitude, so that products and their sums
+// are integers: exact in any order. A row's result depends on no other row, and not on the number of rows.
 #ifndef AOTGAUDI_INT8_LINEAR
 #define AOTGAUDI_INT8_LINEAR
 #include <immintrin.h>
@@ -54,7 +54,7 @@ struct Int8Linear {
   static constexpr int64_t W = Lanes::W;
   static constexpr int64_t KP = (K + W - 1) / W * W;
   static constexpr float kLargest = 8191.f;
-  static constexpr int64_t kExact = 2048;  // 2048 * 127 * 8191 < 2^31: as many products can be summed up
+  static constexpr int64_t kExact = 2048;  // products that a sum can hold: 2048 * 127 * 8191 < 2^31
   static constexpr int64_t kAhead = 4096;  // bytes; measured, docs/benchmarks.md
   static constexpr int64_t MT = Lanes::MT;  // rows and outputs whose sums are in registers
   static constexpr int64_t NT = MT > 4 && M < MT ? 4 : 2;
@@ -73,7 +73,7 @@ struct Int8Linear {
     return value;
   }
 
-  // Rounds a row to integers; returns what one of them stands for. A row that is not finite gives no finite results.
+  // Rounds a row to integers and returns their unit. A row with infinities or NaNs gives no finite results.
   static inline float round(const T* row, int16_t* to) {
     Vec largest(0.f);
     for (int64_t k = 0; k < K; k += Vec::size()) largest = at::vec::maximum(largest, load(row, k).abs());

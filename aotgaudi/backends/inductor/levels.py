@@ -1,13 +1,12 @@
-"""Instruction-set levels: what ``target.isa`` names, what the compiler may emit for it, what a CPU needs to run it.
+"""Instruction-set levels: the names of ``target.isa``, what the compiler may emit for each, and what a CPU needs to run it.
 
-A level is exact. What g++ may emit (`compiler_flags`) and what a machine must have (`features`) say the same
-thing twice, in the words of g++ and in those of /proc/cpuinfo, and nothing else is ever added for the machine
-that happens to build: so one target is one set of bytes, and a machine that has the features never meets an
-instruction that it lacks. Imports no torch.
+A level is exact. The compiler's flags (`compiler_flags`) and the CPU's features (`features`) say the same thing twice, in
+the words of g++ and of /proc/cpuinfo. Nothing is added for the machine that builds, so one target is one set of bytes, and
+a machine with the features never meets an instruction that it lacks. Imports no torch.
 
 Sources: the micro-architecture levels of the x86-64 psABI (x86-64-v2, v3, v4); torch/_inductor/cpu_vec_isa.py
-for what `VecAVX2`, `VecAVX512` and `VecAMX` take for granted. VNNI without AMX is not a level: it is for
-products of 8-bit integers, which our graphs leave to torch's own kernels (those choose at run time).
+for the features that `VecAVX2`, `VecAVX512` and `VecAMX` assume. VNNI without AMX is not a level: it is for
+products of 8-bit integers, which our graphs leave to torch's kernels (those choose at run time).
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 TILE_FEATURE = "amx_tile"
-"""A process must ask the kernel before it uses tiles; see runtime.py."""
+"""The feature whose tiles a process must request from the kernel; see runtime.py."""
 
 
 @dataclass(frozen=True, slots=True)
 class IsaLevel:
-    """One level. `simdlen` is in bits; `vec_isa` names torch's class of vector types.
+    """One level. `simdlen` is in bits. `vec_isa` names torch's class of vector types.
 
-    `has_bf16`: torch may use AVX512_BF16 conversions. `features` are sorted.
+    `has_bf16`: torch may use AVX512_BF16 conversions. `features` is sorted.
     """
 
     name: str
@@ -36,7 +35,7 @@ class IsaLevel:
 
     @property
     def has_bf16_alone(self) -> bool:
-        """Whether products of bfloat16 are best made of AVX512_BF16: there are no tiles."""
+        """Whether AVX512_BF16 is the best way to multiply bfloat16, since there are no tiles."""
         return self.has_bf16 and TILE_FEATURE not in self.features
 
 
@@ -59,4 +58,4 @@ _LEVELS = (
 )
 
 ISA_LEVELS: Mapping[str, IsaLevel] = MappingProxyType({level.name: level for level in _LEVELS})
-"""By name, each one a superset of the one before it."""
+"""Levels by name. Each includes the one before it."""

@@ -1,10 +1,10 @@
-"""Which of the loops that inductor writes threads share. Offline only.
+"""Decides which of inductor's loops the threads share. Offline only.
 
-Matrix products and attention are templates of ours; inductor writes what is between them. Over a prompt's rows that is a
-seventh of a step of two threads, while one of them waits (docs/adr/0065-shared-loops.md); in a decode step it is less than
-sharing costs. Left to itself, inductor shares either by the number of threads of the machine that builds, or every loop.
+Matrix products and attention are our templates; inductor writes the loops between them. For a prompt's rows these loops are
+a seventh of a step on two threads if one thread waits (docs/adr/0065-shared-loops.md). In a decode step they take less time
+than sharing costs. By default inductor shares by the number of threads of the building machine, or shares every loop.
 
-What a number is does not depend on who computes it: no sum is shared, and a unit that adds to what is stored shares nothing.
+Results do not depend on the thread that computes them: no sum is shared, and units that add to stored values share nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ADDING = ("index_add", "scatter_add", "scatter_reduce")
 def shared_loops(graph: fx.Graph) -> Iterator[None]:
     """While active, inductor shares the loops of `graph` over at least `cpp.threads` x `cpp.min_chunk_size` numbers.
 
-    By how many threads is known when a unit runs: `cpp.dynamic_threads` must be on.
+    The number of threads is decided when a unit runs: `cpp.dynamic_threads` must be on.
     """
     adds = any(map(_adds, graph.nodes))
     decide = CppKernel.decide_parallel_depth
@@ -32,7 +32,7 @@ def shared_loops(graph: fx.Graph) -> Iterator[None]:
     def decide_ours(kernel: CppKernel, deepest: ParallelDepth, threads: int) -> ParallelDepth:
         if adds or deepest.start_depth > 0 or kernel.reduction_depth == 0:
             return ParallelDepth(parallel_depth=0, start_depth=deepest.start_depth)
-        # With dynamic threads alone, loops are shared however small they are.
+        # With dynamic threads on, inductor would share the smallest loops, too.
         with config.patch({"cpp.dynamic_threads": False}):
             decided: ParallelDepth = decide(kernel, deepest, threads)
         return decided
@@ -45,7 +45,7 @@ def shared_loops(graph: fx.Graph) -> Iterator[None]:
 
 
 def _adds(node: fx.Node) -> bool:
-    """Whether a node adds to what is stored, in an order that threads would not keep."""
+    """Whether a node adds to stored values, in an order that threads would not keep."""
     name: str = getattr(getattr(node.target, "overloadpacket", None), "__name__", "").removesuffix("_")
     if name == "index_put":
         accumulate: Any = node.kwargs.get("accumulate", node.args[3] if len(node.args) > 3 else False)

@@ -26,12 +26,12 @@ struct PackedLinear {
   using WeightPair = std::conditional_t<sizeof(W) == 1, int16_t, int32_t>;    // the weights of two inputs
   static constexpr int64_t P = 16;           // outputs of a panel
   static constexpr int64_t J = (K + 1) / 2;  // pairs of inputs
-  static constexpr int64_t ROWS = 16;        // whose sums fit into registers
-  static constexpr int64_t HALF = ROWS / 2;  // whose sums still need not wait for each other
+  static constexpr int64_t ROWS = 16;        // rows whose sums fit into registers
+  static constexpr int64_t HALF = ROWS / 2;  // enough rows to hide the latency of sums
   static constexpr int64_t PANELS = (N + P - 1) / P;
   static constexpr bool WIDENS_FIRST = sizeof(W) == 1 && M > ROWS;
 
-  // Asks for the weights that come 32 KiB later: the machine's own foresight ends where a pair takes long.
+  // Prefetches the weights 32 KiB ahead: the hardware prefetcher stops where a pair takes long.
   static inline void fetch(const void* weights) {
     __builtin_prefetch(static_cast<const char*>(weights) + (32 << 10), 0, 2);
   }
@@ -71,7 +71,7 @@ struct PackedLinear {
       _mm256_mask_storeu_epi16(output + r * N, finish.used, (__m256i)_mm512_cvtneps_pbh(finish.more));
   }
 
-  // ROWS rows of one panel; `is_zero` is of each half of them.
+  // ROWS rows of one panel; `is_zero` says which halves are zeros.
   template <typename Q>
   static inline void some_rows(const Pair* x, const bool* is_zero, const Q* panel, const Finish& finish, T* output) {
     if (!is_zero[1]) return rows<ROWS, false>(x, panel, finish, output);
@@ -80,7 +80,7 @@ struct PackedLinear {
     no_rows<HALF>(finish, output + HALF * N);
   }
 
-  // All rows of one panel: ROWS at a time, and what is left at once. `is_zero` is of each HALF.
+  // All rows of one panel: ROWS at a time, then the rest. `is_zero` says which runs of HALF rows are zeros.
   template <bool FIRST, typename Q>
   static inline void all_rows(const Pair* x, const bool* is_zero, const Q* panel, const Finish& finish, T* output) {
     constexpr int64_t WHOLE = M / ROWS * ROWS, REST = M % ROWS;
@@ -116,7 +116,7 @@ struct PackedLinear {
     return rows;
   }
 
-  // One panel; `wide` has room for its weights in bfloat16 where they are widened first.
+  // One panel; `wide` has room for its weights in bfloat16 if they are widened first.
   static inline void panel(const Pair* x, const bool* is_zero, const WeightPair* weights, const Finish& finish,
                            int32_t* wide, T* output) {
     if constexpr (WIDENS_FIRST) {
@@ -130,13 +130,13 @@ struct PackedLinear {
     }
   }
 
-  // output[M][N] = x[M][K] times the weights, times scales[N] where they are integers, plus bias[N] unless that is null.
+  // output[M][N] = x[M][K] times the weights, times scales[N] if they are integers, plus bias[N] unless it is null.
   static void run(const T* x, const W* weights, const float* scales, const T* bias, T* output) {
     const std::unique_ptr<T[]> copy = K % 2 == 0 ? nullptr : padded(x);
     const Pair* pairs = reinterpret_cast<const Pair*>(K % 2 == 0 ? x : copy.get());
     const WeightPair* first = reinterpret_cast<const WeightPair*>(weights);
     bool is_zero[M / HALF + 1];
-    for (int64_t i = 2; i < M / ROWS * 2; ++i) is_zero[i] = are_zeros(pairs + i * HALF * J);  // The first are somebody's.
+    for (int64_t i = 2; i < M / ROWS * 2; ++i) is_zero[i] = are_zeros(pairs + i * HALF * J);  // The first rows are real.
 #pragma omp parallel if (omp_get_max_threads() > 1)
     {
       const std::unique_ptr<int32_t[]> wide(WIDENS_FIRST ? new int32_t[J * P] : nullptr);

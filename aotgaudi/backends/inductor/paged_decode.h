@@ -1,19 +1,19 @@
-// Decode attention over a paged cache, which is read where it lies. See paged_decode.py, which puts it into units.
+// Decode attention over a paged cache, which is read in place. paged_decode.py puts it into units.
 //
 // One call is one row and one KV head: its G query heads see the tokens of the row's blocks, block after block, with a
-// running maximum and total. Sums are float32. What a row gets depends on its own blocks alone, in their order.
+// running maximum and total. Sums are float32. A row's result depends on its blocks alone, in their order.
 //
-// The two products of a block are in float32, or, with AVX512_BF16, over pairs of bfloat16 as they lie.
+// The two products of a block are in float32 or, with AVX512_BF16, over neighbouring pairs of bfloat16.
 #ifndef AOTGAUDI_PAGED_DECODE
 #define AOTGAUDI_PAGED_DECODE
 namespace aotgaudi {
 
 constexpr float kMasked = -1.0e30f;
 
-// The largest of 4, 3, 2, 1 that divides n: as many accumulators as registers hold.
+// The largest of 4, 3, 2, 1 that divides n: the number of accumulators, which must fit into registers.
 constexpr int64_t tile_of(int64_t n) { return n % 4 == 0 ? 4 : n % 3 == 0 ? 3 : n % 2 == 0 ? 2 : 1; }
 
-// The products in float32. A head is DP numbers there, zeros behind its end.
+// The products in float32. A head is padded with zeros to DP numbers.
 template <typename T, int64_t D, int64_t G, int64_t B>
 struct InFloats {
   using Vec = at::vec::Vectorized<float>;
@@ -24,7 +24,7 @@ struct InFloats {
   static constexpr int64_t GT = tile_of(G);
   static constexpr int64_t CT = tile_of(C);
 
-  // W values from the c-th vector of a head on; zeros behind its end.
+  // The c-th vector of a head: W values, padded with zeros.
   static inline Vec load(const T* head, int64_t c) {
     const T* from = head + c * W;
     alignas(64) T tail[W] = {};
@@ -114,7 +114,7 @@ struct Products {
 };
 
 #ifdef __AVX512BF16__
-// The products over pairs: of keys two numbers of a head, of values those of two tokens, whose weights are rounded for it.
+// The products over pairs: two numbers of a head of keys, or the numbers of two tokens of values, with rounded weights.
 template <int64_t D, int64_t G, int64_t B>
 struct InPairs {
   using T = c10::BFloat16;
@@ -130,12 +130,12 @@ struct InPairs {
 
   InPairs(const T* heads, float scale) : query(reinterpret_cast<const Pair*>(heads)), scaling(scale) {}
 
-  // Asks for the numbers of 16 tokens.
+  // Prefetches the numbers of 16 tokens.
   static inline void fetch(const T* tokens) {
     for (int64_t i = 0; i < P * D; i += 32) __builtin_prefetch(tokens + i, 0, 2);
   }
 
-  // scores[g][t ... t + 16) = query[g] . keys[t]. It asks for the keys that come next, and for the values of these.
+  // scores[g][t ... t + 16) = query[g] . keys[t]. Prefetches the next keys, and the values of these.
   inline void score(const T* keys, const T* values, int64_t t, float* scores) const {
     fetch(keys + (t + P) * D);
     fetch(values + t * D);
@@ -235,7 +235,7 @@ struct PagedDecode {
     }
   }
 
-  // One head's scores of a block to weights; its maximum and total so far, and what it has summed up, follow.
+  // Turns one head's scores of a block into weights, and rescales its total and sums to the new maximum.
   static inline void weigh(float* scores, const bool* seen, int64_t first, int64_t last, int64_t end, float softcap,
                            float& top, float& total, float* out) {
     if (softcap != 0.f)

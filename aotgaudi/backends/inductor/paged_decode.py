@@ -1,8 +1,7 @@
-"""Decode attention in units: a template of ours, in which inductor has no part but to call it. Offline only.
+"""Decode attention, in units: our template ``paged_decode.h``, which inductor only calls. Offline only.
 
-What inductor makes of the operator's definition copies every block of every row in each step. The code in
-``paged_decode.h`` reads the cache where it lies, and leaves out what nobody sees: its cost follows the tokens in use, not
-the size of the bucket.
+Inductor's code for the operator's definition would copy every block of every row in each step. The template reads the cache
+in place and skips hidden tokens, so its cost follows the tokens in use and not the size of the bucket.
 """
 
 from __future__ import annotations
@@ -64,4 +63,4 @@ def _lower(
 
 
 LOWERINGS = {PAGED_DECODE: _lower}
-"""What inductor makes of the operator."""
+"""How inductor compiles the operator."""

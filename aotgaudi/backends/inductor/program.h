@@ -1,7 +1,7 @@
 // Runs the calls of a program, one unit after another, without the interpreter. See runtime.py.
 //
-// Every unit has this function beside torch's interface (toolchain.py), and a process uses that of any of them. While it runs,
-// other threads have the interpreter.
+// Every unit has this function in addition to torch's interface (toolchain.py); a process uses any unit's. While it runs, other
+// threads have the interpreter.
 #ifndef AOTGAUDI_PROGRAM
 #define AOTGAUDI_PROGRAM
 #include <cstddef>
@@ -29,8 +29,8 @@ struct AotgaudiCall {
   int64_t num_outputs;
 };
 
-// Returns 0, and handles of the tensors in the slots `outputs`, which the caller owns; or what a call returned that failed.
-// Either way the slots `transient` are empty then, and their tensors gone.
+// Returns 0, and handles of the tensors in the slots `outputs`, which the caller owns; or the error of the call that failed.
+// In both cases it frees the tensors in the slots `transient` and leaves these empty.
 __attribute__((visibility("default"))) int32_t aotgaudi_run(
     const AotgaudiCall* calls, int64_t num_calls, AtenTensorHandle* slots, const int32_t* transient,
     int64_t num_transient, const int32_t* outputs, int64_t num_outputs, AtenTensorHandle* results) {
@@ -50,7 +50,7 @@ __attribute__((visibility("default"))) int32_t aotgaudi_run(
     }
     try {
       error = call.run(call.container, given.data(), given.size(), found.data(), found.size(), nullptr, nullptr);
-    } catch (const std::exception& exception) {  // What is checked before the unit's own code.
+    } catch (const std::exception& exception) {  // From checks that run before the unit's code.
       std::fprintf(stderr, "Error: %s\n", exception.what());
       error = 1;
     }

@@ -1,9 +1,9 @@
-// Attention of prompts: bfloat16 with AVX512_BF16. See prompt_attention.py, which puts it into units.
+// Attention of prompts: bfloat16 with AVX512_BF16. prompt_attention.py puts it into units.
 //
-// Keys and values are first laid out in panels, as the weights of linear layers are (panels.h): keys 16 tokens beside each
-// other, values 16 of their numbers. Then 16 rows at a time go over chunks of keys, with a running maximum and total; a row
-// is a query of one head, and rows of all heads that share a KV head are neighbours. What none of 16 rows sees costs
-// nothing, and a row that sees nothing is zeros. Scores and sums are float32, weights bfloat16.
+// Keys and values are first packed into panels like the weights of linear layers (packed_linear.h): a panel has 16 tokens of
+// keys, or 16 numbers of values. Then 16 rows at a time go over chunks of keys, with a running maximum and total. A row
+// is a query of one head, and rows of all heads that share a KV head are neighbours. Keys that none of 16 rows sees cost
+// nothing, and a row that sees nothing gets zeros. Scores and sums are float32, weights bfloat16.
 #ifndef AOTGAUDI_PROMPT_ATTENTION
 #define AOTGAUDI_PROMPT_ATTENTION
 namespace aotgaudi {
@@ -25,13 +25,13 @@ struct PromptAttention {
     int64_t num_panels() const { return (k + P - 1) / P; }
   };
 
-  // Sixteen numbers from the d-th on of a head, as 32-bit words; zeros behind its end, and where there is no head.
+  // Sixteen numbers of a head from the d-th on, as 32-bit words; zeros past its end, or without a head.
   static inline __m512i words(const T* head, int64_t d) {
     const __mmask16 there = head == nullptr ? 0 : D - d >= P ? 0xffff : (1 << (D - d)) - 1;
     return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, head + d));
   }
 
-  // A panel of 16 keys [16][D] as [J][16][2]. Zeros stand for what is not there.
+  // A panel of 16 keys [16][D] as [J][16][2], padded with zeros.
   static void lay_out_keys(const T* keys, int64_t count, T* panel) {
     if constexpr (D % 2 == 0) {
       const __mmask16 there = count >= P ? 0xffff : (1 << count) - 1;
@@ -68,13 +68,13 @@ struct PromptAttention {
     }
   }
 
-  // What 16 rows have of the keys so far.
+  // The running results of 16 rows.
   struct Rows {
     alignas(64) T query[P * 2 * J] = {};
     alignas(64) float out[P][C * P] = {};
     alignas(64) float scores[P][KEYS];
     alignas(64) T weights[P][KEYS];
-    const bool* seen[P];  // of each row; null: there is no such row
+    const bool* seen[P];  // of each row; null without a row
     float top[P], total[P] = {};
   };
 
@@ -109,7 +109,7 @@ struct PromptAttention {
     return true;
   }
 
-  // A row's scores of keys `first` to `last` to weights; what it has summed up follows its maximum.
+  // Turns a row's scores of keys `first` to `last` into weights, and rescales its sums to the new maximum.
   static inline void weigh(Rows& rows, int64_t r, int64_t first, int64_t last) {
     Vec largest(rows.top[r]);
     for (int64_t t = first; t < last; t += P) largest = at::vec::maximum(largest, Vec::loadu(rows.scores[r] + t));

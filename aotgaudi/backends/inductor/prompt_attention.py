@@ -1,7 +1,7 @@
-"""Attention of prompts in units: a template of ours, ``prompt_attention.h``. Offline only.
+"""Attention of prompts, in units: our template ``prompt_attention.h``. Offline only.
 
-Torch's own kernel computes what a mask hides, padding and later tokens, and its products in bfloat16 are slow where a CPU
-has AVX512_BF16 and no tiles. There, and for bfloat16 alone, the template takes its place; elsewhere a graph stays as it is.
+Torch's kernel also computes what a mask hides (padding and later tokens), and its bfloat16 products are slow on a CPU with
+AVX512_BF16 and no tiles. On such a CPU, and only for bfloat16, the template replaces it; other graphs stay unchanged.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _CALL = r"""
 
 @torch.library.custom_op("aotgaudi::prompt_attention", mutates_args=())
 def prompt_attention(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scaling: float) -> Tensor:
-    """What the template computes: to be compiled, not to be run. A query that sees nothing gets zeros.
+    """Defines what the template computes. Compiled, never run. A query that sees nothing gets zeros.
 
-    The query [b, q, H, D], keys and values [b, K, k, D], what is seen [b, 1, q, k]. Returns [b, q, H, D].
+    Query [b, q, H, D], keys and values [b, K, k, D], visible keys [b, 1, q, k]. Returns [b, q, H, D].
     """
     found = torch.nn.functional.scaled_dot_product_attention(
         query.transpose(1, 2), keys, values, attn_mask=seen, scale=scaling, enable_gqa=True
@@ -44,9 +44,9 @@ PROMPT_ATTENTION = torch.ops.aotgaudi.prompt_attention.default
 
 
 def take_template(graph: fx.Graph, values: Mapping[fx.Node, Tensor]) -> None:
-    """Makes the attention of `graph` the template's where that can take it. Changes `graph`.
+    """Replaces attention in `graph` by the template where the template supports it. Changes `graph`.
 
-    `values` are what nodes have, of no contents.
+    `values` has a tensor without contents for each node.
     """
     for node in graph.find_nodes(op="call_function", target=_SDPA):
         call = _arguments(node)
@@ -68,7 +68,7 @@ def _arguments(node: fx.Node) -> Mapping[str, Any]:
 
 
 def _can_take(call: Mapping[str, Any], values: Mapping[fx.Node, Tensor]) -> bool:
-    """Whether attention is of bfloat16, with a scale, and with a mask [b, 1, q, k] alone."""
+    """Whether attention is in bfloat16, with a scale, and with a mask [b, 1, q, k] as its only restriction."""
     if call["dropout_p"] or call["is_causal"] or call["attn_mask"] is None or call["scale"] is None:
         return False
     query, key, value, mask = (values[call[name]] for name in ("query", "key", "value", "attn_mask"))
@@ -101,4 +101,4 @@ def _lower(query: Any, keys: Any, values: Any, seen: Any, scaling: float) -> Any
 
 
 LOWERINGS = {PROMPT_ATTENTION: _lower}
-"""What inductor makes of the operator."""
+"""How inductor compiles the operator."""

@@ -1,4 +1,4 @@
-"""What the graph of a unit becomes before inductor compiles it: calls of what is faster on the target. Offline only."""
+"""Rewrites a unit's graph before inductor compiles it, to call what is faster on the target. Offline only."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from aotgaudi.graphs.canonical import InputSpec
 
 
 def rewrite(graph: fx.GraphModule, specs: list[InputSpec], level: IsaLevel) -> dict[int, str]:
-    """Changes `graph`. Returns the layout of each input that is not as its spec says, by its number."""
+    """Changes `graph`. Returns the layout of each reordered input, by its number."""
     values: Mapping[fx.Node, Tensor] = {}
-    if level.has_bf16_alone:  # Nobody asks for them elsewhere.
+    if level.has_bf16_alone:  # Other levels do not look at them.
         values = _values_of(graph, specs)
         take_template(graph.graph, values)
     layouts = reorder_weights(graph.graph, specs, level, values)
@@ -28,14 +28,14 @@ def rewrite(graph: fx.GraphModule, specs: list[InputSpec], level: IsaLevel) -> d
 
 
 class _Noted(fx.Interpreter):
-    """Notes the tensor that each node has."""
+    """Records each node's tensor."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__(graph)
         self.found: dict[fx.Node, Tensor] = {}
 
     def run_node(self, n: fx.Node) -> Any:
-        """Part of fx's interpreter."""
+        """Records the node's tensor; part of fx's interpreter."""
         value = super().run_node(n)
         if isinstance(value, Tensor):
             self.found[n] = value
@@ -43,7 +43,7 @@ class _Noted(fx.Interpreter):
 
 
 def _values_of(graph: fx.GraphModule, specs: list[InputSpec]) -> Mapping[fx.Node, Tensor]:
-    """Returns the tensors of the nodes, of no contents."""
+    """Returns a tensor without contents for each node."""
     noted = _Noted(graph)
     with FakeTensorMode() as mode, torch.no_grad():
         noted.run(*map(mode.from_tensor, example_inputs(specs, seed=0)))

@@ -12,7 +12,7 @@ using Doubles = at::vec::VectorizedN<double, 2>;
 constexpr int64_t W = Vec::size();
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
-// Floats as integers in the same order; the inverse of itself but for the type.
+// Floats as integers in the same order, and back.
 inline int64_t key_of(float value) {
   int32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
@@ -26,7 +26,7 @@ inline float value_of(int64_t key) {
   return value;
 }
 
-// The lanes of a comparison's result that are true.
+// The true lanes of a comparison's result.
 inline uint32_t lanes(const Vec& mask) { return ~static_cast<uint32_t>(mask.zero_mask()) & ((1u << W) - 1); }
 
 inline Doubles widen(const Vec& value) { return at::vec::convert<double, 2, float, 1>(at::vec::VectorizedN<float, 1>(value)); }
@@ -51,8 +51,8 @@ inline double sum(const float* values, int64_t n) {
   return total(sums) + rest;
 }
 
-// Writes the lanes of `value` that `found` names, and of `ids` (or null) the same, one after another; returns their number.
-// Up to W places are written to. Whether `found` has few or many lanes, and which, makes no difference to the time.
+// Writes the lanes of `value` that `found` names one after another, and those of `ids` unless it is null. Returns their number.
+// It may write to W places. The time does not depend on `found`.
 inline int64_t pack(const Vec& value, const int32_t* ids, uint32_t found, float* to, int32_t* to_ids) {
 #if defined(CPU_CAPABILITY_AVX512)
   _mm512_storeu_ps(to, _mm512_maskz_compress_ps(found, value));
@@ -71,7 +71,7 @@ inline int64_t pack(const Vec& value, const int32_t* ids, uint32_t found, float*
 #endif
 }
 
-// Moves the values from `least` up to below `end` to `to`, which may be where they are, and their ids with them.
+// Moves the values in [`least`, `end`) and their ids to `to` and `to_ids`, which may be the same arrays.
 inline int64_t keep(const float* values, const int32_t* ids, int64_t n, float least, float end, float* to, int32_t* to_ids) {
   int64_t kept = 0;
   for (int64_t i = 0; i < n; i += W) {
@@ -112,12 +112,12 @@ inline void weigh(const float* values, int64_t n, const float* least, double* su
   }
 }
 
-// The largest t for which the values of at least t are `wanted` in number (kMass: sum up to `wanted`); the smallest value
-// where even all are not enough. It is one of the values, of which there is at least one. `values` is padded, and `room`
-// holds as many. With kMass none is negative.
+// The largest t such that `wanted` values are at least t (kMass: such that these values sum to `wanted`); the smallest value
+// if all together are too few. The result is one of the values, of which there is at least one. `values` is padded, and
+// `room` has the same size. With kMass no value is negative.
 template <bool kMass>
 inline float cut(const float* values, int64_t n, double wanted, float* room) {
-  double above = 0;  // What the values at or beyond `end` weigh.
+  double above = 0;  // Number (kMass: sum) of the values from `end` on.
   for (;;) {
     Vec smallest(values[0]), largest(values[0]);
     for (int64_t i = 0; i + W <= n; i += W) {
@@ -148,7 +148,7 @@ inline float cut(const float* values, int64_t n, double wanted, float* room) {
   }
 }
 
-// The place of the first value whose cumulative weight exceeds the share `noise` of all.
+// The index of the first value whose cumulative weight exceeds the share `noise` of the total.
 inline int64_t pick(const float* weights, int64_t n, double noise, double* sums) {
   constexpr int64_t kBlock = 256;
   double all = 0;
@@ -161,11 +161,11 @@ inline int64_t pick(const float* weights, int64_t n, double noise, double* sums)
     for (int64_t i = b * kBlock; i < std::min(n, (b + 1) * kBlock); ++i)
       if ((cumulative += weights[i]) > wanted) return i;
   }
-  while (n > 1 && !(weights[n - 1] > 0)) --n;  // Rounding, at the very end of the noise.
+  while (n > 1 && !(weights[n - 1] > 0)) --n;  // Rounding can lead here if the noise is close to 1.
   return n - 1;
 }
 
-// How a row is filtered; the defaults keep all.
+// A row's filters; the defaults keep all tokens.
 struct Filter {
   int64_t top_k = 0;
   float top_p = 1;
@@ -246,7 +246,7 @@ class Row {
     return keep(room.values, room.ids, n, least, std::numeric_limits<float>::infinity(), room.values, room.ids);
   }
 
-  // The candidates that top-k leaves: of so many groups the largest is no less than `least`, so the k-th largest is not.
+  // The candidates after top-k. If the largest values of k groups are at least `least`, so is the k-th largest value.
   inline int64_t take_top(const T* logits, int64_t k) {
     const bool is_filtered = k > 0 && k < V;
     const int64_t n = take(logits, is_filtered && k <= kFullGroups ? cut<false>(room.groups, kGroups, k, room.spare) : kNothing);
@@ -255,7 +255,7 @@ class Row {
     return keep_from(n, cut<false>(room.values, n, k, room.spare));
   }
 
-  // The candidates that top-p leaves. What weighs less than an even share of what may be left out is left out at once.
+  // The candidates after top-p. Weights below an even share of what may be dropped are dropped at once.
   inline int64_t keep_nucleus(int64_t n, float top_p) {
     const double all = sum(room.values, n);
     const float surely_out = 0.999 * (1.0 - top_p) * all / n;

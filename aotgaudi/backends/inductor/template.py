@@ -1,8 +1,8 @@
-"""C++ of ours in units: inductor has no part in it but to call it. Offline only.
+"""Our C++ in units, which inductor only calls. Offline only.
 
-A template is a header beside this module, and the body of one call of it, in which inputs have their names. The call may
-also use ``dtype``, the first input's, and whatever else `called` is given. Nothing is fused into it
-(``epilogue_fusion`` in compiler.py): it would have to write that itself.
+A template is a header in this folder and the body of one call, in which inputs have their names. The call may also use
+``dtype`` (the first input's) and the other values given to `called`. Inductor fuses nothing into it (``epilogue_fusion`` in
+compiler.py), because a template would have to write the fused code itself.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from importlib import resources
 from typing import Any
 
 import torch
-import torch._inductor.lowering  # Before cpp_template, with which it is in a circle.
+import torch._inductor.lowering  # Before cpp_template: the two import each other.
 from torch._inductor import ir
 from torch._inductor.codegen.cpp_template import CppTemplate
 from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
@@ -70,10 +70,10 @@ def called(
     Args:
         name: Of the header.
         body: The call, a Jinja template that writes to ``output``.
-        inputs: What inductor has for each input by its name in the call; None: there is none.
+        inputs: Inductor's value of each input, by its name in the call; None for an absent one.
         shape: Of the output, which is contiguous.
         dtype: Of the output.
-        **values: What `body` uses besides.
+        **values: Other values that `body` uses.
     """
     realize = ir.ExternKernel
     found = {

@@ -1,21 +1,20 @@
-"""What inductor compiles with: exactly the instructions of a level, and no trace of the machine that builds.
+"""The compiler that inductor calls: exactly the instructions of a level, and no trace of the machine that builds.
 
-Offline only. Left to itself, inductor asks the building machine twice, and keeps what it is told:
+Offline only. By default inductor asks the building machine twice and keeps the answers:
 
-* `pick_vec_isa` takes the first valid class of the wanted width, so a machine with AMX or VNNI generates code for
-  them, and adds ``-mavx512bf16`` or not by what was compiled before in the process. `pinned` leaves one choice.
+* `pick_vec_isa` takes the first valid class of the wanted width. So a machine with AMX or VNNI generates code for
+  them, and ``-mavx512bf16`` depends on what the process compiled before. `pinned` leaves one choice.
 * Commands have ``-march=native`` (older versions of torch know no other), and ``__FILE__`` puts the paths of the work
-  directory and of torch's headers into the code. There is no option for more compiler flags, but there has always
-  been one for the compiler: ours is a script of a few lines, which has the last word on both.
+  directory and of torch's headers into the code. Torch has no option for more compiler flags, but it has one for the
+  compiler: ours is a short script, whose flags come last and win.
 
-The script also makes precompiled headers whole or absent. Inductor keeps them for ever, in a folder of the
-temporary directory that anybody can foresee, and a header that a killed compiler left half-written fails every
-later compile. Here they lie in the build's own folder.
+The script also makes precompiled headers whole or absent. Inductor keeps them for ever, in a predictable folder of the
+temporary directory, and a header that a killed compiler left half-written fails every later compile. Ours lie in the
+build's folder.
 
-What every unit has in common is compiled once. Inductor writes the C interface of a unit, and the container behind it, into
-each wrapper, and a header of torch has each wrapper compile ``std::regex``, to read the word "cpu": measured, nearly all of
-what g++ has to do for one. They depend on nothing of the unit but the name of a class, so they are one object, which the
-script links into each.
+Code that all units share is compiled once. Inductor writes a unit's C interface, and the container behind it, into each
+wrapper, and a header of torch makes each wrapper compile ``std::regex`` to read the word "cpu": measured, nearly all of
+g++'s work for one. This code depends only on the name of a class, so it is one object, linked into each unit.
 """
 
 from __future__ import annotations
@@ -71,9 +70,9 @@ case $output in
 esac
 exec {compiler} "$@"
 """
-"""Environment variables of g++ that add to its search, or to what it links, are not in a key: they are taken
-away. Generated sources are named by hashes of commands that hold paths: they become ``unit/wrapper.cpp`` and the
-like. Of several ``-march``, several ``-o`` and several maps that fit, the last one holds."""
+"""The script removes environment variables that add to g++'s search paths or libraries, since no key has them. Generated
+sources, named by hashes of commands with paths in them, become ``unit/wrapper.cpp`` and the like. Of several ``-march``,
+``-o`` and matching maps, g++ takes the last."""
 
 _INTERFACE = "interface.o"
 _INTERFACE_SOURCE = """\
@@ -85,7 +84,7 @@ _NO_CHECKS = """
     static constexpr bool _check_aoti_runtime_check_inputs_env() { return false; }
     static inline void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {}
 """
-"""In place of a function for each input, which compares its sizes where AOTI_RUNTIME_CHECK_INPUTS is set: never here."""
+"""Replaces functions that compare each input's sizes if AOTI_RUNTIME_CHECK_INPUTS is set, which it never is here."""
 
 _HEADER = Path("torch/csrc/inductor/aoti_runtime/model_base.h")
 _IN_HEADER = re.compile(r"^inline (void parse_device_str\([^)]*\)) (\{.*?^\})$", re.MULTILINE | re.DOTALL)
@@ -93,7 +92,7 @@ _NOT_IN_HEADER = r"""\1;
 #ifdef AOTGAUDI_INTERFACE
 \1 \2
 #endif"""
-"""A function of torch's header is declared in it, and defined in the interface alone."""
+"""Leaves a function's declaration in torch's header and defines it only in the interface."""
 
 _LONGEST_PATH = 200
 
@@ -101,15 +100,15 @@ _LONGEST_PATH = 200
 class Toolchain:
     """The compiler for one level, installed below `folder`, which outlives compiles. Not thread-safe.
 
-    `flags` say what g++ may emit; they come last. `identity`, one line, names the versions of all that it consists of.
-    Raises CompileError where there is no g++.
+    `flags` say what g++ may emit; they come last. `identity`, one line, names the versions of all parts.
+    Raises CompileError if g++ is missing.
     """
 
     def __init__(self, level: IsaLevel, flags: tuple[str, ...], folder: Path, identity: str = "") -> None:
         self._level = level
         self._torch = Path(torch.__file__).absolute().parent
         script = _script((*flags, f"-ffile-prefix-map={self._torch}=torch"), identity)
-        # Another script, of another torch say, is another compiler, with headers and an interface of its own.
+        # Another script (of another torch, say) is another compiler, with other headers and another interface.
         self._folder = folder.absolute() / f"{level.name}-{sha256_bytes(script)[:12]}"
         self._compiler = self._folder / "g++"  # By this name torch knows what it is.
         if not self._compiler.exists():
@@ -119,20 +118,20 @@ class Toolchain:
             write_atomic(self._compiler, script, mode=0o755)
         with contextlib.suppress(
             OSError
-        ):  # The store's collector goes by it; in a shared store it may be another's.
+        ):  # The store's collector reads this time. In a shared store the folder may belong to another user.
             os.utime(self._folder)
 
     @contextlib.contextmanager
     def applied(self, work_dir: Path) -> Iterator[dict[str, Any]]:
-        """Yields the inductor options to compile with; until the end, inductor has no other choice.
+        """Yields the inductor options to compile with. While active, inductor has no other choice.
 
-        What inductor caches besides goes to `work_dir`, and with it.
+        Inductor's other caches go to `work_dir` and end with it.
         """
         isa = pinned(self._level)
         headers = self._folder / "headers"
         with contextlib.ExitStack() as stack:
             stack.enter_context(_replaced(cpu_vec_isa, "valid_vec_isa_list", lambda: [isa]))
-            if hasattr(codecache, "_HEADER_DIR"):  # Before it, headers were not precompiled.
+            if hasattr(codecache, "_HEADER_DIR"):  # Older versions do not precompile headers.
                 stack.enter_context(_replaced(codecache, "_HEADER_DIR", str(headers)))
                 stack.enter_context(_replaced(codecache, "_HEADER_LOCK_DIR", str(headers / "locks")))
             stack.enter_context(_cache_dir(work_dir / "inductor"))
@@ -146,10 +145,10 @@ class Toolchain:
 
     @contextlib.contextmanager
     def one_interface(self, options: dict[str, Any]) -> Iterator[None]:
-        """Until the end, wrappers are without the interface of units, which is linked into each. Only while `applied`.
+        """While active, wrappers omit the interface of units, which is linked into each unit. Only while `applied`.
 
-        They are without checks of inputs, too, which nobody turns on. `options` are inductor's, all of them: they decide how
-        the interface is compiled, by the first who comes.
+        Wrappers also omit checks of inputs, which are never on. `options` are all of inductor's options: the first caller
+        compiles the interface with them.
         """
         made = self._folder / _INTERFACE
         with (self._folder / f"{_INTERFACE}.lock").open("w") as lock, torch._inductor.config.patch(options):
@@ -163,7 +162,7 @@ class Toolchain:
             yield
 
     def path_in(self, artifact: Path, work_dir: Path) -> str | None:
-        """Returns a path of this machine that the artifact holds, or None: it must not say where it was built."""
+        """Returns a path of this machine that the artifact contains, or None. Artifacts must not hold one."""
         data = artifact.read_bytes()
         for root in sorted({*_machine_roots(), self._torch, self._folder, work_dir, work_dir.resolve()}):
             at = data.find(os.fsencode(f"{root}/"))
@@ -184,11 +183,11 @@ def _without_regex(header: Path) -> bytes:
 
 
 def _compile_interface(made: Path) -> None:
-    """Compiles torch's own source of the interface, as inductor does wrappers, to the file `made`, whole or not at all."""
+    """Compiles torch's source of the interface to `made`, with inductor's commands for wrappers, whole or not at all."""
     source = Path(inspect.getfile(CppWrapperCpu)).parent / "aoti_runtime" / "interface.cpp"
     with tempfile.TemporaryDirectory(dir=made.parent) as folder:
         copy = Path(folder) / "interface.cpp"
-        parts = (source, Path(__file__).with_name("program.h"))  # The latter is ours.
+        parts = (source, Path(__file__).with_name("program.h"))  # The second file is ours.
         texts = (part.read_text(encoding="utf-8") for part in parts)
         copy.write_text("\n".join((_INTERFACE_SOURCE, *texts)), encoding="utf-8")
         options = cpp_builder.CppTorchDeviceOptions(
@@ -223,10 +222,10 @@ def _machine_roots() -> set[Path]:
 
 @functools.cache
 def pinned(level: IsaLevel) -> cpu_vec_isa.VecISA:
-    """Returns torch's vector types for `level`, which are always valid and add no flags of their own.
+    """Returns torch's vector types for `level`, which are always valid and add no flags.
 
-    Torch's own objects find out by compiling probes, and change themselves by the result. One object a level: torch keeps
-    what it knows of precompiled headers by it.
+    Torch's objects compile probes to find out, and change themselves by the result. There is one object per level, because
+    torch remembers precompiled headers by it.
     """
     base: Any = getattr(cpu_vec_isa, level.vec_isa)
 
