@@ -354,7 +354,14 @@ CODE = sorted(
     for path in (PACKAGE / folder).glob("*.py")
 )
 
-OF_UNITS = ("canonical.py", "draw.py", "export.py", "int8_linear.py", "paged_decode.py")
+OF_UNITS = (
+    "canonical.py",
+    "export.py",
+    "paged_decode.py",
+    "quantization.py",
+    "quantized_linear.py",
+    "sample_tokens.py",
+)
 """Files of `graphs` that say what a unit's text means, or that what compiles it calls."""
 
 
