@@ -22,6 +22,7 @@ from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import CONFIG_KEYS_EXCLUDED, ModelSpec
 from aotgaudi.spec.parse import parse_spec
+from aotgaudi.spec.sampler import UPSTREAM_SETTINGS, SamplerSpec
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "data" / "keys.json"
 CONFIG: dict[str, Any] = {
@@ -344,7 +345,9 @@ def _manifest_id() -> str:
     from aotgaudi.manifest.manifest import Manifest
 
     text = _SPEC_WITH_A_CONFIG_FILE.replace('"config.json"', _inline(CONFIG))
-    return Manifest.of(parse_spec(text, Path())).id
+    spec = parse_spec(text, Path())
+    stated = SamplerSpec(settings=UPSTREAM_SETTINGS)  # Earlier releases' default.
+    return Manifest.of(spec.model_copy(update={"sampler": stated})).id
 
 
 def _inline(value: Mapping[str, Any]) -> str:
