@@ -18,17 +18,14 @@ from aotgaudi.cli.options import ABOVE_ZERO, STORE, json_option, option, options
 from aotgaudi.cli.show import emit
 from aotgaudi.doctor.hpu.contract import LINES
 from aotgaudi.doctor.hpu.examination import acquire, examine, require_bridge, selected
-from aotgaudi.doctor.hpu.findings import HpuCheck, LineFinding
-from aotgaudi.doctor.hpu.lab import Lab
+from aotgaudi.doctor.hpu.lab import HpuCheck, Lab, LineFinding
 from aotgaudi.doctor.hpu.report import JSON_NAME, MARKDOWN_NAME, DoctorReport
-from aotgaudi.doctor.machine import examine_machine
-from aotgaudi.doctor.machine_finding import MachineFinding, Purpose
+from aotgaudi.doctor.machine import MachineFinding, Purpose, examine_machine
 from aotgaudi.doctor.trial import TRIAL_SECONDS, try_to_compile
 from aotgaudi.errors import SpecError, TargetError, store_error
 from aotgaudi.files import temporary_file, write_atomic
 from aotgaudi.gaudi.environment import ENGINE_RULES, sealed_variables
-from aotgaudi.gaudi.identity import Installation
-from aotgaudi.gaudi.inventory import Inventory, find_cards
+from aotgaudi.gaudi.identity import Installation, Inventory, find_cards
 
 _TARGET_CHECKS = frozenset({"H-05", "H-06", "H-09"})
 """What the mode of keys is learnt from."""

@@ -1,4 +1,4 @@
-"""What a machine can build and serve, and, on a Gaudi, which lines of the contract with the bridge hold there.
+"""What a machine can build and serve, and which lines of the contract with Gaudi's bridge hold there.
 
-``machine`` looks at any machine, ``hpu`` examines a Gaudi.
+`machine` looks at any machine, `trial` compiles on it, and `hpu` examines a Gaudi.
 """

@@ -1,29 +1,60 @@
-"""What this machine can build and serve: a finding for each thing that decides it. Imports no torch, compiles nothing."""
+"""What this machine can build and serve: one finding for each thing that decides it. Imports no torch, compiles nothing."""
 
 from __future__ import annotations
 
+import fcntl
+import mmap
 import os
 import platform
+import resource
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 import aotgaudi
 from aotgaudi.backends.base import NOT_INSTALLED, version_of
 from aotgaudi.backends.inductor.levels import ISA_LEVELS
 from aotgaudi.backends.inductor.probe import cpu_features, levels_within, tool_version
-from aotgaudi.doctor.kernel import kernel_findings
-from aotgaudi.doctor.machine_finding import MachineFinding, Purpose, Status
-from aotgaudi.doctor.memory import Memory, available_memory
+from aotgaudi.child import python_command
 from aotgaudi.errors import EXTRAS, SpecError, StoreError
-from aotgaudi.gaudi.identity import PLUGIN
-from aotgaudi.gaudi.inventory import Inventory, find_cards
-from aotgaudi.machine import available_cores
+from aotgaudi.gaudi.identity import PLUGIN, Inventory, find_cards
+from aotgaudi.machine import Memory, available_cores, available_memory
+from aotgaudi.runtime.seccomp import forbid_processes
+from aotgaudi.server.front.limits import DEFAULT_MAX_CONNECTIONS
 from aotgaudi.store.access import NETWORK_FILE_SYSTEMS, file_system
+from aotgaudi.store.memfd import SEALS
 from aotgaudi.store.store import Store
+
+Status = Literal["ok", "warning", "error"]
+"""`error`: it is broken, or keeps what is installed here from working. `warning`: it lacks or hinders something."""
+
+Purpose = Literal["build", "serve"]
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFinding:
+    """One thing that was looked at.
+
+    Attributes:
+        subject: What was looked at.
+        status: How it is.
+        observation: What was seen, in one line.
+        remedy: What would be right; empty where all is well.
+        prevents: What this machine cannot do for it.
+    """
+
+    subject: str
+    status: Status
+    observation: str
+    remedy: str = ""
+    prevents: tuple[Purpose, ...] = ()
+
 
 EXTRA_PURPOSES: Mapping[str, str] = MappingProxyType(
     {
@@ -54,6 +85,11 @@ _ELSEWHERE = "in another environment than the Gaudi bridge's: "
 _BOTH: tuple[Purpose, ...] = ("build", "serve")
 _CONSTRAINTS = Path(aotgaudi.__file__).with_name("constraints.txt")
 """The versions that the tests ran with; the wheel has it."""
+
+_FILTER_SECONDS = 60.0
+
+MANY_FILES = DEFAULT_MAX_CONNECTIONS + 1024
+"""As many connections as a server takes by default, and the objects of a large bundle while it is loaded."""
 
 
 def examine_machine(store_root: Path) -> Iterator[MachineFinding]:
@@ -228,3 +264,69 @@ def _is_filled(path: Path) -> bool:
 
 def _size(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.1f} GB"
+
+
+# What serving asks of the kernel
+
+
+def kernel_findings() -> Iterator[MachineFinding]:
+    """Yields what is found. A process of its own tries the filter, which nobody could take off again."""
+    yield of_filter(python_command("aotgaudi.doctor.machine"))
+    yield of_sealed_memory()
+    yield of_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+
+
+def of_filter(command: list[str]) -> MachineFinding:
+    """Whether the kernel can be told to refuse processes; `command` tells it, and ends with 0 if it was."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_FILTER_SECONDS, check=False)
+        problem = (
+            "" if done.returncode == 0 else (done.stderr.splitlines() or ["it ended without a word"])[-1]
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        problem = str(error)
+    if not problem:
+        return MachineFinding("seccomp", "ok", "the kernel refuses to start processes for a server")
+    return MachineFinding(
+        "seccomp",
+        "warning",
+        f"no filter can be set, so that a server's guard is its hook in Python alone: {problem}",
+        "a container profile that allows seccomp(2)",
+    )
+
+
+def of_sealed_memory() -> MachineFinding:
+    """Whether code can be loaded as a server does it: from anonymous memory that is sealed."""
+    try:
+        descriptor = os.memfd_create("doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.write(descriptor, b"\0")
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+            mmap.mmap(descriptor, 1, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC).close()
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        remedy = "a kernel and a container that allow memfd_create(2), seals, and code in such memory"
+        return MachineFinding(
+            "sealed memory", "error", f"cannot be used: {error.strerror}", remedy, ("serve",)
+        )
+    return MachineFinding("sealed memory", "ok", "objects can be sealed and code mapped from them")
+
+
+def of_open_files(hard_limit: int) -> MachineFinding:
+    """Whether a server may open as many files as it would like to."""
+    if hard_limit == resource.RLIM_INFINITY:
+        return MachineFinding("open files", "ok", "no limit")
+    if hard_limit >= MANY_FILES:
+        return MachineFinding("open files", "ok", f"{hard_limit} at most")
+    return MachineFinding(
+        "open files",
+        "warning",
+        f"{hard_limit} at most: a server then takes fewer connections, and a large bundle may not load",
+        f"{MANY_FILES} (`ulimit -Hn`, LimitNOFILE=, --ulimit nofile=)",
+    )
+
+
+def main() -> None:
+    """In a process of its own: has the kernel refuse processes. Raises TargetError where it cannot."""
+    forbid_processes()

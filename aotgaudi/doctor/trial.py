@@ -1,4 +1,4 @@
-"""Builds one entry of a tiny model, as any build does, in a store that is thrown away: whether that works, and its time."""
+"""Builds one entry of a tiny model in a throw-away store, as any build does: whether that works, and how long it takes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aotgaudi.compile.pipeline import Workers, compile_missing
 from aotgaudi.compile.run import Watch
-from aotgaudi.doctor.machine_finding import MachineFinding
+from aotgaudi.doctor.machine import MachineFinding
 from aotgaudi.entries import DecodeEntry
 from aotgaudi.errors import AotGaudiError, BuildInterruptedError
 from aotgaudi.manifest.manifest import Manifest

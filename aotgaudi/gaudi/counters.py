@@ -1,10 +1,12 @@
-"""What the bridge counts in this process: graphs compiled, recipes found and missed, operators that fell back to the CPU.
+"""What the bridge counts in this process: compiled graphs, recipes found and missed, operators that fell back to the CPU.
 
 ``habana_frameworks.torch.hpu.metrics`` comes in two styles. The older counts when something happens; the newer queues
-events and counts them when it is asked (K-16), so it must be asked now and then. Both are read here in the same way;
-the module is passed in by whoever has imported it. Source: ``metrics.py`` of the bridge.
+events and counts when asked (K-16), so it must be asked now and then. Both are read the same way here. The caller
+imports the module and passes it in. Source: ``metrics.py`` of the bridge.
 
-Compiling may go on in a thread of the bridge: synchronize with the device before a count is taken.
+Compiling may continue in a thread of the bridge: synchronise with the device before you take a count.
+
+`require_found` has no caller in the product yet: the HPU backend will prove with it that a unit found its recipes.
 """
 
 from __future__ import annotations
@@ -92,12 +94,6 @@ class Counters:
         """Returns the totals since the process began, or since somebody reset the metrics."""
         eager_compiled = 0 if self._eager_cache_size is None else int(self._eager_cache_size())
         return counts_of(*map(self._stats, (COMPILATIONS, RECIPES, FALLBACKS)), eager_compiled=eager_compiled)
-
-    def stop_telling_recipes(self) -> None:
-        """Ends the counting of recipes: where nobody reads it any more, the newer style's queue would grow for ever."""
-        metric = self._metrics.metric_global(RECIPES)
-        if metric is not None:
-            metric.stop()
 
     def _stats(self, name: str) -> Mapping[str, Any]:
         metric = self._metrics.metric_global(name)

@@ -1,10 +1,14 @@
-"""What environment variables do to compiled code, and which ones a process must have before it imports torch.
+"""Environment variables on Gaudi: which change compiled code, and which a process needs before it imports torch.
 
-Everything that may change code is part of what was sealed: whatever begins like a variable of the bridge, the graph
-compiler, its kernels or the collectives, unless it is on the neutral list, where each has its reason. What vLLM's own
-variables do is in `aotgaudi.wrap.from_vllm.variables`: here they change nothing. The bridge
-reads nearly all of them once, when it is imported, which ``import torch`` may do (K-01); so what is set later has no
-effect, and processes are started with what they need.
+A variable that may change code is sealed. That is every variable whose name begins like those of the bridge, the graph
+compiler, its kernels or the collectives, unless `NEUTRAL` lists it with a reason. vLLM's own variables change nothing here;
+`aotgaudi.wrap.from_vllm.variables` has them. The bridge reads nearly all variables once, when it is imported, which
+``import torch`` may do (K-01). So later settings have no effect, and processes are started with what they need.
+
+`CACHE_VARIABLE` says where the bridge keeps recipes and what it may do to them:
+``<directory>[,<delete at start>[,<limit in MiB>[,<on a shared file system>]]]``. A process reads it once, when it acquires
+the device. Bridges before about 1.22 abort at a fourth field (K-27), so we never write one.
+Source: ``recipe_cache_config.cpp`` of the bridge.
 """
 
 from __future__ import annotations
@@ -17,8 +21,83 @@ from types import MappingProxyType
 
 from aotgaudi.digest import sha256_bytes, sha256_file
 from aotgaudi.errors import SpecError
-from aotgaudi.gaudi.cache_setting import VARIABLE as CACHE_VARIABLE
-from aotgaudi.gaudi.cache_setting import sealed_setting
+
+CACHE_VARIABLE = "PT_HPU_RECIPE_CACHE_CONFIG"
+DEFAULT_LIMIT_MIB = 1024
+
+_FIELDS = (
+    "the directory",
+    "whether to delete it at the start",
+    "the limit in MiB",
+    "on a shared file system",
+)
+_TRUE = frozenset({"1", "y", "yes", "t", "true", "on"})
+_FALSE = frozenset({"0", "n", "no", "f", "false", "off"})
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSetting:
+    """What the bridge makes of the variable.
+
+    Attributes:
+        directory: Flat; None: nothing is kept on disk.
+        delete_at_start: Every process whose LOCAL_RANK is 0 or unset removes what is there when it starts.
+        limit_mib: Beyond it the bridge removes the oldest recipes; 0: never.
+        is_shared: Files get the writer's name appended, and no locks are taken.
+    """
+
+    directory: Path | None
+    delete_at_start: bool = False
+    limit_mib: int = DEFAULT_LIMIT_MIB
+    is_shared: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> CacheSetting:
+        """Returns what `text` sets. An empty field is the default; on a shared file system nothing is ever removed.
+
+        Raises:
+            SpecError: more than four fields, or a field that cannot be read.
+        """
+        fields = text.split(",")
+        if len(fields) > len(_FIELDS):
+            raise SpecError(CACHE_VARIABLE, f"has {len(fields)} fields", "at most " + ", ".join(_FIELDS))
+        path, delete, limit, shared = (*fields, *[""] * (len(_FIELDS) - len(fields)))
+        is_shared = _boolean(shared, _FIELDS[3])
+        return cls(
+            directory=Path(path) if path else None,
+            delete_at_start=_boolean(delete, _FIELDS[1]) and not is_shared,
+            limit_mib=0 if is_shared else _limit(limit),
+            is_shared=is_shared,
+        )
+
+
+def sealed_setting(directory: Path) -> str:
+    """Returns the variable's value for a directory that the bridge must leave as it is: nothing is deleted or evicted.
+
+    Raises:
+        SpecError: the path has a comma, which the bridge takes for the end of the field.
+    """
+    if "," in str(directory):
+        raise SpecError(
+            str(directory), "has a comma, which ends a field of " + CACHE_VARIABLE, "another directory"
+        )
+    return f"{directory},false,0"
+
+
+def _boolean(text: str, what: str) -> bool:
+    word = text.strip().lower()
+    if word and word not in _TRUE | _FALSE:
+        raise SpecError(CACHE_VARIABLE, f"{what} is {text!r}", "true or false")
+    return word in _TRUE
+
+
+def _limit(text: str) -> int:
+    if not text.strip():
+        return DEFAULT_LIMIT_MIB
+    if not text.strip().isdecimal():
+        raise SpecError(CACHE_VARIABLE, f"{_FIELDS[2]} is {text!r}", "a whole number; 0: no limit")
+    return int(text)
+
 
 _MAY_CHANGE_CODE = re.compile(
     r"(PT_|HABANA_|HCCL_|HCL_|GC_|GCFG_|ENABLE_|DISABLE_|SRAM_|MME_|TPC_|FUSER_|RUNTIME_|QUANT|HPU_|EXP_FLAGS|SYN"

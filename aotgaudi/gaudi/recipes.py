@@ -1,28 +1,40 @@
-"""The files of the bridge's recipe cache: what a directory holds, and taking pairs from it.
+"""The bridge's recipes on disk: names, complete pairs, collecting by key, sets, restoring, waiting until they are stored.
 
-A graph that the bridge has compiled is two files, written in this order::
+`RecipeSet` and `materialise` have no caller in the product yet: the HPU backend will seal and restore recipes with them.
+Today only the tests on the double use them.
+
+The bridge writes a compiled graph as two files, in this order::
 
     <H>_<L>_syn<V>.recipe       H: the bridge's key, decimal; L: of its libraries, hex; V: Synapse's version
     <H>_<L>_syn<V>.metadata     with at least one byte: the pair is complete
 
-On a shared file system the bridge appends ``_<pid>_<mac>`` to both names, and announces with an empty ``temp_`` file
-what it is compiling. The bridge verifies nothing and writes without fsync or rename, so a directory that it has
-written is a source to collect from, once, after its writers have ended; what is kept is named by our own digests.
-Source: ``hpu_recipe_cache.cpp`` and ``cache_file_handler.cpp`` of the bridge.
+On a shared file system it appends ``_<pid>_<mac>`` to both names, and announces with an empty ``temp_`` file what it is
+compiling. It writes without fsync or rename, in a thread, and a kill loses what is queued (K-35). So a directory that it
+has written is a source to collect from, once, after its writers have ended; what we keep is named by our own digests.
+
+It finds a recipe by its name alone and verifies nothing (K-29, K-38), and a recipe for another type of device fails only
+when it is launched (K-28). So all of that is compared before a process that would use recipes starts.
+Sources: ``hpu_recipe_cache.cpp``, ``cache_file_handler.cpp``, ``job_thread.h`` and ``utils/debug/__init__.py``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
+import shutil
 import stat
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, get_args
 
-from aotgaudi.errors import CompileError, store_error
+from aotgaudi.digest import Digest
+from aotgaudi.errors import CompileError, CorruptError, SpecError, TargetError, store_error
+from aotgaudi.gaudi.identity import DeviceType
 
 _NAME = re.compile(
     r"(?P<stem>(?P<key>[0-9]{1,20})_(?P<libraries>[0-9a-f]{1,16})_syn(?P<synapse>[0-9A-Za-z.+-]+?))"
@@ -269,3 +281,219 @@ def _children(directory: Path) -> list[Path]:
 
 def _is_ranked(name: str, configured: str) -> bool:
     return name.startswith(configured) and name[len(configured) :].isdecimal()
+
+
+_CHUNK_BYTES = 1 << 20
+_KINDS = frozenset({"recipe", "metadata"})
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeSet:
+    """Complete pairs, all of one version of the software and for one type of device.
+
+    Attributes:
+        device_type: What they were compiled for.
+        synapse: V of all names.
+        libraries: L of all names.
+        files: Name -> digest.
+
+    Raises:
+        CorruptError: a file of a pair is missing, or a name is of something else or of another version.
+    """
+
+    device_type: DeviceType
+    synapse: str
+    libraries: str
+    files: Mapping[str, Digest]
+
+    def __post_init__(self) -> None:
+        kinds: defaultdict[str, set[str]] = defaultdict(set)
+        for name in self.files:
+            parsed = RecipeName.parse(name)
+            if parsed is None or str(parsed) != name:
+                raise CorruptError(
+                    f"{name}: is not the name of a recipe's file, and recipes alone can be restored"
+                )
+            for noun, found, wanted in (
+                ("synapse", parsed.synapse, self.synapse),
+                ("libraries", parsed.libraries, self.libraries),
+            ):
+                if found != wanted:
+                    raise CorruptError(
+                        f"{name}: is of another version of {noun} than the others: {found}, not {wanted}"
+                    )
+            kinds[parsed.key].add(parsed.kind)
+        for key, found_kinds in kinds.items():
+            for missing in _KINDS - found_kinds:
+                raise CorruptError(f"recipe {key}: its {missing} is missing")
+
+    @classmethod
+    def of(
+        cls, device_type: DeviceType, files: Mapping[str, Path], keep: Callable[[Path], Digest] | None = None
+    ) -> RecipeSet:
+        """Returns the set of collected `files`, each of which is read once.
+
+        Args:
+            device_type: Of the card that they were compiled for.
+            files: Name -> where the bridge has written it.
+            keep: Takes a copy of a file and returns its digest, as ``store.objects.put_file`` does, so that what is
+                hashed is what is kept; None: files are hashed only.
+
+        Raises:
+            CorruptError: as the constructor.
+            StoreError: a file cannot be read, or not be kept.
+        """
+        parsed = next((found for found in map(RecipeName.parse, files) if found is not None), None)
+        synapse, libraries = (parsed.synapse, parsed.libraries) if parsed is not None else ("", "")
+        digest_of = keep or _digest
+        return cls(device_type, synapse, libraries, {name: digest_of(path) for name, path in files.items()})
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> RecipeSet:
+        """Returns what `as_record` wrote. Raises CorruptError for anything else, or as the constructor does."""
+        try:
+            values = {name: record[name] for name in ("device_type", "synapse", "libraries")}
+            files = {str(name): Digest.parse(digest) for name, digest in record["files"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptError(f"a record of recipes is malformed: {error!r}") from error
+        if values["device_type"] not in get_args(DeviceType) or not all(map(_is_text, values.values())):
+            raise CorruptError(f"a record of recipes is malformed: {values}")
+        return cls(**values, files=files)
+
+    def as_record(self) -> dict[str, Any]:
+        """Returns the set as JSON: digests as the store's records have them, so that they keep its objects."""
+        return {
+            "device_type": self.device_type,
+            "synapse": self.synapse,
+            "libraries": self.libraries,
+            "files": {name: str(digest) for name, digest in sorted(self.files.items())},
+        }
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The bridge's keys of the pairs, in order."""
+        parsed = (RecipeName.parse(name) for name in self.files)
+        return tuple(sorted({found.key for found in parsed if found is not None}, key=int))
+
+    def require_usable(self, device_type: str, synapse: str, libraries: str | None = None) -> None:
+        """Raises TargetError, naming what differs, unless a process on such a device would find and run the recipes.
+
+        Args:
+            device_type: Of its card.
+            synapse: What its device calls its capability.
+            libraries: L of a recipe that it compiled; None: not known yet.
+        """
+        for component, sealed, found in (
+            ("machine", self.device_type, device_type),
+            ("toolchain.synapse", self.synapse, synapse),
+            ("toolchain.libraries", self.libraries, libraries),
+        ):
+            if self.files and found is not None and sealed != found:
+                raise TargetError(
+                    f"target.{component}: recipes were compiled for {sealed}, this machine has {found}"
+                )
+
+
+def materialise(objects: Mapping[str, tuple[Digest, Path]], directory: Path) -> None:
+    """Makes `directory`, with a copy of every object under its name: files 0444, the directory 0555.
+
+    The bridge then finds every recipe and can add none. What is copied is hashed on the way. After an error nothing of the
+    directory is left.
+
+    Args:
+        objects: Name of a recipe's file -> its digest, and where to read it.
+        directory: Must not exist; its parent should be writable by us alone.
+
+    Raises:
+        CorruptError: an object is not what its digest says.
+        SpecError: a name is not that of a recipe's file, or the directory exists.
+        StoreError: an object cannot be read, or the directory not be written.
+    """
+    for name in objects:
+        parsed = RecipeName.parse(name)
+        if parsed is None or str(parsed) != name:
+            raise SpecError(name, "is not the name of a recipe's file", "<H>_<L>_syn<V>.recipe or .metadata")
+    try:
+        directory.mkdir(mode=0o700)
+    except FileExistsError as error:
+        raise SpecError(str(directory), "exists already", "a new directory") from error
+    except OSError as error:
+        raise store_error("make", directory, error) from error
+    try:
+        for name, (digest, source) in objects.items():
+            _copy(source, digest, directory / name)
+        directory.chmod(0o555)
+    except BaseException as error:
+        shutil.rmtree(directory, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise store_error("write", directory, error) from error
+        raise
+
+
+def _digest(path: Path) -> Digest:
+    state = hashlib.sha256()
+    size = sum(len(chunk) for chunk in _chunks(path, state))
+    return Digest(state.hexdigest(), size)
+
+
+def _copy(source: Path, digest: Digest, destination: Path) -> None:
+    state = hashlib.sha256()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    with os.fdopen(os.open(destination, flags, 0o600), "wb") as writer:
+        size = sum(writer.write(chunk) for chunk in _chunks(source, state))
+        os.fchmod(writer.fileno(), 0o444)
+    found = Digest(state.hexdigest(), size)
+    if found != digest:
+        raise CorruptError(f"{destination.name}: is {found}, should be {digest}")
+
+
+def _chunks(path: Path, state: hashlib._Hash) -> Iterator[bytes]:
+    """Yields what a file has, and feeds it to `state`. Raises StoreError."""
+    try:
+        with path.open("rb") as reader:
+            while chunk := reader.read(_CHUNK_BYTES):
+                state.update(chunk)
+                yield chunk
+    except OSError as error:
+        raise store_error("read", path, error) from error
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+_SETTLED_SECONDS = 1.0
+_LONGEST_SECONDS = 10.0
+
+
+def flush_recipes(debug: object, directory: Path) -> bool:
+    """Waits until every recipe is stored in `directory`. Returns whether the bridge could be told to.
+
+    Where it cannot, this waits until nothing has changed there for a second, ten seconds at most; what was stored is
+    then known only after the process has ended in an orderly way.
+
+    Args:
+        debug: The module ``habana_frameworks.torch.utils.debug``, imported by the caller.
+        directory: Of the recipes, which may be missing.
+
+    Raises:
+        StoreError: the directory cannot be listed.
+    """
+    flush = getattr(debug, "_flush_disk_cache", None)
+    if flush is not None:
+        flush()
+        return True
+    deadline, before = time.monotonic() + _LONGEST_SECONDS, None
+    while before != (now := _sizes(directory)) and time.monotonic() < deadline:
+        before = now
+        time.sleep(_SETTLED_SECONDS)
+    return False
+
+
+def _sizes(directory: Path) -> dict[str, int]:
+    try:
+        return {path.name: path.stat().st_size for path in directory.iterdir()}
+    except FileNotFoundError:
+        return {}  # Not made yet, or a temporary file went while we looked.
+    except OSError as error:
+        raise store_error("list", directory, error) from error

@@ -45,7 +45,7 @@ class Engine:
         from aotgaudi.bucketing.strategy import BucketingInputs
         from aotgaudi.bucketing.upstream import UpstreamLookup
         from aotgaudi.bucketing.versions import GaudiVersion, find_version
-        from aotgaudi.doctor.hpu.probes.bridge import Bridge
+        from aotgaudi.doctor.hpu.bridge import Bridge
 
         version = find_version(VERSION)
         assert isinstance(version, GaudiVersion)

@@ -6,11 +6,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from aotgaudi.doctor.hpu.probes.bridge import Bridge, recipe_directory
-from aotgaudi.doctor.hpu.probes.recipes import SHAPES, graph
+from aotgaudi.doctor.hpu.bridge import SHAPES, Bridge, graph, recipe_directory
 from aotgaudi.gaudi.environment import process_environment
-from aotgaudi.gaudi.recipe_set import RecipeSet
-from aotgaudi.gaudi.recipes import collect
+from aotgaudi.gaudi.recipes import RecipeSet, collect
 from aotgaudi.store.store import Store
 
 GRAPHS = (1, 2, 3)

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from aotgaudi.doctor.hpu.probes import run as probe_process
-from aotgaudi.doctor.hpu.probes.recipes import SHAPES, graph
+from aotgaudi.doctor.hpu import bridge
+from aotgaudi.doctor.hpu.bridge import SHAPES, graph
 
 
 def import_torch() -> None:
@@ -79,7 +79,12 @@ class Fork:
 
 def start_probe(arguments: Sequence[str], environment: Mapping[str, str], output: Path) -> Fork:
     """Starts a probe in a fork of this process; see `aotgaudi.doctor.hpu.lab.StartProbe`."""
-    return start_fork(lambda: probe_process.main(*arguments), environment, output)
+
+    def run() -> None:
+        sys.argv[1:] = arguments
+        bridge.main()
+
+    return start_fork(run, environment, output)
 
 
 def start_fork(action: Callable[[], None], environment: Mapping[str, str], output: Path) -> Fork:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.doctor.hpu.lab import Lab, Outcome
-from aotgaudi.gaudi.cache_setting import VARIABLE
-from aotgaudi.gaudi.metric_file import metric_files, read_metric_file
+from aotgaudi.gaudi.environment import CACHE_VARIABLE
 from aotgaudi.gaudi.recipes import find_directories, scan
 from tests.hpu.collecting import environment_of
 from tests.hpu.forks import start_probe
@@ -33,14 +33,14 @@ def test_a_shared_file_system_gets_names_with_their_writer(
     compile_one: Callable[[Settings], Outcome], tmp_path: Path
 ) -> None:
     """D-12: and nothing is left of what announced the compilation."""
-    outcome = compile_one({VARIABLE: f"{tmp_path / 'nfs'},true,1,true"})
+    outcome = compile_one({CACHE_VARIABLE: f"{tmp_path / 'nfs'},true,1,true"})
 
     assert outcome.is_whole, outcome.problem
     found = scan(tmp_path / "nfs")
     assert len(found.pairs) == 1
     assert not found.leftovers
     assert found.pairs[0].recipe.name.count("_") == 4
-    again = compile_one({VARIABLE: f"{tmp_path / 'nfs'},true,1,true"})
+    again = compile_one({CACHE_VARIABLE: f"{tmp_path / 'nfs'},true,1,true"})
     assert again.is_whole, again.problem
     assert len(list((tmp_path / "nfs").iterdir())) == 2  # Found, and not deleted.
 
@@ -49,7 +49,7 @@ def test_the_rank_is_appended_in_inference_mode(
     compile_one: Callable[[Settings], Outcome], tmp_path: Path
 ) -> None:
     """D-12: which is why a build removes both variables; the core finds such a directory all the same."""
-    compile_one({VARIABLE: f"{tmp_path / 'cache'},false,0", "RANK": "3", "PT_HPU_INFERENCE_MODE": "1"})
+    compile_one({CACHE_VARIABLE: f"{tmp_path / 'cache'},false,0", "RANK": "3", "PT_HPU_INFERENCE_MODE": "1"})
 
     assert find_directories(tmp_path / "cache") == (tmp_path / "cache3",)
     assert len(scan(tmp_path / "cache3").pairs) == 1
@@ -64,7 +64,7 @@ def test_a_directory_is_emptied_at_the_start_by_the_first_rank_and_by_those_with
     cache.mkdir()
     (cache / "of-before").touch()
 
-    compile_one({VARIABLE: f"{cache},true,0", "LOCAL_RANK": rank})
+    compile_one({CACHE_VARIABLE: f"{cache},true,0", "LOCAL_RANK": rank})
 
     assert (cache / "of-before").exists() != is_deleted
 
@@ -78,7 +78,7 @@ def test_beyond_the_limit_the_oldest_pairs_go(
     (cache / "1_2_syn3.recipe").write_bytes(bytes(2 << 20))
     (cache / "1_2_syn3.metadata").write_bytes(b"holder")
 
-    compile_one({VARIABLE: f"{cache},false,1"})
+    compile_one({CACHE_VARIABLE: f"{cache},false,1"})
 
     found = scan(cache)
     assert len(found.pairs) == 1
@@ -90,7 +90,7 @@ def test_a_recipe_that_is_torn_is_compiled_again(
     compile_one: Callable[[Settings], Outcome], tmp_path: Path
 ) -> None:
     """D-10: the bridge warns and misses; it does not mend what has metadata."""
-    setting = {VARIABLE: f"{tmp_path / 'cache'},false,0"}
+    setting = {CACHE_VARIABLE: f"{tmp_path / 'cache'},false,0"}
     compile_one(setting)
     (pair,) = scan(tmp_path / "cache").pairs
     torn = pair.recipe.read_bytes()[:-1]
@@ -105,23 +105,27 @@ def test_a_recipe_that_is_torn_is_compiled_again(
 def test_a_process_tells_what_it_counted_when_it_ends(
     compile_one: Callable[[Settings], Outcome], tmp_path: Path
 ) -> None:
-    """D-14: the metrics file, which the core reads."""
+    """D-14: the metrics file, one a process, with totals in the last record of each metric."""
     configured = tmp_path / "metrics.json"
     for rank in (None, None, "2"):
         compile_one({"PT_HPU_METRICS_FILE": str(configured), "RANK": rank})
 
-    files = metric_files(configured)
+    files = sorted(tmp_path.glob("metrics*"))
+    totals = [
+        {record["metric_name"]: dict(record["statistics"]) for record in json.loads(path.read_bytes())}
+        for path in files
+    ]
 
     assert [path.name for path in files] == ["metrics-rank2.json", "metrics.json", "metrics.json.1"]
-    assert [read_metric_file(path).compiled for path in files] == [1, 1, 1]
-    assert len(read_metric_file(files[0]).misses) == 1
+    assert [metrics["graph_compilation"]["TotalNumber"] for metrics in totals] == [1, 1, 1]
+    assert len(totals[0]["recipe_cache"]["RecipeMiss"]) == 1
 
 
 def test_compile_only_stores_recipes_and_leaves_results_unset(
     compile_one: Callable[[Settings], Outcome], tmp_path: Path
 ) -> None:
     """D-17: which is why a build removes the variable."""
-    outcome = compile_one({VARIABLE: f"{tmp_path / 'cache'},false,0", "PT_COMPILE_ONLY_MODE": "1"})
+    outcome = compile_one({CACHE_VARIABLE: f"{tmp_path / 'cache'},false,0", "PT_COMPILE_ONLY_MODE": "1"})
 
     assert outcome.values["error"] > 1
     assert len(scan(tmp_path / "cache").pairs) == 1

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aotgaudi.gaudi.recipe_set import RecipeSet
+from aotgaudi.gaudi.recipes import RecipeSet
 from aotgaudi.store.fsck import check_store
 from aotgaudi.store.store import Store
 from tests.hpu.collecting import GRAPHS, environment_of, publish_recipes

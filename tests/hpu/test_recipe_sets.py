@@ -13,8 +13,7 @@ from aotgaudi.digest import Digest
 from aotgaudi.doctor.hpu.lab import Lab, Outcome, start_process
 from aotgaudi.errors import CompileError, CorruptError, TargetError
 from aotgaudi.gaudi.counters import Counts, require_found
-from aotgaudi.gaudi.recipe_set import RecipeSet, materialise
-from aotgaudi.gaudi.recipes import RecipeName, collect
+from aotgaudi.gaudi.recipes import RecipeName, RecipeSet, collect, materialise
 from aotgaudi.store.store import Store
 from tests.hpu.collecting import environment_of
 from tests.hpu.forks import start_probe

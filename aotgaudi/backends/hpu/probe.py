@@ -15,8 +15,14 @@ from typing import Literal, get_args
 from aotgaudi.backends.base import Target, version_of
 from aotgaudi.errors import SpecError
 from aotgaudi.gaudi.environment import ENGINE_RULES, may_change_code, sealed_variables
-from aotgaudi.gaudi.identity import PLUGIN, DigestMemory, Installation, LibraryDigests, python_version
-from aotgaudi.gaudi.inventory import DeviceType
+from aotgaudi.gaudi.identity import (
+    PLUGIN,
+    DeviceType,
+    DigestMemory,
+    Installation,
+    LibraryDigests,
+    python_version,
+)
 
 TOOLCHAIN: Mapping[str, str] = MappingProxyType(
     {

@@ -1,5 +1,5 @@
 """``aotgaudi doctor --hpu``: examines on a device what we rely on, line by line of the contract with the bridge.
 
-``examination`` runs the ``checks``, each of which has the ``lab`` run ``probes``, every one in a process of its own, and
-judges what they saw; ``report`` is what is told. The same probes run on a device and, in our tests, on the double.
+`examination` runs the checks of `device`, `recipes` and `lowering`. A check has the `lab` run probes, each in its own
+process, and judges what they saw; `report` is the result. The same probes run on a device and, in our tests, on the double.
 """

@@ -11,21 +11,19 @@ from typing import Literal
 import aotgaudi
 from aotgaudi.backends.base import NOT_INSTALLED, version_of
 from aotgaudi.backends.hpu.probe import KeyMode
-from aotgaudi.doctor.hpu.checks import device, graphs, lowering, recipes, software
-from aotgaudi.doctor.hpu.findings import HpuCheck, LineFinding, Verdict
-from aotgaudi.doctor.hpu.lab import ABSENT, Lab, Outcome
+from aotgaudi.doctor.hpu import device, lowering, recipes
+from aotgaudi.doctor.hpu.lab import ABSENT, HpuCheck, Lab, LineFinding, Outcome, Verdict
 from aotgaudi.doctor.hpu.report import CheckReport, DoctorReport, LineReport, without_private
 from aotgaudi.errors import SpecError, UnexaminedError
-from aotgaudi.gaudi.identity import PLUGIN, python_version
-from aotgaudi.gaudi.inventory import device_type_of
+from aotgaudi.gaudi.identity import PLUGIN, device_type_of, python_version
 
 CHECKS: tuple[HpuCheck, ...] = (
-    *software.VERSIONS,
-    *graphs.CHECKS,
-    *recipes.CHECKS,
-    *software.CHECKS,
+    *device.VERSION_CHECKS,
+    *recipes.GRAPH_CHECKS,
+    *recipes.RECIPE_CHECKS,
+    *device.SOFTWARE_CHECKS,
     *lowering.CHECKS,
-    *device.CHECKS,
+    *device.DEVICE_CHECKS,
 )
 """In the order in which they run: what others need comes first. H-26, end to end, comes with a backend."""
 

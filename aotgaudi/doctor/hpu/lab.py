@@ -1,6 +1,7 @@
-"""Runs each probe of an examination in a process of its own: the bridge reads its environment once, and may abort.
+"""Runs probes, each in its own process, and judges what they saw: a check confirms or refutes lines of the contract.
 
-A probe that takes too long is killed with all that it started, and that is an outcome like any other.
+A probe needs its own process because the bridge reads its environment once, and may abort. A probe that takes too long is
+killed with all that it started, which is an outcome like any other. Checks run in the doctor's process.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 from aotgaudi.child import python_command
 from aotgaudi.gaudi.environment import process_environment
@@ -45,7 +46,7 @@ class ProbeProcess(Protocol):
 
 
 StartProbe = Callable[[Sequence[str], Mapping[str, str], Path], ProbeProcess]
-"""Starts `aotgaudi.doctor.hpu.probes.run` with arguments and an environment; what it prints goes to a file."""
+"""Starts `aotgaudi.doctor.hpu.bridge` with arguments and an environment; what it prints goes to a file."""
 
 
 class ProbeFailedError(Exception):
@@ -124,7 +125,7 @@ class Lab:
         environment: Mapping[str, str | None] | None = None,
         **arguments: Any,
     ) -> Outcome:
-        """Runs ``MODULE.FUNCTION`` of `aotgaudi.doctor.hpu.probes` with `arguments`.
+        """Runs the probe ``MODULE.NAME``, the function `probe_NAME` of a module beside this one, with `arguments`.
 
         Again and again while the card is busy and there is patience left: the one that had it before may just have ended.
 
@@ -204,7 +205,7 @@ def start_process(arguments: Sequence[str], environment: Mapping[str, str], outp
     with output.open("wb") as file:
         return _Subprocess(
             subprocess.Popen(
-                python_command("aotgaudi.doctor.hpu.probes.run", *arguments),
+                python_command("aotgaudi.doctor.hpu.bridge", *arguments),
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -224,3 +225,60 @@ def _wait(process: ProbeProcess, seconds: float) -> str:
     if code >= 0:
         return f"it ended with exit status {code}" if code else ""
     return f"it ended with {signal.Signals(-code).name}"
+
+
+Verdict = Literal["confirmed", "refuted", "unclear", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class LineFinding:
+    """The verdict on one line of the contract, and what was seen, in a few words."""
+
+    line: str
+    verdict: Verdict
+    observation: str
+
+
+@dataclass(frozen=True, slots=True)
+class HpuCheck:
+    """One check.
+
+    Attributes:
+        id: H-nn.
+        title: What is examined.
+        lines: Of the contract.
+        look: Runs probes and judges what they saw: a finding for each line, but for those whose probe came to no end
+            of its own (`Outcome.required`), which are unclear.
+        needs: Lines without which nothing can be said; where one was refuted, the check is skipped. So each fault is
+            reported once, where it is.
+    """
+
+    id: str
+    title: str
+    lines: tuple[str, ...]
+    look: Callable[[Lab], Iterable[LineFinding]]
+    needs: tuple[str, ...] = ()
+
+    def findings(self, lab: Lab, verdicts: Mapping[str, Verdict]) -> tuple[LineFinding, ...]:
+        """Returns a finding for each line, in their order, given the verdicts so far."""
+        refuted = next((line for line in self.needs if verdicts.get(line) == "refuted"), None)
+        if refuted is not None:
+            return tuple(skipped(self.lines, f"{refuted} was refuted"))
+        found: dict[str, LineFinding] = {}
+        problem = "not looked at"
+        try:
+            for finding in self.look(lab):
+                found[finding.line] = finding
+        except ProbeFailedError as error:
+            problem = str(error)
+        return tuple(found.get(line) or LineFinding(line, "unclear", problem) for line in self.lines)
+
+
+def judged(line: str, holds: bool, seen: str, otherwise: str = "") -> LineFinding:
+    """Returns a line's finding where `holds` decides; `otherwise` is what was seen where it does not."""
+    return LineFinding(line, "confirmed" if holds else "refuted", seen if holds else otherwise or seen)
+
+
+def skipped(lines: Iterable[str], reason: str) -> Iterator[LineFinding]:
+    """Yields the findings of lines that were not examined."""
+    return (LineFinding(line, "skipped", reason) for line in lines)

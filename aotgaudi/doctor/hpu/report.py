@@ -18,10 +18,10 @@ from pydantic import Field
 
 from aotgaudi.backends.hpu.probe import KeyMode
 from aotgaudi.doctor.hpu.contract import LINES, Mark
-from aotgaudi.doctor.hpu.findings import Verdict
+from aotgaudi.doctor.hpu.lab import Verdict
 from aotgaudi.document import Document, Value
 from aotgaudi.files import write_atomic
-from aotgaudi.gaudi.inventory import DeviceType
+from aotgaudi.gaudi.identity import DeviceType
 from aotgaudi.manifest.schema import rendered_schema
 
 JSON_NAME, MARKDOWN_NAME, SCHEMA_NAME = "doctor-hpu.json", "doctor-hpu.md", "doctor-hpu.schema.json"

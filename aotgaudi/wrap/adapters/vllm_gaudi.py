@@ -17,11 +17,15 @@ from aotgaudi.bucketing.bucket_file import FILE_VARIABLE
 from aotgaudi.bundle.capture_receipt import Expected, FileKind
 from aotgaudi.bundle.launch import GuestName, Launch
 from aotgaudi.errors import CompileError, SpecError, store_error
-from aotgaudi.gaudi.cache_setting import VARIABLE as CACHE_VARIABLE
-from aotgaudi.gaudi.cache_setting import sealed_setting
-from aotgaudi.gaudi.environment import NEUTRAL, RECIPE_RULES, may_change_code, sealed_variables
-from aotgaudi.gaudi.identity import SYSTEM_LIBRARIES, DigestMemory, Installation, LibraryDigests
-from aotgaudi.gaudi.inventory import find_cards
+from aotgaudi.gaudi.environment import (
+    CACHE_VARIABLE,
+    NEUTRAL,
+    RECIPE_RULES,
+    may_change_code,
+    sealed_setting,
+    sealed_variables,
+)
+from aotgaudi.gaudi.identity import SYSTEM_LIBRARIES, DigestMemory, Installation, LibraryDigests, find_cards
 from aotgaudi.gaudi.recipes import RecipeDirectory, find_directories, scan
 from aotgaudi.manifest.bucket_file import BucketFile, bucket_file_of
 from aotgaudi.manifest.manifest import Manifest

@@ -1,4 +1,4 @@
-"""The product of the extension, against a walk over all combinations."""
+"""The extension's tables in three and two dimensions, against a walk over all combinations."""
 
 from __future__ import annotations
 
@@ -14,11 +14,16 @@ from aotgaudi.bucketing.extension import (
     ExtensionExponentialRules,
     ExtensionRules,
     ExtensionStrategy,
+    TwoDimensionalExponential,
+    TwoDimensionalLinear,
+    cut_contexts,
+    extension_range,
 )
+from aotgaudi.bucketing.linear import LinearAxis
 from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
-from aotgaudi.bucketing.versions import find_strategy
+from aotgaudi.bucketing.versions import VERSIONS, find_strategy
 from aotgaudi.errors import SpecError
-from aotgaudi.spec.bucketing import AxisBounds, PromptBounds, SlidingSpec
+from aotgaudi.spec.bucketing import AxisBounds, DecodeBounds, PromptBounds, SlidingSpec
 
 CONTEXTS = (0, 1, 1, 2, 5)
 
@@ -149,3 +154,204 @@ def test_too_many_combinations_are_counted_before_any_is_made() -> None:
 
     with pytest.raises(SpecError, match="gives 9,000,000 prompt buckets"):
         strategy.prompt_table(inputs_with())
+
+
+INPUTS = {
+    "max_num_seqs": 4,
+    "max_num_prefill_seqs": 1,
+    "block_size": 128,
+    "max_num_batched_tokens": 512,
+    "max_model_len": 512,
+    "num_blocks": 300,
+}
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        # The step's tokens leave no room for the context past the end, but after short queries.
+        ("vllm-hpu-extension@8211e0b", 10),
+        ("vllm-hpu-extension@7717587", 10),
+    ],
+)
+def test_prompts_have_every_context_that_the_steps_tokens_hold(version: str, expected: int) -> None:
+    table = find_strategy(version, "linear").prompt_table(BucketingInputs(**INPUTS))
+
+    assert len(table) == expected
+    assert all(query_len + context * 128 <= 512 for _, query_len, context in table)
+
+
+def test_older_versions_have_one_context_more_than_the_model_has_room_for() -> None:
+    inputs = BucketingInputs(**{**INPUTS, "max_num_batched_tokens": 4096})
+
+    longest = {
+        version: max(find_strategy(f"vllm-hpu-extension@{version}", "linear").prompt_table(inputs))
+        for version in ("8211e0b", "7717587")
+    }
+
+    assert longest == {"8211e0b": (1, 512, 1), "7717587": (1, 512, 0)}
+
+
+def test_without_prefix_caching_there_is_no_context() -> None:
+    inputs = BucketingInputs(**INPUTS, prefix_caching=False)
+
+    table = find_strategy("vllm-hpu-extension@8211e0b", "linear").prompt_table(inputs)
+
+    assert table == ((1, 128, 0), (1, 256, 0), (1, 384, 0), (1, 512, 0))
+
+
+def test_decode_contexts_reach_the_end_of_a_contiguous_cache() -> None:
+    strategy = find_strategy("vllm-hpu-extension@8211e0b", "linear")
+
+    contiguous = strategy.decode_table(BucketingInputs(**INPUTS, contiguous_pa=True))
+    scattered = strategy.decode_table(BucketingInputs(**INPUTS))
+
+    assert {context for *_, context in contiguous} == {128, 256, 300}
+    assert {context for *_, context in scattered} == {128, 256}
+
+
+def test_decode_contexts_that_a_person_bounds_stay_within_the_cache() -> None:
+    bounds = DecodeBounds(num_blocks=AxisBounds(step=200, max=1000), batch_size=AxisBounds(max=1))
+    inputs = BucketingInputs(**INPUTS, contiguous_pa=True, decode=bounds)
+
+    table = find_strategy("vllm-hpu-extension@8211e0b", "linear").decode_table(inputs)
+
+    assert table == ((1, 1, 128), (1, 1, 200), (1, 1, 300))
+
+
+@given(st.lists(st.integers(1, 100), unique=True), st.integers(1, 100))
+def test_cut_contexts_end_with_the_first_one_that_reaches_the_cache(values: list[int], end: int) -> None:
+    contexts = sorted(values)
+
+    cut = list(cut_contexts(contexts, end))
+
+    assert cut == [c for c in contexts if c < end] + [end] * any(c >= end for c in contexts)
+
+
+def test_a_range_from_zero_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"here\.min: is 0 \(at least 1 in this version\)"):
+        extension_range(LinearAxis(0, 1, 4), "here")
+
+
+def test_more_contexts_than_can_be_listed_are_refused() -> None:
+    bounds = PromptBounds(query_len=AxisBounds(min=2**30, step=2**30))
+    inputs = BucketingInputs(
+        **{**INPUTS, "block_size": 1, "max_model_len": 2**31 - 1, "max_num_batched_tokens": 2**31 - 1},
+        prompt=bounds,
+    )
+
+    with pytest.raises(SpecError, match=r"bucketing\.prompt\.num_ctx_blocks: gives .* more than 1,000,000"):
+        find_strategy("vllm-hpu-extension@8211e0b", "linear").prompt_table(inputs)
+
+
+OLD, NEW = TwoDimensionalLinear(False), TwoDimensionalLinear(True)
+
+INPUTS_2D = {
+    "max_num_seqs": 4,
+    "max_num_prefill_seqs": 4,
+    "block_size": 128,
+    "max_num_batched_tokens": 1024,
+    "max_model_len": 512,
+    "num_blocks": 300,
+}
+
+inputs = st.builds(
+    BucketingInputs,
+    max_num_seqs=st.integers(1, 64),
+    max_num_prefill_seqs=st.integers(1, 8),
+    block_size=st.sampled_from([16, 128]),
+    max_num_batched_tokens=st.integers(128, 4096),
+    max_model_len=st.integers(128, 4096),
+    num_blocks=st.integers(128, 2000),
+    contiguous_pa=st.booleans(),
+)
+
+
+def test_prompts_are_in_the_order_of_their_tokens() -> None:
+    assert OLD.prompt_table(BucketingInputs(**INPUTS_2D)) == (
+        (1, 128, 0),
+        (2, 128, 0),
+        (1, 256, 0),
+        (1, 384, 0),
+        (4, 128, 0),
+        (2, 256, 0),
+        (1, 512, 0),
+        (2, 384, 0),
+        (4, 256, 0),
+        (2, 512, 0),
+    )
+
+
+@given(inputs)
+def test_every_table_is_in_the_order_of_products_without_repetition(inputs: BucketingInputs) -> None:
+    for strategy in (OLD, NEW, TwoDimensionalExponential(False), TwoDimensionalExponential(True)):
+        prompt = [(batch * query, query) for batch, query, _ in strategy.prompt_table(inputs)]
+        decode = [(batch * blocks, blocks) for batch, _, blocks in strategy.decode_table(inputs)]
+        assert prompt == sorted(set(prompt))
+        assert decode == sorted(set(decode))
+        assert strategy.decode_seed_table(inputs) == strategy.decode_table(inputs)
+
+
+@given(inputs)
+def test_prompts_are_within_the_steps_tokens_unless_none_is(inputs: BucketingInputs) -> None:
+    tokens = [batch * query for batch, query, _ in NEW.prompt_table(inputs)]
+
+    assert max(tokens) <= inputs.max_num_batched_tokens or min(tokens) > inputs.max_num_batched_tokens
+
+
+def test_only_the_newer_release_heeds_contiguous_paged_attention() -> None:
+    contiguous = BucketingInputs(**INPUTS_2D, contiguous_pa=True)
+
+    assert {blocks for *_, blocks in OLD.decode_table(contiguous)} == {128}
+    assert {blocks for *_, blocks in NEW.decode_table(contiguous)} == {128, 256, 300}
+
+
+def test_only_the_newer_release_leaves_out_sequences_without_a_block() -> None:
+    bounds = DecodeBounds(batch_size=AxisBounds(min=4), num_blocks=AxisBounds(min=2, step=4, max=8))
+    inputs = BucketingInputs(**INPUTS_2D, decode=bounds)
+
+    assert OLD.decode_table(inputs) == ((4, 1, 2), (4, 1, 4), (4, 1, 8))
+    assert NEW.decode_table(inputs) == ((4, 1, 4), (4, 1, 8))
+
+
+def test_exponential_heeds_limits_and_no_other_bound() -> None:
+    few = PromptBounds(query_len=AxisBounds(limit=2, min=1, max=4), batch_size=AxisBounds(limit=1))
+
+    table = TwoDimensionalExponential(True).prompt_table(BucketingInputs(**INPUTS_2D, prompt=few))
+
+    assert table == ((4, 128, 0),)
+
+
+def test_exponential_ends_at_the_cache_by_release() -> None:
+    three = DecodeBounds(num_blocks=AxisBounds(limit=3))
+    contiguous = BucketingInputs(**INPUTS_2D, contiguous_pa=True, decode=three)
+
+    assert max(TwoDimensionalExponential(True).decode_table(contiguous))[2] == 300
+    assert max(TwoDimensionalExponential(False).decode_table(contiguous))[2] == 384
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"decode": DecodeBounds(batch_size=AxisBounds(min=8))},
+            r"bucketing\.decode\.batch_size: min is 8, max is 4",
+        ),
+        (
+            {"decode": DecodeBounds(num_blocks=AxisBounds(min=0))},
+            r"bucketing\.decode\.num_blocks\.min: is 0",
+        ),
+        (
+            {"decode": DecodeBounds(num_blocks=AxisBounds(step=1, max=2**31 - 1))},
+            r"bucketing\.decode\.num_blocks: gives",
+        ),
+    ],
+)
+def test_bounds_that_give_no_table_are_refused(changes: dict[str, DecodeBounds], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        OLD.decode_table(BucketingInputs(**INPUTS_2D, **changes))
+
+
+def test_both_releases_are_registered() -> None:
+    for commit in ("2b4ba56", "29bc7a4"):
+        assert set(VERSIONS[f"vllm-hpu-extension@{commit}"].strategies) == {"exponential", "linear"}

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from aotgaudi.cli.main import cli
-from aotgaudi.doctor.machine_finding import MachineFinding
+from aotgaudi.doctor.machine import MachineFinding
 
 GOOD = MachineFinding("cpu", "ok", "x86_64")
 LACKING = MachineFinding("[serve]", "warning", "uvicorn not installed", "pip install it", ("serve",))

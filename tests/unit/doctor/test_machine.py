@@ -1,7 +1,11 @@
-"""What is found about machines: this one, and made-up ones."""
+"""Findings about machines and their kernels: this one, and made-up ones."""
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,23 +14,28 @@ from aotgaudi.backends.base import NOT_INSTALLED
 from aotgaudi.backends.inductor.levels import ISA_LEVELS
 from aotgaudi.doctor.machine import (
     EXTRA_PURPOSES,
+    MANY_FILES,
     ROOM_BYTES,
     WORKER_BYTES,
     examine_machine,
+    kernel_findings,
     missing_modules,
     of_cpu,
     of_extra,
+    of_filter,
     of_gaudi,
     of_memory,
+    of_open_files,
+    of_sealed_memory,
     of_store,
     of_temporary_files,
     of_tools,
     of_torch,
     version_in,
 )
-from aotgaudi.doctor.memory import Memory
 from aotgaudi.errors import EXTRAS
-from aotgaudi.gaudi.inventory import Card, Inventory
+from aotgaudi.gaudi.identity import Card, Inventory
+from aotgaudi.machine import Memory
 from aotgaudi.store.store import Store
 from tests.environment import ROOT
 
@@ -240,3 +249,45 @@ def test_cards_are_counted_and_having_none_is_nothing_wrong() -> None:
 
     assert of_gaudi(Inventory(cards, "sysfs")).observation.startswith("8 of gaudi3, by sysfs: ")
     assert of_gaudi(Inventory()).status == "ok"
+
+
+def test_this_process_can_still_start_others_after_it_was_examined() -> None:
+    findings = list(kernel_findings())
+
+    assert [finding.subject for finding in findings] == ["seccomp", "sealed memory", "open files"]
+    assert os.waitstatus_to_exitcode(os.system("true")) == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "seen"),
+    [
+        ("pass", "ok", "refuses to start processes"),
+        ("import sys; sys.exit('first\\nTargetError: no filter is known')", "warning", "no filter is known"),
+        ("import sys; sys.exit(1)", "warning", "without a word"),
+    ],
+)
+def test_a_filter_that_cannot_be_set_is_a_warning_with_the_reason(code: str, status: str, seen: str) -> None:
+    finding = of_filter([sys.executable, "-c", code])
+
+    assert (finding.status, finding.prevents) == (status, ())
+    assert seen in finding.observation
+
+
+def test_memory_that_cannot_be_sealed_prevents_serving(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert of_sealed_memory().status == "ok"
+
+    def refuse(name: str, flags: int) -> int:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("os.memfd_create", refuse)
+    finding = of_sealed_memory()
+    assert (finding.status, finding.prevents) == ("error", ("serve",))
+    assert "Operation not permitted" in finding.observation
+
+
+@pytest.mark.parametrize(
+    ("limit", "status"),
+    [(resource.RLIM_INFINITY, "ok"), (MANY_FILES, "ok"), (MANY_FILES - 1, "warning")],
+)
+def test_few_open_files_are_a_warning(limit: int, status: str) -> None:
+    assert of_open_files(limit).status == status

@@ -1,16 +1,13 @@
-"""Both styles of the bridge's metrics, and the files that they are written to."""
+"""Both styles of the bridge's metrics."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aotgaudi.errors import StoreError, TargetError
+from aotgaudi.errors import TargetError
 from aotgaudi.gaudi.counters import Counters, Counts, require_found
-from aotgaudi.gaudi.metric_file import metric_files, read_metric_file
 
 
 class OldMetric:
@@ -73,70 +70,11 @@ def test_without_the_count_of_recipes_compilations_are_still_counted() -> None:
 
     assert not counters.knows_recipes
     assert counters.read() == Counts(compiled=4)
-    counters.stop_telling_recipes()
 
 
 def test_without_the_count_of_compilations_nothing_can_be_proved() -> None:
     with pytest.raises(TargetError, match="graph_compilation"):
         Counters(Metrics())
-
-
-def test_the_counting_of_recipes_ends() -> None:
-    recipes = OldMetric({})
-    Counters(Metrics(graph_compilation=OldMetric({}), recipe_cache=recipes)).stop_telling_recipes()
-
-    assert recipes.is_stopped
-
-
-def record(name: str, **statistics: object) -> dict[str, object]:
-    return {
-        "metric_name": name,
-        "triggered_by": "process_exit",
-        "generated_on": "x",
-        "statistics": statistics,
-    }
-
-
-def test_the_last_record_of_a_file_has_the_totals(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.json"
-    records = [
-        record("graph_compilation", TotalNumber=1, TotalTime=10),
-        record("recipe_cache", RecipeHit={"5": 1}, RecipeMiss={}),
-        record("graph_compilation", TotalNumber=2, TotalTime=20),
-    ]
-    path.write_text(json.dumps(records), encoding="utf-8")
-
-    assert read_metric_file(path) == Counts(compiled=2, compile_microseconds=20, hits={"5": 1})
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        "3",
-        '[{"metric_name": "cpu_fallback"}]',
-        "[[[[",
-        json.dumps([record("cpu_fallback")]),
-        "[" * 10**5,
-    ],
-)
-def test_a_file_that_says_nothing_is_not_taken_for_none_compiled(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "metrics.json"
-    path.write_text(text, encoding="utf-8")
-
-    with pytest.raises(StoreError, match=r"metrics\.json"):
-        read_metric_file(path)
-
-
-def test_the_files_of_all_ranks_and_processes_are_found(tmp_path: Path) -> None:
-    names = ["m.json", "m-rank0.json", "m-rank1.json", "m.json.1", "other.json", "m.txt", "mm.json"]
-    for name in names:
-        (tmp_path / name).write_text("[]", encoding="utf-8")
-
-    assert {path.name for path in metric_files(tmp_path / "m.json")} == set(names[:4])
-    assert metric_files(tmp_path / "nowhere" / "m.json") == ()
 
 
 @pytest.mark.parametrize(

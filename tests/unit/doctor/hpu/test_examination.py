@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.doctor.hpu.checks import recipes
+from aotgaudi.doctor.hpu import recipes
 from aotgaudi.doctor.hpu.examination import CHECKS, acquire, examine, selected
-from aotgaudi.doctor.hpu.findings import HpuCheck, LineFinding, judged
-from aotgaudi.doctor.hpu.lab import Lab, Outcome
+from aotgaudi.doctor.hpu.lab import HpuCheck, Lab, LineFinding, Outcome, judged
 from aotgaudi.errors import SpecError, UnexaminedError
 
 

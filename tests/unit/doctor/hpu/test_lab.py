@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.doctor.hpu.lab import Lab, Outcome, ProbeFailedError, ProbeProcess, start_process
-from aotgaudi.gaudi.cache_setting import VARIABLE
+from aotgaudi.gaudi.environment import CACHE_VARIABLE
 
 
 class Script:
@@ -42,7 +42,7 @@ def test_what_a_probe_tells_is_its_outcome(tmp_path: Path) -> None:
     assert outcome.values["argv"] == ["a.probe", '{"number": 7}']
     environment = outcome.values["env"]
     assert environment["HLS_MODULE_ID"] == environment["HABANA_VISIBLE_MODULES"] == "2"
-    assert environment[VARIABLE].endswith(",false,0")
+    assert environment[CACHE_VARIABLE].endswith(",false,0")
     assert "RANK" not in environment
 
 

@@ -11,7 +11,7 @@ import pytest
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.launch import world
 from aotgaudi.errors import CompileError, CoverageError, SpecError, TargetError
-from aotgaudi.gaudi.cache_setting import CacheSetting
+from aotgaudi.gaudi.environment import CacheSetting
 from aotgaudi.manifest.bucket_file import bucket_file_of
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec

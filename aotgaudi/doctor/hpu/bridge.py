@@ -1,23 +1,30 @@
-"""The bridge as probes use it: imported, compiled with, counted. Whatever is private to it is looked up by name here."""
+"""The bridge as probes use it: imported, compiled with, counted. Private names of the bridge are looked up here only.
+
+`main` is the process of a probe.
+"""
 
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aotgaudi.gaudi.cache_setting import VARIABLE as CACHE_VARIABLE
-from aotgaudi.gaudi.cache_setting import CacheSetting
 from aotgaudi.gaudi.counters import Counters, Counts
-from aotgaudi.gaudi.flush import flush_recipes
+from aotgaudi.gaudi.environment import CACHE_VARIABLE, CacheSetting
+from aotgaudi.gaudi.recipes import flush_recipes
 
 Run = Callable[..., Any]
 
 OPTIONS: Mapping[str, object] = {"use_eager_fallback": False, "keep_input_mutations": True}
 """Of the backend, that everything is compiled with: K-18, and in-place writes to the KV cache (K-21)."""
+
+SHAPES = ((4, 8), (8, 8))
+"""Of the inputs of each graph."""
 
 _PACKAGE = "habana_frameworks.torch"
 
@@ -155,3 +162,29 @@ def refusal(action: Callable[[], object]) -> str:
     except Exception as error:  # Whatever the bridge raises is what is looked for.
         return one_line(error)
     return ""
+
+
+def graph(number: int) -> Run:
+    """Returns graph `number`, each another one. Graph 0 is a single operator."""
+    if not number:
+        return lambda x, _: x * 0.5
+
+    def run(x: Any, w: Any) -> Any:
+        y = x @ w
+        for _ in range(number):
+            y = (y * 0.5).relu() + 1.0
+        return y.sum(-1, keepdim=True) * y
+
+    return run
+
+
+def main() -> None:
+    """Runs a probe with arguments in JSON, and writes what it saw, or what went wrong, to the file RESULT."""
+    name, arguments, result = sys.argv[1:]
+    module, _, function = name.partition(".")
+    try:
+        probe = getattr(importlib.import_module(f"aotgaudi.doctor.hpu.{module}"), f"probe_{function}")
+        document = {"values": dict(probe(**json.loads(arguments))), "problem": ""}
+    except Exception as error:  # The edge of the process: the parent tells what went wrong.
+        document = {"values": {}, "problem": one_line(error)}
+    Path(result).write_text(json.dumps(document), encoding="utf-8")

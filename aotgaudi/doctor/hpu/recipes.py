@@ -1,20 +1,123 @@
-"""Checks of recipes: keys that repeat, files that another process finds, counters that tell."""
+"""Checks and probes of recipes: the first graphs and their keys, files that another process finds, counters.
+
+All other checks rest on the numbers and keys of the first graphs (`built_recipes`).
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from aotgaudi.doctor.hpu.checks.device import identity
-from aotgaudi.doctor.hpu.checks.graphs import NUMBERS, BuiltRecipes, built_recipes, repeats
-from aotgaudi.doctor.hpu.checks.software import release
-from aotgaudi.doctor.hpu.findings import HpuCheck, LineFinding, judged, skipped
-from aotgaudi.doctor.hpu.lab import Lab, Outcome
-from aotgaudi.doctor.hpu.probes.recipes import copy_recipes
+from aotgaudi.doctor.hpu.bridge import SHAPES, Bridge, difference, graph, one_line, recipe_directory, told
+from aotgaudi.doctor.hpu.device import identity, release
+from aotgaudi.doctor.hpu.lab import HpuCheck, Lab, LineFinding, Outcome, judged, skipped
 from aotgaudi.gaudi.identity import KERNELS_VARIABLE
 from aotgaudi.gaudi.recipes import RecipePair, scan
+
+MAX_ERROR = 4e-2
+"""Of the largest value: bfloat16 has 8 bits, and sums of some hundred products lose a few."""
+
+NUMBERS = ("K-29", "K-37")
+"""Lines without which nothing that is compiled says anything."""
+
+PASSED_OPTIONS: Mapping[str, object] = {
+    "use_eager_fallback": False,
+    "keep_input_mutations": True,
+    "use_graph_freezing": False,
+}
+"""Options of the backend that a build passes."""
+
+_ORDER = [1, 2, 1, 0]
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltRecipes:
+    """What one process compiled: graphs 1, 2, 1 again, and 0.
+
+    Attributes:
+        directory: Where it stored them.
+        outcome: What it saw.
+        is_pinned: Whether FX's counter was pinned, since keys did not repeat otherwise.
+        as_it_came: The outcome without pinning.
+    """
+
+    directory: Path
+    outcome: Outcome
+    is_pinned: bool
+    as_it_came: Outcome
+
+    def keys(self) -> frozenset[str]:
+        """Returns the keys that were looked up."""
+        return frozenset(key for run in self.outcome.values["runs"] for key in run["keys"])
+
+    def again(self, lab: Lab, directory: Path, **arguments: Any) -> Outcome:
+        """Returns what another process sees that runs the same graphs in another order, with `directory`."""
+        return lab.run("recipes.keys", directory, order=[0, 2, 1], pin=self.is_pinned, **arguments)
+
+
+def built_recipes(lab: Lab) -> BuiltRecipes:
+    """Returns what one process compiled; it is asked to once in an examination."""
+    return lab.kept("built", lambda: _build(lab))
+
+
+def _build(lab: Lab) -> BuiltRecipes:
+    directory = lab.new_directory("built")
+    outcome = lab.run("recipes.keys", directory, order=_ORDER)
+    if not outcome.is_whole or repeats(outcome):
+        return BuiltRecipes(directory, outcome, False, outcome)
+    pinned = lab.new_directory("built")
+    return BuiltRecipes(pinned, lab.run("recipes.keys", pinned, order=_ORDER, pin=True), True, outcome)
+
+
+def repeats(outcome: Outcome) -> bool:
+    """Returns whether graph 1 had the same key after graph 2."""
+    first, _, third, _ = outcome.values["runs"]
+    return bool(first["keys"] == third["keys"])
+
+
+def _graphs(lab: Lab) -> Iterator[LineFinding]:
+    found = tuple(_numbers(lab))
+    yield from found
+    refuted = next((one.line for one in found if one.line in NUMBERS and one.verdict == "refuted"), None)
+    if refuted is None:
+        yield _options(lab)
+    else:
+        yield from skipped(("K-05",), f"{refuted} was refuted")
+
+
+def _numbers(lab: Lab) -> Iterator[LineFinding]:
+    values = built_recipes(lab).as_it_came.required()
+    runs = {run["graph"]: run for run in values["runs"]}
+    # Of graphs that become several clusters some may be equal, and share a key rightly.
+    shared = runs[1]["keys"] if runs[1]["keys"] == runs[2]["keys"] else []
+    if any(run["keys"] for run in runs.values()):
+        yield judged("K-29", not shared, "other keys", f"two graphs have the key {', '.join(shared)}")
+    else:
+        yield from skipped(("K-29",), "keys are not told")
+    if shared:
+        yield from skipped(("K-37",), "K-29 was refuted")
+    else:
+        problem = next((run["problem"] for run in runs.values() if run["problem"]), "")
+        error = max(run["error"] for run in runs.values())
+        holds = not problem and error <= MAX_ERROR
+        yield judged(
+            "K-37", holds, f"small graphs are {error:.1e} off at most", problem or f"{error:.1e} off"
+        )
+    constants = values["constants"]
+    yield judged("K-32", not constants, "none", f"{len(constants)} files of constants")
+
+
+def _options(lab: Lab) -> LineFinding:
+    refused = lab.run("lowering.options", values=dict(PASSED_OPTIONS)).required()["refused"]
+    why = "; ".join(f"{name}: {problem}" for name, problem in refused.items())
+    return judged("K-05", not refused, ", ".join(PASSED_OPTIONS), why)
+
+
+GRAPH_CHECKS = (HpuCheck("H-05", "graphs, and options of the backend", (*NUMBERS, "K-32", "K-05"), _graphs),)
 
 _FIRST_RELEASE_OF_STABLE_KEYS = (1, 22)
 _DUMPS = "*.hash_content"
@@ -166,7 +269,7 @@ def _library_hash(lab: Lab) -> Iterator[LineFinding]:
 _KEYS = (*NUMBERS, "K-09", "K-12", "K-16")
 _RESTORED = (*_KEYS, "K-13", "K-31")
 
-CHECKS = (
+RECIPE_CHECKS = (
     HpuCheck("H-09", "metrics", ("K-16", "K-12"), _metrics, NUMBERS),
     HpuCheck("H-06", "stable keys", ("K-08", "K-09"), _stability, (*NUMBERS, "K-12", "K-16")),
     HpuCheck("H-07", "names of recipes", ("K-13", "K-42"), _names, _KEYS),
@@ -175,3 +278,95 @@ CHECKS = (
     HpuCheck("H-15", "keys that depend on context", ("K-10",), _context, _KEYS),
     HpuCheck("H-23", "the hash of the libraries", ("K-38",), _library_hash, (*_KEYS, "K-13")),
 )
+
+
+# Probes
+
+
+_PIN_STEP = 1_000_000
+_WARM_UP = 9
+
+
+def probe_keys(order: Sequence[int], pin: bool = False, fill_from: str = "") -> Mapping[str, Any]:
+    """Runs graphs one after the other; says which keys each looked up, and how far results are from the CPU's.
+
+    Args:
+        order: Numbers of graphs.
+        pin: Whether FX's counter of modules begins at a number of the graph's own (K-09).
+        fill_from: A directory whose recipes are copied into this process's once the bridge is imported.
+    """
+    bridge = Bridge()
+    if fill_from:
+        copy_recipes(Path(fill_from), recipe_directory())
+    if pin:
+        _run(bridge, _WARM_UP, pin)  # What the front end counts once a process, it has counted then.
+    runs = [_run(bridge, number, pin) for number in order]
+    has_flush = bridge.flush()
+    return {"runs": runs, "has_flush": has_flush, "total": told(bridge.counts()), **_directory()}
+
+
+def _run(bridge: Bridge, number: int, pin: bool) -> Mapping[str, Any]:
+    bridge.forget()
+    inputs, before = bridge.random(SHAPES), bridge.counts()
+    if pin:
+        bridge.torch.fx.graph_module._loader.next_id = _PIN_STEP * (number + 1)
+    error, problem = 0.0, ""
+    try:
+        error = difference(bridge.compiled(graph(number))(*bridge.placed(*inputs)), graph(number)(*inputs))
+    except (
+        Exception
+    ) as raised:  # A recipe of another graph, say: which keys were looked up is told all the same.
+        problem = one_line(raised)
+    found = sorted(bridge.counts().since(before).recipes)
+    return {"graph": number, "keys": found, "error": error, "problem": problem}
+
+
+def copy_recipes(source: Path, target: Path) -> None:
+    """Copies the complete pairs of one directory into another."""
+    for pair in scan(source).pairs:
+        for name, path in pair.files():
+            shutil.copyfile(path, target / name)
+
+
+def _directory() -> Mapping[str, Any]:
+    found = scan(recipe_directory())
+    return {
+        "files": sorted(pair.key for pair in found.pairs),
+        "uncached": list(found.uncached),
+        "constants": list(found.constants),
+        "others": list(found.others),
+        "libraries": sorted({pair.libraries for pair in found.pairs}),
+        "synapse": sorted({pair.synapse for pair in found.pairs}),
+    }
+
+
+def probe_metrics() -> Mapping[str, Any]:
+    """Runs a graph twice; says what was counted each time, and whether it is told at once."""
+    bridge = Bridge()
+    told_at_once: list[str] = []
+    metric = bridge.module("hpu.metrics").metric_global("graph_compilation")
+    metric.on_metric_change(lambda changed: told_at_once.append(changed.name()))
+    run, inputs = bridge.compiled(graph(3)), bridge.placed(*bridge.random(SHAPES))
+    counts = [bridge.counts()]
+    for _ in range(2):
+        run(*inputs)
+        counts.append(bridge.counts())
+    return {
+        "first": told(counts[1].since(counts[0])),
+        "second": told(counts[2].since(counts[1])),
+        "knows_recipes": bridge.counters.knows_recipes,
+        "told_at_once": bool(told_at_once),
+    }
+
+
+def probe_layers() -> Mapping[str, Any]:
+    """Runs two equal layers in a row; says which keys each looked up."""
+    bridge = Bridge()
+    run = bridge.compiled(graph(4))
+    x, w = bridge.placed(*bridge.random(SHAPES))
+    found = []
+    for _ in range(2):
+        before = bridge.counts()
+        x = run(x, w)
+        found.append(sorted(bridge.counts().since(before).recipes))
+    return {"first": found[0], "second": found[1]}
