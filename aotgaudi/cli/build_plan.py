@@ -10,11 +10,11 @@ import click
 
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.offline import AVAILABLE
+from aotgaudi.bundle.kind import is_capture
 from aotgaudi.cli.build_options import AskedExtent, extent_options
-from aotgaudi.cli.explain_launch import is_of_launch
+from aotgaudi.cli.captures import built_captures, captures_what_if
 from aotgaudi.cli.explanation import change_text, changes_document, cost_document, time_text
 from aotgaudi.cli.options import jobs_option, json_option
-from aotgaudi.cli.plan_captures import built_captures, told_of_captures
 from aotgaudi.cli.show import counted, emit
 from aotgaudi.cli.store_options import StorePlace, store_options
 from aotgaudi.cli.target_option import planned_target_option
@@ -116,7 +116,7 @@ def build_plan(
     With --what-if and the BUNDLE of a wrapped server, or nothing: whether that capture, or which of all captures in the
     store, would be built anew (vllm=0.33.0, flag.max-model-len=1024).
     """
-    if manifest_path is None or is_of_launch(manifest_path):
+    if manifest_path is None or is_capture(manifest_path):
         _plan_captures(manifest_path, place, settings, as_json=as_json)
         return
     manifest, store = load_manifest_or_spec(manifest_path), place.open()
@@ -139,7 +139,7 @@ def _plan_captures(
             "Missing argument 'MANIFEST', or option '--what-if', which captures are asked for."
         )
     store = place.open(create=False) if place.root.is_dir() else None
-    document, lines = told_of_captures(settings, built_captures(bundle_path, store))
+    document, lines = captures_what_if(settings, built_captures(bundle_path, store))
     emit(document, as_json, lines)
 
 

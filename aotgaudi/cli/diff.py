@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from aotgaudi.backends.base import Target
-from aotgaudi.cli.diff_captures import diff_captures
-from aotgaudi.cli.explain_launch import is_of_launch
+from aotgaudi.bundle.kind import is_capture
+from aotgaudi.cli.captures import diff_captures
 from aotgaudi.cli.options import json_option
 from aotgaudi.cli.show import emit, refuse_unwritable
 from aotgaudi.cli.target_option import planned_target_option, refuse_other_target
@@ -54,7 +54,7 @@ def diff(
     named as the cause of the entries that it adds or removes. Without --exit-code it exits with 0 even if they
     differ. No entry depends on --target: it is checked to be one for A and B, and changes nothing.
     """
-    if is_of_launch(old) or is_of_launch(new):
+    if is_capture(old) or is_capture(new):
         if page is not None:
             raise SpecError("--html", "shows manifests and specs, and these are captures", "--json")
         document, lines, is_different = diff_captures(old, new)

@@ -12,6 +12,7 @@ import click
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.offline import find_target
 from aotgaudi.bundle.bundle import open_bundle
+from aotgaudi.bundle.kind import is_capture
 from aotgaudi.cli.build_options import find_entries
 from aotgaudi.cli.explanation import reason_document, reason_lines
 from aotgaudi.cli.options import CommandWithWords, json_option
@@ -86,10 +87,10 @@ def explain(
     conditions. Without a command, the sealed one is taken. With --run, after `aotgaudi run` has refused it: what the server
     hashed there otherwise than in the build, and what it compiled.
     """
-    from aotgaudi.cli.explain_launch import explain_launch, is_of_launch
+    from aotgaudi.cli.captures import explain_launch
 
     code = 0
-    if words or is_of_launch(path):
+    if words or is_capture(path):
         document, lines, code = explain_launch(path, words, dict(os.environ), place, against)
     else:
         document, lines = explain_programs(path, entry_text, against, place, described)

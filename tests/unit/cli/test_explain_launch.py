@@ -100,25 +100,11 @@ def test_a_command_that_starts_no_server_is_refused(bundle: Path) -> None:
     assert "starts no server that is known" in result.output
 
 
-def test_a_directory_that_is_neither_is_refused_in_a_line(here: Here, words: tuple[str, ...]) -> None:
+def test_a_directory_that_is_not_a_bundle_is_refused_in_a_line(here: Here, words: tuple[str, ...]) -> None:
     result = run(here.folder / "tiny", "--", *words)
 
     assert result.exit_code == 2
-    assert "is neither a bundle of a wrapped server nor a cache of vLLM's" in result.output
-
-
-def test_a_plain_cache_is_explained_for_a_command_and_without(
-    here: Here, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache = here.folder / "plain"
-    (cache / "torch_compile_cache").mkdir(parents=True)
-
-    alone, asked = run(cache), run(cache, "--exit-code", "--", *words)
-
-    assert "nothing was ever saved here" in alone.output
-    assert "for a command: aotgaudi explain" in alone.output
-    assert "this command looks in" in asked.output
-    assert (alone.exit_code, asked.exit_code) == (0, 3)
+    assert "is not a bundle (make one with: aotgaudi build capture" in result.output
 
 
 def test_the_repairs_are_listed() -> None:

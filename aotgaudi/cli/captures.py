@@ -1,0 +1,234 @@
+"""What ``explain``, ``diff`` and ``build plan --what-if`` say about captures of wrapped servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from aotgaudi.bundle.bundle import Bundle, open_bundle
+from aotgaudi.bundle.format import INDEX_NAME
+from aotgaudi.bundle.launch import Launch
+from aotgaudi.cli.show import counted
+from aotgaudi.cli.store_options import StorePlace
+from aotgaudi.errors import AotGaudiError, SpecError
+from aotgaudi.store.store import Store
+from aotgaudi.wrap.capture_records import capture_key, captures, find_capture, read_documents
+from aotgaudi.wrap.explain import (
+    BuiltCapture,
+    CaptureDifference,
+    Rebuilt,
+    capture_difference,
+    explain_run,
+    rebuilt,
+)
+from aotgaudi.wrap.launch import describe_here
+from aotgaudi.wrap.launch_comparison import Comparison, Difference, compare
+
+Told = tuple[dict[str, Any], list[str], int]
+_EXIT_NOT_WARM = 3
+
+
+def explain_launch(
+    path: Path,
+    words: tuple[str, ...],
+    environ: Mapping[str, str],
+    place: StorePlace,
+    run_root: Path | None = None,
+) -> Told:
+    """Returns a JSON value, the same in lines for people, and the exit code that refusing this launch would give.
+
+    Args:
+        path: The bundle of a wrapped server.
+        words: The server's command; () means the sealed one.
+        environ: The environment that the command would start in.
+        place: The store, which may know how long a cold start takes.
+        run_root: The --root of a past run. If it is given, that run is explained and not the command.
+
+    Raises:
+        StoreError: The bundle or the store cannot be read.
+        SpecError: `path` is not a bundle, or the command starts no server that can be wrapped.
+        TargetError: The command's interpreter or its device is missing.
+    """
+    if not (path / INDEX_NAME).is_file():
+        raise SpecError(
+            str(path), "is not a bundle", "make one with: aotgaudi build capture -o DIR -- COMMAND"
+        )
+    bundle = open_bundle(path)
+    return _of_bundle(bundle, words, environ, place) if run_root is None else _of_run(bundle, run_root)
+
+
+def _of_bundle(bundle: Bundle, words: tuple[str, ...], environ: Mapping[str, str], place: StorePlace) -> Told:
+    sealed = bundle.launch
+    found, here = describe_here(sealed, words, environ)
+    result = compare(sealed, here, found.adapter.variable_rules)
+    document = {
+        "bundle": str(bundle.path),
+        "sealed": sealed.id,
+        "here": here.id,
+        "num_components": len(sealed.components()),
+        "warm": result.is_same,
+        "cold_seconds": None if result.is_same else _cold_seconds(sealed, place),
+        "exit_code": result.exit_code,
+        "components": difference_rows(result.components),
+        "conditions": difference_rows(result.unmet),
+        "established": difference_rows(result.established),
+    }
+    return document, list(_comparison_lines(document, result)), result.exit_code
+
+
+def _of_run(bundle: Bundle, root: Path) -> Told:
+    found = explain_run(root, bundle.require_capture().factors)
+    document = {
+        "bundle": str(bundle.path),
+        "run": str(root),
+        "num_processes": found.num_processes,
+        "num_factors": found.num_factors,
+        "factors": [{"name": one.name, "sealed": one.sealed, "here": one.here} for one in found.factors],
+        "deeds": list(found.deeds),
+    }
+    lines = [
+        f"{root}: {found.num_processes} processes, {found.num_factors} factors hashed, {len(found.factors)} differ"
+    ]
+    rows = (Difference(one.name, one.sealed, one.here) for one in found.factors)
+    code = _EXIT_NOT_WARM if found.factors or found.deeds else 0
+    return document, [*lines, *difference_table(rows), *found.deeds], code
+
+
+def difference_rows(differences: Iterable[Difference]) -> list[dict[str, Any]]:
+    """Returns differences as JSON values."""
+    return [
+        {"name": one.name, "sealed": one.sealed, "here": one.here, "exit_code": one.exit_code}
+        for one in differences
+    ]
+
+
+def difference_table(
+    differences: Iterable[Difference], titles: tuple[str, str] = ("sealed", "here")
+) -> Iterator[str]:
+    """Yields one line for each difference: its name, and both values."""
+    rows = [(one.name, *one.shown) for one in differences]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
+    for name, sealed, here in rows:
+        yield f"    {name:<{widths[0]}}  {titles[0]}: {sealed:<{widths[1]}}  {titles[1]}: {here}"
+
+
+def _comparison_lines(document: Mapping[str, Any], result: Comparison) -> Iterator[str]:
+    num, of = len(result.components), document["num_components"]
+    if result.is_same:
+        yield f"warm: all {of} components of the launch are those that were sealed"
+    elif num:
+        yield f"not warm: {num} of {of} components of the launch {'differs' if num == 1 else 'differ'}"
+    else:
+        yield f"not warm: the launch is the sealed one, but {len(result.unmet)} of its conditions cannot be met here"
+    yield from difference_table(result.components)
+    if result.unmet:
+        yield "conditions that cannot be made what they were:"
+        yield from difference_table(result.unmet)
+    if result.established:
+        yield "conditions that `aotgaudi run` makes what they were:"
+        yield from difference_table(result.established)
+    if document["cold_seconds"] is not None:
+        yield f"cost: a cold start, which took {document['cold_seconds']:.0f} s when it was built"
+
+
+def _cold_seconds(sealed: Launch, place: StorePlace) -> float | None:
+    """Returns how long the sealed launch took to start in the build; None if this machine's store does not know."""
+    if not place.root.is_dir():
+        return None
+    row = find_capture(place.open(create=False), capture_key(sealed).hex)
+    return None if row is None else row.cold_seconds
+
+
+_SHOWN_FILES = 10
+
+
+def diff_captures(old: Path, new: Path) -> tuple[dict[str, Any], list[str], bool]:
+    """Returns the differences, as a JSON value and in lines for people, and whether there are any.
+
+    Raises as opening a bundle does, and SpecError if one of them holds no capture.
+    """
+    before, after = open_bundle(old), open_bundle(new)
+    found = capture_difference(before, after)
+    document = {
+        "a": {"path": str(old), "launch": before.launch.id},
+        "b": {"path": str(new), "launch": after.launch.id},
+        "different": bool(found),
+        "components": difference_rows(found.launches.components),
+        "conditions": difference_rows([*found.launches.unmet, *found.launches.established]),
+        "files": {"added": found.added, "removed": found.removed, "changed": found.changed},
+    }
+    return document, list(_difference_lines(found)) if found else ["no difference"], bool(found)
+
+
+def _difference_lines(found: CaptureDifference) -> Iterator[str]:
+    conditions = (*found.launches.unmet, *found.launches.established)
+    for title, differences in (("launch", found.launches.components), ("conditions", conditions)):
+        if differences:
+            yield f"{title}:"
+            yield from difference_table(differences, ("A", "B"))
+    if not found.num_files:
+        return
+    yield "files:"
+    for verb, paths in (("added", found.added), ("removed", found.removed), ("changed", found.changed)):
+        if paths:
+            yield f"    {counted(len(paths), 'file')} {verb}"
+            yield from (f"        {path}" for path in paths[:_SHOWN_FILES])
+            if len(paths) > _SHOWN_FILES:
+                yield f"        and {len(paths) - _SHOWN_FILES} more (--json)"
+
+
+def built_captures(bundle_path: Path | None, store: Store | None) -> tuple[BuiltCapture, ...]:
+    """Returns the capture of a bundle, or every capture in the store if no bundle is given."""
+    if bundle_path is not None:
+        launch = open_bundle(bundle_path).launch
+        row = None if store is None else find_capture(store, capture_key(launch).hex)
+        return (_built(launch, None if row is None else row.build_seconds),)
+    return tuple(_recorded(store)) if store is not None else ()
+
+
+def captures_what_if(
+    settings: Sequence[str], built: tuple[BuiltCapture, ...]
+) -> tuple[dict[str, Any], list[str]]:
+    """Returns what the settings would build again, as a JSON value and in lines. Raises SpecError for a bad setting."""
+    found = rebuilt(settings, built)
+    document = {
+        "num_captures": len(built),
+        "captures": [
+            {
+                "launch": one.capture.launch_id,
+                "model": one.capture.label,
+                "seconds": one.capture.seconds,
+                "changes": [{"component": n, "old": old, "new": new} for n, old, new in one.changes],
+            }
+            for one in found
+        ],
+    }
+    return document, list(_what_if_lines(found, len(built)))
+
+
+def _built(launch: Launch, seconds: float | None) -> BuiltCapture:
+    return BuiltCapture(launch.id, launch.model.name, dict(launch.components()), seconds)
+
+
+def _recorded(store: Store) -> Iterator[BuiltCapture]:
+    for _, row in captures(store):
+        try:
+            launch, _ = read_documents(store, row)
+        except AotGaudiError:
+            continue  # Its documents are damaged, so it will be built again in any case.
+        yield _built(launch, row.build_seconds)
+
+
+def _what_if_lines(found: Sequence[Rebuilt], num_captures: int) -> Iterator[str]:
+    if not num_captures:
+        yield "the store has no captures"
+        return
+    yield f"{len(found)} of {counted(num_captures, 'capture')} would be built anew"
+    for one in found:
+        took = "" if one.capture.seconds is None else f", which took {one.capture.seconds:.0f} s"
+        yield f"  {one.capture.launch_id[:12]}  {one.capture.label}{took}"
+        yield from (f"      {name}: {old} -> {new}" for name, old, new in one.changes)
+    timed = [one.capture.seconds for one in found if one.capture.seconds is not None]
+    if len(timed) > 1:
+        yield f"together {sum(timed):.0f} s, one after the other"
