@@ -1,23 +1,19 @@
-"""Reads the words of a server's command line as its argparse does, given a table of its flags.
+"""Reads the command line of a server, as the server's argparse does, given the flags that it knows.
 
-``--flag value``, ``--flag=value``, ``--no-flag``, underscores for dashes, short forms, unambiguous beginnings of flags, and
-keys of a table (``--flag.key value``), as vLLM's FlexibleArgumentParser reads them.
-
-A guest's command line -> its flags by name. Those that are not known are kept as they were written, for they may count.
-
-The reading of known flags is `vllm.flag_reader`'s. What is added here is what a key needs: flags nobody knew of, values in
-one form (tables as JSON, so that white space makes no other key), and no secret.
+``--flag value``, ``--flag=value``, ``--no-flag``, underscores for dashes, short forms, and keys of a table (``--flag.key
+value``) are read as vLLM's FlexibleArgumentParser reads them. A flag that is not known is kept as written: a spec refuses
+it, a launch's key counts it. For a key, values have one form (tables are JSON, so white space makes no other key) and hold
+no secret.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn, Union
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Union
 
 from pydantic import JsonValue
 from pydantic_core import from_json
@@ -28,105 +24,211 @@ from aotgaudi.wrap.values import parse_table, shown
 from aotgaudi.wrap.variables import is_secret, is_secret_key, without_credentials
 
 Arity = Literal["value", "switch", "values"]
-"""``switch`` flags have a ``--no-`` form; ``values`` flags take all words up to the next flag."""
+"""A ``switch`` takes no word and has a ``--no-`` form; ``values`` takes all words up to the next flag."""
 
-Given = Union[str, list[str], bool]
+Given = Union[str, tuple[str, ...], bool]
 """What a flag was given: its text, its words, or whether a switch is on."""
 
 LONGEST = 100_000
 """Characters of a command."""
 
 _SHELL_SYNTAX = re.compile(r"\d?(>|<|>>)(&?\d|.+)?|[|&;]+|2>&1")
-_KEY = re.compile(r"(--[^.=]+)\.([^=]+)(?:=(.*))?", re.DOTALL)
-_AMBIGUOUS = re.compile(r"ambiguous option: (.+?) could match (.+)", re.DOTALL)
+_FLAG = re.compile(r"-[^=\s][^=\s]*(=.*)?", re.DOTALL)
+_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
+_WRITTEN = re.compile(r"(?P<name>--?[^.=]*)(?:\.(?P<key>[^=]*))?(?:=(?P<value>.*))?", re.DOTALL)
 
 
-class FlagReader:
-    """Reads words by one table of flags. Thread-safe."""
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """A flag with its values, or one word that belongs to no flag.
+
+    Attributes:
+        words: as written.
+        name: of the flag, without dashes. None for a word of no flag.
+        is_known: False for an unknown flag, whose name is what was written.
+        form: how the flag is written in full: ``--name``, ``--no-name`` or a short form.
+        keys: where in the flag's table the value belongs.
+        value: the value that ``=`` gives the flag.
+    """
+
+    words: tuple[str, ...]
+    name: str | None = None
+    is_known: bool = True
+    form: str = ""
+    keys: tuple[str, ...] = ()
+    value: str | None = None
+
+    @property
+    def note(self) -> str:
+        """What the reader should know of an abbreviated flag; else empty."""
+        written = flag_part(with_dashes(self.words[0]))
+        is_abbreviated = self.is_known and written.startswith("--") and written != self.form
+        return f"{written} is read as {self.form}" if is_abbreviated else ""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandWords:
+    """The words after what starts a server, read.
+
+    Attributes:
+        given: what each known flag was given, the last time, by its name without dashes. A table whose keys were given is
+            JSON.
+        unknown: the unknown flags, as written but for the dashes, each with its words.
+        positional: the words that belong to no flag.
+        notes: flags that were abbreviated.
+    """
+
+    given: Mapping[str, Given]
+    unknown: Mapping[str, tuple[str, ...]]
+    positional: tuple[str, ...]
+    notes: tuple[str, ...]
+    _segments: tuple[_Segment, ...]
+
+    def flags(self) -> dict[str, JsonValue]:
+        """Returns every flag but secrets, in alphabetical order, as a key has it: a text, texts, a switch or a table."""
+        return {name: value for name, value in self._values() if not is_secret(name)}
+
+    def secrets(self) -> dict[str, JsonValue]:
+        """Returns the flags that are secrets. Never keep them."""
+        return {name: value for name, value in self._values() if is_secret(name)}
+
+    def public_words(self) -> tuple[str, ...]:
+        """Returns all words as they were written, but for secrets."""
+        return tuple(word for segment in self._segments for word in _public(segment))
+
+    def _values(self) -> Iterator[tuple[str, JsonValue]]:
+        known = {name: _as_json(value) for name, value in self.given.items()}
+        unknown = {name: _unknown_value(words) for name, words in self.unknown.items()}
+        yield from sorted({**known, **unknown}.items())
+
+
+class CommandReader:
+    """Reads the words of one kind of server. Thread-safe."""
 
     def __init__(
         self,
         flags: Mapping[str, Arity],
         short: Mapping[str, str],
-        where: str,
         *,
-        unknown: Callable[[str], SpecError],
-        beginnings: bool = True,
+        acted_on: frozenset[str] = frozenset(),
+        expands: bool = False,
     ) -> None:
-        """Takes a table.
+        """Takes the flags that the server knows.
 
         Args:
-            flags: arity by name, without dashes.
+            flags: arity by name.
             short: ``-x`` -> the name that it stands for.
-            where: what errors name that are of no one flag.
-            unknown: the error for a flag that is not in the table, as written.
-            beginnings: whether an unambiguous beginning of a flag stands for it.
+            acted_on: flags whose values decide what we do. An abbreviation of one of them is refused, since a server
+                that listens elsewhere than we believe is of no use. Any other abbreviation is an unknown flag.
+            expands: True reads every unambiguous abbreviation as the flag that it begins.
         """
-        self.flags, self.short, self.where = flags, short, where
-        self._unknown = unknown
-        self._parser = _Parser(flags, short, where, beginnings=beginnings)
+        self._flags, self._short, self._acted_on, self._expands = flags, short, acted_on, expands
+        self._forms = {f"--{name}": name for name in flags}
+        self._forms |= {f"--no-{name}": name for name, arity in flags.items() if arity == "switch"}
 
-    def read(self, words: Sequence[str]) -> tuple[dict[str, Given], list[str]]:
-        """Returns what each flag was given, the last time, by name; and the words that are no flag's nor a value of one.
-
-        A table that keys were given of is returned as JSON. A word of the rest that begins with a dash is an unknown flag.
-
-        Raises:
-            SpecError: a flag without its value, a value for a switch, a beginning of several flags, a key of no table.
-        """
-        words, tables = _without_keys([with_dashes(word) for word in words])
-        given, rest = self._parser.read(words)
-        for flag, path, value in tables:
-            name = self._table_flag(flag)
-            table = parse_table(name, first(given.get(name, "{}")))
-            given[name] = json.dumps(_with_key(table, path, value))
-        return given, rest
-
-    def _table_flag(self, written: str) -> str:
-        """Returns the name of the flag that a key was written of. Raises SpecError for a switch, and for no flag."""
-        read, unread = self._parser.read([f"{written}={{}}"])
-        if unread:
-            raise self._unknown(written)
-        return next(iter(read))
-
-
-class _Parser(argparse.ArgumentParser):
-    """Raises where argparse would end the process."""
-
-    def __init__(
-        self, flags: Mapping[str, Arity], short: Mapping[str, str], where: str, *, beginnings: bool
-    ) -> None:
-        super().__init__(
-            prog="serve",
-            add_help=False,
-            exit_on_error=False,
-            argument_default=argparse.SUPPRESS,
-            allow_abbrev=beginnings,
+    def read(self, words: Sequence[str]) -> CommandWords:
+        """Returns the flags. Raises SpecError for a known flag without its value, and for a switch with a value."""
+        segments = tuple(self._segments(words))
+        given: dict[str, Given] = {}
+        for segment in segments:
+            if segment.name is not None and segment.is_known and not segment.keys:
+                given[segment.name] = self._given(segment)
+        for segment in segments:
+            if segment.name is not None and segment.is_known and segment.keys:
+                given[segment.name] = self._with_key(segment, given.get(segment.name, "{}"))
+        return CommandWords(
+            given=given,
+            unknown={one.name: one.words for one in segments if one.name is not None and not one.is_known},
+            positional=tuple(one.words[0] for one in segments if one.name is None),
+            notes=tuple(one.note for one in segments if one.name is not None and one.note),
+            _segments=segments,
         )
-        self._where = where
-        for flag, arity in flags.items():
-            names = [f"--{flag}", *(written for written, name in short.items() if name == flag)]
-            if arity == "switch":
-                self.add_argument(*names, dest=flag, action=argparse.BooleanOptionalAction)
-            else:
-                self.add_argument(*names, dest=flag, nargs="+" if arity == "values" else None)
 
-    def error(self, message: str) -> NoReturn:
-        """Raises SpecError; argparse calls it for a beginning of several flags."""
-        ambiguous = _AMBIGUOUS.search(message)
-        if ambiguous is None:
-            raise SpecError(self._where, message)
-        raise SpecError(ambiguous[1].partition("=")[0], "begins several flags", ambiguous[2])
+    def renamed(self, words: Sequence[str], name: str, old: str, new: str) -> Iterator[str]:
+        """Yields `words` with `new` for `old` where it is the value of the flag `name`, or belongs to no flag."""
+        for segment in self._segments(words):
+            for word in segment.words:
+                flag, is_assigned, value = word.partition("=")
+                if segment.name in (name, None) and word == old:
+                    yield new
+                elif segment.name == name and is_assigned and value == old:
+                    yield f"{flag}={new}"
+                else:
+                    yield word
 
-    def read(self, words: Sequence[str]) -> tuple[dict[str, Given], list[str]]:
-        """Returns what the flags were given, by name, and the words that are no flag's. Raises SpecError."""
-        try:
-            found, rest = self.parse_known_args(list(words))
-        except argparse.ArgumentError as error:
-            if error.argument_name is None:
-                self.error(error.message)
-            raise _misused(error.argument_name.partition("/")[0], error.message) from error
-        return vars(found), rest
+    def _segments(self, words: Sequence[str]) -> Iterator[_Segment]:
+        index = 0
+        while index < len(words):
+            segment = self._segment(words[index], words[index + 1 :])
+            yield segment
+            index += len(segment.words)
+
+    def _segment(self, word: str, following: Sequence[str]) -> _Segment:
+        """Returns a word with its values, which are the first of `following`."""
+        match = _WRITTEN.fullmatch(with_dashes(word)) if _is_flag(word) else None
+        if match is None:
+            return _Segment((word,))
+        written, key, value = match["name"], match["key"], match["value"]
+        form, name = self._form(written)
+        if name is None and written == word and (attached := self._short.get(word[:2])):
+            return _Segment((word,), attached, form=word[:2], value=word[2:])
+        if value is not None:
+            count = 0
+        elif key is not None:
+            count = min(1, len(following))
+        else:
+            free = next((i for i, other in enumerate(following) if _is_flag(other)), len(following))
+            arity = "values" if name is None else self._flags[name]
+            count = {"switch": 0, "value": min(1, free), "values": free}[arity]
+        taken = (word, *following[:count])
+        if name is None:
+            dotted = written if key is None or not written.startswith("--") else f"{written}.{key}"
+            return _Segment(taken, re.sub("^--?", "", dotted), is_known=False)
+        return _Segment(
+            taken, name, form=form, keys=() if key is None else tuple(key.split(".")), value=value
+        )
+
+    def _form(self, written: str) -> tuple[str, str | None]:
+        """Returns the full form of the flag that `written` is or abbreviates, and its name; None for an unknown flag.
+
+        Raises SpecError for an abbreviation of several flags, or of one that is acted on.
+        """
+        if written in self._short:
+            return written, self._short[written]
+        forms = self._forms
+        if written in forms or written == "--":
+            return written, forms.get(written)
+        begun = [form for form in (*forms, *self._short) if form.startswith(written)]
+        if self._expands and begun:
+            if len(begun) > 1:
+                raise SpecError(written, "begins several flags", ", ".join(begun))
+            return begun[0], forms.get(begun[0]) or self._short[begun[0]]
+        names = {forms[form] for form in begun if form in forms and not form.startswith("--no-")}
+        if written.startswith("--") and len(names) == 1 and names <= self._acted_on:
+            raise SpecError(written, f"is the beginning of --{names.pop()}", "the whole name")
+        return written, None
+
+    def _given(self, segment: _Segment) -> Given:
+        """Returns what a known flag was given. Raises SpecError."""
+        flag, arity = f"--{segment.name}", self._flags[str(segment.name)]
+        if arity == "switch":
+            if segment.value is not None:
+                raise SpecError(flag, f"is a switch, and is given {segment.value!r}", "no value")
+            return not segment.form.startswith("--no-")
+        values = segment.words[1:] if segment.value is None else (segment.value,)
+        if not values:
+            raise SpecError(flag, "has no value", f"{flag} VALUE")
+        return values if arity == "values" else values[0]
+
+    def _with_key(self, segment: _Segment, given: Given) -> Given:
+        """Returns the table of a flag, as JSON, with the value of one of its keys. Raises SpecError."""
+        name, word = str(segment.name), segment.words[0]
+        value = segment.value if segment.value is not None else "".join(segment.words[1:2])
+        if segment.value is None and len(segment.words) < 2:
+            raise SpecError(word, "has no value", f"{word} VALUE")
+        if self._flags[name] == "switch":
+            raise SpecError(f"--{name}", "is a switch, and is given a key", "no value")
+        return json.dumps(_set(parse_table(name, first(given)), segment.keys, value))
 
 
 def split_words(text: str, where: str) -> list[str]:
@@ -148,7 +250,7 @@ def split_words(text: str, where: str) -> list[str]:
 
 
 def with_dashes(word: str) -> str:
-    """Returns a flag with dashes for the underscores of its name; other words as they are."""
+    """Returns a flag with dashes for the underscores of its name; other words unchanged."""
     if not word.startswith("--"):
         return word
     name = flag_part(word)
@@ -162,176 +264,7 @@ def flag_part(word: str) -> str:
 
 def first(value: Given) -> str:
     """Returns the text, or the first of the texts, that a flag was given."""
-    return value[0] if isinstance(value, list) else str(value)
-
-
-def _misused(flag: str, message: str) -> SpecError:
-    if message.startswith("expected"):
-        return SpecError(flag, "has no value", f"{flag} VALUE")
-    given = message.removeprefix("ignored explicit argument ")
-    return SpecError(flag, f"is a switch, and is given {given}", "no value")
-
-
-def _without_keys(words: Sequence[str]) -> tuple[list[str], list[tuple[str, list[str], str]]]:
-    """Takes ``--flag.key value`` out; returns the other words, and ``(flag, keys, value)`` of each of these."""
-    rest: list[str] = []
-    keys: list[tuple[str, list[str], str]] = []
-    left = iter(words)
-    for word in left:
-        found = _KEY.fullmatch(word)
-        if found is None:
-            rest.append(word)
-            continue
-        value = found[3] if found[3] is not None else next(left, None)
-        if value is None:
-            raise SpecError(word, "has no value", f"{word} VALUE")
-        keys.append((found[1], found[2].split("."), value))
-    return rest, keys
-
-
-def _with_key(table: dict[str, Any], path: Sequence[str], value: str) -> dict[str, Any]:
-    """Returns a table with the value at a path of keys replaced; the value is JSON, or else a text."""
-    key, *rest = path
-    if rest:
-        inner = table.get(key)
-        return {**table, key: _with_key(inner if isinstance(inner, dict) else {}, rest, value)}
-    try:
-        return {**table, key: json.loads(value)}
-    except (ValueError, RecursionError):
-        return {**table, key: value}
-
-
-_NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")
-_KEY_OF_TABLE = re.compile(r"--[^.=]+\.[^=]+(=.*)?", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadWords:
-    """The words after what starts a server, read.
-
-    Attributes:
-        flags: what each flag was given, the last time, by its name without dashes. No secrets.
-        positional: words that are no flag's.
-        words: all words but secrets, as they were written.
-        secrets: the flags that were secrets, likewise. For whoever must know one, never to be kept.
-    """
-
-    flags: Mapping[str, JsonValue]
-    positional: tuple[str, ...]
-    words: tuple[str, ...]
-    secrets: Mapping[str, JsonValue] = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class _Segment:
-    """A flag with its values, or a word that is no flag's (which has no name)."""
-
-    name: str | None
-    words: tuple[str, ...]
-    is_known: bool = True
-
-
-class LaunchReader:
-    """Reads the words of one kind of server. Thread-safe."""
-
-    def __init__(
-        self,
-        flags: Mapping[str, Arity],
-        short: Mapping[str, str],
-        where: str,
-        *,
-        significant: frozenset[str] = frozenset(),
-    ) -> None:
-        """Takes the flags that are known.
-
-        Args:
-            flags: arity by name.
-            short: ``-x`` -> the name that it stands for.
-            where: what errors name that are of no one flag.
-            significant: flags whose values are acted on: a beginning of one of them is refused, since a launch that
-                listens elsewhere than read is of no use. Any other beginning is taken for a flag nobody knew of.
-        """
-        self._flags, self._short, self._significant, self._where = flags, short, significant, where
-        self._reader = FlagReader(flags, short, where, unknown=self._refused, beginnings=False)
-
-    def read(self, words: Sequence[str]) -> ReadWords:
-        """Returns the flags. Raises SpecError for a known flag without its value, or a switch with one."""
-        segments = list(self._segments(words))
-        known = [word for one in segments if one.is_known for word in one.words]
-        given, positional = self._reader.read(known)
-        flags = {name: _as_json(value) for name, value in given.items()}
-        for one in segments:
-            if not one.is_known and one.name is not None:
-                flags[one.name] = _unknown_value(one.words)
-        secrets = sorted({name for name in flags if is_secret(name)})
-        return ReadWords(
-            flags={name: flags[name] for name in sorted(flags) if name not in secrets},
-            positional=tuple(positional),
-            words=tuple(word for one in segments for word in _public(one)),
-            secrets={name: flags[name] for name in secrets},
-        )
-
-    def renamed(self, words: Sequence[str], name: str, old: str, new: str) -> Iterator[str]:
-        """Yields `words` with `new` for `old` where it is the value of the flag `name`, or a word that is no flag's."""
-        for one in self._segments(words):
-            for word in one.words:
-                flag, is_assigned, value = word.partition("=")
-                if one.name in (name, None) and word == old:
-                    yield new
-                elif one.name == name and is_assigned and value == old:
-                    yield f"{flag}={new}"
-                else:
-                    yield word
-
-    def _segments(self, words: Sequence[str]) -> Iterator[_Segment]:
-        index = 0
-        while index < len(words):
-            word = with_dashes(words[index])
-            name, is_known = self._named(word)
-            following = words[index + 1 :]
-            count = self._num_values(word, name, following, is_known=is_known)
-            yield _Segment(name, tuple(words[index : index + 1 + count]), is_known)
-            index += 1 + count
-
-    def _named(self, word: str) -> tuple[str | None, bool]:
-        """Returns the name of a flag, and whether it is known; of another word None, and that it is."""
-        if not _is_flag(word):
-            return None, True
-        part = flag_part(word)
-        if part in self._short:
-            return self._short[part], True
-        if not word.startswith("--"):
-            attached = [short for short in self._short if len(short) == 2 and word.startswith(short)]
-            return (self._short[attached[0]], True) if attached else (part.lstrip("-"), False)
-        name = part[2:]
-        positive = name.removeprefix("no-")
-        if name in self._flags:
-            return name, True
-        if self._flags.get(positive) == "switch":
-            return positive, True
-        self._require_whole(name)
-        return word.partition("=")[0][2:], False
-
-    def _require_whole(self, name: str) -> None:
-        completions = [flag for flag in self._flags if name and flag.startswith(name)]
-        if len(completions) == 1 and completions[0] in self._significant:
-            raise SpecError(f"--{name}", f"is the beginning of --{completions[0]}", "the whole name")
-
-    def _num_values(self, word: str, name: str | None, following: Sequence[str], *, is_known: bool) -> int:
-        if name is None or "=" in word:
-            return 0
-        free = next((i for i, other in enumerate(following) if _is_flag(other)), len(following))
-        if _KEY_OF_TABLE.fullmatch(word):
-            return min(1, len(following))
-        if not is_known:
-            return free
-        if not word.startswith("--") and word not in self._short:
-            return 0
-        arity = self._flags[name]
-        return {"switch": 0, "value": min(1, free), "values": free}[arity]
-
-    def _refused(self, written: str) -> SpecError:
-        return SpecError(written, "has keys, and is no table", f"{written} VALUE")
+    return value[0] if isinstance(value, tuple) else str(value)
 
 
 def one_text(flags: Mapping[str, JsonValue], name: str, default: str = "") -> str:
@@ -355,12 +288,24 @@ def one_integer(flags: Mapping[str, JsonValue], name: str, default: int, *, mini
 
 
 def _is_flag(word: str) -> bool:
-    return word.startswith("-") and len(word) > 1 and not _NUMBER.fullmatch(word)
+    return _FLAG.fullmatch(word) is not None and _NUMBER.fullmatch(word) is None
+
+
+def _set(table: dict[str, Any], keys: Sequence[str], value: str) -> dict[str, Any]:
+    """Returns a table with the value at a path of keys replaced; the value is JSON, or else a text."""
+    key, *rest = keys
+    if rest:
+        inner = table.get(key)
+        return {**table, key: _set(inner if isinstance(inner, dict) else {}, rest, value)}
+    try:
+        return {**table, key: json.loads(value)}
+    except (ValueError, RecursionError):
+        return {**table, key: value}
 
 
 def _as_json(value: Given) -> JsonValue:
-    if isinstance(value, list):
-        return [_as_json(one) for one in value]
+    if isinstance(value, tuple):
+        return [_text_or_table(one) for one in value]
     return value if isinstance(value, bool) else _text_or_table(value)
 
 

@@ -12,7 +12,6 @@ prefix cache would take the prefix away).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -23,7 +22,7 @@ from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.wrap.adapters.base import Environment, Flags, Phase, PlaceRoot, Repair, Shapes, no_shapes
 from aotgaudi.wrap.adapters.vllm import LEFT_OUT, LIBRARY_ROOTS, WITNESS_PLUGIN, Vllm
-from aotgaudi.wrap.command_line import Arity, LaunchReader, one_integer, one_text
+from aotgaudi.wrap.command_line import Arity, CommandReader, one_integer, one_text
 from aotgaudi.wrap.events import ProcessLog, expected_of
 from aotgaudi.wrap.launch_model import hugging_face_home
 from aotgaudi.wrap.starts import STARTS
@@ -64,6 +63,8 @@ _SHORT: Mapping[str, str] = {
     "--attention-data-parallel-size": "attn-dp-size",
 }
 """Other names of flags. SGLang has no word that is no flag's, so arities of the rest need not be known."""
+
+_READER = CommandReader(_ARITIES, _SHORT, acted_on=frozenset(_ARITIES))
 
 _REFUSED: Mapping[str, str] = {
     "config": "the file is not read: give its flags on the command line",
@@ -146,30 +147,31 @@ class Sglang(Vllm):
 
     def read(self, words: Sequence[str], environ: Mapping[str, str]) -> Flags:
         """Reads the words after what starts the server. Raises SpecError."""
-        read = _reader().read(words)
-        model = one_text(read.flags, "model-path") or (read.positional[0] if read.positional else "")
+        read = _READER.read(words)
+        flags = read.flags()
+        model = one_text(flags, "model-path") or (read.positional[0] if read.positional else "")
         if not model or len(read.positional) > 1:
             problem = f"has {shown(read.positional[-1])}" if read.positional else "names no model"
             raise SpecError(WHERE, problem, "--model-path MODEL, a directory or a name on the hub")
-        key = one_text(read.secrets, "api-key")
-        host = one_text(read.flags, "host")
-        context = one_integer(read.flags, "context-length", 0, minimum=0)
-        running = one_integer(read.flags, "max-running-requests", 0, minimum=0)
+        key = one_text(read.secrets(), "api-key")
+        host = one_text(flags, "host")
+        context = one_integer(flags, "context-length", 0, minimum=0)
+        running = one_integer(flags, "max-running-requests", 0, minimum=0)
         return Flags(
-            values=dict(read.flags),
+            values=flags,
             model=model,
-            words=read.words,
-            revision=one_text(read.flags, "revision") or None,
-            download_dir=one_text(read.flags, "download-dir") or None,
+            words=read.public_words(),
+            revision=one_text(flags, "revision") or None,
+            download_dir=one_text(flags, "download-dir") or None,
             host="127.0.0.1" if host in ("", "0.0.0.0") else host,  # noqa: S104, not bound to
-            port=one_integer(read.flags, "port", 30000),
-            served_name=one_text(read.flags, "served-model-name") or model,
+            port=one_integer(flags, "port", 30000),
+            served_name=one_text(flags, "served-model-name") or model,
             authorization=f"Bearer {key}" if key else "",
             world={
-                "tensor_parallel": one_integer(read.flags, "tp-size", 1),
-                "pipeline_parallel": one_integer(read.flags, "pp-size", 1),
-                "data_parallel": one_integer(read.flags, "dp-size", 1),
-                "nodes": one_integer(read.flags, "nnodes", 1),
+                "tensor_parallel": one_integer(flags, "tp-size", 1),
+                "pipeline_parallel": one_integer(flags, "pp-size", 1),
+                "data_parallel": one_integer(flags, "dp-size", 1),
+                "nodes": one_integer(flags, "nnodes", 1),
             },
             room=Room(max_model_len=context or None, max_num_seqs=running or None),
         )
@@ -223,7 +225,7 @@ class Sglang(Vllm):
             return tuple(words)
         renamed = (
             *words[: found[1]],
-            *_reader().renamed(words[found[1] :], "model-path", flags.model, place.model),
+            *_READER.renamed(words[found[1] :], "model-path", flags.model, place.model),
         )
         if "served-model-name" in flags.values:
             return renamed
@@ -263,11 +265,6 @@ class Sglang(Vllm):
 
 def _has_deep_gemm(launch: Launch) -> bool:
     return any(name in launch.software for name in ("deep-gemm", "deepgemm", "sgl-kernel", "sglang-kernel"))
-
-
-@functools.cache
-def _reader() -> LaunchReader:
-    return LaunchReader(_ARITIES, _SHORT, WHERE, significant=frozenset(_ARITIES))
 
 
 _LOW, _SPAN = 10, 240

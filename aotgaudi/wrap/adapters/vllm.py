@@ -5,7 +5,6 @@ vLLM: how its command is read, where its caches lie, and what a warm start of it
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -17,9 +16,9 @@ from aotgaudi.bundle.capture_receipt import Expected, FileKind
 from aotgaudi.bundle.launch import GuestName, Launch, Room, WarmUpRequest
 from aotgaudi.errors import SpecError
 from aotgaudi.wrap.adapters.base import Environment, Flags, Phase, PlaceRoot, Repair, Shapes, no_shapes
-from aotgaudi.wrap.command_line import LaunchReader, ReadWords, one_integer, one_text
+from aotgaudi.wrap.command_line import CommandReader, CommandWords, one_integer, one_text
 from aotgaudi.wrap.events import ProcessLog, expected_of
-from aotgaudi.wrap.flags import ARITIES, HASHED, NEUTRAL_FLAGS, NEUTRAL_VARIABLES, SHORT, SIGNIFICANT
+from aotgaudi.wrap.flags import CONDITIONS, FLAGS, NEUTRAL_FLAGS, NEUTRAL_VARIABLES, SHORT_FLAGS
 from aotgaudi.wrap.launch_machine import Installed, device_of, find_target
 from aotgaudi.wrap.launch_model import hugging_face_home
 from aotgaudi.wrap.starts import STARTS
@@ -93,6 +92,25 @@ _REFUSED_VARIABLES: Mapping[str, str] = {
 }
 _LOADS = ("vllm.num_aot_artifacts_loaded", "vllm.num_compiled_artifacts_loaded")
 _ZEROS = ("vllm.num_aot_compiles", "vllm.num_aot_artifacts_saved", "vllm.num_inductor_compiles")
+ACTED_ON = frozenset(
+    {
+        *(
+            "model",
+            "revision",
+            "download-dir",
+            "served-model-name",
+            "config",
+            "max-model-len",
+            "max-num-seqs",
+        ),
+        *("host", "port", "uds", "headless", "api-server-count"),
+        *("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size", "nnodes"),
+        *("distributed-executor-backend", "data-parallel-backend"),
+    }
+)
+"""Flags whose values decide what we do."""
+
+_READER = CommandReader({name: flag.arity for name, flag in FLAGS.items()}, SHORT_FLAGS, acted_on=ACTED_ON)
 _ANY_ADDRESS: Mapping[str, str] = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104, not bound to
 
 
@@ -103,7 +121,7 @@ class Vllm:
     prefixes: tuple[str, ...] = ("VLLM_", "MOONCAKE_", "INKLING_")
     neutral_flags: Mapping[str, str] = NEUTRAL_FLAGS
     neutral_variables: Mapping[str, str] = NEUTRAL_VARIABLES
-    hashed_variables: Mapping[str, Hashed] = HASHED
+    hashed_variables: Mapping[str, Hashed] = CONDITIONS
     left_out: tuple[tuple[str, str], ...] = LEFT_OUT
     repairs: tuple[Repair, ...] = REPAIRS
     hooks: tuple[str, ...] = ("audit", "torch.codegen", "vllm.counters")
@@ -120,14 +138,14 @@ class Vllm:
 
     def read(self, words: Sequence[str], environ: Mapping[str, str]) -> Flags:
         """Reads the words after what starts the server. Raises SpecError."""
-        read = _reader().read(words)
-        model = _model(read)
-        flags: dict[str, JsonValue] = dict(read.flags)
+        read = _READER.read(words)
+        flags = read.flags()
+        model = _model(read, flags)
         host = one_text(flags, "host")
         return Flags(
             values=flags,
             model=model,
-            words=read.words,
+            words=read.public_words(),
             revision=one_text(flags, "revision") or None,
             download_dir=one_text(flags, "download-dir") or None,
             host=_ANY_ADDRESS.get(host, host),
@@ -201,7 +219,7 @@ class Vllm:
             return tuple(words)
         found = self.starts_at(words)
         after = len(words) if found is None else found[1]
-        renamed = (*words[:after], *_reader().renamed(words[after:], "model", flags.model, place.model))
+        renamed = (*words[:after], *_READER.renamed(words[after:], "model", flags.model, place.model))
         if "served-model-name" in flags.values:
             return renamed
         return (*renamed, "--served-model-name", flags.model)
@@ -272,13 +290,8 @@ _KINDS: Mapping[str, FileKind] = {
 }
 
 
-@functools.cache
-def _reader() -> LaunchReader:
-    return LaunchReader(ARITIES, SHORT, WHERE, significant=SIGNIFICANT)
-
-
-def _model(read: ReadWords) -> str:
-    given = one_text(read.flags, "model")
+def _model(read: CommandWords, flags: Mapping[str, JsonValue]) -> str:
+    given = one_text(flags, "model")
     if len(read.positional) > 1 or (read.positional and given):
         others = [*read.positional[1:], *filter(None, [given])]
         problem = f"has {shown(others[0])} beside the model {shown(read.positional[0])}"
@@ -289,9 +302,9 @@ def _model(read: ReadWords) -> str:
     return model
 
 
-def _authorization(read: ReadWords, environ: Mapping[str, str]) -> str:
+def _authorization(read: CommandWords, environ: Mapping[str, str]) -> str:
     """Returns the header that vLLM asks for (vllm/entrypoints/serve/utils/server_utils.py); of several keys the first."""
-    key = one_text(read.secrets, "api-key") or environ.get("VLLM_API_KEY", "")
+    key = one_text(read.secrets(), "api-key") or environ.get("VLLM_API_KEY", "")
     return f"Bearer {key}" if key else ""
 
 

@@ -33,7 +33,7 @@ from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.wrap.adapters.base import FOLDER, Environment, Flags, Phase, PlaceRoot, Repair, Shapes
 from aotgaudi.wrap.adapters.vllm import LEFT_OUT, Vllm
 from aotgaudi.wrap.events import ProcessLog, expected_of
-from aotgaudi.wrap.flags import HASHED, NEUTRAL_VARIABLES
+from aotgaudi.wrap.flags import CONDITIONS, NEUTRAL_VARIABLES
 from aotgaudi.wrap.launch_machine import Installed
 from aotgaudi.wrap.values import parse_tokens, shown
 from aotgaudi.wrap.variables import Hashed, VariableRules, is_secret
@@ -86,7 +86,7 @@ RULES = GaudiVariables(
     prefixes=PREFIXES,
     neutral={**NEUTRAL_VARIABLES, **NEUTRAL},
     hashed={
-        **HASHED,
+        **CONDITIONS,
         FILE_VARIABLE: Hashed("where the bucket file lies; it is captured, and the shapes count"),
     },
 )

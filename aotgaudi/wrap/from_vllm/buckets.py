@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from aotgaudi.bucketing.versions import EnvironmentRules, find_version
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.bucketing import AxisBounds, DecodeBounds, PromptBounds, SlidingSpec, StrategyName
-from aotgaudi.wrap.from_vllm.variables import is_looked_at
-from aotgaudi.wrap.values import VariableReader, parse_integer
+from aotgaudi.wrap.from_vllm.variables import VariableReader, is_looked_at
+from aotgaudi.wrap.values import parse_integer
 
 _PATTERN = re.compile(
     r"VLLM_(PROMPT|DECODE)_(BS|QUERY|SEQ|CTX|BLOCK)_BUCKET_(MIN|STEP|MAX|LIMIT|PAD_MAX|PAD_PERCENT)"

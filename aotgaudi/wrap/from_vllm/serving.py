@@ -15,7 +15,8 @@ from aotgaudi.spec.vision import MOST_IMAGES
 from aotgaudi.wrap.from_vllm.buckets import DEFRAG_VARIABLES, BucketingEnvironment
 from aotgaudi.wrap.from_vllm.command import VllmCommand
 from aotgaudi.wrap.from_vllm.model import DTYPES
-from aotgaudi.wrap.values import VariableReader, parse_fraction, parse_integer, parse_table, shown
+from aotgaudi.wrap.from_vllm.variables import VariableReader
+from aotgaudi.wrap.values import parse_fraction, parse_integer, parse_table, shown
 
 LAZY_VARIABLE = "PT_HPU_LAZY_MODE"
 LONG_VARIABLE = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"

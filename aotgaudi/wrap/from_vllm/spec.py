@@ -19,6 +19,7 @@ from aotgaudi.spec.parse import spec_from_json, value_from_json
 from aotgaudi.spec.quantization import QuantizationSpec
 from aotgaudi.spec.target import ExecutionMode
 from aotgaudi.spec.vision import VisionSpec
+from aotgaudi.wrap.flags import FLAGS
 from aotgaudi.wrap.from_vllm.buckets import BucketingEnvironment, IgnoredVariable, check_bounds
 from aotgaudi.wrap.from_vllm.command import VllmCommand
 from aotgaudi.wrap.from_vllm.limits import Device, Limits, Pin, is_prefill_chunked, read_limits
@@ -38,27 +39,17 @@ from aotgaudi.wrap.from_vllm.serving import (
 from aotgaudi.wrap.from_vllm.variables import OtherVariables, is_looked_at
 from aotgaudi.wrap.values import Remark
 
-_FLAGS: Mapping[str, str] = MappingProxyType(
+_CONFIG = "the model's config.json"
+_WHERE: Mapping[str, str] = MappingProxyType(
     {
-        "limits.max_num_seqs": "--max-num-seqs",
-        "limits.max_num_batched_tokens": "--max-num-batched-tokens",
-        "limits.max_model_len": "--max-model-len",
-        "limits.block_size": "--block-size",
+        **{flag.reason: f"--{flag.name}" for flag in tuple(FLAGS.values())[::-1] if flag.effect == "taken"},
         "limits.num_blocks": "the number of KV blocks",
-        "parallel.tensor_parallel_size": "--tensor-parallel-size",
-        "parallel.pipeline_parallel_size": "--pipeline-parallel-size",
-        "lora.max_loras": "--max-loras",
-        "lora.max_lora_rank": "--max-lora-rank",
-        "lora.dtype": "--lora-dtype",
-        "lora.extra_vocab_size": "--lora-extra-vocab-size",
-        "model.quantization.method": "--quantization",
-        "model.quantization.kv_cache_dtype": "--kv-cache-dtype",
-        "model.name": "--served-model-name",
-        "model.config": "the model's config.json",
-        "model.config.model_type": "the model's config.json: model_type",
-        "model.config.max_position_embeddings": "the model's config.json: max_position_embeddings",
+        "model.config": _CONFIG,
+        "model.config.model_type": f"{_CONFIG}: model_type",
+        "model.config.max_position_embeddings": f"{_CONFIG}: max_position_embeddings",
     }
 )
+"""Field of a spec -> what the user gave for it, for errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +204,7 @@ class _Parts:
         try:
             return spec_from_json(tables)
         except SpecError as error:
-            raise SpecError(_FLAGS.get(error.where, error.where), error.problem, error.remedy) from error
+            raise SpecError(_WHERE.get(error.where, error.where), error.problem, error.remedy) from error
 
     def mode(self, command: VllmCommand) -> ExecutionMode:
         """Returns how graphs are run."""
@@ -290,4 +281,4 @@ def _value(kind: type[_V], table: Mapping[str, Any], where: str) -> _V:
         return value_from_json(kind, dict(table))
     except SpecError as error:
         place = f"{where}.{error.where}"
-        raise SpecError(_FLAGS.get(place, place), error.problem, error.remedy) from error
+        raise SpecError(_WHERE.get(place, place), error.problem, error.remedy) from error

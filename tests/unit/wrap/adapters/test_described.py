@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from aotgaudi.bundle.launch import Launch, load_launch
 from aotgaudi.errors import SpecError
-from aotgaudi.wrap.adapters.vllm import Vllm
-from aotgaudi.wrap.flags import ARITIES, HASHED, NEUTRAL_FLAGS, NEUTRAL_VARIABLES, SIGNIFICANT
+from aotgaudi.wrap.adapters.vllm import ACTED_ON, Vllm
+from aotgaudi.wrap.flags import CONDITIONS, FLAGS, NEUTRAL_FLAGS, NEUTRAL_VARIABLES
 from aotgaudi.wrap.launch import Found, describe
 from aotgaudi.wrap.launch_comparison import compare
 from aotgaudi.wrap.variables import is_secret
@@ -23,15 +23,15 @@ RULES = Vllm().variable_rules
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=12).filter(
     lambda text: not text.startswith(("-", "{", "["))
 )
-ACTED_ON = {"model", "port", "api-server-count", "ssl-keyfile", "ssl-certfile"}
-NEUTRAL_FLAGS = st.sampled_from(
-    sorted(n for n in NEUTRAL_FLAGS if ARITIES.get(n) == "value" and n not in ACTED_ON)
+CHECKED = {"model", "port", "api-server-count", "ssl-keyfile", "ssl-certfile"}
+SOME_FLAGS = st.sampled_from(
+    sorted(n for n in NEUTRAL_FLAGS if FLAGS[n].arity == "value" and n not in CHECKED)
 )
-NEUTRAL_VARIABLES = st.sampled_from(
+SOME_VARIABLES = st.sampled_from(
     sorted(
         [
             *NEUTRAL_VARIABLES,
-            *HASHED,
+            *CONDITIONS,
             "HOME",
             "USER",
             "PWD",
@@ -65,8 +65,8 @@ def launched(found: Found, *words: str, environ: Mapping[str, str] | None = None
 
 
 @given(
-    flags=st.dictionaries(NEUTRAL_FLAGS, TEXTS, max_size=3),
-    environ=st.dictionaries(NEUTRAL_VARIABLES, TEXTS, max_size=3),
+    flags=st.dictionaries(SOME_FLAGS, TEXTS, max_size=3),
+    environ=st.dictionaries(SOME_VARIABLES, TEXTS, max_size=3),
     root=TEXTS,
 )
 def test_what_changes_no_code_never_makes_another_launch(
@@ -85,12 +85,12 @@ def test_what_changes_no_code_never_makes_another_launch(
 def test_a_flag_that_nobody_knew_of_always_makes_another_launch(
     found: Found, sealed: Launch, name: str, value: str | None
 ) -> None:
-    assume(name not in ARITIES and name.removeprefix("no-") not in ARITIES and not is_secret(name))
+    assume(name not in FLAGS and name.removeprefix("no-") not in FLAGS and not is_secret(name))
     words = (f"--{name}",) if value is None else (f"--{name}", value)
     try:
         here = launched(found, *words)
     except SpecError:
-        assert any(flag.startswith(name) for flag in SIGNIFICANT)
+        assert any(flag.startswith(name) for flag in ACTED_ON)
         return
 
     assert here.id != sealed.id

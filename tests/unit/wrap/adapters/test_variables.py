@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.wrap.adapters.vllm import Vllm
-from aotgaudi.wrap.flags import HASHED, NEUTRAL_FLAGS, NEUTRAL_VARIABLES
+from aotgaudi.wrap.flags import CONDITIONS, NEUTRAL_FLAGS, NEUTRAL_VARIABLES
 from aotgaudi.wrap.variables import (
     NEUTRAL,
     VariableRules,
@@ -62,7 +62,7 @@ def test_a_variable_that_nobody_knew_of_counts(name: str, value: str) -> None:
 
 def test_every_exclusion_has_a_reason_and_a_variable_is_of_one_kind() -> None:
     assert all({**NEUTRAL, **NEUTRAL_VARIABLES, **NEUTRAL_FLAGS}.values())
-    assert not NEUTRAL_VARIABLES.keys() & HASHED.keys()
+    assert not NEUTRAL_VARIABLES.keys() & CONDITIONS.keys()
 
 
 def test_what_is_of_nothing_that_compiles_does_not_count() -> None:

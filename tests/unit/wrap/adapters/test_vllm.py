@@ -12,7 +12,6 @@ from aotgaudi.wrap.adapters.base import PlaceRoot
 from aotgaudi.wrap.adapters.sglang import Sglang
 from aotgaudi.wrap.adapters.vllm import Vllm
 from aotgaudi.wrap.adapters.vllm_gaudi import VllmGaudi
-from aotgaudi.wrap.flags import ARITIES, NEUTRAL_FLAGS, SIGNIFICANT
 from aotgaudi.wrap.launch_machine import Installed, code_features, device_of
 from tests.launches import a_launch
 from tests.unit.wrap.logs import event, history
@@ -128,14 +127,6 @@ def test_only_features_that_code_can_hold_are_of_the_target() -> None:
     features = frozenset({"avx2", "fma", "hypervisor", "md_clear", "apic", "amx_tile", "ibrs"})
 
     assert code_features(features) == ("amx_tile", "avx2", "fma")
-
-
-def test_flags_are_neutral_only_if_they_are_known() -> None:
-    assert sorted(set(NEUTRAL_FLAGS) - set(ARITIES)) == [
-        "safetensors-prefetch-block-size",
-        "safetensors-prefetch-num-threads",
-    ]
-    assert set(ARITIES) >= SIGNIFICANT
 
 
 @pytest.mark.parametrize(
