@@ -36,7 +36,8 @@ def log_of(num_blocks: int = 24, version: str = NEWEST, **tables: Any) -> list[s
 
 def lines_of(num_blocks: int, version: str, **tables: Any) -> tuple[LogLine, ...]:
     limits = {**ONE_BLOCK, "num_blocks": num_blocks}
-    spec = spec_of(limits=limits, **{"bucketing": {"version": version}, **tables})
+    defaults = {"bucketing": {"version": version}, "scheduler": {"engine": "vllm"}}
+    spec = spec_of(limits=limits, **{**defaults, **tables})
     return warm_up_log(Manifest(spec, sampler_entries((1,), spec.sampler)))
 
 
