@@ -1,8 +1,8 @@
-"""What runs inside other people's processes: a package of its own, which this one never imports.
+"""The agent that runs inside other people's processes. It is a separate package, which ours never imports.
 
-`SITE` goes on the ``PYTHONPATH`` of a guest. There lies ``aotgaudi_witness``, with the entry points by which vLLM and
-SGLang find it in each of their processes. It uses the standard library only, runs on Python 3.9, and imports nothing of
-aotgaudi. What it writes: docs/formats/witness-events.md.
+`SITE` goes on the ``PYTHONPATH`` of a wrapped server. It holds ``aotgaudi_witness``, with the entry points by which vLLM and
+SGLang find it in each of their processes. The agent uses the standard library only, runs on Python 3.9, and imports nothing
+of aotgaudi. docs/formats/witness-events.md has the format of what it writes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 SITE = Path(__file__).parent / "site"
-"""The folder for a guest's ``PYTHONPATH``. Nothing else is in it."""
+"""The folder for a server's ``PYTHONPATH``. It holds the agent and nothing else."""
 
 ENTRY_POINT = "aotgaudi_witness"
-"""What the witness is called where a guest lists the plugins that it may load (``VLLM_PLUGINS``)."""
+"""The agent's name among the plugins that a server may load (``VLLM_PLUGINS``)."""
