@@ -1,4 +1,4 @@
-"""What counting costs: `aotgaudi.engine.tallies`, once a decode step, on one thread and without a model.
+"""What counting costs: `aotgaudi.engine.stats`, once a decode step, on one thread and without a model.
 
 Target: <= 10 us a step, whatever its rows.
 """
@@ -14,8 +14,8 @@ from harness import Spread, Table, verdict
 
 from aotgaudi.engine.request import Request
 from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.engine.stats import Counters
 from aotgaudi.engine.steps import GREEDY_ROW, DecodeRow, DecodeStep, StepWork, work_of
-from aotgaudi.engine.tallies import Tallies
 from aotgaudi.entries import DecodeEntry
 
 TARGET_US = 10.0
@@ -70,10 +70,10 @@ def request(number: int) -> Request:
 
 
 def tallied(num_steps: int, step: DecodeStep, requests: list[Request]) -> float:
-    tallies, clock = Tallies(), time.perf_counter
+    counters, clock = Counters(), time.perf_counter
     started = clock()
     for number in range(num_steps):
-        tallies.count(step, BLOCK_SIZE, requests, requests, (number * 0.01, (number + 1) * 0.01))
+        counters.count(step, BLOCK_SIZE, requests, requests, (number * 0.01, (number + 1) * 0.01))
     return (clock() - started) / num_steps * 1e6
 
 

@@ -13,8 +13,8 @@ import click
 
 from aotgaudi.cli.options import options_of
 from aotgaudi.cli.serving_options import LOG_FORMAT, Supervision, acceptance_options
-from aotgaudi.server.exposure import Exposure, LogFormat
-from aotgaudi.server.log import log_handler
+from aotgaudi.server.log import LogFormat, log_handler
+from aotgaudi.server.options import Observability
 from aotgaudi.wrap.interpreter import Asking, begin
 from aotgaudi.wrap.run_options import Policy, RunOptions, parse_listen
 
@@ -50,7 +50,7 @@ class CommandThatAsks(click.Command):
     "--require-warm", is_flag=True, help="Serve warm or not at all: end the server unless it is proved warm."
 )
 @options_of(Supervision, "supervision")
-@options_of(Exposure, "exposure", log_format=LOG_FORMAT)
+@options_of(Observability, "observability", log_format=LOG_FORMAT)
 @acceptance_options
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND")
 def run(
@@ -58,7 +58,7 @@ def run(
     bundle: Path,
     require_warm: bool,
     supervision: Supervision,
-    exposure: Exposure,
+    observability: Observability,
     acceptance: TrustPolicy,
     words: tuple[str, ...],
 ) -> None:
@@ -71,7 +71,7 @@ def run(
     Exit codes: the server's own (128 + n for signal n); before it is ready 2 usage, 3 not warm, 4 corrupt or untrusted,
     5 another machine or other software.
     """
-    supervise(bundle, require_warm, supervision, acceptance, words=words, log_format=exposure.log_format)
+    supervise(bundle, require_warm, supervision, acceptance, words=words, log_format=observability.log_format)
 
 
 def supervise(

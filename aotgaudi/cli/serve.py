@@ -30,11 +30,10 @@ from aotgaudi.cli.options import (
 )
 from aotgaudi.cli.run import supervise
 from aotgaudi.cli.serving_options import CAPTURES, LOG_FORMAT, Supervision, acceptance_options, find_model
-from aotgaudi.engine.room import RoomLimits
+from aotgaudi.engine.admission import AdmissionLimits
 from aotgaudi.errors import MissingPackageError
 from aotgaudi.machine import bound_spinning, choose_threads
-from aotgaudi.server.exposure import Exposure
-from aotgaudi.server.front.limits import DEFAULT_LIMITS, Listening
+from aotgaudi.server.options import DEFAULT_LIMITS, Listening, Observability
 from aotgaudi.spec.policy import Policy
 
 if TYPE_CHECKING:
@@ -209,8 +208,8 @@ class _Serving:
     ),
 )
 @options_of(
-    RoomLimits,
-    "room",
+    AdmissionLimits,
+    "admission",
     heading=_PROGRAMS,
     max_requests=said("How many requests may wait or run; more get 429.", type=POSITIVE, metavar="N"),
     max_prompt_tokens=said(
@@ -218,8 +217,8 @@ class _Serving:
     ),
 )
 @options_of(
-    Exposure,
-    "exposure",
+    Observability,
+    "observability",
     log_format=LOG_FORMAT,
     access_log=said("Log a line for each request, with its tokens and seconds.", heading=_PROGRAMS),
     dashboard=said("Show the running server on a page, at /dashboard.", heading=_PROGRAMS),
@@ -235,8 +234,8 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
     acceptance: TrustPolicy,
     serving: _Serving,
     listening: Listening,
-    room: RoomLimits,
-    exposure: Exposure,
+    admission: AdmissionLimits,
+    observability: Observability,
     supervision: Supervision,
     words: tuple[str, ...],
 ) -> None:
@@ -260,7 +259,7 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
             supervision,
             acceptance,
             extra_words=words,
-            log_format=exposure.log_format,
+            log_format=observability.log_format,
         )
     _refuse_given(context, CAPTURES, "bundles that `build capture` sealed")
     if words:
@@ -299,12 +298,14 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
         )
         # Where the server does not require warm, its engine has to start builders.
         engine_seccomp = serving.seccomp if require_warm else "off"
-        process.begin(Begin(options=model_options, seccomp=engine_seccomp, log_format=exposure.log_format))
-        logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr, exposure.log_format)])
-        logging.captureWarnings(exposure.log_format == "json")
+        process.begin(
+            Begin(options=model_options, seccomp=engine_seccomp, log_format=observability.log_format)
+        )
+        logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr, observability.log_format)])
+        logging.captureWarnings(observability.log_format == "json")
         _LOG.info("%s", threads)
-        from aotgaudi.server.front.run import StopTimes
         from aotgaudi.server.launch import ServeOptions, launch
+        from aotgaudi.server.options import StopTimes
 
         phases.add("import", import_began)
         launch(
@@ -312,11 +313,11 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
                 require_warm=require_warm,
                 listening=listening,
                 served_model_names=serving.served_model_names or (served_name(serving.model),),
-                room=room,
+                admission=admission,
                 seccomp=serving.seccomp,
                 stop_times=StopTimes(delay=serving.drain_delay),
                 stall_seconds=serving.stall_seconds,
-                exposure=exposure,
+                observability=observability,
             ),
             process,
             phases,

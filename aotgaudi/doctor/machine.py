@@ -26,7 +26,7 @@ from aotgaudi.errors import EXTRAS, SpecError, StoreError
 from aotgaudi.gaudi.identity import PLUGIN, Inventory, find_cards
 from aotgaudi.machine import Memory, available_cores, available_memory
 from aotgaudi.runtime.seccomp import forbid_processes
-from aotgaudi.server.front.limits import DEFAULT_MAX_CONNECTIONS
+from aotgaudi.server.options import DEFAULT_MAX_CONNECTIONS
 from aotgaudi.store.access import NETWORK_FILE_SYSTEMS, file_system
 from aotgaudi.store.memfd import SEALS
 from aotgaudi.store.store import Store

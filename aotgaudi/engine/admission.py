@@ -1,28 +1,64 @@
-"""Which requests are admitted: a request that could never run is refused before it queues."""
+"""Admission: the one place that decides whether a request may come in, and what it is refused with. No torch, no threads.
+
+======  ==========================================================================================
+status  the request
+======  ==========================================================================================
+400     can never run: it exceeds a limit of the model, the sampler or the server, or reuses an open id
+429     does not fit now: too many requests are open, or too many prompt tokens or body bytes
+503     comes too late: the server drains, or its engine has died
+======  ==========================================================================================
+
+A server refuses in its API process, before the engine hears of a request (docs/adr/0066).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import NoReturn
 
 from aotgaudi.engine.blocks import num_blocks_for
+from aotgaudi.engine.request import NewRequest
 from aotgaudi.engine.sampling_params import SamplingParams, shown
 from aotgaudi.errors import RequestError
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.sampler import SamplerSpec
 from aotgaudi.spec.sampler_signature import SamplerSignature, SamplerWork
 
+SMALL_BODY_BYTES = 16 * 1024
+"""Admission never refuses a body up to this size for want of room: most requests are smaller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionLimits:
+    """How much may be open at once, each at least 1.
+
+    `max_requests` counts prompts that the server prepares, queues or runs; `max_prompt_tokens` their tokens, once they are
+    known. `max_body_bytes` counts the bodies that the server reads or prepares, above `SMALL_BODY_BYTES` each.
+    """
+
+    max_requests: int = 1024
+    max_prompt_tokens: int = 524_288
+    max_body_bytes: int = 64 * 1024 * 1024
+
+
+UNLIMITED = AdmissionLimits(
+    max_requests=sys.maxsize, max_prompt_tokens=sys.maxsize, max_body_bytes=sys.maxsize
+)
+"""For callers that bound what they ask for themselves, such as users of the Python API."""
+
 
 @dataclass(frozen=True, slots=True)
-class Admission:
-    """The limits that a request must fit. Pure, any thread.
+class RequestRules:
+    """What a request must satisfy to run at all. Pure, any thread.
 
     Attributes:
-        limits: What the scheduler may form.
-        vocab_size: Prompts with token ids of `vocab_size` or more are refused; None checks only that ids are not
-            negative.
+        limits: The scheduler's limits.
+        vocab_size: Token ids from `vocab_size` on are refused; None refuses only negative ones.
         sampler: What the sampler was built for; requests that need more are refused.
-        outside: Why the limits are lower than the model's, in words, which a refusal adds; empty where they are not.
+        outside: Why the limits are lower than the model's; refusals quote it. Empty where they are not lower.
     """
 
     limits: ServingLimits
@@ -34,7 +70,7 @@ class Admission:
         """Returns how many tokens the request may generate, at least 1.
 
         Raises:
-            RequestError: 400; the request can never run. Names the parameter, the limit and the numbers.
+            RequestError: 400; names the parameter, the limit and the numbers.
         """
         check_token_ids(prompt_token_ids, self.vocab_size)
         try:
@@ -43,12 +79,144 @@ class Admission:
         except RequestError as error:
             raise error.explained(self.outside if prompt_token_ids else "") from error
 
+    def resolve(self, requests: Sequence[NewRequest]) -> list[NewRequest]:
+        """Returns `requests`, checked and with their `max_tokens` set. Skips those that another process has checked.
+
+        Raises:
+            RequestError: 400; as `check`.
+        """
+        return [
+            replace(request, max_tokens=self.check(request.prompt_token_ids, request.params))
+            if request.max_tokens is None
+            else request
+            for request in requests
+        ]
+
+
+class Admission:
+    """Counts what is open, and refuses what would exceed the limits. Not thread-safe.
+
+    A request passes three stages: its body is held (`hold`), it is prepared (`preparing`), and its prompts wait and run
+    (`enter` to `leave`). Every refusal with 429 counts once in `num_refused`, by what was short.
+    """
+
+    def __init__(self, rules: RequestRules, limits: AdmissionLimits = UNLIMITED) -> None:
+        """An empty server always admits one prompt of `max_model_len` tokens."""
+        self.rules = rules
+        self._limits = replace(
+            limits, max_prompt_tokens=max(limits.max_prompt_tokens, rules.limits.max_model_len)
+        )
+        self._open: dict[str, int] = {}
+        self._num_preparing = self._num_tokens = self._num_body_bytes = 0
+        self._num_refused = dict.fromkeys(("server_requests", "server_tokens", "body_bytes"), 0)
+        self._closed_because = ""
+
+    @property
+    def num_refused(self) -> Mapping[str, int]:
+        """How many requests were refused with 429, by what was short."""
+        return dict(self._num_refused)
+
+    @property
+    def num_open(self) -> int:
+        """How many prompts wait or run."""
+        return len(self._open)
+
+    def close(self, reason: str) -> None:
+        """Admits nothing from now on. Refusals give the `reason` of the first call."""
+        self._closed_because = self._closed_because or reason
+
+    def hold(self, num_more: int, num_held: int) -> None:
+        """Counts `num_more` bytes of a body of which `num_held` are held already; `release` them.
+
+        Raises:
+            RequestError: 429; the server holds as many bytes as it may.
+        """
+        is_small = num_held + num_more <= SMALL_BODY_BYTES
+        if not is_small and self._num_body_bytes + num_more > self._limits.max_body_bytes:
+            self._refuse("body_bytes", "The server holds as many bytes of requests as it can")
+        self._num_body_bytes += num_more
+
+    def release(self, num_bytes: int) -> None:
+        """Forgets bytes that `hold` has counted."""
+        self._num_body_bytes -= num_bytes
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Counts one request that is being prepared, before its prompts are known.
+
+        Raises:
+            RequestError: 503 when closed; 429 when the server is full.
+        """
+        self._check_open()
+        self._check_requests(1)
+        self._num_preparing += 1
+        try:
+            yield
+        finally:
+            self._num_preparing -= 1
+
+    def enter(self, requests: Sequence[NewRequest]) -> None:
+        """Admits all of `requests`, which satisfy the rules, or none. `leave` gives the room back, one by one.
+
+        Raises:
+            RequestError: 400 when an id is in use, or when they exceed the limits of an empty server; 503 when closed;
+                429 when they do not fit now.
+        """
+        self._check_open()
+        self._check_ids(requests)
+        num_tokens = sum(len(request.prompt_token_ids) for request in requests)
+        self._check_ever(len(requests), "prompts", self._limits.max_requests)
+        self._check_ever(num_tokens, "prompt tokens", self._limits.max_prompt_tokens)
+        self._check_requests(len(requests))
+        if self._num_tokens + num_tokens > self._limits.max_prompt_tokens:
+            self._refuse_full(
+                "server_tokens",
+                f"{self._num_tokens} prompt tokens of {self._limits.max_prompt_tokens} wait or run",
+            )
+        self._open.update((request.request_id, len(request.prompt_token_ids)) for request in requests)
+        self._num_tokens += num_tokens
+
+    def leave(self, request_id: str) -> None:
+        """Notes that a request has ended."""
+        self._num_tokens -= self._open.pop(request_id)
+
+    def _check_open(self) -> None:
+        if self._closed_because:
+            raise RequestError(self._closed_because, http_status=503)
+
+    def _check_ids(self, requests: Sequence[NewRequest]) -> None:
+        seen: set[str] = set()
+        for request in requests:
+            if request.request_id in self._open or request.request_id in seen:
+                raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
+            seen.add(request.request_id)
+
+    def _check_ever(self, amount: int, what: str, limit: int) -> None:
+        if amount > limit:
+            raise RequestError(
+                f"{amount} {what} are more than the {limit} that this server takes at once", param="prompt"
+            )
+
+    def _check_requests(self, num_more: int) -> None:
+        num_taken = len(self._open) + self._num_preparing
+        if num_taken + num_more > self._limits.max_requests:
+            self._refuse_full(
+                "server_requests", f"{num_taken} prompts of {self._limits.max_requests} wait or run"
+            )
+
+    def _refuse_full(self, reason: str, how: str) -> NoReturn:
+        self._refuse(reason, f"the server is full: {how}; try again later")
+
+    def _refuse(self, reason: str, message: str) -> NoReturn:
+        self._num_refused[reason] += 1
+        raise RequestError(message, http_status=429)
+
 
 def resolve_max_tokens(num_prompt_tokens: int, params: SamplingParams, limits: ServingLimits) -> int:
     """Returns how many tokens the request may generate, at least 1. Pure, any thread.
 
-    The last generated token is never stored in the cache, so a request with P prompt and G generated tokens takes the
-    blocks of P + G - 1 tokens. A `max_tokens` of None is clipped to what fits; an explicit one is not.
+    The cache never holds the last generated token, so P prompt and G generated tokens take the blocks of P + G - 1
+    tokens. A `max_tokens` of None becomes what fits; a larger explicit one is refused.
 
     Raises:
         RequestError: The prompt is empty, or the request cannot fit; names the limit and the numbers.

@@ -1,7 +1,7 @@
-"""How prompts are cut into chunks, and which chunks share a step. Decisions about numbers of tokens; changes nothing.
+"""How prompts are cut into chunks, and which chunks share a step. Pure decisions about numbers of tokens.
 
-A chunk has as many tokens as are known, as the step's budget leaves, and as an entry covers. Unless it reaches the last
-known token it ends with a block. Where others decode and wait for it, it is cut to what fits an allowance of seconds.
+A chunk takes as many known tokens as the step has left and as an entry covers. Unless it reaches the last known token, it
+ends with a block. While others decode, it is cut to what fits the step's time budget.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aotgaudi.engine.blocks import num_blocks_for
-from aotgaudi.engine.costs import StepCosts
+from aotgaudi.engine.interleaving import StepCosts
 from aotgaudi.engine.request import Request
 from aotgaudi.engine.steps import StepTable
 from aotgaudi.entries import PromptEntry
@@ -22,7 +22,7 @@ Seconds = float
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """`num_tokens` known tokens of a request from `start` on; 0 tokens where no entry covers any."""
+    """`num_tokens` known tokens of a request from `start` on; 0 if no entry covers any."""
 
     request: Request
     start: int
@@ -44,17 +44,17 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Chunker:
-    """Cuts prompts for the entries of `table`. `whole_blocks`: no chunk ends inside a block, but a prompt's last."""
+    """Cuts prompts for the entries of `table`. `whole_blocks`: only a prompt's last chunk may end inside a block."""
 
     limits: ServingLimits
     table: StepTable
     costs: StepCosts
     whole_blocks: bool = False
 
-    def longest(self, request: Request, start: int, budget: int) -> Chunk:
-        """Returns the longest chunk from `start` on that one entry covers, of at most `budget` tokens."""
+    def longest(self, request: Request, start: int, num_left: int) -> Chunk:
+        """Returns the longest chunk from `start` on that one entry covers, of at most `num_left` tokens."""
         remaining = request.num_tokens - start
-        end = start + min(remaining, budget, self.table.max_query_len(self._num_blocks(start)))
+        end = start + min(remaining, num_left, self.table.max_query_len(self._num_blocks(start)))
         if end < request.num_tokens:
             end = max(start, end - end % self.limits.block_size)
         return Chunk(request, start, end - start)
@@ -68,17 +68,17 @@ class Chunker:
             start = chunk.end
         return True
 
-    def cut(self, chunk: Chunk, allowance: Seconds) -> Chunk:
-        """Returns the longest beginning of `chunk` whose step takes at most `allowance`, as far as is known.
+    def cut(self, chunk: Chunk, budget: Seconds) -> Chunk:
+        """Returns the longest beginning of `chunk` whose step fits `budget`, as far as costs are known.
 
-        It has at least what the smallest entry takes. Of sizes of which nothing is known, one is tried at a time.
+        It takes at least the smallest entry's tokens. Of the sizes with unknown costs, it tries the next one.
         """
         num_tokens, num_ctx_blocks = 0, self._num_blocks(chunk.start)
         seconds: Seconds | None = 0.0
         while num_tokens < chunk.num_tokens and seconds is not None:
             entry = self.table.find_prompt(1, num_tokens + 1, num_ctx_blocks)
             seconds = None if entry is None else self.costs.seconds(entry)
-            if entry is None or (num_tokens and seconds is not None and seconds > allowance):
+            if entry is None or (num_tokens and seconds is not None and seconds > budget):
                 break
             num_tokens = entry.query_len
         end = self._cut_end(chunk.start, chunk.start + num_tokens)
@@ -87,7 +87,7 @@ class Chunker:
         return Chunk(chunk.request, chunk.start, end - chunk.start)
 
     def find(self, chunks: Sequence[Chunk]) -> PromptEntry | None:
-        """Returns the entry of least cost that covers these chunks together, if all have tokens and there is one."""
+        """Returns the cheapest entry that covers these chunks together; None if no entry does, or a chunk is empty."""
         if not all(chunk.num_tokens for chunk in chunks):
             return None
         return self.table.find_prompt(
@@ -97,49 +97,49 @@ class Chunker:
         )
 
     def may_join(self, chunks: Sequence[Chunk], more: Chunk, most: int) -> bool:
-        """Returns whether one more chunk may turn out to pay, with those that may still come: `most` in all."""
+        """Returns whether adding `more` can pay off, given that the step may grow to `most` chunks."""
         together, apart = self.find([*chunks, more]), self._apart([*chunks, more])
         if together is None or not apart:
             return False
         num_rows = together.batch_size if together.batch_size <= most else len(apart)
         return num_padded_tokens(together) * len(apart) <= sum(map(num_padded_tokens, apart)) * num_rows
 
-    def packed(self, chunks: Sequence[Chunk], allowance: Seconds | None) -> Packed | None:
-        """Returns as many chunks, from the first on, as had better share a step; None where there are none.
+    def packed(self, chunks: Sequence[Chunk], budget: Seconds | None) -> Packed | None:
+        """Returns the most chunks, from the first on, that should share a step; None if `chunks` is empty.
 
-        They had where together they are no more padded tokens than apart, and take no longer than allowed. `chunks` are
-        covered, each alone.
+        Sharing pays if the step computes no more padded tokens than separate steps would, and fits `budget`. An entry covers
+        each of `chunks` alone.
         """
         for num in range(len(chunks), 0, -1):
             some = tuple(chunks[:num])
             entry, apart = self.find(some), self._apart(some)
-            if entry is not None and (num == 1 or self._pays(entry, apart, allowance)):
+            if entry is not None and (num == 1 or self._pays(entry, apart, budget)):
                 return Packed(entry, some)
         return None
 
     def needed(self, chunk: Chunk) -> PromptEntry:
-        """Returns the exact shape of what is left from the start of `chunk` on, as far as one step may have it."""
+        """Returns the exact shape of all tokens from the start of `chunk` on that one step may take."""
         query_len = min(chunk.request.num_tokens - chunk.start, self.limits.max_num_batched_tokens)
         return PromptEntry(1, query_len, self._num_blocks(chunk.start))
 
     def _apart(self, chunks: Sequence[Chunk]) -> list[PromptEntry]:
-        """Returns an entry for each chunk; none at all where one lacks it."""
+        """Returns one entry for each chunk; an empty list if a chunk has none."""
         found = [self.find([chunk]) for chunk in chunks]
         return [] if None in found else [entry for entry in found if entry is not None]
 
-    def _pays(self, together: PromptEntry, apart: Sequence[PromptEntry], allowance: Seconds | None) -> bool:
+    def _pays(self, together: PromptEntry, apart: Sequence[PromptEntry], budget: Seconds | None) -> bool:
         if not apart or num_padded_tokens(together) > sum(map(num_padded_tokens, apart)):
             return False
-        return allowance is None or self._seconds(together, apart) <= allowance
+        return budget is None or self._seconds(together, apart) <= budget
 
     def _seconds(self, together: PromptEntry, apart: Sequence[PromptEntry]) -> Seconds:
-        """Returns how long a step takes, or at most takes: as long as its parts."""
+        """Returns how long a step takes; if that is unknown, the sum of its parts, which is more."""
         known = self.costs.seconds(together)
         parts = [self.costs.seconds(entry) for entry in apart] if known is None else [known]
         return math.fsum(math.inf if part is None else part for part in parts)  # Exact: as every Python adds.
 
     def _cut_end(self, start: int, end: int) -> int:
-        """Returns where a chunk ends that may reach to `end`: with a block, or inside one where none ends before."""
+        """Returns the last block end up to `end`; if there is none after `start`, `end` itself or the next block end."""
         block_size = self.limits.block_size
         block_end = end - end % block_size
         if block_end > start:
@@ -151,5 +151,5 @@ class Chunker:
 
 
 def num_padded_tokens(entry: PromptEntry) -> int:
-    """Returns the tokens that a prompt entry computes, padding included."""
+    """Returns how many tokens a prompt entry computes, padding included."""
     return entry.batch_size * entry.query_len

@@ -1,13 +1,13 @@
-"""The engine without threads: schedule, run, complete, tell. One call of `EngineCore.step` is one step.
+"""The engine without threads. One call of `EngineCore.step` schedules, runs and completes one step, and reports it.
 
 ::
 
-    scheduled = scheduler.schedule()            which requests, in which entry
-    result = runner.run(scheduled.step)         the device
-    runner.clear(scheduler.discard(...))        requests for which it computed NaN
-    sampled = scheduler.complete(...)           tokens appended, requests ended, blocks freed
-    stream.on_event(stream.token_event())       text, to the owner of each request that got a token; `flush` follows
-    runner.exchange(plan_step(...))             defragmentation, where it is due
+    scheduled = scheduler.schedule()            choose requests and an entry
+    result = runner.run(scheduled.step)         compute on the device
+    runner.clear(scheduler.discard(...))        drop requests with NaN
+    sampled = scheduler.complete(...)           append tokens, end requests, free blocks
+    stream.on_event(stream.token_event())       send text to the owner of each request that got a token, then `flush`
+    runner.exchange(plan_step(...))             defragment, if it is due
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aotgaudi.engine.defragmenter import plan_step
 from aotgaudi.engine.output import ErrorEvent, Event, Flush, OutputStream
 from aotgaudi.engine.request import Request
 from aotgaudi.engine.scheduler import Scheduled, Scheduler, UncoveredStepError
-from aotgaudi.engine.stats import EngineStats
+from aotgaudi.engine.stats import Counters, EngineStats
 from aotgaudi.engine.steps import (
     DefragStep,
     PromptRow,
@@ -30,7 +30,6 @@ from aotgaudi.engine.steps import (
     StepRunner,
     TokenLogprobs,
 )
-from aotgaudi.engine.tallies import Tallies
 from aotgaudi.entries import Entry
 from aotgaudi.errors import RequestError
 from aotgaudi.spec.defrag import DefragSpec
@@ -38,21 +37,21 @@ from aotgaudi.spec.defrag import DefragSpec
 logger = logging.getLogger(__name__)
 
 OnStep = Callable[[Entry, float, int], None]
-"""Called after each step with its entry, its seconds, and how many rows it had (a defragmentation: moves)."""
+"""Called after each step with its entry, its seconds, and its number of rows (of moves, for a defragmentation)."""
 
 
 class EngineCore:
     """Runs the scheduler's steps and turns their results into events. Not thread-safe.
 
-    When a step fails, its own requests fail with it, each with an `ErrorEvent`, and no others. A request whose next
-    step no entry covers fails by itself, and so does one for which the model computes NaN.
+    When a step fails, its requests fail with it, each with an `ErrorEvent`; other requests go on. A request fails alone if
+    no entry covers its next step, or if the model computes NaN for it.
 
     Args:
         scheduler: Forms the steps.
         runner: Runs them.
         defrag: When to defragment; None: never.
         on_step: Observes the time of each step.
-        clock: Seconds; the one by which requests have their `arrived_at`.
+        clock: Seconds; the clock of `arrived_at`.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class EngineCore:
         self.scheduler = scheduler
         self._runner, self._defrag = runner, defrag
         self._on_step, self._clock = on_step, clock
-        self.tallies = Tallies()
+        self.counters = Counters()
         self._streams: dict[Request, OutputStream] = {}
         self._ended: list[OutputStream] = []
         self._unflushed: set[Flush] = set()
@@ -85,11 +84,11 @@ class EngineCore:
 
     @property
     def oldest_waiting(self) -> Request | None:
-        """The request that has waited longest; None when nobody waits."""
+        """The head of the queue; None when the queue is empty."""
         return self.scheduler.oldest_waiting
 
     def add(self, stream: OutputStream) -> None:
-        """Queues the stream's request, which admission has let in."""
+        """Queues the stream's request, which has passed admission."""
         self._streams[stream.request] = stream
         self.scheduler.add(stream.request)
 
@@ -120,17 +119,17 @@ class EngineCore:
         return ended
 
     def flush(self) -> None:
-        """Lets the owners of all events since the last call know that there are no more for now."""
+        """Calls `flush` of every stream that had an event since the last call."""
         unflushed, self._unflushed = self._unflushed, set()
         for flush in unflushed:
             flush()
 
     def stats(self) -> EngineStats:
-        """Returns what was counted up to now."""
-        return replace(self.status(), tallies=self.tallies.snapshot())
+        """Returns a snapshot."""
+        return replace(self.status(), counters=self.counters.snapshot())
 
     def status(self) -> EngineStats:
-        """Returns the same without `tallies`, which any thread may ask for by itself. Cheap: called after every step."""
+        """Returns the same without `counters`, which any thread may read. Cheap: called after every step."""
         scheduler, prefixes = self.scheduler, self.scheduler.prefixes
         return EngineStats(
             num_running=scheduler.num_running,
@@ -211,7 +210,7 @@ class EngineCore:
             return
         self.scheduler.observe(step.entry, seconds)
         self.scheduler.relocate(step.moves)
-        self.tallies.count_defrag(step, seconds)
+        self.counters.count_defrag(step, seconds)
         self._num_defrag_swaps += len(step.moves)
         self._observe(step.entry, seconds, len(step.moves))
 
@@ -265,6 +264,6 @@ class EngineCore:
 
     def _count(self, scheduled: Scheduled, sampled: Sequence[Request], span: tuple[float, float]) -> None:
         step, block_size = scheduled.step, self.scheduler.limits.block_size
-        self.tallies.count(step, block_size, scheduled.requests, sampled, span)
+        self.counters.count(step, block_size, scheduled.requests, sampled, span)
         self._num_prefill_tokens += sum(len(row.token_ids) for row in step.rows if isinstance(row, PromptRow))
         self._num_output_tokens += len(sampled)

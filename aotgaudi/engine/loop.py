@@ -1,15 +1,15 @@
 """The engine on its thread.
 
-============  ==================================================================================
-thread        may
-============  ==================================================================================
-any           `add`, `turns_away`, `abort`, `drain`, `shutdown`, `stats`: they touch what `_wake` guards
-any           `failure`, `stalled_seconds`: they read single values and wait for nothing
-the engine's  everything else: the core (but `tallies`), its scheduler and runner, detokenizers, callbacks
-============  ==================================================================================
+============  ======================================================================================
+thread        may call
+============  ======================================================================================
+any           `add`, `abort`, `drain`, `shutdown`, `stats`: they touch what `_wake` guards
+any           `failure`, `stalled_seconds`: they read single values and never wait
+the engine's  everything else: the core (except `counters`), its scheduler and runner, detokenizers, callbacks
+============  ======================================================================================
 
-Requests cross over in `_arrivals`. Every request that `add` has accepted gets exactly one last event: a `TokenEvent`
-with a finish reason, or an `ErrorEvent`.
+Requests cross over in `_arrivals`. Every request that `add` accepts gets exactly one last event: a `TokenEvent` with a
+finish reason, or an `ErrorEvent`.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 
-from aotgaudi.engine.admission import Admission
+from aotgaudi.engine.admission import Admission, RequestRules
 from aotgaudi.engine.core import EngineCore
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
-from aotgaudi.engine.gate import Gate
 from aotgaudi.engine.output import ErrorEvent, Flush, OnEvent, OutputStream, no_flush
 from aotgaudi.engine.request import NewRequest, Request
-from aotgaudi.engine.room import UNLIMITED, RoomLimits
 from aotgaudi.engine.stats import EngineStats
 
 logger = logging.getLogger(__name__)
@@ -41,9 +39,8 @@ class Engine:
 
     Args:
         core: Runs the steps; from `start` on, only the engine's thread uses it.
-        admission: Which requests are admitted.
+        rules: What requests must satisfy.
         new_detokenizer: Makes the detokenizer of a request.
-        room: How much may be open at once.
         seeds: Gives requests without a seed theirs.
         clock: Seconds, of any beginning.
     """
@@ -51,15 +48,14 @@ class Engine:
     def __init__(
         self,
         core: EngineCore,
-        admission: Admission,
+        rules: RequestRules,
         new_detokenizer: NewDetokenizer,
         *,
-        room: RoomLimits = UNLIMITED,
         seeds: Random | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._core, self._new_detokenizer = core, new_detokenizer
-        self._gate, self._clock = Gate(admission, room), clock
+        self.admission, self._clock = Admission(rules), clock
         self._seeds = seeds or Random()  # noqa: S311 - sampling, not secrets
         self._thread = threading.Thread(target=self._loop, name="aotgaudi-engine", daemon=True)
         self._wake = threading.Condition()
@@ -74,13 +70,8 @@ class Engine:
 
     @property
     def failure(self) -> Exception | None:
-        """The error that ended the engine's thread; None while it is well."""
+        """The error that ended the engine's thread; None while there is no error."""
         return self._failure
-
-    @property
-    def admission(self) -> Admission:
-        """Which requests are admitted."""
-        return self._gate.admission
 
     @property
     def thread_ident(self) -> int | None:
@@ -92,58 +83,37 @@ class Engine:
         self._thread.start()
 
     def join(self) -> None:
-        """Waits until the engine's thread has ended: it was shut down, or has died (`failure`)."""
+        """Waits until the engine's thread has ended, by `shutdown` or by a `failure`."""
         self._thread.join()
 
-    def add(
-        self,
-        requests: Sequence[NewRequest],
-        on_event: OnEvent,
-        *,
-        flush: Flush = no_flush,
-        connection: Hashable = None,
-        is_new: bool = False,
-    ) -> None:
+    def add(self, requests: Sequence[NewRequest], on_event: OnEvent, *, flush: Flush = no_flush) -> None:
         """Queues all of `requests`, or none. Their events go to `on_event`, possibly before this returns.
 
-        `on_event` is called on the engine's thread, and after the events of a step `flush`, once for all requests that were
-        added with the same one. `connection` stands for the connection that they came over; `is_new`: it has had no answer
-        yet.
+        The engine's thread calls `on_event`, and after the events of a step each distinct `flush` once.
 
         Raises:
-            RequestError: 400 when one of them can never run, or its id is in use; 429 when there is no room for all of
-                them; 503 when the engine drains, was shut down, or has died.
+            RequestError: 400 when a request can never run, or its id is in use; 503 when the engine drains, was shut down,
+                or has died.
         """
-        with self._wake:  # Refusing must cost little: nothing is made of requests that there is no room for.
-            self._gate.check(requests, connection, is_new=is_new)
+        requests = self.admission.rules.resolve(requests)
         streams = [
             OutputStream(self._request(new), self._new_detokenizer(new.prompt_token_ids), on_event, flush)
             for new in requests
         ]
         with self._wake:
-            is_crowd = self._gate.room.is_crowd(connection, len(streams))
-            self._gate.enter(requests, connection, is_new=is_new)
-            for stream in streams:
-                stream.request.is_in_crowd, stream.request.is_new = is_crowd, is_new
+            self.admission.enter(requests)
             if not self._streams:
                 self._progress_at = self._clock()
             self._streams.update((stream.request.request_id, stream) for stream in streams)
             self._arrivals += streams
             self._wake.notify_all()
 
-    def turns_away(self, num_before: int) -> bool:
-        """Returns whether a request of a new connection would find no room behind `num_before` that are not added yet.
-
-        If so it counts as refused: whoever asks refuses it for less than `add` does.
-        """
-        with self._wake:
-            return self._gate.room.turns_away(num_before)
-
     def _request(self, new: NewRequest) -> Request:
+        assert new.max_tokens is not None  # `resolve` set it.
         params = new.params
         return Request(
             request_id=new.request_id,
-            max_tokens=self._gate.admission.check(new.prompt_token_ids, params),
+            max_tokens=new.max_tokens,
             prompt_token_ids=new.prompt_token_ids,
             params=params,
             seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
@@ -152,7 +122,7 @@ class Engine:
         )
 
     def abort(self, *request_ids: str) -> None:
-        """Ends requests after the step that runs now, and frees their blocks. Ignores ids that are not in use."""
+        """Ends requests after the current step, and frees their blocks. Ignores unknown ids."""
         with self._wake:
             streams = [self._streams[name] for name in request_ids if name in self._streams]
             if streams:
@@ -160,21 +130,21 @@ class Engine:
                 self._wake.notify_all()
 
     def drain(self, timeout_seconds: float = 0) -> bool:
-        """Refuses new requests, and waits so long for the others to end. Returns whether they have.
+        """Refuses new requests, waits up to `timeout_seconds` for the others, and returns whether they have ended.
 
-        Must not be called on the engine's thread, which would wait for itself.
+        Do not call it on the engine's thread, which would wait for itself.
         """
         with self._wake:
-            self._gate.close("the server is shutting down")
+            self.admission.close("the server is shutting down")
             return self._wake.wait_for(lambda: not self._streams, timeout_seconds)
 
     def shutdown(self, timeout_seconds: float = 0) -> bool:
-        """Refuses new requests, aborts the others and ends the thread, which it waits for so long. Returns whether it has.
+        """Refuses new requests, aborts the others, ends the thread, and returns whether it ended within `timeout_seconds`.
 
-        Must not be called on the engine's thread. An engine that was never started aborts on the caller's.
+        Do not call it on the engine's thread. An engine that was never started aborts on the caller's thread.
         """
         with self._wake:
-            self._gate.close("the server is shutting down")
+            self.admission.close("the server is shutting down")
             self._is_stopping = True
             self._wake.notify_all()
         if self._thread.ident is None:
@@ -185,18 +155,17 @@ class Engine:
 
     @property
     def stalled_seconds(self) -> float:
-        """How long no step has ended although requests wait or run; 0 while none does. Waits for nothing."""
+        """How long no step has ended although requests wait or run; 0 without requests. Never waits."""
         return self._clock() - self._progress_at if self._streams else 0.0
 
     def stats(self) -> EngineStats:
-        """Returns a consistent snapshot of the moment after the last step; its `tallies` may have one step more."""
+        """Returns a consistent snapshot of the moment after the last step; its `counters` may have one step more."""
         with self._wake:
             oldest = self._oldest_waiting or next((stream.request for stream in self._arrivals), None)
             return replace(
                 self._stats,
-                tallies=self._core.tallies.snapshot(),
+                counters=self._core.counters.snapshot(),
                 num_waiting=self._stats.num_waiting + len(self._arrivals),
-                num_refused=self._gate.room.num_refused,
                 oldest_waiting_seconds=0.0 if oldest is None else self._clock() - oldest.arrived_at,
                 stalled_seconds=self.stalled_seconds,
             )
@@ -237,7 +206,7 @@ class Engine:
         with self._wake:
             for stream in self._core.take_ended():
                 del self._streams[stream.request.request_id]
-                self._gate.leave(stream.request.request_id)
+                self.admission.leave(stream.request.request_id)
             self._stats, self._oldest_waiting = self._core.status(), self._core.oldest_waiting
             self._progress_at = self._clock()
             self._wake.notify_all()
@@ -251,7 +220,7 @@ class Engine:
     def _die(self, error: Exception) -> None:
         with self._wake:
             self._failure = error
-            self._gate.close("the engine has died; the server must be restarted")
+            self.admission.close("the engine has died; the server must be restarted")
             told = set(self._core.take_ended())
             untold = [stream for stream in self._streams.values() if stream not in told]
         for stream in untold:

@@ -25,15 +25,16 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """What an owner asks the engine for: one sequence to be generated. `request_id` is the owner's choice.
+    """One sequence to be generated. The caller chooses `request_id`; only requests with equal `cache_salt` share prefixes.
 
-    Only requests of the same `cache_salt` share cached prefixes.
+    `max_tokens` is what admission allows the request to generate; None: it has not passed admission yet.
     """
 
     request_id: str
     prompt_token_ids: Sequence[int]
     params: SamplingParams
     cache_salt: str = ""
+    max_tokens: int | None = None
 
 
 class RequestState(Enum):
@@ -46,20 +47,19 @@ class RequestState(Enum):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Request:
-    """One sequence being generated. Mutable, owned by the engine's thread; compared by identity.
+    """One sequence being generated. Mutable, owned by the engine's thread, compared by identity.
 
-    `max_tokens` is resolved: prompt and output together fit the server's limits. The i-th sampled token
-    always uses the i-th draw of the request's own generator, so that neither preemption nor other requests in
-    the batch change the result. `arrived_at` is in seconds of the engine's clock. `is_in_crowd`: it came together with
-    others over one connection, or while others of that connection were open. `is_new`: over one that had had no answer yet.
-    `number` is its place in the order of arrival, and `queued_at` the time of that in seconds of steps. `started_at`
-    is when its first step began, and `last_token_at` when its newest token was sampled, on the clock of `arrived_at`; None:
-    not yet.
-    `num_cached_tokens`: so many tokens of its prompt were found in the prefix cache when it was first admitted.
-    `block_keys` are the keys of its full blocks, as far as they were asked for, and `num_named_blocks` of its blocks have
-    theirs in the pool (aotgaudi/engine/prefix_cache.py).
+    The i-th sampled token always uses the i-th draw of the request's own generator, so neither preemption nor the other
+    requests of a batch change the result. Thousands may wait, so a request makes its generator (2.5 kB) on first use.
 
-    Many may wait, so what only a running one needs (its generator is 2.5 kB) is made when it is first asked for.
+    Attributes:
+        max_tokens: Most tokens to generate; admission made sure that prompt and output fit.
+        arrived_at: When it arrived, in seconds of the engine's clock; `started_at` (first step) and `last_token_at` (newest
+            token) are on the same clock, None until then.
+        queued_at: When it was queued, in seconds of steps.
+        num_cached_tokens: Tokens of its prompt that the prefix cache had when it was first scheduled.
+        block_keys: Keys of its full blocks, as far as somebody asked for them.
+        num_named_blocks: How many of its blocks the pool knows by key (aotgaudi/engine/prefix_cache.py).
     """
 
     request_id: str
@@ -68,10 +68,7 @@ class Request:
     max_tokens: int
     seed: int
     arrived_at: float = 0.0
-    is_in_crowd: bool = False
-    is_new: bool = False
     cache_salt: str = ""
-    number: int = field(default=-1, init=False)
     state: RequestState = RequestState.WAITING
     finish_reason: FinishReason | None = None
     token_ids: list[int] = field(init=False)
@@ -104,18 +101,13 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens generated so far."""
+        """How many tokens were generated so far."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def queue_seconds(self) -> float:
-        """How long it waited for its first step; 0 before that began."""
+        """How long it waited for its first step; 0 until that begins."""
         return 0.0 if self.started_at is None else max(0.0, self.started_at - self.arrived_at)
-
-    @property
-    def output_token_ids(self) -> tuple[int, ...]:
-        """The tokens generated so far."""
-        return tuple(self.token_ids[self.num_prompt_tokens :])
 
     @property
     def last_token_id(self) -> int:
@@ -129,7 +121,7 @@ class Request:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has ended, for whatever reason."""
+        """Whether it has ended."""
         return self.state is RequestState.FINISHED
 
     @property
@@ -161,7 +153,7 @@ class Request:
         """Appends a sampled token and draws the noise of the next one."""
         self._require(RequestState.RUNNING)
         if self._noise is None:
-            self._draw()  # The token's own, whether or not it was asked for.
+            self._draw()  # Every token consumes one draw, used or not.
         self.token_ids.append(token_id)
         self._noise = None
 

@@ -1,43 +1,37 @@
 """The scheduler: which requests run in the next step, and in which entry.
 
-Policy, in one place:
-
-* First come, first served. The head of the waiting queue is admitted when fewer than `max_num_seqs` requests
-  run and the free blocks, with those that it can share, hold all of its known tokens. Nobody overtakes it, except that
-  requests which came alone over their connection go before those that came in a crowd, while one of a crowd runs; where
-  they have no room, the newest requests of crowds are preempted, but never the last one (aotgaudi/engine/queue.py).
-* A step is a prefill step or a decode step. Prefill goes first, so that new requests get their first token soon; while
-  there is work of both kinds they take turns, so that neither a stream of prompts nor a long generation starves the
-  other. The policy says how (aotgaudi/engine/turns.py).
-* Prefill is chunked. A chunk has as many tokens as are known, as `max_num_batched_tokens` leaves, and as an entry
-  covers; unless it reaches the last known token it ends with a block. Beside decodes it may be cut to less, also inside a
-  block. Partly prefilled requests go before the queue. Up to `max_num_prefill_seqs` chunks share a step if an entry
-  covers them together that computes no more padded tokens than one for each would.
-* Decode takes all requests that are prefilled. If no entry covers them all, it takes as many as one covers; those
-  that were left out go first the next time.
-* When a sequence needs a block and none is free, the most recently admitted request is preempted: it gives up
-  its blocks, keeps its tokens, returns to the front of the queue, and is prefilled again later. Blocks are
-  given to the oldest request first, so the oldest always advances, and everybody ends.
-* With prefix caching an admitted request shares the blocks that hold the beginning of its tokens, and its first chunk
-  starts after them: as many as leave a rest that entries cover, so that no request depends on what is cached. Full
-  blocks are named when a step that filled them is complete (aotgaudi/engine/prefix_cache.py).
+* Requests are scheduled first come, first served. The head of the waiting queue gets a seat when fewer than
+  `max_num_seqs` requests run and the free blocks, with those it can share, hold all of its known tokens. Until then, no
+  other waiting request gets one.
+* A step is a prefill step or a decode step. Prefill goes first, so that new requests get their first token soon. While
+  there is work of both kinds, the interleaving policy decides (aotgaudi/engine/interleaving.py).
+* Prefill is chunked. A chunk takes as many known tokens as `max_num_batched_tokens` and an entry allow; unless it reaches
+  the last known token, it ends with a block. Beside decodes it may be shorter, and may end inside a block. Partly prefilled
+  requests go before the queue. Up to `max_num_prefill_seqs` chunks share a step if one entry covers them all and computes
+  no more padded tokens than one entry for each would.
+* Decode takes all prefilled requests. If no entry covers them all, it takes as many as one covers; the others go first
+  in the next decode step.
+* When a sequence needs a block and none is free, the scheduler preempts the request that got its seat last: it gives up
+  its blocks, keeps its tokens, returns to the head of the queue, and is prefilled again later. The oldest request
+  gets blocks first, so it always advances, and every request ends.
+* With prefix caching, a request shares the blocks that hold the beginning of its tokens, and its first chunk starts after
+  them. It shares only as many as leave a rest that entries cover, so no request depends on the cache. Full blocks get
+  their key when the step that filled them is complete (aotgaudi/engine/prefix_cache.py).
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
 from aotgaudi.engine.blocks import BlockPool, num_blocks_for
 from aotgaudi.engine.chunks import Chunk, Chunker
-from aotgaudi.engine.costs import StepCosts
+from aotgaudi.engine.interleaving import Interleaving, StepCosts
 from aotgaudi.engine.prefix_cache import PrefixCache
-from aotgaudi.engine.queue import WaitingQueue
 from aotgaudi.engine.request import FinishReason, Request, RequestState
 from aotgaudi.engine.steps import DecodeRow, DecodeStep, PromptRow, PromptStep, Step, StepTable
-from aotgaudi.engine.turns import Turns
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.errors import AotGaudiError, CoverageError
 from aotgaudi.spec.limits import ServingLimits
@@ -45,7 +39,7 @@ from aotgaudi.spec.policy import Policy
 
 
 class UncoveredStepError(CoverageError):
-    """No entry covers the next step of `request`, even alone; `needed` is the exact shape it takes."""
+    """No entry covers the next step of `request`, even alone; `needed` is the exact shape that it needs."""
 
     def __init__(self, request: Request, needed: PromptEntry | DecodeEntry) -> None:
         self.request, self.needed = request, needed
@@ -57,7 +51,7 @@ class UncoveredStepError(CoverageError):
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A step and the requests of its rows, in the order of the rows."""
+    """A step and the requests of its rows, in row order."""
 
     step: Step
     requests: tuple[Request, ...]
@@ -66,18 +60,18 @@ class Scheduled:
 class Scheduler:
     """Forms steps from requests; owns the waiting queue, the running list and the block tables.
 
-    Not thread-safe: the engine's thread owns it. Use: `schedule`, run the step, `complete`; requests may be
-    added at any time. One that is finished while its step runs is left out when that is complete; what its blocks hold
-    is never shared, and whoever gets them writes to them in a later step.
+    Not thread-safe: the engine's thread owns it. Call `schedule`, run the step, call `complete`; requests may be added at
+    any time. If a request is finished while its step runs, `complete` skips it; the contents of its blocks are never
+    shared, and their next owner overwrites them in a later step.
 
     Args:
-        limits: What a step may have.
-        table: The entries.
-        pool: The blocks.
+        limits: How many requests and tokens a step may have.
+        table: Finds the entry that covers a step.
+        pool: The KV blocks.
         eos_token_ids: Tokens that end a sequence.
-        prefix_caching: Whether requests share what is cached of their beginnings.
-        policy: How prompts and decodes take turns.
-        whole_blocks: Every chunk but a prompt's last ends with a block, as graphs in batch-invariant form need it.
+        prefix_caching: Whether requests share cached blocks of their beginnings.
+        policy: The interleaving policy.
+        whole_blocks: Every chunk except a prompt's last ends with a block; batch-invariant graphs need that.
     """
 
     def __init__(
@@ -95,26 +89,26 @@ class Scheduler:
         self.prefixes = PrefixCache(pool, limits.block_size) if prefix_caching else None
         self.num_preemptions = 0
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._waiting = WaitingQueue()
-        self._running: list[Request] = []  # In the order of admission.
+        self._waiting: OrderedDict[Request, None] = OrderedDict()  # The next one first; leaving costs O(1).
+        self._running: list[Request] = []  # In the order in which they got their seats.
         self._costs = StepCosts()
-        self._turns = Turns(policy, limits, self._costs)
+        self._interleaving = Interleaving(policy, limits, self._costs)
         self._chunker = Chunker(limits, table, self._costs, whole_blocks)
         self._decode_clock = count(1)
 
     @property
     def waiting(self) -> tuple[Request, ...]:
-        """The queue, in the order of arrival."""
+        """The queue, the next request first."""
         return tuple(self._waiting)
 
     @property
     def oldest_waiting(self) -> Request | None:
-        """The request that has waited longest; None when nobody waits."""
-        return self._waiting.oldest
+        """The head of the queue, which has waited longest; None when the queue is empty."""
+        return next(iter(self._waiting), None)
 
     @property
     def running(self) -> tuple[Request, ...]:
-        """The admitted requests, the oldest admission first."""
+        """The requests that have a seat, in the order in which they got it."""
         return tuple(self._running)
 
     @property
@@ -124,7 +118,7 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """How many requests are admitted."""
+        """How many requests have a seat."""
         return len(self._running)
 
     @property
@@ -133,22 +127,22 @@ class Scheduler:
         return bool(self._waiting or self._running)
 
     def add(self, request: Request) -> None:
-        """Queues a request that admission has let in (see `aotgaudi.engine.admission`)."""
-        request.queued_at = self._turns.now
-        self._waiting.add(request)
+        """Queues a request that has passed `aotgaudi.engine.admission`."""
+        request.queued_at = self._interleaving.now
+        self._waiting[request] = None
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """Ends a waiting or running request now and frees its blocks."""
         if request.state is RequestState.WAITING:
-            self._waiting.remove(request)
+            del self._waiting[request]
         elif request.state is RequestState.RUNNING:
             self._running.remove(request)
         self.pool.free(request.finish(reason))
 
     def discard(self, request: Request) -> tuple[int, ...]:
-        """Aborts a running request whose blocks hold nonsense: nobody is given their contents.
+        """Aborts a running request whose blocks hold invalid values, which no other request may see.
 
-        Returns those of its blocks that nobody holds any more.
+        Returns those of its blocks that no request holds any more.
         """
         blocks = tuple(request.block_table)
         self.pool.forget(blocks)
@@ -156,28 +150,27 @@ class Scheduler:
         return tuple(block for block in blocks if not self.pool.num_users(block))
 
     def schedule(self) -> Scheduled | None:
-        """Returns the next step, or None when no request waits or runs.
+        """Returns the next step, or None if no request waits or runs.
 
         Raises:
             UncoveredStepError: No entry covers a request's next step. Finish that request and call again.
         """
-        self._displace_crowds()
         forms = (self._form_prompt_step, self._form_decode_step)
-        for form in reversed(forms) if self._turns.is_decodes else forms:
+        for form in reversed(forms) if self._interleaving.prefers_decodes else forms:
             scheduled = form()
             if scheduled is not None:
-                self._turns.take(scheduled.step)
+                self._interleaving.take(scheduled.step)
                 return scheduled
         return None
 
     def observe(self, entry: Entry, seconds: float) -> None:
-        """Takes in how long a step of `entry` took; the policy `latency` goes by that."""
-        self._turns.observe(seconds)
+        """Records how long a step of `entry` took, for the interleaving policy."""
+        self._interleaving.observe(seconds)
         if isinstance(entry, (PromptEntry, DecodeEntry)):
             self._costs.observe(entry, seconds)
 
     def complete(self, scheduled: Scheduled, token_ids: Sequence[int | None]) -> tuple[Request, ...]:
-        """Takes in the result of a step and ends the requests that are done.
+        """Applies the result of a step and ends the requests that are done.
 
         Returns the requests that got a token (their `last_token_id`), in the order of the rows.
 
@@ -203,7 +196,7 @@ class Scheduler:
         return tuple(sampled)
 
     def relocate(self, moves: Iterable[tuple[int, int]]) -> None:
-        """Follows an exchange of blocks ``(source, destination)`` in the pool and the block tables."""
+        """Updates pool and block tables after block contents moved: pairs ``(source, destination)``."""
         mapping = dict(moves)
         self.pool.relocate(mapping)
         for request in self._running:
@@ -230,67 +223,49 @@ class Scheduler:
         if not prefilling and not self._waiting:
             return None
         chunks: list[Chunk] = []
-        budget, most = self.limits.max_num_batched_tokens, self._most_chunks(len(prefilling))
-        allowance = self._allowance(prefilling)
+        num_left, most = self.limits.max_num_batched_tokens, self._most_chunks(len(prefilling))
+        seconds = self._step_budget(prefilling)
         for request in self._prefill_candidates(prefilling):
-            chunk = self._next_chunk(request, budget, allowance)
+            chunk = self._next_chunk(request, num_left, seconds)
             if not chunks and self._chunker.find([chunk]) is None:
                 raise UncoveredStepError(request, self._chunker.needed(chunk))
             if chunks and not self._chunker.may_join(chunks, chunk, most):
                 break
             if request.state is RequestState.WAITING:
-                self._admit(request)
+                self._seat(request)
             chunks.append(chunk)
-            budget -= chunk.num_tokens
+            num_left -= chunk.num_tokens
             if len(chunks) == most:
                 break
-        packed = self._chunker.packed(chunks, allowance)
+        packed = self._chunker.packed(chunks, seconds)
         if packed is None:
             return None
         rows = tuple(map(self._prompt_row, packed.chunks))
         return Scheduled(PromptStep(packed.entry, rows), tuple(chunk.request for chunk in packed.chunks))
 
     def _most_chunks(self, num_prefilling: int) -> int:
-        """Returns the most chunks that there may be for a step."""
+        """Returns the most chunks that the next step may have."""
         num_seats = self.limits.max_num_seqs - len(self._running)
         return min(self.limits.max_num_prefill_seqs, num_prefilling + min(num_seats, len(self._waiting)))
 
-    def _allowance(self, prefilling: Sequence[Request]) -> float | None:
-        """Returns how many seconds a prefill step may take; None: any number."""
+    def _step_budget(self, prefilling: Sequence[Request]) -> float | None:
+        """Returns how many seconds a prefill step may take; None sets no limit."""
         num_decoding = len(self._running) - len(prefilling)
-        oldest = self._waiting.oldest if len(self._running) < self.limits.max_num_seqs else None
-        since = min((one.queued_at for one in (*prefilling, oldest) if one), default=self._turns.now)
-        return self._turns.allowance(
-            num_decoding, len(prefilling), len(self._waiting), self._turns.now - since
+        oldest = self.oldest_waiting if len(self._running) < self.limits.max_num_seqs else None
+        since = min((one.queued_at for one in (*prefilling, oldest) if one), default=self._interleaving.now)
+        return self._interleaving.budget(
+            num_decoding, len(prefilling), len(self._waiting), self._interleaving.now - since
         )
 
-    # Admission
+    # Seats
 
     def _prefill_candidates(self, prefilling: Sequence[Request]) -> Iterator[Request]:
-        """Yields partly prefilled requests, then heads of the queue: admit one before you ask for the next."""
+        """Yields partly prefilled requests, then heads of the queue: seat one before you ask for the next."""
         yield from prefilling
-        while (request := self._next_waiting()) is not None and self._can_admit(request):
+        while (request := self.oldest_waiting) is not None and self._can_seat(request):
             yield request
 
-    def _next_waiting(self) -> Request | None:
-        """Returns who is to be admitted next; see aotgaudi/engine/queue.py."""
-        return self._waiting.next(runs_crowd=any(request.is_in_crowd for request in self._running))
-
-    def _displace_crowds(self) -> None:
-        """Preempts the newest requests of crowds, but for the last, where one that came alone has no room otherwise."""
-        request = self._waiting.first_alone
-        if request is None or self._can_admit(request):
-            return
-        crowds = [one for one in self._running if one.is_in_crowd][1:]
-        others = set(self._running).difference(crowds)
-        held = {block for one in others for block in one.block_table}
-        held.difference_update(self._cached_blocks(request))
-        if self.pool.num_blocks - len(held) < num_blocks_for(request.num_tokens, self.limits.block_size):
-            return
-        while crowds and not self._can_admit(request):
-            self._preempt(crowds.pop())
-
-    def _can_admit(self, request: Request) -> bool:
+    def _can_seat(self, request: Request) -> bool:
         if len(self._running) >= self.limits.max_num_seqs:
             return False
         num_blocks = num_blocks_for(request.num_tokens, self.limits.block_size)
@@ -299,8 +274,8 @@ class Scheduler:
         num_shared = sum(self.pool.num_users(block) > 0 for block in self._cached_blocks(request))
         return self.pool.can_allocate(num_blocks - num_shared)
 
-    def _admit(self, request: Request) -> None:
-        self._waiting.take(request)
+    def _seat(self, request: Request) -> None:
+        del self._waiting[request]
         block_size, cached = self.limits.block_size, self._cached_blocks(request)
         self.pool.share(cached)
         new = self.pool.allocate(num_blocks_for(request.num_tokens, block_size) - len(cached))
@@ -311,7 +286,7 @@ class Scheduler:
         self._running.append(request)
 
     def _cached_blocks(self, request: Request) -> list[int]:
-        """Returns the cached blocks that a waiting request would share: as many as leave a rest that entries cover."""
+        """Returns the cached blocks that a waiting request would share; entries cover the rest of its tokens."""
         if self.prefixes is None:
             return []
         blocks = self.prefixes.find(request)
@@ -319,12 +294,12 @@ class Scheduler:
             blocks.pop()
         return blocks
 
-    def _next_chunk(self, request: Request, budget: int, allowance: float | None) -> Chunk:
+    def _next_chunk(self, request: Request, num_left: int, seconds: float | None) -> Chunk:
         start = request.num_computed_tokens
         if request.state is RequestState.WAITING:
             start = len(self._cached_blocks(request)) * self.limits.block_size
-        chunk = self._chunker.longest(request, start, budget)
-        return chunk if allowance is None else self._chunker.cut(chunk, allowance)
+        chunk = self._chunker.longest(request, start, num_left)
+        return chunk if seconds is None else self._chunker.cut(chunk, seconds)
 
     def _prompt_row(self, chunk: Chunk) -> PromptRow:
         request, end = chunk.request, chunk.end
@@ -350,7 +325,7 @@ class Scheduler:
         return Scheduled(DecodeStep(entry, tuple(map(_decode_row, requests))), tuple(requests))
 
     def _grow(self, request: Request) -> None:
-        """Gives the request the block that its newest token needs; preempts the newest requests until one is free."""
+        """Gives the request the block that its newest token needs; preempts the newest requests until a block is free."""
         while request.state is RequestState.RUNNING:
             if len(request.block_table) * self.limits.block_size >= request.num_tokens:
                 return
@@ -362,11 +337,12 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         self._running.remove(request)
         self.pool.free(request.preempt())
-        self._waiting.put_back(request)
+        self._waiting[request] = None
+        self._waiting.move_to_end(request, last=False)
         self.num_preemptions += 1
 
     def _covered(self, requests: list[Request]) -> tuple[DecodeEntry, list[Request]]:
-        """Returns as many of the requests, from the front, as one entry covers."""
+        """Returns the longest beginning of `requests` that one entry covers, with the entry."""
         while requests:
             num_blocks = sum(len(request.block_table) for request in requests)
             entry = self.table.find_decode(len(requests), num_blocks)

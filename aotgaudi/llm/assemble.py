@@ -18,12 +18,11 @@ from aotgaudi.bundle.model import check_model
 from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.bundle.part import Outside, describe_part
 from aotgaudi.bundle.verify import Report
-from aotgaudi.engine.admission import Admission
+from aotgaudi.engine.admission import RequestRules
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.core import EngineCore, OnStep
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.loop import Engine
-from aotgaudi.engine.room import UNLIMITED, RoomLimits
 from aotgaudi.engine.runner import ProgramRunner, refuse_cold
 from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.engine.steps import StepTable
@@ -89,7 +88,6 @@ def _assembled(options: ModelOptions, observers: Observers, held: Holding) -> Ru
             table=None if builder is None else WarmFirstTable(served.entries, executables),
             outside=outside,
             on_step=observers.on_step,
-            room=options.room,
             prefix_caching=caches_prefixes(served, options.prefix_caching),
             policy=options.policy,
         )
@@ -160,7 +158,7 @@ def _load(
     )
 
 
-def make_engine(  # noqa: PLR0913 - one argument a setting
+def make_engine(
     manifest: Manifest,
     runner: ProgramRunner,
     tokenizer: Tokenizer,
@@ -168,7 +166,6 @@ def make_engine(  # noqa: PLR0913 - one argument a setting
     table: StepTable | None = None,
     outside: str = "",
     on_step: OnStep | None = None,
-    room: RoomLimits = UNLIMITED,
     prefix_caching: bool = False,
     policy: Policy | None = None,
 ) -> Engine:
@@ -188,9 +185,8 @@ def make_engine(  # noqa: PLR0913 - one argument a setting
     )
     return Engine(
         EngineCore(scheduler, runner, defrag=spec.defrag, on_step=on_step),
-        Admission(spec.limits, spec.model.vocab_size, spec.sampler, outside),
+        RequestRules(spec.limits, spec.model.vocab_size, spec.sampler, outside),
         lambda ids: IncrementalDetokenizer(tokenizer.decode, ids),
-        room=room,
     )
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aotgaudi.engine.room import UNLIMITED, RoomLimits
 from aotgaudi.errors import SpecError
 from aotgaudi.llm.model_files import GenerationConfig
 from aotgaudi.phases import Phases
@@ -40,7 +39,6 @@ class ModelOptions:
         generation_config: Where sampling defaults come from.
         store_root: Where a builder started on first use keeps what it builds; used only without `require_warm`.
         environment: What that builder inherits; None: this process's environment.
-        room: How much may be open at once.
         policy: How prompts and decodes take turns; None: as the spec of the bundle says.
         prefix_caching: Whether prompts start after what is cached of them; None: as the spec of the bundle says.
         outside: What becomes of what the warm entries do not cover. None: "refuse" under `require_warm`, else "first-use",
@@ -57,7 +55,6 @@ class ModelOptions:
     weights_memory: WeightsMemory = "copy"
     generation_config: GenerationConfig = GenerationConfig()  # noqa: RUF009 - a frozen value
     environment: Mapping[str, str] | None = None
-    room: RoomLimits = UNLIMITED
     prefix_caching: bool | None = None
     policy: Policy | None = None
     outside: Outside | None = None

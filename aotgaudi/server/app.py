@@ -1,24 +1,26 @@
-"""The HTTP application: routes and errors.
+"""The HTTP application: routes, their handlers, errors, and the API's description.
 
-=====================================  ==========================================================
-``GET /v1/models``, ``/v1/models/ID``  what is served
+=====================================  ====================================================================
+``GET /v1/models``, ``/v1/models/ID``  the served models
 ``POST /v1/completions``               text or token ids in, text out; streamed on request
 ``POST /v1/chat/completions``          messages in, a message out; streamed on request
-``GET /health``                        200 while engine and intake live and the engine advances, else 503; with the reason
-``GET /ready``                         200 while requests are taken, else 503; with the reason
+``GET /health``                        200 while engine and intake live and the engine advances; else 503 and the reason
+``GET /ready``                         200 while the server takes requests; else 503 and the reason
 ``GET /metrics``                       Prometheus or OpenMetrics text
 ``GET /version``                       this program's version
-``GET /openapi.json``                  this interface, described
-``GET /dashboard``                     a page that shows the running server, where it was asked for
-=====================================  ==========================================================
+``GET /openapi.json``                  this API in OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.0)
+``GET /dashboard``                     a page that shows the running server, with ``--dashboard``
+=====================================  ====================================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import cached_property
 
+from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -28,12 +30,12 @@ from starlette.routing import Route
 
 from aotgaudi.engine.output import TokenEvent
 from aotgaudi.errors import RequestError
-from aotgaudi.server.boundary import CLIENT_GONE_STATUS, AccessLog, RequestBoundary, answer_error
+from aotgaudi.server.boundary import CLIENT_GONE_STATUS, AccessLog, RequestBoundary, answer_error, answer_id
 from aotgaudi.server.dashboard.routes import dashboard_routes
-from aotgaudi.server.exposure import Exposure
-from aotgaudi.server.front.hosts import ANY_HOST, AllowedHosts, HostCheck
 from aotgaudi.server.generation import Generation
+from aotgaudi.server.hosts import ANY_HOST, AllowedHosts, HostCheck
 from aotgaudi.server.http import (
+    BodyReader,
     ClientGoneError,
     EventStreamResponse,
     error_body,
@@ -42,12 +44,20 @@ from aotgaudi.server.http import (
 from aotgaudi.server.intake.body import Body
 from aotgaudi.server.intake.prepare import Kind, PreparedRequest
 from aotgaudi.server.intake.protocol import ChatCompletionRequest, CompletionRequest
-from aotgaudi.server.openapi import openapi_document
-from aotgaudi.server.reading import BodyReader
-from aotgaudi.server.request_id import REQUEST_ID, answer_id
-from aotgaudi.server.responses import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat, TokenTexts
+from aotgaudi.server.log import REQUEST_ID
+from aotgaudi.server.options import Observability
+from aotgaudi.server.responses import (
+    AnswerFormat,
+    AnswerHead,
+    ChatFormat,
+    CompletionFormat,
+    TokenTexts,
+    stream,
+)
 from aotgaudi.server.service import Service
-from aotgaudi.server.stream import stream
+
+_REF = "#/components/schemas/{model}"
+
 
 _BODIES: Mapping[str, type[Body]] = {
     "/v1/completions": CompletionRequest,
@@ -58,17 +68,16 @@ _BODIES: Mapping[str, type[Body]] = {
 def create_app(
     service: Service,
     hosts: AllowedHosts = ANY_HOST,
-    exposure: Exposure = Exposure(),  # noqa: B008 - a frozen value
+    observability: Observability = Observability(),  # noqa: B008 - a frozen value
 ) -> Starlette:
-    """Returns the application that serves `service` to requests for `hosts`, and shows of itself what `exposure` says.
+    """Returns the application that serves `service` to requests for `hosts`. Whoever runs it ends the service.
 
-    It has no life of its own: whoever runs it ends the service. A path with a slash too many is unknown: a redirect would
-    go wherever ``Host`` says.
+    A path with a trailing slash is unknown: Starlette would redirect it to wherever the client's ``Host`` says.
     """
     routes = _routes(Api(service))
-    if exposure.dashboard:
+    if observability.dashboard:
         routes += dashboard_routes(service)
-    access = AccessLog(service.now) if exposure.access_log else None
+    access = AccessLog(service.now) if observability.access_log else None
     app = Starlette(
         routes=routes,
         middleware=[
@@ -103,7 +112,7 @@ class Api:
     """The handlers of the routes, bound to a service."""
 
     def __init__(self, service: Service) -> None:
-        self._service, self._bodies = service, BodyReader(service.max_body_bytes)
+        self._service, self._bodies = service, BodyReader(service.engine.admission, service.max_body_bytes)
 
     async def list_models(self, _: Request) -> Response:
         """Lists what is served."""
@@ -128,12 +137,12 @@ class Api:
         return await self._answer(request, prepared, ChatFormat(head, texts))
 
     async def health(self, _: Request) -> Response:
-        """Says whether engine and intake live, and the engine advances, and if not, why."""
+        """Says whether engine and intake live and the engine advances, or why not."""
         trouble = self._service.trouble
         return JSONResponse({"alive": not trouble, "reason": trouble}, 503 if trouble else 200)
 
     async def ready(self, _: Request) -> Response:
-        """Says whether requests are taken, and how warm the server is."""
+        """Says whether the server takes requests, and how warm it is."""
         await self._service.refresh()
         readiness = self._service.readiness()
         return JSONResponse(asdict(readiness), 200 if readiness.ready else 503)
@@ -154,7 +163,7 @@ class Api:
 
     @cached_property
     def _description(self) -> Mapping[str, object]:
-        """Made when it is first asked for: starts need not wait for it."""
+        """Made on first use, so that starts do not wait for it."""
         return openapi_document(self._service.version, _routes(self), _BODIES)
 
     def _model_card(self, name: str) -> dict[str, object]:
@@ -170,8 +179,8 @@ class Api:
         service = self._service
         async with self._bodies.json_bytes(request) as raw:
             service.check_open()
-            work = service.intake.prepare(kind, raw, is_known=_is_known(request))
-            return await unless_disconnected(work, request.receive)
+            with service.engine.admission.preparing():
+                return await unless_disconnected(service.intake.prepare(kind, raw), request.receive)
 
     def _head(self, prefix: str, prepared: PreparedRequest) -> AnswerHead:
         return AnswerHead(
@@ -188,32 +197,20 @@ class Api:
         self, request: Request, prepared: PreparedRequest, answer_format: AnswerFormat
     ) -> Response:
         service, num_choices = self._service, len(prepared.prompts)
-        generation = Generation(
-            service.engine,
-            answer_format.head.id,
-            service.metrics,
-            service.clock,
-            request.client,
-            is_new=not _is_known(request),
-        )
+        generation = Generation(service.engine, answer_format.head.id, service.metrics, service.clock)
         request.state.generation = generation
         try:
             generation.submit(prepared.prompts, prepared.params, prepared.cache_salt)
         except RequestError as error:
             raise error.renamed(prepared.own_names) from error
         if prepared.stream:
-            events = stream(generation, answer_format, num_choices, include_usage=prepared.include_usage)
+            events = stream(generation, answer_format, prepared.stream_usage)
             return EventStreamResponse(events, on_close=generation.close)
         try:
             outputs = await unless_disconnected(_collect(generation, num_choices), request.receive)
         finally:
             generation.close()
         return JSONResponse(answer_format.whole(outputs, generation.token_counts))
-
-
-def _is_known(request: Request) -> bool:
-    """Whether the connection has had an answer before."""
-    return getattr(request.state, "is_known", False)
 
 
 async def _collect(generation: Generation, num_choices: int) -> list[TokenEvent]:
@@ -224,7 +221,7 @@ async def _collect(generation: Generation, num_choices: int) -> list[TokenEvent]
 
 
 async def _answer_http_exception(_: Request, error: Exception) -> Response:
-    """Answers routing's own errors: no such path, no such method."""
+    """Answers errors of routing: unknown path, wrong method."""
     status, message = (error.status_code, error.detail) if isinstance(error, HTTPException) else (500, "")
     headers = error.headers if isinstance(error, HTTPException) else None
     return JSONResponse(error_body(status, message), status, headers)
@@ -232,3 +229,38 @@ async def _answer_http_exception(_: Request, error: Exception) -> Response:
 
 async def _answer_nobody(_request: Request, _error: Exception) -> Response:
     return Response(status_code=CLIENT_GONE_STATUS)
+
+
+def openapi_document(
+    version: str, routes: Iterable[Route], bodies: Mapping[str, type[Body]]
+) -> Mapping[str, object]:
+    """Returns ``/openapi.json`` of `routes`; `bodies` has the body of each path that takes one."""
+    _, definitions = models_json_schema([(body, "validation") for body in bodies.values()], ref_template=_REF)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "aotgaudi", "version": version},
+        "paths": {
+            route.path_format: _path(route, bodies.get(route.path))
+            for route in routes
+            if route.include_in_schema
+        },
+        "components": {"schemas": definitions["$defs"]},
+    }
+
+
+def _path(route: Route, body: type[Body] | None) -> Mapping[str, object]:
+    summary = (inspect.getdoc(route.endpoint) or "").splitlines()[0].rstrip(".")
+    operation: dict[str, object] = {
+        "operationId": route.name,
+        "summary": summary,
+        "responses": {"200": {"description": "what was asked for"}, "default": {"description": "an error"}},
+    }
+    if route.param_convertors:
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in route.param_convertors
+        ]
+    if body is not None:
+        content = {"application/json": {"schema": {"$ref": _REF.format(model=body.__name__)}}}
+        operation["requestBody"] = {"required": True, "content": content}
+    return {"get" if body is None else "post": operation}

@@ -1,9 +1,15 @@
-"""The outermost layer of the application: what every request gets, whatever becomes of it."""
+"""The outermost layer of the application: request ids, the access log, counts of answers, and uncaught errors.
+
+The request id is the client's, else a new one. It is in the answer's header, in every log line of the request, and part of
+the answer's id, by which the engine knows the request.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -14,18 +20,35 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from aotgaudi.errors import RequestError
 from aotgaudi.server.generation import Generation
 from aotgaudi.server.http import body_of, error_headers, error_status
+from aotgaudi.server.log import REQUEST_ID
 from aotgaudi.server.metrics import Metrics
-from aotgaudi.server.request_id import HEADER, REQUEST_ID, request_id_of
-from aotgaudi.server.stream import log_unexpected
+from aotgaudi.server.responses import log_unexpected
 
-CLIENT_GONE_STATUS = 499  # nginx's; nobody reads it but metrics and log
+HEADER = "X-Request-Id"
+CLIENT_GONE_STATUS = 499  # nginx's; only metrics and the log show it.
 
 logger = logging.getLogger(__name__)
 
+_SANE_ID = re.compile(r"[A-Za-z0-9._:=@+/-]{1,128}")
 _PROBES = frozenset({"/health", "/ready", "/metrics", "/dashboard/data"})
-"""What is asked again and again; a line says nothing of it while it is answered."""
+"""Clients ask for these again and again; the access log shows them only when they fail."""
+_MAX_LOGGED_CHARS = 256
+
+
+def request_id_of(header: str | None) -> str:
+    """Returns the id that a client gave in `header`, or a new one if it gave none that is fit for a log.
+
+    A fit one has 1 to 128 ASCII letters, digits and ``._:=@+/-``.
+    """
+    return header if header is not None and _SANE_ID.fullmatch(header) else uuid.uuid4().hex
+
+
+def answer_id(prefix: str, request_id: str) -> str:
+    """Returns a unique id for an answer; it contains `request_id`, which clients may use twice."""
+    return f"{prefix}-{request_id}-{uuid.uuid4().hex[:8]}"
 
 
 class AccessLog:
@@ -35,11 +58,11 @@ class AccessLog:
         """`now` is the time of day."""
         self._now = now
 
-    def write(self, scope: Scope, path: str, status: int, seconds: float) -> None:
-        """Writes the line of a request that took `seconds`. `path` is its route's: clients must not write the log."""
-        if path in _PROBES and status == 200:
+    def write(self, scope: Scope, route: str, status: int, seconds: float) -> None:
+        """Writes the line of a request that took `seconds`. `route` is the path of the route that answered."""
+        if route in _PROBES and status == 200:
             return
-        method = str(scope["method"])
+        method, path = str(scope["method"]), _logged(scope["raw_path"].decode("latin-1"))
         fields: dict[str, Any] = {
             "method": method,
             "path": path,
@@ -48,14 +71,23 @@ class AccessLog:
             "duration_seconds": round(seconds, 6),
         }
         text = f"{method} {path} {status} in {seconds:.3f} s"
-        generation: Generation | None = scope.get("state", {}).get("generation")
+        state = scope.get("state", {})
+        generation: Generation | None = state.get("generation")
         if generation is not None:
             counts = generation.token_counts
             fields["prompt_tokens"] = counts.num_prompt_tokens
             fields["generated_tokens"] = counts.num_output_tokens
             fields["cached_tokens"] = counts.num_cached_tokens
             text += f", {counts.num_prompt_tokens} prompt tokens, {counts.num_output_tokens} generated"
+        if "refusal" in state:
+            fields["error"] = _logged(state["refusal"])
+            text += f": {fields['error']}"
         logger.info("%s", text, extra={"fields": fields})
+
+
+def _logged(text: str) -> str:
+    """Returns what a client wrote in one line, without control characters, and not at length."""
+    return text[:_MAX_LOGGED_CHARS].encode("unicode_escape").decode("ascii")
 
 
 class RequestBoundary:
@@ -64,7 +96,7 @@ class RequestBoundary:
     def __init__(
         self, app: ASGIApp, metrics: Metrics, routes: Iterable[Route], access: AccessLog | None = None
     ) -> None:
-        """`access` None: the log has no line for each request."""
+        """Without `access`, the log has no line for each request."""
         self._app, self._metrics, self._access = app, metrics, access
         self._paths: Mapping[object, str] = {route.endpoint: route.path for route in routes}
 
@@ -91,15 +123,17 @@ class RequestBoundary:
                 raise
             await (await answer_error(Request(scope), error))(scope, receive, watch)
         finally:
-            # The path of the route that answered, not of the request: clients must not make labels up.
-            path, code = self._paths.get(scope.get("endpoint"), "other"), status or CLIENT_GONE_STATUS
-            self._metrics.requests.labels(path, str(code)).inc()
+            # Metrics are labelled by the route's path: clients must not make labels up.
+            route, code = self._paths.get(scope.get("endpoint"), "other"), status or CLIENT_GONE_STATUS
+            self._metrics.requests.labels(route, str(code)).inc()
             if self._access is not None:
-                self._access.write(scope, path, code, time.monotonic() - began)
+                self._access.write(scope, route, code, time.monotonic() - began)
             REQUEST_ID.reset(token)
 
 
-async def answer_error(_: Request, error: Exception) -> Response:
+async def answer_error(request: Request, error: Exception) -> Response:
     """Answers what was raised."""
     log_unexpected(error)
+    if isinstance(error, RequestError):
+        request.state.refusal = str(error)
     return JSONResponse(body_of(error), error_status(error), error_headers(error))

@@ -1,17 +1,18 @@
-"""One HTTP request's outputs: from the engine to the response. All of it on the event loop.
+"""One HTTP request's outputs, from the engine to the response. All of it on the event loop.
 
-A `Generation` is always closed, and closing aborts what has not ended. So when a client goes away, its KV blocks are
-free again after the step that runs now.
+Every `Generation` is closed, and closing aborts what has not ended. So when a client leaves, its KV blocks are free after
+the current step.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from aotgaudi.engine.admission import Admission
 from aotgaudi.engine.output import ErrorEvent, Event, OnEvent, TokenEvent
 from aotgaudi.engine.request import NewRequest
 from aotgaudi.engine.sampling_params import SamplingParams
@@ -25,27 +26,21 @@ class EngineLike(Protocol):
 
     @property
     def failure(self) -> Exception | None:
-        """The error that ended the engine; None while it is well."""
+        """The error that ended the engine; None while there is no error."""
         ...
 
     @property
     def stalled_seconds(self) -> float:
-        """How long no step has ended although there is work; 0 without work. Waits for nothing."""
+        """How long no step has ended although there is work; 0 without work. Never waits."""
         ...
 
-    def add(
-        self,
-        requests: Sequence[NewRequest],
-        on_event: OnEvent,
-        *,
-        connection: Hashable = None,
-        is_new: bool = False,
-    ) -> object:
+    @property
+    def admission(self) -> Admission:
+        """Decides which requests may come in."""
+        ...
+
+    def add(self, requests: Sequence[NewRequest], on_event: OnEvent) -> object:
         """Queues all requests, or none. `on_event` is called later, on the event loop. Raises RequestError."""
-        ...
-
-    def turns_away(self, num_before: int) -> bool:
-        """Returns whether a request of a new connection finds no room behind `num_before`; counts it as refused if so."""
         ...
 
     def abort(self, *request_ids: str) -> None:
@@ -53,11 +48,11 @@ class EngineLike(Protocol):
         ...
 
     def drain(self) -> bool:
-        """Refuses new requests. Returns whether the others have ended; waits for nothing."""
+        """Refuses new requests. Returns whether the others have ended; never waits."""
         ...
 
     def shutdown(self) -> bool:
-        """Aborts what still runs and ends the engine. Returns whether it has ended; waits for nothing."""
+        """Aborts what still runs and ends the engine. Returns whether it has ended; never waits."""
         ...
 
     def stats(self) -> EngineStats:
@@ -67,7 +62,7 @@ class EngineLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Tokens of one HTTP request, over all its choices; of the prompts', `num_cached_tokens` were in the prefix cache."""
+    """Tokens of one HTTP request, or of one of its choices. The prefix cache had `num_cached_tokens` of the prompt's."""
 
     num_prompt_tokens: int
     num_output_tokens: int
@@ -75,10 +70,7 @@ class TokenCounts:
 
 
 class Generation:
-    """The outputs of one HTTP request, one per prompt. Made and used on the event loop.
-
-    `connection` stands for the connection that it came over; None: for none. `is_new`: it has had no answer yet.
-    """
+    """The outputs of one HTTP request, one per prompt."""
 
     def __init__(
         self,
@@ -86,13 +78,11 @@ class Generation:
         request_id: str,
         metrics: Metrics,
         clock: Callable[[], float],
-        connection: Hashable = None,
-        *,
-        is_new: bool = False,
     ) -> None:
         self.request_id = request_id
         self._engine, self._metrics, self._clock = engine, metrics, clock
-        self._connection, self._is_new, self._arrival = connection, is_new, clock()
+        self._arrival = clock()
+        self.prompt_lens: tuple[int, ...] = ()
         self._arrived: deque[Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._open: dict[str, tuple[int, OutputTimer]] = {}
@@ -116,16 +106,12 @@ class Generation:
             NewRequest(f"{self.request_id}-{index}", prompt, params, cache_salt)
             for index, prompt in enumerate(prompts)
         ]
-        self._engine.add(
-            requests,
-            self._on_event,
-            connection=self._connection,
-            is_new=self._is_new,
-        )
+        self._engine.add(requests, self._on_event)
         for index, request in enumerate(requests):
             timer = OutputTimer(self._metrics, self._arrival, self._clock)
             self._open[request.request_id] = (index, timer)
-        self._num_prompt_tokens = sum(map(len, prompts))
+        self.prompt_lens = tuple(map(len, prompts))
+        self._num_prompt_tokens = sum(self.prompt_lens)
         self._metrics.prompt_tokens.inc(self._num_prompt_tokens)
 
     async def events(self) -> AsyncIterator[tuple[int, TokenEvent]]:
@@ -144,18 +130,18 @@ class Generation:
 
     @property
     def must_wait(self) -> bool:
-        """Whether `events` has more to come, and it is not there yet."""
+        """Whether the next event of `events` has not come yet."""
         return bool(self._open) and not self._arrived
 
     def _on_event(self, event: Event) -> None:
-        if self._is_closed:  # A client that has left must not keep the event loop busy.
+        if self._is_closed:  # The client has left.
             return
         self._arrived.append(event)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def close(self) -> None:
-        """Aborts the choices that have not ended, and hears no more of them. Idempotent."""
+        """Aborts the choices that have not ended, and ignores their events. Idempotent."""
         self._is_closed = True
         if self._open:
             self._engine.abort(*self._open)

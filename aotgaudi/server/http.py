@@ -1,6 +1,6 @@
-"""HTTP itself: error bodies, server-sent events, and noticing that a client has gone.
+"""HTTP: reading bodies, error bodies, server-sent events, and clients that leave.
 
-A server learns that a client is gone only from ``receive``: sending to it succeeds. So the work races against the
+A server learns that a client is gone only from ``receive``; sending still succeeds. So the work races against the
 disconnect, and is cancelled when it loses.
 """
 
@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from aotgaudi.engine.admission import Admission
 from aotgaudi.errors import RequestError
 
 ResultT = TypeVar("ResultT")
@@ -40,41 +43,41 @@ INTERNAL_ERROR_MESSAGE = "The server had an error while processing the request; 
 
 
 def error_body(status: int, message: str, param: str | None = None) -> ErrorBody:
-    """Returns the body that goes with `status`."""
+    """Returns the error body for `status`."""
     code = "model_not_found" if (status, param) == (404, "model") else _CODES.get(status)
     kind = _TYPES.get(status, "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def error_status(error: Exception) -> int:
-    """Returns the status of a refusal; 500 for an error that nobody raised on purpose."""
+    """Returns the status of a refusal; 500 for an unexpected error."""
     return error.http_status if isinstance(error, RequestError) else 500
 
 
 def body_of(error: Exception) -> ErrorBody:
-    """Returns the body of a refusal; that of an unexpected error says nothing about the inside."""
+    """Returns the body of a refusal; for an unexpected error it reveals nothing internal."""
     if isinstance(error, RequestError):
         return error_body(error.http_status, str(error), error.param)
     return error_body(500, INTERNAL_ERROR_MESSAGE)
 
 
 def error_headers(error: Exception) -> Mapping[str, str]:
-    """Returns the headers of a refusal: who came when there was no room may come again soon.
+    """Returns the headers of a refusal: after a 429, the client may try again soon.
 
-    A place is free as soon as any request ends, which takes a second or so; nobody can promise when it is this client's.
+    Any request that ends makes room, within a second or so; the server cannot promise more.
     """
     return {"Retry-After": "1"} if error_status(error) == _TOO_MANY_REQUESTS else {}
 
 
 class ClientGoneError(ConnectionError):
-    """The client closed its connection before it had its answer. Never leaves this package."""
+    """The client closed its connection before it had its answer. Does not leave this package."""
 
 
 DONE = b"data: [DONE]\n\n"
 
 _LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})
-"""Ends of lines to Unicode, though not to SSE, and in JSON as good escaped. Clients take streams apart by either rule
-(httpx's ``iter_lines`` does by Unicode's)."""
+"""Line ends to Unicode, but not to SSE. Escaped in JSON they mean the same, and clients that split streams at Unicode's
+line ends (such as httpx's ``iter_lines``) can read them."""
 
 
 def sse(value: Mapping[str, object]) -> bytes:
@@ -84,7 +87,7 @@ def sse(value: Mapping[str, object]) -> bytes:
 
 
 def escape_line_ends(encoded: str) -> str:
-    """Returns JSON without the ends of lines that JSON allows in strings."""
+    """Returns JSON in which the line ends that JSON allows in strings are escaped."""
     return encoded if encoded.isascii() else encoded.translate(_LINE_ENDS)
 
 
@@ -126,6 +129,55 @@ class EventStreamResponse(StreamingResponse):
         try:
             await unless_disconnected(self.stream_response(send), receive)
         except ClientGoneError:
-            pass  # Nobody is left to be told.
+            pass  # The client is gone.
         finally:
             self._on_close()
+
+
+class BodyReader:
+    """Reads bodies of at most `max_bytes` each. On the event loop only."""
+
+    def __init__(self, admission: Admission, max_bytes: int) -> None:
+        """`admission` bounds the bytes of all bodies together."""
+        self._admission, self._max_bytes = admission, max_bytes
+
+    @asynccontextmanager
+    async def json_bytes(self, request: Request) -> AsyncIterator[bytes]:
+        """Gives the unparsed body. Admission counts its bytes until this context ends.
+
+        Raises:
+            RequestError: 415 for another content type than JSON, 413 for a body that is too large, 429 if there is no room
+                for it now.
+            ClientGoneError: the client left before it had sent everything.
+        """
+        _check_content_type(request.headers.get("content-type", ""))
+        self._check_length(_declared_length(request.headers.get("content-length", "")))
+        num_held = 0
+        try:
+            body = bytearray()
+            async for chunk in request.stream():
+                self._check_length(num_held + len(chunk))
+                self._admission.hold(len(chunk), num_held)
+                num_held += len(chunk)
+                body += chunk
+            raw = bytes(body)
+            del body
+            yield raw
+        except ClientDisconnect:
+            raise ClientGoneError from None
+        finally:
+            self._admission.release(num_held)
+
+    def _check_length(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            raise RequestError(f"The body is larger than {self._max_bytes} bytes", http_status=413)
+
+
+def _check_content_type(value: str) -> None:
+    media_type = value.partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise RequestError("Content-Type must be 'application/json'", http_status=415)
+
+
+def _declared_length(value: str) -> int:
+    return int(value[:20]) if value.isdecimal() else 0

@@ -1,7 +1,7 @@
-"""From a bundle and a model directory to a server that listens: verify, load, arm the guard, listen.
+"""Starts the API server: verify, load, arm the guard, listen.
 
-The order is the guarantee: nothing is mapped before the bundle is verified and the target checked, nothing
-listens before everything is loaded, and from then on nothing in this process can compile.
+The order is the guarantee. Nothing is mapped before the bundle is verified and the target checked, nothing listens before
+everything is loaded, and from then on nothing in this process can compile.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ import math
 from dataclasses import dataclass
 
 from aotgaudi import __version__
-from aotgaudi.engine.room import UNLIMITED, RoomLimits
+from aotgaudi.engine.admission import UNLIMITED, AdmissionLimits
 from aotgaudi.phases import Phases, listed
 from aotgaudi.runtime.allocator import freed_memory
 from aotgaudi.runtime.guard import Guard, Seccomp
 from aotgaudi.server.app import create_app
 from aotgaudi.server.engine.client import EngineClient
 from aotgaudi.server.engine.start import EngineProcess
-from aotgaudi.server.exposure import Exposure
-from aotgaudi.server.front.hosts import AllowedHosts
-from aotgaudi.server.front.limits import Listening
-from aotgaudi.server.front.run import HttpServer, StopTimes, bind
+from aotgaudi.server.hosts import AllowedHosts, is_loopback
+from aotgaudi.server.http_server import HttpServer, bind
 from aotgaudi.server.intake.intake import Intake
 from aotgaudi.server.intake.prepare import ServedModel
 from aotgaudi.server.metrics import Metrics
+from aotgaudi.server.options import DEFAULT_STOP_TIMES, Listening, Observability, StopTimes
 from aotgaudi.server.service import DEFAULT_STALL_SECONDS, Service
 
 logger = logging.getLogger(__name__)
@@ -33,20 +32,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """What the front is told: where to listen, under which names, how much to let in, how to guard and how to stop.
+    """Options of the API server: where to listen, under which names, what to admit, how to guard and how to stop.
 
-    `stall_seconds` is what ``/health`` takes for stuck. None: 60 under `require_warm`, else never, since a step
-    that builds an entry on first use takes as long as it takes.
+    ``/health`` fails once no step has ended for `stall_seconds`. None: 60 under `require_warm`, else never, since a step
+    that builds an entry on first use may take any time.
     """
 
     require_warm: bool
     listening: Listening
     served_model_names: tuple[str, ...]
-    room: RoomLimits = UNLIMITED
+    admission: AdmissionLimits = UNLIMITED
     seccomp: Seccomp = "auto"
-    stop_times: StopTimes = StopTimes()  # noqa: RUF009 - a frozen value
+    stop_times: StopTimes = DEFAULT_STOP_TIMES
     stall_seconds: float | None = None
-    exposure: Exposure = Exposure()  # noqa: RUF009 - a frozen value
+    observability: Observability = Observability()  # noqa: RUF009 - a frozen value
 
     @property
     def longest_step_seconds(self) -> float:
@@ -56,14 +55,14 @@ class ServeOptions:
 
 
 def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> None:
-    """Serves until a signal says to stop. `process` is the engine's, which has been told to begin.
+    """Serves until a signal says to stop, or the engine dies. `process` is the engine's, which has begun to start.
 
     Raises:
-        SpecError: no such model, another model than the bundle's, an address that cannot be had.
+        SpecError: no such model, another model than the bundle's, or an unusable address.
         NotWarmError, CorruptError, UntrustedError, TargetError: the bundle cannot be served; nothing was mapped.
-        TargetError: the kernel is required to refuse processes, and cannot.
+        TargetError: the kernel must refuse processes, and cannot.
         CoverageError: under `require_warm`, a step that the scheduler can form has no entry.
-        AotGaudiError: the engine's process, or the intake, ended before the server was ready.
+        AotGaudiError: the engine's process ended unasked, or the intake before the server was ready.
     """
     with phases.time("bind"):
         listener = bind(options.listening.host, options.listening.port)
@@ -81,9 +80,15 @@ def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> Non
             logger.info("ready in %.2f s: http://%s:%d (model %s)", seconds, host, port, name)
             logger.info("start: %s (seconds since the process began)", listed(done))
 
+        if not is_loopback(options.listening.host):
+            logger.warning(
+                "listening on %s: any client that reaches this address can use the server, which asks for no key. Put "
+                "a proxy with authentication in front of it (ci/templates/nginx.conf), or listen on 127.0.0.1",
+                options.listening.host,
+            )
         hosts = AllowedHosts.of(options.listening.host, options.listening.allowed_hosts)
         server = HttpServer(
-            create_app(service, hosts, options.exposure),
+            create_app(service, hosts, options.observability),
             listener,
             service,
             on_listening=on_listening,
@@ -93,19 +98,21 @@ def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> Non
             housekeeping=freed_memory().give_back,
         )
         service.metrics.connections.set_function(lambda: server.num_connections)
-        gc.freeze()  # What is loaded stays, and need not be looked through again and again for garbage.
+        gc.freeze()  # The collector need not look through what stays loaded.
         gc.enable()
         server.run_until_stopped()
+        if engine.failure is not None:
+            raise engine.failure
 
 
 def _start(
     options: ServeOptions, process: EngineProcess, intake: Intake, phases: Phases
 ) -> tuple[Service, EngineClient]:
-    began, metrics = phases.clock(), Metrics(options.served_model_names[0])
+    began, metrics = phases.clock(), Metrics(options.served_model_names[0], __version__)
     intake.load(process.opened())
     running = process.running()
     phases.keep(running.phases)
-    limits = running.admission.limits
+    limits = running.rules.limits
     served = ServedModel(
         names=options.served_model_names,
         max_len=limits.max_model_len,
@@ -117,7 +124,7 @@ def _start(
     process.hand_over(intake.answer_for_kernel)
     guard = Guard()
     guard.arm(seccomp=options.seccomp, hand_over=intake.answer_for_kernel)
-    engine = EngineClient(process, running, options.room, metrics.observe_step)
+    engine = EngineClient(process, running, options.admission, metrics.observe_step)
     service = Service(
         engine=engine,
         intake=intake,

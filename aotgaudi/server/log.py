@@ -9,11 +9,14 @@ import os
 import threading
 import time
 from collections import deque
+from contextvars import ContextVar
 from datetime import datetime, timezone
-from typing import TextIO
+from typing import Literal, TextIO
 
-from aotgaudi.server.exposure import LogFormat
-from aotgaudi.server.request_id import REQUEST_ID
+LogFormat = Literal["text", "json"]
+
+REQUEST_ID: ContextVar[str | None] = ContextVar("aotgaudi_request_id", default=None)
+"""The id of the request being handled, None outside of requests. Each request has its own task, so its own context."""
 
 _MAX_HELD_BYTES = 1 << 20
 _CLOSE_SECONDS = 1.0

@@ -1,23 +1,220 @@
-"""Metrics of one server, in a registry of their own. ``docs/metrics.md`` lists them."""
+"""The metrics of one server, in their own registry: counted here, or read from the engine when they are scraped.
+
+Each is exported under our name and, where vLLM has one with the same meaning, under vLLM's as well, so boards made for vLLM
+show this server (docs/adr/0060-metric-names.md). ``docs/metrics.md`` lists them all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from aotgaudi.engine.output import Usage
-from aotgaudi.engine.stats import EngineStats
+from aotgaudi.engine.stats import GAP_BOUNDS, CounterSnapshot, EngineStats, EntryCounters, Total
+from aotgaudi.entries import Entry
 from aotgaudi.llm.running import Warmth
 from aotgaudi.phases import Phase
 from aotgaudi.runtime.guard import LAYERS
-from aotgaudi.server.entry_metrics import entry_families, kind_families
-from aotgaudi.server.front.limits import REASONS, Reason
-from aotgaudi.server.vllm_names import WithVllmNames
+from aotgaudi.server.options import REASONS, Reason
+
+_Simple: TypeAlias = "CounterMetricFamily | GaugeMetricFamily"
+
+MAX_BUCKETS = 200
+"""How many entries have their own label: those that ran first, so that no figure ever changes its label."""
+OTHER = "other"
+
+_LABELS = ("kind", "bucket")
+
+_TOTALS: Mapping[str, tuple[str, Callable[[EntryCounters], Total]]] = MappingProxyType(
+    {
+        "aotgaudi_entry_step_seconds": (
+            "Steps of an entry, and their seconds.",
+            lambda counters: counters.steps,
+        ),
+        "aotgaudi_entry_queue_seconds": (
+            "Requests whose first chunk an entry computed, and how long they had waited.",
+            lambda counters: counters.queue,
+        ),
+        "aotgaudi_entry_first_token_seconds": (
+            "First tokens that an entry gave, and the time from the request's arrival.",
+            lambda counters: counters.first_token,
+        ),
+        "aotgaudi_entry_inter_token_seconds": (
+            "Further tokens that an entry gave, and the time since the token before.",
+            lambda counters: counters.gaps,
+        ),
+    }
+)
+
+
+def bucket_of(entry: Entry) -> str:
+    """Returns the numbers of an entry as a label: ``8,1,64``."""
+    return ",".join(map(str, entry.row()))
+
+
+def labelled(
+    entries: Mapping[Entry, EntryCounters], most: int = MAX_BUCKETS
+) -> Iterator[tuple[tuple[str, str], EntryCounters]]:
+    """Yields labels and counters of the first `most` entries, and the sum of the others of each kind."""
+    others: dict[str, EntryCounters] = {}
+    for number, (entry, counters) in enumerate(entries.items()):
+        if number < most:
+            yield (entry.kind, bucket_of(entry)), counters
+        else:
+            others[entry.kind] = others.get(entry.kind, EntryCounters()) + counters
+    for kind, counters in others.items():
+        yield (kind, OTHER), counters
+
+
+def entry_families(snapshot: CounterSnapshot, most: int = MAX_BUCKETS) -> Iterator[Metric]:
+    """Yields the families with one sample per entry. What an entry never did has no sample: decodes have no queue."""
+    rows = list(labelled(snapshot.entries, most))
+    for name, (text, of) in _TOTALS.items():
+        yield _summary(name, text, [(labels, of(counters)) for labels, counters in rows])
+    yield from _work_families("entry_", _LABELS, {(*labels,): counters for labels, counters in rows})
+    prefixes = CounterMetricFamily(
+        "aotgaudi_entry_prefix_tokens",
+        "Prompt tokens of requests whose first chunk an entry computed: found in the prefix cache, or not.",
+        labels=[*_LABELS, "found"],
+    )
+    for labels, counters in rows:
+        if counters.num_prefix_tokens:
+            num_missed = counters.num_prefix_tokens - counters.num_cached_tokens
+            prefixes.add_metric([*labels, "cached"], counters.num_cached_tokens)
+            prefixes.add_metric([*labels, "computed"], num_missed)
+    yield prefixes
+
+
+def kind_families(snapshot: CounterSnapshot) -> Iterator[Metric]:
+    """Yields the families with one sample per kind of entry, and the time between tokens of all requests."""
+    rows: dict[tuple[str, ...], EntryCounters] = {
+        (kind,): counters for kind, counters in snapshot.by_kind().items()
+    }
+    yield from _work_families("step_", ("kind",), rows)
+    yield HistogramMetricFamily(
+        "aotgaudi_inter_token_latency_seconds",
+        "Time between two tokens of a request, when they were sampled.",
+        buckets=_cumulated(snapshot.gap_counts),
+        sum_value=snapshot.gap_seconds,
+    )
+
+
+def _summary(name: str, text: str, rows: list[tuple[tuple[str, str], Total]]) -> Metric:
+    family = SummaryMetricFamily(name, text, labels=_LABELS)
+    for labels, total in rows:
+        if total.num:
+            family.add_metric(labels, total.num, total.seconds)
+    return family
+
+
+def _work_families(
+    infix: str, names: Sequence[str], rows: Mapping[tuple[str, ...], EntryCounters]
+) -> Iterator[Metric]:
+    tokens = CounterMetricFamily(
+        f"aotgaudi_{infix}tokens",
+        "Tokens that steps computed, needed and padding.",
+        labels=[*names, "work"],
+    )
+    blocks = CounterMetricFamily(
+        f"aotgaudi_{infix}blocks",
+        "KV blocks that steps read, needed and padding.",
+        labels=[*names, "work"],
+    )
+    for labels, counters in rows.items():
+        work = counters.work
+        if labels[0] == "defrag":
+            continue  # A defragmentation computes no tokens, and moves blocks without reading them.
+        tokens.add_metric([*labels, "needed"], work.num_tokens)
+        tokens.add_metric([*labels, "padding"], work.num_padding_tokens)
+        blocks.add_metric([*labels, "needed"], work.num_blocks)
+        blocks.add_metric([*labels, "padding"], work.num_padding_blocks)
+    yield tokens
+    yield blocks
+
+
+def _cumulated(counts: tuple[int, ...]) -> list[tuple[str, float]]:
+    total, buckets = 0, []
+    for bound, count in zip((*map(str, GAP_BOUNDS), "+Inf"), counts, strict=True):
+        total += count
+        buckets.append((bound, float(total)))
+    return buckets
+
+
+_OURS, _THEIRS = "aotgaudi_", "vllm:"
+
+SAME: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "requests_running": ("num_requests_running",),
+        "requests_waiting": ("num_requests_waiting",),
+        "kv_cache_usage_perc": ("kv_cache_usage_perc", "gpu_cache_usage_perc"),
+        "preemptions": ("num_preemptions",),
+        "prefix_cache_queries": ("prefix_cache_queries",),
+        "prefix_cache_hits": ("prefix_cache_hits",),
+        "prompt_tokens": ("prompt_tokens",),
+        "generation_tokens": ("generation_tokens",),
+        "requests_finished": ("request_success",),
+        "time_to_first_token_seconds": ("time_to_first_token_seconds",),
+        "inter_token_latency_seconds": ("inter_token_latency_seconds", "time_per_output_token_seconds"),
+        "time_per_output_token_seconds": ("request_time_per_output_token_seconds",),
+        "e2e_request_latency_seconds": ("e2e_request_latency_seconds",),
+        "request_queue_time_seconds": ("request_queue_time_seconds",),
+        "request_inference_time_seconds": ("request_inference_time_seconds",),
+        "request_prefill_time_seconds": ("request_prefill_time_seconds",),
+        "request_decode_time_seconds": ("request_decode_time_seconds",),
+        "request_prompt_tokens": ("request_prompt_tokens",),
+        "request_generation_tokens": ("request_generation_tokens", "request_max_num_generation_tokens"),
+    }
+)
+"""Our names -> vLLM's (https://docs.vllm.ai/en/stable/usage/metrics/), both without prefix and suffix.
+
+vLLM's old names stay here as long as boards use them. Each of our outputs is one sequence group, so its length is the
+longest of its group.
+"""
+_VLLM_LABELS = MappingProxyType({"reason": "finished_reason"})
+
+
+@dataclass(frozen=True)
+class WithVllmNames:
+    """Metric families, followed by copies under vLLM's names."""
+
+    source: Iterable[Metric]
+    model_name: str
+    labels: Mapping[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", {"model_name": self.model_name, "engine": "0"})
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields all families; the exposition functions take this for a registry."""
+        families = list(self.source)
+        yield from families
+        for family in families:
+            for name in SAME.get(family.name.removeprefix(_OURS), ()):
+                yield self._renamed(family, f"{_THEIRS}{name}")
+
+    def _renamed(self, family: Metric, name: str) -> Metric:
+        renamed = Metric(name, family.documentation, family.type)
+        for sample in family.samples:
+            labels = {_VLLM_LABELS.get(label, label): value for label, value in sample.labels.items()}
+            suffix = sample.name.removeprefix(family.name)
+            renamed.samples.append(Sample(f"{name}{suffix}", {**self.labels, **labels}, sample.value))
+        return renamed
+
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 _STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -28,136 +225,142 @@ _WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.05, *_REQUEST_BUCKETS)
 _LENGTH_BUCKETS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 
 
-class _EngineCollector(Collector):
-    """Reads the engine's counters and gauges when they are scraped."""
+_ENGINE_TABLE: tuple[tuple[str, type[_Simple], str, Callable[[EngineStats], float]], ...] = (
+    ("requests_running", GaugeMetricFamily, "Requests that hold KV blocks.", lambda s: s.num_running),
+    ("requests_waiting", GaugeMetricFamily, "Requests in the queue.", lambda s: s.num_waiting),
+    (
+        "kv_cache_usage_perc",
+        GaugeMetricFamily,
+        "Share of the KV blocks that is in use, 0 to 1.",
+        lambda s: s.num_blocks_used / max(1, s.num_blocks_used + s.num_blocks_free),
+    ),
+    ("kv_blocks_used", GaugeMetricFamily, "KV blocks in use.", lambda s: s.num_blocks_used),
+    (
+        "kv_block_highest",
+        GaugeMetricFamily,
+        "The highest KV block in use; 0 when none is.",
+        lambda s: s.max_block_used,
+    ),
+    ("kv_blocks_free", GaugeMetricFamily, "KV blocks not in use.", lambda s: s.num_blocks_free),
+    (
+        "kv_blocks_cached",
+        GaugeMetricFamily,
+        "KV blocks not in use that hold cached prefixes.",
+        lambda s: s.num_blocks_kept,
+    ),
+    (
+        "kv_blocks_evicted",
+        CounterMetricFamily,
+        "KV blocks of cached prefixes that were given up for new tokens.",
+        lambda s: s.num_blocks_evicted,
+    ),
+    (
+        "prefix_cache_queries",
+        CounterMetricFamily,
+        "Prompt tokens that were looked up in the prefix cache.",
+        lambda s: s.num_prefix_queries,
+    ),
+    (
+        "prefix_cache_hits",
+        CounterMetricFamily,
+        "Prompt tokens that were found in the prefix cache, and not computed again.",
+        lambda s: s.num_prefix_hits,
+    ),
+    ("preemptions", CounterMetricFamily, "Requests put back in the queue.", lambda s: s.num_preemptions),
+    ("defrag_swaps", CounterMetricFamily, "KV block pairs exchanged.", lambda s: s.num_defrag_swaps),
+    ("failed_steps", CounterMetricFamily, "Steps that raised.", lambda s: s.num_failed_steps),
+    (
+        "invalid_logits",
+        CounterMetricFamily,
+        "Requests for which the model computed NaN or infinite logits.",
+        lambda s: s.num_invalid_logits,
+    ),
+    (
+        "oldest_waiting_request_seconds",
+        GaugeMetricFamily,
+        "How long the oldest request in the queue has waited; 0 for an empty queue.",
+        lambda s: s.oldest_waiting_seconds,
+    ),
+    (
+        "stalled_seconds",
+        GaugeMetricFamily,
+        "How long no step has ended although requests wait or run.",
+        lambda s: s.stalled_seconds,
+    ),
+)
+"""Metrics of one number: name without prefix, kind, help, and how to read it from a snapshot of the engine."""
 
-    def __init__(self, stats: Callable[[], EngineStats]) -> None:
-        self._stats = stats
+
+def _engine_families(stats: EngineStats) -> Iterator[Metric]:
+    for name, kind, text, read in _ENGINE_TABLE:
+        yield kind(f"{_OURS}{name}", text, read(stats))
+    finished = {reason: stats.num_finished.get(reason, 0) for reason in FINISH_REASONS}
+    yield _labelled(
+        CounterMetricFamily, "requests_finished", "Outputs that ended, by why.", "reason", finished
+    )
+    yield _labelled(
+        CounterMetricFamily,
+        "requests_refused",
+        "HTTP requests refused for want of room.",
+        "reason",
+        stats.num_refused,
+    )
+    yield from kind_families(stats.counters)
+    yield from entry_families(stats.counters)
+
+
+def _warmth_families(warmth: Warmth) -> Iterator[Metric]:
+    yield _labelled(
+        CounterMetricFamily,
+        "compilations",
+        "Compilations after the server was ready, done or refused, by cause; 0 under --require-warm.",
+        "cause",
+        warmth.compilations,
+    )
+    layers = {layer: float(layer in warmth.layers) for layer in LAYERS}
+    text = "1 for each layer of the guard that is in force, else 0."
+    yield _labelled(GaugeMetricFamily, "guard", text, "layer", layers)
+    yield CounterMetricFamily(
+        "aotgaudi_not_warmed",
+        "Steps whose entry was not loaded when it was needed.",
+        warmth.num_not_warmed,
+    )
+    yield GaugeMetricFamily("aotgaudi_entries_warm", "Entries that are loaded.", warmth.num_warm)
+    yield GaugeMetricFamily("aotgaudi_entries", "Entries of the manifest.", warmth.num_total)
+
+
+def _labelled(kind: type[_Simple], name: str, text: str, label: str, values: Mapping[Any, float]) -> Metric:
+    family = kind(f"{_OURS}{name}", text, labels=[label])
+    for value, number in values.items():
+        family.add_metric([value], number)
+    return family
+
+
+class _Reader(Collector):
+    """Calls `read` whenever the metrics are scraped."""
+
+    def __init__(self, read: Callable[[], Iterator[Metric]]) -> None:
+        self._read = read
 
     def describe(self) -> list[Metric]:
-        """Returns nothing: the engine need not be there when this is registered."""
+        """Returns nothing, so that registering it reads nothing."""
         return []
 
     def collect(self) -> Iterator[Metric]:
         """Yields the families of one snapshot."""
-        stats = self._stats()
-        yield GaugeMetricFamily(
-            "aotgaudi_requests_running", "Requests that hold KV blocks.", stats.num_running
-        )
-        yield GaugeMetricFamily("aotgaudi_requests_waiting", "Requests in the queue.", stats.num_waiting)
-        num_blocks = stats.num_blocks_used + stats.num_blocks_free
-        yield GaugeMetricFamily(
-            "aotgaudi_kv_cache_usage_perc",
-            "Share of the KV blocks that is in use, 0 to 1.",
-            stats.num_blocks_used / max(1, num_blocks),
-        )
-        yield GaugeMetricFamily("aotgaudi_kv_blocks_used", "KV blocks in use.", stats.num_blocks_used)
-        yield GaugeMetricFamily(
-            "aotgaudi_kv_block_highest", "The highest KV block in use; 0 when none is.", stats.max_block_used
-        )
-        yield GaugeMetricFamily("aotgaudi_kv_blocks_free", "KV blocks not in use.", stats.num_blocks_free)
-        yield GaugeMetricFamily(
-            "aotgaudi_kv_blocks_cached",
-            "KV blocks not in use that hold cached prefixes.",
-            stats.num_blocks_kept,
-        )
-        yield CounterMetricFamily(
-            "aotgaudi_kv_blocks_evicted",
-            "KV blocks of cached prefixes that were given up for new tokens.",
-            stats.num_blocks_evicted,
-        )
-        yield CounterMetricFamily(
-            "aotgaudi_prefix_cache_queries",
-            "Prompt tokens that were looked up in the prefix cache.",
-            stats.num_prefix_queries,
-        )
-        yield CounterMetricFamily(
-            "aotgaudi_prefix_cache_hits",
-            "Prompt tokens that were found in the prefix cache, and not computed again.",
-            stats.num_prefix_hits,
-        )
-        yield CounterMetricFamily(
-            "aotgaudi_preemptions", "Requests put back in the queue.", stats.num_preemptions
-        )
-        yield CounterMetricFamily(
-            "aotgaudi_defrag_swaps", "KV block pairs exchanged.", stats.num_defrag_swaps
-        )
-        yield CounterMetricFamily("aotgaudi_failed_steps", "Steps that raised.", stats.num_failed_steps)
-        yield CounterMetricFamily(
-            "aotgaudi_invalid_logits",
-            "Requests for which the model computed NaN or infinite logits.",
-            stats.num_invalid_logits,
-        )
-        yield GaugeMetricFamily(
-            "aotgaudi_oldest_waiting_request_seconds",
-            "How long the oldest request in the queue has waited; 0 for an empty queue.",
-            stats.oldest_waiting_seconds,
-        )
-        yield GaugeMetricFamily(
-            "aotgaudi_stalled_seconds",
-            "How long no step has ended although requests wait or run.",
-            stats.stalled_seconds,
-        )
-        finished = CounterMetricFamily(
-            "aotgaudi_requests_finished", "Outputs that ended, by why.", labels=["reason"]
-        )
-        for reason in FINISH_REASONS:
-            finished.add_metric([reason], stats.num_finished.get(reason, 0))
-        yield finished
-        refused = CounterMetricFamily(
-            "aotgaudi_requests_refused", "HTTP requests refused for want of room.", labels=["reason"]
-        )
-        for reason, num in stats.num_refused.items():
-            refused.add_metric([reason], num)
-        yield refused
-        yield from kind_families(stats.tallies)
-        yield from entry_families(stats.tallies)
-
-
-class _WarmthCollector(Collector):
-    """Reads how warm the model is when it is scraped; every cause of a compilation is there from the start."""
-
-    def __init__(self, warmth: Callable[[], Warmth]) -> None:
-        self._warmth = warmth
-
-    def describe(self) -> list[Metric]:
-        """Returns nothing: the model need not be there when this is registered."""
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        """Yields the families of one snapshot."""
-        warmth = self._warmth()
-        compilations = CounterMetricFamily(
-            "aotgaudi_compilations",
-            "Compilations after the server was ready, done or refused, by cause; 0 under --require-warm.",
-            labels=["cause"],
-        )
-        for cause, num in warmth.compilations.items():
-            compilations.add_metric([cause], num)
-        yield compilations
-        guard = GaugeMetricFamily(
-            "aotgaudi_guard", "1 for each layer of the guard that is in force, else 0.", labels=["layer"]
-        )
-        for layer in LAYERS:
-            guard.add_metric([layer], float(layer in warmth.layers))
-        yield guard
-        yield CounterMetricFamily(
-            "aotgaudi_not_warmed",
-            "Steps whose entry was not loaded when it was needed.",
-            warmth.num_not_warmed,
-        )
-        yield GaugeMetricFamily("aotgaudi_entries_warm", "Entries that are loaded.", warmth.num_warm)
-        yield GaugeMetricFamily("aotgaudi_entries", "Entries of the manifest.", warmth.num_total)
+        return self._read()
 
 
 class Metrics:
-    """What is counted. The attributes are prometheus_client's own: any thread may use them."""
+    """What the server counts. The attributes are prometheus_client's: any thread may use them."""
 
-    def __init__(self, model_name: str = "") -> None:
-        """`model_name` is the label that vLLM's names have."""
+    def __init__(self, model_name: str = "", version: str = "") -> None:
+        """`model_name` is a label of vLLM's names, `version` one of ``aotgaudi_build_info``."""
         self._model_name = model_name
         self.start_seconds, self.start_phases = 0.0, tuple[Phase, ...]()
         self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        Info("aotgaudi_build", "The program that runs.", registry=registry).info({"version": version})
         self.requests = Counter(
             "aotgaudi_requests", "HTTP requests answered.", ["endpoint", "status"], registry=registry
         )
@@ -168,7 +371,7 @@ class Metrics:
         self.connections = Gauge("aotgaudi_connections", "Open connections.", registry=registry)
         self._closed = Counter(
             "aotgaudi_connections_closed",
-            "Connections that the server ended, or did not begin, for a reason of its own.",
+            "Connections that the server closed, by why.",
             ["reason"],
             registry=registry,
         )
@@ -222,9 +425,9 @@ class Metrics:
     def watch(
         self, stats: Callable[[], EngineStats], warmth: Callable[[], Warmth], is_ready: Callable[[], bool]
     ) -> None:
-        """Exports what these say whenever the metrics are scraped. To be called once."""
-        self.registry.register(_EngineCollector(stats))
-        self.registry.register(_WarmthCollector(warmth))
+        """Exports what these return whenever the metrics are scraped. Call it once."""
+        self.registry.register(_Reader(lambda: _engine_families(stats())))
+        self.registry.register(_Reader(lambda: _warmth_families(warmth())))
         self.ready.set_function(lambda: float(is_ready()))
 
     def tell_start(self, seconds: float, phases: Iterable[Phase]) -> None:
@@ -240,15 +443,13 @@ class Metrics:
         self.step_seconds.labels(kind).observe(seconds)
 
     def count_closed(self, reason: Reason) -> None:
-        """Counts a connection that the server ended, or did not begin."""
+        """Counts a connection that the server closed."""
         self._closed.labels(reason).inc()
 
     def expose(self, accept: str = "") -> tuple[bytes, str]:
-        """Returns the metrics, and their content type, in the format that the `Accept` header asks for."""
+        """Returns the metrics in the format that the `Accept` header asks for, and their content type."""
         encode, content_type = choose_encoder(accept)
-        if isinstance(
-            encode, partial
-        ):  # Else it makes vllm_x of vllm:x (prometheus_client 0.26); no name of ours needs it.
+        if isinstance(encode, partial):  # Otherwise prometheus_client 0.26 turns vllm:x into vllm_x.
             encode = partial(encode.func, **{**encode.keywords, "escaping": "allow-utf-8"})
         return encode(WithVllmNames(self.registry.collect(), self._model_name)), content_type
 
@@ -265,7 +466,7 @@ class OutputTimer:
         self._num_tokens = 0
 
     def count_tokens(self, num_tokens: int) -> None:
-        """Records that `num_tokens` more tokens have come."""
+        """Records `num_tokens` more tokens."""
         if num_tokens == 0:
             return
         if self._first is None:
@@ -275,7 +476,7 @@ class OutputTimer:
         self._metrics.generation_tokens.inc(num_tokens)
 
     def finish(self, usage: Usage | None) -> None:
-        """Records that the output has ended in the ordinary way."""
+        """Records the end of an output that was neither aborted nor failed."""
         now, gaps, metrics = self._clock(), self._num_tokens - 1, self._metrics
         metrics.request_latency.observe(now - self._arrival)
         if usage is not None:

@@ -1,15 +1,25 @@
-"""The bodies of answers, as OpenAI's API has them, whole and in chunks."""
+"""Answers as OpenAI's API has them: whole, or as a stream of server-sent events.
+
+A stream has one event per token, as vLLM's has, in as few writes as possible. Text that is held back (half a character, the
+beginning of a stop string) comes with a later token; its own event is sent without text, so that clients that measure the
+time between tokens by events measure that.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from json.encoder import encode_basestring
 from typing import Protocol
 
 from aotgaudi.engine.output import TokenEvent
 from aotgaudi.engine.steps import TokenLogprobs
-from aotgaudi.server.generation import TokenCounts
+from aotgaudi.errors import RequestError
+from aotgaudi.server.generation import Generation, TokenCounts
+from aotgaudi.server.http import DONE, body_of, escape_line_ends, sse
+from aotgaudi.server.intake.protocol import StreamUsage
 
 Json = Mapping[str, object]
 LEAST_LOGPROB = -9999.0
@@ -26,7 +36,7 @@ class AnswerHead:
 
 
 class AnswerFormat(Protocol):
-    """How an endpoint writes events as JSON. `index` is the choice that an event belongs to."""
+    """How an endpoint writes events as JSON. `index` is the choice to which an event belongs."""
 
     @property
     def head(self) -> AnswerHead:
@@ -34,7 +44,7 @@ class AnswerFormat(Protocol):
         ...
 
     def opening(self, index: int) -> Json | None:
-        """Returns the chunk that opens a choice's stream, if the format has one."""
+        """Returns the chunk that opens the stream of a choice, if the format has one."""
         ...
 
     def chunk(self, index: int, event: TokenEvent) -> Json:
@@ -42,7 +52,7 @@ class AnswerFormat(Protocol):
         ...
 
     def usage_chunk(self, counts: TokenCounts) -> Json:
-        """Returns the last chunk of a stream that was asked for its usage: it has no choices."""
+        """Returns the last chunk of a stream with usage. It has no choices."""
         ...
 
     def whole(self, outputs: Sequence[TokenEvent], counts: TokenCounts) -> Json:
@@ -76,12 +86,12 @@ def _envelope(
 
 @dataclass(frozen=True, slots=True)
 class TokenTexts:
-    """Writes the log-probabilities of tokens. `text_of` gives the text of one token id alone."""
+    """Writes the log-probabilities of tokens. `text_of` returns the text of a single token id."""
 
     text_of: Callable[[int], str]
 
     def chosen(self, event: TokenEvent) -> list[tuple[str, TokenLogprobs]]:
-        """Returns the text and the log-probabilities of each token that was generated."""
+        """Returns the text and the log-probabilities of each generated token."""
         return [(self.text_of(i), values) for i, values in zip(event.token_ids, event.logprobs, strict=True)]
 
     def likeliest(self, values: TokenLogprobs) -> list[tuple[str, float]]:
@@ -91,12 +101,12 @@ class TokenTexts:
 
 @dataclass(frozen=True, slots=True)
 class CompletionFormat:
-    """Writes ``text_completion`` objects, of one answer. `texts` is None where no log-probabilities were asked for."""
+    """Writes the ``text_completion`` objects of one answer. `texts` is None without log-probabilities."""
 
     head: AnswerHead
     texts: TokenTexts | None = None
     _num_chars: Counter[int] = field(default_factory=Counter, init=False)
-    """Characters of the tokens written so far, by choice: where the next one begins."""
+    """Where the next token begins, by choice: the number of characters written so far."""
 
     def opening(self, index: int) -> Json | None:
         """Returns None: a completion's stream starts with its text."""
@@ -125,7 +135,7 @@ class CompletionFormat:
         }
 
     def _logprobs(self, index: int, event: TokenEvent, texts: TokenTexts) -> Json:
-        """The four parallel lists of a completion. The likeliest tokens are a map, which has the chosen one, too."""
+        """Returns the four parallel lists of a completion. The likeliest tokens are a map that includes the chosen one."""
         chosen = texts.chosen(event)
         return {
             "tokens": [text for text, _ in chosen],
@@ -135,14 +145,14 @@ class CompletionFormat:
         }
 
     def _offset(self, index: int, text: str) -> int:
-        """Where a token's text begins in the choice's text, as the texts of the tokens add up."""
+        """Returns where a token's text begins in the choice's text."""
         offset = self._num_chars[index]
         self._num_chars[index] += len(text)
         return offset
 
 
 def _by_text(chosen: str, values: TokenLogprobs, texts: TokenTexts) -> Json:
-    """The chosen token first. Of several tokens with the same text, which a map cannot hold, the likeliest."""
+    """Returns the chosen token first. Of several tokens with equal text, a map can hold only the likeliest."""
     found = {chosen: _finite(values.logprob)}
     for text, value in texts.likeliest(values):
         found.setdefault(text, _finite(value))
@@ -199,10 +209,100 @@ class ChatFormat:
         return {"content": content, "refusal": None}
 
 
+class _CountingFormat:
+    """Adds to each chunk the usage of its choice so far, as vLLM does for ``continuous_usage_stats``."""
+
+    def __init__(self, inner: AnswerFormat, prompt_lens: Sequence[int]) -> None:
+        self._inner, self._prompt_lens = inner, prompt_lens
+        self._num_output_tokens = [0] * len(prompt_lens)
+        self.head = inner.head
+
+    def opening(self, index: int) -> Json | None:
+        opening = self._inner.opening(index)
+        return None if opening is None else self._counted(index, opening)
+
+    def chunk(self, index: int, event: TokenEvent) -> Json:
+        self._num_output_tokens[index] += len(event.token_ids)
+        return self._counted(index, self._inner.chunk(index, event))
+
+    def usage_chunk(self, counts: TokenCounts) -> Json:
+        return self._inner.usage_chunk(counts)
+
+    def whole(self, outputs: Sequence[TokenEvent], counts: TokenCounts) -> Json:
+        return self._inner.whole(outputs, counts)
+
+    def _counted(self, index: int, chunk: Json) -> Json:
+        counts = TokenCounts(self._prompt_lens[index], self._num_output_tokens[index])
+        return {**chunk, "usage": usage(counts)}
+
+
 def _chat_token(text: str, logprob: float) -> Json:
     return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode("utf-8", "replace"))}
 
 
 def _finite(logprob: float) -> float:
-    """JSON has no infinity: an impossible token gets a very low number, as in vLLM and OpenAI's API."""
+    """Returns a very low number for an impossible token, as vLLM and OpenAI's API do: JSON has no infinity."""
     return max(logprob, LEAST_LOGPROB)
+
+
+logger = logging.getLogger(__name__)
+
+_PLACE = "\x00text\x00"
+"""Marks where a chunk's text goes; no model has this name."""
+_MOST_BYTES = 65536
+"""About the most that is written at once, so that slow readers do not fill the server's memory."""
+_WRITTEN_PLACE = encode_basestring(_PLACE).encode()
+
+
+class ChunkWriter:
+    """Writes the chunks of one answer.
+
+    Most carry only text and differ in nothing else, so what surrounds the text is written once.
+    """
+
+    def __init__(self, answer_format: AnswerFormat, *, uses_frames: bool = True) -> None:
+        """Without `uses_frames`, chunks differ in more than their text."""
+        self._format, self._uses_frames = answer_format, uses_frames
+        self._frames: dict[int, tuple[bytes, bytes]] = {}
+
+    def chunk(self, index: int, event: TokenEvent) -> bytes:
+        """Returns the server-sent event that carries `event` for the choice `index`."""
+        if not self._uses_frames or event.logprobs or event.finish_reason is not None or not event.text:
+            return sse(self._format.chunk(index, event))
+        before, after = self._frames.get(index) or self._frame(index)
+        return before + escape_line_ends(encode_basestring(event.text)).encode() + after
+
+    def _frame(self, index: int) -> tuple[bytes, bytes]:
+        sample = TokenEvent(request_id="", text=_PLACE, token_ids=())
+        before, _, after = sse(self._format.chunk(index, sample)).rpartition(_WRITTEN_PLACE)
+        self._frames[index] = before, after
+        return before, after
+
+
+async def stream(
+    generation: Generation, answer_format: AnswerFormat, usage_in: StreamUsage = "none"
+) -> AsyncIterator[bytes]:
+    """Yields whole events until all choices have ended, several at once if several are there."""
+    if usage_in == "every":
+        answer_format = _CountingFormat(answer_format, generation.prompt_lens)
+    writer, ready = ChunkWriter(answer_format, uses_frames=usage_in != "every"), bytearray()
+    try:
+        for opening in filter(None, map(answer_format.opening, range(len(generation.prompt_lens)))):
+            yield sse(opening)
+        async for index, event in generation.events():
+            ready += writer.chunk(index, event)
+            if ready and (generation.must_wait or len(ready) >= _MOST_BYTES):
+                yield bytes(ready)
+                ready.clear()
+        if usage_in != "none":
+            ready += sse(answer_format.usage_chunk(generation.token_counts))
+    except Exception as error:  # The edge of a request; its status is already sent.
+        log_unexpected(error)
+        ready += sse(body_of(error))
+    yield bytes(ready + DONE)
+
+
+def log_unexpected(error: Exception) -> None:
+    """Logs an unexpected error."""
+    if not isinstance(error, RequestError):
+        logger.error("a request failed", exc_info=error)

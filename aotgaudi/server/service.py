@@ -1,4 +1,4 @@
-"""What a server serves: an engine, an intake and a model; whether it is ready; how it comes to rest."""
+"""What a server serves: an engine, an intake and a model. Whether it is ready, healthy, draining."""
 
 from __future__ import annotations
 
@@ -32,16 +32,8 @@ class IntakeLike(Protocol):
         """Whether requests can be prepared."""
         ...
 
-    @property
-    def num_open(self) -> int:
-        """How many requests wait to be prepared, or are being prepared."""
-        ...
-
-    async def prepare(self, kind: Kind, raw: bytes, *, is_known: bool) -> PreparedRequest:
-        """Returns what the body `raw` asks for. Raises RequestError.
-
-        `is_known`: it came over a connection that has had an answer before, and goes before those that came at once.
-        """
+    async def prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
+        """Returns what the body `raw` asks for. Raises RequestError."""
         ...
 
 
@@ -150,9 +142,9 @@ class Service:
         if reason:
             raise RequestError(f"The server takes no requests: {reason}", http_status=503)
 
-    def turns_away(self) -> bool:
-        """Returns whether a further request of a new connection finds no room, and counts it as refused if so."""
-        return self.engine.turns_away(self.intake.num_open)
+    def has_failed(self) -> bool:
+        """Returns whether the engine has died, so that the server must end."""
+        return self.engine.failure is not None
 
     def begin_drain(self) -> None:
         """Refuses new requests from now on; those that run go on. Any thread, signal handlers included."""

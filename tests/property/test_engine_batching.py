@@ -275,12 +275,9 @@ class SharedEngine(RuleBasedStateMachine):
         prompt=prompts,
         params=sampling_params(),
         seed=st.integers(0, 5),
-        is_in_crowd=st.booleans(),
         cache_salt=st.sampled_from(["", "", "other"]),
     )
-    def arrive(
-        self, prompt: tuple[int, ...], params: SamplingParams, seed: int, is_in_crowd: bool, cache_salt: str
-    ) -> None:
+    def arrive(self, prompt: tuple[int, ...], params: SamplingParams, seed: int, cache_salt: str) -> None:
         asked = len(prompt) + (params.max_tokens or 1)
         fits_cache = asked - 1 <= self.limits.num_blocks * self.limits.block_size
         try:
@@ -290,7 +287,6 @@ class SharedEngine(RuleBasedStateMachine):
             return
         assert asked <= self.limits.max_model_len
         assert fits_cache
-        client.request.is_in_crowd = is_in_crowd
         self.clients.append(client)
         self.core.add(client.stream)
 
@@ -379,7 +375,10 @@ def _serve(
             pass
     while core.step():
         pass
-    return {client.request.request_id: client.request.output_token_ids for client in clients}
+    return {
+        client.request.request_id: tuple(client.request.token_ids[client.request.num_prompt_tokens :])
+        for client in clients
+    }
 
 
 @pytest.mark.parametrize("prefix_caching", [False, True])

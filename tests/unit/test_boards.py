@@ -34,7 +34,7 @@ ALERTED = {
 @pytest.fixture
 def exported(make_service: Callable[..., Service], engine) -> dict[str, set[str]]:
     """Every sample's name with its labels, of a server that has worked, and of a supervisor."""
-    stats = replace(engine.stats(), tallies=SNAPSHOT)
+    stats = replace(engine.stats(), counters=SNAPSHOT)
     engine.stats = lambda: stats
     service = make_service()
     service.metrics.tell_start(1.0, [Phase("verify", 0.1, 0.2)])

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from aotgaudi.engine.stats import EngineStats
-from aotgaudi.engine.tallies import Tally
+from aotgaudi.engine.stats import EngineStats, EntryCounters
 from aotgaudi.llm.running import Warmth
-from aotgaudi.server.entry_metrics import labelled
+from aotgaudi.server.metrics import labelled
 from aotgaudi.server.service import Service
 
 MAX_ENTRIES = 500
@@ -57,16 +56,16 @@ def dashboard_document(service: Service) -> dict[str, Any]:
         },
         "prefix": {"queries": stats.num_prefix_queries, "hits": stats.num_prefix_hits},
         "defrag": {"swaps": stats.num_defrag_swaps},
-        "kinds": {kind: _figures(tally) for kind, tally in stats.tallies.by_kind().items()},
+        "kinds": {kind: _figures(counters) for kind, counters in stats.counters.by_kind().items()},
         "entries": [
-            {"kind": kind, "bucket": bucket, **_figures(tally)}
-            for (kind, bucket), tally in labelled(stats.tallies.entries, MAX_ENTRIES)
+            {"kind": kind, "bucket": bucket, **_figures(counters)}
+            for (kind, bucket), counters in labelled(stats.counters.entries, MAX_ENTRIES)
         ],
     }
 
 
 def _coverage(service: Service, stats: EngineStats, warmth: Warmth) -> dict[str, Any]:
-    entries = stats.tallies.entries
+    entries = stats.counters.entries
     used = {kind: sum(entry.kind == kind for entry in entries) for kind in ("prompt", "decode", "defrag")}
     used["sampler"] = warmth.num_samplers_used
     return {
@@ -81,21 +80,21 @@ def _coverage(service: Service, stats: EngineStats, warmth: Warmth) -> dict[str,
     }
 
 
-def _figures(tally: Tally) -> dict[str, Any]:
-    work = tally.work
+def _figures(counters: EntryCounters) -> dict[str, Any]:
+    work = counters.work
     return {
-        "steps": tally.steps.num,
-        "seconds": tally.steps.seconds,
+        "steps": counters.steps.num,
+        "seconds": counters.steps.seconds,
         "tokens": work.num_tokens,
         "padding_tokens": work.num_padding_tokens,
         "blocks": work.num_blocks,
         "padding_blocks": work.num_padding_blocks,
-        "queued": tally.queue.num,
-        "queue_seconds": tally.queue.seconds,
-        "first_tokens": tally.first_token.num,
-        "first_token_seconds": tally.first_token.seconds,
-        "gaps": tally.gaps.num,
-        "gap_seconds": tally.gaps.seconds,
-        "prefix_tokens": tally.num_prefix_tokens,
-        "cached_tokens": tally.num_cached_tokens,
+        "queued": counters.queue.num,
+        "queue_seconds": counters.queue.seconds,
+        "first_tokens": counters.first_token.num,
+        "first_token_seconds": counters.first_token.seconds,
+        "gaps": counters.gaps.num,
+        "gap_seconds": counters.gaps.seconds,
+        "prefix_tokens": counters.num_prefix_tokens,
+        "cached_tokens": counters.num_cached_tokens,
     }

@@ -18,13 +18,13 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.child import travels
-from aotgaudi.engine.admission import Admission
+from aotgaudi.engine.admission import RequestRules
 from aotgaudi.engine.output import Event
 from aotgaudi.engine.request import NewRequest
 from aotgaudi.engine.stats import EngineStats
@@ -32,7 +32,7 @@ from aotgaudi.errors import AotGaudiError
 from aotgaudi.llm.running import ModelOptions, Warmth
 from aotgaudi.phases import Phase
 from aotgaudi.runtime.guard import Seccomp
-from aotgaudi.server.exposure import LogFormat
+from aotgaudi.server.log import LogFormat
 
 _LENGTH = struct.Struct("=Q")
 _BYTE = b"\0"
@@ -63,7 +63,7 @@ class HandedOver:
 class Running:
     """The engine runs, and its guard is armed. The fields are those of `aotgaudi.llm.running.RunningModel`."""
 
-    admission: Admission
+    rules: RequestRules
     defaults: Mapping[str, Any]
     manifest_id: str
     binding: str
@@ -85,8 +85,6 @@ class Add:
     """See `aotgaudi.engine.loop.Engine.add`."""
 
     requests: tuple[NewRequest, ...]
-    connection: Hashable
-    is_new: bool
 
 
 @dataclass(frozen=True, slots=True)

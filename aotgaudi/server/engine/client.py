@@ -1,6 +1,6 @@
-"""The engine as the front sees it: another process, which is told of requests and tells of tokens.
+"""The engine as the API server sees it: another process that receives requests and reports tokens.
 
-Whom to let in is decided here, so a crowd that is refused does not keep the engine from its steps.
+Admission is decided here, so refused requests do not keep the engine from its steps.
 """
 
 from __future__ import annotations
@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from aotgaudi.engine.gate import Gate
+from aotgaudi.engine.admission import Admission, AdmissionLimits
 from aotgaudi.engine.output import ErrorEvent, Event, OnEvent
 from aotgaudi.engine.request import NewRequest
-from aotgaudi.engine.room import RoomLimits
 from aotgaudi.engine.stats import EngineStats
 from aotgaudi.errors import RequestError
 from aotgaudi.llm.running import Warmth
@@ -38,15 +37,15 @@ _DIED = "the engine has died; the server must be restarted"
 
 
 class EngineClient(asyncio.Protocol):
-    """Is an `EngineLike`. From `attach` on, on the event loop only; nothing here waits.
+    """An `EngineLike`. From `attach` on, use it on the event loop only. Nothing here waits.
 
-    Where the process ends unasked, the engine has died: requests that are open end with that error, and no others come in.
+    If the process ends unasked, the engine has died: open requests end with that error, and new ones are refused.
 
     Args:
-        process: The engine's, which runs.
-        running: What it has said of itself.
+        process: The engine's running process.
+        running: What that process has reported about itself.
         limits: How much may be open at once.
-        on_step: Is told the kind of entry and the seconds of each step.
+        on_step: Receives the kind of entry and the seconds of each step.
         clock: Seconds, of any beginning.
     """
 
@@ -54,12 +53,12 @@ class EngineClient(asyncio.Protocol):
         self,
         process: EngineProcess,
         running: Running,
-        limits: RoomLimits,
+        limits: AdmissionLimits,
         on_step: Callable[[str, float], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._process, self._on_step, self._clock = process, on_step, clock
-        self._gate = Gate(running.admission, limits)
+        self.admission = Admission(running.rules, limits)
         self._status, self._texts = running.status, dict[int, str]()
         self._streams: dict[str, OnEvent] = {}
         self._frames = Frames()
@@ -82,27 +81,14 @@ class EngineClient(asyncio.Protocol):
 
     # What the server asks for
 
-    def add(
-        self,
-        requests: Sequence[NewRequest],
-        on_event: OnEvent,
-        *,
-        connection: Hashable = None,
-        is_new: bool = False,
-    ) -> None:
-        """See `aotgaudi.engine.loop.Engine.add`."""
-        self._gate.check(requests, connection, is_new=is_new)
-        for request in requests:
-            self._gate.admission.check(request.prompt_token_ids, request.params)
-        self._gate.enter(requests, connection, is_new=is_new)
+    def add(self, requests: Sequence[NewRequest], on_event: OnEvent) -> None:
+        """Admits and queues all of `requests`, or none. Raises RequestError as `Admission.enter` and `RequestRules` do."""
+        resolved = self.admission.rules.resolve(requests)
+        self.admission.enter(resolved)
         if not self._streams:
             self._progress_at = self._clock()
-        self._streams.update((request.request_id, on_event) for request in requests)
-        self._say(Add(tuple(requests), connection, is_new))
-
-    def turns_away(self, num_before: int) -> bool:
-        """See `aotgaudi.engine.loop.Engine.turns_away`."""
-        return self._gate.room.turns_away(num_before)
+        self._streams.update((request.request_id, on_event) for request in resolved)
+        self._say(Add(tuple(resolved)))
 
     def abort(self, *request_ids: str) -> None:
         """Ends requests early. Ignores ids that are unknown or have ended."""
@@ -112,7 +98,7 @@ class EngineClient(asyncio.Protocol):
 
     def drain(self) -> bool:
         """Refuses new requests. Returns whether the others have ended; waits for nothing."""
-        self._gate.close("the server is shutting down")
+        self.admission.close("the server is shutting down")
         return not self._streams
 
     def shutdown(self) -> bool:
@@ -132,7 +118,7 @@ class EngineClient(asyncio.Protocol):
         """Returns the engine's last snapshot; `refresh` gets another."""
         return replace(
             self._status.stats,
-            num_refused=self._gate.room.num_refused,
+            num_refused=self.admission.num_refused,
             stalled_seconds=self.stalled_seconds,
         )
 
@@ -174,7 +160,7 @@ class EngineClient(asyncio.Protocol):
         if not self._is_stopping:
             logger.error("%s; restart the server", ended)
             self.failure = ended
-            self._gate.close(_DIED)
+            self.admission.close(_DIED)
         refusal = RequestError(_DIED, http_status=503)
         self._tell([ErrorEvent(request_id=name, error=refusal) for name in self._streams])
 
@@ -201,5 +187,5 @@ class EngineClient(asyncio.Protocol):
             on_event = self._streams[event.request_id]
             if isinstance(event, ErrorEvent) or event.finish_reason is not None:
                 del self._streams[event.request_id]
-                self._gate.leave(event.request_id)
+                self.admission.leave(event.request_id)
             on_event(event)

@@ -90,7 +90,7 @@ def _teller(channel: Channel) -> Callable[[ModelDirectory], None]:
 
 def _running(model: RunningModel, phases: Phases) -> Running:
     return Running(
-        admission=model.engine.admission,
+        rules=model.engine.admission.rules,
         defaults=model.defaults,
         manifest_id=model.manifest_id,
         binding=model.binding,
@@ -184,13 +184,7 @@ def _do(message: object, channel: Channel, model: RunningModel, reporter: Report
 
 def _add(engine: Engine, message: Add, channel: Channel, reporter: Reporter) -> None:
     try:
-        engine.add(
-            message.requests,
-            reporter.on_event,
-            flush=reporter.flush,
-            connection=message.connection,
-            is_new=message.is_new,
-        )
+        engine.add(message.requests, reporter.on_event, flush=reporter.flush)
     except RequestError as error:  # The engine has died, and the front is about to learn of it.
         channel.send(
             Told(tuple(ErrorEvent(request_id=each.request_id, error=error) for each in message.requests))

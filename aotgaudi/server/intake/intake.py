@@ -88,20 +88,15 @@ class Intake:
         loop.add_reader(self._control, self._on_packet)
         self._tasks = [loop.create_task(lane.run()) for lane in self._lanes.values()]
 
-    @property
-    def num_open(self) -> int:
-        """Part of `IntakeLike`."""
-        return sum(lane.num_open for lane in self._lanes.values())
-
-    async def prepare(self, kind: Kind, raw: bytes, *, is_known: bool = False) -> PreparedRequest:
-        """Returns what the body `raw` asks for. Cancelling it takes it out of the queue. `is_known`: see `LaneQueue`.
+    async def prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
+        """Returns what the body `raw` asks for. Cancelling it takes it out of the queue.
 
         Raises:
             RequestError: 400 or 404 for what is wrong with the body, also if preparing it takes too much time or memory;
-                429 if too much waits; 503 if the intake has ended.
+                503 if the intake has ended.
         """
         name = "large" if len(raw) > LARGE_BODY_BYTES else kind
-        return await self._lanes[name].prepare(kind, raw, is_known=is_known)
+        return await self._lanes[name].prepare(kind, raw)
 
     def close(self) -> None:
         """Ends the companion and its lanes. Idempotent."""

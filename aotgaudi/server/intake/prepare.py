@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.errors import RequestError
 from aotgaudi.server.intake.body import parse_body
-from aotgaudi.server.intake.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from aotgaudi.server.intake.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerationRequest,
+    StreamUsage,
+)
 
 if TYPE_CHECKING:
     from aotgaudi.llm.chat import ChatTemplate
@@ -66,7 +71,7 @@ class PreparedRequest:
     prompts: Sequence[Sequence[int]]
     params: SamplingParams
     stream: bool
-    include_usage: bool
+    stream_usage: StreamUsage
     own_names: Mapping[str, str]
     cache_salt: str = ""
 
@@ -111,7 +116,7 @@ class Preparer:
             prompts=prompts,
             params=params,
             stream=bool(body.stream),
-            include_usage=body.include_usage,
+            stream_usage=body.stream_usage,
             own_names=body.own_names(),
             cache_salt=body.cache_salt or "",
         )

@@ -48,11 +48,20 @@ MAX_CACHE_SALT_CHARS = 1024
 DEFAULT_COMPLETION_MAX_TOKENS = 16  # as OpenAI's API has it; a chat runs to the model's length
 
 
+StreamUsage = Literal["none", "last", "every"]
+"""Which chunks of a stream carry the usage; "last" is one more chunk, without choices, and "every" includes that one."""
+
+
 class StreamOptions(Body):
-    """`include_usage`: one more chunk at the end, without choices, that carries the usage."""
+    """What a stream carries in addition to text.
+
+    Attributes:
+        include_usage: End with a chunk that carries the usage and no choices.
+        continuous_usage_stats: With `include_usage`, every chunk carries the usage of its choice so far. vLLM's extension.
+    """
 
     include_usage: bool | None = None
-    continuous_usage_stats: OffOnly = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: OffOnly = None
 
 
@@ -161,9 +170,12 @@ class GenerationRequest(Body):
         return self
 
     @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with a chunk that carries the usage."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+    def stream_usage(self) -> StreamUsage:
+        """Which chunks of a stream carry the usage."""
+        options = self.stream_options
+        if options is None or not options.include_usage:
+            return "none"
+        return "every" if options.continuous_usage_stats else "last"
 
     @property
     def max_new_tokens(self) -> int | None:

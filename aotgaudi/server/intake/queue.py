@@ -30,10 +30,9 @@ from aotgaudi.server.intake.wire import (
     question,
 )
 
-MAX_WAITING = 1024
-MAX_WAITING_BYTES = 16 << 20
+_MAX_CLOSED = 512
+"""How many closed jobs the queue may hold before it is cleared of them."""
 _SECONDS_PER_DOUBLING = 2.0
-_SECONDS_FOR_KNOWN = 10.0
 _MAX_ASKED, _MAX_ASKED_BYTES = 4, 64 << 10
 """Requests that are asked at once: each turn of the event loop may be long. What is more than a socket holds goes alone."""
 _CHUNK_BYTES = 256 << 10
@@ -71,40 +70,24 @@ class _Job:
 
 
 class _Waiting:
-    """What a lane has not been asked yet, and how much is open in all, what it was asked and has not answered included.
-
-    Where there is no more room, the last one of the queue makes room for one that goes before it.
-    """
+    """What a lane has not been asked yet, in order of rank."""
 
     def __init__(self) -> None:
-        self._first: list[_Job] = []
-        self._last: list[tuple[float, int, _Job]] = []
-        self._num_open = self._num_bytes = 0
+        self._jobs: list[_Job] = []
+        self._num_closed = 0
 
     def add(self, job: _Job) -> None:
-        """Takes `job` in. Raises RequestError (429) if it would be the last of too many."""
-        while self._num_open >= MAX_WAITING or self._num_bytes + job.num_bytes > MAX_WAITING_BYTES:
-            last = self._find_last()
-            if last is None or last < job:
-                raise _too_many()
-            last.refuse(_too_many())
-            self.close(last)
-        heapq.heappush(self._first, job)
-        heapq.heappush(self._last, (-job.rank, -job.number, job))
-        self._num_open, self._num_bytes = self._num_open + 1, self._num_bytes + job.num_bytes
-
-    @property
-    def num_open(self) -> int:
-        """How many are open."""
-        return self._num_open
+        """Takes `job` in."""
+        heapq.heappush(self._jobs, job)
 
     def take(self, num_bytes: int | None = None) -> _Job | None:
         """Returns the first one, from now on asked; None if nobody waits, or if it is longer than `num_bytes`."""
-        while self._first and not self._first[0].is_open:
-            heapq.heappop(self._first)
-        if not self._first or (num_bytes is not None and self._first[0].num_bytes > num_bytes):
+        while self._jobs and not self._jobs[0].is_open:
+            heapq.heappop(self._jobs)
+            self._num_closed -= 1
+        if not self._jobs or (num_bytes is not None and self._jobs[0].num_bytes > num_bytes):
             return None
-        job = heapq.heappop(self._first)
+        job = heapq.heappop(self._jobs)
         job.is_asked = True
         return job
 
@@ -113,17 +96,11 @@ class _Waiting:
         if not job.is_open:
             return
         job.is_open, job.raw = False, b""
-        self._num_open, self._num_bytes = self._num_open - 1, self._num_bytes - job.num_bytes
-        if max(len(self._first), len(self._last)) > 2 * (self._num_open + MAX_WAITING // 2):
-            self._first = [other for other in self._first if other.is_open]
-            self._last = [(-other.rank, -other.number, other) for other in self._first]
-            heapq.heapify(self._first)
-            heapq.heapify(self._last)
-
-    def _find_last(self) -> _Job | None:
-        while self._last and (self._last[0][2].is_asked or not self._last[0][2].is_open):
-            heapq.heappop(self._last)
-        return self._last[0][2] if self._last else None
+        self._num_closed += not job.is_asked
+        if self._num_closed > _MAX_CLOSED + len(self._jobs) // 2:
+            self._jobs = [other for other in self._jobs if other.is_open]
+            heapq.heapify(self._jobs)
+            self._num_closed = 0
 
 
 class _Line:
@@ -169,10 +146,9 @@ class Replacement:
 class LaneQueue:
     """What waits for one lane. To be made anywhere, and used on the event loop.
 
-    The order matters only when much waits. Then short ones go first, since they keep the others waiting the least, and what
-    comes over a connection that has had an answer before goes before what crowds of new connections bring. So that everybody
-    has a turn, twice the length counts as having come 2 s later, and a known connection as having come 10 s earlier.
-    Where the queue is full, who would be the last of it is refused.
+    The order matters only when much waits. Then short bodies go first: they keep the others waiting the least. So that long
+    ones have their turn, twice the length counts as having come 2 s later. Admission bounds the queue
+    (aotgaudi/engine/admission.py).
     """
 
     def __init__(self, limits: LaneLimits, kill: Callable[[], None]) -> None:
@@ -185,16 +161,14 @@ class LaneQueue:
         self._number = 0
         self._has_come = asyncio.Event()
 
-    async def prepare(self, kind: Kind, raw: bytes, *, is_known: bool) -> PreparedRequest:
+    async def prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
         """Returns what the lane makes of `raw`.
 
         Raises:
-            RequestError: what the lane refuses it with; 400 if the lane died of it; 429 if too much waits for this lane;
-                503 if there is no lane.
+            RequestError: what the lane refuses it with; 400 if the lane died of it; 503 if there is no lane.
         """
         self._number += 1
         rank = time.monotonic() + _SECONDS_PER_DOUBLING * math.log2(len(raw) + 1)
-        rank -= _SECONDS_FOR_KNOWN if is_known else 0
         done: asyncio.Future[PreparedRequest] = asyncio.get_running_loop().create_future()
         job = _Job(rank, self._number, kind, raw, done, len(raw))
         self._waiting.add(job)
@@ -203,11 +177,6 @@ class LaneQueue:
             return await done
         finally:
             self._waiting.close(job)
-
-    @property
-    def num_open(self) -> int:
-        """How many requests wait, or are asked and not answered."""
-        return self._waiting.num_open
 
     def replace(self, replacement: Replacement) -> None:
         """Takes another lane, after the one before it has ended, or word that none will come."""
@@ -289,10 +258,6 @@ class LaneQueue:
         replacement = await self._replacements.get()
         self._line = None if replacement.connection is None else _Line(replacement.connection)
         return replacement.cause
-
-
-def _too_many() -> RequestError:
-    return RequestError("Too many requests wait to be read; try again soon", http_status=429)
 
 
 def _no_lane() -> RequestError:

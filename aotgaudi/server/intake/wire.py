@@ -118,7 +118,7 @@ def answer(prepared: PreparedRequest) -> Message:
         "lengths": list(map(len, prepared.prompts)),
         "params": params,
         "stream": prepared.stream,
-        "include_usage": prepared.include_usage,
+        "stream_usage": prepared.stream_usage,
         "own_names": dict(prepared.own_names),
         "cache_salt": prepared.cache_salt,
     }
@@ -155,7 +155,7 @@ def prepared_of(message: Message) -> PreparedRequest:
         prompts=_split(message.tail, head["lengths"]),
         params=SamplingParams(**params),
         stream=head["stream"],
-        include_usage=head["include_usage"],
+        stream_usage=head["stream_usage"],
         own_names=head["own_names"],
         cache_salt=head["cache_salt"],
     )

@@ -19,8 +19,8 @@ from aotgaudi.cli.serve import served_name
 from aotgaudi.errors import SpecError
 from aotgaudi.phases import Phases
 from aotgaudi.server.engine.channel import Begin
-from aotgaudi.server.front.limits import Listening
 from aotgaudi.server.launch import ServeOptions
+from aotgaudi.server.options import Listening
 
 
 def test_a_model_is_served_under_the_name_that_was_given(

@@ -1,8 +1,24 @@
+"""What is refused, with which status, and how often it counts."""
+
 from __future__ import annotations
 
-import pytest
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 
-from aotgaudi.engine.admission import check_token_ids, resolve_max_tokens
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aotgaudi.engine.admission import (
+    SMALL_BODY_BYTES,
+    UNLIMITED,
+    Admission,
+    AdmissionLimits,
+    RequestRules,
+    check_token_ids,
+    resolve_max_tokens,
+)
+from aotgaudi.engine.request import NewRequest
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.errors import RequestError
 from aotgaudi.spec.limits import ServingLimits
@@ -11,13 +27,45 @@ LIMITS = ServingLimits(
     max_num_seqs=2, max_num_batched_tokens=64, max_model_len=32, block_size=4, num_blocks=8
 )
 SMALL_CACHE = LIMITS.model_copy(update={"num_blocks": 3})
+RULES = RequestRules(LIMITS)
+
+
+def asked(*lens: int, name: str = "r") -> list[NewRequest]:
+    """Requests with prompts of these lengths."""
+    return [NewRequest(f"{name}-{i}", [1] * length, SamplingParams()) for i, length in enumerate(lens)]
+
+
+def admission(
+    max_requests: int = 16, max_prompt_tokens: int = 160, max_body_bytes: int = 100_000
+) -> Admission:
+    limits = AdmissionLimits(
+        max_requests=max_requests, max_prompt_tokens=max_prompt_tokens, max_body_bytes=max_body_bytes
+    )
+    return Admission(RULES, limits)
+
+
+def refusal(admission: Admission, requests: Sequence[NewRequest]) -> tuple[int, str, dict[str, int]]:
+    """Returns status and message of a refusal, and what it counted."""
+    before, num_open = admission.num_refused, admission.num_open
+    with pytest.raises(RequestError) as refused:
+        admission.enter(requests)
+    assert admission.num_open == num_open
+    now = admission.num_refused
+    return (
+        refused.value.http_status,
+        str(refused.value),
+        {k: now[k] - before[k] for k in now if now[k] != before[k]},
+    )
+
+
+# What may run at all
 
 
 def _resolve(num_prompt_tokens: int, max_tokens: int | None, limits: ServingLimits = LIMITS) -> int:
     return resolve_max_tokens(num_prompt_tokens, SamplingParams(max_tokens=max_tokens), limits)
 
 
-def test_max_tokens_is_taken_as_it_is_where_it_fits() -> None:
+def test_max_tokens_is_taken_as_it_is_if_it_fits() -> None:
     assert _resolve(10, 22) == 22
     assert _resolve(31, 1) == 1
     assert _resolve(10, 3, SMALL_CACHE) == 3
@@ -45,10 +93,10 @@ def test_absent_max_tokens_is_clipped_to_the_cache() -> None:
 def test_a_refusal_names_the_limit_and_the_numbers(
     num_prompt_tokens: int, max_tokens: int | None, limits: ServingLimits, param: str, message: str
 ) -> None:
-    with pytest.raises(RequestError, match=message) as refusal:
+    with pytest.raises(RequestError, match=message) as refused:
         _resolve(num_prompt_tokens, max_tokens, limits)
 
-    assert (refusal.value.param, refusal.value.http_status) == (param, 400)
+    assert (refused.value.param, refused.value.http_status) == (param, 400)
 
 
 @pytest.mark.parametrize("token_ids", [[-1], [10], [1.0], [True], ["1"]])
@@ -66,3 +114,151 @@ def test_without_a_vocabulary_size_there_is_no_upper_bound() -> None:
     check_token_ids([10**9], None)
     with pytest.raises(RequestError):
         check_token_ids([-1], None)
+
+
+def test_what_the_rules_have_resolved_is_not_checked_again() -> None:
+    (resolved,) = RULES.resolve(asked(10))
+    assert resolved.max_tokens == 22
+
+    assert RequestRules(SMALL_CACHE).resolve([resolved]) == [resolved]
+    with pytest.raises(RequestError):
+        RULES.resolve(asked(32))
+
+
+# What fits now
+
+
+def test_all_prompts_of_a_request_enter_or_none() -> None:
+    it = admission(max_requests=4)
+    it.enter(asked(1, 1, 1))
+
+    status, message, counted = refusal(it, asked(1, 1, name="late"))
+
+    assert (status, counted) == (429, {"server_requests": 1})
+    assert message == "the server is full: 3 prompts of 4 wait or run; try again later"
+    it.enter(asked(1, name="late"))
+
+
+def test_prompts_leave_room_when_they_end() -> None:
+    it = admission(max_requests=2, max_prompt_tokens=40)
+    it.enter(asked(30, 10))
+    assert refusal(it, asked(1, name="late"))[0] == 429
+
+    it.leave("r-0")
+
+    assert refusal(it, asked(31, name="late"))[2] == {"server_tokens": 1}
+    it.enter(asked(30, name="late"))
+
+
+def test_a_name_is_refused_while_it_is_in_use() -> None:
+    it = admission()
+    it.enter(asked(1))
+    assert refusal(it, asked(1))[:2] == (400, "request id 'r-0' is in use")
+    assert refusal(it, [*asked(1, name="a"), *asked(1, name="a")])[0] == 400
+
+    it.leave("r-0")
+
+    it.enter(asked(1))
+
+
+@pytest.mark.parametrize("lens", [[1] * 3, [30, 30, 31]])
+def test_what_an_empty_server_would_refuse_is_the_clients_mistake(lens: list[int]) -> None:
+    status, message, counted = refusal(admission(max_requests=2, max_prompt_tokens=90), asked(*lens))
+
+    assert (status, counted) == (400, {})
+    assert "that this server takes at once" in message
+
+
+def test_an_empty_server_takes_the_longest_prompt() -> None:
+    admission(max_requests=1, max_prompt_tokens=1).enter(asked(LIMITS.max_model_len))
+    Admission(RULES, UNLIMITED).enter(asked(*[10_000] * 10_000))
+
+
+def test_a_closed_admission_gives_its_first_reason_and_lets_open_requests_leave() -> None:
+    it = admission()
+    it.enter(asked(1))
+    it.close("it rains")
+    it.close("it snows")
+
+    assert refusal(it, asked(1, name="late")) == (503, "it rains", {})
+    with pytest.raises(RequestError, match="it rains"), it.preparing():
+        pass
+    it.leave("r-0")
+    assert it.num_open == 0
+
+
+# What is prepared, and its bytes
+
+
+def test_requests_count_while_they_are_prepared() -> None:
+    it = admission(max_requests=2)
+    it.enter(asked(1))
+    with it.preparing():
+        with pytest.raises(RequestError, match="2 prompts of 2") as refused, it.preparing():
+            pass
+        assert refusal(it, asked(1, name="late"))[0] == 429
+
+    assert refused.value.http_status == 429
+    assert it.num_refused["server_requests"] == 2
+    it.enter(asked(1, name="late"))
+
+
+def test_a_request_that_cannot_be_prepared_gives_its_place_back() -> None:
+    it = admission(max_requests=1)
+    for _ in range(3):
+        with suppress(KeyError), it.preparing():
+            raise KeyError
+
+    it.enter(asked(1))
+
+
+def test_large_bodies_are_bounded_together_and_small_ones_never_refused() -> None:
+    it = admission(max_body_bytes=40_000)
+    it.hold(30_000, 0)
+
+    with pytest.raises(RequestError, match="as many bytes") as refused:
+        it.hold(20_000, 0)
+    it.hold(SMALL_BODY_BYTES, 0)
+    with pytest.raises(RequestError):
+        it.hold(1, SMALL_BODY_BYTES)
+
+    assert refused.value.http_status == 429
+    assert it.num_refused["body_bytes"] == 2
+    it.release(30_000)
+    it.hold(20_000, 0)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("enter"), st.lists(st.integers(1, 40), min_size=1, max_size=6)),
+            st.tuples(st.just("leave"), st.integers(0, 20)),
+            st.tuples(st.just("prepare"), st.none()),
+            st.tuples(st.just("prepared"), st.none()),
+        )
+    )
+)
+def test_limits_hold_and_each_refusal_counts_once(actions: list[tuple[str, object]]) -> None:
+    it, held, preparing, num_refused = admission(), dict[str, int](), list[ExitStack](), 0
+    for number, (action, value) in enumerate(actions):
+        try:
+            if action == "enter":
+                requests = asked(*value, name=str(number))  # type: ignore[misc]
+                it.enter(requests)
+                held |= {request.request_id: len(request.prompt_token_ids) for request in requests}
+            elif action == "prepare":
+                stack = ExitStack()
+                stack.enter_context(it.preparing())
+                preparing.append(stack)
+        except RequestError as error:
+            num_refused += error.http_status == 429
+        if action == "leave" and held:
+            name = sorted(held)[value % len(held)]  # type: ignore[operator]
+            it.leave(name)
+            del held[name]
+        if action == "prepared" and preparing:
+            preparing.pop().close()
+        assert it.num_open == len(held)
+        assert len(held) + len(preparing) <= 16
+        assert sum(held.values()) <= 160
+    assert sum(it.num_refused.values()) == num_refused

@@ -4,7 +4,7 @@ import pytest
 
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.engine.chunks import Chunk, Chunker
-from aotgaudi.engine.costs import StepCosts
+from aotgaudi.engine.interleaving import StepCosts
 from aotgaudi.engine.request import Request
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.entries import PromptEntry

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.engine.admission import Admission
+from aotgaudi.engine.admission import RequestRules
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.core import EngineCore
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
 from aotgaudi.engine.request import NewRequest
-from aotgaudi.engine.room import RoomLimits
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.engine.steps import DefragStep, Step, StepResult
@@ -87,7 +86,7 @@ def _new_detokenizer(prompt_token_ids: Sequence[int]) -> IncrementalDetokenizer:
 
 def _engine(runner: GatedRunner, table: BucketTable = TABLE, **options: Any) -> Engine:
     core = EngineCore(Scheduler(LIMITS, table, BlockPool(LIMITS.num_blocks)), runner)
-    return Engine(core, Admission(LIMITS, vocab_size=256), _new_detokenizer, **options)
+    return Engine(core, RequestRules(LIMITS, vocab_size=256), _new_detokenizer, **options)
 
 
 @pytest.fixture
@@ -136,24 +135,6 @@ def test_many_threads_are_served_by_one(engine: Engine, runner: GatedRunner) -> 
 
     assert [results.get_nowait() for _ in range(40)] == [("aaa", "length")] * 40
     assert runner.thread_names == {"aotgaudi-engine"}
-
-
-def test_nothing_is_made_of_requests_that_there_is_no_room_for(runner: GatedRunner) -> None:
-    made: list[Sequence[int]] = []
-
-    def count(prompt_token_ids: Sequence[int]) -> IncrementalDetokenizer:
-        made.append(prompt_token_ids)
-        return _new_detokenizer(prompt_token_ids)
-
-    core = EngineCore(Scheduler(LIMITS, TABLE, BlockPool(LIMITS.num_blocks)), runner)
-    engine = Engine(core, Admission(LIMITS, vocab_size=256), count, room=RoomLimits(max_requests=1))
-    _add(engine, "first")
-
-    with pytest.raises(RequestError) as refusal:
-        _add(engine, "second")
-
-    assert refusal.value.http_status == 429
-    assert len(made) == 1
 
 
 def test_refusals_come_at_once_and_name_the_fault(engine: Engine) -> None:
@@ -340,18 +321,6 @@ def test_an_idle_engine_does_not_spin(engine: Engine, monkeypatch: pytest.Monkey
     assert len(calls) == 6 * 3
 
 
-def _add_many(engine: Engine, name: str, num: int, **options: Any) -> Owner:
-    owner = Owner()
-    engine.add([NewRequest(f"{name}-{i}", [1, 2, 3], GREEDY) for i in range(num)], owner.on_event, **options)
-    return owner
-
-
-def _refusal(engine: Engine, name: str, num: int, **options: Any) -> tuple[int, str]:
-    with pytest.raises(RequestError) as refusal:
-        _add_many(engine, name, num, **options)
-    return refusal.value.http_status, str(refusal.value)
-
-
 def test_owners_are_flushed_once_a_step_after_its_events(engine: Engine) -> None:
     told: Queue[str] = Queue()
 
@@ -374,7 +343,7 @@ def test_owners_are_flushed_once_a_step_after_its_events(engine: Engine) -> None
 
 
 def test_several_requests_are_queued_together_or_not_at_all(make_engine: Callable[..., Engine]) -> None:
-    engine = make_engine(room=RoomLimits(max_requests=8))
+    engine = make_engine()
     bad = NewRequest("b", [1] * 32, GREEDY)
 
     for requests in ([NewRequest("a", [1], GREEDY), bad], [NewRequest("a", [1], GREEDY)] * 2):
@@ -383,81 +352,6 @@ def test_several_requests_are_queued_together_or_not_at_all(make_engine: Callabl
 
     assert not engine._streams
     assert _add(engine, "a").result() == ("aaa", "length")
-
-
-def test_running_and_waiting_requests_are_bounded_and_leave_room_when_they_end(
-    make_engine: Callable[..., Engine], runner: GatedRunner
-) -> None:
-    engine = make_engine(room=RoomLimits(max_requests=4))
-    runner.gate.clear()
-    first = _add_many(engine, "first", 1)
-    assert runner.is_inside.wait(TIMEOUT_SECONDS)
-    _add_many(engine, "more", 2)
-
-    status, message = _refusal(engine, "late", 2)
-
-    assert status == 429
-    assert message == "the server is full: 3 prompts of 4 wait or run; try again later"
-    assert engine.stats().num_refused["server_requests"] == 1
-    runner.gate.set()
-    assert first.result() == ("aaa", "length")
-    assert engine.shutdown(TIMEOUT_SECONDS)
-    assert engine._gate.room.is_empty
-
-
-def test_what_is_aborted_leaves_room(make_engine: Callable[..., Engine], runner: GatedRunner) -> None:
-    engine = make_engine(room=RoomLimits(max_requests=4))
-    runner.gate.clear()
-    _add_many(engine, "old", 4)
-    assert _refusal(engine, "new", 1)[0] == 429
-
-    engine.abort(*(f"old-{i}" for i in range(4)))
-    runner.gate.set()
-
-    _until(lambda: engine._gate.room.is_empty, engine)
-    assert _add(engine, "new").result() == ("aaa", "length")
-
-
-def test_a_connection_may_not_take_all_of_a_server(
-    make_engine: Callable[..., Engine], runner: GatedRunner
-) -> None:
-    engine = make_engine(room=RoomLimits(max_requests=16))
-    runner.gate.clear()
-    _add_many(engine, "greedy", 4, connection=("host", 1))
-
-    status, message = _refusal(engine, "more", 1, connection=("host", 1))
-
-    assert status == 429
-    assert "one connection, which has 4 and may have 4" in message
-    assert engine.stats().num_refused["connection_requests"] == 1
-    _add_many(engine, "other", 3, connection=("host", 2))
-    runner.gate.set()
-
-
-def test_prompts_that_share_a_connection_are_a_crowd(
-    make_engine: Callable[..., Engine], runner: GatedRunner
-) -> None:
-    engine = make_engine(room=RoomLimits(max_requests=64))
-    runner.gate.clear()
-
-    _add_many(engine, "alone", 1, connection="a")
-    _add_many(engine, "later", 1, connection="a")
-    _add_many(engine, "pair", 2, connection="b")
-    _add_many(engine, "unconnected", 2)
-
-    crowd = {name for name, stream in engine._streams.items() if stream.request.is_in_crowd}
-    assert crowd == {"later-0", "pair-0", "pair-1"}
-    runner.gate.set()
-
-
-def test_a_request_that_no_server_would_have_room_for_is_a_mistake(
-    make_engine: Callable[..., Engine],
-) -> None:
-    engine = make_engine(room=RoomLimits(max_requests=8))
-
-    status, message = _refusal(engine, "r", 3, connection=("host", 1))
-
-    assert (status, message) == (400, "3 prompts are more than the 2 that this server takes at once")
 
 
 def test_many_aborts_cost_little(make_engine: Callable[..., Engine], runner: GatedRunner) -> None:

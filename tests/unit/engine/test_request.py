@@ -51,7 +51,7 @@ def test_derived_counts() -> None:
     request.append_token(9)
 
     assert (request.num_prompt_tokens, request.num_output_tokens, request.num_tokens) == (3, 2, 5)
-    assert request.output_token_ids == (8, 9)
+    assert tuple(request.token_ids[request.num_prompt_tokens :]) == (8, 9)
     assert request.last_token_id == 9
 
 

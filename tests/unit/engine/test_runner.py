@@ -217,7 +217,8 @@ def test_penalties_see_the_prompt_and_count_what_was_generated_also_when_rows_mo
         for row, request in enumerate(batch):
             if request.params.signature.penalties:
                 counts = torch.bincount(
-                    torch.tensor(request.output_token_ids, dtype=torch.int64), minlength=VOCAB
+                    torch.tensor(tuple(request.token_ids[request.num_prompt_tokens :]), dtype=torch.int64),
+                    minlength=VOCAB,
                 )
                 assert torch.equal(sampler.seen["output_counts"][row], counts.float())
                 assert sampler.seen["prompt_mask"][row].nonzero().flatten().tolist() == sorted(

@@ -54,8 +54,6 @@ def _add(
     num_prompt_tokens: int,
     *,
     max_tokens: int = 32,
-    is_in_crowd: bool = False,
-    is_new: bool = False,
     **params: object,
 ) -> Request:
     request = Request(
@@ -64,8 +62,6 @@ def _add(
         params=SamplingParams(**params),  # type: ignore[arg-type]
         max_tokens=max_tokens,
         seed=0,
-        is_in_crowd=is_in_crowd,
-        is_new=is_new,
     )
     scheduler.add(request)
     return request
@@ -111,7 +107,7 @@ class TestPrefillAndDecode:
             (7, 6, (1, 2))
         ]
         assert [(row.token_id, row.position) for row in _decode_rows(second)] == [(8, 7)]
-        assert request.output_token_ids == (7, 8, 9)
+        assert tuple(request.token_ids[request.num_prompt_tokens :]) == (7, 8, 9)
         assert request.finish_reason == "length"
         assert scheduler.pool.num_used == 0
         assert scheduler.schedule() is None
@@ -311,7 +307,7 @@ class TestAdmission:
 
 
 class TestPreemption:
-    def _crowd(self) -> tuple[Scheduler, Request, Request]:
+    def _two_running(self) -> tuple[Scheduler, Request, Request]:
         """Two requests of 4 tokens in 3 blocks: the second block of the younger one is not there."""
         scheduler = _scheduler(num_blocks=3)
         older, younger = _add(scheduler, 4), _add(scheduler, 4)
@@ -322,7 +318,7 @@ class TestPreemption:
         return scheduler, older, younger
 
     def test_the_youngest_gives_way_and_keeps_its_tokens(self) -> None:
-        scheduler, older, younger = self._crowd()
+        scheduler, older, younger = self._two_running()
 
         step = _step(scheduler)
 
@@ -330,10 +326,10 @@ class TestPreemption:
         assert scheduler.waiting == (younger,)
         assert scheduler.num_preemptions == 1
         assert younger.block_table == []
-        assert younger.output_token_ids == (7,)
+        assert tuple(younger.token_ids[younger.num_prompt_tokens :]) == (7,)
 
     def test_it_returns_at_the_front_and_is_prefilled_with_its_tokens(self) -> None:
-        scheduler, older, younger = self._crowd()
+        scheduler, older, younger = self._two_running()
         late = _add(scheduler, 1)
         _step(scheduler)
         assert scheduler.waiting == (younger, late)
@@ -432,7 +428,7 @@ class TestEnds:
         _step(scheduler, token_id)
 
         assert request.finish_reason == reason
-        assert request.output_token_ids == (token_id,)
+        assert tuple(request.token_ids[request.num_prompt_tokens :]) == (token_id,)
 
     def test_the_model_length_ends_a_request(self) -> None:
         scheduler = _scheduler(max_model_len=6)
@@ -505,141 +501,21 @@ def test_leaving_a_long_queue_costs_little_wherever_one_stands() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    st.lists(
-        st.one_of(st.tuples(st.integers(-30, 30), st.sampled_from(["known", "new", "crowd"])), st.none()),
-        max_size=60,
-    )
-)
-def test_each_kind_of_request_stays_in_the_order_of_its_arrival_whoever_leaves(
-    actions: list[tuple[int, str] | None],
-) -> None:
-    """A positive number adds a request of so many tokens, another ends one of those that are there, None is a step."""
+@given(st.lists(st.one_of(st.integers(-30, 30), st.none()), max_size=60))
+def test_requests_stay_in_the_order_of_their_arrival_whoever_leaves(actions: list[int | None]) -> None:
+    """A positive number adds a request of that length, another ends one of those that are there, None is a step."""
     scheduler = _scheduler(num_blocks=9)
     arrived: list[Request] = []
     for action in actions:
         if action is None:
             if scheduler.has_work:
                 _step(scheduler)
-        elif action[0] > 0:
-            length, kind = action
-            is_in_crowd, is_new = kind == "crowd", kind == "new"
-            arrived.append(
-                _add(scheduler, length, max_tokens=37 - length, is_in_crowd=is_in_crowd, is_new=is_new)
-            )
+        elif action > 0:
+            arrived.append(_add(scheduler, action, max_tokens=37 - action))
         elif arrived:
-            scheduler.finish(arrived[action[0] % len(arrived)], "abort")
+            scheduler.finish(arrived[action % len(arrived)], "abort")
         arrived = [request for request in arrived if not request.is_finished]
 
-        there = [*scheduler.running, *scheduler.waiting]
-        for flags in ((True, False), (False, True), (False, False)):
-            assert [r for r in there if (r.is_in_crowd, r.is_new) == flags] == [
-                r for r in arrived if (r.is_in_crowd, r.is_new) == flags
-            ]
-        assert scheduler.waiting == tuple(r for r in arrived if r in scheduler.waiting)
+        assert [*scheduler.running, *scheduler.waiting] == arrived
         assert scheduler.oldest_waiting is next(iter(scheduler.waiting), None)
         scheduler.check_integrity()
-
-
-def _steps(scheduler: Scheduler, num: int) -> None:
-    for _ in range(num):
-        _step(scheduler)
-
-
-class TestCrowds:
-    def test_who_came_alone_goes_first_while_a_crowd_runs(self) -> None:
-        scheduler = _scheduler(max_num_seqs=2)
-        crowd = [_add(scheduler, 2, is_in_crowd=True) for _ in range(6)]
-        _steps(scheduler, 3)
-        assert scheduler.running == (crowd[0], crowd[1])
-
-        alone = _add(scheduler, 3)
-        _steps(scheduler, 2)
-
-        assert scheduler.running == (crowd[0], alone)
-        assert scheduler.waiting == tuple(crowd[1:])
-        assert alone.num_output_tokens == 1
-
-    def test_who_came_alone_takes_turns_with_a_crowd_whose_members_run_for_a_step(self) -> None:
-        scheduler = _scheduler(max_num_seqs=1)
-        crowd = [_add(scheduler, 2, is_in_crowd=True, max_tokens=1) for _ in range(6)]
-        _step(scheduler)
-        alone = [_add(scheduler, 2, max_tokens=1) for _ in range(2)]
-
-        _steps(scheduler, 3)
-
-        assert [request.is_finished for request in alone] == [True, True]
-        assert [request.is_finished for request in crowd] == [True, True, False, False, False, False]
-
-    def test_known_connections_take_turns_with_new_ones(self) -> None:
-        scheduler = _scheduler(max_num_seqs=1)
-        new = [_add(scheduler, 2, is_new=True, max_tokens=1) for _ in range(6)]
-        _step(scheduler)
-        known = [_add(scheduler, 2, max_tokens=1) for _ in range(2)]
-
-        _steps(scheduler, 4)
-
-        assert [request.is_finished for request in known] == [True, True]
-        assert [request.is_finished for request in new] == [True] * 3 + [False] * 3
-
-    def test_who_came_alone_over_a_new_connection_goes_before_crowds(self) -> None:
-        scheduler = _scheduler(max_num_seqs=1)
-        for _ in range(6):
-            _add(scheduler, 2, is_in_crowd=True, max_tokens=1)
-        _step(scheduler)
-        new = _add(scheduler, 2, is_new=True, max_tokens=1)
-
-        _step(scheduler)
-
-        assert new.is_finished
-
-    def test_one_of_a_crowd_always_runs_on(self) -> None:
-        scheduler = _scheduler(max_num_seqs=2)
-        crowd = [_add(scheduler, 2, is_in_crowd=True, max_tokens=20) for _ in range(2)]
-
-        for _ in range(200):
-            if scheduler.num_waiting < 4:
-                _add(scheduler, 3, max_tokens=8)
-            _step(scheduler)
-
-        assert all(request.is_finished for request in crowd)
-
-    def test_without_a_crowd_that_runs_nobody_overtakes(self) -> None:
-        scheduler = _scheduler(max_num_seqs=1)
-        first = _add(scheduler, 3, max_tokens=2)
-        crowd, last = _add(scheduler, 2, is_in_crowd=True), _add(scheduler, 3)
-
-        _step(scheduler)
-        _step(scheduler)
-        assert first.is_finished
-        _step(scheduler)
-
-        assert scheduler.running == (crowd,)
-        assert scheduler.waiting == (last,)
-
-    def test_a_crowd_gives_up_no_blocks_that_would_not_be_enough(self) -> None:
-        scheduler = _scheduler(num_blocks=10)
-        _add(scheduler, 24, max_tokens=8, is_in_crowd=True)
-        small = _add(scheduler, 4, max_tokens=4, is_in_crowd=True)
-        _steps(scheduler, 3)
-
-        _add(scheduler, 30)
-        _steps(scheduler, 2)
-
-        assert small in scheduler.running
-        assert scheduler.num_preemptions == 0
-
-    def test_ten_crowds_make_nobody_else_wait_for_a_first_token(self) -> None:
-        scheduler = _scheduler()
-        for _ in range(10 * 64):
-            _add(scheduler, 1, is_in_crowd=True)
-        for _ in range(20):
-            _step(scheduler)
-
-        alone = _add(scheduler, 5, max_tokens=4)
-        steps = 0
-        while not alone.num_output_tokens:
-            _step(scheduler)
-            steps += 1
-
-        assert steps <= 4

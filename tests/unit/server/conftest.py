@@ -6,7 +6,7 @@ import asyncio
 import json
 import queue
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -15,7 +15,7 @@ import pytest
 import tokenizers
 from starlette.testclient import TestClient
 
-from aotgaudi.engine.admission import check_sampling
+from aotgaudi.engine.admission import Admission, AdmissionLimits, RequestRules, check_sampling
 from aotgaudi.engine.output import ErrorEvent, Event, OnEvent, TokenEvent
 from aotgaudi.engine.request import NewRequest
 from aotgaudi.engine.sampling_params import SamplingParams
@@ -30,10 +30,20 @@ from aotgaudi.server.intake.prepare import Kind, PreparedRequest, Preparer, Serv
 from aotgaudi.server.intake.wire import answer as answer_of
 from aotgaudi.server.intake.wire import message_of, prepared_of
 from aotgaudi.server.service import Service
+from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.sampler import SamplerSpec
 from tests.unit.llm.conftest import BOS, make_backend
 
 MAX_MODEL_LEN = 64
+RULES = RequestRules(
+    ServingLimits(
+        max_num_seqs=2,
+        max_num_batched_tokens=MAX_MODEL_LEN,
+        max_model_len=MAX_MODEL_LEN,
+        block_size=4,
+        num_blocks=32,
+    )
+)
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message.role }}: {{ message.content }}\n"
     "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
@@ -50,7 +60,6 @@ class Added:
     params: SamplingParams
     request_id: str
     on_event: Callable[[Event], object]
-    connection: Hashable
 
 
 def answer(request_id: str) -> Sequence[Event]:
@@ -74,30 +83,21 @@ class FakeEngine:
     calls: list[str] = field(default_factory=list)
     refusal: RequestError | None = None
     sampler: SamplerSpec = field(default_factory=SamplerSpec)
-    is_full: bool = False
+    admission: Admission = field(default_factory=lambda: Admission(RULES, AdmissionLimits()))
 
     def __post_init__(self) -> None:
         self._work: queue.Queue[Added | None] = queue.Queue()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def add(
-        self,
-        requests: Sequence[NewRequest],
-        on_event: OnEvent,
-        *,
-        connection: Hashable = None,
-        is_new: bool = False,
-    ) -> None:
+    def add(self, requests: Sequence[NewRequest], on_event: OnEvent) -> None:
         if self.refusal is not None:
             raise self.refusal
         for new in requests:
             self._check(new.prompt_token_ids, new.params)
         wake = partial(asyncio.get_running_loop().call_soon_threadsafe, on_event)
         for new in requests:
-            self.added.append(
-                Added(tuple(new.prompt_token_ids), new.params, new.request_id, wake, connection)
-            )
+            self.added.append(Added(tuple(new.prompt_token_ids), new.params, new.request_id, wake))
             self._work.put(self.added[-1])
 
     def _check(self, prompt: Sequence[int], params: SamplingParams) -> None:
@@ -108,9 +108,6 @@ class FakeEngine:
             raise RequestError(f"the prompt is longer than max_model_len = {MAX_MODEL_LEN}", param="prompt")
         if params.max_tokens is not None and len(prompt) + params.max_tokens > MAX_MODEL_LEN:
             raise RequestError(f"max_model_len = {MAX_MODEL_LEN}", param="max_tokens")
-
-    def turns_away(self, num_before: int) -> bool:
-        return self.is_full
 
     def abort(self, *request_ids: str) -> None:
         for request_id in request_ids:
@@ -156,11 +153,8 @@ class DirectIntake:
 
     preparer: Preparer
     is_alive: bool = True
-    known: list[bool] = field(default_factory=list)
-    num_open: int = 0
 
-    async def prepare(self, kind: Kind, raw: bytes, *, is_known: bool) -> PreparedRequest:
-        self.known.append(is_known)
+    async def prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
         message = answer_of(self.preparer.prepare(kind, raw))
         return prepared_of(message_of(json.dumps(message.head).encode(), message.tail))
 

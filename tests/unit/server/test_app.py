@@ -20,8 +20,8 @@ from aotgaudi.runtime.guard import CAUSES
 from aotgaudi.server.app import create_app
 from aotgaudi.server.generation import Generation
 from aotgaudi.server.http import sse
+from aotgaudi.server.metrics import SAME
 from aotgaudi.server.service import Service
-from aotgaudi.server.vllm_names import SAME
 
 HI = {"messages": [{"role": "user", "content": "hi"}]}
 WAIT_SECONDS = 10
@@ -111,12 +111,6 @@ def test_a_full_server_says_when_to_come_again(client: TestClient, engine, is_st
 
 def test_only_a_full_server_says_when_to_come_again(client: TestClient) -> None:
     assert "retry-after" not in client.post("/v1/completions", json={}).headers
-
-
-def test_the_engine_is_told_which_connection_a_request_came_over(client: TestClient, engine) -> None:
-    client.post("/v1/completions", json={"prompt": ["a", "b"]})
-
-    assert [added.connection for added in engine.added] == [("testclient", 50000)] * 2
 
 
 LONG_NUMBERS = (

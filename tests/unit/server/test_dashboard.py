@@ -9,26 +9,26 @@ from dataclasses import replace
 import pytest
 from starlette.testclient import TestClient
 
+from aotgaudi.engine.stats import CounterSnapshot, EntryCounters, Total
 from aotgaudi.engine.steps import StepWork
-from aotgaudi.engine.tallies import TalliesSnapshot, Tally, Total
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.llm.running import Warmth
 from aotgaudi.phases import Phase
 from aotgaudi.runtime.guard import CAUSES
 from aotgaudi.server.app import create_app
 from aotgaudi.server.dashboard.document import MAX_ENTRIES
-from aotgaudi.server.exposure import Exposure
-from aotgaudi.server.front.hosts import AllowedHosts
+from aotgaudi.server.hosts import AllowedHosts
+from aotgaudi.server.options import Observability
 from aotgaudi.server.service import Service
 
 FILES = ("/dashboard", "/dashboard/page.css", "/dashboard/page.js")
 PATHS = (*FILES, "/dashboard/data")
-SHOWN = Exposure(dashboard=True)
+SHOWN = Observability(dashboard=True)
 
 
 @pytest.fixture
 def shown(service: Service) -> TestClient:
-    return TestClient(create_app(service, exposure=SHOWN))
+    return TestClient(create_app(service, observability=SHOWN))
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -96,13 +96,13 @@ def test_the_data_are_those_of_the_engine(shown: TestClient, service: Service) -
 def test_entries_have_their_figures_and_the_rest_is_one_row(
     make_service: Callable[..., Service], engine
 ) -> None:
-    tally = Tally(Total(2, 0.5), StepWork(6, 2, 3, 5), gaps=Total(6, 0.3))
-    entries: dict[Entry, Tally] = {DecodeEntry(n, 1, 8): tally for n in range(1, MAX_ENTRIES + 3)}
-    entries[PromptEntry(1, 128, 0)] = tally
-    stats = replace(engine.stats(), tallies=TalliesSnapshot(entries))
+    counters = EntryCounters(Total(2, 0.5), StepWork(6, 2, 3, 5), gaps=Total(6, 0.3))
+    entries: dict[Entry, EntryCounters] = {DecodeEntry(n, 1, 8): counters for n in range(1, MAX_ENTRIES + 3)}
+    entries[PromptEntry(1, 128, 0)] = counters
+    stats = replace(engine.stats(), counters=CounterSnapshot(entries))
     engine.stats = lambda: stats
     warmth = Warmth(4, 4, 0, dict.fromkeys(CAUSES, 0), num_samplers_used=3)
-    client = TestClient(create_app(make_service(warmth=lambda: warmth), exposure=SHOWN))
+    client = TestClient(create_app(make_service(warmth=lambda: warmth), observability=SHOWN))
 
     data = client.get("/dashboard/data").json()
 

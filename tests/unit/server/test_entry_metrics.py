@@ -13,19 +13,27 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from aotgaudi.engine.output import TokenEvent, Usage
-from aotgaudi.engine.stats import EngineStats
+from aotgaudi.engine.stats import GAP_BOUNDS, CounterSnapshot, EntryCounters, Total
 from aotgaudi.engine.steps import StepWork
-from aotgaudi.engine.tallies import GAP_BOUNDS, TalliesSnapshot, Tally, Total
 from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, PromptEntry
-from aotgaudi.server.entry_metrics import OTHER, bucket_of, entry_families, kind_families, labelled
-from aotgaudi.server.vllm_names import SAME, WithVllmNames
+from aotgaudi.server.metrics import (
+    OTHER,
+    SAME,
+    WithVllmNames,
+    bucket_of,
+    entry_families,
+    kind_families,
+    labelled,
+)
 
 PROMPT, DECODE, DEFRAG = PromptEntry(2, 128, 3), DecodeEntry(8, 1, 64), DefragEntry(16)
-SNAPSHOT = TalliesSnapshot(
+SNAPSHOT = CounterSnapshot(
     entries={
-        PROMPT: Tally(Total(2, 0.5), StepWork(200, 312, 3, 9), Total(3, 1.5), Total(3, 2.0), Total(), 40, 16),
-        DECODE: Tally(Total(5, 0.25), StepWork(20, 20, 100, 220), gaps=Total(20, 1.0)),
-        DEFRAG: Tally(Total(1, 0.125)),
+        PROMPT: EntryCounters(
+            Total(2, 0.5), StepWork(200, 312, 3, 9), Total(3, 1.5), Total(3, 2.0), Total(), 40, 16
+        ),
+        DECODE: EntryCounters(Total(5, 0.25), StepWork(20, 20, 100, 220), gaps=Total(20, 1.0)),
+        DEFRAG: EntryCounters(Total(1, 0.125)),
     },
     gap_counts=(3, *(0 for _ in GAP_BOUNDS[1:]), 2),
     gap_seconds=1.0,
@@ -78,8 +86,8 @@ def test_what_an_entry_never_does_is_not_exported() -> None:
 
 @given(st.integers(0, 12), st.integers(0, 8))
 def test_labels_are_bounded_and_no_figure_is_lost(num_entries: int, most: int) -> None:
-    entries: dict[Entry, Tally] = {
-        (PromptEntry(number, 1, 0) if number % 2 else DecodeEntry(number, 1, 1)): Tally(Total(1, 1.0))
+    entries: dict[Entry, EntryCounters] = {
+        (PromptEntry(number, 1, 0) if number % 2 else DecodeEntry(number, 1, 1)): EntryCounters(Total(1, 1.0))
         for number in range(num_entries)
     }
 
@@ -89,12 +97,12 @@ def test_labels_are_bounded_and_no_figure_is_lost(num_entries: int, most: int) -
     assert len({labels for labels, _ in rows}) == len(rows)
     for kind in ("prompt", "decode"):
         expected = sum(entry.kind == kind for entry in entries)
-        assert sum(tally.steps.num for labels, tally in rows if labels[0] == kind) == expected
+        assert sum(counters.steps.num for labels, counters in rows if labels[0] == kind) == expected
 
 
 def test_an_entry_keeps_its_label_when_others_come() -> None:
-    first: dict[Entry, Tally] = {DecodeEntry(n, 1, 1): Tally(Total(1, 1.0)) for n in range(3)}
-    more = {**first, **{DecodeEntry(n, 1, 1): Tally(Total(1, 1.0)) for n in range(3, 9)}}
+    first: dict[Entry, EntryCounters] = {DecodeEntry(n, 1, 1): EntryCounters(Total(1, 1.0)) for n in range(3)}
+    more = {**first, **{DecodeEntry(n, 1, 1): EntryCounters(Total(1, 1.0)) for n in range(3, 9)}}
 
     before = {labels for labels, _ in labelled(first, 4)}
     after = dict(labelled(more, 4))
@@ -219,22 +227,3 @@ def test_a_finished_output_is_split_into_queue_prefill_and_decode(client: TestCl
     assert total == values["aotgaudi_e2e_request_latency_seconds_sum"]
     assert values["aotgaudi_request_prompt_tokens_sum"] == 3
     assert values["aotgaudi_request_generation_tokens_sum"] == 1
-
-
-def test_stats_have_steps_and_work_by_entry_and_kind() -> None:
-    stats = EngineStats(
-        num_running=0,
-        num_waiting=0,
-        num_blocks_used=0,
-        num_blocks_free=0,
-        num_failed_steps=0,
-        num_prefill_tokens=0,
-        num_output_tokens=0,
-        num_preemptions=0,
-        num_defrag_swaps=0,
-        num_finished={},
-        tallies=SNAPSHOT,
-    )
-
-    assert stats.num_steps == {PROMPT: 2, DECODE: 5, DEFRAG: 1}
-    assert stats.work["decode"] == StepWork(20, 20, 100, 220)

@@ -1,4 +1,4 @@
-"""How many bytes of bodies are held at once."""
+"""Reading bodies, within the bytes that admission grants."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
+from aotgaudi.engine.admission import Admission, AdmissionLimits
 from aotgaudi.errors import RequestError
-from aotgaudi.server.http import ClientGoneError
-from aotgaudi.server.reading import BodyReader
+from aotgaudi.server.http import BodyReader, ClientGoneError
+from tests.unit.server.conftest import RULES
 
 SMALL = 16 * 1024
 
@@ -28,13 +29,17 @@ def request(*chunks: bytes, is_whole: bool = True) -> Request:
     return Request(scope, receive)
 
 
+def _reader() -> BodyReader:
+    return BodyReader(Admission(RULES, AdmissionLimits(max_body_bytes=100_000)), 100_000)
+
+
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(scenario())
 
 
 def test_what_is_held_is_limited_over_all_requests_and_small_bodies_are_always_taken() -> None:
     async def scenario() -> None:
-        reader = BodyReader(100_000, 100_000)
+        reader = _reader()
         async with AsyncExitStack() as held:
             for _ in range(2):
                 raw = await held.enter_async_context(reader.json_bytes(request(b"a" * 30_000, b"b" * 20_000)))
@@ -53,7 +58,7 @@ def test_what_is_held_is_limited_over_all_requests_and_small_bodies_are_always_t
 
 def test_what_is_refused_or_breaks_off_is_not_held() -> None:
     async def scenario() -> None:
-        reader = BodyReader(100_000, 100_000)
+        reader = _reader()
         for _ in range(3):
             with pytest.raises(ClientGoneError):
                 async with reader.json_bytes(request(b"a" * 90_000, is_whole=False)):

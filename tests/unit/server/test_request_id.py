@@ -15,10 +15,10 @@ from starlette.testclient import TestClient
 
 from aotgaudi.engine.output import ErrorEvent
 from aotgaudi.server.app import create_app
-from aotgaudi.server.exposure import Exposure
-from aotgaudi.server.front.hosts import AllowedHosts
-from aotgaudi.server.log import log_handler
-from aotgaudi.server.request_id import REQUEST_ID, answer_id, request_id_of
+from aotgaudi.server.boundary import answer_id, request_id_of
+from aotgaudi.server.hosts import AllowedHosts
+from aotgaudi.server.log import REQUEST_ID, log_handler
+from aotgaudi.server.options import Observability
 from aotgaudi.server.service import Service
 
 OURS = re.compile(r"[0-9a-f]{32}")
@@ -138,7 +138,7 @@ def test_there_is_no_line_for_each_request_unless_asked(client: TestClient, line
 
 @pytest.mark.parametrize("is_stream", [True, False])
 def test_the_access_log_says_what_a_request_was(service: Service, lines: Lines, is_stream: bool) -> None:
-    client = TestClient(create_app(service, exposure=Exposure(access_log=True)))
+    client = TestClient(create_app(service, observability=Observability(access_log=True)))
 
     client.post(
         "/v1/completions", json={"prompt": "hi", "stream": is_stream}, headers={"X-Request-Id": GIVEN}
@@ -152,21 +152,30 @@ def test_the_access_log_says_what_a_request_was(service: Service, lines: Lines, 
     assert str(line["arrived"]) <= str(line["time"])
 
 
-def test_the_access_log_has_refusals_and_strange_paths_by_no_name_of_theirs(
+def test_the_access_log_has_refusals_with_their_reason_and_unknown_paths(
     service: Service, lines: Lines
 ) -> None:
-    client = TestClient(create_app(service, exposure=Exposure(access_log=True)))
+    client = TestClient(create_app(service, observability=Observability(access_log=True)))
 
     client.post("/v1/completions", json={"prompt": 1.5})
-    client.get("/evil%0Aline")
+    client.get("/evil%0Aline?secret")
+    client.get("/" + "a" * 5000)
+    client.post("/v1/completions", json={"prompt": "a", "evil\nline": 1})
 
-    first, second = lines()
-    assert (first["status"], "prompt_tokens" in first) == (400, False)
-    assert (second["path"], second["status"]) == ("other", 404)
+    refused, unknown, long, forged = lines()
+    assert (refused["status"], "prompt_tokens" in refused) == (400, False)
+    assert str(refused["error"]).startswith("Invalid value for 'prompt'")
+    assert str(refused["message"]).endswith(str(refused["error"]))
+    assert (unknown["path"], unknown["status"]) == ("/evil%0Aline", 404)
+    assert len(str(long["path"])) < 300
+    assert "\n" not in str(forged["message"])
+    assert "evil\\nline" in str(forged["error"])
+    requests = client.get("/metrics").text
+    assert 'aotgaudi_requests_total{endpoint="other",status="404"} 2.0' in requests
 
 
 def test_probes_that_are_answered_leave_no_line(service: Service, lines: Lines) -> None:
-    client = TestClient(create_app(service, exposure=Exposure(access_log=True)))
+    client = TestClient(create_app(service, observability=Observability(access_log=True)))
 
     for path in ("/health", "/ready", "/metrics"):
         assert client.get(path).status_code == 200

@@ -14,9 +14,15 @@ from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.server.generation import Generation
 from aotgaudi.server.http import DONE, sse
-from aotgaudi.server.responses import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat
+from aotgaudi.server.responses import (
+    AnswerFormat,
+    AnswerHead,
+    ChatFormat,
+    ChunkWriter,
+    CompletionFormat,
+    stream,
+)
 from aotgaudi.server.service import Service
-from aotgaudi.server.stream import ChunkWriter, stream
 
 HEAD = AnswerHead(id="cmpl-1", created=7, model='a "text" of\x1f\u2028', system_fingerprint="f")
 FORMATS: list[Callable[[AnswerHead], AnswerFormat]] = [CompletionFormat, ChatFormat]
@@ -72,7 +78,7 @@ def fake(service: Service) -> Engine:
 async def writes(generation: Generation) -> list[list[str]]:
     """The texts of each write."""
     found = []
-    async for data in stream(generation, CompletionFormat(HEAD), 1, include_usage=False):
+    async for data in stream(generation, CompletionFormat(HEAD)):
         blocks = data.removesuffix(DONE).decode().split("\n\n")[:-1]
         bodies = [json.loads(block.removeprefix("data: ")) for block in blocks]
         found.append([body["choices"][0]["text"] if "choices" in body else "error" for body in bodies])

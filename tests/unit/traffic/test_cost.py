@@ -9,10 +9,10 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
-from aotgaudi.engine.tallies import GAP_BOUNDS, TalliesSnapshot, Tally, Total
+from aotgaudi.engine.stats import GAP_BOUNDS, CounterSnapshot, EntryCounters, Total
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.errors import SpecError
-from aotgaudi.server.entry_metrics import entry_families
+from aotgaudi.server.metrics import entry_families
 from aotgaudi.traffic.cost import read_step_times
 
 PROMPTS = [PromptEntry(1, query, ctx) for query in (16, 32, 64) for ctx in (0, 4, 9)]
@@ -125,8 +125,8 @@ class Exported:
     """What the metrics of a server give of entries that took these seconds, as a collector."""
 
     def __init__(self, seconds: dict[Entry, float]) -> None:
-        entries = {entry: Tally(Total(1, each)) for entry, each in seconds.items()}
-        self.snapshot = TalliesSnapshot(entries, (0,) * (len(GAP_BOUNDS) + 1), 0.0)
+        entries = {entry: EntryCounters(Total(1, each)) for entry, each in seconds.items()}
+        self.snapshot = CounterSnapshot(entries, (0,) * (len(GAP_BOUNDS) + 1), 0.0)
 
     def collect(self) -> Iterable[Metric]:
         return entry_families(self.snapshot)

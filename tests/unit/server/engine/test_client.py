@@ -1,4 +1,4 @@
-"""The front's end and the engine's, with a socket between them: a real engine, a runner that says "a"."""
+"""The API server's end and the engine's, with a socket between them: a real engine, a runner that says "a"."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.engine.admission import Admission
+from aotgaudi.engine.admission import AdmissionLimits, RequestRules
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.core import EngineCore
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
 from aotgaudi.engine.request import NewRequest
-from aotgaudi.engine.room import RoomLimits
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.engine.steps import DefragStep, Step, StepResult, TokenLogprobs
@@ -40,7 +39,7 @@ LIMITS = ServingLimits(
 )
 TABLE = BucketTable((PromptEntry(1, 16, 8),), (DecodeEntry(2, 1, 16),))
 SAMPLER = SamplerSpec(settings=(SamplerSetting(temperature=0, top_p=1, top_k=0, num_logprobs=2),))
-ADMISSION = Admission(LIMITS, vocab_size=256, sampler=SAMPLER)
+RULES = RequestRules(LIMITS, vocab_size=256, sampler=SAMPLER)
 GREEDY = SamplingParams(temperature=0, max_tokens=3)
 ENDED = AotGaudiError("the engine's process has ended (SIGKILL)")
 
@@ -73,7 +72,7 @@ class GatedRunner:
 class Both:
     """The two ends. `client` is on the event loop; the engine's end has its own threads, as it has in its process."""
 
-    def __init__(self, limits: RoomLimits) -> None:
+    def __init__(self, limits: AdmissionLimits) -> None:
         ours, theirs = socket.socketpair()
         self.runner, self.steps = GatedRunner(), list[tuple[str, float]]()
         self._channel = Channel(theirs)
@@ -81,12 +80,12 @@ class Both:
         core = EngineCore(
             Scheduler(LIMITS, TABLE, BlockPool(LIMITS.num_blocks)), self.runner, on_step=self.reporter.on_step
         )
-        self.engine = Engine(core, ADMISSION, _new_detokenizer)
+        self.engine = Engine(core, RULES, _new_detokenizer)
         self.engine.start()
         model: Any = SimpleNamespace(engine=self.engine, warmth=lambda: Warmth(3, 3, 0, {}))
         threading.Thread(target=obey, args=(self._channel, model, self.reporter), daemon=True).start()
         running = Running(
-            admission=ADMISSION,
+            rules=RULES,
             defaults={},
             manifest_id="",
             binding="",
@@ -113,7 +112,7 @@ def _new_detokenizer(prompt_token_ids: Sequence[int]) -> IncrementalDetokenizer:
 
 
 @asynccontextmanager
-async def both(limits: RoomLimits = RoomLimits()) -> AsyncIterator[Both]:  # noqa: B008 - a frozen value
+async def both(limits: AdmissionLimits = AdmissionLimits()) -> AsyncIterator[Both]:  # noqa: B008 - a frozen value
     ends = Both(limits)
     try:
         ends.client.attach()
@@ -139,9 +138,9 @@ class Owner:
                 return found
 
 
-def add(ends: Both, *names: str, params: SamplingParams = GREEDY, connection: str | None = None) -> Owner:
+def add(ends: Both, *names: str, params: SamplingParams = GREEDY) -> Owner:
     owner, requests = Owner(), [NewRequest(name, [1, 2, 3], params) for name in names]
-    ends.client.add(requests, owner.events.put_nowait, connection=connection)
+    ends.client.add(requests, owner.events.put_nowait)
     return owner
 
 
@@ -185,15 +184,14 @@ def test_what_can_never_run_is_refused_here_and_leaves_nothing_behind() -> None:
 
 def test_room_is_counted_here_and_given_back_when_a_request_has_ended() -> None:
     async def run() -> None:
-        async with both(RoomLimits(max_requests=1)) as ends:
+        async with both(AdmissionLimits(max_requests=1)) as ends:
             ends.runner.gate.clear()
             first = add(ends, "a")
             await inside(ends)
             with pytest.raises(RequestError, match="the server is full") as refused:
                 add(ends, "b")
             assert refused.value.http_status == 429
-            assert ends.client.turns_away(0)
-            assert ends.client.stats().num_refused["server_requests"] == 2
+            assert ends.client.stats().num_refused["server_requests"] == 1
 
             ends.runner.gate.set()
             await first.all()

@@ -249,21 +249,21 @@ def test_lane_that_has_grown_ends_and_gives_its_memory_back(model_dir: Path) -> 
         run(intake, use)
 
 
-def test_what_waits_goes_by_length_and_what_comes_over_a_known_connection_before(intake: Intake) -> None:
+def test_what_waits_goes_by_length(intake: Intake) -> None:
     ended: list[str] = []
 
-    async def ask(name: str, num_chars: int, *, is_known: bool = False) -> None:
-        await intake.prepare("chat", chat("x" * num_chars), is_known=is_known)
+    async def ask(name: str, num_chars: int) -> None:
+        await intake.prepare("chat", chat("x" * num_chars))
         ended.append(name)
 
     async def use() -> None:
         slow = asyncio.ensure_future(intake.prepare("chat", chat("time")))
         await asyncio.sleep(0.05)
-        waiting = [ask("long", 3000), ask("short", 10), ask("known and long", 3000, is_known=True)]
+        waiting = [ask("long", 3000), ask("short", 10), ask("longer", 3100)]
         await asyncio.gather(*waiting, slow, return_exceptions=True)
 
     run(intake, use)
-    assert ended == ["short", "known and long", "long"]
+    assert ended == ["short", "long", "longer"]
 
 
 def test_only_what_a_lane_dies_of_is_refused_of_what_it_was_asked_together(intake: Intake) -> None:
@@ -289,10 +289,6 @@ def test_clients_that_leave_leave_the_queue(intake: Intake) -> None:
             task.cancel()
         await asyncio.gather(*gone, return_exceptions=True)
         many = [asyncio.ensure_future(intake.prepare("chat", chat("x"))) for _ in range(1023)]
-        await asyncio.sleep(0)
-        with pytest.raises(RequestError, match="Too many requests") as caught:
-            await intake.prepare("chat", chat("x"))
-        assert caught.value.http_status == 429
         with pytest.raises(RequestError, match="took more than"):
             await slow
         assert [prepared.prompts for prepared in await asyncio.gather(*many)] == [[ids("x")]] * 1023

@@ -6,6 +6,8 @@
     then         the socket closes, running requests go on                  for `StopTimes.drain` at most
     then         what still runs is aborted: streams end with an error      for `StopTimes.flush` at most
     then         the process ends
+
+If the engine dies, the server stops at once, without the delay.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Protocol
 
@@ -27,9 +29,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from aotgaudi.errors import SpecError
-from aotgaudi.server.front.limits import DEFAULT_LIMITS, ConnectionLimits, Reason
-from aotgaudi.server.front.listener import Listener
-from aotgaudi.server.front.turns import event_loop
+from aotgaudi.server.connection import Closures, Connection
+from aotgaudi.server.options import DEFAULT_LIMITS, DEFAULT_STOP_TIMES, ConnectionLimits, Reason, StopTimes
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +38,13 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _POLL_SECONDS = 0.05
 _HOUSEKEEPING_SECONDS = 5.0
 _MAX_PORT = 65535
+_SEND_BUFFER_BYTES = 128 * 1024
+"""What the kernel holds for a client that does not read; by default some megabytes."""
+_RECEIVE_BUFFER_BYTES = 64 * 1024
+"""What the kernel holds of a client that sends faster than we read."""
 
 OnListening = Callable[[str, int], None]
-"""Called once requests are answered, with the address and the port (the real one, where 0 was asked for)."""
+"""Called once the server answers requests, with its address and port (the real one if 0 was asked for)."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -74,10 +79,10 @@ def _refused(where: str, error: OSError) -> SpecError:
 
 
 class Served(Protocol):
-    """What a server asks of the service: whether it is full, and, when it is told to stop, the rest. None of it blocks."""
+    """What a server asks of its service. None of it blocks."""
 
-    def turns_away(self) -> bool:
-        """Returns whether a further request of a new connection finds no room, and counts it as refused if so."""
+    def has_failed(self) -> bool:
+        """Returns whether the service is broken for good, so that the server must end."""
         ...
 
     def begin_drain(self) -> None:
@@ -93,28 +98,11 @@ class Served(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class StopTimes:
-    """How long the stages of a stop may take, in seconds.
-
-    Attributes:
-        delay: After SIGTERM the socket stays open for so long, while new requests get 503. A load balancer that polls
-            ``/ready`` stops sending in this time. SIGINT and a second signal do without.
-        drain: Requests that run get so long to end; those that are left are aborted, and told so.
-        flush: Answers that are complete get so long to reach their clients.
-    """
-
-    delay: float = 5.0
-    drain: float = 30.0
-    flush: float = 5.0
-
-
 class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
     """An application on a bound socket. `run_until_stopped` blocks; `stop` may be called on any thread.
 
-    `on_listening` is called once requests are answered, and `on_close` with the reason whenever the server ends a
-    connection, or does not begin one, for a reason of its own. `housekeeping` is called every few seconds on the event
-    loop. Threads are not needed to stop.
+    `on_listening` is called once requests are answered; `on_close` with the reason whenever the server closes a connection;
+    `housekeeping` every few seconds on the event loop. The server needs no threads to stop.
     """
 
     started: bool
@@ -127,35 +115,28 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
         service: Served,
         *,
         on_listening: OnListening,
-        stop_times: StopTimes = StopTimes(),
+        stop_times: StopTimes = DEFAULT_STOP_TIMES,
         limits: ConnectionLimits = DEFAULT_LIMITS,
-        on_close: Callable[[Reason], None] = lambda _: None,
+        on_close: Callable[[Reason], object] = lambda _: None,
         housekeeping: Callable[[], object] = lambda: None,
     ) -> None:
-        super().__init__(_config(app))
+        super().__init__(_config(app, limits, Closures(on_close, time.monotonic)))
         self._socket, self._service = listener, service
-        self._listener = Listener(
-            listener, self.config, self.server_state, limits, on_close, service.turns_away
-        )
         self._on_listening, self._stop_times = on_listening, stop_times
         self._housekeeping, self._housekeeping_at = housekeeping, 0.0
         self._stop_at = math.inf
 
     def run_until_stopped(self) -> None:
-        """Listens, and serves until told to stop: by `stop`, or, on the main thread, by SIGTERM or SIGINT.
+        """Listens, and serves until `stop`, SIGTERM or SIGINT (on the main thread), or a failure of the service.
 
         Call it when everything is verified and loaded. A second SIGINT gives running requests no more time.
 
         Raises:
-            SpecError: the address is in use by now.
+            SpecError: another process has taken the address since `bind`.
         """
-        try:
-            self._listener.listen()
-        except OSError as error:
-            host, port = self._socket.getsockname()[:2]
-            self._socket.close()
-            raise _refused(f"{host}:{port}", error) from error
-        self.run()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
+        self.run(sockets=[self._socket])
 
     def stop(self) -> None:
         """Ends `run_until_stopped` as SIGINT does. Returns at once."""
@@ -163,7 +144,7 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Part of uvicorn's life: when it has come to rest, the process ends, and no further signal is needed for that."""
+        """Part of uvicorn's life. Once the server is at rest, the process ends, so later signals are ignored."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -176,7 +157,7 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
                 signal.signal(number, signal.SIG_IGN)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begins to drain. Unlike uvicorn's own, it does not die of the signal after a graceful end."""
+        """Begins to drain. Unlike uvicorn's handler, it does not raise the signal again at the end."""
         del frame
         self._service.begin_drain()
         is_second = self._stop_at < math.inf
@@ -185,11 +166,13 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
         self.force_exit = self.force_exit or (is_second and sig == signal.SIGINT)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Part of uvicorn's life. Connections are taken by our own listener, not by the event loop's."""
-        del sockets
-        self.servers: list[asyncio.Server] = []
-        self._listener.start()
-        self.started = True
+        """Part of uvicorn's life."""
+        try:
+            await super().startup(sockets)
+        except OSError as error:
+            host, port = self._socket.getsockname()[:2]
+            self._socket.close()
+            raise _refused(f"{host}:{port}", error) from error
         self._on_listening(*self._socket.getsockname()[:2])
 
     @property
@@ -203,11 +186,12 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
         if now >= self._housekeeping_at:
             self._housekeeping_at = now + _HOUSEKEEPING_SECONDS
             self._housekeeping()
-        return await super().on_tick(counter) or now >= self._stop_at
+        return await super().on_tick(counter) or now >= self._stop_at or self._service.has_failed()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Part of uvicorn's life: closes the socket, lets requests end, aborts the others, ends the service."""
-        self._listener.close()
+        for server in self.servers:
+            server.close()
         if not await self._until(self._service.has_drained, self._stop_times.drain):
             logger.warning("requests still ran after %g s and are aborted", self._stop_times.drain)
         if not await self._until(self._service.has_ended, self._stop_times.flush, is_hurried=False):
@@ -219,10 +203,10 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
         await super().shutdown(sockets)
 
     async def _until(self, condition: Callable[[], bool], seconds: float, *, is_hurried: bool = True) -> bool:
-        """Waits for `condition`, `seconds` at most. Returns whether it came.
+        """Waits for `condition`, `seconds` at most. Returns whether it holds.
 
-        What `is_hurried` is not waited for once `force_exit` is set. The step that runs is: to end a process in the middle
-        of one is to crash.
+        Once `force_exit` is set, it stops waiting if `is_hurried`. It always waits for the current step: ending a process in
+        the middle of a step would crash it.
         """
         deadline = time.monotonic() + seconds
         while not condition():
@@ -232,15 +216,19 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
         return True
 
 
-def _config(app: ASGIApp) -> uvicorn.Config:
+def _config(app: ASGIApp, limits: ConnectionLimits, closures: Closures) -> uvicorn.Config:
+    protocol = partial(Connection, limits=limits, closures=closures)
     return uvicorn.Config(
         app,
-        loop=f"{event_loop.__module__}:{event_loop.__name__}",
+        http=protocol,  # type: ignore[arg-type,unused-ignore]  # uvicorn only calls it.
+        loop="asyncio",
         lifespan="off",
         ws="none",
         access_log=False,
         log_config=None,
         server_header=False,
         proxy_headers=False,
+        backlog=limits.backlog,
+        timeout_keep_alive=limits.idle_seconds,  # type: ignore[arg-type,unused-ignore]  # Seconds of any kind.
         timeout_graceful_shutdown=1,
     )

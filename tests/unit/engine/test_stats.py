@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from aotgaudi.engine.request import Request
 from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.engine.stats import GAP_BOUNDS, Counters, EntryCounters, Total
 from aotgaudi.engine.steps import (
     GREEDY_ROW,
     DecodeRow,
@@ -23,7 +24,6 @@ from aotgaudi.engine.steps import (
     PromptStep,
     StepWork,
 )
-from aotgaudi.engine.tallies import GAP_BOUNDS, Tallies, Tally, Total
 from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry
 
 BLOCK_SIZE = 4
@@ -56,30 +56,30 @@ def decode_step(num_rows: int) -> DecodeStep:
 
 @dataclass
 class Counted:
-    """Tallies, and requests that get their tokens as the engine gives them."""
+    """Counters, and requests that get their tokens as the engine gives them."""
 
-    tallies: Tallies = field(default_factory=Tallies)
+    counters: Counters = field(default_factory=Counters)
 
     def prompt(self, requests: list[Request], begin: float, end: float, *, sampled: bool = True) -> None:
         got = requests if sampled else []
         for one in got:
             one.append_token(7)
-        self.tallies.count(prompt_step(len(requests)), BLOCK_SIZE, requests, got, (begin, end))
+        self.counters.count(prompt_step(len(requests)), BLOCK_SIZE, requests, got, (begin, end))
 
     def decode(self, requests: list[Request], begin: float, end: float) -> None:
         for one in requests:
             one.append_token(7)
-        self.tallies.count(decode_step(len(requests)), BLOCK_SIZE, requests, requests, (begin, end))
+        self.counters.count(decode_step(len(requests)), BLOCK_SIZE, requests, requests, (begin, end))
 
-    def of(self, entry: object) -> Tally:
-        return self.tallies.snapshot().entries[entry]  # type: ignore[index]
+    def of(self, entry: object) -> EntryCounters:
+        return self.counters.snapshot().entries[entry]  # type: ignore[index]
 
 
 def test_nothing_is_there_before_the_first_step() -> None:
-    snapshot = Tallies().snapshot()
+    snapshot = Counters().snapshot()
 
     assert snapshot.entries == {}
-    assert snapshot.by_kind() == {"prompt": Tally(), "decode": Tally()}
+    assert snapshot.by_kind() == {"prompt": EntryCounters(), "decode": EntryCounters()}
     assert sum(snapshot.gap_counts) == 0
 
 
@@ -88,9 +88,9 @@ def test_a_step_counts_its_seconds_and_what_it_computed_and_padded() -> None:
 
     counted.prompt([request()], 10.0, 10.5)
 
-    tally = counted.of(PROMPT)
-    assert tally.steps == Total(1, 0.5)
-    assert tally.work == StepWork(3, 13, 1, 3)
+    counters_of_entry = counted.of(PROMPT)
+    assert counters_of_entry.steps == Total(1, 0.5)
+    assert counters_of_entry.work == StepWork(3, 13, 1, 3)
 
 
 def test_a_request_queues_up_to_its_first_chunk_and_only_once() -> None:
@@ -102,12 +102,12 @@ def test_a_request_queues_up_to_its_first_chunk_and_only_once() -> None:
     one.admit([1])
     counted.prompt([one], 9.0, 9.5)
 
-    tally = counted.of(PROMPT)
-    assert tally.queue == Total(1, 2.0)
-    assert tally.first_token == Total(1, 3.0)
-    assert (tally.num_prefix_tokens, tally.num_cached_tokens) == (8, 4)
+    counters_of_entry = counted.of(PROMPT)
+    assert counters_of_entry.queue == Total(1, 2.0)
+    assert counters_of_entry.first_token == Total(1, 3.0)
+    assert (counters_of_entry.num_prefix_tokens, counters_of_entry.num_cached_tokens) == (8, 4)
     assert one.queue_seconds == 2.0
-    assert tally.gaps == Total(1, 5.5), "the token after a preemption comes later"
+    assert counters_of_entry.gaps == Total(1, 5.5), "the token after a preemption comes later"
 
 
 def test_a_gap_is_the_time_since_the_requests_own_last_token() -> None:
@@ -120,7 +120,7 @@ def test_a_gap_is_the_time_since_the_requests_own_last_token() -> None:
 
     assert counted.of(DECODE).gaps == Total(3, 0.5 + 1.0 + 0.5)
     assert counted.of(PROMPT).gaps == Total(0, 0.0)
-    snapshot = counted.tallies.snapshot()
+    snapshot = counted.counters.snapshot()
     assert snapshot.gap_seconds == 2.0
     assert snapshot.gap_counts[bisect_left(GAP_BOUNDS, 0.5)] == 2
     assert snapshot.gap_counts[bisect_left(GAP_BOUNDS, 1.0)] == 1
@@ -132,22 +132,22 @@ def test_a_gap_beyond_all_bounds_is_in_the_last_bucket() -> None:
     counted.prompt([one], 0.0, 0.0)
     counted.decode([one], 0.0, GAP_BOUNDS[-1] + 1)
 
-    assert counted.tallies.snapshot().gap_counts[-1] == 1
+    assert counted.counters.snapshot().gap_counts[-1] == 1
 
 
 def test_a_defragmentation_has_steps_and_no_tokens() -> None:
-    tallies = Tallies()
+    counters = Counters()
 
-    tallies.count_defrag(DefragStep(DefragEntry(4), ((3, 1),)), 0.25)
+    counters.count_defrag(DefragStep(DefragEntry(4), ((3, 1),)), 0.25)
 
-    assert tallies.snapshot().entries == {DefragEntry(4): Tally(steps=Total(1, 0.25))}
-    assert tallies.snapshot().by_kind()["defrag"].steps == Total(1, 0.25)
+    assert counters.snapshot().entries == {DefragEntry(4): EntryCounters(steps=Total(1, 0.25))}
+    assert counters.snapshot().by_kind()["defrag"].steps == Total(1, 0.25)
 
 
 def test_a_snapshot_is_of_its_moment() -> None:
     counted = Counted()
     counted.prompt([request()], 0.0, 1.0)
-    before = counted.tallies.snapshot()
+    before = counted.counters.snapshot()
 
     counted.prompt([request()], 1.0, 2.0)
 
@@ -156,11 +156,11 @@ def test_a_snapshot_is_of_its_moment() -> None:
 
 
 def test_entries_are_in_the_order_of_their_first_step() -> None:
-    tallies = Tallies()
+    counters = Counters()
     for entry in (OTHER_PROMPT, PROMPT, OTHER_PROMPT):
-        tallies.count(prompt_step(1, entry=entry), BLOCK_SIZE, [], [], (0.0, 1.0))
+        counters.count(prompt_step(1, entry=entry), BLOCK_SIZE, [], [], (0.0, 1.0))
 
-    assert list(tallies.snapshot().entries) == [OTHER_PROMPT, PROMPT]
+    assert list(counters.snapshot().entries) == [OTHER_PROMPT, PROMPT]
 
 
 events = st.lists(
@@ -190,12 +190,12 @@ def test_every_token_is_one_first_or_one_gap_and_the_gaps_add_up(
         now = end
 
     gaps = [later - earlier for ends in times.values() for earlier, later in itertools.pairwise(ends)]
-    kinds = counted.tallies.snapshot().by_kind()
+    kinds = counted.counters.snapshot().by_kind()
     assert kinds["prompt"].first_token.num == sum(map(bool, times.values()))
     assert kinds["prompt"].first_token.seconds == sum(ends[0] for ends in times.values() if ends)
     assert kinds["decode"].gaps == Total(len(gaps), sum(gaps))
     buckets = Counter(bisect_left(GAP_BOUNDS, gap) for gap in gaps)
-    assert list(counted.tallies.snapshot().gap_counts) == [buckets[i] for i in range(len(GAP_BOUNDS) + 1)]
+    assert list(counted.counters.snapshot().gap_counts) == [buckets[i] for i in range(len(GAP_BOUNDS) + 1)]
 
 
 def test_a_reader_never_sees_half_a_step() -> None:
@@ -203,19 +203,23 @@ def test_a_reader_never_sees_half_a_step() -> None:
     counted, one = Counted(), request()
     counted.prompt([one], 0.0, 0.0)
     is_done = threading.Event()
-    wrong: list[Tally] = []
+    wrong: list[EntryCounters] = []
 
     def read() -> None:
         while not is_done.is_set():
-            tally = counted.tallies.snapshot().entries.get(DECODE, Tally())
-            if not tally.steps.num == tally.work.num_tokens == tally.gaps.num:
-                wrong.append(tally)
+            counters_of_entry = counted.counters.snapshot().entries.get(DECODE, EntryCounters())
+            if (
+                not counters_of_entry.steps.num
+                == counters_of_entry.work.num_tokens
+                == counters_of_entry.gaps.num
+            ):
+                wrong.append(counters_of_entry)
 
     reader = threading.Thread(target=read)
     reader.start()
     step = decode_step(1)
     for number in range(2000):
-        counted.tallies.count(step, BLOCK_SIZE, [one], [one], (number, number + 1.0))
+        counted.counters.count(step, BLOCK_SIZE, [one], [one], (number, number + 1.0))
     is_done.set()
     reader.join()
 
@@ -224,10 +228,12 @@ def test_a_reader_never_sees_half_a_step() -> None:
 
 
 @pytest.mark.parametrize("num", [0, 1, 3])
-def test_tallies_add_up(num: int) -> None:
-    one = Tally(Total(1, 2.0), StepWork(1, 2, 3, 4), Total(1, 1.0), Total(2, 1.0), Total(3, 0.5), 6, 2)
+def test_counters_add_up(num: int) -> None:
+    one = EntryCounters(
+        Total(1, 2.0), StepWork(1, 2, 3, 4), Total(1, 1.0), Total(2, 1.0), Total(3, 0.5), 6, 2
+    )
 
-    total = sum([one] * num, Tally())
+    total = sum([one] * num, EntryCounters())
 
     assert total.steps == Total(num, 2.0 * num)
     assert total.work == StepWork(num, 2 * num, 3 * num, 4 * num)

@@ -21,7 +21,7 @@ import openai
 import pytest
 
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.engine.admission import Admission
+from aotgaudi.engine.admission import RequestRules
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.core import EngineCore
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
@@ -32,7 +32,8 @@ from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.server.app import create_app
-from aotgaudi.server.front.run import HttpServer, StopTimes, bind
+from aotgaudi.server.http_server import HttpServer, bind
+from aotgaudi.server.options import StopTimes
 from aotgaudi.server.service import Service
 from aotgaudi.spec.limits import ServingLimits
 
@@ -155,7 +156,7 @@ def test_real_engine_serves(serve: Serve, make_service: Callable[..., Service], 
     decode = Tokenizer(backend).decode
     real = Engine(
         EngineCore(Scheduler(limits, table, BlockPool(limits.num_blocks)), _Runner()),
-        Admission(limits, vocab_size=258),
+        RequestRules(limits, vocab_size=258),
         lambda ids: IncrementalDetokenizer(decode, ids),
     )
     real.start()
@@ -175,6 +176,26 @@ def test_real_engine_serves(serve: Serve, make_service: Callable[..., Service], 
     assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (6, 12)
     assert (stopped.choices[0].text, stopped.choices[0].finish_reason) == ("", "stop")
     assert real.stats().num_blocks_used == 0
+
+
+def test_a_server_whose_engine_has_died_ends_by_itself(service: Service, engine) -> None:
+    listening = threading.Event()
+    server = HttpServer(
+        create_app(service),
+        bind("127.0.0.1", 0),
+        service,
+        on_listening=lambda *_: listening.set(),
+        stop_times=StopTimes(delay=60, drain=60),
+    )
+    thread = threading.Thread(target=server.run_until_stopped, daemon=True)
+    thread.start()
+    assert listening.wait(WAIT_SECONDS)
+    assert thread.is_alive()
+
+    engine.failure = RuntimeError("gone")
+
+    thread.join(WAIT_SECONDS)
+    assert not thread.is_alive()
 
 
 def test_port_in_use_is_a_spec_error() -> None:
@@ -213,9 +234,9 @@ def slow_server(
     delay: float = 0, drain: float = 30, stderr: int = subprocess.PIPE
 ) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A server in a process of its own, and its port; see slow_server.py."""
-    root = Path(__file__).parents[4]
+    root = Path(__file__).parents[3]
     child = subprocess.Popen(
-        [sys.executable, "-m", "tests.unit.server.front.slow_server", str(delay), str(drain)],
+        [sys.executable, "-m", "tests.unit.server.slow_server", str(delay), str(drain)],
         cwd=root,
         env={**os.environ, "PYTHONPATH": str(root)},
         stdout=subprocess.PIPE,

@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from aotgaudi.server.app import create_app
-from aotgaudi.server.front.hosts import AllowedHosts
+from aotgaudi.server.hosts import AllowedHosts
 from aotgaudi.server.service import Service
 
 LOOPBACK = ["127.0.0.1", "localhost", "::1", "127.0.0.2"]

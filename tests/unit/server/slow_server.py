@@ -1,4 +1,4 @@
-"""A server of a model that answers "a" every 20 ms: ``python -m tests.unit.server.front.slow_server DELAY DRAIN``.
+"""A server of a model that answers "a" every 20 ms: ``python -m tests.unit.server.slow_server DELAY DRAIN``.
 
 It prints its port once it listens. From then on it cannot start a thread, as if the system had none left.
 """
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.engine.admission import Admission
+from aotgaudi.engine.admission import RequestRules
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.core import EngineCore
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
@@ -26,9 +26,10 @@ from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.llm.running import Warmth
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.server.app import create_app
-from aotgaudi.server.front.run import HttpServer, StopTimes, bind
+from aotgaudi.server.http_server import HttpServer, bind
 from aotgaudi.server.intake.prepare import Preparer, ServedModel
 from aotgaudi.server.log import log_handler
+from aotgaudi.server.options import StopTimes
 from aotgaudi.server.service import Service
 from aotgaudi.spec.limits import ServingLimits
 from tests.unit.llm.conftest import make_backend
@@ -74,7 +75,7 @@ def main(delay: float, drain: float) -> None:
     tokenizer = Tokenizer(make_backend())
     engine = _EngineOnThread(
         EngineCore(Scheduler(LIMITS, table, BlockPool(LIMITS.num_blocks)), _Runner()),
-        Admission(LIMITS, vocab_size=258),
+        RequestRules(LIMITS, vocab_size=258),
         lambda ids: IncrementalDetokenizer(tokenizer.decode, ids),
     )
     engine.start()

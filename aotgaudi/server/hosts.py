@@ -1,9 +1,11 @@
-"""Which ``Host`` a request may name.
+"""Which ``Host`` a request may name: protection against DNS rebinding.
 
-A page that a browser has loaded from ``http://evil.example`` may send requests there. If that name is then made to mean
-127.0.0.1 (DNS rebinding), they reach a server that listens on this machine only, and the page may read the answers. They
-still carry the page's name, though: so a server that listens on the loopback takes only the loopback's names, one that
-listens on another address its own, and none other than those that it was told of.
+A browser lets a page of ``http://evil.example`` send requests to that name. If its owner then points the name at 127.0.0.1,
+they reach a server that listens on this machine only, and the page may read the answers. But they still carry the page's
+name. So a server on the loopback takes only the loopback's names, a server on another address only its own, and both those
+that they were told of.
+
+Starlette's TrustedHostMiddleware knows neither IPv6 addresses nor "any address", which probes of Kubernetes use.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ _MISDIRECTED = 421
 class AllowedHosts:
     """The names that requests may use: `names`, in lower case, or addresses.
 
-    A name that begins with ``*.`` stands for all names below it; ``*`` for any at all. An address, unlike a name, cannot be
-    made to mean another server's: with `all_addresses`, any is taken (the probes of Kubernetes use the pod's), else
-    only the loopback's.
+    ``*.example.com`` stands for all names below example.com, ``*`` for every name. Nobody can redirect an address, as DNS
+    redirects a name. So with `all_addresses` every address is allowed (probes of Kubernetes use the pod's), otherwise only
+    the loopback's.
     """
 
     names: Collection[str] = frozenset({_ANY})
@@ -39,19 +41,18 @@ class AllowedHosts:
 
     @classmethod
     def of(cls, host: str, extra: Collection[str] = ()) -> AllowedHosts:
-        """Returns what a server on `host`, a name or an address, takes. `extra` are names that it has besides.
+        """Returns what a server on `host` (a name or an address) allows: its own names, and `extra`.
 
-        On all interfaces it takes any, unless `extra` says which.
+        A server on all interfaces allows every name unless `extra` is given.
         """
         address = _address(host)
         if (address is None and not host) or (address is not None and address.is_unspecified):
             return cls(frozenset(map(_normal, extra)) or frozenset({_ANY}))
-        is_loopback = _normal(host) == "localhost" or (address is not None and address.is_loopback)
-        own = {"localhost"} if is_loopback else set()
-        return cls(frozenset({_normal(host), *own, *map(_normal, extra)}), not is_loopback)
+        own = {"localhost"} if is_loopback(host) else set()
+        return cls(frozenset({_normal(host), *own, *map(_normal, extra)}), not is_loopback(host))
 
     def has(self, header: str) -> bool:
-        """Returns whether a request with this ``Host`` is ours."""
+        """Returns whether a request may carry this ``Host``."""
         if _ANY in self.names:
             return True
         found = _HOST.fullmatch(header.strip())
@@ -69,6 +70,12 @@ class AllowedHosts:
 ANY_HOST = AllowedHosts()
 
 
+def is_loopback(host: str) -> bool:
+    """Returns whether `host`, a name or an address, can be reached from this machine only."""
+    address = _address(host)
+    return _normal(host) == "localhost" if address is None else address.is_loopback
+
+
 def _normal(name: str) -> str:
     return name.strip("[]").rstrip(".").lower()
 
@@ -81,9 +88,9 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 class HostCheck:
-    """Refuses requests for other servers with 421, and what else comes on that connection.
+    """Refuses requests for other servers with 421, and closes their connections.
 
-    HTTP/1.0 does without ``Host``, and no browser speaks it.
+    It lets requests without ``Host`` pass: only HTTP/1.0 allows them, which no browser speaks.
     """
 
     def __init__(self, app: ASGIApp, hosts: AllowedHosts) -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from aotgaudi.engine.costs import StepCosts
+from aotgaudi.engine.interleaving import StepCosts
 from aotgaudi.entries import DecodeEntry, PromptEntry
 
 DECODE = DecodeEntry(4, 1, 8)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import http.client
 import json
 import logging
@@ -13,24 +12,24 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
+import h11
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aotgaudi.engine.output import TokenEvent
 from aotgaudi.server.app import create_app
-from aotgaudi.server.front.connection import Connection
-from aotgaudi.server.front.limits import ConnectionLimits, Reason
-from aotgaudi.server.front.listener import Incidents
-from aotgaudi.server.front.run import HttpServer, StopTimes, bind
+from aotgaudi.server.connection import Closures, StrictReader
+from aotgaudi.server.http_server import HttpServer, bind
+from aotgaudi.server.options import ConnectionLimits, Reason, StopTimes
 from aotgaudi.server.service import Service
-from tests.unit.server.conftest import FakeEngine
 
 WAIT_SECONDS = 10
 QUICK = ConnectionLimits(
-    client_seconds=0.3, least_bytes_per_second=1000, idle_seconds=0.3, linger_seconds=0.3, max_connections=100
+    client_seconds=0.3, least_bytes_per_second=1000, idle_seconds=0.8, max_connections=100
 )
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
 
@@ -107,19 +106,22 @@ def read(client: socket.socket) -> bytes:
     [
         (b"", "head_timeout", b""),
         (b"GET /ready HTT", "head_timeout", b"HTTP/1.1 408 "),
-        (b"GET /ready HTTP/1.1\r\nHost: a\r\n\r\n", "idle", b"HTTP/1.1 200 "),
+        (b"GET /ready HTTP/1.1\r\nHost: a\r\n\r\n", None, b"HTTP/1.1 200 "),
         (b"GET /ready HTTP/1.1\r\nHost: a\r\n\r\nGET /", "head_timeout", b"HTTP/1.1 200 "),
         (HEAD + b'Content-Length: 99\r\n\r\n{"prompt"', "body_timeout", b"HTTP/1.1 408 "),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\n9\r\n{", "body_timeout", b"HTTP/1.1 408 "),
         (HEAD + b"Content-Length: 9999999\r\n\r\n{", "body_timeout", b"HTTP/1.1 413 "),
     ],
 )
-def test_who_stops_sending_is_let_go(serve: Serve, sent: bytes, reason: Reason, answer: bytes) -> None:
+def test_a_client_that_stops_sending_is_let_go(
+    serve: Serve, sent: bytes, reason: Reason | None, answer: bytes
+) -> None:
+    """Without a reason: no further request came, which uvicorn does not count."""
     running = serve(QUICK)
 
     assert read(running.connect(sent))[: len(answer)] == answer
 
-    assert running.closed == {reason: 1}
+    assert running.closed == ({} if reason is None else {reason: 1})
     assert running.server.num_connections == 0
 
 
@@ -127,7 +129,7 @@ def test_who_stops_sending_is_let_go(serve: Serve, sent: bytes, reason: Reason, 
     ("head", "reason"),
     [(b"GET /", "head_timeout"), (HEAD + b"Content-Length: 99\r\n\r\n", "body_timeout")],
 )
-def test_who_sends_a_byte_now_and_then_is_let_go(serve: Serve, head: bytes, reason: Reason) -> None:
+def test_a_client_that_sends_a_byte_now_and_then_is_let_go(serve: Serve, head: bytes, reason: Reason) -> None:
     running = serve(QUICK)
     client = running.connect(head)
 
@@ -137,61 +139,6 @@ def test_who_sends_a_byte_now_and_then_is_let_go(serve: Serve, head: bytes, reas
         time.sleep(0.03)
 
     assert running.closed == {reason: 1}
-    client.close()
-
-
-def test_who_has_had_an_answer_goes_before_those_who_come_at_once(serve: Serve, service: Service) -> None:
-    running = serve(ConnectionLimits())
-    client = http.client.HTTPConnection(*running.address, timeout=WAIT_SECONDS)
-
-    for _ in range(2):
-        client.request("POST", "/v1/completions", '{"prompt": "a"}', {"Content-Type": "application/json"})
-        assert client.getresponse().read()
-    client.close()
-
-    assert service.intake.known == [False, True]
-
-
-def test_where_there_is_no_room_a_new_client_is_told_at_once_and_is_known_when_it_comes_back(
-    serve: Serve, service: Service, engine: FakeEngine
-) -> None:
-    running, question = serve(ConnectionLimits()), HEAD + b'Content-Length: 15\r\n\r\n{"prompt": "a"}'
-    known = http.client.HTTPConnection(*running.address, timeout=WAIT_SECONDS)
-    known.request("GET", "/version")
-    known.getresponse().read()
-    engine.is_full = True
-
-    late, leaving = (
-        running.connect(question),
-        running.connect(question.replace(b"Host", b"Connection: close\r\nHost")),
-    )
-    for client in (late, leaving):
-        received = client.recv(1 << 16)
-        assert received.startswith(b"HTTP/1.1 429 Too Many Requests\r\n")
-        assert b"\r\nRetry-After: 1\r\n" in received
-        assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]["type"] == "rate_limit_error"
-    assert leaving.recv(1) == b""
-    assert running.status("/health") == 200
-    assert service.intake.known == []
-
-    known.request("POST", "/v1/completions", '{"prompt": "a"}', {"Content-Type": "application/json"})
-    assert known.getresponse().status == 200
-    late.sendall(question)
-    assert late.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
-    assert service.intake.known == [True, True]
-    for client in (late, leaving, known):
-        client.close()
-
-
-def test_where_there_is_no_room_what_does_not_come_whole_is_read_as_ever(
-    serve: Serve, engine: FakeEngine
-) -> None:
-    running, engine.is_full = serve(ConnectionLimits()), True
-    client = running.connect(HEAD + b"Content-Length: 15\r\n")
-    time.sleep(0.05)
-    client.sendall(b'\r\n{"prompt": "a"}')
-
-    assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
     client.close()
 
 
@@ -208,7 +155,7 @@ def test_a_slow_body_that_moves_enough_is_taken(serve: Serve) -> None:
     assert not running.closed
 
 
-def test_who_does_not_read_is_let_go_and_the_request_is_aborted(serve: Serve, engine) -> None:
+def test_a_client_that_does_not_read_is_let_go_and_its_request_aborted(serve: Serve, engine) -> None:
     engine.script = lambda i: [TokenEvent(request_id=i, text="x" * 4096, token_ids=(1,)) for _ in range(2000)]
     running = serve(QUICK)
     body = json.dumps({"prompt": "a", "stream": True}).encode()
@@ -220,7 +167,7 @@ def test_who_does_not_read_is_let_go_and_the_request_is_aborted(serve: Serve, en
     client.close()
 
 
-def test_who_reads_slowly_but_enough_gets_everything(serve: Serve, engine) -> None:
+def test_a_client_that_reads_slowly_but_enough_gets_everything(serve: Serve, engine) -> None:
     pieces = 500
     engine.script = lambda i: [
         TokenEvent(
@@ -263,124 +210,47 @@ def _answered(client: socket.socket) -> bool:
     return bool(select.select([client], [], [], 0.05)[0])
 
 
-def test_a_further_client_takes_the_place_of_whoever_kept_us_waiting_longest(serve: Serve) -> None:
-    limits = ConnectionLimits(max_connections=3)
-    running = serve(limits)
-    idle = [running.connect() for _ in range(3)]
-    running.until(lambda: running.server.num_connections == 3)
-    idle[0].sendall(b"GET /")  # No longer the one that has been silent for longest.
-    time.sleep(0.4)
-
-    assert running.status() == 200
-
-    assert running.closed == {"evicted": 1}
-    assert idle[1].recv(1) == b""
-    idle[0].sendall(b"ready HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
-    assert read(idle[0]).startswith(b"HTTP/1.1 200 ")
-    for client in idle[1:]:
-        client.close()
-
-
-def test_where_all_connections_are_answering_a_further_client_gets_503(serve: Serve, engine, scripts) -> None:
-    engine.script = scripts["hold"]
+def test_a_connection_beyond_the_limit_gets_503_and_the_others_are_served(serve: Serve) -> None:
     running = serve(ConnectionLimits(max_connections=2))
-    body = json.dumps({"prompt": "a", "stream": True}).encode()
-    busy = [running.connect(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)) for _ in range(2)]
-    for client in busy:
-        assert client.recv(100).startswith(b"HTTP/1.1 200 ")
+    held = [running.connect(), running.connect()]
+    running.until(lambda: running.server.num_connections == 2)
 
-    answer = read(running.connect(b"GET /ready HTTP/1.1\r\nHost: a\r\n\r\n"))
+    answer = read(running.connect())
 
     assert answer.startswith(b"HTTP/1.1 503 ")
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "service_unavailable"
     assert running.closed == {"refused": 1}
-    for client in busy:
-        client.close()
+    held[0].sendall(b"GET /ready HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+    assert read(held[0]).startswith(b"HTTP/1.1 200 ")
+    running.until(lambda: running.server.num_connections == 1)
+    assert running.status() == 200
+    held[1].close()
 
 
-def test_in_a_crowd_nobody_makes_room_before_what_it_sent_is_read(serve: Serve, engine, scripts) -> None:
-    engine.script = scripts["hold"]
-    running = serve(ConnectionLimits(max_connections=20))
+def test_a_client_that_reads_nothing_in_time_for_the_end_of_its_answer_is_let_go(
+    serve: Serve, engine
+) -> None:
+    """The server has written the whole answer, and closed the connection; only the kernel's buffer is full."""
+    big = 4_000_000
+    engine.script = lambda i: [TokenEvent(request_id=i, text="x" * big, token_ids=(1,), finish_reason="stop")]
+    running = serve(QUICK)
     body = json.dumps({"prompt": "a"}).encode()
 
-    crowd = [running.connect(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)) for _ in range(60)]
-    running.until(lambda: running.closed.total() == 40)
+    client = running.connect(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    running.until(lambda: running.closed.total() == 1)
 
-    assert running.closed == {"refused": 40}
-    for client in crowd:
-        client.close()
+    assert running.closed == {"write_timeout": 1}
+    running.until(lambda: running.server.num_connections == 0)
+    client.close()
 
 
-@pytest.mark.parametrize(
-    ("question", "answer"),
-    [
-        (b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n", b"HTTP/1.1 200"),
-        (b"POST /health HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n", b"HTTP/1.1 405"),
-    ],
-    ids=["probes", "requests"],
-)
-def test_who_comes_last_does_not_wait_for_a_whole_crowd_and_all_are_answered(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, question: bytes, answer: bytes
-) -> None:
-    answered: list[int] = []
-    complete = Connection.on_response_complete
-
-    def completed(self: Connection) -> None:
-        assert self.client
-        answered.append(self.client[1])
-        complete(self)
-
-    monkeypatch.setattr(Connection, "on_response_complete", completed)
+def test_requests_sent_together_are_all_answered(serve: Serve) -> None:
     running = serve(ConnectionLimits())
-    busy = threading.Event()
-    running.server._listener._loop.call_soon_threadsafe(busy.wait, WAIT_SECONDS)
+    one = b"GET /health HTTP/1.1\r\nHost: a\r\nX-Long: " + b"x" * 1000 + b"\r\n"
 
-    crowd = [running.connect(question) for _ in range(400)]
-    last = running.connect(question)
-    busy.set()
-    assert {client.recv(12) for client in (last, *crowd)} == {answer}
+    received = read(running.connect((one + b"\r\n") * 999 + one + b"Connection: close\r\n\r\n"))
 
-    assert answered.index(last.getsockname()[1]) < 200
-    for client in (last, *crowd):
-        client.close()
-
-
-class _Scarce:
-    """A socket that finds no descriptor for new connections, until told otherwise."""
-
-    def __init__(self, listener: socket.socket) -> None:
-        self._listener, self.num_tries, self.error = listener, 0, errno.EMFILE
-
-    def accept(self) -> tuple[socket.socket, object]:
-        self.num_tries += 1
-        if self.error:
-            raise OSError(self.error, "Too many open files")
-        return self._listener.accept()
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._listener, name)
-
-
-def test_without_descriptors_the_silent_make_room_and_nothing_spins(
-    serve: Serve, caplog: pytest.LogCaptureFixture
-) -> None:
-    running = serve(ConnectionLimits())
-    silent = running.connect()
-    running.until(lambda: running.server.num_connections == 1)
-    scarce = _Scarce(running.listener)
-    running.server._listener._socket = scarce  # type: ignore[assignment]
-
-    late = running.connect(b"GET /ready HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
-    assert silent.recv(1) == b""
-    time.sleep(0.5)
-    num_tries, scarce.error = scarce.num_tries, 0
-
-    assert num_tries <= 12
-    assert read(late).startswith(b"HTTP/1.1 200 ")
-    assert running.closed["evicted"] == 1
-    assert len(caplog.records) <= 3
-    assert not any(record.exc_info for record in caplog.records)
-    silent.close()
+    assert received.count(b"HTTP/1.1 200 ") == 1000
 
 
 @pytest.mark.parametrize(
@@ -438,22 +308,6 @@ def test_lines_in_a_body_may_end_as_they_like(serve: Serve) -> None:
     assert read(running.connect(sent)).startswith(b"HTTP/1.1 200 ")
 
 
-def test_requests_sent_together_are_all_answered_with_turns_of_others_between_them(serve: Serve) -> None:
-    running = serve(ConnectionLimits())
-    one = b"GET /health HTTP/1.1\r\nHost: a\r\nX-Long: " + b"x" * 1000 + b"\r\n"
-    began = time.monotonic()
-
-    with ThreadPoolExecutor(1) as beside:
-        received = beside.submit(
-            lambda: read(running.connect((one + b"\r\n") * 1999 + one + b"Connection: close\r\n\r\n"))
-        )
-        assert running.status() == 200
-        assert not received.done()
-        assert received.result().count(b"HTTP/1.1 200 ") == 2000
-
-    assert time.monotonic() - began >= 1999 * 0.001
-
-
 def test_two_hundred_malformed_requests_are_two_lines(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     running = serve(ConnectionLimits())
 
@@ -467,22 +321,19 @@ def test_two_hundred_malformed_requests_are_two_lines(serve: Serve, caplog: pyte
     assert messages[0].endswith("the last from 127.0.0.1")
 
 
-def test_what_happens_often_is_counted_at_once_and_logged_with_its_number_later(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_closures_are_counted_at_once_and_logged_every_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
     counted: Counter[Reason] = Counter()
     now = [0.0]
-    incidents = Incidents(lambda reason: counted.update([reason]), lambda: now[0])
+    closures = Closures(lambda reason: counted.update([reason]), lambda: now[0])
 
     for number in range(5):
-        incidents.add("malformed", f"10.0.0.{number}")
+        closures.add("malformed", f"10.0.0.{number}")
     now[0] = 11.0
-    incidents.tell()
-    incidents.tell()
+    closures.add("malformed", "10.0.0.5")
 
-    assert counted == {"malformed": 5}
-    assert [record.args[0] for record in caplog.records] == [1, 4]  # type: ignore[index]
-    assert caplog.records[1].getMessage().endswith("10.0.0.4")
+    assert counted == {"malformed": 6}
+    assert [record.args[0] for record in caplog.records] == [1, 5]  # type: ignore[index]
+    assert caplog.records[1].getMessage().endswith("10.0.0.5")
 
 
 def test_stopping_does_not_wait_for_clients_that_do_not_read(
@@ -503,3 +354,43 @@ def test_stopping_does_not_wait_for_clients_that_do_not_read(
     assert not any(record.exc_info for record in caplog.records)
     for client in clients:
         client.close()
+
+
+# What is sent is what h11 sends, though chunks take a short cut
+
+REQUESTS = {
+    "HTTP/1.1": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "HTTP/1.0": b"GET / HTTP/1.0\r\n\r\n",
+    "HEAD": b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n",
+}
+
+
+def sent(connection: h11.Connection, request: bytes, length: int | None, chunks: list[bytes]) -> bytes:
+    connection.receive_data(request)
+    connection.next_event()
+    headers = [] if length is None else [("content-length", str(length))]
+    events: list[h11.Event] = [h11.Response(status_code=200, headers=headers, reason=b"OK")]
+    events += [h11.Data(data=chunk) for chunk in chunks]
+    return b"".join(connection.send(event) or b"" for event in [*events, h11.EndOfMessage()])
+
+
+@given(
+    name=st.sampled_from(sorted(REQUESTS)),
+    chunks=st.lists(st.binary(max_size=40) | st.just(bytes(300)), max_size=5),
+    is_chunked=st.booleans(),
+)
+def test_answers_are_those_of_h11(name: str, chunks: list[bytes], is_chunked: bool) -> None:
+    chunks = [] if name == "HEAD" else chunks
+    length = None if is_chunked else sum(map(len, chunks))
+
+    ours = sent(StrictReader(), REQUESTS[name], length, chunks)
+
+    assert ours == sent(h11.Connection(h11.SERVER), REQUESTS[name], length, chunks)
+
+
+def test_a_chunk_out_of_turn_is_refused() -> None:
+    connection = StrictReader()
+    sent(connection, REQUESTS["HTTP/1.1"], None, [b"a"])
+
+    with pytest.raises(h11.LocalProtocolError):
+        connection.send(h11.Data(data=b"b"))

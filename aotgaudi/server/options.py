@@ -1,0 +1,160 @@
+"""Options of `serve`: where it listens, what it holds clients to, what it shows, and how it stops. Plain values.
+
+Imports nothing else of the server, so the command line and `doctor` can read the defaults.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from dataclasses import dataclass
+from typing import Literal
+
+from aotgaudi.errors import SpecError
+from aotgaudi.server.log import LogFormat
+
+Reason = Literal["refused", "head_timeout", "body_timeout", "write_timeout", "malformed"]
+
+REASONS: dict[Reason, str] = {
+    "refused": "refused: all connections were taken",
+    "head_timeout": "closed: the head of a request did not come in time",
+    "body_timeout": "closed: the body of a request did not come, or came too slowly",
+    "write_timeout": "closed: the client did not read its answer, or read it too slowly",
+    "malformed": "closed: not a request that HTTP/1.1 allows",
+}
+"""Why the server closes a connection."""
+
+DEFAULT_MAX_CONNECTIONS = 4096
+_LEAST_CONNECTIONS = 8
+_SPARE_FILES = 32
+"""For the log, the builder on first use, and ``/proc``."""
+_SPARE_SHARE = 4
+"""One more file for each four connections: the event loop accepts a whole backlog before the first is refused."""
+_DESCRIPTORS = "/proc/self/fd"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionLimits:
+    """What the server holds clients to.
+
+    Attributes:
+        max_connections: Connections at once; a further one gets 503.
+        client_seconds: How long a request's head may take. A body, or the reading of an answer, must move
+            `least_bytes_per_second` on average in each period of this length.
+        idle_seconds: How long a connection may wait for its next request.
+    """
+
+    max_connections: int = DEFAULT_MAX_CONNECTIONS
+    client_seconds: float = 20.0
+    least_bytes_per_second: int = 4096
+    idle_seconds: float = 75.0
+
+    @property
+    def least_bytes(self) -> float:
+        """How many bytes a client must move in `client_seconds`."""
+        return self.client_seconds * self.least_bytes_per_second
+
+    @property
+    def backlog(self) -> int:
+        """How many connections the event loop accepts at once, and the kernel queues."""
+        return max(_LEAST_CONNECTIONS, min(512, self.max_connections // (2 * _SPARE_SHARE)))
+
+
+DEFAULT_LIMITS = ConnectionLimits()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listening:
+    """Where a server listens and for whom, as `serve` was told.
+
+    Attributes:
+        host: Name or address.
+        port: 0 for any free one.
+        allowed_hosts: Names that requests may use in addition to those of `host`.
+        max_connections: None for the default, or fewer if the system allows fewer open files.
+        client_seconds: See `ConnectionLimits`.
+    """
+
+    host: str
+    port: int
+    allowed_hosts: tuple[str, ...] = ()
+    max_connections: int | None = None
+    client_seconds: float = DEFAULT_LIMITS.client_seconds
+
+    def limits(self) -> ConnectionLimits:
+        """Returns what clients are held to. Call it when everything else is open. Raises SpecError."""
+        return ConnectionLimits(
+            max_connections=allow_connections(self.max_connections), client_seconds=self.client_seconds
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observability:
+    """What a server shows in addition to its metrics.
+
+    Attributes:
+        log_format: Lines of the log, as text or as JSON objects.
+        access_log: Log a line for each request.
+        dashboard: Show the running server on a page.
+    """
+
+    log_format: LogFormat = "text"
+    access_log: bool = False
+    dashboard: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopTimes:
+    """How long the stages of a stop may take, in seconds.
+
+    Attributes:
+        delay: After SIGTERM, how long the socket stays open while new requests get 503. A load balancer that polls
+            ``/ready`` stops sending meanwhile. SIGINT and a second signal skip it.
+        drain: How long running requests may take to end; then they are aborted, with an error.
+        flush: How long complete answers may take to reach their clients.
+    """
+
+    delay: float = 5.0
+    drain: float = 30.0
+    flush: float = 5.0
+
+
+DEFAULT_STOP_TIMES = StopTimes()
+
+
+def allow_connections(asked: int | None) -> int:
+    """Returns how many connections this process may have; raises its soft limit of open files as far as they need.
+
+    Args:
+        asked: What the user wants; None: `DEFAULT_MAX_CONNECTIONS`, or fewer if open files are scarce.
+
+    Raises:
+        SpecError: the hard limit of open files is too low.
+    """
+    used = len(os.listdir(_DESCRIPTORS)) + _SPARE_FILES
+    wanted = asked or DEFAULT_MAX_CONNECTIONS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = _allowed_files(used + _files_for(wanted), soft, hard)
+    if soft not in (limit, resource.RLIM_INFINITY):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    found = min(wanted, (limit - used) * _SPARE_SHARE // (_SPARE_SHARE + 1))
+    least = asked or _LEAST_CONNECTIONS
+    if found < least:
+        raise SpecError(
+            f"{least} connections",
+            f"need {used + _files_for(least)} open files, and this process may open {limit}",
+            "raise the hard limit (`ulimit -Hn`, LimitNOFILE=, --ulimit nofile=), or ask for fewer",
+        )
+    return found
+
+
+def _files_for(num_connections: int) -> int:
+    return num_connections + -(-num_connections // _SPARE_SHARE)
+
+
+def _allowed_files(wanted: int, soft: int, hard: int) -> int:
+    """Returns the soft limit to set: not below the present one, not above the hard one."""
+    infinite = resource.RLIM_INFINITY
+    if soft == infinite:
+        return wanted
+    return max(soft, wanted if hard == infinite else min(wanted, hard))
