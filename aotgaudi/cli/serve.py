@@ -30,7 +30,7 @@ from aotgaudi.cli.options import (
 )
 from aotgaudi.cli.run import supervise
 from aotgaudi.cli.serving_options import CAPTURES, LOG_FORMAT, Supervision, acceptance_options, find_model
-from aotgaudi.engine.admission import AdmissionLimits
+from aotgaudi.engine.limits import AdmissionLimits
 from aotgaudi.errors import MissingPackageError
 from aotgaudi.machine import bound_spinning, choose_threads
 from aotgaudi.server.options import DEFAULT_LIMITS, Listening, Observability

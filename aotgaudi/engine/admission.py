@@ -13,41 +13,19 @@ A server refuses in its API process, before the engine hears of a request (docs/
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from aotgaudi.engine.blocks import num_blocks_for
+from aotgaudi.engine.limits import SMALL_BODY_BYTES, UNLIMITED, AdmissionLimits
 from aotgaudi.engine.request import NewRequest
 from aotgaudi.engine.sampling_params import SamplingParams, shown
 from aotgaudi.errors import RequestError
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.sampler import SamplerSpec
 from aotgaudi.spec.sampler_signature import SamplerSignature, SamplerWork
-
-SMALL_BODY_BYTES = 16 * 1024
-"""Admission never refuses a body up to this size for want of room: most requests are smaller."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdmissionLimits:
-    """How much may be open at once, each at least 1.
-
-    `max_requests` counts prompts that the server prepares, queues or runs; `max_prompt_tokens` their tokens, once they are
-    known. `max_body_bytes` counts the bodies that the server reads or prepares, above `SMALL_BODY_BYTES` each.
-    """
-
-    max_requests: int = 1024
-    max_prompt_tokens: int = 524_288
-    max_body_bytes: int = 64 * 1024 * 1024
-
-
-UNLIMITED = AdmissionLimits(
-    max_requests=sys.maxsize, max_prompt_tokens=sys.maxsize, max_body_bytes=sys.maxsize
-)
-"""For callers that bound what they ask for themselves, such as users of the Python API."""
 
 
 @dataclass(frozen=True, slots=True)

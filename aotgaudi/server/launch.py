@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from aotgaudi import __version__
-from aotgaudi.engine.admission import UNLIMITED, AdmissionLimits
+from aotgaudi.engine.limits import UNLIMITED, AdmissionLimits
 from aotgaudi.phases import Phases, listed
 from aotgaudi.runtime.allocator import freed_memory
 from aotgaudi.runtime.guard import Guard, Seccomp

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from aotgaudi.engine.admission import Admission, AdmissionLimits
+from aotgaudi.engine.admission import Admission
+from aotgaudi.engine.limits import AdmissionLimits
 from aotgaudi.engine.output import ErrorEvent, Event, OnEvent
 from aotgaudi.engine.request import NewRequest
 from aotgaudi.engine.stats import EngineStats

@@ -9,15 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.engine.admission import (
-    SMALL_BODY_BYTES,
-    UNLIMITED,
-    Admission,
-    AdmissionLimits,
-    RequestRules,
-    check_token_ids,
-    resolve_max_tokens,
-)
+from aotgaudi.engine.admission import Admission, RequestRules, check_token_ids, resolve_max_tokens
+from aotgaudi.engine.limits import SMALL_BODY_BYTES, UNLIMITED, AdmissionLimits
 from aotgaudi.engine.request import NewRequest
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.errors import RequestError

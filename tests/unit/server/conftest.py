@@ -15,7 +15,8 @@ import pytest
 import tokenizers
 from starlette.testclient import TestClient
 
-from aotgaudi.engine.admission import Admission, AdmissionLimits, RequestRules, check_sampling
+from aotgaudi.engine.admission import Admission, RequestRules, check_sampling
+from aotgaudi.engine.limits import AdmissionLimits
 from aotgaudi.engine.output import ErrorEvent, Event, OnEvent, TokenEvent
 from aotgaudi.engine.request import NewRequest
 from aotgaudi.engine.sampling_params import SamplingParams

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from aotgaudi.engine.admission import Admission, AdmissionLimits
+from aotgaudi.engine.admission import Admission
+from aotgaudi.engine.limits import AdmissionLimits
 from aotgaudi.errors import RequestError
 from aotgaudi.server.http import BodyReader, ClientGoneError
 from tests.unit.server.conftest import RULES

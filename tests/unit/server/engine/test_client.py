@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.engine.admission import AdmissionLimits, RequestRules
+from aotgaudi.engine.admission import RequestRules
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.core import EngineCore
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
+from aotgaudi.engine.limits import AdmissionLimits
 from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
 from aotgaudi.engine.request import NewRequest
