@@ -20,8 +20,7 @@ import harness
 from harness import Spread, Table, verdict
 
 from aotgaudi.backends.fake.probe import probe
-from aotgaudi.compile.keys import program_key, unit_key
-from aotgaudi.compile.records import ProgramRow, UnitRow, UnitSource, record
+from aotgaudi.compile.keys import ProgramRow, UnitRow, UnitSource, program_key, record, unit_key
 from aotgaudi.entries import PromptEntry
 from aotgaudi.manifest.manifest import Manifest, write_manifest
 from aotgaudi.spec.parse import parse_spec

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.fake.probe import probe
-from aotgaudi.compile.keys import program_key, unit_key
+from aotgaudi.compile.keys import ProgramRow, UnitSource, program_key, unit_key
 from aotgaudi.compile.plan import Plan, make_plan
-from aotgaudi.compile.records import ProgramRow, UnitSource
 from aotgaudi.compile.run import BuildOutcome, Progress, Watch, run_plan
 from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS, LocalPool
 from aotgaudi.entries import DefragEntry, Entry

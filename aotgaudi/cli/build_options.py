@@ -13,8 +13,8 @@ import click
 
 from aotgaudi.bundle.signing import Signing, SigningKey, load_signing_key
 from aotgaudi.cli.options import ABOVE_ZERO, POSITIVE, option, options_of, said
-from aotgaudi.compile.extent import Extent
 from aotgaudi.compile.pipeline import Workers
+from aotgaudi.compile.run import Extent
 from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS
 from aotgaudi.entries import Entry
 from aotgaudi.errors import ManifestError

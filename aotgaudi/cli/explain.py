@@ -20,11 +20,19 @@ from aotgaudi.cli.parts import built_part, part_document
 from aotgaudi.cli.show import counted, emit
 from aotgaudi.cli.store_options import StorePlace, store_options
 from aotgaudi.cli.target_option import planned_target_option
-from aotgaudi.compile.findings import Finding, Reason, explain_against, explain_plan, reasons
-from aotgaudi.compile.history import History, Sealed, read_sealed
 from aotgaudi.compile.keys import ProgramKeys
 from aotgaudi.compile.pipeline import plan_manifest
 from aotgaudi.compile.plan import Plan
+from aotgaudi.compile.why import (
+    Finding,
+    History,
+    Reason,
+    Sealed,
+    explain_against,
+    explain_plan,
+    read_sealed,
+    reasons,
+)
 from aotgaudi.entries import Entry
 from aotgaudi.manifest.manifest import Manifest, load_manifest_or_spec
 from aotgaudi.store.store import Store

@@ -1,4 +1,4 @@
-"""Findings of ``aotgaudi.compile.findings`` as lines for people, and as JSON values."""
+"""Findings of ``aotgaudi.compile.why`` as lines for people, and as JSON values."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from aotgaudi.cli.show import counted
-from aotgaudi.compile.compare import ENTRY, Change
-from aotgaudi.compile.findings import Finding, Reason
-from aotgaudi.compile.history import BuiltProgram, BuiltUnit, Cost, History
+from aotgaudi.compile.why import ENTRY, BuiltProgram, BuiltUnit, Change, Cost, Finding, History, Reason
 
 _SHOWN_CHARACTERS = 72
 _EXAMPLES = 3

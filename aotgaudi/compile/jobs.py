@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Union
 
 from aotgaudi.backends.base import CompiledUnit, Target, Unit
-from aotgaudi.compile.keys import unit_key
-from aotgaudi.compile.records import ProgramRow, UnitRow, UnitSource, read_programs, read_units, record
+from aotgaudi.compile.keys import ProgramRow, UnitRow, UnitSource, read_programs, read_units, record, unit_key
 from aotgaudi.digest import Digest, Key
 from aotgaudi.entries import Entry
 from aotgaudi.errors import AotGaudiError, CompileError, CorruptError, MissingObjectError, store_error

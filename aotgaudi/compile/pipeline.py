@@ -21,11 +21,10 @@ from aotgaudi.bundle.part import built_entries, sealed_part
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.signing import Signing, load_signing_key
 from aotgaudi.bundle.staging import refuse_foreign
-from aotgaudi.compile.extent import Deadline, Extent
 from aotgaudi.compile.jobs import BuildJob
 from aotgaudi.compile.keys import builder_versions, require_key_parts
 from aotgaudi.compile.plan import Plan, is_known_complete, make_plan, remember_complete
-from aotgaudi.compile.run import BuildOutcome, Progress, Watch, run_plan
+from aotgaudi.compile.run import BuildOutcome, Deadline, Extent, Progress, Watch, run_plan
 from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS, LocalPool, Pool
 from aotgaudi.digest import Digest
 from aotgaudi.entries import Entry

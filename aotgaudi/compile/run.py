@@ -12,7 +12,8 @@ those of its second, so that what is done at any time is a beginning of the plan
 
 What no job can mend (a model that cannot be built, a store that cannot be written) ends the build: no more jobs are
 handed out, those under way are waited for and recorded, and then the error itself is raised, once.
-"""
+
+How much is built: a tier, so many entries, or what can be done in so many seconds; and what stops a build then."""
 
 from __future__ import annotations
 
@@ -25,7 +26,6 @@ from pathlib import Path
 from typing import Literal, TypeGuard
 
 from aotgaudi.backends.base import require_installed
-from aotgaudi.compile.estimates import TimeLeft, Work
 from aotgaudi.compile.jobs import (
     BuildJob,
     Built,
@@ -38,9 +38,10 @@ from aotgaudi.compile.jobs import (
     is_busy,
     key_of,
 )
-from aotgaudi.compile.plan import Plan, ProgramState
-from aotgaudi.compile.records import ProgramRow, UnitRow, UnitSource, read_units
+from aotgaudi.compile.keys import ProgramRow, UnitRow, UnitSource, read_units
+from aotgaudi.compile.plan import Plan, ProgramState, TimeLeft, Work
 from aotgaudi.compile.workers import Done, Pool, WorkerDiedError
+from aotgaudi.entries import Entry
 from aotgaudi.errors import AotGaudiError, ManifestError, SpecError, StoreError
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
@@ -375,3 +376,45 @@ def _is_fatal(error: Exception) -> TypeGuard[AotGaudiError]:
 def _describe(error: Exception, label: str) -> str:
     text = str(error).removeprefix(f"{label}: ").strip().splitlines()
     return text[0] if text else type(error).__name__
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Some entries of a manifest, by importance, to be built in this order.
+
+    The first `num_certain` are built however long it takes, since fewer could not be served. `seconds`: of the others no job
+    is begun later than that; None: all are built.
+    """
+
+    entries: tuple[Entry, ...]
+    num_certain: int = 0
+    seconds: float | None = None
+
+    @property
+    def certain(self) -> tuple[Entry, ...]:
+        """What is built in any case."""
+        return self.entries[: self.num_certain]
+
+
+class Deadline(Watch):
+    """Stops a run so many seconds from now, or where `inner` would. Shows what `inner` shows."""
+
+    def __init__(self, inner: Watch, seconds: float) -> None:
+        super().__init__(inner.show, inner.should_stop)
+        self._inner, self._at = inner, time.monotonic() + seconds
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is the time that stops the run, and nothing else."""
+        return time.monotonic() >= self._at and not self._inner.should_stop()
+
+    def __enter__(self) -> Deadline:
+        self._inner.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self._inner.__exit__(kind, *rest)
+
+    def should_stop(self) -> bool:
+        """See `Watch.should_stop`."""
+        return super().should_stop() or time.monotonic() >= self._at

@@ -12,9 +12,16 @@ from functools import partial
 from typing import TypeVar, Union
 
 from aotgaudi.backends.base import Target
-from aotgaudi.compile.keys import ProgramKeys, require_key_parts
+from aotgaudi.compile.keys import (
+    ProgramKeys,
+    ProgramRow,
+    UnitRow,
+    read_programs,
+    read_units,
+    record,
+    require_key_parts,
+)
 from aotgaudi.compile.plan import Plan
-from aotgaudi.compile.records import ProgramRow, UnitRow, read_programs, read_units, record
 from aotgaudi.digest import Digest
 from aotgaudi.entries import Entry
 from aotgaudi.errors import CorruptError, MissingObjectError

@@ -14,11 +14,9 @@ from types import MappingProxyType
 
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.offline import with_isa
-from aotgaudi.compile.compare import Change
-from aotgaudi.compile.history import BuiltUnit, Cost
-from aotgaudi.compile.keys import ProgramKeys
+from aotgaudi.compile.keys import ProgramKeys, ProgramRow, read_programs
 from aotgaudi.compile.plan import Plan, ProgramState
-from aotgaudi.compile.records import ProgramRow, read_programs
+from aotgaudi.compile.why import BuiltUnit, Change, Cost
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store

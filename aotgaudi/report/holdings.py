@@ -14,9 +14,8 @@ from typing import Literal
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.receipt import SealedUnit
-from aotgaudi.compile.keys import ProgramKeys
+from aotgaudi.compile.keys import ProgramKeys, UnitRow, read_units
 from aotgaudi.compile.plan import Plan
-from aotgaudi.compile.records import UnitRow, read_units
 from aotgaudi.entries import Entry
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError
 from aotgaudi.report.report import Built, Component, PieceTime, ReportedUnit, Upgrade

@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from aotgaudi.compile.records import read_units
+from aotgaudi.compile.keys import read_units
 from aotgaudi.errors import AotGaudiError
 from aotgaudi.store.records import RecordError
 from aotgaudi.store.store import Store

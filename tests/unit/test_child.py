@@ -18,7 +18,7 @@ from tests.planted import plant, sources
 ARGUMENTS: dict[str, list[str]] = {
     "aotgaudi.bench.floor": ["no bundle", "no model"],
     "aotgaudi.cli.main": ["serve", "--bundle", ".", "--model", "."],
-    "aotgaudi.compile.cluster": ["1"],
+    "aotgaudi.compile.ray": ["1"],
     "aotgaudi.compile.workers": ["{fd}", "cache", "{pid}"],
     "aotgaudi.doctor.hpu.bridge": ["devices.count", "{}", "result.json"],
     "aotgaudi.doctor.machine": [],

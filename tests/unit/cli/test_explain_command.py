@@ -14,8 +14,7 @@ from aotgaudi.backends.base import Target
 from aotgaudi.bundle.receipt import loads as load_receipt
 from aotgaudi.cli.explanation import change_text, counted, time_text
 from aotgaudi.cli.main import cli
-from aotgaudi.compile.compare import Change
-from aotgaudi.compile.history import Cost
+from aotgaudi.compile.why import Change, Cost
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.store.store import Store
 from tests.unit.compile.explaining import built

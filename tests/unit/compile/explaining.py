@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from aotgaudi.backends.base import Target
-from aotgaudi.compile.findings import Finding, explain_plan
-from aotgaudi.compile.history import History
-from aotgaudi.compile.keys import unit_key
+from aotgaudi.compile.keys import UnitRow, record, unit_key
 from aotgaudi.compile.plan import Plan, make_plan
-from aotgaudi.compile.records import UnitRow, record
+from aotgaudi.compile.why import Finding, History, explain_plan
 from aotgaudi.entries import Entry
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.compile.compare import Change, NearestProgram, NearestUnit, changes
-from aotgaudi.compile.history import BuiltProgram, BuiltUnit
+from aotgaudi.compile.why import BuiltProgram, BuiltUnit, Change, NearestProgram, NearestUnit, changes
 
 SMALL = st.sampled_from("abc")
 

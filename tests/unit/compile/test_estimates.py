@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.backends.fake.probe import probe
-from aotgaudi.compile.estimates import OTHER_SECONDS, UNIT_SECONDS, Estimates, Part, TimeLeft, read_estimates
+from aotgaudi.compile.plan import OTHER_SECONDS, UNIT_SECONDS, Estimates, Part, TimeLeft, read_estimates
 from aotgaudi.store.store import Store
 from tests.workload import execute, seeded_plan
 

@@ -9,9 +9,8 @@ import pytest
 
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.part import proved_part
-from aotgaudi.compile.extent import Deadline, Extent
 from aotgaudi.compile.pipeline import build
-from aotgaudi.compile.run import Progress, Watch, run_plan
+from aotgaudi.compile.run import Deadline, Extent, Progress, Watch, run_plan
 from aotgaudi.compile.workers import LocalPool
 from aotgaudi.errors import BuildInterruptedError, CompileError
 from aotgaudi.manifest.manifest import Manifest

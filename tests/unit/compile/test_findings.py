@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from aotgaudi.compile.compare import Change
-from aotgaudi.compile.findings import Finding, Reason, explain_against, reasons
-from aotgaudi.compile.history import BuiltProgram, BuiltUnit, Cost, History
-from aotgaudi.compile.keys import ProgramKeys, program_key, unit_key
-from aotgaudi.compile.records import ProgramRow, UnitSource
+from aotgaudi.compile.keys import ProgramKeys, ProgramRow, UnitSource, program_key, unit_key
+from aotgaudi.compile.why import (
+    BuiltProgram,
+    BuiltUnit,
+    Change,
+    Cost,
+    Finding,
+    History,
+    Reason,
+    explain_against,
+    reasons,
+)
 from aotgaudi.digest import Digest
 from aotgaudi.entries import DefragEntry, PromptEntry
 from aotgaudi.spec.build_spec import BuildSpec

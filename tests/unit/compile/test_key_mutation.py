@@ -18,10 +18,8 @@ from aotgaudi.backends.inductor import probe as inductor_probe
 from aotgaudi.backends.inductor.levels import ISA_LEVELS
 from aotgaudi.backends.inductor.probe import COMPILE_FLAGS, at_level
 from aotgaudi.compile import keys
-from aotgaudi.compile.compare import Change
-from aotgaudi.compile.findings import Finding
-from aotgaudi.compile.keys import LIMITS_EXCLUDED, SPEC_EXCLUDED, unit_key
-from aotgaudi.compile.records import ProgramRow, UnitSource, record
+from aotgaudi.compile.keys import LIMITS_EXCLUDED, SPEC_EXCLUDED, ProgramRow, UnitSource, record, unit_key
+from aotgaudi.compile.why import Change, Finding
 from aotgaudi.digest import Digest, Key
 from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, MhcEntry, PromptEntry, SamplerEntry
 from aotgaudi.spec.base import SpecValue

@@ -6,11 +6,10 @@ import pytest
 
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.inductor.levels import ISA_LEVELS
-from aotgaudi.compile.compare import Change
-from aotgaudi.compile.history import Cost
 from aotgaudi.compile.keys import ProgramKeys
 from aotgaudi.compile.plan import make_plan
 from aotgaudi.compile.what_if import WhatIf, parse_changes, what_if
+from aotgaudi.compile.why import Change, Cost
 from aotgaudi.entries import DefragEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.store.store import Store

@@ -1,0 +1,529 @@
+"""What was built before: the programs and units that a store's records, a bundle, or a receipt alone, speak of.
+
+History is for comparing with, never for building from: a record whose objects are gone still says what was built
+and how long it took. A receipt does not hold the keys of its programs. They follow from the manifest that it answers,
+the target and the builder's versions; a bundle has all three.
+
+Finds what was built that is nearest to what is wanted, by comparing lists of key components by name.
+
+Programs: the same entry of the same model comes first, whatever else differs; then what has the fewest differing
+components, the same entry before others. Units: the same graph first, then the same label. Ties go to the smaller
+key, so that the answer is the same each time.
+
+Says why programs and units are not warm: which component of which key differs from what was built before.
+
+Whether something is warm is decided by a plan or a receipt. This module says why not, and what it will cost."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Literal, TypeVar, Union
+
+from pydantic import ValidationError
+
+from aotgaudi.backends.base import Target
+from aotgaudi.bundle.bundle import open_bundle
+from aotgaudi.bundle.programs import load_program
+from aotgaudi.bundle.receipt import Receipt
+from aotgaudi.bundle.receipt import loads as load_receipt
+from aotgaudi.compile.keys import ProgramKeys, ProgramRow, UnitRow, builder_versions, unit_key_of_graph
+from aotgaudi.compile.plan import Plan, ProgramState
+from aotgaudi.digest import Digest, Key
+from aotgaudi.entries import Entry
+from aotgaudi.errors import AotGaudiError, CorruptError, ManifestError, StoreError
+from aotgaudi.graphs.program import Program
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.store.records import RecordStore
+from aotgaudi.store.store import Store
+
+
+@dataclass(frozen=True)
+class BuiltProgram:
+    """A program that was traced: the components of its key, the keys of its units, and the digest of its JSON."""
+
+    key: str
+    components: Mapping[str, str]
+    units: tuple[str, ...] = ()
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class BuiltUnit:
+    """A unit that was compiled. `seconds` is what compiling took; `label` is for people."""
+
+    key: str
+    components: Mapping[str, str]
+    label: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class History:
+    """Programs and units by key. `texts`: sha256 of a unit's canonical text -> the object that holds it."""
+
+    programs: Mapping[str, BuiltProgram] = field(default_factory=dict)
+    units: Mapping[str, BuiltUnit] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_store(cls, store: Store) -> History:
+        """Reads every record of `store` and of the layers below it. Raises StoreError.
+
+        Anything that is not a record of a program or a unit is skipped, as a look-up would skip it.
+        """
+        programs: dict[str, BuiltProgram] = {}
+        units: dict[str, BuiltUnit] = {}
+        texts: dict[str, str] = {}
+        for key, row in _rows(store):
+            if isinstance(row, ProgramRow):
+                programs.setdefault(key, BuiltProgram(key, row.components, tuple(row.units), row.program))
+                texts.update((_sha256_of(unit.text), unit.text) for unit in row.units.values())
+            else:
+                units.setdefault(key, BuiltUnit(key, row.components, row.label, row.compile_seconds))
+        return cls(programs, units, texts)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What compiling some units took the last time, on one worker, each unit counted once.
+
+    `seconds` is the sum over the units on record; `num_untimed` units are not on record.
+    """
+
+    num_units: int
+    seconds: float
+    num_untimed: int
+
+    @classmethod
+    def of(cls, unit_keys: Iterable[str], units: Mapping[str, BuiltUnit]) -> Cost:
+        """Returns the cost of the distinct `unit_keys`, by the records in `units`."""
+        keys = sorted(set(unit_keys))
+        timed = [units[key].seconds for key in keys if key in units]
+        return cls(len(keys), sum(timed), len(keys) - len(timed))
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """What was sealed at `path`: `programs` of `num_entries` entries, on `unit_keys`.
+
+    `assumed`: what the bundle or receipt does not say, and what was assumed instead.
+    """
+
+    path: Path
+    manifest_id: str
+    target: Target
+    num_entries: int
+    unit_keys: tuple[str, ...]
+    programs: tuple[BuiltProgram, ...]
+    assumed: tuple[str, ...] = ()
+
+
+def read_sealed(path: Path, manifest: Manifest, store: Store | None, history: History) -> Sealed:
+    """Reads the bundle or the receipt at `path`, to be compared with `manifest`.
+
+    A receipt alone does not say which units a program calls: they are looked up in `store`. If it answers another
+    manifest, it does not hold that manifest's spec either: `history` may know its programs; if not, the spec is assumed
+    to be that of `manifest`.
+
+    Raises StoreError, ManifestError and CorruptError, as opening a bundle does.
+    """
+    if path.is_dir():
+        bundle = open_bundle(path)
+        return _sealed(
+            path, bundle.require_programs(), bundle.manifest, partial(_read, bundle.read_object), ()
+        )
+    receipt = _read_receipt(path)
+    program_of = partial(_read, store.objects.read) if store else _unknown
+    if receipt.manifest_id == manifest.id:
+        return _sealed(path, receipt, manifest, program_of, ())
+    recorded = tuple(_recorded(receipt, history))
+    if {program.digest for program in recorded} == set(map(str, receipt.programs.values())):
+        return _of_programs(path, receipt, recorded, ())
+    return _sealed(path, receipt, manifest, program_of, (_ASSUMED_SPEC,))
+
+
+_ASSUMED_SPEC = (
+    "it answers another manifest, and does not say which model and limits that one has: taken to be the same"
+    " (compare with a bundle)"
+)
+
+
+def _recorded(receipt: Receipt, history: History) -> Iterator[BuiltProgram]:
+    """The programs of the receipt that `history` has on record, built for its target by its builder."""
+    digests = set(map(str, receipt.programs.values()))
+    known = {*receipt.target.components(), *((f"toolchain.{n}", v) for n, v in receipt.builder.items())}
+    for program in history.programs.values():
+        if program.digest in digests and known <= set(program.components.items()):
+            yield program
+
+
+def _sealed(
+    path: Path,
+    receipt: Receipt,
+    manifest: Manifest,
+    program_of: Callable[[Digest], Program | None],
+    assumed: tuple[str, ...],
+) -> Sealed:
+    """The keys that the entries of `manifest` had when they were sealed."""
+    here = builder_versions()
+    lacking = [
+        f"it does not say its {name}: taken to be {here[name]}"
+        for name in sorted(here.keys() - receipt.builder.keys())
+    ]
+    keys = ProgramKeys(manifest.spec, receipt.target, {**here, **receipt.builder})
+    found: dict[str, BuiltProgram] = {}
+    for entry in manifest.entries:
+        digest = receipt.programs.get(entry.id)
+        key = keys.hex_of(entry)
+        if digest is not None and key not in found:
+            found[key] = BuiltProgram(key, dict(keys.of(entry).components), _units_of(program_of(digest)))
+    return _of_programs(path, receipt, tuple(found.values()), (*assumed, *lacking))
+
+
+def _of_programs(
+    path: Path, receipt: Receipt, programs: tuple[BuiltProgram, ...], assumed: tuple[str, ...]
+) -> Sealed:
+    return Sealed(
+        path=path,
+        manifest_id=receipt.manifest_id,
+        target=receipt.target,
+        num_entries=len(receipt.programs),
+        unit_keys=tuple(receipt.units),
+        programs=programs,
+        assumed=assumed,
+    )
+
+
+def _units_of(program: Program | None) -> tuple[str, ...]:
+    return () if program is None else tuple(dict.fromkeys(call.unit for call in program.calls))
+
+
+def _unknown(_: Digest) -> None:
+    return None
+
+
+def _read(read: Callable[[Digest], bytes], digest: Digest) -> Program | None:
+    """The program, or None if its object is gone or damaged; its units then go uncounted."""
+    try:
+        return load_program(read(digest), digest)
+    except AotGaudiError:
+        return None
+
+
+def _read_receipt(path: Path) -> Receipt:
+    try:
+        return load_receipt(path.read_bytes())
+    except OSError as error:
+        raise ManifestError(
+            f"{path}: cannot be read: {error.strerror or error} (a receipt or a bundle)"
+        ) from error
+    except ManifestError as error:
+        raise ManifestError(f"{path}: {error}") from error
+
+
+def _rows(store: Store) -> Iterator[tuple[str, ProgramRow | UnitRow]]:
+    for records in (store.actions.records, *map(RecordStore, store.lower)):
+        for key in sorted(records.keys()):
+            value = records.get(key)
+            row = None if value is None else _row_of(value)
+            if row is not None:
+                yield key, row
+
+
+def _row_of(value: dict[str, object]) -> ProgramRow | UnitRow | None:
+    try:
+        return ProgramRow.model_validate(value) if "program" in value else UnitRow.model_validate(value)
+    except ValidationError:
+        return None
+
+
+def _sha256_of(digest: str) -> str:
+    return digest.removeprefix("sha256:").partition(":")[0]
+
+
+Components = Mapping[str, str]
+Rows = tuple[tuple[str, str], ...]
+Built = TypeVar("Built", bound=Union[BuiltProgram, BuiltUnit])
+
+ENTRY = "entry."
+_KIND = "entry.kind"
+_MODEL = ("model.", "limits.")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One key component that differs. None: that side does not have the component."""
+
+    name: str
+    old: str | None
+    new: str | None
+
+
+def changes(old: Components, new: Components) -> tuple[Change, ...]:
+    """Returns the components that differ, in the order of `new`; those that only `old` has come last."""
+    names = dict.fromkeys([*new, *sorted(old)])
+    return tuple([Change(n, old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n)])
+
+
+class NearestProgram:
+    """Finds the nearest of the programs in `built`. Fast for many keys that differ only in their entries."""
+
+    def __init__(self, built: Iterable[BuiltProgram]) -> None:
+        self._of_entry: dict[Rows, list[BuiltProgram]] = defaultdict(list)
+        self._of_rest: dict[Rows, dict[Rows, BuiltProgram]] = defaultdict(dict)
+        for program in sorted(built, key=lambda program: program.key):
+            own, rest = _parts(program.components)
+            self._of_entry[own].append(program)
+            for part in _shared_parts(own):
+                self._of_rest[rest].setdefault(part, program)
+        self._ranks: dict[Rows, list[tuple[int, Rows]]] = {}
+
+    def find(self, components: Components) -> BuiltProgram | None:
+        """Returns the nearest program of an entry of the same kind, or None if there is none."""
+        own, rest = _parts(components)
+        same = self._of_entry.get(own, [])
+        of_model = [program for program in same if _model(program.components) == _model(components)]
+        if of_model:
+            return _least(of_model, components)
+        return self._fewest(_least(same, components), components, own, rest)
+
+    def _fewest(
+        self, best: BuiltProgram | None, components: Components, own: Rows, rest: Rows
+    ) -> BuiltProgram | None:
+        """Returns `best`, or a program of another entry that differs in fewer components."""
+        fewest = math.inf if best is None else _distance(best, components)
+        for distance, other in self._ranked(rest):
+            if distance + 1 >= fewest:
+                break  # Another entry differs in one component more, at least.
+            programs = self._of_rest[other]
+            found = next((programs[part] for part in _shared_parts(own) if part in programs), None)
+            if found is not None and _distance(found, components) < fewest:
+                best, fewest = found, _distance(found, components)
+        return best
+
+    def _ranked(self, rest: Rows) -> list[tuple[int, Rows]]:
+        """The parts of recorded keys that do not concern entries, with how many components differ, the fewest first."""
+        if rest not in self._ranks:
+            wanted = dict(rest)
+            self._ranks[rest] = sorted((len(changes(dict(other), wanted)), other) for other in self._of_rest)
+        return self._ranks[rest]
+
+
+class NearestUnit:
+    """Finds the nearest of the units in `built`."""
+
+    def __init__(self, built: Iterable[BuiltUnit]) -> None:
+        units = sorted(built, key=lambda unit: unit.key)
+        self._of_graph = _grouped(units, lambda unit: unit.components.get("graph", ""))
+        self._of_label = _grouped(units, lambda unit: unit.label)
+
+    def find(self, components: Components, label: str) -> BuiltUnit | None:
+        """Returns the nearest unit of the same graph, else of the same label, or None if there is neither."""
+        same = self._of_graph.get(components["graph"]) or self._of_label.get(label, [])
+        return _least(same, components)
+
+
+def _least(built: Iterable[Built], components: Components) -> Built | None:
+    return min(built, key=lambda one: _distance(one, components), default=None)
+
+
+def _distance(one: BuiltProgram | BuiltUnit, components: Components) -> int:
+    return len(changes(one.components, components))
+
+
+def _parts(components: Components) -> tuple[Rows, Rows]:
+    own = tuple(sorted(row for row in components.items() if row[0].startswith(ENTRY)))
+    return own, tuple(sorted(row for row in components.items() if not row[0].startswith(ENTRY)))
+
+
+def _shared_parts(own: Rows) -> Iterator[Rows]:
+    """Yields what two entries of one kind may have in common, the longest first. Entries have at most four fields."""
+    kind = tuple(row for row in own if row[0] == _KIND)
+    fields = [row for row in own if row[0] != _KIND]
+    for size in range(len(fields), -1, -1):
+        yield from ((*kind, *part) for part in itertools.combinations(fields, size))
+
+
+def _model(components: Components) -> dict[str, str]:
+    return {name: value for name, value in components.items() if name.startswith(_MODEL)}
+
+
+def _grouped(units: Iterable[BuiltUnit], name: Callable[[BuiltUnit], str]) -> dict[str, list[BuiltUnit]]:
+    groups: dict[str, list[BuiltUnit]] = defaultdict(list)
+    for unit in units:
+        groups[name(unit)].append(unit)
+    return groups
+
+
+State = Literal["warm", "changed", "new", "lost", "never built"]
+"""`changed`: built before, under another key. `new`: only others like it were built. `lost`: built, but objects are gone."""
+
+_TARGET = "target."
+_GRAPH = "graph"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The state of one program (which runs `entries`) or one unit (which has no entries), and the reason for it.
+
+    `label` is the first entry, or the unit's label. `nearest` is the nearest thing that was built, and `changes` are the
+    components that differ from it. `lines` is the first line in which the unit's text differs, old and new, if the store
+    has both texts.
+    """
+
+    key: Key
+    label: str
+    state: State
+    entries: tuple[Entry, ...] = ()
+    nearest: BuiltProgram | BuiltUnit | None = None
+    changes: tuple[Change, ...] = ()
+    lines: tuple[str, str] | None = None
+
+    @property
+    def is_program(self) -> bool:
+        """Whether this is about a program."""
+        return bool(self.entries)
+
+    @property
+    def unit_keys(self) -> tuple[str, ...]:
+        """The units that are likely to cost as much as this one will."""
+        if isinstance(self.nearest, BuiltProgram):
+            return self.nearest.units
+        return (self.nearest.key,) if self.nearest else ()
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Programs or units that are not warm for the same reason. `findings`: at least one, in the manifest's order."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def state(self) -> State:
+        """The state that they all share."""
+        return self.findings[0].state
+
+    @property
+    def num_entries(self) -> int:
+        """How many entries wait for these programs; 0 for units."""
+        return sum(len(finding.entries) for finding in self.findings)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether units are compiled again whatever tracing gives: every unit's key holds the target's components."""
+        return any(change.name.startswith(_TARGET) for change in self.findings[0].changes)
+
+    def cost(self, history: History) -> Cost:
+        """Returns what the units of the nearest programs (or the nearest units) took when they were compiled.
+
+        Each new program is taken to cost as much as the program nearest to it.
+        """
+        if self.state != "new":
+            return Cost.of((key for finding in self.findings for key in finding.unit_keys), history.units)
+        costs = [Cost.of(finding.unit_keys, history.units) for finding in self.findings]
+        return Cost(
+            sum(cost.num_units for cost in costs),
+            sum(cost.seconds for cost in costs),
+            sum(cost.num_untimed for cost in costs),
+        )
+
+
+def reasons(findings: Iterable[Finding]) -> tuple[Reason, ...]:
+    """Groups the findings that are not warm by reason, in order of appearance.
+
+    Being new is one reason, whichever entry or graph is the nearest.
+    """
+    groups: dict[object, list[Finding]] = defaultdict(list)
+    for finding in findings:
+        if finding.state != "warm":
+            groups[_reason(finding)].append(finding)
+    return tuple(Reason(tuple(group)) for group in groups.values())
+
+
+def explain_plan(plan: Plan, store: Store, history: History) -> tuple[Finding, ...]:
+    """Returns a finding for every program of `plan`, then for every unit that has no artifact."""
+    programs, units = NearestProgram(history.programs.values()), NearestUnit(history.units.values())
+    found = [_of_program(state, programs, history) for state in plan.programs]
+    return (*found, *_of_units(plan, units, store, history))
+
+
+def explain_against(
+    entries: Iterable[Entry], keys: ProgramKeys, built: Iterable[BuiltProgram]
+) -> tuple[Finding, ...]:
+    """Returns a finding for the program of every entry, taking `built` for all that was ever built."""
+    programs = {program.key: program for program in built}
+    nearest = NearestProgram(programs.values())
+    groups: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        groups[keys.hex_of(entry)].append(entry)
+    return tuple(
+        _warm(keys.of(group[0]), tuple(group), programs[key])
+        if key in programs
+        else _missing(keys.of(group[0]), tuple(group), nearest)
+        for key, group in groups.items()
+    )
+
+
+def _of_program(state: ProgramState, nearest: NearestProgram, history: History) -> Finding:
+    built = history.programs.get(state.key.hex)
+    if state.row is not None:
+        return _warm(state.key, state.entries, built)
+    if built is not None:
+        return Finding(state.key, str(state.entries[0]), "lost", state.entries, built)
+    return _missing(state.key, state.entries, nearest)
+
+
+def _warm(key: Key, entries: tuple[Entry, ...], built: BuiltProgram | None) -> Finding:
+    return Finding(key, str(entries[0]), "warm", entries, built)
+
+
+def _missing(key: Key, entries: tuple[Entry, ...], nearest: NearestProgram) -> Finding:
+    components = dict(key.components)
+    built = nearest.find(components)
+    if built is None:
+        return Finding(key, str(entries[0]), "never built", entries)
+    found = changes(built.components, components)
+    state: State = "new" if any(change.name.startswith(ENTRY) for change in found) else "changed"
+    return Finding(key, str(entries[0]), state, entries, built, found)
+
+
+def _of_units(plan: Plan, nearest: NearestUnit, store: Store, history: History) -> Iterator[Finding]:
+    texts = {key: unit.text for state in plan.programs if state.row for key, unit in state.row.units.items()}
+    for hexdigits, label in plan.missing_units.items():
+        digest = Digest.parse(texts[hexdigits])
+        key = unit_key_of_graph(digest.sha256, plan.target)
+        if hexdigits in history.units:
+            yield Finding(key, label, "lost", nearest=history.units[hexdigits])
+            continue
+        built = nearest.find(dict(key.components), label)
+        if built is None:
+            yield Finding(key, label, "never built")
+            continue
+        found = changes(built.components, dict(key.components))
+        lines = _differing_lines(store, history.texts.get(built.components.get(_GRAPH, "")), str(digest))
+        yield Finding(key, label, "changed", nearest=built, changes=found, lines=lines)
+
+
+def _differing_lines(store: Store, old: str | None, new: str) -> tuple[str, str] | None:
+    """Returns the first line that differs, of each text ("" past its end), or None if there is nothing to show."""
+    if old is None or old == new:
+        return None
+    try:
+        texts = [store.objects.read(Digest.parse(text)).decode().splitlines() for text in (old, new)]
+    except (StoreError, CorruptError, ValueError):
+        return None
+    before, after = texts
+    length = max(len(before), len(after))
+    pairs = zip(*(lines + [""] * (length - len(lines)) for lines in (before, after)), strict=True)
+    return next(((one, other) for one, other in pairs if one != other), None)
+
+
+def _reason(finding: Finding) -> object:
+    shared = tuple(c for c in finding.changes if not c.name.startswith(ENTRY) and c.name != _GRAPH)
+    return finding.is_program, finding.state, shared
