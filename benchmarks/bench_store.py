@@ -20,7 +20,7 @@ import harness
 from harness import Spread, Table, verdict
 
 from aotgaudi.backends.fake.probe import probe
-from aotgaudi.compile.keys import ProgramRow, UnitRow, UnitSource, program_key, record, unit_key
+from aotgaudi.compile.keys import ProgramKeys, ProgramRow, UnitRow, UnitSource, record, unit_key
 from aotgaudi.entries import PromptEntry
 from aotgaudi.manifest.manifest import Manifest, write_manifest
 from aotgaudi.spec.parse import parse_spec
@@ -105,7 +105,7 @@ def make_store(folder: Path, num_entries: int) -> Manifest:
     real, os.fsync = os.fsync, lambda _: None  # A hundred thousand of them would take minutes.
     try:
         for entry in entries:
-            _record_entry(store, entry, program_key(entry, spec, target))
+            _record_entry(store, entry, ProgramKeys(spec, target).of(entry))
     finally:
         os.fsync = real
     return Manifest(spec, entries)

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.fake.probe import probe
-from aotgaudi.compile.keys import ProgramRow, UnitSource, program_key, unit_key
+from aotgaudi.compile.keys import ProgramKeys, ProgramRow, UnitSource, unit_key
 from aotgaudi.compile.plan import Plan, make_plan
 from aotgaudi.compile.run import BuildOutcome, Progress, Watch, run_plan
 from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS, LocalPool
+from aotgaudi.digest import Key
 from aotgaudi.entries import DefragEntry, Entry
 from aotgaudi.graphs.program import Call, Program
 from aotgaudi.spec.build_spec import BuildSpec
@@ -37,6 +38,11 @@ FAKE = probe()
 def tiny_spec() -> BuildSpec:
     """A spec of a few entries for the fake backend."""
     return parse_spec(SPEC_TEXT, Path())
+
+
+def program_key(entry: Entry, spec: BuildSpec, target: Target) -> Key:
+    """The key of the program of `entry`."""
+    return ProgramKeys(spec, target).of(entry)
 
 
 def text_of(label: str) -> str:

@@ -1,10 +1,10 @@
-"""What a worker does: trace one entry, or compile one unit, and record the result. Each is done once.
+"""A worker's jobs: trace one entry or compile one unit, once, and record the result.
 
-However many builders want a unit, the one that holds its lock looks its record up again, works only where there is
-none, and records the result before it lets go. So one builder of many compiles, and a builder that dies takes its lock
-with it. The lock is the kernel's; on a file system without locks two may compile, and the first record stays.
+Of the builders that want a unit, the one with its lock looks its record up again, works only if there is no record, and
+records the result before it releases the lock. So one builder compiles, and the kernel frees the lock of a builder that
+dies. On a file system without locks two builders may compile; the first record stays.
 
-Jobs and results are plain values, so that they can travel to another process or another machine.
+Jobs and results are plain values that can travel to another process or machine.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from aotgaudi.store.store import Store
 
 _LONGEST_MESSAGE = 500
 _STORE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES})
-"""What a job meets when its store takes no more; the unit is not at fault."""
+"""Errors of a store that takes no more; the unit is not at fault."""
 
 Row = Union[ProgramRow, UnitRow]
 
 
 @dataclass(frozen=True)
 class Built:
-    """The row that is recorded now. `is_new`: this job made it, not another builder."""
+    """The recorded row. `is_new`: this job made it, not another builder."""
 
     row: Row
     is_new: bool
@@ -55,7 +55,7 @@ class Busy:
 
 @dataclass(frozen=True)
 class TraceJob:
-    """Trace the program of `key`, as needed by `entry` (and by every other entry with that key)."""
+    """Trace the program of `key` for `entry` (and for every other entry with that key)."""
 
     key: Key
     entry: Entry
@@ -97,23 +97,23 @@ BuildJob = Union[TraceJob, CompileJob]
 
 
 class LostTextError(CorruptError):
-    """The text of a unit is gone, or is not what its key says: its program must be traced again."""
+    """The text of a unit is gone or does not match its key, so its program must be traced again."""
 
 
 def key_of(job: BuildJob) -> str:
-    """Returns the key that the result of `job` is recorded for."""
+    """Returns the key of the job's record."""
     return job.key.hex if isinstance(job, TraceJob) else job.key
 
 
 def find_row(store: Store, job: BuildJob) -> Row | None:
-    """Returns what is recorded for `job`, if that is intact."""
+    """Returns the record of `job` if it is intact, else None."""
     key = key_of(job)
     rows = read_programs(store, (key,)) if isinstance(job, TraceJob) else read_units(store, (key,))
     return rows.get(key)
 
 
 def build_once(job: BuildJob) -> Built | Busy:
-    """In a worker: does `job` and records the result, unless another builder did, or is working on it.
+    """Runs in a worker: does `job` and records the result, unless another builder did or is doing so.
 
     Raises as `run_trace` and `run_compile` do.
     """
@@ -130,7 +130,7 @@ def build_once(job: BuildJob) -> Built | Busy:
 
 
 def is_busy(store: Store, job: BuildJob) -> bool:
-    """Whether another builder holds the lock of `job` at this moment."""
+    """Whether another builder holds the lock of `job` now."""
     with store.try_unit_lock(key_of(job)) as is_free:
         return not is_free
 
@@ -234,7 +234,7 @@ def _cpu_seconds() -> float:
 
 @contextlib.contextmanager
 def _errors_of(job: BuildJob) -> Iterator[None]:
-    """Turns whatever the job raises into an error of ours: others may not survive the way to the parent."""
+    """Turns any error of the job into one of ours: others may not survive the way to the parent."""
     try:
         yield
     except AotGaudiError:
@@ -250,7 +250,7 @@ def _errors_of(job: BuildJob) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _logged(path: Path) -> Iterator[None]:
-    """Sends everything that the job prints, the compiler's output included, to its log file."""
+    """Sends all output of the job, the compiler's included, to its log file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -261,7 +261,7 @@ def _logged(path: Path) -> Iterator[None]:
             os.dup2(log.fileno(), 2)
             yield
         except (Exception, SystemExit):
-            with contextlib.suppress(OSError):  # A log on a full disk must not hide what it is about.
+            with contextlib.suppress(OSError):  # A full disk must not hide the error.
                 os.write(log.fileno(), traceback.format_exc().encode(errors="backslashreplace"))
             raise
         finally:

@@ -1,17 +1,19 @@
-"""The two levels of keys. Imports no torch.
+"""Keys and the records that the store keeps under them. Imports no torch.
 
-*Program key* (direct): what a program follows from; answers "is this entry traced?" without torch.
-*Unit key* (content): the text of a graph and its target; makes equal graphs one artifact.
+*Program key* (direct): everything a program follows from. It answers "is this entry traced?" without torch.
+*Unit key* (content): the text of a graph and its target. It makes equal graphs one artifact.
 
-A program key takes everything in: a field that is added to the spec is in the key of every program, until its name
-is written here, with the reason. What is left out of the model is in ``spec/model.py``.
+A program key includes everything: a field that is added to the spec is in the key of every program, until its name is
+excluded here, with the reason. Exclusions of model fields are in ``spec/model.py``.
 
-What the store's records say, as JSON values. A row is a claim, which is checked against the objects.
+Records are JSON values:
 
 * program key -> `ProgramRow`: the program's digest and its units.
-* unit key -> `UnitRow`: the artifact's files, and what compiling cost and its check found.
+* unit key -> `UnitRow`: the artifact's files, the cost of compiling and the result of the check.
 
-A row whose objects are gone is a miss. A failure is never recorded."""
+A record is a claim, which is checked against the objects: if an object is gone, the record is a miss. Failures are never
+recorded.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ from aotgaudi.store.cas import ObjectStore
 from aotgaudi.store.store import Store
 
 FIXED_NUM_BLOCKS = frozenset({"hpu"})
-"""Backends whose graphs are of one size of the KV cache; the others' leave it open (graphs/canonical.py)."""
+"""Backends whose graphs fix the size of the KV cache. Others leave it open (graphs/canonical.py)."""
 
 LIMITS_EXCLUDED = {
     "max_num_seqs": "bounds which entries exist, not what one computes",
@@ -68,28 +70,28 @@ SPEC_EXCLUDED: Mapping[str, str] = MappingProxyType(
         "target.num_sms": "decides the splits of hyper-connections, which are fields of their entries",
     }
 )
-"""Sections and fields of a spec that are not in a program key as they stand. Not among them:
-``target.execution_mode``, since an hpu graph is another one in each mode."""
+"""Sections and fields of a spec that are not directly in a program key. ``target.execution_mode`` is in the key, since each
+mode has another hpu graph."""
 
 
 class ProgramKeys:
-    """The keys of the programs of one spec and target: what entries have in common is made once.
+    """The keys of the programs of one spec and target. The components that all entries share are made once.
 
-    Sampler settings are per-row tensors of the graph, so a sampler entry is keyed by its signature
-    and by how many log-probabilities it returns.
+    Sampler settings are per-row tensors of the graph, so a sampler entry is keyed by its signature and by the number of
+    log-probabilities that it returns.
     """
 
     def __init__(self, spec: BuildSpec, target: Target, builder: Mapping[str, str] | None = None) -> None:
-        """`builder` are the versions of what traces (``builder_versions``), by default those installed here."""
+        """`builder` has the versions of the code that traces (``builder_versions``), by default those installed here."""
         self._keep((*_spec_components(spec, target), *_builder_components(builder), *target.components()))
 
     @property
     def common(self) -> tuple[tuple[str, str], ...]:
-        """The components that the keys of all entries have."""
+        """The components that all entries share."""
         return self._common
 
     def replacing(self, changed: Mapping[str, str]) -> ProgramKeys:
-        """Returns the same keys with other values of some common components. Raises KeyError for a name of none."""
+        """Returns keys with other values of some common components. Raises KeyError for an unknown name."""
         for name in changed.keys() - dict(self._common).keys():
             raise KeyError(name)
         other = copy.copy(self)
@@ -109,11 +111,6 @@ class ProgramKeys:
         return sha256_bytes(framed(_own_components(entry)) + self._framed_common)
 
 
-def program_key(entry: Entry, spec: BuildSpec, target: Target) -> Key:
-    """Returns the key of the program of `entry`."""
-    return ProgramKeys(spec, target).of(entry)
-
-
 def unit_key(text: str, target: Target) -> Key:
     """Returns the key of the unit with this canonical text."""
     return unit_key_of_graph(sha256_bytes(text.encode()), target)
@@ -125,14 +122,14 @@ def unit_key_of_graph(sha256: str, target: Target) -> Key:
 
 
 def builder_versions() -> dict[str, str]:
-    """Returns what traces here, by component: our graph code (a digest of its source) and transformers."""
+    """Returns the versions of the code that traces: our graph code (a digest of its source) and transformers."""
     return {"graphs": graph_code_digest(), "transformers": version_of("transformers")}
 
 
 def require_key_parts() -> None:
-    """Raises MissingPackageError where a package is not installed whose version is part of every key.
+    """Raises MissingPackageError if a package whose version is in every key is not installed.
 
-    Without it keys can be made and explained, but nothing was ever built under them.
+    Keys can be made and explained without it, but nothing is ever built under them.
     """
     require_installed("build", "torch", "transformers")
 
@@ -189,7 +186,7 @@ class UnitSource(Value):
 
 
 class ProgramRow(Value):
-    """`program` is the digest of the program's JSON; `units` maps unit keys to sources; `constants` a digest."""
+    """A traced program. `program` is the digest of its JSON, `units` maps unit keys to sources, `constants` is a digest."""
 
     program: str
     units: dict[str, UnitSource]
@@ -197,7 +194,7 @@ class ProgramRow(Value):
     components: dict[str, str] = Field(default_factory=dict)
 
     def digests(self) -> Iterator[Digest]:
-        """Yields everything that the row names. Raises ValueError."""
+        """Yields every digest in the row. Raises ValueError."""
         yield Digest.parse(self.program)
         yield from (Digest.parse(unit.text) for unit in self.units.values())
         if self.constants:
@@ -205,7 +202,7 @@ class ProgramRow(Value):
 
 
 class UnitRow(UnitRecord):
-    """What is recorded of a compiled unit; `cpu_seconds` includes the compiler's own processes."""
+    """A compiled unit. `cpu_seconds` includes the compiler's processes."""
 
     cpu_seconds: float
     components: dict[str, str] = Field(default_factory=dict)
@@ -219,9 +216,9 @@ RowT = TypeVar("RowT", bound=Union[ProgramRow, UnitRow])
 
 
 def record(store: Store, key: str, row: ProgramRow | UnitRow) -> None:
-    """Records the result of a job. Of two results the first one stays, as long as everything that it names is there.
+    """Records the result of a job. Of two results the first stays, unless one of its objects is gone.
 
-    Raises StoreError when it cannot be written.
+    Raises StoreError if it cannot be written.
     """
     recorded = store.actions.put(
         key, row.model_dump(mode="json"), lambda value: _intact(type(row), value, store.objects) is not None
@@ -232,12 +229,12 @@ def record(store: Store, key: str, row: ProgramRow | UnitRow) -> None:
 
 
 def read_programs(store: Store, keys: Iterable[str]) -> dict[str, ProgramRow]:
-    """Returns the intact rows of `keys`, program keys, in their order; a key without one is left out."""
+    """Returns the intact rows of `keys`, which are program keys, in their order. Keys without one are left out."""
     return _read(ProgramRow, store, keys)
 
 
 def read_units(store: Store, keys: Iterable[str]) -> dict[str, UnitRow]:
-    """Returns the intact rows of `keys`, unit keys, in their order; a key without one is left out."""
+    """Returns the intact rows of `keys`, which are unit keys, in their order. Keys without one are left out."""
     return _read(UnitRow, store, keys)
 
 
@@ -248,7 +245,7 @@ def _read(kind: type[RowT], store: Store, keys: Iterable[str]) -> dict[str, RowT
 
 
 def _intact(kind: type[RowT], value: dict[str, object] | None, objects: ObjectStore) -> RowT | None:
-    """Returns the row if it is well-formed and everything that it names is in the store, else None (a miss)."""
+    """Returns the row if it is well-formed and the store has all its objects, else None (a miss)."""
     try:
         row = cast("RowT", kind.model_validate(value)) if value else None
         return row if row and all(map(objects.has, row.digests())) else None

@@ -1,4 +1,4 @@
-"""Spec -> bundle on one page: the offline half. Imports no torch; the workers do.
+"""From a spec to a bundle: the offline half on one page. Imports no torch; the workers do.
 
 ::
 
@@ -44,8 +44,8 @@ PathLike = str | os.PathLike[str]
 class Workers:
     """Where jobs run: on this machine, or on the Ray cluster at `ray`.
 
-    `jobs` None: one per core, or all that the cluster has. `timeout_seconds`: how long a unit may take. `ray_store`: the
-    URL by which nodes exchange what they build, if they do not share the store.
+    `jobs` None: one per core, or the whole cluster. `timeout_seconds` limits each unit. `ray_store`: the URL of the remote
+    through which nodes exchange results if they do not share the store.
     """
 
     jobs: int | None = None
@@ -70,7 +70,7 @@ class Workers:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What `build` did. `bundle` and `index` are None if no bundle was asked for. `phases`: where its time went."""
+    """The result of `build`. `bundle` and `index` are None if no bundle was requested. `phases` says where the time went."""
 
     manifest: Manifest
     outcome: BuildOutcome
@@ -91,7 +91,7 @@ def build(  # noqa: PLR0913 - one argument a setting
     on_progress: Callable[[Progress], None] | Watch | None = None,
     phases: Phases | None = None,
 ) -> BuildResult:
-    """Enumerates what `spec` needs, compiles what of it the store lacks, and seals a bundle. Does nothing twice.
+    """Enumerates the entries of `spec`, compiles what the store lacks, and seals a bundle. Does nothing twice.
 
     Args:
         spec: A spec file (``.toml``), a manifest file, or either as a value.
@@ -148,7 +148,7 @@ def compile_extent(
     watch: Watch,
     phases: Phases | None = None,
 ) -> BuildOutcome:
-    """Compiles what `store` lacks for `extent`, program by program, and stops when its time is over.
+    """Compiles what `store` lacks for `extent`, program by program, until its time is over.
 
     Raises as `compile_missing` does, but for the time.
     """
@@ -170,7 +170,7 @@ def plan_manifest(
     entries: Iterable[Entry] | None = None,
     described: Target | None = None,
 ) -> Plan:
-    """Returns what is missing for `entries` (default: all of the manifest) on this machine's target, or on `described`.
+    """Returns what is missing for `entries` (default: the whole manifest) on this machine's target, or on `described`.
 
     Raises SpecError as `build_target` does.
     """
@@ -222,7 +222,7 @@ def _compile(
 
 
 def make_receipt(manifest: Manifest, plan: Plan) -> Receipt:
-    """Returns the receipt of every complete program of `plan`; the others are left out."""
+    """Returns the receipt of the complete programs of `plan`."""
     programs: dict[str, Digest] = {}
     units = {}
     for state in plan.programs:

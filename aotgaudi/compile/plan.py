@@ -1,12 +1,11 @@
-"""How long units may take, and how long a run will: estimates, which a run corrects by what its own jobs take.
+"""A plan: which programs and units of a manifest the store lacks, and how long building them may take.
 
-The estimate of a unit is what the most similar one took, where the store knows one, else the table's. Similar means:
-the same piece of a step (`layer`, `head`, ...) for the same kind of entry, and sizes that are near in proportion. An
-estimate decides which unit comes first and what a person is told, and nothing else.
+Imports no torch: a build with nothing to do answers from the store's records alone.
 
-A manifest minus its hits: a plan says what would be traced and compiled, and how long that may take.
-
-Imports no torch: a build with nothing to do answers from the store's records alone."""
+The estimate of a unit is the time of the most similar unit on record, else a table's. Similar units are the same piece of a
+step (`layer`, `head`, ...) for the same kind of entry, with sizes close in proportion. A run corrects the estimates by the
+times of its jobs. Estimates decide the order of units and the displayed time, and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ UNIT_SECONDS: Mapping[str, float] = MappingProxyType(
         "mhc": 12.5,
     }
 )
-"""Compile seconds of a unit when nothing like it was compiled before (measured: docs/benchmarks.md)."""
+"""Compile seconds of a unit if no similar unit is on record (measured: docs/benchmarks.md)."""
 
 OTHER_SECONDS = 6.0
 TRACE_SECONDS = 4.0
@@ -47,35 +46,35 @@ SMALL_TRACE_SECONDS = 0.5
 _UNITS_A_STEP = ("embedding", "layer", "head")
 
 _MOST_RECORDS = 1000
-"""How many earlier records are read: a hundredth of a second for 300."""
+"""The most records that estimates are read from; 300 take a hundredth of a second."""
 
 _NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a job's work: what kind it is of (``trace``, ``layer``, ...), and its estimate in seconds."""
+    """A part of a job's work: its kind (``trace``, ``layer``, ...) and its estimate in seconds."""
 
     kind: str
     seconds: float
 
 
 Work = tuple[Part, ...]
-"""Of a job: its own part, then those that it is expected to lead to (a trace leads to units)."""
+"""A job's part, then the parts that should follow from it (a trace leads to units)."""
 
 Shape = tuple[str, tuple[int, ...]]
-"""A label less its numbers, and the numbers: ``("layer (decode, #, #)", (4, 128))``."""
+"""A label without its numbers, and the numbers: ``("layer (decode, #, #)", (4, 128))``."""
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """Compile seconds on one worker, from `seen`: label less numbers -> (numbers, seconds) of units compiled before."""
+    """Compile seconds on one worker. `seen` maps a label without numbers to (numbers, seconds) of units compiled before."""
 
     seen: Mapping[str, tuple[tuple[tuple[int, ...], float], ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, rows: Iterable[tuple[str, float]]) -> Estimates:
-        """Makes them of the labels and seconds of earlier compiles."""
+        """Makes estimates from the labels and seconds of earlier compiles."""
         seen: dict[str, list[tuple[tuple[int, ...], float]]] = defaultdict(list)
         for label, seconds in rows:
             text, numbers = _shape(label)
@@ -83,7 +82,7 @@ class Estimates:
         return cls({text: tuple(samples) for text, samples in seen.items()})
 
     def unit_seconds(self, label: str) -> float:
-        """Returns the expected seconds of a unit with this label, a number not below 0."""
+        """Returns the expected seconds of a unit with this label, at least 0."""
         text, numbers = _shape(label)
         samples = self.seen.get(text)
         if samples:
@@ -91,11 +90,11 @@ class Estimates:
         return UNIT_SECONDS.get(_kind(label), OTHER_SECONDS)
 
     def of_unit(self, label: str) -> Work:
-        """Returns what compiling this unit takes."""
+        """Returns the expected work of compiling this unit."""
         return (Part(_kind(label), self.unit_seconds(label)),)
 
     def of_entry(self, entry: Entry) -> Work:
-        """Returns what an untraced entry takes: the trace, and the units that it may find."""
+        """Returns the expected work for an untraced entry: the trace, and the units that it may find."""
         is_step = entry.kind in ("prompt", "decode")
         kinds = _UNITS_A_STEP if is_step else (entry.kind,)
         trace = Part("trace", TRACE_SECONDS if is_step else SMALL_TRACE_SECONDS)
@@ -118,14 +117,14 @@ def read_estimates(store: Store, target: Target) -> Estimates:
 
 
 _DECISIVE = frozenset({"target.backend", "target.machine"})
-"""What must be equal for one compile to say something about another. A new torch changes little."""
+"""Components that must be equal for one compile time to predict another. A new torch changes little."""
 
 
 class TimeLeft:
-    """How long a run will still take. Learns how this run's jobs compare with their estimates, by kind.
+    """Predicts the rest of a run. It learns how this run's jobs compare with their estimates, by kind.
 
-    Between events (a job ends, or another is found) what it says falls as time passes, however late a job is. At an
-    event it follows what was learnt: down at once, up by a quarter or by 10 seconds at most, and by more at the next.
+    Between events (a job ends, or another is found) the prediction falls as time passes, even if a job is late. At an
+    event it follows what was learnt: down at once, up by at most a quarter or 10 seconds, whichever is more.
     """
 
     def __init__(self) -> None:
@@ -135,7 +134,7 @@ class TimeLeft:
         self._work = self._shown = math.inf
 
     def learn(self, part: Part, seconds: float) -> None:
-        """Takes note of what a job of this run took, in wall-clock seconds."""
+        """Records the wall-clock seconds of a job of this run."""
         for kind in (part.kind, _ALL):
             self._measured[kind] += max(0.0, seconds)
             self._estimated[kind] += part.seconds
@@ -148,13 +147,13 @@ class TimeLeft:
         num_workers: int,
         event: object,
     ) -> float:
-        """Returns the seconds that are left, 0 or more, and 0 only if nothing is.
+        """Returns the seconds that are left: 0 only if no work is left.
 
         Args:
             waiting: Jobs that have not begun.
             running: Jobs under way, each with the seconds since it began.
-            num_workers: How many jobs may be under way at a time.
-            event: Another value than before where something happened, e.g. the number of jobs that are done.
+            num_workers: How many jobs may run at a time.
+            event: A value that changes at each event, e.g. the number of finished jobs.
         """
         work = sum(self._expected(part) for parts in waiting for part in parts)
         for (own, *later), elapsed in running:
@@ -168,7 +167,7 @@ class TimeLeft:
         return self._shown
 
     def _expected(self, part: Part) -> float:
-        """The estimate, multiplied by how much longer jobs of its kind took than estimated; few jobs weigh little."""
+        """Returns the estimate times the ratio of measured to estimated time of its kind; few jobs weigh little."""
         overall = _ratio(self._measured[_ALL], self._estimated[_ALL], 1.0)
         return part.seconds * _ratio(self._measured[part.kind], self._estimated[part.kind], overall)
 
@@ -183,7 +182,7 @@ def _ratio(measured: float, estimated: float, prior: float) -> float:
 
 
 def _rest(seconds: float, elapsed: float) -> float:
-    """The seconds left of a job that was expected to take `seconds`: always more than 0, and falling."""
+    """Returns the seconds left of a job that should take `seconds`: always more than 0, and falling."""
     return seconds * math.exp(-elapsed / seconds) if seconds > 0 else 0.0
 
 
@@ -196,13 +195,13 @@ def _shape(label: str) -> Shape:
 
 
 def _distance(left: tuple[int, ...], right: tuple[int, ...]) -> float:
-    """How far sizes are apart, in doublings."""
+    """Returns how far apart sizes are, in doublings."""
     return sum(abs(math.log2((a + 1) / (b + 1))) for a, b in zip(left, right, strict=True))
 
 
 @dataclass(frozen=True)
 class ProgramState:
-    """One program: its key, the entries that it serves, and what the store knows of it (None: not traced)."""
+    """One program: its key, the entries that it serves, and its record in the store (None: not traced)."""
 
     key: Key
     entries: tuple[Entry, ...]
@@ -211,24 +210,24 @@ class ProgramState:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is there and what is not, for every program of a manifest."""
+    """Which programs and units of a manifest the store has."""
 
     target: Target
     programs: tuple[ProgramState, ...]
     units: dict[str, UnitRow]
-    """Units that have an artifact, by key."""
+    """Units with an artifact, by key."""
 
     estimates: Estimates = field(default_factory=Estimates)
-    """How long units may take. If nothing is missing, earlier records were not read."""
+    """How long units may take. Empty if nothing is missing."""
 
     @property
     def untraced(self) -> tuple[ProgramState, ...]:
-        """Programs that must be traced before it is known which units they need."""
+        """Programs whose units are unknown until they are traced."""
         return tuple(state for state in self.programs if state.row is None)
 
     @property
     def missing_units(self) -> dict[str, str]:
-        """Unit key -> label of the known units without an artifact."""
+        """Labels of the known units without an artifact, by key."""
         return {
             key: source.label
             for state in self.programs
@@ -243,20 +242,20 @@ class Plan:
         return not self.untraced and not self.missing_units
 
     def digests(self) -> Iterator[Digest]:
-        """Yields every object that was found: programs, texts, constants and artifacts, some of them twice."""
+        """Yields every object that was found (programs, texts, constants and artifacts), some of them twice."""
         programs = (state.row.digests() for state in self.programs if state.row)
         yield from chain(*programs, *(row.digests() for row in self.units.values()))
 
     def as_root(self, name: str) -> Root:
-        """Returns the root that keeps all that was found, also the texts, so that nothing is traced again.
+        """Returns the root that keeps everything that was found, texts included, so that nothing is traced again.
 
-        Raises ValueError for what is no name of a root.
+        Raises ValueError for an invalid name.
         """
         programs = (state.key.hex for state in self.programs if state.row is not None)
         return Root(name=name, keys=frozenset((*programs, *self.units)), objects=frozenset(self.digests()))
 
     def estimate_seconds(self, workers: int) -> float:
-        """Returns a wall-clock estimate. What an untraced program needs is guessed from its kind of entry."""
+        """Returns a wall-clock estimate. The work of an untraced program is guessed from its kind of entry."""
         known = (self.estimates.of_unit(label) for label in self.missing_units.values())
         guessed = (self.estimates.of_entry(state.entries[0]) for state in self.untraced)
         return sum(part.seconds for work in chain(known, guessed) for part in work) / max(1, workers)
@@ -276,15 +275,15 @@ def make_plan(entries: Iterable[Entry], spec: BuildSpec, target: Target, store: 
 
 
 def is_known_complete(entries: Iterable[Entry], spec: BuildSpec, target: Target, store: Store) -> bool:
-    """Whether a plan for `entries` was complete before, and nothing that it found has gone since.
+    """Whether a plan for `entries` was complete before and all of its objects are still there.
 
-    It answers for thousands of entries without reading a record. False says nothing: make a plan.
+    It answers for thousands of entries without reading a record. False proves nothing: make a plan.
     """
     return store.remembers(tuple(_by_program(entries, ProgramKeys(spec, target))))
 
 
 def remember_complete(plan: Plan, store: Store) -> None:
-    """Has `is_known_complete` remember `plan` if it is complete, and notes that what it found was used."""
+    """Lets `is_known_complete` remember `plan` if it is complete, and marks its objects as used."""
     if not plan.is_complete:
         return
     keys = [state.key.hex for state in plan.programs]

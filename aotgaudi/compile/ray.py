@@ -1,19 +1,16 @@
-"""A Ray cluster to build on: one that there is, or one of our own on this machine.
+"""Workers on a Ray cluster: one task is one job, with the resources that its target needs.
 
-One of our own belongs to a process in a session of its own (`main`): a signal to the builder's process group is the
-builder's, which stops at a unit boundary, and not the end of the daemons that its units run under.
+On a node, a job runs as on this machine: in a process that the task supervises (workers.py), so that timeouts, signals,
+settings and the death of a worker mean the same everywhere. Ray chooses the node and notices lost machines. It retries
+nothing: the run decides on second attempts (run.py).
 
-A job on a node that does not share the builder's store: what it needs and what it gives go through a remote.
+The cluster exists already, or a process with a session of its own starts one on this machine (`main`). Signals to the
+builder's process group then stop the builder at a unit boundary and leave the daemons that run its units alone.
 
-What a job needs (the text of a unit) is put there before it starts, and what it gives (objects, then the record) before
-it is done. Neither side believes the other: objects are hashed as they come, and records checked. A node's own store
-is scratch, kept for what the node may be asked again.
-
-Workers on a Ray cluster: one task is one job, with the resources that its target needs.
-
-On a node, a job runs as it does here: in a process of its own that the task watches over (workers.py), so that
-timeouts, signals, a worker's death and its settings mean the same on every machine. Ray says where, and notices machines
-that are lost. It retries nothing: second attempts are the run's business (run.py)."""
+A node that does not share the builder's store exchanges data through a remote. The builder uploads a job's input (the
+text of a unit) before it starts, and the node uploads the results (objects, then the record) before it is done. Neither
+trusts the other: objects are hashed on arrival, and records checked. The node's store is scratch, kept as a cache.
+"""
 
 from __future__ import annotations
 
@@ -63,9 +60,9 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextlib.contextmanager
 def connected(address: str, num_cpus: int | None = None) -> Iterator[Any]:
-    """The module `ray`, connected to the cluster at `address` for as long as the context lasts.
+    """Yields the module `ray`, connected to the cluster at `address` while the context lasts.
 
-    `address` is as Ray has it, or ``local`` for a cluster of our own with `num_cpus` CPUs (None: this machine's).
+    `address` is Ray's form, or ``local`` to start a cluster here with `num_cpus` CPUs (None: all of this machine's).
 
     Raises:
         SpecError: Ray is not installed.
@@ -80,7 +77,7 @@ def connected(address: str, num_cpus: int | None = None) -> Iterator[Any]:
             address = ends.enter_context(_our_cluster(num_cpus))
         else:
             _require_answer(address)
-        import ray  # It looks for a token once.
+        import ray  # It reads the token when imported.
 
         with _kept_handlers():
             try:
@@ -93,12 +90,12 @@ def connected(address: str, num_cpus: int | None = None) -> Iterator[Any]:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of what `error` says, or its name; 300 characters at most."""
+    """Returns the first line of an error's text, or its type's name; at most 300 characters."""
     return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
 def main() -> None:
-    """A process that starts a cluster on this machine, tells its address on stdout, and ends it when stdin ends.
+    """Runs in a child process: starts a cluster here, writes its address to stdout, and ends it when stdin ends.
 
     ``argv[1]`` is how many CPUs it has, or ``null`` for all of them.
     """
@@ -123,7 +120,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _our_token() -> Iterator[None]:
-    """Only this process and its children may use what it starts here; unless the environment says who may."""
+    """Lets only this process and its children use the cluster that it starts, unless the environment has a token."""
     ours = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     added = ours.keys() - os.environ.keys()
     os.environ.update({name: ours[name] for name in added})
@@ -136,7 +133,7 @@ def _our_token() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _our_cluster(num_cpus: int | None) -> Iterator[str]:
-    """The address of a cluster on this machine, which ends with the context, or with this process however that ends."""
+    """Yields the address of a new cluster on this machine. It ends with the context or with this process."""
     process = subprocess.Popen(
         python_command("aotgaudi.compile.ray", json.dumps(num_cpus)),
         stdin=subprocess.PIPE,
@@ -155,7 +152,7 @@ def _our_cluster(num_cpus: int | None) -> Iterator[str]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a cluster of our own: at the end of its stdin, or by force. What it started ends with it."""
+    """Ends the cluster that we started, by closing its stdin or by force. Its children end with it."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.close()
@@ -168,7 +165,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _require_answer(address: str) -> None:
-    """Raises CompileError where nothing listens at ``HOST:PORT``: Ray itself would try for minutes."""
+    """Raises CompileError if nothing listens at ``HOST:PORT``: Ray itself would try for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not (host and port.isdecimal()):
         return
@@ -180,7 +177,7 @@ def _require_answer(address: str) -> None:
 
 @contextlib.contextmanager
 def _kept_handlers() -> Iterator[None]:
-    """Ray takes SIGTERM over, which is ours: it stops the build at a unit boundary."""
+    """Keeps our signal handlers: Ray replaces the SIGTERM handler that stops a build at a unit boundary."""
     saved = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
     try:
         yield
@@ -193,14 +190,14 @@ _CONDUCT = Conduct(num_threads=4)
 
 
 def offer(job: BuildJob, store: Store, remote: Remote) -> None:
-    """Puts what `job` needs from `store` into `remote`. Raises as `transfer.send` does."""
+    """Uploads the input of `job` from `store` to `remote`. Raises as `transfer.send` does."""
     if isinstance(job, CompileJob):
         digest = Digest.parse(job.text)
         send(remote, {digest: store.objects.path(digest)}, _CONDUCT)
 
 
 def collect(job: BuildJob, store: Store, remote: Remote) -> Row:
-    """Brings what `job` gave on a node from `remote` into `store`. Raises StoreError where it is not there."""
+    """Downloads the result of `job` on a node from `remote` into `store`. Raises StoreError if it is missing."""
     _pull(job, store, Sources([remote], _CONDUCT))
     row = find_row(store, job)
     if row is None:
@@ -211,7 +208,7 @@ def collect(job: BuildJob, store: Store, remote: Remote) -> Row:
 
 
 def build_through(job: BuildJob, url: str) -> Built | Busy:
-    """In a worker on a node: does `build_once` in this node's own store; texts come, and rows go, by way of `url`."""
+    """Runs `build_once` on a node, in the node's store; texts and rows travel through the remote at `url`."""
     remote = open_remote(url).remote
     store = Store.open(_scratch_store(url))
     sources = Sources([remote], _CONDUCT)
@@ -236,21 +233,21 @@ def _pull(job: BuildJob, store: Store, sources: Sources) -> bool:
 
 
 def _scratch_store(url: str) -> Path:
-    """This machine's own store for what is exchanged at `url`; of this user alone."""
+    """Returns this user's scratch store on this machine for data exchanged at `url`."""
     root = Path(tempfile.gettempdir()) / f"aotgaudi-{os.geteuid()}"
     root.mkdir(mode=0o700, exist_ok=True)
     return root / f"node-{sha256_bytes(url.encode())[:16]}"
 
 
 _LOOK_SECONDS = 2.0
-"""How old what we know of the cluster's size may be: it grows and shrinks while we build."""
+"""How old our knowledge of the cluster's size may be: it changes during a build."""
 
 _GRACE_SECONDS = 60.0
 _DEVICES = frozenset({"hpu", "cuda"})
 
 
 class WorkerLostError(WorkerDiedError):
-    """The process, or the machine, that ran a job is gone; `reason` is what its cluster says of it."""
+    """The process or machine that ran a job is gone. `reason` is the cluster's message."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(0)
@@ -264,13 +261,13 @@ class WorkerLostError(WorkerDiedError):
 
 @dataclass(frozen=True)
 class NodeJob:
-    """What a worker on a node runs: `job`, in the builder's store, or through a remote at the URL `exchange`."""
+    """A job for a worker on a node: `job`, in the builder's store, or through a remote at the URL `exchange`."""
 
     job: BuildJob
     exchange: str | None
 
     def run(self) -> Built | Busy:
-        """Does `job`, once. Raises StoreError where the builder's store is not to be seen from here."""
+        """Does `job` once. Raises StoreError if this node does not see the builder's store."""
         if self.exchange is not None:
             return build_through(self.job, self.exchange)
         if not (self.job.store_root / "format").is_file():
@@ -283,14 +280,14 @@ class NodeJob:
 
 @dataclass(frozen=True)
 class RayPlace:
-    """A cluster: `address` as Ray has it, or ``local`` for one on this machine. `exchange` None: the store is shared."""
+    """A cluster: `address` in Ray's form, or ``local`` for one on this machine. `exchange` None: the store is shared."""
 
     address: str
     backend: str
     exchange: str | None = None
 
     def __post_init__(self) -> None:
-        """Checks that the place of exchange means the same on every node."""
+        """Checks that the remote means the same on every node."""
         if self.exchange is not None and self.exchange.startswith((".", "~")):
             raise SpecError(
                 "--ray-store",
@@ -300,19 +297,19 @@ class RayPlace:
 
     @property
     def resources(self) -> dict[str, Any]:
-        """What one job takes, as options of a task."""
+        """What one job needs, as options of a task."""
         if self.backend == "hpu":
             return {"num_cpus": 1, "resources": {"HPU": 1}}
         return {"num_cpus": 1, "num_gpus": 1} if self.backend == "cuda" else {"num_cpus": 1}
 
     @property
     def bound_by(self) -> str:
-        """The resource that says how many jobs the cluster can run."""
+        """The resource that limits how many jobs the cluster can run."""
         return {"hpu": "HPU", "cuda": "GPU"}.get(self.backend, "CPU")
 
 
 class RayPool:
-    """A `Pool` on the cluster at `place`, for jobs of `store`; at most `num_workers` at once where that is given."""
+    """A `Pool` on the cluster at `place`, for jobs of `store`. `num_workers` limits how many run at once; None: no limit."""
 
     def __init__(
         self,
@@ -338,13 +335,13 @@ class RayPool:
 
     def __exit__(self, *_: object) -> None:
         for task in self._tasks:
-            with contextlib.suppress(Exception):  # It may be done, or its node gone.
+            with contextlib.suppress(Exception):  # It may be done, or its node lost.
                 self._ray.cancel(task, force=True)
         self._cluster.close()
 
     @property
     def num_workers(self) -> int:
-        """See `Pool.num_workers`: what the cluster has now, and never less than 1, which then waits for a node."""
+        """See `Pool.num_workers`: the cluster's current capacity, but at least 1, which may wait for a node."""
         known, when = self._known
         if time.monotonic() - when > _LOOK_SECONDS:
             known = int(self._ray.cluster_resources().get(self._place.bound_by, 0))
@@ -387,17 +384,17 @@ class RayPool:
 def run_on_node(
     job: NodeJob, cache_dir: Path | None, timeout_seconds: float, is_kept: bool
 ) -> tuple[Any, Exception | None]:
-    """The task: does `job` in a process of its own, and returns its result or its error."""
+    """The task: does `job` in a child process, and returns its result or its error."""
     here = str(cache_dir or Path(tempfile.gettempdir()) / f"aotgaudi-{os.geteuid()}" / "toolcache")
     if is_kept:
         return _run(_kept_pool(here, timeout_seconds), job, timeout_seconds)
     with LocalPool(1, Path(here), timeout_seconds=timeout_seconds) as pool:
-        return _run(pool, job, timeout_seconds)  # A device is another task's when we are done.
+        return _run(pool, job, timeout_seconds)  # Frees the device for the next task.
 
 
 @functools.cache
 def _kept_pool(cache_dir: str, timeout_seconds: float) -> LocalPool:
-    """The process of this Ray worker, for one job after the other: it has imported torch."""
+    """Returns this Ray worker's child process, which is kept because it has imported torch."""
     return LocalPool(1, Path(cache_dir), timeout_seconds=timeout_seconds)
 
 

@@ -1,6 +1,6 @@
-"""Compiles units again and compares bytes: does this machine, today, give what is in the store?
+"""Compiles units again and compares bytes: does this machine still produce what the store has?
 
-Processes, directories and the compiler's own caches are all fresh. Nothing is published.
+Processes, directories and the compiler's caches are all fresh. Nothing is published.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _POLL_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Difference:
-    """One file of one unit that came out differently. `offset`: the first byte that differs, from 0.
+    """A file of a unit that came out differently. `offset` is the first byte that differs, from 0.
 
-    `stored` and `rebuilt` are digests (``sha256:<hex>:<size>``); None where there is no such file.
+    `stored` and `rebuilt` are digests (``sha256:<hex>:<size>``); None if that side has no such file.
     """
 
     unit: str
@@ -39,7 +39,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Recheck:
-    """What was compiled again, by label, and what came out differently."""
+    """The labels of the units that were compiled again, and the files that came out differently."""
 
     labels: tuple[str, ...]
     differences: tuple[Difference, ...]
@@ -47,14 +47,14 @@ class Recheck:
 
 
 def recheck(plan: Plan, store: Store, sample: int, num_workers: int) -> Recheck:
-    """Compiles up to `sample` units of `plan` that are in the store again, and compares them.
+    """Compiles up to `sample` units of `plan` that are in the store again, and compares the bytes.
 
-    The choice follows from their keys. It is the same every time, and of all kinds of units, since keys are hashes.
+    The units are chosen by their keys, so the choice is always the same. It covers all kinds of units: keys are hashes.
 
     Raises:
         NotWarmError: no unit of the plan is in the store.
-        CompileError: a unit does not compile any more.
-        CorruptError: the store's own copy is damaged, or the text of a unit.
+        CompileError: a unit no longer compiles.
+        CorruptError: the store's copy, or the text of a unit, is damaged.
     """
     keys = sorted(plan.units)[:sample]
     if not keys:
@@ -135,5 +135,5 @@ def _job(key: str, plan: Plan, store: Store, scratch: Path) -> RecheckJob:
 
 
 def _scratch_root(store: Store) -> Path | None:
-    """In the store, where code may be mapped and a later builder clears up after us; else the system's choice."""
+    """Returns a directory in the store, where later builders clean up; else None (the system's choice)."""
     return None if store.read_only else store.root / "tmp"

@@ -1,19 +1,19 @@
-"""Runs a plan: traces what is not traced, compiles what has no artifact, and records each as it is done.
+"""Runs a plan: traces untraced programs, compiles units without artifacts, and records each result at once.
 
-Each worker gets one job at a time, so a stop costs no more than waiting for the jobs under way: a build stops at unit
-boundaries, and the next run goes on from there. A worker that dies or hangs is replaced and its job tried again; a job
-that fails twice is reported with its log, and the others go on. A failure is never recorded as a result.
+Each worker gets one job at a time, so a stop only waits for the jobs under way: a build stops at a unit boundary, and the
+next run continues there. A worker that dies or hangs is replaced and its job tried again. A job that fails twice is reported
+with its log, and the others continue. A failure is never recorded as a result.
 
-Many builders may work on one store. What another builder is working on is parked, and looked at again while there is
-other work, or at the end: its result is taken when it appears; if that builder leaves without one, the job is queued again.
+Many builders may work on one store. A job that another builder is working on is parked, and looked at again from time to
+time. If a result appears, it is taken; if that builder stops without one, the job is queued again.
 
-A build that may be stopped early goes by importance instead (`in_order`): the jobs of a plan's first program come before
-those of its second, so that what is done at any time is a beginning of the plan.
+A build that may be stopped early goes by importance (`in_order`): the jobs of a plan's first program come before those of
+the second, so that the finished part is always a beginning of the plan. `Extent` says which part is wanted, `Deadline` when
+to stop.
 
-What no job can mend (a model that cannot be built, a store that cannot be written) ends the build: no more jobs are
-handed out, those under way are waited for and recorded, and then the error itself is raised, once.
-
-How much is built: a tier, so many entries, or what can be done in so many seconds; and what stops a build then."""
+An error that affects every job (a model that cannot be built, a store that cannot be written) ends the build: no more jobs
+start, those under way finish and are recorded, and then the error itself is raised, once.
+"""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ JobKind = Literal["trace", "compile"]
 
 _POLL_SECONDS = 0.2
 _TRACE_COST = 1e9
-"""Traces come first: only they tell which units there are, hence the total and a usable estimate."""
+"""Traces come first: they find the units, and with them the total and a usable estimate."""
 
 _FIRST_UNIT_COST = 2e9
-"""The first unit of a run comes before other traces: what compiling it leaves in the toolchain's cache, every later one
-needs, so that workers which have nothing left to trace do not wait for it."""
+"""The first unit of a run comes before other traces: it fills the toolchain's cache, so that workers without anything left
+to trace do not wait for that."""
 
 _LONGEST_SLUG = 160
-"""Characters of a label in a file name, which may have 255."""
+"""The most characters of a label in a file name, which may have 255."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a build is: jobs done and known so far, seconds left (estimate), and what is being done."""
+    """A build's progress: jobs done and known so far, estimated seconds left, and the jobs under way."""
 
     num_done: int
     num_total: int
@@ -83,10 +83,10 @@ class Failure:
 
 @dataclass(frozen=True)
 class BuildOutcome:
-    """What a run did. `interrupted`: it was asked to stop and did, at a unit boundary.
+    """The result of a run. `interrupted`: it was asked to stop and did, at a unit boundary.
 
-    `seconds` are the whole run's, by the clock; `worker_seconds` those of the `num_workers` workers together, by what they
-    did. Jobs that failed count there, too.
+    `seconds` is the run's wall-clock time. `worker_seconds` is the time of all `num_workers` workers, by kind of job. It
+    includes failed jobs.
     """
 
     num_traced: int = 0
@@ -98,7 +98,7 @@ class BuildOutcome:
     worker_seconds: Mapping[JobKind, float] = field(default_factory=dict)
 
     def after(self, first: BuildOutcome) -> BuildOutcome:
-        """Returns what both did, this one after `first`, which was not interrupted."""
+        """Returns the outcome of both runs, of which `first` came first and was not interrupted."""
         return BuildOutcome(
             num_traced=first.num_traced + self.num_traced,
             compiled=(*first.compiled, *self.compiled),
@@ -114,7 +114,7 @@ class BuildOutcome:
 
 
 class Watch:
-    """Follows a run and may stop it. A context manager, entered while jobs run and not before or after."""
+    """Observes a run and may stop it. A context manager that is entered only while jobs run."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Watch:
         self._on_progress(progress)
 
     def should_stop(self) -> bool:
-        """Whether to hand out no more jobs. Asked between jobs."""
+        """Whether to start no more jobs. Asked between jobs."""
         return self._should_stop()
 
 
@@ -148,11 +148,10 @@ def run_plan(
 ) -> BuildOutcome:
     """Runs to the end, or to the next unit boundary after `watch` says to stop. Enters `pool` if there is work for it.
 
-    With `in_order` the jobs of a program come before those of the programs behind it in the plan.
+    With `in_order` the jobs of a program come before those of later programs in the plan.
 
-    Raises SpecError for a model that cannot be built, StoreError when the store cannot be written, CompileError when no
-    worker can be started, MissingPackageError where torch or transformers is not installed; what was done until then is
-    in the store.
+    Raises SpecError for a model that cannot be built, StoreError if the store cannot be written, CompileError if no worker
+    can be started, MissingPackageError if torch or transformers is not installed. Earlier results stay in the store.
     """
     run = _Run(store, plan, spec, in_order=in_order)
     started, num_workers = time.monotonic(), 0
@@ -178,7 +177,7 @@ def run_plan(
 
 
 def _work_off(pool: Pool[BuildJob], run: _Run, watch: Watch) -> None:
-    """Returns when nothing is left, or, at a stop, when nothing runs."""
+    """Returns when no work is left or, after a stop, when no job runs."""
     is_ending = False
     while True:
         is_ending = is_ending or run.fatal is not None or watch.should_stop()
@@ -202,9 +201,9 @@ class _Attempt:
 
 
 class _Run:
-    """The state of a run: a queue by rank and cost, what runs, what other builders are at, and what came of it.
+    """The state of a run: a queue by rank and cost, running jobs, jobs of other builders, and results.
 
-    `fatal`: what ends the run.
+    `fatal`: the error that ends the run.
     """
 
     def __init__(self, store: Store, plan: Plan, spec: BuildSpec, *, in_order: bool) -> None:
@@ -234,17 +233,17 @@ class _Run:
 
     @property
     def num_queued(self) -> int:
-        """Jobs that could start now."""
+        """How many jobs could start now."""
         return len(self._queue)
 
     @property
     def num_running(self) -> int:
-        """Jobs under way here."""
+        """How many jobs run in our pool."""
         return len(self._running)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there are jobs that other builders are working on."""
+        """Whether other builders are working on some of our jobs."""
         return bool(self._parked)
 
     def start_next(self, pool: Pool[BuildJob]) -> None:
@@ -274,7 +273,7 @@ class _Run:
             self._count(attempt.job, done.result.row, is_new=done.result.is_new)
 
     def look_at_others(self) -> None:
-        """Takes the results of other builders, and takes over from those that left without one."""
+        """Takes the results of other builders, and queues the jobs that they left without a result."""
         parked, self._parked = self._parked, []
         for attempt in parked:
             row = find_row(self._store, attempt.job)
@@ -286,7 +285,7 @@ class _Run:
                 self._push(attempt.job, attempt.number, known=True)
 
     def progress(self, num_workers: int) -> Progress:
-        """Where the run is."""
+        """Returns the run's progress."""
         now = time.monotonic()
         begun = (*self._running.values(), *self._parked)
         eta_seconds = self._time_left.seconds(
@@ -312,7 +311,7 @@ class _Run:
             self.fatal = self.fatal or error
             self._push(job, attempt.number, known=True)
         elif is_stopping and isinstance(error, WorkerDiedError):
-            self._push(job, attempt.number, known=True)  # The signal that stops us has reached it, too.
+            self._push(job, attempt.number, known=True)  # It got the signal that stops us, too.
         elif isinstance(error, LostTextError) and key_of(job) in self._origins.keys() - self._traced_again:
             self._trace_again(key_of(job))
         elif attempt.number < ATTEMPTS:
@@ -336,7 +335,7 @@ class _Run:
         heapq.heappush(self._queue, (rank, -cost, next(self._order), _Attempt(job, number, work)))
 
     def _push_units(self, row: ProgramRow, trace: TraceJob) -> None:
-        """Queues the units of a program that have no artifact; `trace` is what gives their texts again."""
+        """Queues the units of a program that have no artifact. `trace` can make their texts again."""
         new = [key for key in row.units if key not in self._unit_keys]
         self._unit_keys.update(new)
         there = read_units(self._store, new)
@@ -345,7 +344,7 @@ class _Run:
             self._push(self._compile_job(key, row.units[key]))
 
     def _trace_again(self, unit_key: str) -> None:
-        """Forgets what is recorded of the program of a unit whose text is lost, and traces it anew, once."""
+        """Discards the record of a program of which a unit's text is lost, and traces it again, once."""
         trace = self._origins[unit_key]
         self._traced_again.add(unit_key)
         self._unit_keys.discard(unit_key)
@@ -362,14 +361,14 @@ class _Run:
         return TraceJob(state.key, entry, spec.model, spec.limits, self._plan.target, *place)
 
     def _place(self, label: str, key: str) -> tuple[Path, Path, tuple[Path, ...]]:
-        """The store's root, the job's log, and the store's lower layers."""
+        """Returns the store's root, the job's log, and the store's lower layers."""
         slug = "".join(c if c.isalnum() else "-" for c in label).strip("-")
         log_path = self._store.root / "logs" / f"{slug[:_LONGEST_SLUG]}-{key[:12]}.log"
         return self._store.root, log_path, self._store.lower
 
 
 def _is_fatal(error: Exception) -> TypeGuard[AotGaudiError]:
-    """True for errors that no other job will escape: what the user wrote, a store that takes no more."""
+    """Whether an error affects every job: a mistake of the user, or a store that takes no more."""
     return isinstance(error, (SpecError, ManifestError, StoreError))
 
 
@@ -380,10 +379,10 @@ def _describe(error: Exception, label: str) -> str:
 
 @dataclass(frozen=True)
 class Extent:
-    """Some entries of a manifest, by importance, to be built in this order.
+    """Entries of a manifest to build, in this order (by importance).
 
-    The first `num_certain` are built however long it takes, since fewer could not be served. `seconds`: of the others no job
-    is begun later than that; None: all are built.
+    The first `num_certain` are always built, since fewer could not be served. For the others no job starts after `seconds`;
+    None: all are built.
     """
 
     entries: tuple[Entry, ...]
@@ -392,12 +391,12 @@ class Extent:
 
     @property
     def certain(self) -> tuple[Entry, ...]:
-        """What is built in any case."""
+        """The entries that are always built."""
         return self.entries[: self.num_certain]
 
 
 class Deadline(Watch):
-    """Stops a run so many seconds from now, or where `inner` would. Shows what `inner` shows."""
+    """Stops a run after `seconds`, or when `inner` does. Passes progress on to `inner`."""
 
     def __init__(self, inner: Watch, seconds: float) -> None:
         super().__init__(inner.show, inner.should_stop)
@@ -405,7 +404,7 @@ class Deadline(Watch):
 
     @property
     def is_over(self) -> bool:
-        """Whether it is the time that stops the run, and nothing else."""
+        """Whether the time alone stops the run."""
         return time.monotonic() >= self._at and not self._inner.should_stop()
 
     def __enter__(self) -> Deadline:

@@ -1,9 +1,8 @@
-"""Says what an upgrade would invalidate before it is made, by changing some components of a plan's keys.
+"""Predicts what an upgrade would invalidate, by changing components of a plan's keys.
 
-A program's key holds every component, so its program is certain to be traced again. A unit's key holds the target and
-the text of its graph. Another torch, compiler or instruction set changes the target, so the unit is compiled again.
-Another transformers, or a change of our graph code, does not: the unit is compiled again only if its text comes out
-differently, which only tracing can tell.
+A program's key has every component, so the program will be traced again. A unit's key has the target and the text of its
+graph. Another torch, compiler or instruction set changes the target, so the unit is compiled again. Another transformers
+or a change of our graph code does not: the unit is compiled again only if its text changes, which only tracing can tell.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ SHORT_NAMES: Mapping[str, str] = MappingProxyType(
         "transformers": "toolchain.transformers",
     }
 )
-"""Components of the target's toolchain go by their own names besides: torch, compiler, ..."""
+"""Short names of components. Those of the target's toolchain (torch, compiler, ...) need no row."""
 
 _ISA = "isa"
 _WHERE = "--what-if"
@@ -35,7 +34,7 @@ _WHERE = "--what-if"
 
 @dataclass(frozen=True)
 class WhatIf:
-    """What `changes` would do to what is built now.
+    """The effect of `changes` on what is built now.
 
     `num_programs` programs of `num_entries` entries are traced anew; `already` programs were built under the new
     values before. `units`: what was compiled for the programs that go. `is_certain`: all of them are compiled
@@ -52,7 +51,7 @@ class WhatIf:
 
 
 def parse_changes(settings: Iterable[str], keys: ProgramKeys, target: Target) -> tuple[Change, ...]:
-    """Returns what ``NAME=VALUE`` settings change in the keys of all entries. A value that is set already changes nothing.
+    """Returns what ``NAME=VALUE`` settings change in the keys of all entries. A current value changes nothing.
 
     Raises SpecError for an unknown name, and lists the known ones.
     """
@@ -93,7 +92,7 @@ def what_if(changes: tuple[Change, ...], plan: Plan, spec: BuildSpec, store: Sto
 def _rows_after(
     changes: tuple[Change, ...], states: list[ProgramState], keys: ProgramKeys, store: Store
 ) -> list[ProgramRow | None]:
-    """The records that the store has for the same entries under the new keys."""
+    """Returns the store's records of the same entries under the new keys."""
     new = keys.replacing({change.name: change.new or "" for change in changes})
     names = [new.hex_of(state.entries[0]) for state in states]
     rows = read_programs(store, names)
@@ -105,7 +104,7 @@ def _is_whole(row: ProgramRow | None, plan: Plan) -> bool:
 
 
 def _components(name: str, value: str, now: Mapping[str, str], target: Target) -> dict[str, str]:
-    """The full names that a short name stands for, with their new values."""
+    """Returns the full names that a short name stands for, with their new values."""
     if name == _ISA:
         return {n: text for n, text in _isa_components(target, value) if now.get(n) not in (None, text)}
     for full in (name, SHORT_NAMES.get(name, ""), f"target.toolchain.{name}"):

@@ -1,18 +1,15 @@
-"""What was built before: the programs and units that a store's records, a bundle, or a receipt alone, speak of.
+"""Explains why programs and units are not warm: which components of their keys differ from what was built before.
 
-History is for comparing with, never for building from: a record whose objects are gone still says what was built
-and how long it took. A receipt does not hold the keys of its programs. They follow from the manifest that it answers,
-the target and the builder's versions; a bundle has all three.
+A plan or a receipt decides whether something is warm. This module finds the reason for what is not, and the cost.
 
-Finds what was built that is nearest to what is wanted, by comparing lists of key components by name.
+*History* is what a store's records, a bundle or a receipt say was built. It is for comparing, never for building: a
+record whose objects are gone still says what was built and how long it took. A receipt has no program keys; they follow from
+its manifest, the target and the builder's versions. A bundle has all three.
 
-Programs: the same entry of the same model comes first, whatever else differs; then what has the fewest differing
-components, the same entry before others. Units: the same graph first, then the same label. Ties go to the smaller
-key, so that the answer is the same each time.
-
-Says why programs and units are not warm: which component of which key differs from what was built before.
-
-Whether something is warm is decided by a plan or a receipt. This module says why not, and what it will cost."""
+*Nearest* is found by comparing key components by name. For programs, the same entry of the same model comes first; then the
+program with the fewest differing components, the same entry before others. For units, the same graph comes first, then the
+same label. Ties go to the smaller key, so that the answer is always the same.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ from aotgaudi.store.store import Store
 
 @dataclass(frozen=True)
 class BuiltProgram:
-    """A program that was traced: the components of its key, the keys of its units, and the digest of its JSON."""
+    """A program that was traced: its key's components, its units' keys, and the digest of its JSON."""
 
     key: str
     components: Mapping[str, str]
@@ -55,7 +52,7 @@ class BuiltProgram:
 
 @dataclass(frozen=True)
 class BuiltUnit:
-    """A unit that was compiled. `seconds` is what compiling took; `label` is for people."""
+    """A unit that was compiled. `seconds` is its compile time; `label` is for people."""
 
     key: str
     components: Mapping[str, str]
@@ -75,7 +72,7 @@ class History:
     def of_store(cls, store: Store) -> History:
         """Reads every record of `store` and of the layers below it. Raises StoreError.
 
-        Anything that is not a record of a program or a unit is skipped, as a look-up would skip it.
+        Like a look-up, it skips everything that is no record of a program or unit.
         """
         programs: dict[str, BuiltProgram] = {}
         units: dict[str, BuiltUnit] = {}
@@ -91,9 +88,9 @@ class History:
 
 @dataclass(frozen=True)
 class Cost:
-    """What compiling some units took the last time, on one worker, each unit counted once.
+    """The time of compiling some units the last time, on one worker, each unit counted once.
 
-    `seconds` is the sum over the units on record; `num_untimed` units are not on record.
+    `seconds` is the sum over the units on record. `num_untimed` units are not on record.
     """
 
     num_units: int
@@ -110,9 +107,9 @@ class Cost:
 
 @dataclass(frozen=True)
 class Sealed:
-    """What was sealed at `path`: `programs` of `num_entries` entries, on `unit_keys`.
+    """A bundle or receipt at `path`: `programs` of `num_entries` entries, which call `unit_keys`.
 
-    `assumed`: what the bundle or receipt does not say, and what was assumed instead.
+    `assumed` names facts that the bundle or receipt does not state, and the assumption made for each.
     """
 
     path: Path
@@ -127,9 +124,8 @@ class Sealed:
 def read_sealed(path: Path, manifest: Manifest, store: Store | None, history: History) -> Sealed:
     """Reads the bundle or the receipt at `path`, to be compared with `manifest`.
 
-    A receipt alone does not say which units a program calls: they are looked up in `store`. If it answers another
-    manifest, it does not hold that manifest's spec either: `history` may know its programs; if not, the spec is assumed
-    to be that of `manifest`.
+    A receipt does not say which units a program calls; they are looked up in `store`. A receipt of another manifest does
+    not have that manifest's spec either. If `history` does not know its programs, the spec of `manifest` is assumed.
 
     Raises StoreError, ManifestError and CorruptError, as opening a bundle does.
     """
@@ -155,7 +151,7 @@ _ASSUMED_SPEC = (
 
 
 def _recorded(receipt: Receipt, history: History) -> Iterator[BuiltProgram]:
-    """The programs of the receipt that `history` has on record, built for its target by its builder."""
+    """Yields the receipt's programs that `history` knows, built for its target by its builder."""
     digests = set(map(str, receipt.programs.values()))
     known = {*receipt.target.components(), *((f"toolchain.{n}", v) for n, v in receipt.builder.items())}
     for program in history.programs.values():
@@ -170,7 +166,7 @@ def _sealed(
     program_of: Callable[[Digest], Program | None],
     assumed: tuple[str, ...],
 ) -> Sealed:
-    """The keys that the entries of `manifest` had when they were sealed."""
+    """Makes the keys that the entries of `manifest` had when they were sealed."""
     here = builder_versions()
     lacking = [
         f"it does not say its {name}: taken to be {here[name]}"
@@ -209,7 +205,7 @@ def _unknown(_: Digest) -> None:
 
 
 def _read(read: Callable[[Digest], bytes], digest: Digest) -> Program | None:
-    """The program, or None if its object is gone or damaged; its units then go uncounted."""
+    """Returns the program, or None if its object is gone or damaged. Its units are then not counted."""
     try:
         return load_program(read(digest), digest)
     except AotGaudiError:
@@ -258,7 +254,7 @@ _MODEL = ("model.", "limits.")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One key component that differs. None: that side does not have the component."""
+    """One key component that differs. None: that side lacks the component."""
 
     name: str
     old: str | None
@@ -266,13 +262,13 @@ class Change:
 
 
 def changes(old: Components, new: Components) -> tuple[Change, ...]:
-    """Returns the components that differ, in the order of `new`; those that only `old` has come last."""
+    """Returns the components that differ, in the order of `new`, followed by those of `old` alone."""
     names = dict.fromkeys([*new, *sorted(old)])
     return tuple([Change(n, old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n)])
 
 
 class NearestProgram:
-    """Finds the nearest of the programs in `built`. Fast for many keys that differ only in their entries."""
+    """Finds the nearest program in `built`. Fast for many keys that differ only in their entries."""
 
     def __init__(self, built: Iterable[BuiltProgram]) -> None:
         self._of_entry: dict[Rows, list[BuiltProgram]] = defaultdict(list)
@@ -285,7 +281,7 @@ class NearestProgram:
         self._ranks: dict[Rows, list[tuple[int, Rows]]] = {}
 
     def find(self, components: Components) -> BuiltProgram | None:
-        """Returns the nearest program of an entry of the same kind, or None if there is none."""
+        """Returns the nearest program of an entry of the same kind, or None."""
         own, rest = _parts(components)
         same = self._of_entry.get(own, [])
         of_model = [program for program in same if _model(program.components) == _model(components)]
@@ -300,7 +296,7 @@ class NearestProgram:
         fewest = math.inf if best is None else _distance(best, components)
         for distance, other in self._ranked(rest):
             if distance + 1 >= fewest:
-                break  # Another entry differs in one component more, at least.
+                break  # Another entry differs in at least one component more.
             programs = self._of_rest[other]
             found = next((programs[part] for part in _shared_parts(own) if part in programs), None)
             if found is not None and _distance(found, components) < fewest:
@@ -308,7 +304,7 @@ class NearestProgram:
         return best
 
     def _ranked(self, rest: Rows) -> list[tuple[int, Rows]]:
-        """The parts of recorded keys that do not concern entries, with how many components differ, the fewest first."""
+        """Returns the parts of recorded keys that do not concern entries, with the number of differing components."""
         if rest not in self._ranks:
             wanted = dict(rest)
             self._ranks[rest] = sorted((len(changes(dict(other), wanted)), other) for other in self._of_rest)
@@ -316,7 +312,7 @@ class NearestProgram:
 
 
 class NearestUnit:
-    """Finds the nearest of the units in `built`."""
+    """Finds the nearest unit in `built`."""
 
     def __init__(self, built: Iterable[BuiltUnit]) -> None:
         units = sorted(built, key=lambda unit: unit.key)
@@ -324,7 +320,7 @@ class NearestUnit:
         self._of_label = _grouped(units, lambda unit: unit.label)
 
     def find(self, components: Components, label: str) -> BuiltUnit | None:
-        """Returns the nearest unit of the same graph, else of the same label, or None if there is neither."""
+        """Returns the nearest unit of the same graph, else of the same label, else None."""
         same = self._of_graph.get(components["graph"]) or self._of_label.get(label, [])
         return _least(same, components)
 
@@ -343,7 +339,7 @@ def _parts(components: Components) -> tuple[Rows, Rows]:
 
 
 def _shared_parts(own: Rows) -> Iterator[Rows]:
-    """Yields what two entries of one kind may have in common, the longest first. Entries have at most four fields."""
+    """Yields the rows that two entries of one kind may share, the longest first. Entries have at most four fields."""
     kind = tuple(row for row in own if row[0] == _KIND)
     fields = [row for row in own if row[0] != _KIND]
     for size in range(len(fields), -1, -1):
@@ -362,7 +358,7 @@ def _grouped(units: Iterable[BuiltUnit], name: Callable[[BuiltUnit], str]) -> di
 
 
 State = Literal["warm", "changed", "new", "lost", "never built"]
-"""`changed`: built before, under another key. `new`: only others like it were built. `lost`: built, but objects are gone."""
+"""`changed`: built before under another key. `new`: only similar ones were built. `lost`: built, but objects are gone."""
 
 _TARGET = "target."
 _GRAPH = "graph"
@@ -372,9 +368,9 @@ _GRAPH = "graph"
 class Finding:
     """The state of one program (which runs `entries`) or one unit (which has no entries), and the reason for it.
 
-    `label` is the first entry, or the unit's label. `nearest` is the nearest thing that was built, and `changes` are the
-    components that differ from it. `lines` is the first line in which the unit's text differs, old and new, if the store
-    has both texts.
+    `label` is the first entry, or the unit's label. `nearest` is the nearest program or unit that was built, and `changes`
+    are the components that differ from it. `lines` is the first line in which the unit's text differs, old and new, if the
+    store has both texts.
     """
 
     key: Key
@@ -387,12 +383,12 @@ class Finding:
 
     @property
     def is_program(self) -> bool:
-        """Whether this is about a program."""
+        """Whether it concerns a program."""
         return bool(self.entries)
 
     @property
     def unit_keys(self) -> tuple[str, ...]:
-        """The units that are likely to cost as much as this one will."""
+        """The units whose cost should be similar."""
         if isinstance(self.nearest, BuiltProgram):
             return self.nearest.units
         return (self.nearest.key,) if self.nearest else ()
@@ -400,7 +396,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Reason:
-    """Programs or units that are not warm for the same reason. `findings`: at least one, in the manifest's order."""
+    """Programs or units that are not warm for the same reason. `findings` has at least one, in the manifest's order."""
 
     findings: tuple[Finding, ...]
 
@@ -411,18 +407,18 @@ class Reason:
 
     @property
     def num_entries(self) -> int:
-        """How many entries wait for these programs; 0 for units."""
+        """How many entries need these programs; 0 for units."""
         return sum(len(finding.entries) for finding in self.findings)
 
     @property
     def is_certain(self) -> bool:
-        """Whether units are compiled again whatever tracing gives: every unit's key holds the target's components."""
+        """Whether units are compiled again in any case: a component of the target changed, and every key has it."""
         return any(change.name.startswith(_TARGET) for change in self.findings[0].changes)
 
     def cost(self, history: History) -> Cost:
-        """Returns what the units of the nearest programs (or the nearest units) took when they were compiled.
+        """Returns the compile time of the units of the nearest programs, or of the nearest units.
 
-        Each new program is taken to cost as much as the program nearest to it.
+        A new program is assumed to cost as much as its nearest one.
         """
         if self.state != "new":
             return Cost.of((key for finding in self.findings for key in finding.unit_keys), history.units)
@@ -437,7 +433,7 @@ class Reason:
 def reasons(findings: Iterable[Finding]) -> tuple[Reason, ...]:
     """Groups the findings that are not warm by reason, in order of appearance.
 
-    Being new is one reason, whichever entry or graph is the nearest.
+    "New" is one reason, whatever the nearest entry or graph.
     """
     groups: dict[object, list[Finding]] = defaultdict(list)
     for finding in findings:
@@ -456,7 +452,7 @@ def explain_plan(plan: Plan, store: Store, history: History) -> tuple[Finding, .
 def explain_against(
     entries: Iterable[Entry], keys: ProgramKeys, built: Iterable[BuiltProgram]
 ) -> tuple[Finding, ...]:
-    """Returns a finding for the program of every entry, taking `built` for all that was ever built."""
+    """Returns a finding for the program of every entry, as if only `built` had ever been built."""
     programs = {program.key: program for program in built}
     nearest = NearestProgram(programs.values())
     groups: dict[str, list[Entry]] = defaultdict(list)
@@ -511,7 +507,7 @@ def _of_units(plan: Plan, nearest: NearestUnit, store: Store, history: History) 
 
 
 def _differing_lines(store: Store, old: str | None, new: str) -> tuple[str, str] | None:
-    """Returns the first line that differs, of each text ("" past its end), or None if there is nothing to show."""
+    """Returns the first differing line of each text ("" past the end), or None if the texts are equal or unreadable."""
     if old is None or old == new:
         return None
     try:

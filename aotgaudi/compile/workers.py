@@ -1,8 +1,8 @@
-"""Worker processes on this machine: the builder's side (`LocalPool`), and what each of them runs (`main`).
+"""Worker processes on this machine: the builder's side (`LocalPool`) and the workers' (`main`).
 
-Each worker has a socket of its own and shares nothing with the others: no queue, no lock. One that is killed, at
-whatever moment, takes its job with it and disturbs no other. Its end is seen at once (its socket closes), and the next
-job starts a new one. There are no threads: `LocalPool.wait` is where everything happens.
+Each worker has one socket and shares nothing with the others: no queue, no lock. A worker that is killed takes its job
+with it and disturbs no other. The builder sees its end at once (the socket closes), and the next job starts a new worker.
+There are no threads: everything happens in `LocalPool.wait`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from aotgaudi.errors import AotGaudiError, CompileError
 
 UNIT_TIMEOUT_SECONDS = 900.0
 _GARBAGE_THRESHOLD = 70_000
-"""A hundred times Python's own: garbage was a tenth of what a worker does itself, and little is found."""
+"""A hundred times Python's default: collecting garbage took a tenth of a worker's time and found little."""
 
 _CLOSING_SECONDS = 5.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _TORCH_SETTINGS = ("TORCHINDUCTOR_", "AOT_INDUCTOR_", "AOTINDUCTOR_", "INDUCTOR_", "TORCHDYNAMO_")
-"""Prefixes of variables that change what torch traces and generates, which no key knows of."""
+"""Prefixes of variables that change what torch traces and generates. No key contains them."""
 
 
 class WorkerDiedError(CompileError):
@@ -45,25 +45,25 @@ class WorkerDiedError(CompileError):
         super().__init__(f"the worker process {how}")
 
     def __reduce__(self) -> tuple[type[WorkerDiedError], tuple[Any]]:
-        """Pickles by its part."""
+        """Pickles by its argument."""
         return type(self), (self.exit_code,)
 
 
 class JobTimeoutError(CompileError):
-    """A job took longer than it may; its process was killed."""
+    """A job exceeded its time limit; its process was killed."""
 
 
 class Job(Protocol):
     """A value that travels to a worker (it can be pickled)."""
 
     def run(self) -> Any:
-        """In the worker: does the job. What it returns or raises travels back."""
+        """Does the job, in the worker. The result or error travels back."""
         ...
 
 
 @dataclass(frozen=True)
 class Done:
-    """What came of the job `ticket`: a result, or an error."""
+    """The result or the error of the job `ticket`."""
 
     ticket: int
     result: Any = None
@@ -74,11 +74,11 @@ JobT_contra = TypeVar("JobT_contra", bound=Job, contravariant=True)
 
 
 class Pool(Protocol[JobT_contra]):
-    """Where jobs run, one a worker. A context manager: left by an exception, it stops what runs at once."""
+    """Runs jobs, one per worker. A context manager: an exception that leaves it stops running jobs at once."""
 
     @property
     def num_workers(self) -> int:
-        """How many jobs may be under way now."""
+        """How many jobs may run now."""
         ...
 
     def __enter__(self) -> Any: ...
@@ -86,16 +86,16 @@ class Pool(Protocol[JobT_contra]):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
 
     def submit(self, ticket: int, job: JobT_contra) -> None:
-        """Starts `job`; at most `num_workers` may be under way."""
+        """Starts `job`. At most `num_workers` may run."""
         ...
 
     def wait(self, timeout_seconds: float) -> list[Done]:
-        """Returns the jobs that ended, as soon as there are any, or none after `timeout_seconds`."""
+        """Returns ended jobs as soon as there are any, or an empty list after `timeout_seconds`."""
         ...
 
 
 class LocalPool:
-    """Processes of this machine, started when there is a job for them."""
+    """Processes on this machine, started when there is a job for them."""
 
     def __init__(
         self, num_workers: int, cache_dir: Path, *, timeout_seconds: float = UNIT_TIMEOUT_SECONDS
@@ -120,7 +120,7 @@ class LocalPool:
         for worker in [worker for worker in self._workers if worker.ticket is None]:
             if worker.take(ticket, self._timeout_seconds, job):
                 return
-            self._remove(worker)  # It died while it had nothing to do.
+            self._remove(worker)  # It died while idle.
         worker = _start(self._cache_dir)
         self._workers.append(worker)
         if not worker.take(ticket, self._timeout_seconds, job):
@@ -139,7 +139,7 @@ class LocalPool:
         return done_now
 
     def close(self) -> None:
-        """Lets the workers end by themselves, as they do when they have no job."""
+        """Lets idle workers end by themselves, then kills the others."""
         for worker in self._workers:
             worker.connection.close()
         deadline = time.monotonic() + _CLOSING_SECONDS
@@ -149,7 +149,7 @@ class LocalPool:
         self.stop()
 
     def stop(self) -> None:
-        """Kills the workers, and the compilers that they run."""
+        """Kills the workers and their compilers."""
         for worker in tuple(self._workers):
             self._remove(worker)
 
@@ -171,7 +171,7 @@ class LocalPool:
         return None
 
     def _end_of(self, worker: _Worker, ticket: int) -> Done:
-        """The worker has closed its end: it is dead, or dies now."""
+        """Returns the result of a job whose worker closed its end: it is dead or dying."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             worker.process.wait(1.0)
         self._remove(worker)
@@ -193,7 +193,7 @@ class _Worker:
     deadline: float = 0.0
 
     def take(self, ticket: int, timeout_seconds: float, job: Job) -> bool:
-        """Hands a job over; False when the process is dead."""
+        """Sends a job to the process. Returns False if it is dead."""
         try:
             if (
                 self.process.poll() is not None or self.connection.poll()
@@ -232,7 +232,7 @@ def _launch(descriptor: int, cache_dir: Path) -> subprocess.Popen[bytes]:
 
 @contextlib.contextmanager
 def _blocked_signals() -> Iterator[None]:
-    """Blocks the signals that stop a build; a new process inherits that: so early, it would answer with a traceback."""
+    """Blocks the signals that stop a build. New processes inherit this: an early signal would cause a traceback."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
@@ -241,7 +241,7 @@ def _blocked_signals() -> Iterator[None]:
 
 
 def _kill_with_children(pid: int) -> None:
-    """Kills a process and what it has started: a compiler that hangs would go on for ever."""
+    """Kills a process and its descendants: a hanging compiler would go on for ever."""
     children = _children(pid)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
@@ -250,7 +250,7 @@ def _kill_with_children(pid: int) -> None:
 
 
 def _children(pid: int) -> list[int]:
-    """The children of a process; none where the kernel does not say (CONFIG_PROC_CHILDREN)."""
+    """Returns the children of a process; empty if the kernel does not say (CONFIG_PROC_CHILDREN)."""
     found: list[int] = []
     with contextlib.suppress(OSError):  # It may end meanwhile.
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -259,29 +259,29 @@ def _children(pid: int) -> list[int]:
 
 
 def main() -> None:
-    """In a worker: runs the jobs that come by the socket ``argv[1]``, one after the other, until it is closed.
+    """Runs in a worker: does the jobs from the socket ``argv[1]``, one after the other, until it is closed.
 
-    ``argv[2]`` is the directory of the toolchain's cache, ``argv[3]`` the process that started us.
+    ``argv[2]`` is the directory of the toolchain's cache, ``argv[3]`` the parent's process id.
     """
     descriptor, cache_dir, parent = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    os.set_inheritable(descriptor, False)  # Else a compiler would keep it open, and our death unseen.
+    os.set_inheritable(descriptor, False)  # Else a compiler would keep it open and hide our death.
     start_worker(cache_dir)
-    die_with_parent(parent, signal.SIGKILL)  # A job that hangs would hold its unit's lock for ever.
+    die_with_parent(parent, signal.SIGKILL)  # A hanging job would hold its unit's lock for ever.
     with Connection(descriptor) as connection, contextlib.suppress(EOFError, ConnectionError):
         while True:
             connection.send(_outcome(connection.recv()))
 
 
 def start_worker(cache_dir: str) -> None:
-    """Prepares a fresh process, before torch is imported: one thread, signals left to the parent, a cache of our own.
+    """Prepares a fresh process before torch is imported: one thread, signals left to the parent, a cache directory.
 
-    The user's settings of torch do not reach it: one key is one set of bytes, whatever the environment. Ctrl-C, or a
-    supervisor's SIGTERM, reaches the whole process group; only the parent acts on it, so that a unit under way is
-    finished (its compiler inherits the ignored signals).
+    It removes the user's settings of torch: one key is one set of bytes in any environment. Ctrl-C or a supervisor's SIGTERM
+    reaches the whole process group. Only the parent acts on it, so that the unit under way is finished (its compiler
+    inherits the ignored signals).
     """
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # The parent had them blocked.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # The parent had blocked them.
     gc.set_threshold(_GARBAGE_THRESHOLD)
     for name in [name for name in os.environ if name.startswith(_TORCH_SETTINGS)]:
         del os.environ[name]

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from aotgaudi.backends.online import make_runtime
-from aotgaudi.compile.keys import program_key
 from aotgaudi.graphs.hyper_connections import HcPostGraph, HcPreGraph
 from aotgaudi.manifest.enumerate import mhc_entries
 from aotgaudi.runtime.executables import ExecutableTable
@@ -17,6 +16,7 @@ from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.hyper_connections import HyperConnections
 from aotgaudi.store.store import Store
 from tests.integration.models import build
+from tests.workload import program_key
 
 H, D, TOLERANCE = 4, 176, 1e-4
 SPEC = {

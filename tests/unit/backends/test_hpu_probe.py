@@ -10,12 +10,13 @@ import pytest
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.hpu.probe import ENVIRONMENT, KEY_MODE, TOOLCHAIN, assemble, hpu_target, require_whole
 from aotgaudi.backends.offline import find_target, with_isa
-from aotgaudi.compile.keys import program_key, unit_key
+from aotgaudi.compile.keys import unit_key
 from aotgaudi.entries import DecodeEntry
 from aotgaudi.errors import SpecError, TargetError
 from aotgaudi.spec.target import TargetSpec
 from tests.environment import ROOT
 from tests.specs import spec_of
+from tests.workload import program_key
 
 GOLDEN = ROOT / "tests" / "golden" / "data" / "hpu.target.json"
 TARGET = Target.model_validate_json(GOLDEN.read_bytes())

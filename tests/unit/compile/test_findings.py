@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aotgaudi.compile.keys import ProgramKeys, ProgramRow, UnitSource, program_key, unit_key
+from aotgaudi.compile.keys import ProgramKeys, ProgramRow, UnitSource, unit_key
 from aotgaudi.compile.why import (
     BuiltProgram,
     BuiltUnit,
@@ -21,7 +21,7 @@ from aotgaudi.entries import DefragEntry, PromptEntry
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
 from tests.unit.compile.explaining import SECONDS, built, compiled, findings
-from tests.workload import FAKE, key_of, seed, text_of, tiny_spec
+from tests.workload import FAKE, key_of, program_key, seed, text_of, tiny_spec
 
 ENTRIES = (DefragEntry(1), DefragEntry(2))
 LABELS = (("swap a", "layer b"), ("swap a", "layer c"))

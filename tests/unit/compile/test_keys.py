@@ -15,7 +15,7 @@ import pytest
 
 from aotgaudi.backends.base import Target
 from aotgaudi.compile import keys
-from aotgaudi.compile.keys import LIMITS_EXCLUDED, graph_code_digest, program_key, unit_key
+from aotgaudi.compile.keys import LIMITS_EXCLUDED, graph_code_digest, unit_key
 from aotgaudi.digest import Key
 from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, PromptEntry, SamplerEntry
 from aotgaudi.spec.build_spec import BuildSpec
@@ -23,6 +23,7 @@ from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import CONFIG_KEYS_EXCLUDED, ModelSpec
 from aotgaudi.spec.parse import parse_spec
 from aotgaudi.spec.sampler import UPSTREAM_SETTINGS, SamplerSpec
+from tests.workload import program_key
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "data" / "keys.json"
 CONFIG: dict[str, Any] = {

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from aotgaudi.compile.keys import program_key
 from aotgaudi.digest import Key
 from aotgaudi.entries import MhcEntry
 from tests.unit.compile.test_keys import TARGET, spec_of
+from tests.workload import program_key
 
 CONFIG = {
     "model_type": "deepseek_v4",
