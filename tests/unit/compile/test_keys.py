@@ -265,13 +265,13 @@ _PRINT_KEYS = """
 import sys
 from pathlib import Path
 from aotgaudi.backends.fake.probe import probe
-from aotgaudi.compile.keys import program_key, unit_key
+from aotgaudi.compile.keys import ProgramKeys, unit_key
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.parse import load_spec
 manifest = Manifest.of(load_spec(Path(sys.argv[1])))
 print(manifest.id, unit_key("graph", probe()).hex)
 for entry in manifest.entries:
-    print(program_key(entry, manifest.spec, probe()).hex)
+    print(ProgramKeys(manifest.spec, probe()).of(entry).hex)
 """
 
 
