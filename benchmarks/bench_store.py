@@ -1,11 +1,16 @@
-"""The store: a build of thousands of entries that has nothing to do, and how fast everything is verified.
+"""Builds with nothing to do, and how fast a store is verified.
 
-The store is made, not built: every entry has a program of its own with three units, as large models have (one
-embedding, one layer and one head a shape), so that 5,000 entries are 20,000 records and 35,000 objects.
+**Many entries.** The store is made, not built: every entry has its own program of three units, as in large models (one
+embedding, one layer and one head a shape), so 5,000 entries are 20,000 records and 35,000 objects.
+
+**A real spec** (``--spec`` and ``--store``, which has it built): `aotgaudi build SPEC` and the enumeration alone, whole
+processes, and proof that torch stays out. The result's name is ``rebuild``.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import resource
 import shutil
@@ -28,6 +33,17 @@ from aotgaudi.store.fsck import check_store
 from aotgaudi.store.store import Store
 
 NOTHING_TO_DO_SECONDS, VERIFY_BYTES_A_SECOND = 1.0, 1.0e9
+MANIFEST_SECONDS = 0.3
+HEAVY = ("torch", "transformers", "numpy", "sympy")
+IMPORTED = f"""
+import json, sys
+from aotgaudi.cli.main import cli
+try:
+    cli.main(sys.argv[1:], prog_name="aotgaudi")
+except SystemExit as end:
+    assert not end.code, end.code
+print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))
+"""
 LARGE_OBJECTS, LARGE_BYTES = 8, 128 << 20
 
 SPEC = """
@@ -54,7 +70,13 @@ def main() -> None:
     parser = harness.make_parser(__doc__)
     parser.add_argument("--entries", type=int, default=5000)
     parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--spec", type=Path, help="a spec that --store has built")
+    parser.add_argument("--store", type=Path)
+    parser.add_argument("--large-spec", type=Path, help="a spec with a large table, enumerated only")
     args = parser.parse_args()
+    if args.spec is not None:
+        measure_rebuild(args)
+        return
     with tempfile.TemporaryDirectory() as folder:
         result = measure_nothing_to_do(Path(folder), args.entries, args.runs)
         result |= measure_verifying(Path(folder) / "large")
@@ -135,6 +157,51 @@ def _spreads(name: str, samples: list[tuple[float, float]]) -> dict[str, Any]:
         f"{name}_seconds": Spread(tuple(wall for wall, _ in samples)).json(),
         f"{name}_cpu_seconds": Spread(tuple(cpu for _, cpu in samples)).json(),
     }
+
+
+def measure_rebuild(args: argparse.Namespace) -> None:
+    """Measures a real spec whose build has nothing to do; writes. Exits with an error where torch was imported."""
+    machine, spec = harness.environment(), args.spec.resolve()
+    store = ("--store", str(args.store.resolve()))
+    with tempfile.TemporaryDirectory(prefix="aotgaudi-bench-") as folder:
+        rebuild = ["build", str(spec), "-o", str(Path(folder, "bundle")), *store]
+        plan = json.loads(harness.run(harness.command("build", "plan", spec, *store, "--json"))[1])
+        if plan["trace"] or plan["compile"]:
+            sys.exit(f"{spec.name} is not built in that store; run: aotgaudi build {spec.name} --store STORE")
+        harness.run(harness.command(*rebuild))  # Seals the bundle; the timed runs find everything done.
+        commands = {"build SPEC, nothing to do": rebuild}
+        for label, path in (("build manifest SPEC", spec), ("build manifest (large)", args.large_spec)):
+            if path is not None:
+                out = str(Path(folder, "manifest.json"))
+                commands[label] = ["build", "manifest", str(path.resolve()), "-o", out]
+        measured = {
+            label: (
+                Spread(tuple(harness.run(harness.command(*words))[0] for _ in range(args.runs))),
+                _heavy_imports(words),
+            )
+            for label, words in commands.items()
+        }
+    targets = (NOTHING_TO_DO_SECONDS, MANIFEST_SECONDS, MANIFEST_SECONDS)
+    rows = tuple(
+        (label, f"{spread.text(3)} s", verdict(spread.median, target), ", ".join(imported) or "none")
+        for (label, (spread, imported)), target in zip(measured.items(), targets, strict=False)
+    )
+    values = {
+        label: {"seconds": spread.json(), "heavy_modules": imported}
+        for label, (spread, imported) in measured.items()
+    }
+    columns = ("command", "median (min to max)", "target", f"imported of {', '.join(HEAVY)}")
+    note = f"{args.runs} runs of each, whole process."
+    harness.finish("rebuild", args, machine, values, [Table("Nothing to do", columns, rows, note)])
+    if any("torch" in imported for _, imported in measured.values()):
+        sys.exit("torch was imported")
+
+
+def _heavy_imports(words: list[str]) -> list[str]:
+    """Runs the command line in a process, and returns which heavy modules that imported."""
+    text = harness.run([sys.executable, "-c", IMPORTED, *words])[1]
+    found: list[str] = json.loads(text.splitlines()[-1])
+    return found
 
 
 def _table(result: dict[str, Any]) -> Table:

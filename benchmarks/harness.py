@@ -153,7 +153,7 @@ def finish(
     }
     path = args.output or RESULTS / f"{name}{f'-{args.tag}' if args.tag else ''}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(result) + "\n", encoding="utf-8")
     print(f"\nwritten: {path}")
 
 

@@ -15,8 +15,6 @@ ORDER = (
     "ready",
     "rebuild",
     "enumerate",
-    "tune",
-    "served_trace",
     "build",
     "decode",
     "int8",
@@ -24,7 +22,6 @@ ORDER = (
     "steps",
     "memory",
     "capture",
-    "witness",
 )
 
 

@@ -84,27 +84,10 @@ class Trace:
     def __len__(self) -> int:
         return len(self.arrivals)
 
-    @property
-    def seconds(self) -> float:
-        """From the first arrival to the last."""
-        return self.arrivals[-1] - self.arrivals[0]
-
-    def part(self, first: int, last: int) -> Trace:
-        """Returns the requests from number `first` (from 0) to before number `last`, the first of them at 0 s."""
-        arrivals = self.arrivals[first:last]
-        since = tuple(arrival - arrivals[0] for arrival in arrivals)
-        return Trace(since, self.prompt_tokens[first:last], self.generated_tokens[first:last])
-
     def faster(self, factor: float) -> Trace:
         """Returns the same requests, coming `factor` times as fast."""
         since = tuple(arrival / factor for arrival in self.arrivals)
         return Trace(since, self.prompt_tokens, self.generated_tokens)
-
-    def halves(self) -> tuple[Trace, Trace]:
-        """Returns the earlier half of the requests, and the later one. Raises SpecError for fewer than two."""
-        _require(len(self) > 1, "has one request", "at least two, to have two halves")
-        middle = len(self) // 2
-        return self.part(0, middle), self.part(middle, len(self))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,17 @@
-"""A set of recipes that one process compiled, another finds; whatever is not that set is refused by name."""
+"""A set of recipes that one process compiled, another finds; any other set is refused by name."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from aotgaudi.digest import Digest
-from aotgaudi.doctor.hpu.lab import Lab, Outcome, start_process
+from aotgaudi.doctor.hpu.lab import Lab, Outcome, ProbeProcess, start_process
 from aotgaudi.errors import CompileError, CorruptError, TargetError
 from aotgaudi.gaudi.counters import Counts, require_found
 from aotgaudi.gaudi.recipes import RecipeName, RecipeSet, collect, materialise
@@ -58,10 +59,18 @@ def through_a_store(directory: Path, keys: list[str], root: Path, target: Path) 
 def test_a_new_interpreter_finds_each_unit_by_its_key_and_compiles_nothing(
     newest: Path, tmp_path: Path, built: tuple[Path, Outcome]
 ) -> None:
+    def start(arguments: Sequence[str], environment: Mapping[str, str], output: Path) -> ProbeProcess:
+        """Children get our path: the double is on it only while one starts, so that nothing here imports it."""
+        sys.path.insert(0, str(newest))
+        try:
+            return start_process(arguments, environment, output)
+        finally:
+            sys.path.remove(str(newest))
+
     directory, outcome = built
     keys = [key for found in keys_of(outcome).values() for key in found]
     recipes = through_a_store(directory, keys, tmp_path / "store", tmp_path / "restored")
-    lab = Lab(tmp_path / "lab", environment=environment_of(newest, tmp_path), start=start_process)
+    lab = Lab(tmp_path / "lab", environment=environment_of(newest, tmp_path), start=start)
 
     again = lab.run("recipes.keys", tmp_path / "restored", order=list(reversed(ORDER)))
 

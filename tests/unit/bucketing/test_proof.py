@@ -1,4 +1,4 @@
-""""""
+"""The proof against a walk over every step, and the fewest entries that close a table."""
 
 from __future__ import annotations
 

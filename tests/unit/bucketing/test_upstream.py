@@ -1,4 +1,4 @@
-""""""
+"""Upstream's look-up and warm-up, against what its code says."""
 
 from __future__ import annotations
 

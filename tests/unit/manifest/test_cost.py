@@ -1,4 +1,4 @@
-""""""
+"""What a manifest costs: too many steps, and device memory."""
 
 from __future__ import annotations
 

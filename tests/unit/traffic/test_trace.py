@@ -1,4 +1,4 @@
-""""""
+"""Traces: what is none, what is read from files of every kind, and what is drawn from histograms."""
 
 from __future__ import annotations
 
@@ -20,23 +20,6 @@ from aotgaudi.traffic import trace as reading
 from aotgaudi.traffic.trace import MOST_DRAWN, Drawing, Histogram, Trace, read_trace
 
 TRACE = Trace((0.0, 1.0, 1.0, 5.0, 6.0), (1, 2, 3, 4, 5), (10, 20, 30, 40, 0))
-
-
-def test_halves_hold_all_requests_and_each_begins_at_zero() -> None:
-    first, second = TRACE.halves()
-
-    assert first == Trace((0.0, 1.0), (1, 2), (10, 20))
-    assert second == Trace((0.0, 4.0, 5.0), (3, 4, 5), (30, 40, 0))
-
-
-def test_one_request_has_no_halves() -> None:
-    with pytest.raises(SpecError, match="at least two"):
-        TRACE.part(0, 1).halves()
-
-
-def test_seconds_are_those_between_the_first_and_the_last() -> None:
-    assert TRACE.seconds == 6
-    assert len(TRACE) == 5
 
 
 @pytest.mark.parametrize(
@@ -292,7 +275,7 @@ def test_arrivals_have_the_rate_that_was_given(path: Path) -> None:
     trace = read_trace(path, DRAWING)
 
     assert len(trace) == MOST_DRAWN
-    assert trace.seconds == pytest.approx(MOST_DRAWN / 5, rel=0.01)
+    assert trace.arrivals[-1] == pytest.approx(MOST_DRAWN / 5, rel=0.01)
 
 
 def test_without_a_rate_nothing_is_drawn(path: Path) -> None:
