@@ -50,15 +50,15 @@ class MetricKind:
 METRICS: Mapping[str, MetricKind] = MappingProxyType(
     {
         "aotgaudi_guest_warm": MetricKind(
-            "gauge", "1 while nothing speaks against it that the guest runs from sealed code alone."
+            "gauge", "1 while nothing speaks against it that the server runs from sealed code alone."
         ),
         "aotgaudi_guest_ready": MetricKind("gauge", "1 while GET /ready answers 200."),
         "aotgaudi_compilations_total": MetricKind(
-            "counter", "What a warm guest does not do, by the phase and what it was.", ("phase", "what")
+            "counter", "What a warm server does not do, by the phase and what it was.", ("phase", "what")
         ),
-        "aotgaudi_guest_artifacts": MetricKind("gauge", "Artifacts that the guest loads.", ("state",)),
+        "aotgaudi_guest_artifacts": MetricKind("gauge", "Artifacts that the server loads.", ("state",)),
         "aotgaudi_cache_files_added_total": MetricKind(
-            "counter", "Files that appeared in the guest's caches."
+            "counter", "Files that appeared in the server's caches."
         ),
         "aotgaudi_verify_seconds": MetricKind(
             "gauge", "From the process's start until bundle and launch were compared."
@@ -66,15 +66,15 @@ METRICS: Mapping[str, MetricKind] = MappingProxyType(
         "aotgaudi_restore_seconds": MetricKind(
             "gauge", "Restoring the sealed files, hashing them on the way."
         ),
-        "aotgaudi_guest_ready_seconds": MetricKind("gauge", "From the guest's start until it was ready."),
+        "aotgaudi_guest_ready_seconds": MetricKind("gauge", "From the server's start until it was ready."),
         "aotgaudi_witness_processes": MetricKind(
-            "gauge", "The guest's processes, by whether a witness is in them.", ("state",)
+            "gauge", "The server's processes, by whether an agent is in them.", ("state",)
         ),
         "aotgaudi_capture_info": MetricKind(
             "gauge", "1; the labels say what is served.", ("launch", "bundle", "epoch")
         ),
         "aotgaudi_guest_residuals": MetricKind(
-            "gauge", "What no cache can hold, and every start of this guest does again."
+            "gauge", "What no cache can hold, and every start of this server does again."
         ),
     }
 )
