@@ -78,7 +78,7 @@ class BadLineError(Exception):
 
 
 class RefusedLineError(Exception):
-    """The public code may read the line; this one does not."""
+    """The public code may read the line; we do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ def _bounded(value: _T) -> _T:
 
 
 def _unknown(node: ast.expr) -> Exception:
-    """Returns what is wrong with a piece of Python: it names what is not defined, or is of a kind not read here."""
+    """Returns why a piece of Python is not read: it names something undefined, or is of a kind that we do not read."""
     parts = list(ast.walk(node))
     names = [part.id for part in parts if isinstance(part, ast.Name) and part.id != "range"]
     if names and not any(isinstance(part, ast.comprehension) for part in parts):
@@ -224,7 +224,7 @@ _SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True, slots=True)
 class SkippedLine:
-    """A line that the public code leaves out: its number, from 1, and why."""
+    """A line that the public code skips: its number, from 1, and why."""
 
     number: int
     problem: str
@@ -232,7 +232,7 @@ class SkippedLine:
 
 @dataclass(frozen=True, slots=True)
 class ListedBuckets:
-    """What a file lists, in its order, and the lines that were left out."""
+    """The buckets that a file lists, in its order, and the skipped lines."""
 
     prompt: tuple[Bucket, ...]
     decode: tuple[Bucket, ...]
@@ -305,7 +305,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _buckets_of(items: tuple[Item, Item, Item], most: int) -> Iterator[Bucket]:
-    """Yields the products of a line's items, which may be none. Raises RefusedLineError for more than `most`."""
+    """Yields the products of a line's items, possibly none. Raises RefusedLineError for more than `most`."""
     num_buckets = math.prod(map(len, items))
     if num_buckets == 0:
         return

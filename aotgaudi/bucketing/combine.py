@@ -74,7 +74,7 @@ def most_prompt_context(
 ) -> int | None:
     """Returns the most context blocks of a prompt bucket; None where no context is kept.
 
-    Once it is None it is so for every longer query and every larger batch.
+    If it is None, so it is for every longer query and every larger batch.
     """
     max_model_len, block_size = inputs.max_model_len, inputs.block_size
     if inputs.merged_prefill:
@@ -130,7 +130,7 @@ def is_off_slice_query(query_len: int, inputs: BucketingInputs) -> bool:
 
 
 class RangeSource(Protocol):
-    """How the values of each dimension are chosen: what sets one strategy apart from another."""
+    """Chooses the values of each dimension: what distinguishes one strategy from another."""
 
     def prompt_ranges(self, inputs: BucketingInputs) -> Ranges:
         """Returns the ranges of the prompt phase."""
@@ -207,7 +207,7 @@ def with_speculation(
 ) -> tuple[Bucket, ...]:
     """Returns the decode table with a row for each of the drafted tokens and the next (common.py 333-371).
 
-    `seeds` is the table before speculation; it is returned as it is when no tokens are drafted.
+    `seeds` is the table before speculation; it is returned unchanged if no tokens are drafted.
     """
     if inputs.num_speculative_tokens == 0 or not rules.speculates:
         return seeds
@@ -288,7 +288,7 @@ def _edges(
 def _decode_runs(
     ranges: Ranges, contexts: Sequence[int], inputs: BucketingInputs, rules: ProductRules
 ) -> Iterator[_Run]:
-    """Yields the runs; contexts above what the sequences can have become one, just that."""
+    """Yields the runs; contexts above what the sequences can have are replaced by that maximum."""
     for batch_size in sorted(set(ranges.batch_sizes)):
         start = 0 if inputs.contiguous_pa else bisect_left(contexts, batch_size)
         stop, inserted = len(contexts), most_decode_context(batch_size, inputs, rules)

@@ -44,9 +44,9 @@ class ExponentialAxes:
 class RangeRule:
     """How points are chosen; the defaults are those of vllm-gaudi at 091bbad.
 
-    `special_minima`: minima that are a point of their own, while the spacing starts at the step.
-    `clips_last`: a last point above the maximum becomes the maximum. `fills`: a point that is taken already is
-    replaced by the free multiple that is nearest to the unrounded point. `knows_long_context`: in a long
+    `special_minima`: minima that are an extra point, while the spacing starts at the step.
+    `clips_last`: a last point above the maximum becomes the maximum. `fills`: a point that is already taken is
+    replaced by the free multiple nearest to the unrounded point. `knows_long_context`: in a long
     context, half of the points are spaced linearly.
     """
 
@@ -59,13 +59,12 @@ class RangeRule:
 def exponential_range(
     axis: ExponentialAxis, rule: RangeRule, *, contiguous_pa: bool, long_context: bool = False
 ) -> tuple[int, ...]:
-    """Returns the points of one dimension, ascending, but for a last one that is replaced by `maximum`.
+    """Returns the points of one dimension, ascending, except that the last may be replaced by `maximum`.
 
-    So the last two may be equal; and the last may be less, where the dimension's `maximum` is below its start.
+    So the last two may be equal, and the last may be less than the one before if `maximum` is below the start.
 
     Raises:
-        SpecError: the axis has no points, or too many; or too few for a linear half, where upstream divides
-            by zero.
+        SpecError: the axis has no points, too many, or too few for a linear half (upstream divides by zero).
     """
     _check_axis(axis, rule)
     if axis.limit == 1:
@@ -130,7 +129,7 @@ def _collected(
 
 
 def _long_points(start: int, axis: ExponentialAxis, rule: RangeRule) -> set[int]:
-    """Returns exponential points up to ``maximum / limit``, and linear ones from there; none is filled there."""
+    """Returns exponential points up to ``maximum / limit``, and linear ones, unfilled, from there."""
     num_exponential = axis.limit // 2
     if num_exponential == 1:
         raise SpecError(
@@ -152,8 +151,8 @@ def _rounded(exact: float, axis: ExponentialAxis) -> int:
 class _FreeMultiples:
     """The values ``start, start + step, ... <= maximum`` that are not taken.
 
-    Each index points to the next candidate below and above; paths are shortened as they are walked, so that
-    taking all of n values costs about n steps.
+    Each index points to the next candidate below and above. Paths are shortened when walked, so taking all of n values
+    costs about n steps.
     """
 
     def __init__(self, start: int, axis: ExponentialAxis) -> None:
@@ -163,7 +162,7 @@ class _FreeMultiples:
         self._next = {-1: dict[int, int](), 1: dict[int, int]()}
 
     def take(self, value: int) -> None:
-        """Takes a value, which need not be one of the multiples."""
+        """Marks a value as taken; it need not be one of the multiples."""
         self.taken.add(value)
         index, rest = divmod(value - self._start, self._step)
         if rest == 0 and 0 <= index < self._num_values:
@@ -178,7 +177,7 @@ class _FreeMultiples:
         return min(values, key=lambda value: abs(value - exact), default=None)
 
     def _free(self, index: int, direction: int) -> int:
-        """Returns the first index from `index` on that is not taken; it may be outside of the values."""
+        """Returns the first free index from `index` on; it may lie outside the values."""
         following = self._next[direction]
         path = []
         while index in following:
@@ -284,11 +283,11 @@ class ExponentialRanges:
     rules: ExponentialRules = ExponentialRules()
 
     def prompt_ranges(self, inputs: BucketingInputs) -> Ranges:
-        """Returns the ranges of the prompt phase. Raises SpecError where upstream's rules give none."""
+        """Returns the ranges of the prompt phase. Raises SpecError if upstream's rules give none."""
         return self._ranges(self.prompt_axes(inputs), inputs)
 
     def decode_ranges(self, inputs: BucketingInputs) -> Ranges:
-        """Returns the ranges of the decode phase. Raises SpecError where upstream's rules give none."""
+        """Returns the ranges of the decode phase. Raises SpecError if upstream's rules give none."""
         return self._ranges(self.decode_axes(inputs), inputs)
 
     def prompt_axes(self, inputs: BucketingInputs) -> ExponentialAxes:

@@ -33,7 +33,7 @@ from aotgaudi.spec.bucketing import AxisBounds
 
 
 class ExtensionSource(Protocol):
-    """How the values of each dimension are chosen: what sets one strategy apart from another."""
+    """Chooses the values of each dimension: what distinguishes one strategy from another."""
 
     def prompt_batch_sizes(self, inputs: BucketingInputs) -> Sequence[int]:
         """Returns the batch sizes of the prompt phase."""
@@ -44,7 +44,7 @@ class ExtensionSource(Protocol):
         ...
 
     def contexts(self, query_len: int, inputs: BucketingInputs) -> Sequence[int]:
-        """Returns the contexts of a query with prefix caching, in blocks, ascending; some may be there twice."""
+        """Returns the contexts of a query with prefix caching, in blocks, ascending; some may occur twice."""
         ...
 
     def decode_table(self, inputs: BucketingInputs) -> tuple[Bucket, ...]:
@@ -57,7 +57,7 @@ class ExtensionRules:
     """What differs between versions and strategies; the defaults are those of exponential at 8211e0b.
 
     `limits_query`: a query is at most the model's length. `removes_repetitions`: where the filter leaves
-    something, each bucket is there once. `slices`: queries that sliced attention cannot run are left out.
+    something, each bucket occurs once. `slices`: queries that sliced attention cannot run are left out.
     """
 
     limits_query: bool = True
@@ -192,7 +192,7 @@ class ExtensionExponential:
         )
 
     def contexts(self, query_len: int, inputs: BucketingInputs) -> Sequence[int]:
-        """Returns the contexts of a query, ascending; small ones may be there twice.
+        """Returns the contexts of a query, ascending; small ones may occur twice.
 
         Raises:
             SpecError: the query is longer than the model, where upstream takes the logarithm of that.
@@ -235,7 +235,7 @@ class ExtensionExponential:
 class ExtensionLinear:
     """See ``extension.ExtensionSource``.
 
-    `blocks_past_end`: a cached context may be so many blocks longer than the longest query has room for.
+    `blocks_past_end`: by how many blocks a cached context may exceed the room that the longest query leaves.
     """
 
     blocks_past_end: int = 1
@@ -290,7 +290,7 @@ def decode_axes(inputs: BucketingInputs, blocks_max: int) -> tuple[LinearAxis, L
 def decode_contexts(axis: LinearAxis, inputs: BucketingInputs) -> tuple[int, ...]:
     """Returns the contexts of the decode phase, ascending.
 
-    Under contiguous paged attention they reach the cache's end, unless a person says how far they go.
+    Under contiguous paged attention they reach the cache's end, unless the spec sets their maximum.
     """
     where = "bucketing.decode.num_blocks"
     if not inputs.contiguous_pa or inputs.decode.num_blocks.max is not None:
@@ -395,7 +395,7 @@ def linear_decode_axes(inputs: BucketingInputs) -> tuple[LinearAxis, LinearAxis]
 
 
 def exponential_prompt_axes(inputs: BucketingInputs) -> tuple[ExponentialAxis, ExponentialAxis]:
-    """Returns the batch sizes and the query lengths; of a person's bounds only the limits count."""
+    """Returns the batch sizes and the query lengths; of the spec's bounds only the limits count."""
     num_seqs, longest, bounds = inputs.max_num_prefill_seqs, inputs.max_model_len, inputs.prompt
     return (
         _axis(1, num_seqs, bounds.batch_size.limit),

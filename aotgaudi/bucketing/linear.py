@@ -28,7 +28,7 @@ class LinearAxis:
 
     @classmethod
     def bounded(cls, bounds: AxisBounds, minimum: int, step: int, maximum: int) -> LinearAxis:
-        """Returns these defaults with a spec's bounds in their place."""
+        """Returns these defaults, replaced by the bounds that a spec sets."""
         return cls(
             minimum if bounds.min is None else bounds.min,
             step if bounds.step is None else bounds.step,
@@ -165,7 +165,7 @@ class PaddedAxis:
     pad_percent: int
 
     def bounded(self, bounds: AxisBounds) -> PaddedAxis:
-        """Returns this axis with a spec's bounds in the place of its own."""
+        """Returns this axis with the bounds that a spec sets."""
         return PaddedAxis(
             self.minimum if bounds.min is None else bounds.min,
             self.step if bounds.step is None else bounds.step,
@@ -259,7 +259,7 @@ def padded_range(axis: PaddedAxis, where: str = "bucketing") -> tuple[int, ...]:
 
 
 def _is_kept(current: int, last: int, axis: PaddedAxis) -> bool:
-    """Whether without `current` too much would be padded from the `last` value to the next on the lattice."""
+    """Whether leaving out `current` would pad too much between the `last` value and the next on the lattice."""
     following = current + axis.step
     padding = following - last - 1
     pad_max = axis.pad_max or axis.maximum

@@ -5,7 +5,7 @@ query, then context), which is not the one with least padding. Cost, compared in
 
 ======  ==================================  =====================================================
 prompt  1. ``batch_size * query_len``       padded tokens: every matrix product of the step
-        2. ``batch_size * num_ctx_blocks``  padded context: what attention reads besides
+        2. ``batch_size * num_ctx_blocks``  padded context: what attention also reads
         3. the entry itself                 a deterministic choice between equals
 decode  1. ``num_blocks``                   what attention reads; it dominates a decode step
         2. ``batch_size``                   padded rows: every matrix product of the step
@@ -34,9 +34,9 @@ Size = tuple[int, ...]
 class CoverIndex(Generic[T]):
     """Finds, among boxes that are anchored at the origin, the best one that contains a point.
 
-    The sizes that occur in each dimension cut space into cells; within a cell the answer is the same, so it is
-    computed once for every cell, and a look-up is one bisection a dimension. Immutable. `find` takes about a
-    microsecond; memory is one reference a cell.
+    The sizes in each dimension cut space into cells. The answer is the same within a cell, so it is computed once for
+    each, and a look-up is one bisection a dimension. Immutable. `find` takes about a microsecond; memory is one
+    reference a cell.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class CoverIndex(Generic[T]):
         self._cells = [None if index is None else ordered[index] for index in best]
 
     def find(self, point: Size) -> T | None:
-        """Returns the item of least rank whose box contains `point`; None when there is none."""
+        """Returns the item of least rank whose box contains `point`, or None."""
         if not self._cells:
             return None
         cell = 0
@@ -74,7 +74,7 @@ class CoverIndex(Generic[T]):
 
 
 def _propagated(lengths: list[int], strides: list[int], best: list[int | None]) -> list[int | None]:
-    """Spreads every item to the cells that its box contains, downwards along each dimension in turn."""
+    """Spreads every item to the cells inside its box, downwards along each dimension in turn."""
     for length, stride in zip(lengths, strides, strict=True):
         outer = range(0, len(best), length * stride)
         for start, index, inner in itertools.product(outer, range(length - 2, -1, -1), range(stride)):
@@ -140,7 +140,7 @@ class BucketTable:
 
 
 class WarmEntries(Protocol):
-    """Which entries are warm, and how many: none of them becomes cold."""
+    """The warm entries; a warm entry never becomes cold."""
 
     def __len__(self) -> int: ...
 
@@ -148,10 +148,10 @@ class WarmEntries(Protocol):
 
 
 class WarmFirstTable:
-    """Looks a step up among the entries that are warm, and only where none of them covers it among all.
+    """Looks a step up among the warm entries, and among all entries only if no warm one covers it.
 
-    So a cold entry is asked for only where no warm one would do. How long a chunk may be is a matter of all entries.
-    What has become warm counts from the next look-up on. One thread only.
+    So a cold entry is asked for only if no warm one would do. The longest chunk depends on all entries. An entry that
+    becomes warm counts from the next look-up on. One thread only.
     """
 
     def __init__(self, entries: Iterable[Entry], warm: WarmEntries) -> None:

@@ -12,13 +12,13 @@ warms everything up to `max_num_tokens`. The rules are those of public servers (
     and 28,672 only; one above. Most tokens first. It does not depend on the device.
 ``sglang-fma``
     ``mhc_fused_post_pre`` of SGLang 0.5.23 (python/sglang/kernels/ops/layernorm/mhc.py): up to 32 tokens a
-    kernel of its own, with other tiles below 8 tokens than from 8 on; the formula above. Fewest tokens first.
+    separate kernel, with other tiles below 8 tokens than from 8 on; the formula above that. Fewest tokens first.
 ``vllm-collapsed``
     vLLM (vllm/model_executor/kernels/mhc/warmup.py): the formula's result rounded to 1, 4 or 16. The order of
     its warm-up keys: ascending n_splits.
 
-No loop runs over tokens. The formula's steps are found as the blocks of equal quotients ``num_sms // tiles``
-are in divisor sums, so the cost grows with the number of buckets, which is at most ``2 * sqrt(num_sms)``.
+No loop runs over tokens: the formula's steps are the blocks of equal quotients ``num_sms // tiles``, as in divisor
+sums, so the cost grows with the number of buckets, at most ``2 * sqrt(num_sms)``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class MhcBucket:
 
 @dataclass(frozen=True, slots=True)
 class MhcInputs:
-    """What the buckets follow from. `num_sms`: streaming multiprocessors of the device; None: not known.
+    """What decides the buckets. `num_sms`: streaming multiprocessors of the device; None: unknown.
 
     Nothing is warm where `max_num_tokens` is 0 or less. Raises SpecError for sizes that are not positive.
     """

@@ -9,12 +9,12 @@ decode  blocks                                                num_blocks
 
 The factor of a step is the second by the first; the entry is the one that the engine's look-up takes (least padded
 cost, ``bucketing/lookup.py``). Every cell, or (batch size, total of blocks), counts once. A cell counts with its
-longest query: shorter ones are padded to whole blocks besides.
+longest query; shorter ones are also padded to whole blocks.
 
-Up to `MAX_STEPS` steps are all measured. Of more, as many are, spread evenly over all of them by a low-discrepancy
-sequence: the same ones each time. The mean's error is then given as two standard errors of a random sample of that
-size, which a spread one stays below in practice. The worst factor is at the smallest of the steps that one entry
-serves, so those corners are measured besides, up to `MAX_STEPS` of them.
+Up to `MAX_STEPS` steps are all measured. If there are more, `MAX_STEPS` of them are measured, spread evenly by a
+low-discrepancy sequence, the same ones each time. The mean's error is then given as two standard errors of a random
+sample of that size; an evenly spread sample stays below it in practice. The worst factor is at the smallest step that
+an entry serves, so up to `MAX_STEPS` of those corners are measured too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts
 from aotgaudi.entries import PromptEntry
 
 MAX_STEPS = 1024
-"""Up to so many steps are measured of each phase: some hundredths of a second."""
+"""The most steps measured of each phase: some hundredths of a second."""
 
 _STRIDES = (0.7548776662466927, 0.5698402909980532)
 """Of the two-dimensional sequence of least discrepancy that multiples give: powers of the root of x**3 = x + 1."""
@@ -67,7 +67,7 @@ class Padding:
 def prompt_padding(
     prompts: ReachablePrompts, table: BucketTable, *, max_steps: int = MAX_STEPS
 ) -> Padding | None:
-    """Returns the padding of the covered prompt cells; None where there are none."""
+    """Returns the padding of the covered prompt cells; None if none is covered."""
     measured = prompt_measure(prompts, table)
 
     is_sampled = prompts.num_cells > max_steps
@@ -85,7 +85,7 @@ def prompt_padding(
 def decode_padding(
     decodes: ReachableDecodes, table: BucketTable, *, max_steps: int = MAX_STEPS
 ) -> Padding | None:
-    """Returns the padding of the covered decode steps; None where there are none."""
+    """Returns the padding of the covered decode steps; None if none is covered."""
     measured = decode_measure(table)
 
     most, is_sampled = decodes.max_batch_size, decodes.num_steps > max_steps
@@ -101,7 +101,7 @@ def decode_padding(
 
 
 def prompt_measure(prompts: ReachablePrompts, table: BucketTable) -> Measure:
-    """Returns what measures the longest step of a prompt cell, (context blocks, row)."""
+    """Returns a function that measures the longest step of a prompt cell (context blocks, row)."""
     lookup, size = _PromptLookup(table.prompt), prompts.limits.block_size
 
     def measured(cell: tuple[int, int]) -> tuple[float, Shape] | None:
@@ -117,7 +117,7 @@ def prompt_measure(prompts: ReachablePrompts, table: BucketTable) -> Measure:
 
 
 def decode_measure(table: BucketTable) -> Measure:
-    """Returns what measures a decode step, (batch size, total of blocks)."""
+    """Returns a function that measures a decode step (batch size, total of blocks)."""
     widest: dict[int, int] = {}
     for entry in table.decode:
         widest[entry.num_blocks] = max(entry.batch_size, widest.get(entry.num_blocks, 0))
@@ -201,7 +201,7 @@ def _summary(
 
 
 class _PromptLookup:
-    """What `BucketTable.find_prompt` finds for one sequence, without an index over a million entries."""
+    """`BucketTable.find_prompt` for one sequence, without an index over a million entries."""
 
     def __init__(self, entries: Iterable[PromptEntry]) -> None:
         groups: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))

@@ -66,7 +66,7 @@ _OWN_BUCKETING, _OWN_SCHEDULER = BucketingSpec(), SchedulerSpec()
 
 @dataclass(frozen=True, slots=True)
 class ReachableSteps:
-    """All steps of which something is proved."""
+    """All steps that the proof covers."""
 
     prompts: ReachablePrompts
     decodes: ReachableDecodes
@@ -95,8 +95,8 @@ class ReachableSteps:
 class PromptHole:
     """After `first_ctx_blocks` to `last_ctx_blocks` blocks, queries of more than `covered_len` tokens are uncovered.
 
-    Up to the longest that the limits leave there; after each of these contexts there are some. `covered_len` is 0
-    where no query is covered.
+    That is, up to the longest query that the limits allow there. After each of these contexts some query is uncovered.
+    `covered_len` is 0 if no query is covered.
     """
 
     reachable: ReachablePrompts
@@ -132,8 +132,8 @@ class PromptHole:
 class DecodeHole:
     """In batches of `first_batch_size` to `last_batch_size`, totals of more than `covered_blocks` are uncovered.
 
-    Up to the largest total of each batch; each of them has some. `covered_blocks` is 0 where no entry has as many
-    sequences.
+    That is, up to the largest total of each batch. Each batch size has some. `covered_blocks` is 0 if no entry has as
+    many sequences.
     """
 
     reachable: ReachableDecodes
@@ -190,7 +190,7 @@ class PhaseCoverage:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """The result of a proof. `unproved`: the kinds of entries that there are and of which it says nothing."""
+    """The result of a proof. `unproved`: kinds of entries that the table has and the proof does not cover."""
 
     phases: tuple[PhaseCoverage, ...]
     smallest: Counterexample | None
@@ -198,12 +198,12 @@ class Coverage:
 
     @property
     def is_closed(self) -> bool:
-        """Whether every step of the phases has an entry; False where the server's own steps are not proved."""
+        """Whether every step has an entry; False if the proof does not cover the server's steps."""
         return self.smallest is None and not self.lacks_steps
 
     @property
     def lacks_steps(self) -> bool:
-        """Whether nothing is said of the steps themselves: those of a vLLM server with unified attention."""
+        """Whether the proof does not cover the steps at all: those of a vLLM server with unified attention."""
         return "unified" in self.unproved and not any(phase.kind == "prompt" for phase in self.phases)
 
     def __str__(self) -> str:
@@ -232,7 +232,7 @@ def prove_steps(steps: ReachableSteps, table: BucketTable) -> Coverage:
 
 
 def uncovered(steps: ReachableSteps, table: BucketTable) -> Iterator[Hole]:
-    """Yields what `table` does not cover of `steps`, in disjoint intervals; none: it is closed."""
+    """Yields the uncovered steps in disjoint intervals; nothing if `table` is closed."""
     yield from prompt_holes(steps.prompts, table)
     yield from decode_holes(steps.decodes, table)
     yield from steps.speculative.holes(table.decode)
@@ -258,9 +258,9 @@ def decode_holes(reachable: ReachableDecodes, table: BucketTable) -> Iterator[De
 
 
 def _bands(sizes: Iterable[tuple[int, int]], first: int, last: int) -> Iterator[tuple[int, int, int]]:
-    """Cuts ``first..last`` where the reach changes: the largest y among the sizes (x, y) with an x as large.
+    """Cuts ``first..last`` where the reach of x changes: the largest y of any size whose x is at least as large.
 
-    Yields (first, last, reach), ascending; the reach is 0 where no x is as large.
+    Yields (first, last, reach), ascending; the reach is 0 beyond the largest x.
     """
     largest: dict[int, int] = {}
     for x, y in sizes:
@@ -284,9 +284,9 @@ AddedEntry = Union[PromptEntry, DecodeEntry]
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """An entry, and an uncovered step that is why it is there: no other added entry is admissible for it.
+    """An added entry, and the uncovered step that requires it: no other added entry is admissible for that step.
 
-    `witness` is that step's exact shape: batch size, query length, (context) blocks.
+    `witness` is the step's exact shape: batch size, query length, (context) blocks.
     """
 
     entry: AddedEntry
@@ -298,7 +298,7 @@ def closing_entries(
 ) -> tuple[AddedEntry, ...]:
     """Returns the entries that `bucketing` asks to add to `table`: ascending prompts, then decodes.
 
-    None with ``coverage = "upstream"``, and none to a unified table, of which nothing is proved.
+    Empty with ``coverage = "upstream"``, and for a unified table, which the proof does not cover.
     """
     if bucketing.coverage == "upstream" or bucketing.strategy == "unified":
         return ()
@@ -308,7 +308,7 @@ def closing_entries(
 
 
 def close(steps: ReachableSteps, max_padding: float, table: BucketTable) -> tuple[Addition, ...]:
-    """Returns the fewest additions to `table` that leave no hole in prompts and decodes. None of them is in it."""
+    """Returns the fewest entries that close the prompts and decodes of `table`; none of them is in it already."""
     prompts = tuple(prompt_holes(steps.prompts, table))
     decodes = tuple(decode_holes(steps.decodes, table))
     ratio = Fraction(str(max_padding))  # As it was written: five times 1.2 is 6.
@@ -331,7 +331,7 @@ def _prompt_additions(holes: Sequence[PromptHole], max_padding: Fraction) -> Ite
 
 @dataclass(frozen=True, slots=True)
 class _OpenHole:
-    """A hole's rows that have no entry yet, ``first_row .. last_row``."""
+    """The rows of a hole that still need an entry, ``first_row .. last_row``."""
 
     hole: PromptHole
     first_row: int
@@ -354,7 +354,7 @@ class _OpenHole:
         return min(reachable.row_query(row), reachable.longest_query(context)), context
 
     def below(self, row: int) -> _OpenHole:
-        """Returns what is left of it when `row` and the longer ones have their entries."""
+        """Returns what remains once `row` and longer rows have their entries."""
         return _OpenHole(self.hole, self.first_row, min(self.last_row, row - 1))
 
 

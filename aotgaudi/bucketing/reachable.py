@@ -1,4 +1,4 @@
-"""The steps that a scheduler can form under the limits, as arithmetic: sizes and counts without a walk over them.
+"""The steps that a scheduler can form under the limits: sizes and counts by arithmetic, without walking the steps.
 
 Here B is `block_size`, T `max_num_batched_tokens`, M `max_model_len`, N `num_blocks`, S `max_num_seqs`; queries and
 contexts are of one sequence, and a context counts in whole blocks. ``bucketing.speculation`` has the decode steps of
@@ -17,15 +17,15 @@ from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.scheduler import SchedulerSpec
 
 Contexts = Literal["any", "blocks", "none"]
-"""After how much a prompt's chunk may start: any number of tokens, cached whole blocks, or nothing."""
+"""What may precede a chunk of a prompt: any number of tokens, cached whole blocks, or nothing."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Counterexample:
     """One step that can be formed and has no entry. The smallest is that of fewest tokens.
 
-    `num_tokens` are those that the step computes and reads. `shape` is (1, query length, context blocks) or (batch
-    size, 1, blocks), as an entry has it that would just cover the step; of a sampler (rows,), of a defrag (swaps,).
+    `num_tokens`: how many tokens the step computes and reads. `shape` is that of the smallest entry that would cover the
+    step: (1, query length, context blocks) or (batch size, 1, blocks); of a sampler (rows,), of a defrag (swaps,).
     """
 
     num_tokens: int
@@ -41,11 +41,11 @@ class Counterexample:
 class ReachablePrompts:
     """One chunk of ``1 <= query <= T`` tokens after ``context >= 0`` tokens, ``query + context <= M``.
 
-    Prompts in chunks start after `contexts` of any length. Whole prompts start after whole cached blocks, or, without
-    prefix caching, after nothing.
+    Chunks of prompts start after `contexts` of any length. Whole prompts start after whole cached blocks, or after
+    nothing without prefix caching.
 
     A **cell** is a pair (row, context blocks). Row k, from 1, is the queries of ``(k - 1) * B + 1 .. k * B``
-    tokens. A cell is there when some query of its row is possible after some context of so many blocks.
+    tokens. A cell exists if some query of its row is possible after some context of that many blocks.
     """
 
     limits: ServingLimits
@@ -55,14 +55,14 @@ class ReachablePrompts:
     def of(
         cls, limits: ServingLimits, bucketing: BucketingSpec, scheduler: SchedulerSpec
     ) -> ReachablePrompts:
-        """Returns what `scheduler` can form. Our own cuts prompts into chunks, whatever else is said."""
+        """Returns what `scheduler` can form. Our own always cuts prompts into chunks."""
         if scheduler.engine == "aotgaudi" or scheduler.chunked_prefill:
             return cls(limits)
         return cls(limits, "blocks" if bucketing.prefix_caching else "none")
 
     @property
     def max_ctx_blocks(self) -> int:
-        """The most blocks that a context, with one more token to follow, has."""
+        """The most blocks of a context that leaves room for one more token."""
         return self.longest_context(1)
 
     @property
@@ -88,13 +88,13 @@ class ReachablePrompts:
         return (row - 1) * self.limits.block_size + 1
 
     def shortest_context(self, num_ctx_blocks: int) -> int:
-        """Returns the fewest tokens of a context of so many blocks: the last block may be filled in part, or not."""
+        """Returns the fewest tokens in a context of `num_ctx_blocks`; with ``any`` contexts the last may be partly full."""
         if self.contexts == "any" and num_ctx_blocks:
             return (num_ctx_blocks - 1) * self.limits.block_size + 1
         return num_ctx_blocks * self.limits.block_size
 
     def longest_query(self, num_ctx_blocks: int) -> int:
-        """Returns the longest query after a context of so many blocks, in tokens."""
+        """Returns the longest query, in tokens, after a context of `num_ctx_blocks`."""
         room = self.limits.max_model_len - self.shortest_context(num_ctx_blocks)
         return min(self.limits.max_num_batched_tokens, room)
 
@@ -110,7 +110,7 @@ class ReachablePrompts:
     def cells_after(self, first: int, last: int) -> int:
         """Returns the number of cells after `first` to `last` context blocks."""
         longest = self.row_start(self.num_rows)
-        falls = self.longest_context(longest) + 1  # From here on there is one row less for each block.
+        falls = self.longest_context(longest) + 1  # From here on each further block costs a row.
         return sum_linear(lambda ctx: self.row_of(self.longest_query(ctx)), first, last, (1, falls))
 
     def cells_in_rows(self, num_rows: int, first: int, last: int) -> int:

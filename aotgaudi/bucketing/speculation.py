@@ -1,4 +1,4 @@
-"""The decode steps of vLLM in which some sequence computes several tokens: drafted ones, and the next.
+"""vLLM's speculative decode steps, in which some sequence computes several tokens: the drafted ones and the next.
 
 vLLM's Gaudi plugin runs such a step as ``padded batch * tokens`` rows of one token (vllm_gaudi/v1/worker/
 hpu_model_runner.py 3090-3250 and 2416-2492 at 091bbad). With n sequences over s blocks in all, and t the most tokens
@@ -9,11 +9,11 @@ of one of them:
 2. The graph has ``p * t`` rows, over as many blocks as the bucket has that ``(p * t, t * s)`` is looked up to; under
    contiguous paged attention blocks are block ids, which t does not multiply.
 
-The rows are not padded further, so what has to be warm is a graph of *exactly* that shape; that an entry is larger
-does not help. A look-up takes the first bucket that is large enough (``bucketing.upstream_lookup``). Where none is,
-blocks are not padded either, and each total has a graph of its own.
+The rows are not padded further, so a graph of *exactly* that shape must be warm; a larger entry does not help.
+A look-up takes the first bucket that is large enough (``bucketing.upstream``). If there is none, blocks are not padded
+either, and each total is a separate graph.
 
-The answer changes only at sizes that buckets have, so steps are counted in `SpeculativeRun`: all t, n and s of which
+The answer changes only at sizes that buckets have, so steps are counted in runs (`SpeculativeRun`): all t, n and s that
 run one graph. Under contiguous paged attention the highest block id stands for s in the first look-up too: the tables
 are full products there, so that p does not depend on s.
 """
@@ -36,7 +36,7 @@ from aotgaudi.spec.limits import ServingLimits
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeRun:
-    """Steps of at most `num_tokens` tokens a sequence that run one graph.
+    """Steps with at most `num_tokens` tokens a sequence that all run one graph.
 
     `first_batch_size` to `last_batch_size` sequences over `fewest_blocks` to `most_blocks` in all. `entry` is the
     graph; where `is_padded` is false no bucket is large enough, and it is that of the largest total.
@@ -92,7 +92,7 @@ class SpeculativeDecodes:
 
     @classmethod
     def of(cls, limits: ServingLimits, bucketing: BucketingSpec) -> SpeculativeDecodes:
-        """Returns what a server drafts; none with ``num_speculative_tokens = 0``, and where `is_modelled` is false."""
+        """Returns the steps of a server; none with ``num_speculative_tokens = 0`` or where `is_modelled` is false."""
         decodes, drafted = ReachableDecodes(limits, bucketing.contiguous_pa), bucketing.num_speculative_tokens
         version = find_version(bucketing.version)
         if drafted == 0 or bucketing.strategy == "unified" or not is_modelled(bucketing):

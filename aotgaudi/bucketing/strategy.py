@@ -81,7 +81,7 @@ class BucketingInputs:
 
     @property
     def query_min(self) -> int:
-        """The shortest prompt query that is a bucket: a block, or 1 where a person says so."""
+        """The shortest prompt query that is a bucket: a block, or 1 if the spec says so."""
         return 1 if self.prompt.query_len.min == 1 else self.block_size
 
     @property
@@ -94,7 +94,7 @@ class BucketingInputs:
 class Ranges:
     """The values of each dimension of one phase, ascending; a table is made from their product.
 
-    Upstream's ranges may hold a value twice; that changes no table.
+    Upstream's ranges may repeat a value; that changes no table.
     """
 
     batch_sizes: tuple[int, ...]
@@ -172,7 +172,7 @@ class UnifiedStrategy(Protocol):
 
 
 class TunedStrategy:
-    """See ``strategy.Strategy``. A bucket that no step under the limits can need is refused: it would be built in vain."""
+    """The buckets that the spec lists. Refuses a bucket that no step under the limits can need. See `Strategy`."""
 
     def prompt_table(self, inputs: BucketingInputs) -> tuple[Bucket, ...]:
         """Returns the prompt buckets, ascending."""
@@ -202,5 +202,5 @@ def _tuned(inputs: BucketingInputs) -> TunedBuckets:
 def _require(name: str, value: int, most: int, limit: str) -> None:
     if value > most:
         raise SpecError(
-            f"bucketing.tuned.{name}", f"has {value:,}, more than {limit}", f"at most {most:,}: tune anew"
+            f"bucketing.tuned.{name}", f"has {value:,}, more than {limit}", f"at most {most:,}: tune again"
         )

@@ -33,7 +33,7 @@ _QUERY_STEP = 32
 _CONTEXT_STEP = 32
 
 ContextCap = Literal["none", "cache", "decode_table", "model"]
-"""What bounds the context of an added bucket: the cache, the largest decode context, or the model's length."""
+"""The bound on the context of an added bucket: the cache, the largest decode context, or the model's length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class UpstreamLookup:
     def find_decode(self, batch_size: int, num_blocks: int, *, seeds_first: bool = False) -> UpstreamAnswer:
         """Returns upstream's bucket for one token of each of `batch_size` sequences, over `num_blocks` in all.
 
-        `seeds_first` is upstream's ``seed_buckets``: buckets of speculative decoding are not wanted.
+        `seeds_first` is upstream's ``seed_buckets``: it leaves out buckets of speculative decoding.
         """
         if self._rules.caps_decode and self._largest_decode > 0:
             num_blocks = min(num_blocks, self._largest_decode)

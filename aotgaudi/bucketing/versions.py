@@ -74,7 +74,7 @@ class EnvironmentRules:
         has_context_edge: whether it heeds VLLM_PROMPT_CTX_BUCKET_MAX.
         prefill: most prompts of a step. ``environment``: VLLM_PROMPT_BS_BUCKET_MAX, else 1. ``one``: 1.
             ``scheduler``: --max-num-prefill-seqs, else max_num_seqs (the V0 engine).
-        defrag: what enables the defragmenter where VLLM_DEFRAG is unset; None where there is none.
+        defrag: what enables the defragmenter where VLLM_DEFRAG is unset; None if the version has none.
         sampler: the smallest batch size that the sampler is warmed with; None where it is not warmed.
         has_dummy_block: whether one KV block is set aside when blocks are counted.
         mamba: how the chunk size of mamba layers is found (v1/worker/hpu_model_runner.py): ``none``; ``model``,

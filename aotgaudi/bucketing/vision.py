@@ -4,9 +4,9 @@ A tower is sized by images (`is_batch`) or by patches. A model's list is the fir
 model's name, hyphens and dots left out: ``ovis`` therefore answers for ``ovis2.5`` as well.
 
 A tower that is sized by patches is also warmed for images: for every size one of each of five aspect ratios, and the
-resolutions that a person names (v1/worker/hpu_model_runner.py 6010-6080). An image is as many patches as its processor
+resolutions that the user names (v1/worker/hpu_model_runner.py 6010-6080). An image is as many patches as its processor
 cuts it into. Qwen2.5-VL pads each image to the next size (models/qwen2_5_vl.py 380-400); the other towers take all images
-of a call at once, unpadded, so that each number of them is a shape of its own.
+of a call at once, unpadded, so each number of images is a separate shape.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MODEL_SIZES = (
 """In upstream's order, which decides; the towers without a size run at the resolution of each image."""
 
 DEFAULT_SIZES = ModelSizes("", (1, 2, 4, 8), is_batch=True)
-"""Of models that no key names."""
+"""For models that no key names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def vision_sizes(model_type: str, vision: VisionSpec) -> VisionBuckets:
 
     Args:
         model_type: `model_type` of the model's config (hpu_model_runner.py 6176); a model's name does as well.
-        vision: a person's sizes take the place of the model's; none at all stand for upstream's ``None``.
+        vision: its sizes replace the model's; an empty list stands for upstream's ``None``.
     """
     model = _sizes_of_model(model_type)
     sizes: tuple[int, ...] | None = model.sizes if vision.buckets is None else tuple(sorted(vision.buckets))
@@ -100,10 +100,10 @@ def vision_sizes(model_type: str, vision: VisionSpec) -> VisionBuckets:
 def warm_sizes(model: ModelSpec, vision: VisionSpec) -> tuple[int, ...]:
     """Returns the sizes of everything that a model's tower is warmed for: each once, the listed ones first.
 
-    Images are taken to be within the pixel bounds of their processor, which a config.json does not hold.
+    Images are assumed to be within their processor's pixel bounds, which a config.json does not hold.
 
     Raises:
-        SpecError: there are resolutions, and how many patches they are cannot be told, or changes nothing.
+        SpecError: resolutions are given, but their number of patches is unknown or has no effect.
     """
     found = vision_sizes(model.model_type, vision)
     cut = _Cut.of(model)
@@ -135,7 +135,7 @@ class _Cut:
         return cls(patch_size, merge, _bare(_PADS_EACH_IMAGE) in _bare(model.model_type.lower()))
 
     def num_patches(self, width: int, height: int) -> int:
-        """Returns the patches of an image of so many pixels."""
+        """Returns how many patches an image has."""
         return self._side(width) * self._side(height)
 
     def _side(self, pixels: int) -> int:

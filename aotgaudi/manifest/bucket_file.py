@@ -1,21 +1,21 @@
-"""A closed table for a vLLM server that makes its own: as the file that VLLM_BUCKETING_FROM_FILE names.
+"""A closed table for a vLLM server that makes its own, as the file that VLLM_BUCKETING_FROM_FILE names.
 
-The file lists the buckets of a spec, and is accepted only by what a server of that version makes of it: the text is read
-back by upstream's rules (``bucketing.bucket_file``), and all that is proved is proved of what was read, under upstream's
-look-up. Four of these rules decide what a file can say:
+The file lists the buckets of a spec. What counts is what a server of that version makes of it: the text is read back by
+upstream's rules (``bucketing.bucket_file``), and the proof is about what was read, under upstream's look-up. Four of
+these rules decide what a file can say:
 
-1. **A query of one token is a decode**, in whatever phase it was meant. Such prompts take the next longer bucket.
+1. **A query of one token is always a decode.** Prompts of one token take the next longer bucket.
 2. **Rows are filtered.** Up to v0.17.1, and in v0.20.0rc0, query and whole blocks of context must together fit the
-   model's length. A chunk of a prompt may start inside a block, and then fits in tokens and not in whole blocks: there
-   no file closes the table of a server with chunked prefill, and `bucket_file_of` names the smallest such step.
-   Of whole prompts each longest one has to be listed, since only its own bucket both covers it and is kept.
-3. **Not every row is warmed up** (``bucketing.upstream_warm_up``). Where several contexts of a query fill the model's
-   length, only the smallest of them is compiled, and a step that is looked up to another one compiles it while its
-   request waits. So at most one is listed: the largest that a step needs.
-4. **Speculation is added to what is listed**, so the rows are those before it; what upstream makes of an added row may
-   need further rows, and rows are added until none is needed.
+   model's length. A chunk of a prompt may start inside a block, and then fits in tokens but not in whole blocks. So for
+   these versions no file closes the table of a server with chunked prefill, and `bucket_file_of` names the smallest
+   such step. For whole prompts, each longest prompt must be listed: only its own bucket covers it and is kept.
+3. **Not every row is warmed up** (``bucketing.upstream``). If several contexts of a query fill the model's
+   length, only the smallest is compiled, and a step that is looked up to another one compiles it while its request
+   waits. So at most one is listed: the largest that a step needs.
+4. **The server adds speculation to the listed rows**, so the file has the rows before speculation. What upstream makes
+   of an added row may need further rows; rows are added until none is missing.
 
-Nothing else is added and nothing left out: what upstream reads is what is listed.
+Otherwise upstream reads exactly what is listed.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.scheduler import SchedulerSpec
 
 _MOST_ROUNDS = 64
-"""Most times that rows are added; without speculation two are enough."""
+"""How often rows are added at most; without speculation twice is enough."""
 
 
 @dataclass(frozen=True)
 class BucketFile:
-    """A bucket file that was proved. `spec` is the server's, with the file as its strategy; its entries are closed.
+    """A proved bucket file. `spec` is the server's, with the file as its strategy; its entries are closed.
 
-    `prompt` and `decode` are the listed rows, ascending, as upstream reads them; the decodes before speculation.
+    `prompt` and `decode` are the listed rows, ascending, as upstream reads them; decodes before speculation.
     """
 
     spec: BuildSpec
@@ -105,11 +105,11 @@ class BucketFile:
 def bucket_file_of(spec: BuildSpec) -> BucketFile:
     """Returns the closed table of `spec` as a bucket file, proved for a vLLM server with these limits.
 
-    Where the spec describes our own scheduler, the server is one with chunked prefill.
+    If the spec describes our own scheduler, the server is one with chunked prefill.
 
     Raises:
         SpecError: the version reads no bucket files, or the spec's server makes no use of one.
-        CoverageError: no file gives every step a bucket that is warm. Names the smallest step without.
+        CoverageError: no file gives every step a warm bucket; names the smallest step without one.
     """
     server = _server(spec)
     writer = _Writer(server, _version(server), BucketingInputs.from_spec(server.limits, server.bucketing))
@@ -137,7 +137,7 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Found:
-    """What upstream makes of a file. `decode`: with the buckets of speculative decoding."""
+    """What upstream makes of a file. `decode` includes the buckets of speculative decoding."""
 
     spec: BuildSpec
     rows: _Rows
@@ -150,7 +150,7 @@ class _Found:
 
     @property
     def table(self) -> BucketTable:
-        """Of prompts only those of one sequence: others are for several, and are not claimed to be warm."""
+        """Only prompts of one sequence count; we do not claim that buckets for several are warm."""
         return BucketTable(
             tuple(PromptEntry(*bucket) for bucket in self.prompt if bucket[0] == 1),
             tuple(DecodeEntry(*bucket) for bucket in self.decode),
@@ -164,7 +164,7 @@ class _Writer:
     inputs: BucketingInputs
 
     def first_rows(self) -> _Rows:
-        """The public table, less what is warmed up in vain, where that may be left out."""
+        """The public table without the rows that are warmed up for nothing, if they may be left out."""
         bucketing, inputs = self.server.bucketing, self.inputs
         strategy = find_strategy(bucketing.version, bucketing.strategy)
         rows = _Rows(frozenset(strategy.prompt_table(inputs)), frozenset(strategy.decode_seed_table(inputs)))
@@ -180,13 +180,13 @@ class _Writer:
         return self._filled(self.expressed(rows))
 
     def _filled(self, rows: _Rows) -> _Rows:
-        """Rows of both phases: where none is kept, those that close an empty table. Upstream refuses a file without."""
+        """Rows of both phases, which upstream requires: a phase without rows gets those that close an empty table."""
         steps = ReachableSteps.of(self.server.limits, self.server.bucketing, self.server.scheduler)
         closing = self.expressed(self.closing(steps, BucketTable((), ())))
         return _Rows(rows.prompt or closing.prompt, rows.decode or closing.decode)
 
     def expressed(self, rows: _Rows) -> _Rows:
-        """What upstream keeps of rows, and can warm up."""
+        """The rows that upstream keeps and can warm up."""
         rules, inputs = self.version.product, self.inputs
         prompts = {
             bucket
@@ -202,7 +202,7 @@ class _Writer:
         )
 
     def _largest_too_long(self, prompts: set[Bucket]) -> set[Bucket]:
-        """Of the contexts of a query that fill the model's length only the largest: one alone is warmed up."""
+        """Keeps only the largest context of each query that fills the model's length: only one is warmed up."""
         cold = list(cold_prompts(sorted(prompts), self.version.product, self.inputs))
         if not cold:
             return prompts
@@ -217,10 +217,10 @@ class _Writer:
         }
 
     def _whole(self, decodes: Iterable[Bucket]) -> set[Bucket]:
-        """Under contiguous paged attention only the batch sizes of which a row has the whole cache.
+        """Under contiguous paged attention, keeps only batch sizes with a row for the whole cache.
 
-        There the batch is padded by the number of blocks, and the blocks then by the highest block id: other batch sizes may
-        be given blocks of a larger one's row, which is a graph that nobody listed.
+        There the batch is padded by the number of blocks, and the blocks then by the highest block id. Other batch sizes
+        might get the blocks of a larger one's row, which is a graph that the file does not list.
         """
         rows = set(decodes)
         if not self.inputs.contiguous_pa:
@@ -246,7 +246,7 @@ class _Writer:
         return _Found(spec, _Rows(frozenset(prompt), frozenset(seeds)), prompt, strategy.decode_table(inputs))
 
     def closing(self, steps: ReachableSteps, table: BucketTable) -> _Rows:
-        """The rows that close a table that was read, as far as its version can have them."""
+        """The rows that close the table, as far as the version can express them."""
         added = [addition.entry for addition in close(steps, self.server.bucketing.max_padding, table)]
         prompts = [
             (entry.batch_size, entry.query_len, entry.num_ctx_blocks)
@@ -263,7 +263,7 @@ class _Writer:
         )
 
     def _readable(self, bucket: Bucket) -> Bucket:
-        """The next larger bucket that upstream reads as a prompt's, and does not drop for sliced attention."""
+        """The next larger bucket that upstream reads as a prompt and does not drop for sliced attention."""
         batch_size, query_len, context = bucket
         longer = (batch_size, max(query_len, 2), context)
         return (batch_size, query_len, 1) if is_off_slice(longer, self.inputs) else longer
@@ -278,7 +278,7 @@ class _Writer:
         )
         if cold is not None:
             raise CoverageError(
-                f"{self.version.name}: its warm-up does not compile the bucket {cold}, to which steps are looked up"
+                f"{self.version.name}: its warm-up does not compile the bucket {cold}, which some steps need"
                 + self._mend()
             )
 
@@ -302,7 +302,7 @@ class _Writer:
 
 
 def _longest_prompts(prompts: ReachablePrompts, table: BucketTable) -> Iterator[Bucket]:
-    """Yields, for the holes, the longest query beside each whole context, but where a larger one leaves room for it."""
+    """Yields the longest query that fits with each whole context of a hole, unless it fits with a larger one, too."""
     whole = ReachablePrompts(prompts.limits, "none" if prompts.contexts == "none" else "blocks")
     for hole in prompt_holes(prompts, table):
         for context in range(hole.first_ctx_blocks, min(hole.last_ctx_blocks, whole.max_ctx_blocks) + 1):
@@ -312,12 +312,12 @@ def _longest_prompts(prompts: ReachablePrompts, table: BucketTable) -> Iterator[
 
 
 def _server(spec: BuildSpec) -> BuildSpec:
-    """The server that reads the file: vLLM, whatever engine the spec describes."""
+    """The spec with vLLM as its server, since that reads the file."""
     bucketing = spec.bucketing
     if bucketing.strategy == "unified":
         raise SpecError("bucketing.strategy", "is 'unified', which reads no bucket file", "another strategy")
     if bucketing.merged_prefill:
-        problem = "is true: upstream then rounds contexts by itself, whatever a bucket file lists"
+        problem = "is true: upstream then rounds contexts itself and ignores what a bucket file lists"
         raise SpecError("bucketing.merged_prefill", problem, "false")
     if spec.target.execution_mode == "eager":
         raise SpecError("target.execution_mode", "is 'eager': there are no graphs to warm up", "another mode")
@@ -338,7 +338,7 @@ def _version(server: BuildSpec) -> GaudiVersion:
 
 
 def _text(server: BuildSpec, rows: _Rows) -> str:
-    """The file: what it is for, then its lines. It depends on nothing but the rows, the limits and the version."""
+    """The file: comments that say what it is for, then its lines. It depends on rows, limits and version only."""
     limits, bucketing = server.limits, server.bucketing
     heads = (
         f"# buckets for {bucketing.version}: (batch sizes, query lengths, context blocks); a query of 1 is a decode",

@@ -1,14 +1,13 @@
-"""What the entries of a manifest cost: hours of compiling where there are too many, and bytes while serving.
+"""What the entries of a manifest cost: hours of compiling if there are too many, and memory while serving.
 
 **Too many.** Users of the public tables met 14,368 prompt and 4,042 decode buckets (vllm-gaudi#762), and about 14 s of
-compiling for each of 126 decode buckets (vllm-gaudi#1160). `find_explosion` says so, and what would make them fewer.
+compiling for each of 126 decode buckets (vllm-gaudi#1160). `find_explosion` warns, and names single changes that give fewer.
 
-**Bytes.** `estimate_memory` says how much device memory a manifest needs besides the weights: the KV cache, and the largest
-steps' buffers.
-An estimate from shapes alone, to be compared with a budget before anything is compiled. Sizes are in bytes, of one
-device: of each rank, where the spec spreads the model over several. Let e be the bytes of the spec's dtype, c those
-of a number of the KV cache, H the hidden size, V the vocabulary, d the width of a head, B the block size; and of one
-rank: I its share of the intermediate size, h its query heads, k its KV heads (one at least), L the most layers. A
+**Memory.** `estimate_memory` says how much device memory a manifest needs on top of the weights: the KV cache and the
+buffers of the largest steps. It is an estimate from shapes alone, to compare with a budget before compiling. Sizes are
+in bytes of one device: of one rank, if the spec spreads the model over several. Let e be the bytes of the spec's dtype, c
+those of a number in the KV cache, H the hidden size, V the vocabulary, d the width of a head, B the block size; and of one
+rank: I its share of the intermediate size, h its query heads, k its KV heads (at least one), L the most layers. A
 step has T tokens in r rows, and sees K keys in all::
 
     prompt (b, q, c)   T = b * q   r = b   K = b * (c * B + q)   masked pairs M = q * K
@@ -22,8 +21,8 @@ step has T tokens in r rows, and sees K keys in all::
     logits        r * V * 4                                           in float32, of the whole vocabulary
 
 With latent attention (MLA) vLLM caches one vector of ``kv_lora_rank + qk_rope_head_dim`` numbers a token, whole on every
-rank, in the place of 2 * k * d. Layers run one after the other and share their buffers. Weights, adapters, the
-allocator's slack and the runtime's own memory are not in it.
+rank, instead of 2 * k * d. Layers run one after the other and share their buffers. Weights, adapters, the
+allocator's slack and the runtime's own memory are not included.
 """
 
 from __future__ import annotations

@@ -1,22 +1,22 @@
 """Whether a manifest has an entry for every step that its server can form: prompts, decodes, sampling, exchanges.
 
-Prompts and decodes are the subject of `aotgaudi.bucketing.proof`. Besides them:
+`aotgaudi.bucketing.proof` proves prompts and decodes. This module adds the rest:
 
 * **Sampler.** A step samples 1 .. ``min(max_num_seqs, num_blocks)`` rows, under the signature that its mix of
-  requests needs: one of the settings', or a join of them. The engine takes the sampler of the step's own batch
-  size where there is one, else the smallest that is large enough. So rows are covered under a signature when there
-  is a size of at least as many, and every such size has an entry that serves the signature. That every legal
-  request has one of these signatures is shown where they are defined (``spec/sampler_signature.py``).
-* **Defrag.** Exchanges are cut into runs of at most the largest padded size; a run takes the next padded size of the
-  spec, which must have its entry. How many there are at a time at most: `most_exchanges`.
+  requests needs: a setting's, or a join of several. The engine takes the sampler of the step's own batch size if
+  there is one, else the smallest that is large enough. So a number of rows is covered under a signature if some size
+  is at least as large, and every such size has an entry that serves the signature. ``spec/sampler_signature.py``
+  shows that every legal request has one of these signatures.
+* **Defrag.** Exchanges are cut into runs of at most the largest padded size. A run takes the next padded size of the
+  spec, which must have an entry. `most_exchanges` bounds how many there are at a time.
 
-A target that runs without graphs (execution mode ``eager``) needs nothing warm. Unified, vision and hyper-connection
-entries are not proved: our scheduler forms no unified steps (a unified table covers none of its prompts and
-decodes), and the other two follow from rules of their own.
+A target that runs without graphs (execution mode ``eager``) needs nothing warm. The proof does not cover unified, vision
+and hyper-connection entries: our scheduler forms no unified steps (a unified table covers none of its prompts and
+decodes), and the other two follow from separate rules.
 
-What is proved is about the scheduler that the spec describes. Where that is vLLM's there are two statements:
-`coverage_of`, of the entries of the manifest, and `coverage_of_server`, of the table that the server itself makes and
-keeps, under its own look-up; `left_out` names what neither says anything about.
+The proof is about the scheduler that the spec describes. For vLLM's there are two statements: `coverage_of` is about the
+entries of the manifest; `coverage_of_server` is about the table that the server itself makes and keeps, under its own
+look-up. `left_out` names what neither covers.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ UNPROVED_KINDS = ("unified", "vision", "mhc")
 
 @dataclass(frozen=True, slots=True)
 class ServerCoverage:
-    """What the table that a vLLM server makes for itself covers, and what becomes of the smallest step that it misses.
+    """What the table that a vLLM server makes for itself covers, and what happens at the smallest step that it misses.
 
-    `fallback`: the bucket that upstream adds for that step, and compiles while a request waits; None where there is no
-    such step, and where the version's fallback is not known. `cold`: the buckets of the table that upstream's warm-up does
-    not compile, as far as that is known; a step that is looked up to one compiles it as well.
+    `fallback`: the bucket that upstream adds for that step and compiles while a request waits; None if there is no such
+    step, or the version's fallback is unknown. `cold`: the buckets of the table that upstream's warm-up is known not to
+    compile; a step that is looked up to one of them compiles it, too.
     """
 
     coverage: Coverage
@@ -63,14 +63,14 @@ class _Part:
 
 
 def reachable_of(spec: BuildSpec) -> ReachableSteps:
-    """Returns the steps that the scheduler which `spec` describes can form."""
+    """Returns the steps that the spec's scheduler can form."""
     return ReachableSteps.of(spec.limits, spec.bucketing, spec.scheduler)
 
 
 def coverage_of(manifest: Manifest, scheduler: SchedulerSpec | None = None) -> Coverage:
     """Returns what the entries of `manifest` cover of the steps that can be formed under its limits.
 
-    `scheduler` takes the place of the one that the manifest's spec describes: who serves asks about its own.
+    `scheduler` replaces the one that the manifest's spec describes: a server asks about its own.
     """
     unproved = tuple(kind for kind in UNPROVED_KINDS if manifest.of_kind(kind))
     spec = manifest.spec
@@ -90,8 +90,8 @@ def coverage_of(manifest: Manifest, scheduler: SchedulerSpec | None = None) -> C
 def coverage_of_server(spec: BuildSpec) -> ServerCoverage | None:
     """Returns what the public table covers of the steps of the vLLM server that `spec` describes.
 
-    None where our own scheduler serves (it has the manifest's entries), where nothing has to be warm, and with
-    unified attention, of which nothing is proved.
+    None if our own scheduler serves (it has the manifest's entries), if nothing has to be warm, and with unified
+    attention, which the proof does not cover.
     """
     bucketing = spec.bucketing
     if (
@@ -120,7 +120,7 @@ def coverage_of_server(spec: BuildSpec) -> ServerCoverage | None:
 
 
 def _fallback(spec: BuildSpec, inputs: BucketingInputs, step: Counterexample | None) -> Bucket | None:
-    """The bucket that upstream runs a step with for which it has none."""
+    """The bucket that upstream adds for a step that its table does not cover."""
     bucketing = spec.bucketing
     if step is None or VERSIONS[bucketing.version].lookup is None:
         return None
@@ -153,7 +153,7 @@ def described_scheduler(spec: BuildSpec) -> str:
 
 
 def left_out(spec: BuildSpec) -> tuple[str, ...]:
-    """Returns what a vLLM server runs besides the steps that are proved, in words; none for our own scheduler."""
+    """Returns, in words, which steps of a vLLM server the proof does not cover; nothing for our own scheduler."""
     return tuple(_left_out(spec)) if spec.scheduler.engine == "vllm" else ()
 
 
@@ -168,7 +168,7 @@ def _left_out(spec: BuildSpec) -> Iterator[str]:
     if bucketing.num_speculative_tokens:
         yield "the graphs of the draft model, and of accepting its tokens"
     if bucketing.skip_decode_block_clamp:
-        yield "what layers with recurrent states or sliding windows need besides"
+        yield "what layers with recurrent states or sliding windows also need"
 
 
 def _sampler(manifest: Manifest) -> _Part:

@@ -1,8 +1,9 @@
-"""What differs between two manifests, and which value of the spec is the cause of which entries.
+"""What differs between two manifests, and which changed value of the spec caused which entries.
 
-The cause is found by experiment: the old spec is enumerated with each changed value alone. What that adds or
-removes, if the new manifest differs in it too, is put down to that value. What no single value explains is put down to
-several together; entries that the old spec itself no longer gives, to other rules in this version of aotgaudi.
+The cause is found by experiment: the old spec is enumerated with each changed value alone. Entries that this adds or
+removes, and that differ in the new manifest too, are attributed to that value. Entries that no single value explains are
+attributed to several together; entries that the old spec itself no longer gives, to other rules in this version of
+aotgaudi.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class EntryChange:
 class Cause:
     """What a changed value did, alone. `where`: its dotted path, `OTHER_RULES` or `TOGETHER`.
 
-    `problem`: why the old spec cannot have the new value alone; then what it did is not known.
+    `problem`: why the old spec cannot have the new value alone; its effect is then unknown.
     """
 
     where: str
@@ -140,7 +141,7 @@ def _reordered(old: Manifest, new: Manifest) -> Iterator[str]:
 def _causes(
     old: Manifest, new: BuildSpec, values: tuple[ValueChange, ...], found: EntryChange
 ) -> Iterator[Cause]:
-    """Yields the causes, and at the end what none of them explains."""
+    """Yields the causes, the unexplained rest last."""
     try:
         baseline = enumerate_entries(old.spec)
     except SpecError as error:
@@ -158,7 +159,7 @@ def _causes(
 def _candidates(
     old: BuildSpec, new: BuildSpec, baseline: tuple[Entry, ...], values: tuple[ValueChange, ...]
 ) -> Iterator[ValueChange]:
-    """Yields the changes to try alone: those of the model's config only where its change as a whole does something."""
+    """Yields the changes to try alone; those of the model's config only if its change as a whole has an effect."""
     in_config = [change for change in values if change.path[:2] == _CONFIG]
     whole = ValueChange(_CONFIG, old.model.config, new.model.config)
     if len(in_config) > 1 and _after(old, whole) == baseline:

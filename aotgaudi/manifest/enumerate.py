@@ -55,9 +55,9 @@ def sampler_entries(decode_batch_sizes: Iterable[int], sampler: SamplerSpec) -> 
     decode table follow (vllm-gaudi before v0.16: 0, then 1). Order and choice are those of vllm-gaudi's sampler
     warm-up (vllm_gaudi/v1/worker/hpu_model_runner.py 5343-5464).
 
-    A batch may mix requests of several settings. Where no setting has the signature that such a mix needs, the
-    least one that has it is added, after the spec's own: so every mix of legal requests has an entry. The six
-    default settings need none. A step returns log-probabilities in one width: the largest of the settings.
+    A batch may mix requests of several settings. If no setting has the signature that a mix needs, the least setting
+    that has it is added after the spec's own, so every mix of legal requests has an entry. A step returns
+    log-probabilities in one width: the largest of the settings.
     """
     settings = _joined_settings(sampler)
     sizes = dict.fromkeys((*range(sampler.smallest_batch_size, 2), *filter(None, decode_batch_sizes)))
@@ -98,7 +98,7 @@ def most_exchanges(spec: BuildSpec) -> int:
 
 
 def _joined_settings(sampler: SamplerSpec) -> tuple[SamplerSetting, ...]:
-    """Returns the settings, those that joins of their signatures lack, and one width of log-probabilities."""
+    """Returns the settings and those that joins of their signatures lack, all with one width of log-probabilities."""
     width = sampler.num_logprobs
     missing = missing_joins(setting.signature for setting in sampler.settings)
     given = (
@@ -154,8 +154,8 @@ def vision_entries(spec: BuildSpec) -> tuple[VisionEntry, ...]:
 def mhc_entries(spec: BuildSpec) -> tuple[MhcEntry, ...]:
     """Returns the hyper-connection entries in warm-up order: for each representative, attention, then ffn.
 
-    ``mhc.enabled`` None is as upstream gates it: a CUDA target whose model has them. Where they are on,
-    missing numbers of the device are an error; nothing is asked of the machine that enumerates.
+    ``mhc.enabled`` None means, as upstream, a CUDA target whose model has them. If they are on, missing numbers of the
+    device are an error: the machine that enumerates is never asked.
 
     Raises:
         SpecError: they are asked for and the model has none, or the rule lacks something (see
@@ -178,7 +178,7 @@ def mhc_entries(spec: BuildSpec) -> tuple[MhcEntry, ...]:
 
 
 def _streams(spec: BuildSpec) -> HyperConnections | None:
-    """Returns the hyper-connections that must be warm; None where none must."""
+    """Returns the hyper-connections that must be warm, or None."""
     if spec.mhc.enabled is False or (spec.mhc.enabled is None and spec.target.backend != "cuda"):
         return None
     streams = HyperConnections.of(spec.model)
@@ -199,7 +199,7 @@ _E = TypeVar("_E", PromptEntry, DecodeEntry, UnifiedEntry)
 _LEAST: Mapping[type[Entry], tuple[int, ...]] = MappingProxyType(
     {PromptEntry: (1, 1, 0), DecodeEntry: (1, 1, 1), UnifiedEntry: (1, 0, 0)}
 )
-"""The smallest value of each column; upstream's lists may hold buckets that no step can have."""
+"""The smallest value of each column; upstream's lists may hold impossible buckets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ def _steps(spec: BuildSpec) -> _Steps:
 
 
 def _entries(entry: type[_E], buckets: Iterable[tuple[int, ...]]) -> tuple[_E, ...]:
-    """Distinct entries, ascending: upstream's lists may hold a bucket twice, or be in another order."""
+    """Distinct, ascending entries; upstream's lists may repeat a bucket, or have another order."""
     distinct = dict.fromkeys(sorted(buckets))
     for name, values, least in zip(entry.columns(), zip(*distinct, strict=True), _LEAST[entry], strict=False):
         if min(values) < least or max(values) > LARGEST_LIMIT:
@@ -277,7 +277,7 @@ def _sampler_entries(decode: Iterable[DecodeEntry], sampler: SamplerSpec) -> tup
 
 
 def _closed(spec: BuildSpec, steps: _Steps) -> _Steps:
-    """The steps with the entries that close them, where the spec asks for that."""
+    """The steps with the entries that close them, if the spec asks for that."""
     reachable = ReachableSteps.of(spec.limits, spec.bucketing, spec.scheduler)
     added = closing_entries(reachable, spec.bucketing, BucketTable(steps.prompt, steps.decode))
     return replace(
@@ -288,14 +288,14 @@ def _closed(spec: BuildSpec, steps: _Steps) -> _Steps:
 
 
 def _with_short_queries(spec: BuildSpec, steps: _Steps) -> _Steps:
-    """The steps with prompt entries of one row for each short query, after each context that prompts have."""
+    """The steps with a one-row prompt entry for each short query after each context of the table."""
     contexts = {entry.num_ctx_blocks for entry in steps.prompt}
     short = {PromptEntry(1, query, ctx) for query in spec.bucketing.short_queries for ctx in contexts}
     return replace(steps, prompt=_inserted(steps.prompt, sorted(short.difference(steps.prompt))))
 
 
 def _inserted(entries: tuple[_E, ...], added: Iterable[_E]) -> tuple[_E, ...]:
-    """The ascending entries with a few more in their places: sorting a million anew takes a second."""
+    """The ascending entries with a few more inserted; sorting a million again would take a second."""
     merged = list(entries)
     for entry in added:
         insort(merged, entry)

@@ -194,7 +194,7 @@ def schema_files() -> Mapping[str, bytes]:
 
 
 def rendered_schema(schema: Mapping[str, Any], title: str) -> bytes:
-    """Returns a JSON Schema with its title, as it is committed."""
+    """Returns a JSON Schema with its title, as committed."""
     titled = {**schema, "$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
     return (json.dumps(titled, indent=2, sort_keys=True) + "\n").encode()
 

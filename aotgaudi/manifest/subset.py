@@ -1,6 +1,6 @@
 """Subsets of a manifest: which entries matter most, and under which lower limits the warm ones are closed.
 
-A subset is served as a manifest of its own: the same spec with lower limits, fewer sampler settings and fewer sizes of
+A subset is served as a separate manifest: the same spec with lower limits, fewer sampler settings and fewer sizes of
 exchanges, and the warm entries (`Subset.manifest`). The proof of whole manifests therefore proves it (`coverage_of`), and
 the engine looks steps up in the table that was proved: a larger warm entry serves a smaller step.
 
@@ -75,10 +75,10 @@ _LEAST_MODEL_LEN = 2
 
 @dataclass(frozen=True)
 class Subset:
-    """Some entries of `whole`, and a spec with lower limits under which they are to be served.
+    """Some entries of `whole`, and the lower limits under which they are served.
 
-    `manifest` holds that spec and those of the warm entries that its server uses. It is for serving and for the proof: keys,
-    bundles and receipts are of the whole.
+    `manifest` has a spec with those limits, and the warm entries that its server uses. It is for serving and for the proof;
+    keys, bundles and receipts belong to the whole.
     """
 
     whole: Manifest
@@ -91,7 +91,7 @@ class Subset:
 
     @property
     def settings(self) -> tuple[int, ...]:
-        """The sampler settings that are left, by their place in the whole spec."""
+        """The remaining sampler settings, by their place in the whole spec."""
         places = {setting: place for place, setting in enumerate(self.whole.spec.sampler.settings)}
         return tuple(places[setting] for setting in self.manifest.spec.sampler.settings)
 
@@ -103,14 +103,14 @@ class Subset:
 
     @cached_property
     def coverage(self) -> Coverage:
-        """What its entries cover, by the proof of whole manifests, for our own scheduler."""
+        """What its entries cover for our own scheduler, by the proof for whole manifests."""
         return coverage_of(self.manifest, SchedulerSpec())
 
 
 def largest_subset(whole: Manifest, warm: Collection[Entry], chunks: Chunks) -> Subset | None:
-    """Returns the part that serves most with these entries of `whole` warm; None where they are closed under no limits.
+    """Returns the subset that serves most if these entries of `whole` are warm; None if no limits close them.
 
-    See the module for what "most" means. Entries of kinds of which nothing is proved cannot be left out: None, then.
+    The module says what "most" means. None also if `warm` lacks an entry of a kind that the proof does not cover.
     """
     has = frozenset(warm)
     if any(entry not in has for kind in UNPROVED_KINDS for entry in whole.of_kind(kind)):
@@ -126,10 +126,10 @@ def largest_subset(whole: Manifest, warm: Collection[Entry], chunks: Chunks) -> 
 def subset_under(
     whole: Manifest, warm: Collection[Entry], limits: ServingLimits, settings: Iterable[SamplerSetting]
 ) -> Subset:
-    """Returns the part that serves the entries `warm` under `limits`. Whether it is closed its `coverage` says.
+    """Returns the subset that serves the entries `warm` under `limits`; its `coverage` says whether it is closed.
 
-    Of the samplers those sizes are left out that lack a mixture of `settings`, and of the exchanges the sizes that are cold:
-    a plan is then padded to, or cut to, others.
+    It leaves out sampler sizes that lack a mixture of `settings`, and cold sizes of exchanges: a plan is then padded or
+    cut to other sizes.
     """
     has, spec = frozenset(warm), whole.spec
     sampler = spec.sampler.model_copy(update={"settings": tuple(settings)})
@@ -201,7 +201,7 @@ class _Search:
 
     @classmethod
     def of(cls, spec: BuildSpec, warm: Iterable[Entry]) -> _Search:
-        """Of entries of which one covers what another does, the proof needs the first only."""
+        """Keeps only the outermost entries: the proof does not need an entry that another one covers."""
         entries = tuple(warm)
         prompts = _outermost(
             (entry.num_ctx_blocks, entry.query_len) for entry in entries if isinstance(entry, PromptEntry)
@@ -216,7 +216,7 @@ class _Search:
         return cls(spec, table)
 
     def limits(self, num_rows: int, chunks: Chunks) -> ServingLimits | None:
-        """Returns the limits that the rule of the module chooses; None where there are none."""
+        """Returns the limits that the module's rule chooses; None if no limits close the table."""
         limits = self._lengths(chunks)
         if limits is None:
             return None
@@ -230,7 +230,7 @@ class _Search:
         return max(found, key=_capacity, default=None)
 
     def _lengths(self, chunks: Chunks) -> ServingLimits | None:
-        """The largest M, and T: with one sequence, and no more blocks than it has."""
+        """The largest M and T for one sequence with only its own blocks."""
         limits = self.spec.limits
         whole, least = limits.max_num_batched_tokens, limits.block_size
 
@@ -251,7 +251,7 @@ class _Search:
         return _lowered(limits, max_model_len=length, max_num_batched_tokens=most_tokens)
 
     def _with_seqs(self, limits: ServingLimits, max_num_seqs: int, num_rows: int) -> ServingLimits | None:
-        """The most blocks that so many sequences can have; a step has no more rows than blocks, or than are sampled."""
+        """The limits with the most blocks; a step has at most as many rows as it has blocks, and as are sampled."""
         lowered = _lowered(limits, max_num_seqs=max_num_seqs)
         num_blocks = _largest(
             limits.max_blocks_per_seq,
@@ -280,7 +280,7 @@ def _capacity(limits: ServingLimits) -> tuple[int, int, int]:
 
 
 def _largest(least: int, most: int, holds: Callable[[int], bool]) -> int | None:
-    """Returns the largest value for which `holds`, which holds below each for which it does; None: for none."""
+    """Returns the largest value for which the monotone `holds` is true, or None."""
     if least > most or not holds(least):
         return None
     while least < most:
@@ -302,20 +302,21 @@ def _outermost(sizes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 TierName = Literal["least", "hot", "covering"]
-"""Each is a shortest beginning of the order. ``least``: that can be served, with all sampler settings. ``hot``: that has the
-entries in which nine of ten steps run. ``covering``: that serves whatever the whole manifest does.""" ""
+"""Each is the shortest prefix of the order that meets a goal. ``least``: it can be served, with all sampler settings.
+``hot``: nine of ten steps run in its entries. ``covering``: it serves everything that the whole manifest does.
+"""
 
 HOT_SHARE = 0.9
 
 _MOST_STEPS = 4096
-"""Of so many steps of each phase the entry is looked up: fractions of a second."""
+"""How many steps of each phase are looked up: fractions of a second."""
 
 _NO_STEPS: Mapping[Entry, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What was served: in how many steps each entry ran, and limits that most requests stay below."""
+    """What was served: how many steps ran in each entry, and limits that most requests stay below."""
 
     steps: Mapping[Entry, float] = field(default_factory=lambda: _NO_STEPS)
     limits: ServingLimits | None = None
@@ -337,7 +338,7 @@ class Importance:
         return tuple(dict.fromkeys(self._passages()))
 
     def tier(self, name: TierName) -> tuple[Entry, ...]:
-        """Returns the entries of a tier, by importance. Raises CoverageError where no part of the manifest is closed."""
+        """Returns the entries of a tier, by importance. Raises CoverageError if no subset of the manifest is closed."""
         if name == "least":
             return self.order[: self._least]
         if name == "hot":
@@ -345,7 +346,7 @@ class Importance:
         return self.order[: max(self._least, self._first(self._is_covering))]
 
     def beginning(self, num_entries: int) -> tuple[Entry, ...]:
-        """Returns so many entries by importance, but no fewer than the least tier. Raises as `tier` does."""
+        """Returns the first `num_entries` by importance, at least the least tier. Raises as `tier` does."""
         return self.order[: max(self._least, num_entries)]
 
     # Where to stop
@@ -378,7 +379,7 @@ class Importance:
         return found[0] is not None and found[0] == found[1]
 
     def _first(self, holds: _Holds) -> int:
-        """How many entries it takes until `holds`, which then holds for more."""
+        """The length of the shortest prefix for which the monotone `holds` is true."""
         return bisect_left(range(len(self.order)), True, key=lambda number: holds(self.order[:number]))
 
     # The order
@@ -395,7 +396,7 @@ class Importance:
 
     @cached_property
     def _asked(self) -> tuple[Entry, ...]:
-        """What cannot be left out, and what closes the least limits and those of the traffic."""
+        """The entries that cannot be left out, and those that close the smallest limits and those of the traffic."""
         asked = [entry for kind in UNPROVED_KINDS for entry in self.manifest.of_kind(kind)]
         for limits in (_least_limits(self.manifest.spec.limits), self.traffic.limits):
             if limits is not None:
@@ -429,7 +430,7 @@ class Importance:
 
     @cached_property
     def _own_steps(self) -> Mapping[Entry, float]:
-        """The share of the steps that can be formed for which each entry is the look-up's answer, phase by phase."""
+        """The share of the reachable steps, phase by phase, for which each entry is the look-up's answer."""
         prompts, table = self._steps.prompts, self._table
         cells = prompt_cells(prompts, _MOST_STEPS)
         lens = (
@@ -449,7 +450,7 @@ class Importance:
     # What closes limits
 
     def _closing(self, limits: ServingLimits, has: Iterable[Entry]) -> list[Entry]:
-        """Entries that close `limits` with those that there are, as far as the manifest itself does."""
+        """Entries that close `limits` together with `has`, as far as the manifest itself does."""
         return [*self._closing_steps(limits, has), *self._closing_samplers(limits, has)]
 
     def _closing_steps(self, limits: ServingLimits, has: Iterable[Entry]) -> list[StepEntry]:
@@ -464,7 +465,7 @@ class Importance:
             added.append(more)
 
     def _covering(self, hole: object) -> StepEntry | None:
-        """The entry for all of a hole, else for the longest queries after its contexts; None where the manifest has none."""
+        """The entry for all of a hole, else for the longest queries after its contexts, or None."""
         table = self._table
         if isinstance(hole, PromptHole):
             query_len = hole.reachable.longest_query(hole.first_ctx_blocks)
@@ -478,7 +479,7 @@ class Importance:
         return None
 
     def _closing_samplers(self, limits: ServingLimits, has: Iterable[Entry]) -> tuple[SamplerEntry, ...]:
-        """All samplers of the smallest size that samples as many rows, unless such a size is there."""
+        """All samplers of the smallest size with enough rows, unless `has` includes such a size."""
         most = min(limits.max_num_seqs, limits.num_blocks)
         if any(isinstance(entry, SamplerEntry) and entry.batch_size >= most for entry in has):
             return ()

@@ -1,6 +1,6 @@
 """What a trace's steps do in the cells of a report: a replay through the engine's scheduler, added up.
 
-Work is counted by ``manifest/work.py``: *useful* is that of the smallest shape that a step needs, *padded* that of the
+Work is counted by ``traffic/cost.py``: *useful* is that of the smallest shape that a step needs, *padded* that of the
 entry that it ran in. So padding of a trace is what the device does in vain, by how often it does it.
 """
 

@@ -52,7 +52,7 @@ from aotgaudi.traffic.exposition import Sample, is_exposition, samples_of
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a device's maker says it can do at most: operations a second (16-bit, dense) and bytes a second from memory."""
+    """The peak rates that a device's maker states: operations a second (16-bit, dense) and bytes a second from memory."""
 
     teraflops: int
     gigabytes: int
@@ -60,7 +60,7 @@ class Device:
 
     @property
     def balance(self) -> int:
-        """Operations in the time that a byte takes from memory."""
+        """Operations in the time that it takes to read a byte from memory."""
         return round(1000 * self.teraflops / self.gigabytes)
 
 
@@ -77,7 +77,7 @@ _BY_BACKEND = {"hpu": "gaudi3", "cuda": "h100", "cpu": "cpu", "fake": "cpu"}
 
 
 def device_of(spec: BuildSpec, name: str | None = None) -> Device:
-    """Returns a device of `DEVICES`; without a name, the profile of the spec's target, or what its backend stands for."""
+    """Returns a device of `DEVICES`; by default the profile of the spec's target, or the usual one of its backend."""
     profile = spec.target.profile
     return DEVICES[
         name or (profile if profile in DEVICES and profile is not None else _BY_BACKEND[spec.target.backend])
@@ -86,7 +86,7 @@ def device_of(spec: BuildSpec, name: str | None = None) -> Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What each of a step's sizes counts for."""
+    """The weight of each of a step's sizes."""
 
     per_step: int = 0
     per_row: int = 0
@@ -97,7 +97,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkModel:
-    """Work in `unit`, of which a step's take `per_second` a second, and `step_seconds` besides."""
+    """Work in `unit`. A step takes `step_seconds`, and a second for each `per_second` of its work."""
 
     block_size: int
     prompt: Terms
@@ -108,7 +108,7 @@ class WorkModel:
 
     @classmethod
     def of(cls, spec: BuildSpec, device: Device) -> WorkModel:
-        """Returns the estimate for a model on a device that does half of what its maker says it can do at most.
+        """Returns the estimate for a model on a device that reaches half of its peak rate.
 
         Raises:
             SpecError: the model's config lacks a size.
@@ -139,7 +139,7 @@ class WorkModel:
         return self.decode_work(entry.num_blocks, entry.batch_size)
 
     def prompt_work(self, query_len: int, num_ctx_blocks: int, batch_size: int = 1) -> int:
-        """Returns that of chunks of prompts."""
+        """Returns the work of chunks of prompts."""
         terms, keys = self.prompt, num_ctx_blocks * self.block_size
         each = (
             terms.per_row
@@ -149,7 +149,7 @@ class WorkModel:
         return terms.per_step + batch_size * each
 
     def decode_work(self, num_blocks: int, batch_size: int) -> int:
-        """Returns that of one token for each of `batch_size` sequences."""
+        """Returns the work of one token for each of `batch_size` sequences."""
         terms, keys = self.decode, num_blocks * self.block_size
         rows = batch_size * (terms.per_row + terms.per_token)
         return terms.per_step + rows + keys * (terms.per_pair + terms.per_key)
@@ -160,7 +160,7 @@ class WorkModel:
 
 
 def _weights_per_token(model: ModelSpec) -> int:
-    """The weights that a token passes, those of embedding and head left out."""
+    """The number of weights that a token passes, without embedding and head."""
     heads = 2 * (model.num_attention_heads + model.num_kv_heads) * model.head_dim
     experts = model.config.get("num_experts_per_tok")
     wide = model.config.get("moe_intermediate_size") if isinstance(experts, int) else None
@@ -187,7 +187,7 @@ _EntryT = TypeVar("_EntryT", PromptEntry, DecodeEntry)
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The seconds of one step, by the mean or the median of `num_steps`; None: the file did not say of how many."""
+    """The seconds of one step, a mean or median over `num_steps`; None: the file did not say how many."""
 
     seconds: Fraction
     num_steps: int | None = None
@@ -205,7 +205,7 @@ class StepTimes:
     entries: Mapping[StepEntry, StepTime]
 
     def work(self, block_size: int) -> WorkModel:
-        """Returns the work that is fitted to them."""
+        """Returns the work model fitted to them."""
         per_step, per_token, per_pair, per_key = _fitted(
             [(_prompt_sizes(entry, block_size), time) for entry, time in self._of(PromptEntry)]
         )
@@ -222,7 +222,7 @@ class StepTimes:
         )
 
     def misses(self, work: WorkModel) -> tuple[float, float]:
-        """Returns by what part of a measured time a fit misses it: the median over the entries, and the most."""
+        """Returns the relative error of a fit against the measured times: the median over the entries, and the largest."""
         errors = sorted(
             abs(Fraction(work.work(entry), _NANOSECONDS) / time.seconds - 1)
             for entry, time in self.entries.items()
@@ -260,7 +260,7 @@ def _prompt_sizes(entry: PromptEntry, block_size: int) -> tuple[int, int, int, i
 
 
 def _fitted(samples: Sequence[tuple[tuple[int, ...], StepTime]]) -> list[int]:
-    """The nanoseconds of each term, rounded; at least one of them is not 0."""
+    """The nanoseconds of each term, rounded; at least one is not 0."""
     used = list(range(len(samples[0][0])))
     while True:
         rows = [[Fraction(sizes[term]) / time.seconds for term in used] for sizes, time in samples]
@@ -279,7 +279,7 @@ def _fitted(samples: Sequence[tuple[tuple[int, ...], StepTime]]) -> list[int]:
 
 
 def _solved(rows: Sequence[Sequence[Fraction]], weights: Sequence[int]) -> list[Fraction] | None:
-    """The x for which ``rows @ x`` is nearest to 1 in every row, as often as it counts; None where there are several."""
+    """The x for which ``rows @ x`` is nearest to 1, rows weighted; None if it is not unique."""
     size = len(rows[0])
     weighed = [[weight * value for value in row] for row, weight in zip(rows, weights, strict=True)]
     matrix = [
@@ -322,7 +322,7 @@ def _first_line(text: str) -> str:
 
 
 def _of_metrics(path: Path, text: str) -> dict[StepEntry, StepTime]:
-    """The mean of each entry; one that has several samples, of several servers, by all of them. `other` is left out."""
+    """The mean of each entry, over the samples of all servers. `other` is left out."""
     counts: dict[StepEntry, Fraction] = {}
     seconds: dict[StepEntry, Fraction] = {}
     for sample in samples_of(path, text, _WANTED):

@@ -12,7 +12,7 @@ PREFIXES = ("vllm:", "aotgaudi_", "vllm_")
 
 
 class Sample(NamedTuple):
-    """One line that is no comment."""
+    """One line that is not a comment."""
 
     name: str
     labels: dict[str, str]
@@ -20,15 +20,15 @@ class Sample(NamedTuple):
 
 
 def is_exposition(first_line: str) -> bool:
-    """Returns whether a text that begins so is one of `/metrics`: a comment, or a sample."""
+    """Returns whether this first line, a comment or a sample, begins a text of `/metrics`."""
     return first_line.startswith(("# HELP", "# TYPE", *PREFIXES)) or "{" in first_line.split(",", 1)[0]
 
 
 def samples_of(path: Path, text: str, wanted: str) -> list[Sample]:
-    """Returns every sample of `text`, which was read from `path`; `wanted` says in an error what would be right.
+    """Returns every sample of `text`, read from `path`; errors offer `wanted` as the remedy.
 
     Raises:
-        SpecError: it is no such text.
+        SpecError: the text is not in that format.
         MissingPackageError: prometheus-client is not installed.
     """
     try:

@@ -1,21 +1,21 @@
-"""Which boxes cover points at the least cost, when there may be so many of them: exact dynamic programs over integers.
+"""Covers points with a given number of boxes at the least cost: exact dynamic programs over integers.
 
-A point has a first and a second coordinate, and comes so many times. A box reaches from the origin to a corner, and covers
-the points in it; what a point costs is what its box costs, which grows with the corner. Points take boxes as the
-engine's look-up does (bucketing/lookup.py): the covering box whose first coordinate is least, then its second.
+A point has two coordinates and a count. A box reaches from the origin to a corner and covers the points in it. A point
+costs what its box costs, which grows with the corner. Points take boxes as the engine's look-up does
+(bucketing/lookup.py): the covering box with the least first coordinate, then the least second.
 
 **One dimension.** Sorted points are cut into runs; the last point of a run is its box. With F the number of points up to a
 point and c the cost of a box, the best of m boxes up to point b is::
 
     best(m, b) = F(b) * c(b) + min over a < b of best(m - 1, a) - F(a) * c(b)
 
-the least of lines at ever larger places. So one box more takes linear time. This is the optimum.
+which is the minimum of lines at ever larger x, so each further box takes linear time. This is the optimum.
 
-**Two dimensions.** The first coordinate is cut into slabs, and the points of a slab into runs by the second; both at best,
-for every number of boxes at once. This is the optimum among the tables in which a slab has a box for each of its points.
+**Two dimensions.** The first coordinate is cut into slabs, and the points of a slab into runs by the second; both
+optimally, for every number of boxes at once. This is the optimum among tables in which each slab covers its own points.
 Other tables, which let a few points of a slab pass to a later one, may cost a little less.
 
-Where an axis has more than some dozens of values it is first cut, in one dimension and at best, to that many.
+An axis with more than some dozens of values is first cut to that many, optimally in one dimension.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ Cost = Callable[[int, int], int]
 """What a box costs by its corner; it grows with both coordinates, and is positive."""
 
 MOST_FIRST, MOST_SECOND, MOST_IN_SLAB = 64, 64, 24
-"""How many values an axis has at most, and how many boxes a slab."""
+"""The most values of an axis, and the most boxes of a slab."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The best tables of 1, 2, ... boxes: `costs` has one number each, and more boxes than it has are of no use."""
+    """The best tables of 1, 2, ... boxes: `costs` has the cost of each; more boxes do not help."""
 
     costs: tuple[int, ...]
     _chosen: Callable[[int], tuple[Box, ...]]
 
     @property
     def most(self) -> int:
-        """The most boxes that are of use."""
+        """The largest number of boxes that helps."""
         return len(self.costs)
 
     def cost(self, num: int) -> int:
@@ -79,7 +79,7 @@ def _next_layer(
 ) -> tuple[list[int], list[int]]:
     """One box more. The lines ``before(a) - F(a) * x`` fall ever more steeply, and x grows, so the lower hull is a queue.
 
-    Where points are fewer than boxes, a box is left out.
+    With fewer points than boxes, a box is left out.
     """
     best, begin = list(before[: num - 1]), list(range(num - 1))
     hull: list[int] = []  # How many points lie before the last run.
@@ -101,7 +101,7 @@ def _at(a: int, x: int, before: Sequence[int], sums: Sequence[int]) -> int:
 
 
 def _push(hull: list[int], first: int, new: int, before: Sequence[int], sums: Sequence[int]) -> None:
-    """Adds the line of `new`, and drops those that it and an earlier one leave no room for."""
+    """Adds the line of `new`, and drops the lines that are nowhere the lowest any more."""
     while len(hull) - first >= 2:
         left, middle = hull[-2], hull[-1]
         above = (before[new - 1] - before[left - 1]) * (sums[middle] - sums[left])
@@ -125,9 +125,9 @@ def runs(points: Sequence[tuple[int, int]], num: int) -> list[int]:
 
 
 def best_tables(counts: Mapping[Point, int], cost: Cost, most: int) -> Curve:
-    """Returns the best tables of 1 to `most` boxes for points that come so often.
+    """Returns the best tables of 1 to `most` boxes for points with these counts, each at least 1.
 
-    Each point comes once at least. Any order of `counts` gives the same.
+    The order of `counts` does not matter.
     """
     firsts, seconds = axis_values(counts, cost, 0, MOST_FIRST), axis_values(counts, cost, 1, MOST_SECOND)
     table = [[0] * len(seconds) for _ in firsts]
@@ -137,7 +137,7 @@ def best_tables(counts: Mapping[Point, int], cost: Cost, most: int) -> Curve:
 
 
 def axis_values(counts: Mapping[Point, int], cost: Cost, axis: int, most: int) -> list[int]:
-    """Returns at most `most` values of an axis, ascending, among them the largest: the best cut of that axis alone."""
+    """Returns at most `most` values of an axis, ascending, including the largest: the best cut of that axis alone."""
     values = _marginal(counts, axis)
     if len(values) <= most:
         return [value for value, _ in values]
@@ -147,7 +147,7 @@ def axis_values(counts: Mapping[Point, int], cost: Cost, axis: int, most: int) -
 
 
 def _marginal(counts: Mapping[Point, int], axis: int) -> list[tuple[int, int]]:
-    """The values of an axis, ascending, and how often each comes."""
+    """The values of an axis, ascending, and how often each occurs."""
     totals: Counter[int] = Counter()
     for point, count in counts.items():
         totals[point[axis]] += count
@@ -161,7 +161,7 @@ def _middle(counts: Mapping[Point, int], axis: int) -> int:
 
 @dataclass(frozen=True)
 class _Slabs:
-    """The program in two dimensions. `table[i][j]`: how often points come that round up to firsts[i], seconds[j]."""
+    """The program in two dimensions. `table[i][j]`: the count of points that round up to firsts[i], seconds[j]."""
 
     firsts: Sequence[int]
     seconds: Sequence[int]
@@ -230,7 +230,7 @@ class _Slabs:
 
 
 def finder(boxes: Iterable[Box]) -> Callable[[Point], Box | None]:
-    """Returns the look-up: the covering box of least first coordinate, then of least second one; None where none covers."""
+    """Returns the look-up: the covering box of least first, then least second coordinate, or None."""
     by_first: dict[int, list[int]] = defaultdict(list)
     for first, second in sorted(boxes):
         by_first[first].append(second)

@@ -83,7 +83,7 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """The requests of a trace that a server with some limits admits; the columns have one item a request."""
+    """The requests of a trace that a server with some limits admits; columns have one item a request."""
 
     arrivals: Sequence[float]
     prompt_tokens: Sequence[int]
@@ -114,7 +114,7 @@ class Clients:
 
 
 class Replaying:
-    """One replay under way. `now` is simulated seconds. One thread only."""
+    """One replay in progress. `now` is in simulated seconds. One thread only."""
 
     def __init__(self, clients: Clients, scheduler: Scheduler, seconds_of: SecondsOf) -> None:
         self.now = 0.0

@@ -51,7 +51,7 @@ from aotgaudi.spec.limits import LARGEST_LIMIT
 from aotgaudi.traffic.exposition import PREFIXES, is_exposition, samples_of
 
 MAX_REQUESTS = 2_000_000
-"""Most requests of a trace: some minutes of replay, and 200 MB."""
+"""The most requests of a trace: some minutes of replay, and 200 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Trace:
         return len(self.arrivals)
 
     def faster(self, factor: float) -> Trace:
-        """Returns the same requests, coming `factor` times as fast."""
+        """Returns the same requests, arriving `factor` times as fast."""
         since = tuple(arrival / factor for arrival in self.arrivals)
         return Trace(since, self.prompt_tokens, self.generated_tokens)
 
@@ -94,8 +94,8 @@ class Trace:
 class Drawing:
     """What `/metrics` does not say, for a trace that is drawn from its histograms.
 
-    `requests_per_second` is how many came; `max_model_len` where the last bucket, which has no bound, ends;
-    `num_requests` how many are drawn, None: as many as were counted, and 20,000 at most.
+    `max_model_len` is where the last, unbounded bucket ends. `num_requests` is how many requests are drawn; None: as many
+    as were counted, at most 20,000.
     """
 
     requests_per_second: float
@@ -109,7 +109,7 @@ def _require(is_right: bool, problem: str, remedy: str) -> None:
 
 
 MOST_DRAWN = 20_000
-"""How many requests are drawn of a server that has counted more: their sizes then miss nothing of note."""
+"""The most requests drawn by default: enough for their sizes to represent any server."""
 
 _SUFFIXES: Mapping[str, str] = MappingProxyType(
     {"request_prompt_tokens": "prompts", "request_generation_tokens": "answers"}
@@ -144,7 +144,7 @@ def drawn_trace(path: Path, text: str, drawing: Drawing | None) -> Trace:
     """Returns a trace that is drawn from the histograms in `text`, which was read from `path`.
 
     Raises:
-        SpecError: They are not there, or are empty; or nobody said how many requests came a second.
+        SpecError: They are not there, or are empty; or `drawing` is None.
         MissingPackageError: prometheus-client is not installed.
     """
     prompts, answers = (_histogram(path, text, suffix) for suffix in _SUFFIXES)
@@ -172,7 +172,7 @@ def _shuffled(sizes: Sequence[int], random: Random) -> list[int]:
 
 
 def _histogram(path: Path, text: str, suffix: str) -> Histogram:
-    """The histogram of this name, summed over its labels: models, engines. Our own server has it under two names."""
+    """The histogram of this name, summed over its labels (models, engines). Our own server has it under two names."""
     noun = _SUFFIXES[suffix]
     buckets = _buckets(path, text)
     names = {name for name, _, _ in buckets}  # A server may have the same under several names.
@@ -242,10 +242,10 @@ _DATE = re.compile(
 
 
 def read_trace(path: Path, drawing: Drawing | None = None) -> Trace:
-    """Returns the trace in a file; of a file of histograms, one that is drawn: the same each time.
+    """Returns the trace in a file; from histograms it is drawn, the same each time.
 
     Raises:
-        SpecError: one mistake, with the file, the line, and what would be right. Also where histograms lack `drawing`.
+        SpecError: one mistake, with the file, the line, and what would be right. Also for histograms without `drawing`.
     """
     with _opened(path) as lines:
         first = next((line for line in lines if line.text.strip()), None)
@@ -271,7 +271,7 @@ class _Line:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Iterator[_Line]]:
-    """Gives the lines of a file, their ends left out; as they are read, never the whole file."""
+    """Gives the lines of a file without their ends, as they are read: never the whole file."""
     try:
         with open_regular(path) as raw:
             is_zipped = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
@@ -359,7 +359,7 @@ def _from_log(path: Path, lines: Iterable[_Line]) -> list[_Row]:
 
 
 def _logged(text: str) -> dict[str, Any] | None:
-    """The fields of a line of our log in JSON; None where it is none: what other programs wrote in between."""
+    """The fields of a line of our JSON log; None for a line that another program wrote."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -418,7 +418,7 @@ def _collected(path: Path, rows: Iterator[_Row]) -> Trace:
 
 
 def _number(value: Any) -> float | None:
-    """The number that was written; None where it is none, or not finite."""
+    """The finite number that was written, or None."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
@@ -429,7 +429,7 @@ def _number(value: Any) -> float | None:
 
 
 def _date(value: Any) -> int | None:
-    """Nanoseconds of a date with a time: one without an offset counts as UTC, since only differences do."""
+    """Nanoseconds of a date with a time, or None. Without an offset it counts as UTC: only differences matter."""
     match = _DATE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         return None

@@ -1,16 +1,15 @@
-"""Buckets chosen from traffic: a trace is replayed, the sizes of its steps are counted, and the cheapest table is taken.
+"""Chooses buckets from traffic: replays a trace, counts the sizes of its steps, and takes the cheapest table.
 
-1. **Demand.** The trace is replayed in a table that has an entry for every size (`FineTable`), which stands for no
-   choice of buckets. What the steps needed is counted.
-2. **Choice.** Of all ways to give so many entries to prompts and decodes, and to place them, the cheapest for that demand
-   (``traffic.partition``). One entry of each phase is the largest step that can be formed: so the table is closed. A small
-   share of the demand is spread over all that can be formed, for what this traffic did not have and other traffic has.
-3. **Proof.** The spec with these buckets is enumerated and proved as any other.
-4. **Judgement.** The trace is replayed in the chosen table. Buckets have an influence on the steps: where some are short,
-   chunks beside decodes are cut shorter. So what is predicted from the demand and what is replayed differ a little;
-   both are given.
+1. **Demand.** The trace is replayed in a table with an entry for every size (`FineTable`), so that no choice of buckets
+   influences it. The sizes that steps needed are counted.
+2. **Choice.** Among all ways to split a number of entries between prompts and decodes and to place them, the cheapest for
+   that demand (``traffic.partition``). One entry of each phase is the largest reachable step, so the table is closed. A
+   small share of the demand is spread over all reachable steps, for traffic that this trace did not have.
+3. **Proof.** The spec with these buckets is enumerated and proved like any other.
+4. **Judgement.** The trace is replayed in the chosen table. Buckets influence the steps: short ones cut chunks that run
+   with decodes shorter. So the prediction from the demand and the replay differ a little; both are reported.
 
-All is integers, and seconds that are made by the four basic operations: the same on every machine.
+Everything is integers, or seconds from the four basic operations, so every machine finds the same.
 """
 
 from __future__ import annotations
@@ -36,25 +35,25 @@ from aotgaudi.traffic.replay import Replayed, replay
 from aotgaudi.traffic.trace import Trace
 
 MOST_ENTRIES = 400
-"""Most entries of both phases that are looked for."""
+"""The largest number of entries, of both phases, that can be asked for."""
 
 FEWEST_ENTRIES = 2
 
 MOST_BATCH_SIZES = 16
-"""Most batch sizes of decodes: each has sampler entries of its own."""
+"""The most batch sizes of decodes; each brings sampler entries."""
 
 _SPREAD = 100
-"""One part in so many of the demand's work is spread over all steps that can be formed."""
+"""1 / `_SPREAD` of the demand's work is spread over all reachable steps."""
 
 _FINE = 10_000
-"""So many times each step counts, so that a share of the work of a large one is a whole number."""
+"""How often each step counts, so that a share of the work of a large one is a whole number."""
 
 
 @dataclass(frozen=True)
 class FineTable:
     """An entry for every query of a prompt's chunk, in multiples of `query_step`, and for every batch size of decodes.
 
-    Blocks and contexts are told apart as far as it matters for how long steps take: each is a quarter more than the last.
+    Blocks and contexts are distinguished only as far as it matters for step times: each is a quarter more than the last.
     """
 
     limits: ServingLimits
@@ -88,9 +87,9 @@ class FineTable:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """How often steps of each size came: prompts by (query, context blocks), decodes by (blocks, batch size).
+    """How often each size of step occurred: prompts by (query, context blocks), decodes by (blocks, batch size).
 
-    Queries are rounded up to the query step, batch sizes to a few that are best.
+    Queries are rounded up to the query step, batch sizes to the few best ones.
     """
 
     prompts: Mapping[Point, int]
@@ -100,7 +99,7 @@ class Demand:
     def of(
         cls, needs: Mapping[StepEntry, int], limits: ServingLimits, work: WorkModel, query_step: int
     ) -> Demand:
-        """Returns the demand of steps that were needed, each `_FINE` times, with a share that is spread."""
+        """Returns the demand of the needed steps, each `_FINE` times, plus the share that is spread."""
         reachable = ReachablePrompts(limits), ReachableDecodes(limits)
         longest = reachable[0].longest_query(0)
         prompts: Counter[Point] = Counter()
@@ -118,7 +117,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """The work of some steps in a table of `num_entries` prompts and decodes, and what of it they needed."""
+    """The work of some steps in a table of `num_entries` prompts and decodes, and how much of it they needed."""
 
     name: str
     num_entries: int
@@ -127,12 +126,12 @@ class Padding:
 
     @property
     def share(self) -> float:
-        """Which part of the work is padding."""
+        """The share of the work that is padding."""
         return 1 - self.needed / self.work
 
 
 class Tuner:
-    """Chooses tables for one trace and one spec, whatever the budget; the trace is replayed once.
+    """Chooses tables for one trace and one spec, for any number of entries; the trace is replayed once.
 
     Raises:
         SpecError: the spec describes a server whose steps are not those of our scheduler's look-up; or no request fits.
@@ -160,12 +159,12 @@ class Tuner:
         )
 
     def predicted(self, spec: BuildSpec, name: str) -> Padding:
-        """Returns what the steps that were needed cost in the entries of a spec. Raises SpecError as enumerating does."""
+        """Returns what the needed steps cost in the entries of a spec. Raises SpecError as enumerating does."""
         table = BucketTable.from_entries(enumerate_entries(spec))
         return padding_of(name, table, self.collected.needs, self.work)
 
     def replayed(self, spec: BuildSpec, name: str, trace: Trace | None = None) -> tuple[Padding, Replayed]:
-        """Returns what a trace, by default the one that was tuned for, costs in the entries of a spec, replayed in them."""
+        """Replays a trace (default: the tuner's) in the entries of a spec, and returns what it costs there."""
         table = BucketTable.from_entries(enumerate_entries(spec))
         found = replay(trace or self.trace, spec.limits, table, self.work.seconds, self.policy)
         return Padding(
@@ -176,12 +175,12 @@ class Tuner:
         ), found
 
     def split(self, num_entries: int) -> tuple[int, int]:
-        """Returns how many of so many entries are prompts and decodes; the tables may have fewer."""
+        """Returns how `num_entries` split into prompts and decodes; the tables may have fewer."""
         num_prompts, _ = self._split(num_entries)
         return num_prompts, num_entries - num_prompts
 
     def _split(self, num_entries: int) -> tuple[int, int]:
-        """How many of the entries prompts get, and what all cost."""
+        """The number of prompt entries, and the cost of all."""
         costs = (
             (self._prompts.cost(num) + self._decodes.cost(num_entries - num), num)
             for num in range(1, num_entries)
@@ -191,7 +190,7 @@ class Tuner:
 
 
 def padding_of(name: str, table: BucketTable, needs: Mapping[StepEntry, int], work: WorkModel) -> Padding:
-    """Returns what steps of these sizes cost in a table, each in the entry that it is looked up to.
+    """Returns what steps of these sizes cost in a table, each in the entry of its look-up.
 
     Raises:
         SpecError: the table has no entry for one of them.
@@ -207,14 +206,14 @@ def padding_of(name: str, table: BucketTable, needs: Mapping[StepEntry, int], wo
 
 
 def find(table: BucketTable, step: StepEntry) -> StepEntry | None:
-    """Returns the entry that runs a step of this size; None where there is none."""
+    """Returns the entry that runs a step of this size, or None."""
     if isinstance(step, PromptEntry):
         return table.find_prompt(step.batch_size, step.query_len, step.num_ctx_blocks)
     return table.find_decode(step.batch_size, step.num_blocks)
 
 
 def with_buckets(spec: BuildSpec, buckets: TunedBuckets) -> BuildSpec:
-    """Returns a spec with these buckets, of our own engine: a vLLM server reads them from a file."""
+    """Returns a spec with these buckets for our own engine; a vLLM server would read them from a file."""
     bucketing = spec.bucketing.model_copy(
         update={
             "strategy": "tuned",
@@ -249,7 +248,7 @@ def _require_tunable(spec: BuildSpec) -> None:
 
 
 def _spread(counts: Counter[Point], places: list[Point], cost: Cost) -> None:
-    """Adds a hundredth of the work that there is, as much of it at each of these places, and at each of them something."""
+    """Adds 1 / `_SPREAD` of the present work, spread equally over `places`, at least 1 at each."""
     total = sum(count * cost(*point) for point, count in counts.items())
     for place in places:
         counts[place] += max(1, total // (_SPREAD * len(places) * cost(*place)))
@@ -264,7 +263,7 @@ def _of_few_batch_sizes(decodes: Counter[Point], cost: Cost) -> Counter[Point]:
 
 
 def _prompt_places(reachable: ReachablePrompts, query_step: int) -> Iterator[Point]:
-    """Queries and contexts that can be formed, on a grid that is finer where they are small; the corner of all last."""
+    """Reachable queries and contexts on a grid that is finer where they are small; their corner last."""
     longest = reachable.longest_query(0)
     for query in _geometric(longest, query_step):
         for context in (0, *_geometric(reachable.max_ctx_blocks, 1)):
