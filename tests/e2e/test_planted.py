@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -31,13 +32,18 @@ def test_those_of_the_model_are_not(workplace: Workplace, tmp_path: Path) -> Non
     assert not list(found.iterdir())
 
 
-def test_those_of_the_bundle_are_not(workplace: Workplace, tmp_path: Path) -> None:
+def test_those_of_the_bundle_are_not_and_it_is_refused(workplace: Workplace, tmp_path: Path) -> None:
     bundle = copy_bundle(workplace.bundle, tmp_path / "e2e.bundle")
     found = plant(bundle, tmp_path / "found")
+    words = ("serve", "--port", "0", "--bundle", ".", "--model", str(workplace.model), "--require-warm")
 
-    with serve(bundle, "--bundle", ".", "--model", workplace.model, "--require-warm") as server:
-        server.complete("the fox", max_tokens=2)
+    done = subprocess.run(
+        python_command("aotgaudi.cli.main", *words),
+        env=environment(tmp_path / "cache"), cwd=bundle, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
 
+    assert done.returncode == 4
+    assert "not in the index" in done.stderr
     assert not list(found.iterdir())
 
 
