@@ -1,14 +1,15 @@
-"""Sessions of requests as we want them: paced, without passwords and retries of their own; URLs as they read them."""
+"""HTTP sessions as we want them: no hidden passwords, redirects or retries, and a total time for everything they do."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol, Union
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Union
 
 from aotgaudi.errors import RemoteError
-from aotgaudi.share.pace import SlowError, pace_connections
 from aotgaudi.share.remote import TransientError
 
 if TYPE_CHECKING:
@@ -17,9 +18,55 @@ if TYPE_CHECKING:
 _POOL_SIZE = 16
 _PORTS = (("https", 443), ("http", 80))
 
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long a remote may take. `connect_seconds` is for each address, `answer_seconds` for an answer without a body.
+
+    A transfer of n bytes may take `answer_seconds` + n / `least_bytes_per_second` in all.
+    """
+
+    connect_seconds: float = 10.0
+    answer_seconds: float = 30.0
+    least_bytes_per_second: float = 32 << 10
+
+    def seconds_for(self, num_bytes: int) -> float:
+        """Returns how long an answer with, or a request of, so many bytes may take."""
+        return self.answer_seconds + num_bytes / self.least_bytes_per_second
+
+
+DEFAULT_LIMITS = Limits()
+
+
+def within(seconds: float, action: Callable[[], T]) -> T:
+    """Returns what `action` returns within `seconds`. Raises what it raises, and TimeoutError.
+
+    The time limits of HTTP libraries are for one read each, so a server that sends a byte now and then could keep us waiting
+    without end. After a timeout the thread that runs `action` is left to itself; it is a daemon and holds only a connection.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(action())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(max(seconds, 0.0))
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(f"has not answered in {seconds:.0f} s")
+    return results[0]
+
 
 class SizedBody(Protocol):
-    """What a request carries in pieces; read anew each time that the request is sent."""
+    """The body of a request, in pieces; read again each time the request is sent."""
 
     def __len__(self) -> int:
         """Bytes."""
@@ -34,35 +81,19 @@ Body = Union[bytes, SizedBody]
 
 
 def open_session(*, is_local: bool) -> Session:
-    """Returns a session whose responses have a `Pace` (``raw.pace``); the read time limit is for a head as a whole.
-
-    Neither proxies (with `is_local`) nor passwords of ``~/.netrc`` are used, and no redirect is followed.
-    """
+    """Returns a session that uses no proxies (with `is_local`) and no passwords of ``~/.netrc``."""
     import requests
     from requests.adapters import HTTPAdapter
 
-    class PacedAdapter(HTTPAdapter):  # type: ignore[misc]
-        def init_poolmanager(self, *args: Any, **options: Any) -> None:
-            super().init_poolmanager(*args, **options)
-            manager = self.poolmanager
-            manager.pool_classes_by_scheme = pace_connections(manager.pool_classes_by_scheme)
-
-        def proxy_manager_for(self, proxy: str, **options: Any) -> Any:
-            is_new = proxy not in self.proxy_manager
-            manager = super().proxy_manager_for(proxy, **options)
-            if is_new:
-                manager.pool_classes_by_scheme = pace_connections(manager.pool_classes_by_scheme)
-            return manager
-
     class UnledSession(requests.Session):  # type: ignore[misc]
         def get_redirect_target(self, _: Any) -> None:
-            """There is none: requests would read all of a redirect's body, followed or not."""
+            """There is none: requests would read the whole body of a redirect, even one that it does not follow."""
 
     session = UnledSession()
-    adapter = PacedAdapter(pool_connections=_POOL_SIZE, pool_maxsize=_POOL_SIZE)
+    adapter = HTTPAdapter(pool_connections=_POOL_SIZE, pool_maxsize=_POOL_SIZE)
     session.mount("https://", adapter)
     session.mount("http://", adapter)
-    session.trust_env = not is_local  # There is no proxy on the way to ourselves.
+    session.trust_env = not is_local  # No proxy lies between us and ourselves.
     session.auth = lambda request: request  # No password of ~/.netrc takes the place of ours.
     return session
 
@@ -70,8 +101,8 @@ def open_session(*, is_local: bool) -> Session:
 def origin_of(url: str) -> tuple[str, str]:
     """Returns scheme and ``HOST[:PORT]`` of a URL, in lower case, without the port that the scheme implies.
 
-    The URL is read by urllib3, which connects, so that both mean the same host; one with a user, or with a backslash, which
-    others read differently, is refused. Raises RemoteError.
+    urllib3, which connects, also parses, so both mean the same host. A URL with a user or with a backslash, which other
+    parsers read differently, is refused. Raises RemoteError.
     """
     from urllib3.exceptions import LocationParseError
     from urllib3.util import parse_url
@@ -94,7 +125,7 @@ def host_of(url: str) -> str:
 
 @contextlib.contextmanager
 def translated(label: str) -> Iterator[None]:
-    """What requests and urllib3 raise, as TransientError and RemoteError in one line that begins with `label`."""
+    """Turns what requests and urllib3 raise into TransientError and RemoteError, one line that begins with `label`."""
     from requests import exceptions
     from urllib3.exceptions import HTTPError
 
@@ -102,31 +133,16 @@ def translated(label: str) -> Iterator[None]:
         yield
     except exceptions.SSLError as error:
         raise RemoteError(f"{label}: no trusted connection: {_inner(error)}") from error
+    except TimeoutError as error:
+        raise TransientError(f"{label}: {error}") from error
     except (exceptions.Timeout, exceptions.ConnectionError, exceptions.ChunkedEncodingError) as error:
         raise TransientError(f"{label}: {_inner(error)}") from error
-    except SlowError as error:
-        raise TransientError(f"{label}: {error}") from error
     except (exceptions.RequestException, HTTPError) as error:
-        raise TransientError(
-            f"{label}: {_slow(error) or type(error).__name__ + ': ' + _inner(error)}"
-        ) from error
-
-
-def _slow(error: BaseException) -> str | None:
-    """What a server was given up for, where that is among the causes of `error`."""
-    cause: BaseException | None = error
-    for _ in range(10):
-        if cause is None or isinstance(cause, SlowError):
-            break
-        cause = cause.__cause__ or cause.__context__
-    return str(cause) if isinstance(cause, SlowError) else None
+        raise TransientError(f"{label}: {type(error).__name__}: {_inner(error)}") from error
 
 
 def _inner(error: BaseException) -> str:
-    """The innermost reason: the outer ones repeat the URL, with whatever is in it."""
-    slow = _slow(error)
-    if slow is not None:
-        return slow
+    """The innermost reason: the outer ones repeat the URL, and whatever it holds."""
     reason: Any = error
     for _ in range(5):
         inner = getattr(reason, "reason", None) or next(
@@ -137,4 +153,5 @@ def _inner(error: BaseException) -> str:
         reason = inner
     text = str(getattr(reason, "strerror", None) or reason)
     text = re.sub(r"^(<[^>]*>|HTTPS?Connection(Pool)?\([^)]*\)): ", "", text)
+    text = re.sub(r"^\w+\(host=[^)]*\): ", "", text)
     return re.sub(r"https?://\S+", "...", text)[:200]

@@ -8,6 +8,9 @@
 
 fsspec's file systems raise whatever their libraries raise. All of that becomes RemoteError here. Errors that are not
 known to be final count as transient, and are retried a bounded number of times.
+
+Objects are read in parts, with a total time for each. fsspec reads a part whole before it gives it to us, so the store is
+trusted to send no more than the range that it was asked for.
 """
 
 from __future__ import annotations
@@ -22,8 +25,7 @@ from typing import Any, TypeVar
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, MissingObjectError, RemoteError
-from aotgaudi.share.object_streams import Stream, open_stream, timed
-from aotgaudi.share.pace import DEFAULT_LIMITS, Limits
+from aotgaudi.share.http_session import DEFAULT_LIMITS, Limits, within
 from aotgaudi.share.remote import (
     MAX_POINTER_BYTES,
     Download,
@@ -35,6 +37,8 @@ from aotgaudi.share.remote import (
 from aotgaudi.store.cas import find_fault
 from aotgaudi.store.records import LARGEST_RECORD_BYTES
 
+_PART_BYTES = 8 << 20
+"""One request, and what one thread holds in memory."""
 _USER_INFO = re.compile(r"://[^/@\s]*@")
 _FINAL_WORDS = ("NoSuchBucket", "InvalidAccessKeyId", "SignatureDoesNotMatch", "Unable to locate credentials")
 
@@ -55,34 +59,51 @@ class ObjectStoreRemote:
 
     def has(self, digest: Digest) -> bool:
         """See `Remote.has`."""
-        found = self._find(partial(self._files.info, self._object(digest), **self._soon()))
+        found = self._find(partial(self._files.info, self._object(digest)))
         return found is not None and found.get("type") == "file" and found.get("size") == digest.size_bytes
 
     @contextlib.contextmanager
     def read(self, digest: Digest, offset: int = 0) -> Iterator[Download]:
         """See `Remote.read`."""
+        path = self._object(digest)
+        stop = max(min(offset + _PART_BYTES, digest.size_bytes), offset + 1)
         try:
-            stream = self._open(self._object(digest), offset, digest.size_bytes)
+            first = self._part(path, offset, stop)
         except RemoteError as error:
             if offset and _is_past_end(error.__cause__):  # It is shorter than what we have of it.
                 yield Download(0, iter(()))
                 return
             raise
-        if stream is None:
+        if first is None:
             raise MissingObjectError(f"{self.label} has no object {digest}")
-        try:
-            yield Download(stream.offset, self._translated(stream.chunks, digest))
-        finally:
-            stream.close()
+        if len(first) > stop - offset:  # A server without ranges has sent the whole object.
+            yield Download(0, iter((first[: digest.size_bytes],)))
+        else:
+            yield Download(offset, self._parts(digest, first, offset))
+
+    def _parts(self, digest: Digest, first: bytes, offset: int) -> Iterator[bytes]:
+        part: bytes | None = first
+        while part:
+            yield part
+            offset += len(part)
+            if offset >= digest.size_bytes:
+                return
+            part = self._part(self._object(digest), offset, min(offset + _PART_BYTES, digest.size_bytes))
+            if part is None:
+                raise MissingObjectError(f"{self.label} has no object {digest}")
+
+    def _part(self, path: str, start: int, stop: int) -> bytes | None:
+        """Returns the bytes of a range; None if nothing has that name."""
+        read = partial(self._files.cat_file, path, start=start, end=stop)
+        found = self._find(read, stop - start)
+        return None if found is None else bytes(found)
 
     def put(self, digest: Digest, path: Path) -> None:
         """See `Remote.put`."""
         fault = find_fault(path, digest)
         if fault is not None:
             raise CorruptError(f"{path} is not object {digest}: {fault.reason}")
-        seconds = self._limits.answer_seconds + digest.size_bytes / self._limits.least_bytes_per_second
-        put = partial(self._files.put_file, str(path), self._object(digest), **timed(self._files, seconds))
-        self._run(put)
+        self._run(partial(self._files.put_file, str(path), self._object(digest)), digest.size_bytes)
 
     def get_record(self, key: str) -> bytes | None:
         """See `Remote.get_record`."""
@@ -91,7 +112,7 @@ class ObjectStoreRemote:
     def put_record(self, key: str, data: bytes, digests: Iterable[Digest]) -> None:
         """See `Remote.put_record`."""
         path = self._path(f"records/{key[:2]}/{key}.json")
-        self._run(partial(self._files.pipe_file, path, data, **self._soon()))
+        self._run(partial(self._files.pipe_file, path, data))
 
     def resolve(self, name: str) -> Pointer | None:
         """See `Remote.resolve`."""
@@ -104,37 +125,18 @@ class ObjectStoreRemote:
     def publish(self, name: str, pointer: Pointer, digests: Iterable[Digest]) -> str:
         """See `Remote.publish`."""
         path = self._path(f"bundles/{check_name(name)}")
-        self._run(partial(self._files.pipe_file, path, pointer.dumps(), **self._soon()))
+        self._run(partial(self._files.pipe_file, path, pointer.dumps()))
         return f"{self.label} {name}"
-
-    def _open(self, path: str, offset: int, num_bytes: int) -> Stream | None:
-        return self._find(partial(open_stream, self._files, path, offset, num_bytes, self._limits))
-
-    def _translated(self, chunks: Iterator[bytes], what: object) -> Iterator[bytes]:
-        while (chunk := self._find(partial(next, chunks, b""))) != b"":
-            if chunk is None:
-                raise MissingObjectError(f"{self.label} has no object {what}")
-            yield chunk
-
-    def _soon(self) -> dict[str, float]:
-        """The time limit of a request that carries little."""
-        return timed(self._files, self._limits.answer_seconds)
 
     def _read_small(self, name: str, max_bytes: int) -> bytes | None:
         path = self._path(name)
-        found = self._find(partial(self._files.info, path, **self._soon()))
+        found = self._find(partial(self._files.info, path))
         if found is None:
             return None
         size_bytes = found.get("size") or 0
         if size_bytes > max_bytes:
             raise RemoteError(f"{self.label}: {name} has {size_bytes} bytes, at most {max_bytes} are read")
-        stream = self._open(path, 0, max_bytes)
-        if stream is None:
-            return None
-        try:
-            return b"".join(self._translated(stream.chunks, name))
-        finally:
-            stream.close()
+        return self._part(path, 0, max_bytes)
 
     def _object(self, digest: Digest) -> str:
         return self._path(f"objects/sha256/{digest.sha256[:2]}/{digest.sha256}")
@@ -142,19 +144,19 @@ class ObjectStoreRemote:
     def _path(self, name: str) -> str:
         return f"{self._prefix}/{name}"
 
-    def _find(self, action: Callable[[], T]) -> T | None:
+    def _find(self, action: Callable[[], T], num_bytes: int = 0) -> T | None:
         """As `_run`; None if nothing has that name."""
         try:
-            return self._run(action)
+            return self._run(action, num_bytes)
         except RemoteError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 return None
             raise
 
-    def _run(self, action: Callable[[], T]) -> T:
-        """Runs `action`; turns every error into RemoteError."""
+    def _run(self, action: Callable[[], T], num_bytes: int = 0) -> T:
+        """Runs `action`, which transfers so many bytes, within their time. Turns every error into RemoteError."""
         try:
-            return action()
+            return within(self._limits.seconds_for(num_bytes), action)
         except Exception as error:
             raise self._refusal(error) from error
 

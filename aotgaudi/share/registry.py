@@ -22,12 +22,10 @@ from aotgaudi.share.oci_documents import (
     MAX_MANIFEST_BYTES,
     is_sha256,
 )
-from aotgaudi.share.pace import DEFAULT_LIMITS, Limits, Pace, SlowError
 from aotgaudi.share.registry_client import RegistryClient
 from aotgaudi.share.remote import Download
 
 _CHUNK_BYTES = 64 << 10
-"""Of what is uploaded: a connection has ten seconds or more to take each."""
 _OCTETS = "application/octet-stream"
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-[0-9]{1,19}/(?:[0-9]{1,19}|\*)")
 
@@ -41,14 +39,13 @@ class FoundManifest:
 
 
 class FileBody:
-    """A file as the body of a request, read anew each time that it is sent: a challenge makes a request go out twice.
+    """A file as the body of a request, read again each time it is sent: a challenge makes a request go out twice.
 
-    `failure` is what was wrong with the file, where sending failed for that.
+    `failure` is what was wrong with the file, if that made sending fail.
     """
 
-    def __init__(self, path: Path, size_bytes: int, limits: Limits = DEFAULT_LIMITS) -> None:
-        """Whoever takes it must keep up with the least rate of `limits`."""
-        self._path, self._size_bytes, self._limits = path, size_bytes, limits
+    def __init__(self, path: Path, size_bytes: int) -> None:
+        self._path, self._size_bytes = path, size_bytes
         self.failure: StoreError | None = None
 
     def __len__(self) -> int:
@@ -56,17 +53,13 @@ class FileBody:
         return self._size_bytes
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yields exactly `len` bytes. Raises StoreError, and SlowError."""
-        rest, pace = self._size_bytes, Pace(0.0)
-        pace.keep_up(self._limits)
+        """Yields exactly `len` bytes. Raises StoreError."""
+        rest = self._size_bytes
         try:
             with self._path.open("rb", buffering=0) as file:
                 while rest and (chunk := file.read(min(rest, _CHUNK_BYTES))):
                     rest -= len(chunk)
                     yield chunk
-                    pace.count(len(chunk))
-        except SlowError:
-            raise
         except OSError as error:
             self.failure = store_error("read", self._path, error)
             raise self.failure from error
@@ -103,7 +96,7 @@ class Registry:
 
     def put_blob(self, digest: Digest, path: Path) -> None:
         """Uploads the file at `path` as the blob `digest`, in one piece; the registry refuses another's bytes."""
-        body = FileBody(path, digest.size_bytes, self.client.limits)
+        body = FileBody(path, digest.size_bytes)
         try:
             self._upload(digest, body if len(body) else b"")
         except RemoteError as error:

@@ -17,13 +17,22 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urljoin
 
 from aotgaudi.errors import RemoteError
 from aotgaudi.share.credentials import Credentials
-from aotgaudi.share.http_session import Body, host_of, open_session, origin_of, translated
-from aotgaudi.share.pace import DEFAULT_LIMITS, Limits, Pace
+from aotgaudi.share.http_session import (
+    DEFAULT_LIMITS,
+    Body,
+    Limits,
+    host_of,
+    open_session,
+    origin_of,
+    translated,
+    within,
+)
 from aotgaudi.share.reference import Reference, is_loopback
 from aotgaudi.share.remote import TransientError
 
@@ -37,7 +46,7 @@ _MAX_ANSWERS = 3
 """How often one request may be asked who we are: another thread's token may be for less than this request needs."""
 _MAX_REDIRECTS = 5
 _REST_SECONDS = 2.0
-"""For the words of a refusal, and the end of an answer: what is worth less than a wait."""
+"""For the words of a refusal and the end of an answer, which are not worth a longer wait."""
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _KEEPS_METHOD = frozenset({307, 308})
 _PARAMETER = re.compile(r'([A-Za-z]+)="([^"]*)"')
@@ -82,30 +91,27 @@ class RegistryClient:
         url = urljoin(f"{self._origin}/v2/{self.reference.repository}/", path)
         with self._translated():
             response = self._send(method, url, dict(headers or {}), data)
-        try:
+        with _closing(response):
             if response.status_code not in expected:
                 raise self._refusal(method, response)
             with self._translated():
                 yield response
             _read_rest(response)
-        finally:
-            response.close()
 
     def read_document(self, response: Response, max_bytes: int) -> bytes:
-        """Returns a response's body, at most a byte more than `max_bytes` of it, which has its time as a whole."""
-        response.raw.pace.within(self.limits.document_seconds)
-        return _read(response, max_bytes + 1)
+        """Returns a response's body, at most a byte more than `max_bytes` of it."""
+        return within(self.limits.answer_seconds, lambda: _read(response, max_bytes + 1))
 
     def chunks(self, response: Response, num_bytes: int) -> Iterator[bytes]:
-        """Yields a response's body as it comes, which must keep up; a body of unknown length only up to `num_bytes`."""
-        pace: Pace = response.raw.pace
-        pace.keep_up(self.limits)
-        is_open = response.raw.length_remaining is None  # Its end may never come: nobody waits for it.
+        """Yields a response's body as it comes. It stops after `num_bytes` if the body does not say how long it is."""
+        ends = time.monotonic() + self.limits.seconds_for(num_bytes)
+        is_open = response.raw.length_remaining is None  # Its end may never come, so we do not wait for it.
         while num_bytes > 0 or not is_open:
-            chunk = response.raw.read1(_CHUNK_BYTES, decode_content=False)
+            chunk = within(
+                ends - time.monotonic(), lambda: response.raw.read1(_CHUNK_BYTES, decode_content=False)
+            )
             if not chunk:
                 return
-            pace.count(len(chunk))
             num_bytes -= len(chunk)
             yield chunk
 
@@ -116,7 +122,7 @@ class RegistryClient:
     def _send(self, method: str, url: str, headers: dict[str, str], data: Body | None) -> Response:
         """Sends the request; sends it again for as long as the registry challenges it and we have another answer."""
         size = len(data) if data is not None else 0
-        ends = time.monotonic() + self.limits.answer_seconds + size / self.limits.hashed_bytes_per_second
+        ends = time.monotonic() + self.limits.seconds_for(size)
 
         def send(authorization: str | None) -> Response:
             return self._follow(
@@ -141,14 +147,15 @@ class RegistryClient:
         ends: float,
         data: Body | None = None,
     ) -> Response:
-        """Sends a request, and again where it is redirected, with what `authorize` says for each URL.
+        """Sends a request, follows redirects, and sends to each URL what `authorize` says. All of it ends before `ends`.
 
-        A redirect's body is not read. The answer is there before `ends`, unless sending `data` takes longer.
+        The body of a redirect is not read.
         """
         for _ in range(_MAX_REDIRECTS + 1):
             self._refuse_clear_text(url)
             authorization = authorize(url)
-            response = self._opened().request(
+            send = partial(
+                self._opened().request,
                 method,
                 url,
                 headers={**headers, "Accept-Encoding": "identity"}
@@ -156,8 +163,9 @@ class RegistryClient:
                 data=data,
                 stream=True,
                 allow_redirects=False,
-                timeout=(self.limits.connect_seconds, self._seconds_until(ends)),
+                timeout=(self.limits.connect_seconds, self.limits.answer_seconds),
             )
+            response: Response = within(ends - time.monotonic(), send)
             if not response.is_redirect or not (
                 method in ("GET", "HEAD") or response.status_code in _KEEPS_METHOD
             ):
@@ -167,12 +175,6 @@ class RegistryClient:
         raise RemoteError(
             f"{self.reference.label}: leads from place to place, more than {_MAX_REDIRECTS} times"
         )
-
-    def _seconds_until(self, ends: float) -> float:
-        left = ends - time.monotonic()
-        if left <= 0:
-            raise TransientError(f"{self.reference.label}: has not answered in time")
-        return left
 
     def _opened(self) -> Session:
         with self._lock:
@@ -204,7 +206,8 @@ class RegistryClient:
         url = urljoin(f"{self._origin}/", realm)
         url += ("&" if "?" in url else "?") + asked if asked else ""
         ends = time.monotonic() + self.limits.answer_seconds
-        with contextlib.closing(self._follow("GET", url, {}, self._password_at, ends)) as response:
+        response = self._follow("GET", url, {}, self._password_at, ends)
+        with _closing(response):
             if response.status_code in _TRANSIENT_STATUS:
                 raise self._refusal("GET", response)
             if response.status_code != 200:
@@ -266,6 +269,18 @@ class RegistryClient:
         return translated(self.reference.label)
 
 
+@contextlib.contextmanager
+def _closing(response: Response) -> Iterator[None]:
+    """Closes the response at the end, unless a read of it timed out: closing would wait for the thread that reads."""
+    try:
+        yield
+    except BaseException as error:
+        if not (isinstance(error, TimeoutError) or isinstance(error.__cause__, TimeoutError)):
+            response.close()
+        raise
+    response.close()
+
+
 def _read(response: Response, max_bytes: int) -> bytes:
     data = b""
     while len(data) < max_bytes and (
@@ -276,14 +291,13 @@ def _read(response: Response, max_bytes: int) -> bytes:
 
 
 def _read_rest(response: Response) -> bytes:
-    """What comes soon of a short body: nobody waits for it. A connection whose answer is read to its end is used again."""
+    """Reads a short body that comes soon. A connection can be used again once its answer is read to the end."""
     from urllib3.exceptions import HTTPError
 
     data = b""
     if response.raw.length_remaining is not None and response.raw.length_remaining <= _MAX_ERROR_BYTES:
         with contextlib.suppress(HTTPError, OSError):
-            response.raw.pace.within(_REST_SECONDS)
-            data = _read(response, _MAX_ERROR_BYTES)
+            data = within(_REST_SECONDS, lambda: _read(response, _MAX_ERROR_BYTES))
     return data
 
 

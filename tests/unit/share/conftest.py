@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from aotgaudi.share.credentials import Credentials
-from aotgaudi.share.pace import DEFAULT_LIMITS, Limits
+from aotgaudi.share.http_session import DEFAULT_LIMITS, Limits
 from aotgaudi.share.reference import parse_reference
 from aotgaudi.share.registry_client import RegistryClient
 from aotgaudi.share.registry_remote import RegistryRemote
