@@ -71,7 +71,7 @@ def test_a_server_is_run_by_the_light_package(
 
 
 def _check_log(log: str, log_format: str) -> None:
-    """Our own lines are told from the guest's, which writes to the same stream."""
+    """Our own lines are told from the server's, which writes to the same stream."""
     told = [line for line in log.splitlines() if "ready after " in line]
     assert len(told) == 1, log
     if log_format == "text":

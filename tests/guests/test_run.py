@@ -1,4 +1,4 @@
-"""`aotgaudi run` with a guest of our own: proved warm, or ended with one sentence; then watched as long as it serves."""
+"""`aotgaudi run` with a fake server: proved warm, or ended with one sentence, then watched as long as it serves."""
 
 from __future__ import annotations
 
@@ -137,19 +137,19 @@ def is_refused(runs: Runs, captured: Captured, fake: Fake, fault: str, expected:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_guest_that_is_not_warm_is_ended_with_one_sentence(
+def test_a_server_that_is_not_warm_is_ended_with_one_sentence(
     runs: Runs, captured: Captured, fake: Fake, fault: str
 ) -> None:
     is_refused(runs, captured, fake, fault, FAULTS[fault])
 
 
-def test_a_guest_that_ends_without_a_witness_is_told_how_it_lost_it(runs: Runs, fake: Fake) -> None:
+def test_a_server_that_ends_without_an_agent_is_told_how_it_lost_it(runs: Runs, fake: Fake) -> None:
     status, sentence = runs.refusal(fake.but("crash-at-start", "skip-plugins"))
 
     assert (status, "none of its processes had an agent" in sentence) == (13, True), sentence
 
 
-def test_a_worker_without_a_witness_is_not_warm(
+def test_a_worker_without_an_agent_is_not_warm(
     runs: Runs, captured: Captured, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("aotgaudi.wrap.supervise.SETTLE_SECONDS", 1.0)
@@ -163,15 +163,17 @@ def test_and_so_is_one_with_another_fault(runs: Runs, captured: Captured, fake: 
     is_refused(runs, captured, fake, fault, MORE_FAULTS[fault])
 
 
-def test_a_guest_that_hangs_is_killed_with_all_it_started(runs: Runs, captured: Captured, fake: Fake) -> None:
+def test_a_server_that_hangs_is_killed_with_all_it_started(
+    runs: Runs, captured: Captured, fake: Fake
+) -> None:
     status, sentence = runs.refusal(fake.but("hang", "orphan"), start_seconds=1.0, termination_seconds=0.5)
 
     assert (status, "did not serve within 1 s" in sentence) == (3, True), sentence
     assert not left_in(captured.root)
 
 
-def test_a_live_compile_is_seen_by_three_witnesses_and_drains(runs: Runs, fake: Fake) -> None:
-    """The sealed exercise has no request with logprobs, for which this guest has a kernel of its own."""
+def test_a_live_compile_is_seen_by_three_sources_and_drains(runs: Runs, fake: Fake) -> None:
+    """No warm-up request has logprobs, for which this server has a separate kernel."""
     with runs.started(fake, on_compile="drain") as running:
         running.wait_ready()
         assert running.complete(logprobs=1)[0] == 200
@@ -224,7 +226,7 @@ def test_nothing_is_refused_where_warmth_is_not_required(runs: Runs, fake: Fake)
         assert running.end(signal.SIGINT) == 0
 
 
-def test_the_exit_code_of_a_guest_that_crashes_later_is_kept(runs: Runs, fake: Fake) -> None:
+def test_the_exit_code_of_a_server_that_crashes_later_is_kept(runs: Runs, fake: Fake) -> None:
     with runs.started(fake.but("crash-live@" + str(runs.folder / "now"))) as running:
         running.wait_ready()
         (runs.folder / "now").touch()
@@ -250,7 +252,7 @@ def test_nothing_is_left_and_the_place_is_free_when_we_are_killed(
     assert time.monotonic() - started < 120
 
 
-def test_a_signal_before_there_is_a_guest_ends_us(runs: Runs, fake: Fake) -> None:
+def test_a_signal_before_there_is_a_server_ends_us(runs: Runs, fake: Fake) -> None:
     with runs.started(fake) as running:
         os.kill(running.pid, signal.SIGSTOP)
         os.kill(running.pid, signal.SIGTERM)

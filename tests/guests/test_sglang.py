@@ -1,4 +1,4 @@
-"""The fake guest in SGLang's dialect: its words, its variables, its plugins. What SGLang itself does needs a GPU."""
+"""The fake server in SGLang's dialect: its words, its variables, its plugins. What SGLang itself does needs a GPU."""
 
 from __future__ import annotations
 

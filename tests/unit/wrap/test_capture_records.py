@@ -90,7 +90,7 @@ def test_a_receipt_of_another_launch_is_not_believed(store: Store) -> None:
         read_documents(store, row)
 
 
-def test_a_capture_is_of_a_place_though_its_launch_is_not() -> None:
+def test_a_capture_is_of_a_sandbox_though_its_launch_is_not() -> None:
     elsewhere = a_launch(guest="fake", place=LAUNCH.place.model_copy(update={"root": "/elsewhere"}))
 
     assert elsewhere.id == LAUNCH.id
@@ -109,7 +109,7 @@ def test_every_condition_and_every_component_is_in_the_key() -> None:
     assert {name for name, _ in a_launch().components()} <= names
 
 
-def test_a_draft_is_no_capture_and_is_of_one_witness() -> None:
+def test_a_cold_run_is_no_capture_and_is_of_one_agent() -> None:
     assert unproven_key(LAUNCH) != capture_key(LAUNCH)
     assert {name for name, _ in unproven_key(LAUNCH).components} >= {"builder.aotgaudi", "builder.witness"}
 

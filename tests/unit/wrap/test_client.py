@@ -1,4 +1,4 @@
-"""Asking a guest: its health and its exercise, over HTTP, bounded, with what its clients must know."""
+"""Asking a server: its health and its warm-up requests, over HTTP, bounded, with what its clients must know."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aotgaudi.bundle.launch import completion
 from aotgaudi.wrap.client import Address, Answer, WrappedServerError, ask, is_healthy
 
 
-class Guest(ThreadingHTTPServer):
+class FakeServer(ThreadingHTTPServer):
     """Answers as it is told, and keeps what it was asked."""
 
     daemon_threads = True
@@ -32,7 +32,7 @@ class Guest(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: Guest
+    server: FakeServer
 
     def do_GET(self) -> None:
         self.reply(200 if self.path == "/health" else 404, {})
@@ -58,55 +58,55 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def guest() -> Iterator[Guest]:
-    with Guest() as found:
+def server() -> Iterator[FakeServer]:
+    with FakeServer() as found:
         threading.Thread(target=found.serve_forever, args=(0.02,), daemon=True).start()
         yield found
         found.shutdown()
 
 
-def test_a_guest_serves_when_its_health_is_200(guest: Guest) -> None:
-    assert is_healthy(guest.address)
-    assert not is_healthy(Address(port=guest.address.port, health_path="/other"))
+def test_a_server_serves_when_its_health_is_200(server: FakeServer) -> None:
+    assert is_healthy(server.address)
+    assert not is_healthy(Address(port=server.address.port, health_path="/other"))
     assert not is_healthy(Address(port=1))
     assert not is_healthy(Address(uds="/no/such/socket"))
 
 
-def test_a_request_names_the_model_and_has_the_key_that_is_never_shown(guest: Guest) -> None:
-    answer = ask(guest.address, completion("greedy"))
+def test_a_request_names_the_model_and_has_the_key_that_is_never_shown(server: FakeServer) -> None:
+    answer = ask(server.address, completion("greedy"))
 
     assert answer == Answer(200, "Rome")
-    assert guest.asked[0]["model"] == "m"
-    assert guest.headers == ["Bearer key"]
-    assert "key" not in repr(guest.address)
+    assert server.asked[0]["model"] == "m"
+    assert server.headers == ["Bearer key"]
+    assert "key" not in repr(server.address)
 
 
-def test_copies_are_sent_at_once(guest: Guest) -> None:
-    assert ask(guest.address, completion("many", copies=5)) == Answer(200, "Rome")
-    assert len(guest.asked) == 5
+def test_copies_are_sent_at_once(server: FakeServer) -> None:
+    assert ask(server.address, completion("many", copies=5)) == Answer(200, "Rome")
+    assert len(server.asked) == 5
 
 
-def test_each_copy_has_an_id_of_its_own_whatever_a_launch_calls_it(guest: Guest) -> None:
-    ask(guest.address, completion("many", copies=3))
-    ask(guest.address, completion("odd\r\nHost: x\u20ac"))
+def test_each_copy_has_another_id_whatever_a_launch_calls_it(server: FakeServer) -> None:
+    ask(server.address, completion("many", copies=3))
+    ask(server.address, completion("odd\r\nHost: x\u20ac"))
 
-    assert sorted(map(str, guest.request_ids[:3])) == [f"aotgaudi-many-{copy}" for copy in range(3)]
-    assert guest.request_ids[3:] == ["aotgaudi-odd--Host--x--0"]
+    assert sorted(map(str, server.request_ids[:3])) == [f"aotgaudi-many-{copy}" for copy in range(3)]
+    assert server.request_ids[3:] == ["aotgaudi-odd--Host--x--0"]
 
 
-def test_a_refusal_is_an_answer(guest: Guest) -> None:
-    guest.status = 400
+def test_a_refusal_is_an_answer(server: FakeServer) -> None:
+    server.status = 400
 
-    assert ask(guest.address, completion("json")) == Answer(400, "")
+    assert ask(server.address, completion("json")) == Answer(400, "")
 
 
 @pytest.mark.parametrize("status", [500, 503, 0])
-def test_no_answer_is_an_error_that_names_the_request(guest: Guest, status: int) -> None:
-    guest.status = status
+def test_no_answer_is_an_error_that_names_the_request(server: FakeServer, status: int) -> None:
+    server.status = status
 
     with pytest.raises(WrappedServerError, match="the request 'logprobs'") as raised:
-        ask(guest.address, completion("logprobs"))
-    assert raised.value.request_id == "aotgaudi-logprobs-0" == guest.request_ids[0]
+        ask(server.address, completion("logprobs"))
+    assert raised.value.request_id == "aotgaudi-logprobs-0" == server.request_ids[0]
 
 
 @pytest.mark.parametrize(
@@ -119,10 +119,10 @@ def test_no_answer_is_an_error_that_names_the_request(guest: Guest, status: int)
         ([], ""),
     ],
 )
-def test_the_text_of_every_choice_counts(guest: Guest, document: Any, text: str) -> None:
-    guest.document = document
+def test_the_text_of_every_choice_counts(server: FakeServer, document: Any, text: str) -> None:
+    server.document = document
 
-    assert ask(guest.address, completion("greedy")).text == text
+    assert ask(server.address, completion("greedy")).text == text
 
 
 def test_only_greedy_texts_are_compared_and_every_status() -> None:

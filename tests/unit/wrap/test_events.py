@@ -142,7 +142,7 @@ def test_a_directory_that_has_gone_makes_every_file_one_that_cannot_be_read(tmp_
     assert log.processes[NAME].num_unreadable == 1
 
 
-def test_what_a_guest_hashed_is_told_without_credentials(tmp_path: Path) -> None:
+def test_what_a_server_hashed_is_told_without_credentials(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(line(0, "factors", name="envs", values={"PROXY": "http://u:pw@host/x"}))
 
     assert hashed_factors([read(tmp_path)]) == {"envs": {"PROXY": "http://host/x"}}

@@ -113,7 +113,7 @@ def test_what_must_not_happen_is_listed_once_with_its_frames(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_a_place_without_a_run_is_refused(tmp_path: Path, is_there: bool) -> None:
+def test_a_sandbox_without_a_run_is_refused(tmp_path: Path, is_there: bool) -> None:
     if is_there:
         (tmp_path / "events").mkdir()
 

@@ -1,4 +1,4 @@
-"""Files below a guest's roots, seen from outside: by what happened, and by what is there."""
+"""Files below a server's roots, seen from outside: by what happened, and by what is there."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_both_sights_count() -> None:
     assert one | other == FileChanges(("a", "b"), (), ("c",), is_compared=True, is_watched=False)
 
 
-def test_paths_are_relative_to_what_the_guest_sees() -> None:
+def test_paths_are_relative_to_what_the_server_sees() -> None:
     assert RULES.relative("/run/aotgaudi/cache/x") == "cache/x"
     assert RULES.relative("cache/x") == "cache/x"
     assert RULES.relative("/run/aotgaudi-else/x") is None

@@ -54,7 +54,7 @@ def get(front: HttpServer, path: str, method: str = "GET", **headers: str) -> tu
         connection.close()
 
 
-def test_it_is_ready_when_the_guest_is(front: HttpServer, desk: Desk) -> None:
+def test_it_is_ready_when_the_server_is(front: HttpServer, desk: Desk) -> None:
     assert get(front, "/ready") == (503, "not ready: the guest is starting\n")
     desk.not_ready = ""
     assert get(front, "/ready") == (200, "ready\n")

@@ -29,7 +29,7 @@ def a_plan(root: Path, script: str, **environment: str) -> Plan:
 
 
 def told(plan: Plan, root: Path) -> dict[str, str]:
-    """The environment that a guest has which writes it down."""
+    """The environment of a server that writes it down."""
     with open_sandbox(root) as sandbox, Session(plan, sandbox, phase="c") as session:
         deadline = time.monotonic() + 20
         while session.child.poll() is None:
@@ -67,7 +67,7 @@ def test_the_sealed_paths_are_told_whole(root: Path) -> None:
     assert (root / "x").read_text() == f"{root}/cache/a.so\n{root}/tmp/b/c.py\n"
 
 
-def test_a_guest_that_cannot_be_started_is_one_sentence(root: Path) -> None:
+def test_a_server_that_cannot_be_started_is_one_sentence(root: Path) -> None:
     plan = replace(a_plan(root, "true"), words=("/bin/true", "x" * 200_000))
 
     with (
@@ -131,7 +131,7 @@ def test_a_model_of_the_hub_keeps_its_name_where_the_build_saw_that(found: Found
     assert not (sandbox.here / "model").is_symlink()
 
 
-def test_variables_that_the_guest_hashes_are_as_in_the_launch(found: Found, sandbox: Sandbox) -> None:
+def test_variables_that_the_server_hashes_are_as_in_the_launch(found: Found, sandbox: Sandbox) -> None:
     sealed = describe(found, root="/run/x")
     elsewhere = Found(
         adapter=found.adapter,

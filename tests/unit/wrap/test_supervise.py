@@ -1,4 +1,4 @@
-"""What a judge makes of a guest that ended, of reports that are asked for, of witnesses that cannot be read."""
+"""What a supervisor makes of a server that ended, of reports that are asked for, of agents that cannot be read."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class FakeSession:
         return self.child.end()
 
 
-def a_judge(session: FakeSession, **policy: Any) -> Supervisor:
+def a_supervisor(session: FakeSession, **policy: Any) -> Supervisor:
     chosen = Policy(**{"require_warm": True, **policy})
     return Supervisor(session, Case(expected=EXPECTED), chosen, Metrics(), Signals())  # type: ignore[arg-type]
 
@@ -90,29 +90,29 @@ def a_judge(session: FakeSession, **policy: Any) -> Supervisor:
 COMPILER = event("process", argv=["g++", "x.cpp"], what="compiler")
 
 
-def test_a_guest_that_compiled_and_ended_well_before_it_was_ready_was_not_warm() -> None:
-    judge = a_judge(FakeSession(dict(warm(COMPILER)), child=Ended(0)))
+def test_a_server_that_compiled_and_ended_well_before_it_was_ready_was_not_warm() -> None:
+    supervisor = a_supervisor(FakeSession(dict(warm(COMPILER)), child=Ended(0)))
 
     with pytest.raises(NotWarmError, match="a compiler was run"):
-        judge._turn()
+        supervisor._turn()
 
 
-def test_a_guest_that_did_nothing_and_ended_well_ends_us_well() -> None:
+def test_a_server_that_did_nothing_and_ended_well_ends_us_well() -> None:
     """It was asked for its help, say."""
-    assert a_judge(FakeSession({}, child=Ended(0)))._turn() == 0
+    assert a_supervisor(FakeSession({}, child=Ended(0)))._turn() == 0
 
 
 def test_reports_that_are_asked_for_at_once_are_one_comparison() -> None:
     session = FakeSession(dict(warm()))
-    judge = a_judge(session)
+    supervisor = a_supervisor(session)
     found: list[Any] = []
-    threads = [threading.Thread(target=lambda: found.append(judge.report())) for _ in range(5)]
+    threads = [threading.Thread(target=lambda: found.append(supervisor.report())) for _ in range(5)]
     for thread in threads:
         thread.start()
-    while judge._asked.qsize() < len(threads):
+    while supervisor._asked.qsize() < len(threads):
         pass
 
-    judge._answer_reports()
+    supervisor._answer_reports()
     for thread in threads:
         thread.join()
 
@@ -125,66 +125,66 @@ def test_a_report_that_nobody_makes_in_time_is_said_to(monkeypatch: pytest.Monke
     """In Python 3.10 a future's timeout is no `TimeoutError`."""
     monkeypatch.setattr(supervise, "_REPORT_SECONDS", 0.01)
 
-    assert a_judge(FakeSession({})).report() == {"problem": "no report in time"}
+    assert a_supervisor(FakeSession({})).report() == {"problem": "no report in time"}
 
 
 def test_who_compares_a_large_capture_is_alive_for_longer() -> None:
     large = {"cache/x": Digest("0" * 64, 100 << 30)}
     session = FakeSession({})
     session.plan = replace(session.plan, rules=replace(RULES, sealed=large))
-    judge, other = a_judge(session), a_judge(FakeSession({}))
-    for one in (judge, other):
+    supervisor, other = a_supervisor(session), a_supervisor(FakeSession({}))
+    for one in (supervisor, other):
         one._turned -= 60
 
-    assert judge.not_live() == ""
+    assert supervisor.not_live() == ""
     assert other.not_live().startswith("no turn for 60")
 
 
 def test_events_that_cannot_be_read_after_ready_speak_against_it_once() -> None:
     processes = {name: replace(one, num_unreadable=1) for name, one in warm().items()}
-    judge = a_judge(FakeSession(processes), on_compile="drain")
-    judge._stage = "live"
+    supervisor = a_supervisor(FakeSession(processes), on_compile="drain")
+    supervisor._stage = "live"
 
-    judge._turn()
-    judge._turn()
+    supervisor._turn()
+    supervisor._turn()
 
-    assert judge._metrics.compilations() == {"live.unknown": 1}
-    assert judge._drained == "after ready: events of its agents cannot be read"
+    assert supervisor._metrics.compilations() == {"live.unknown": 1}
+    assert supervisor._drained == "after ready: events of its agents cannot be read"
 
 
-def test_a_guest_that_says_nothing_is_looked_at_now_and_then_and_each_word_at_once() -> None:
+def test_a_server_that_says_nothing_is_looked_at_now_and_then_and_each_word_at_once() -> None:
     session = FakeSession({})
-    judge = a_judge(session)
+    supervisor = a_supervisor(session)
 
     for _ in range(20):
-        judge._turn()
+        supervisor._turn()
     assert session.judged == 1
     session.said = [event("trace", "l", name="f")]
-    judge._turn()
+    supervisor._turn()
     assert session.judged == 2
-    judge._judged_at -= 2
-    judge._turn()
+    supervisor._judged_at -= 2
+    supervisor._turn()
     assert session.judged == 3
 
 
 @pytest.mark.parametrize("stage", ["starting", "exercising", "settling"])
-def test_a_guest_that_ends_while_it_is_judged_is_told_by_its_exit_code(stage: Any) -> None:
+def test_a_server_that_ends_while_it_is_judged_is_told_by_its_exit_code(stage: Any) -> None:
     """It has no last word where it crashed; a turn may begin before that, and look for the word after it."""
     told = {name: replace(one, events=one.events[:-1]) for name, one in warm().items()}
     session = FakeSession(told, child=Ended(has_gone=True))
-    judge = a_judge(session)
-    judge._stage, judge._warm_up = stage, Failed(WrappedServerError("refused"))  # type: ignore[assignment]
+    supervisor = a_supervisor(session)
+    supervisor._stage, supervisor._warm_up = stage, Failed(WrappedServerError("refused"))  # type: ignore[assignment]
     session.look = lambda **_: replace(seen(told), alive=frozenset(), phase="v")  # type: ignore[method-assign]
 
-    assert judge._turn() is None
+    assert supervisor._turn() is None
     session.child.status = 13
     with pytest.raises(WrappedServerError, match="ended with exit code 13 before it was ready"):
-        judge._turn()
+        supervisor._turn()
 
 
 @dataclass
 class Failed:
-    """An exercise that a guest did not answer."""
+    """Warm-up requests that a server did not answer."""
 
     error: WrappedServerError
 
@@ -193,20 +193,20 @@ class Failed:
 
 
 @pytest.mark.parametrize("require_warm", [True, False])
-def test_an_exercise_that_fails_is_logged_with_the_id_of_its_request(
+def test_a_warm_up_that_fails_is_logged_with_the_id_of_its_request(
     require_warm: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    judge = a_judge(FakeSession(dict(warm())), require_warm=require_warm)
-    judge._stage, judge._warm_up = (
+    supervisor = a_supervisor(FakeSession(dict(warm())), require_warm=require_warm)
+    supervisor._stage, supervisor._warm_up = (
         "exercising",
         Failed(WrappedServerError("no answer", request_id="aotgaudi-x-0")),
     )  # type: ignore[assignment]
 
     if require_warm:
         with pytest.raises(NotWarmError, match="a warm-up request failed: no answer"):
-            judge._while_exercising()
+            supervisor._while_exercising()
     else:
-        judge._while_exercising()
+        supervisor._while_exercising()
 
     (record,) = [
         record for record in caplog.records if record.getMessage().startswith("a warm-up request failed")
@@ -214,12 +214,12 @@ def test_an_exercise_that_fails_is_logged_with_the_id_of_its_request(
     assert getattr(record, "request_id", None) == "aotgaudi-x-0"
 
 
-def test_what_made_an_exercise_fail_is_named_before_it() -> None:
-    judge = a_judge(FakeSession(dict(warm(COMPILER))))
-    judge._stage, judge._warm_up = "exercising", Failed(WrappedServerError("no answer"))  # type: ignore[assignment]
+def test_what_made_a_warm_up_fail_is_named_before_it() -> None:
+    supervisor = a_supervisor(FakeSession(dict(warm(COMPILER))))
+    supervisor._stage, supervisor._warm_up = "exercising", Failed(WrappedServerError("no answer"))  # type: ignore[assignment]
 
     with pytest.raises(NotWarmError, match=r"a compiler was run.*1 more"):
-        judge._while_exercising()
+        supervisor._while_exercising()
 
 
 WRITE = event("write", path="/run/aotgaudi/cache/more.cpp")
@@ -227,20 +227,20 @@ WRITE = event("write", path="/run/aotgaudi/cache/more.cpp")
 
 def test_the_cause_of_a_file_is_waited_for_and_named() -> None:
     session = FakeSession(dict(warm(WRITE)), said=[WRITE])
-    judge = a_judge(session)
+    supervisor = a_supervisor(session)
 
-    assert judge._turn() is None, "only just now"
+    assert supervisor._turn() is None, "only just now"
     session.processes, session.said = dict(warm(WRITE, COMPILER)), [COMPILER]
     with pytest.raises(NotWarmError, match="a compiler was run"):
-        judge._turn()
+        supervisor._turn()
 
 
 def test_a_file_without_a_cause_is_enough_a_moment_later() -> None:
     session = FakeSession(dict(warm(WRITE)), said=[WRITE])
-    judge = a_judge(session)
+    supervisor = a_supervisor(session)
 
-    assert judge._turn() is None
-    judge._findings._first_file -= 2
-    judge._judged_at -= 2
+    assert supervisor._turn() is None
+    supervisor._findings._first_file -= 2
+    supervisor._judged_at -= 2
     with pytest.raises(NotWarmError, match=r"more.cpp was opened for writing"):
-        judge._turn()
+        supervisor._turn()

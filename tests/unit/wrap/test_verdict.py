@@ -1,4 +1,4 @@
-"""A guest is warm only where everything speaks for it, and losing a word of any process never helps."""
+"""A server is warm only if everything speaks for it, and losing an event of any process never helps."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ FOR: dict[str, Event] = {
 }
 
 
-def test_a_guest_that_shows_what_was_expected_is_warm() -> None:
+def test_a_server_that_shows_what_was_expected_is_warm() -> None:
     assert judge(seen(warm()), EXPECTED) == Warm()
 
 
 @pytest.mark.parametrize("name", FOR)
-def test_what_a_warm_guest_may_do(name: str) -> None:
+def test_what_a_warm_server_may_do(name: str) -> None:
     assert judge(seen(warm(FOR[name])), EXPECTED) == Warm()
 
 
 @pytest.mark.parametrize("name", AGAINST)
-def test_what_a_warm_guest_does_not_do(name: str) -> None:
+def test_what_a_warm_server_does_not_do(name: str) -> None:
     verdict = judge(seen(warm(AGAINST[name])), EXPECTED)
 
     assert isinstance(verdict, NotWarm), verdict
@@ -100,7 +100,7 @@ def test_files_alone_are_enough(files: FileChanges, exit_code: int) -> None:
     assert verdict.exit_code == exit_code
 
 
-def test_a_file_that_the_guest_wrote_is_not_called_planted() -> None:
+def test_a_file_that_the_server_wrote_is_not_called_planted() -> None:
     files = FileChanges(added=("cache/new",), is_compared=True)
 
     verdict = judge(seen(warm(AGAINST["a write"]), files=files), EXPECTED)
@@ -214,7 +214,7 @@ HELLOS = st.builds(
 
 @st.composite
 def processes(draw: st.DrawFn) -> dict[str, ProcessLog]:
-    """A warm guest's processes, each with a few words more anywhere, and a few processes besides."""
+    """A warm server's processes, each with a few words more anywhere, and a few processes besides."""
     told = {}
     for name, one in warm().items():
         events = list(one.events)
@@ -232,7 +232,7 @@ def processes(draw: st.DrawFn) -> dict[str, ProcessLog]:
     files=st.sampled_from([CLEAN, FileChanges(added=("cache/x",), is_compared=True)]),
     data=st.data(),
 )
-def test_removing_any_event_never_makes_a_guest_warm(
+def test_removing_any_event_never_makes_a_server_warm(
     told: dict[str, ProcessLog], dead: frozenset[int], files: FileChanges, data: st.DataObject
 ) -> None:
     everything = seen(told, files=files, alive=frozenset(range(1, 9)) - dead)
@@ -264,7 +264,7 @@ def test_a_verdict_names_something_or_is_warm(told: dict[str, ProcessLog]) -> No
 
 
 def replaced(by: ProcessLog | None, *, lives: bool) -> Seen:
-    """A process of the guest became another program."""
+    """A process of the server became another program."""
     old = history(9, event("hello", role="other", hooks=HOOKS), event("bye", why="exec"))
     processes = {**warm(), "9-5.jsonl": old, **({} if by is None else {"9-10.jsonl": by})}
     found = seen(processes)

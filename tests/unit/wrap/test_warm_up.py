@@ -16,7 +16,7 @@ ROOMS = st.builds(
 )
 
 
-def test_no_exercise_asks_nothing() -> None:
+def test_no_warm_up_asks_nothing() -> None:
     assert warm_up("none", Room()).requests == ()
 
 
@@ -47,7 +47,7 @@ def test_names_are_unique_and_all_of_it_has_room(level: WarmUpLevel, room: Room)
 
 
 @given(level=st.sampled_from(WARM_UP_LEVELS), room=ROOMS)
-def test_an_exercise_names_no_model(level: WarmUpLevel, room: Room) -> None:
+def test_a_warm_up_names_no_model(level: WarmUpLevel, room: Room) -> None:
     assert all("model" not in request.body for request in warm_up(level, room).requests)
 
 
