@@ -38,7 +38,7 @@ def test_entries_and_proof_are_those_of_the_manifest() -> None:
     found = report_of(Given(path="x", kind="manifest", manifest=manifest, unknown="no store"))
 
     assert found.subject.manifest_id == manifest.id
-    assert found.entries.num_entries == 202 == sum(kind.num_entries for kind in found.entries.kinds)
+    assert found.entries.num_entries == 195 == sum(kind.num_entries for kind in found.entries.kinds)
     assert (found.entries.num_warm, found.entries.num_programs, found.built) == (None, None, None)
     proof = coverage_of(manifest)
     assert found.coverage.is_closed is proof.is_closed is True
