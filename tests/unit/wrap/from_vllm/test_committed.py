@@ -32,6 +32,4 @@ def test_the_command_in_the_header_makes_the_same_spec_and_manifest(
     assert made.replace(f"{NAME}.config.json", "configs/llama-3.1-8b.json") == re.sub(
         r"^#.*\n", "", committed, flags=re.MULTILINE
     )
-    assert (
-        Path(f"{NAME}.manifest.json").read_bytes() == (MANIFESTS / f"{NAME}.manifest.json").read_bytes()
-    )
+    assert Path(f"{NAME}.manifest.json").read_bytes() == (MANIFESTS / f"{NAME}.manifest.json").read_bytes()
