@@ -444,7 +444,7 @@ class Transformers:
         from transformers import AutoModelForCausalLM
 
         from aotgaudi.manifest.manifest import loads
-        from aotgaudi.runtime.allocator import keep_freed_memory
+        from aotgaudi.runtime.memory import keep_freed_memory
 
         if tuned_malloc:
             keep_freed_memory()

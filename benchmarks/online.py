@@ -22,9 +22,9 @@ from aotgaudi.llm.assemble import make_engine
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.manifest import loads as load_manifest
-from aotgaudi.runtime.allocator import keep_freed_memory
 from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.load import Artifacts, Loader, declare_samplers
+from aotgaudi.runtime.memory import keep_freed_memory
 from aotgaudi.runtime.shards import ShardReader
 
 GREEDY = SamplingRow()

@@ -28,19 +28,19 @@ from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.engine.steps import StepTable
 from aotgaudi.entries import Entry
 from aotgaudi.errors import CoverageError
-from aotgaudi.llm.holding import Holding
 from aotgaudi.llm.model_files import GenerationConfig, split_by_sampler
+from aotgaudi.llm.pinned import Pinned
 from aotgaudi.llm.running import ModelOptions, Observers, RunningModel, Warmth
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.manifest.coverage import coverage_of
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.subset import Subset
 from aotgaudi.phases import Phases
-from aotgaudi.runtime.allocator import keep_freed_memory
 from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.first_use import FirstUseBuilder
 from aotgaudi.runtime.guard import Guard
 from aotgaudi.runtime.load import Artifacts, Loader, declare_samplers
+from aotgaudi.runtime.memory import keep_freed_memory
 from aotgaudi.spec.policy import Policy
 from aotgaudi.spec.sampler import SamplerSpec
 from aotgaudi.spec.scheduler import SchedulerSpec
@@ -48,7 +48,7 @@ from aotgaudi.spec.scheduler import SchedulerSpec
 logger = logging.getLogger(__name__)
 
 
-def assemble(options: ModelOptions, observers: Observers, held: Holding) -> RunningModel:
+def assemble(options: ModelOptions, observers: Observers, held: Pinned) -> RunningModel:
     """Returns a model whose engine runs. See `aotgaudi.llm.start.start` for the errors."""
     keep_freed_memory()
     with _one_thread():
@@ -66,7 +66,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _assembled(options: ModelOptions, observers: Observers, held: Holding) -> RunningModel:
+def _assembled(options: ModelOptions, observers: Observers, held: Pinned) -> RunningModel:
     manifest, model = held.bundle.manifest, held.weights.model
     served, spec = held.served, held.served.spec
     with observers.phases.time("tokenizer"):
@@ -128,7 +128,7 @@ def _assembled(options: ModelOptions, observers: Observers, held: Holding) -> Ru
 def _load(
     options: ModelOptions,
     phases: Phases,
-    held: Holding,
+    held: Pinned,
     executables: ExecutableTable,
     guard: Guard,
 ) -> FirstUseBuilder | None:

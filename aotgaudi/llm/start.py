@@ -11,7 +11,7 @@ from aotgaudi.backends.online import check_target
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.model import open_model
 from aotgaudi.bundle.part import served_manifest
-from aotgaudi.llm.holding import holding
+from aotgaudi.llm.pinned import pinned
 from aotgaudi.llm.running import ModelOptions, Observers, RunningModel
 from aotgaudi.runtime.shards import ShardReader
 
@@ -35,7 +35,7 @@ def start(options: ModelOptions, observers: Observers) -> RunningModel:
         served = served_manifest(bundle, options.outside_policy)
     if observers.on_model is not None:
         observers.on_model(model)
-    with holding(bundle, served, ShardReader(model, options.weights_memory), phases) as held:
+    with pinned(bundle, served, ShardReader(model, options.weights_memory), phases) as held:
         with warnings.catch_warnings(), phases.time("import_torch"):
             # torch warns while it is imported where numpy is not installed; [serve] does without, and so do we.
             warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)

@@ -30,7 +30,7 @@ from aotgaudi.digest import Digest
 from aotgaudi.document import load_foreign_object
 from aotgaudi.errors import CorruptError, SpecError
 from aotgaudi.graphs.program import TensorSpec
-from aotgaudi.runtime.pages import new_pages
+from aotgaudi.runtime.memory import new_pages
 
 WeightsMemory = Literal["copy", "map"]
 """Where weights are: read into memory of our own, or mapped from the files, which must then never change."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from aotgaudi import __version__
 from aotgaudi.engine.limits import UNLIMITED, AdmissionLimits
 from aotgaudi.phases import Phases, listed
-from aotgaudi.runtime.allocator import freed_memory
 from aotgaudi.runtime.guard import Guard, Seccomp
+from aotgaudi.runtime.memory import freed_memory
 from aotgaudi.server.app import create_app
 from aotgaudi.server.engine.client import EngineClient
 from aotgaudi.server.engine.start import EngineProcess

@@ -19,7 +19,7 @@ from aotgaudi.errors import AotGaudiError, RequestError
 from aotgaudi.llm.running import Observers, RunningModel
 from aotgaudi.llm.start import start
 from aotgaudi.phases import Phases
-from aotgaudi.runtime.allocator import freed_memory
+from aotgaudi.runtime.memory import freed_memory
 from aotgaudi.server.engine.channel import (
     Abort,
     Add,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.runtime.allocator import FreedMemory
+from aotgaudi.runtime.memory import FreedMemory
 
 MIB = 1 << 20
 
@@ -59,7 +59,7 @@ def test_what_was_taken_for_usual_by_mistake_is_looked_at_again() -> None:
 
 
 _PROGRAM = """
-from aotgaudi.runtime.allocator import _anonymous_bytes, freed_memory, keep_freed_memory
+from aotgaudi.runtime.memory import _anonymous_bytes, freed_memory, keep_freed_memory
 keep_freed_memory()
 memory = freed_memory()
 for _ in range(3):

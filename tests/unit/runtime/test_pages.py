@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aotgaudi.graphs.program import CacheSpec
-from aotgaudi.runtime.pages import cache_memory, fault_in, new_pages
+from aotgaudi.runtime.memory import cache_memory, fault_in, new_pages
 
 SIZE = 48 << 20
 
@@ -41,7 +41,7 @@ def test_faulted_in_pages_are_resident_before_anybody_writes_to_them(
     monkeypatch: pytest.MonkeyPatch, *, is_older: bool
 ) -> None:
     if is_older:
-        monkeypatch.setattr("aotgaudi.runtime.pages.ctypes.CDLL", older_kernel)
+        monkeypatch.setattr("aotgaudi.runtime.memory.ctypes.CDLL", older_kernel)
     pages = new_pages(SIZE)
     before = resident_bytes()
 

@@ -19,8 +19,8 @@ from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, SpecError, TargetError, UntrustedError
 from aotgaudi.graphs.program import TensorSpec
 from aotgaudi.runtime.bindings import WeightBinding
+from aotgaudi.runtime.load import bind_weights, load_weights
 from aotgaudi.runtime.shards import ShardReader, WeightsMemory
-from aotgaudi.runtime.weights import bind_weights, load_weights
 
 A, B = torch.arange(6.0).reshape(2, 3), torch.arange(4.0)
 SPECS = (

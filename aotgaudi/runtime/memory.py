@@ -1,17 +1,59 @@
-"""Keeps freed memory in the process, so that a step does not page-fault its buffers in anew; gives back what a burst left.
+"""Pages of our own: private, zeroed, and there before anybody writes to them where that is asked for. Imports no torch.
+
+Keeps freed memory in the process, so that a step does not page-fault its buffers in anew; gives back what a burst left.
 
 Units allocate their intermediate tensors on every call. By default, glibc returns buffers of some hundred kilobytes to
 the kernel when they are freed, and the next call faults them in again: a decode step that takes 29 ms then takes
 51 ms (docs/benchmarks.md). The working set of a serving process does not change, so it is kept; and in one arena,
-because only the engine's thread allocates much. What does change is what clients make it hold: `FreedMemory` notices.
-"""
+because only the engine's thread allocates much. What does change is what clients make it hold: `FreedMemory` notices."""
 
 from __future__ import annotations
 
 import ctypes
+import math
+import mmap
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from string import ascii_lowercase
+
+from aotgaudi.graphs.program import CacheSpec
+
+_MADV_POPULATE_WRITE = 23
+"""Of Linux 5.14; see madvise(2). Python's mmap has a method for it, which keeps all other threads waiting."""
+
+
+def new_pages(num_bytes: int) -> memoryview:
+    """Pages of our own. Not large ones: to find them costs a kernel with a full page cache more than they save here."""
+    pages = mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return memoryview(pages)[:num_bytes]
+
+
+def fault_in(pages: memoryview) -> None:
+    """Has the kernel put a zeroed page behind each of `pages`, which are new; other threads go on meanwhile."""
+    if not pages:
+        return
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    if madvise(ctypes.addressof(ctypes.c_char.from_buffer(pages)), len(pages), _MADV_POPULATE_WRITE):
+        pages[:: mmap.PAGESIZE] = bytes(-(-len(pages) // mmap.PAGESIZE))  # An older kernel.
+
+
+def cache_memory(specs: Iterable[CacheSpec], num_blocks: int) -> dict[str, memoryview]:
+    """Returns name -> zeroed memory for the KV caches of a server with `num_blocks` blocks, all of it there already.
+
+    So a machine that is too small for them says so at the start, and no step waits for a page.
+    """
+    found = {spec.name: new_pages(_num_bytes(spec, num_blocks)) for spec in specs}
+    for pages in found.values():
+        fault_in(pages)
+    return found
+
+
+def _num_bytes(spec: CacheSpec, num_blocks: int) -> int:
+    bits = int(spec.dtype.lstrip(ascii_lowercase))  # Every name of a dtype that caches have ends with them.
+    return math.prod(spec.sizes(num_blocks)) * bits // 8
+
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _LARGEST_MMAP_THRESHOLD_BYTES = 32 << 20

@@ -15,12 +15,12 @@ from aotgaudi.bundle.verify import VerifiedBundle, hold_bundle
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.phases import Phases
 from aotgaudi.runtime.bindings import passing_weights, placed, weight_bindings
-from aotgaudi.runtime.pages import cache_memory
+from aotgaudi.runtime.memory import cache_memory
 from aotgaudi.runtime.shards import ShardReader
 
 
 @dataclass(frozen=True)
-class Holding:
+class Pinned:
     """A bundle, the weights of its model, and when each is in memory; what depends on `verified` fails where it does.
 
     `served` is what is served of it. `caches` has memory for the KV caches, by name.
@@ -35,7 +35,7 @@ class Holding:
 
 
 @contextmanager
-def holding(bundle: Bundle, served: Manifest, weights: ShardReader, phases: Phases) -> Iterator[Holding]:
+def pinned(bundle: Bundle, served: Manifest, weights: ShardReader, phases: Phases) -> Iterator[Pinned]:
     """Reads and hashes while the block runs, and times that; an error in the block ends it soon."""
     with phases.time("manifest"):
         _ = bundle.manifest  # Parsed once, before the threads need it.
@@ -62,7 +62,7 @@ def holding(bundle: Bundle, served: Manifest, weights: ShardReader, phases: Phas
         verified = pool.submit(verify)
         prefetched, caches = pool.submit(prefetch), pool.submit(reserve)
         try:
-            yield Holding(bundle, served, weights, verified, prefetched, caches)
+            yield Pinned(bundle, served, weights, verified, prefetched, caches)
         except BaseException:
             weights.stop()
             raise
