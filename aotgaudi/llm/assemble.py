@@ -1,6 +1,6 @@
-"""Puts a running model together from a bundle that is being verified: programs, engine, tokenizer.
+"""Assembles a running model from a bundle that is being verified: programs, engine, tokenizer.
 
-Importing this module imports torch, which takes as long as hashing the bundle; `start` does both at once.
+Importing this module imports torch, which takes as long as hashing the bundle. `start` does both at once.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from aotgaudi.spec.scheduler import SchedulerSpec
 logger = logging.getLogger(__name__)
 
 
-def assemble(options: ModelOptions, observers: Observers, held: Pinned) -> RunningModel:
+def assemble(options: ModelOptions, observers: Observers, pinned: Pinned) -> RunningModel:
     """Returns a model whose engine runs. See `aotgaudi.llm.start.start` for the errors."""
     keep_freed_memory()
     with _one_thread():
-        return _assembled(options, observers, held)
+        return _assembled(options, observers, pinned)
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """This thread loads on one core, since the engine's computes (see ProgramRunner); then it has its own number again."""
+    """Limits torch to one thread while this thread loads: the engine's thread computes later (see ProgramRunner)."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -66,9 +66,9 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _assembled(options: ModelOptions, observers: Observers, held: Pinned) -> RunningModel:
-    manifest, model = held.bundle.manifest, held.weights.model
-    served, spec = held.served, held.served.spec
+def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned) -> RunningModel:
+    manifest, model = pinned.bundle.manifest, pinned.weights.model
+    served, spec = pinned.served, pinned.served.spec
     with observers.phases.time("tokenizer"):
         check_model(manifest.spec, model)
         tokenizer = Tokenizer.load(model)
@@ -77,7 +77,7 @@ def _assembled(options: ModelOptions, observers: Observers, held: Pinned) -> Run
         coverage = check_coverage(served, require_warm=options.require_warm)
 
     guard, executables = Guard(), ExecutableTable()
-    builder = _load(options, observers.phases, held, executables, guard)
+    builder = _load(options, observers.phases, pinned, executables, guard)
     runner = ProgramRunner(executables, spec.limits.block_size, builder or refuse_cold, options.num_threads)
     outside = what_is_outside(manifest, served, options.outside_policy)
     with observers.phases.time("engine"):
@@ -128,20 +128,20 @@ def _assembled(options: ModelOptions, observers: Observers, held: Pinned) -> Run
 def _load(
     options: ModelOptions,
     phases: Phases,
-    held: Pinned,
+    pinned: Pinned,
     executables: ExecutableTable,
     guard: Guard,
 ) -> FirstUseBuilder | None:
-    """Fills `executables` with what is sound. Returns what makes the others warm; None under `require_warm`."""
-    bundle, verified = held.bundle, held.verified.result()
-    entries, receipt = held.served.entries, bundle.require_programs()
+    """Loads the sound entries into `executables`. Returns the builder of the others; None under `require_warm`."""
+    bundle, verified = pinned.bundle, pinned.verified.result()
+    entries, receipt = pinned.served.entries, bundle.require_programs()
     with phases.time("warm_checks"):
         sound = _accept(verified.report, entries, options)
         declare_samplers(entries, executables)
     runtime = make_runtime(receipt.target)
     guard.watch("backend", runtime.num_compiled)
-    held.prefetched.result()
-    loader = Loader(runtime, held.weights, held.served.spec.limits.num_blocks, held.caches.result())
+    pinned.prefetched.result()
+    loader = Loader(runtime, pinned.weights, pinned.served.spec.limits.num_blocks, pinned.caches.result())
     artifacts = Artifacts(receipt, verified.program, verified.read, verified.path)
     loader.load(sound, artifacts, executables, phases)
     verified.objects.close()
@@ -169,9 +169,17 @@ def make_engine(
     prefix_caching: bool = False,
     policy: Policy | None = None,
 ) -> Engine:
-    """Returns the engine that a manifest describes, not started. `policy`: None for that of its spec.
+    """Returns the engine of a manifest, not started.
 
-    `table`: None for that of its entries. `outside` is said where a request is beyond the limits.
+    Args:
+        manifest: What to serve.
+        runner: Runs the steps.
+        tokenizer: The model's.
+        table: Looks up the entry of a step; None: the table of the manifest's entries.
+        outside: Added to the refusal of a request beyond the limits.
+        on_step: Observes each step.
+        prefix_caching: Whether prompts start after their cached prefix.
+        policy: How prompts and decodes take turns; None: as the spec says.
     """
     spec = manifest.spec
     scheduler = Scheduler(
@@ -191,7 +199,7 @@ def make_engine(
 
 
 def what_is_outside(whole: Manifest, served: Manifest, outside: Outside) -> str:
-    """Returns in words what a server of a part does not serve; empty where it serves the whole."""
+    """Describes what a server of a subset does not serve; empty if it serves the whole manifest."""
     if served is whole:
         return ""
     part = Subset(whole, served)
@@ -199,9 +207,9 @@ def what_is_outside(whole: Manifest, served: Manifest, outside: Outside) -> str:
 
 
 def caches_prefixes(manifest: Manifest, asked: bool | None) -> bool:
-    """Returns whether prefixes are cached: as `asked`, else as the spec says; never where no prompt may have a context.
+    """Returns whether prefixes are cached: as `asked`, else as the spec says. Never if no prompt entry has a context.
 
-    Says so in the log where they are not.
+    If they are not, it logs the reason.
     """
     if not (manifest.spec.bucketing.prefix_caching if asked is None else asked):
         logger.info("prefix caching is off: %s", "the spec says so" if asked is None else "as asked")
@@ -215,7 +223,7 @@ def caches_prefixes(manifest: Manifest, asked: bool | None) -> bool:
 def sampling_defaults(
     config: GenerationConfig, model: ModelDirectory, sampler: SamplerSpec
 ) -> Mapping[str, Any]:
-    """Returns the sampling defaults that the bundle's sampler can do; warns of the others in one line.
+    """Returns the sampling defaults that the bundle's sampler supports. Logs a warning with the others.
 
     Raises:
         SpecError: a default is out of range, or its file cannot be read.
@@ -251,11 +259,11 @@ def _accept(report: Report, entries: Sequence[Entry], options: ModelOptions) -> 
 
 
 def check_coverage(manifest: Manifest, *, require_warm: bool) -> str:
-    """Warns of steps that can be formed and have no entry. Raises CoverageError instead under `require_warm`.
+    """Warns of possible steps without an entry. Under `require_warm` it raises CoverageError instead.
 
-    Returns what the proof says, in one line.
+    Returns the result of the proof in one line.
     """
-    coverage = coverage_of(manifest, SchedulerSpec())  # Our own serves, whichever the spec describes.
+    coverage = coverage_of(manifest, SchedulerSpec())  # Our scheduler serves, whichever the spec describes.
     if coverage.is_closed:
         return str(coverage)
     if require_warm:

@@ -1,6 +1,6 @@
-"""What other threads do while torch is imported: read and hash the bundle's objects, then read the weights that they need.
+"""Work on other threads while torch is imported.
 
-And have the kernel find memory for the KV caches.
+They verify and pin the bundle's objects, read the weights, and reserve memory for the KV caches.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from aotgaudi.runtime.shards import ShardReader
 
 @dataclass(frozen=True)
 class Pinned:
-    """A bundle, the weights of its model, and when each is in memory; what depends on `verified` fails where it does.
+    """A bundle, the weights of its model, and futures for when each is in memory. If `verified` fails, the others do.
 
-    `served` is what is served of it. `caches` has memory for the KV caches, by name.
+    `served` is the served part of its manifest. `caches` has memory for the KV caches by name.
     """
 
     bundle: Bundle
@@ -36,7 +36,7 @@ class Pinned:
 
 @contextmanager
 def pinned(bundle: Bundle, served: Manifest, weights: ShardReader, phases: Phases) -> Iterator[Pinned]:
-    """Reads and hashes while the block runs, and times that; an error in the block ends it soon."""
+    """Reads and hashes on other threads while the block runs. `phases` times it. An error in the block stops the reading."""
     with phases.time("manifest"):
         _ = bundle.manifest  # Parsed once, before the threads need it.
 

@@ -19,7 +19,7 @@ from aotgaudi.runtime.shards import ShardReader
 def start(options: ModelOptions, observers: Observers) -> RunningModel:
     """Returns a model whose engine runs. The guard is not armed yet: that is the caller's to decide.
 
-    What is parsed on the way (bundle, programs) is let go when this returns.
+    The parsed bundle and programs are freed when this returns.
 
     Raises:
         SpecError: no such model, or another model than the bundle's; or the bundle holds a capture.
@@ -35,11 +35,11 @@ def start(options: ModelOptions, observers: Observers) -> RunningModel:
         served = served_manifest(bundle, options.outside_policy)
     if observers.on_model is not None:
         observers.on_model(model)
-    with pinned(bundle, served, ShardReader(model, options.weights_memory), phases) as held:
+    with pinned(bundle, served, ShardReader(model, options.weights_memory), phases) as parts:
         with warnings.catch_warnings(), phases.time("import_torch"):
-            # torch warns while it is imported where numpy is not installed; [serve] does without, and so do we.
+            # torch warns when it is imported without numpy, which [serve] does not need.
             warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)
-            # Torch and the rest are imported only now: what can be refused without them has been, in a fraction of a second.
+            # Imported only now, so that everything that can fail without torch has failed in a fraction of a second.
             from aotgaudi.llm.assemble import assemble
 
-        return assemble(options, observers, held)
+        return assemble(options, observers, parts)

@@ -1,7 +1,7 @@
-"""Weights as units take them: several joined, in 8 bits, or in a layout of the device's. Imports no torch.
+"""Bindings of weights as units take them: concatenated, quantized, or in a layout of the device. Imports no torch.
 
-A program binds weights by name (`aotgaudi.graphs.program`); in which layout a unit takes them, the receipt says. Here the
-two come together: ``weight:<names>@<layout>``.
+A program binds weights by name (`aotgaudi.graphs.program`), and the receipt says in which layout a unit takes them. This
+module combines the two: ``weight:<names>@<layout>``.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _AT = "@"
 
 @dataclass(frozen=True, slots=True)
 class WeightBinding:
-    """Weights of a model directory by name, to be joined in this order, and in which layout; None: as stored.
+    """Weights of a model directory, to be concatenated in this order, and their layout; None: as stored.
 
-    `source` is the program's: the weights themselves, or integers or scales that are made of them.
+    `source` is the program's: the weights themselves, or a packed tensor of a quantization.
     """
 
     text: str
@@ -36,12 +36,12 @@ class WeightBinding:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is one weight, as it is stored."""
+        """Whether it is one weight as stored."""
         return self.source == WEIGHT and len(self.names) == 1 and self.layout is None
 
 
 def placed(program: Program, receipt: Receipt) -> Program:
-    """Returns `program` with weights bound in the layouts that its units take them in.
+    """Returns `program` with weights bound in the layouts of its units.
 
     Raises KeyError for a unit that the receipt lacks.
     """
@@ -60,7 +60,7 @@ def _placed(call: Call, receipt: Receipt) -> Call:
 
 
 def weight_bindings(programs: Iterable[Program]) -> Iterator[WeightBinding]:
-    """Yields every binding of weights in placed programs, once."""
+    """Yields each binding of weights in placed programs once."""
     texts = (text for program in programs for call in program.calls for text in call.inputs)
     for text in dict.fromkeys(texts):
         if weight_names(text):
@@ -68,7 +68,7 @@ def weight_bindings(programs: Iterable[Program]) -> Iterator[WeightBinding]:
 
 
 def passing_weights(bindings: Iterable[WeightBinding]) -> frozenset[str]:
-    """Returns the names of the weights that none of `bindings` takes as they are stored: needed for a while only."""
+    """Returns the weights that no binding takes as stored, by name: they are needed only while loading."""
     listed = list(bindings)
     plain = {name for binding in listed if binding.is_plain for name in binding.names}
     return frozenset(name for binding in listed for name in binding.names) - plain

@@ -1,9 +1,9 @@
-"""Programs bound to what they run on: entry -> executable.
+"""Bound programs: programs with the tensors and units that they run on, and the table of them by entry.
 
 A bound program is a flat list of calls over numbered slots. Weights, constants and caches stay in their slots; step
-inputs and intermediate results are put into theirs and cleared after each run. A device may run the whole list at once
-(`aotgaudi.backends.base.Runtime.join`); else each call is made from here, and costs building one list of references
-besides the unit itself. One thread only.
+inputs and intermediate results enter theirs and are cleared after each run. A device may run the whole list at once
+(`aotgaudi.backends.base.Runtime.join`). Else this module makes each call, which costs one list of references on top of the
+unit. One thread only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Join = Callable[[Plan], Optional[RunPlan]]
 
 
 def call_by_call(plan: Plan) -> None:
-    """Joins nothing."""
+    """Leaves a plan to be run call by call."""
     del plan
 
 
@@ -108,12 +108,12 @@ class ExecutableTable:
         self._programs[entry] = program
 
     def declare_sampler(self, entry: SamplerEntry) -> None:
-        """Declares that `entry` serves its batch size and signature; of several, the first declared is used."""
+        """Declares that `entry` serves its batch size and signature. If there are several, the first one is used."""
         self._samplers.setdefault((entry.batch_size, entry.signature), entry)
         self._serving.clear()
 
     def get(self, entry: Entry) -> BoundProgram | None:
-        """Returns the program, or None where the entry is not warm."""
+        """Returns the program, or None if the entry is not warm."""
         return self._programs.get(entry)
 
     def sampler_sizes(self) -> tuple[int, ...]:
@@ -123,11 +123,11 @@ class ExecutableTable:
     @property
     def num_samplers_used(self) -> int:
         """How many sampler entries steps have asked for. Any thread."""
-        found = list(self._serving.values())  # At once, whoever adds one meanwhile; hashing them is not.
+        found = list(self._serving.values())  # A copy made in one step: other threads may add entries.
         return len(set(found))
 
     def sampler(self, batch_size: int, signature: SamplerSignature) -> SamplerEntry:
-        """Returns the entry that serves a batch: one of its signature, or else the cheapest that does more.
+        """Returns the entry that serves a batch: one with its signature, else the cheapest with a larger one.
 
         Raises ManifestError if no entry does; admission refuses the requests that would lead there.
         """

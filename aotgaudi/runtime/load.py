@@ -1,10 +1,9 @@
-"""Weights by name, as tensors over the memory that they were read into, and then as units take them.
+"""Loads a bundle and a model directory into everything that a server runs on. Never compiles.
 
-Copied once more only to convert a dtype, to join them, or to put them in a layout of the device's.
-
-Bundle + model directory -> everything that a server runs on. Never compiles.
-
-Objects are mapped only after the bundle has been verified (bundle/verify.py) and the target checked."""
+Objects are mapped only after the bundle has been verified (bundle/verify.py) and the target checked. Weights are tensors
+over the memory that they were read into. They are copied once more only to convert a dtype, to concatenate or quantize them,
+or to put them in a layout of the device.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +38,10 @@ _MAX_THREADS = 8
 def load_weights(
     reader: ShardReader, specs: Iterable[TensorSpec], passing: Collection[str] = ()
 ) -> dict[str, Tensor]:
-    """Returns name -> tensor for every spec. Raises as `ShardReader.take` does.
+    """Returns a tensor for every spec, by name. Raises as `ShardReader.take` does.
 
-    A tensor of another floating dtype is converted, and what it was read into is given back. So is the memory of those in
-    `passing` once their tensor is let go.
+    A tensor of another floating dtype is converted, and the memory that it was read into is freed. Memory of weights in
+    `passing` is freed with their tensor.
     """
     wanted = {spec.name: spec for spec in specs}
     stored = reader.take(wanted.values(), passing)
@@ -61,11 +60,11 @@ def bind_weights(
     stored: dict[str, Tensor],
     prepare: Callable[[str, Tensor], Tensor],
 ) -> dict[str, Tensor]:
-    """Returns binding -> tensor as units take it: joined, in 8 bits, and in the layout that `prepare` puts a tensor in.
+    """Returns a tensor for each binding, as units take it: concatenated, quantized, and in the layout made by `prepare`.
 
-    Takes out of `stored` what no other binding wants as soon as a binding has it, so that no more weights are there twice
-    than there are threads: one a core, each of which computes on its core alone. `prepare` is called from all of them.
-    Raises SpecError where a weight cannot be put in 8 bits, and what `prepare` raises.
+    Each weight is removed from `stored` with its last use, so that at most one weight per thread is in memory twice. There
+    is one thread per core, which computes on that core alone. All of them call `prepare`.
+    Raises SpecError for a weight that cannot be quantized, and the errors of `prepare`.
     """
     of_names: dict[tuple[str, ...], list[WeightBinding]] = {}
     for binding in bindings:
@@ -73,7 +72,7 @@ def bind_weights(
     num_uses, lock = Counter(name for names in of_names for name in names), Lock()
 
     def bind(names: tuple[str, ...]) -> dict[str, Tensor]:
-        made = _bound(of_names[names], _joined([stored[name] for name in names]), prepare)
+        made = _bound(of_names[names], _concatenated([stored[name] for name in names]), prepare)
         with lock:
             num_uses.subtract(names)
             for name in set(names):
@@ -90,14 +89,14 @@ def bind_weights(
         return {text: tensor for made in pool.map(bind, largest_first) for text, tensor in made.items()}
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
+def _concatenated(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _bound(
     bindings: Iterable[WeightBinding], weight: Tensor, prepare: Callable[[str, Tensor], Tensor]
 ) -> dict[str, Tensor]:
-    """Returns the bindings of one weight, which is joined already. All packed tensors of a quantization are made at once."""
+    """Returns the bindings of one concatenated weight. All packed tensors of a quantization are made at once."""
     made = {WEIGHT: weight}
     found: dict[str, Tensor] = {}
     for binding in bindings:
@@ -112,7 +111,7 @@ def _bound(
 
 @dataclass(frozen=True)
 class Artifacts:
-    """Where verified artifacts come from: a bundle, or the store after a build on first use."""
+    """The source of verified artifacts: a bundle, or the store after a build on first use."""
 
     receipt: Receipt
     program: Callable[[str], Program]
@@ -120,11 +119,11 @@ class Artifacts:
     read: Callable[[Digest], bytes]
     """Digest -> verified bytes."""
     path: Callable[[Digest], Path]
-    """Digest -> path that opens what was verified, and that no other library of this process has been loaded from."""
+    """Digest -> path that opens the verified bytes, and that no other library of this process was loaded from."""
 
 
 class Loader:
-    """Loads programs over the weights of one model; units, weights and constants are loaded once and shared."""
+    """Loads programs over the weights of one model. Units, weights and constants are loaded once and shared."""
 
     def __init__(
         self,
@@ -133,9 +132,9 @@ class Loader:
         num_blocks: int,
         reserved: Mapping[str, memoryview] = MappingProxyType({}),
     ) -> None:
-        """The KV caches get `num_blocks` blocks, at least 1, besides the padding block.
+        """The KV caches get `num_blocks` blocks, at least 1, and the padding block.
 
-        `reserved` has memory for them by name (`aotgaudi.runtime.memory.cache_memory`); others get theirs when they load.
+        `reserved` has memory for caches by name (`aotgaudi.runtime.memory.cache_memory`); others get theirs when they load.
         """
         self._runtime = runtime
         self._weights = weights
@@ -152,7 +151,7 @@ class Loader:
         table: ExecutableTable,
         phases: Phases | None = None,
     ) -> None:
-        """Adds the entries that the receipt has programs for to `table`; the others stay cold. `phases` times it."""
+        """Adds the entries with a program in the receipt to `table`; the others stay cold. `phases` times it."""
         phases = phases or Phases()
         found = [
             (entry, artifacts.receipt.programs[entry.id])
@@ -204,7 +203,7 @@ class Loader:
             self._tensors |= bind_weights(fresh, stored, self._runtime.prepare)
 
     def _add_caches(self, programs: Iterable[Program]) -> list[Tensor]:
-        """Makes one cache per layer, zeroed: padding reads from block 0, which must not hold NaNs. Returns the new ones."""
+        """Makes one zeroed cache per layer and returns the new ones. Padding reads block 0, which must not hold NaNs."""
         specs = {spec.name: spec for program in programs for spec in program.caches}
         missing = [spec for name, spec in specs.items() if f"kv:{name}" not in self._tensors]
         memory = {
@@ -221,7 +220,7 @@ class Loader:
 
 
 def declare_samplers(entries: Iterable[Entry], table: ExecutableTable) -> None:
-    """Declares all sampler entries to the table, warm or not."""
+    """Declares all sampler entries to the table, warm or cold."""
     for entry in entries:
         if isinstance(entry, SamplerEntry):
             table.declare_sampler(entry)

@@ -1,11 +1,10 @@
-"""Pages of our own: private, zeroed, and there before anybody writes to them where that is asked for. Imports no torch.
-
-Keeps freed memory in the process, so that a step does not page-fault its buffers in anew; gives back what a burst left.
+"""The memory of a serving process: pages that exist before they are used, and freed memory that is kept. Imports no torch.
 
 Units allocate their intermediate tensors on every call. By default, glibc returns buffers of some hundred kilobytes to
-the kernel when they are freed, and the next call faults them in again: a decode step that takes 29 ms then takes
-51 ms (docs/benchmarks.md). The working set of a serving process does not change, so it is kept; and in one arena,
-because only the engine's thread allocates much. What does change is what clients make it hold: `FreedMemory` notices."""
+the kernel when they are freed, and the next call faults them in again: a decode step of 29 ms then takes 51 ms
+(docs/benchmarks.md). The working set of a serving process is constant, so freed memory is kept, and in one arena, because
+only the engine's thread allocates much. After a burst of requests, `FreedMemory` gives the excess back.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +19,17 @@ from string import ascii_lowercase
 from aotgaudi.graphs.program import CacheSpec
 
 _MADV_POPULATE_WRITE = 23
-"""Of Linux 5.14; see madvise(2). Python's mmap has a method for it, which keeps all other threads waiting."""
+"""Linux 5.14 has it; see madvise(2). The method of Python's mmap keeps all other threads waiting."""
 
 
 def new_pages(num_bytes: int) -> memoryview:
-    """Pages of our own. Not large ones: to find them costs a kernel with a full page cache more than they save here."""
+    """Returns new anonymous pages. Huge pages would cost a kernel with a full page cache more than they save."""
     pages = mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return memoryview(pages)[:num_bytes]
 
 
 def fault_in(pages: memoryview) -> None:
-    """Has the kernel put a zeroed page behind each of `pages`, which are new; other threads go on meanwhile."""
+    """Makes the kernel back all of `pages`, which are new, with zeroed memory. Other threads go on meanwhile."""
     if not pages:
         return
     madvise = ctypes.CDLL(None).madvise
@@ -40,9 +39,9 @@ def fault_in(pages: memoryview) -> None:
 
 
 def cache_memory(specs: Iterable[CacheSpec], num_blocks: int) -> dict[str, memoryview]:
-    """Returns name -> zeroed memory for the KV caches of a server with `num_blocks` blocks, all of it there already.
+    """Returns zeroed memory for the KV caches of a server with `num_blocks` blocks, by name, with all pages present.
 
-    So a machine that is too small for them says so at the start, and no step waits for a page.
+    So a machine with too little memory fails at the start, and no step waits for a page.
     """
     found = {spec.name: new_pages(_num_bytes(spec, num_blocks)) for spec in specs}
     for pages in found.values():
@@ -51,22 +50,22 @@ def cache_memory(specs: Iterable[CacheSpec], num_blocks: int) -> dict[str, memor
 
 
 def _num_bytes(spec: CacheSpec, num_blocks: int) -> int:
-    bits = int(spec.dtype.lstrip(ascii_lowercase))  # Every name of a dtype that caches have ends with them.
+    bits = int(spec.dtype.lstrip(ascii_lowercase))  # All dtype names of caches end with the bits.
     return math.prod(spec.sizes(num_blocks)) * bits // 8
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _LARGEST_MMAP_THRESHOLD_BYTES = 32 << 20
-"""What mallopt(3) allows; larger buffers are mapped and unmapped as before."""
+"""The maximum of mallopt(3). Larger buffers are still mapped and unmapped."""
 _KEPT_BYTES = 1 << 30
 _BURST_BYTES = 32 << 20
-"""Freed memory that is worth a trim: the next step faults its own buffers in again, once."""
+"""The excess that is worth a trim, after which the next step faults its buffers in again, once."""
 _SETTLING_TURNS = 2
 _LEARNT_TURNS = 120
 
 
 def keep_freed_memory() -> bool:
-    """Tunes glibc's malloc for the whole process. Returns False where the C library has no ``mallopt``."""
+    """Tunes glibc's malloc for the whole process. Returns False if the C library has no ``mallopt``."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
@@ -81,13 +80,13 @@ def keep_freed_memory() -> bool:
 class FreedMemory:
     """Gives freed memory back when there is much more of it than usual.
 
-    Freed memory is what is resident although nobody has allocated it. How much is usual (the buffers of a step, Python's
-    own reserves) is seen in the turns after each trim, when the steps since have faulted theirs in again, and learnt anew
-    after many turns. One thread only.
+    Freed memory is resident but not allocated. The usual amount (a step's buffers, Python's reserves) is measured in the
+    turns after each trim, when steps have faulted their buffers in again, and measured anew after many turns. One thread
+    only.
 
     Args:
-        freed_bytes: Counts it.
-        trim: Gives it back.
+        freed_bytes: Returns the amount of freed memory.
+        trim: Gives it back to the kernel.
     """
 
     def __init__(self, freed_bytes: Callable[[], int], trim: Callable[[], object]) -> None:
@@ -95,9 +94,9 @@ class FreedMemory:
         self._num_turns = self._usual_bytes = 0
 
     def give_back(self) -> bool:
-        """Trims if it is worth it; to be called every few seconds. Returns whether it was.
+        """Trims if that is worth it, and returns whether it did. Call it every few seconds.
 
-        A trim takes some 3 ms for each 10 MiB that go back, in which other threads may wait for memory.
+        A trim takes some 3 ms for each 10 MiB. Other threads may wait for memory meanwhile.
         """
         freed_bytes = self._freed_bytes()
         self._num_turns += 1
@@ -124,7 +123,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def freed_memory() -> FreedMemory:
-    """Returns this process's; none is ever seen where the C library cannot say (before glibc 2.33, and musl)."""
+    """Returns this process's freed memory. It stays 0 if the C library cannot tell (glibc before 2.33, musl)."""
     library = ctypes.CDLL(None)
     mallinfo2 = getattr(library, "mallinfo2", None)
     trim = getattr(library, "malloc_trim", None)
@@ -141,6 +140,6 @@ def freed_memory() -> FreedMemory:
 
 
 def _anonymous_bytes() -> int:
-    """Resident memory that no file backs; see proc(5), statm."""
+    """Returns the resident bytes that no file backs; see proc(5), statm."""
     _, resident, shared, *_ = Path("/proc/self/statm").read_text(encoding="ascii").split()
     return (int(resident) - int(shared)) * resource.getpagesize()
