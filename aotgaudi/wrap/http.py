@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 
 from aotgaudi.errors import SpecError
 from aotgaudi.wrap.run_options import Listen
-from aotgaudi.wrap.verdict import Finding, Phase, What
+from aotgaudi.wrap.verdict import Finding, FindingPhase, What
 
 MAX_CONNECTIONS = 32
 CLIENT_SECONDS = 5.0
@@ -35,7 +35,7 @@ _TICK_SECONDS = 0.1
 """How long closing may take. A refusal after the port was bound waits this long."""
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
-_PHASES: tuple[Phase, ...] = ("load", "exercise", "live")
+_PHASES: tuple[FindingPhase, ...] = ("load", "exercise", "live")
 
 
 @dataclass(frozen=True, slots=True)

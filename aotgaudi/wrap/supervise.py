@@ -33,8 +33,8 @@ from aotgaudi.wrap.adapters.base import Phase
 from aotgaudi.wrap.client import WrappedServerError, is_healthy
 from aotgaudi.wrap.file_watch import FileChanges
 from aotgaudi.wrap.http import Answers, HttpServer, Metrics
+from aotgaudi.wrap.readiness import Checked
 from aotgaudi.wrap.restore import restore
-from aotgaudi.wrap.run import Checked
 from aotgaudi.wrap.run_options import Policy, RunOptions
 from aotgaudi.wrap.sandbox import Sandbox, open_sandbox
 from aotgaudi.wrap.session import SETTLE_SECONDS, Session, link_model, plan_for
@@ -45,6 +45,7 @@ from aotgaudi.wrap.verdict import (
     ONLY_FILES,
     PHASES,
     Finding,
+    FindingPhase,
     NotWarm,
     Reason,
     Undecided,
@@ -267,7 +268,7 @@ class _Findings:
         return [Finding("unknown", self._phase, "events of its agents cannot be read")]
 
     @property
-    def _phase(self) -> Any:
+    def _phase(self) -> FindingPhase:
         return PHASES.get(self._session.phase, "live")
 
 

@@ -34,9 +34,9 @@ What = Literal[
 """``process``: a compiler was started. ``compile``, ``triton``, ``dynamo``, ``hpu``: code was compiled in a process.
 ``generate``: code was made again, a cache miss. ``trace``: Dynamo ran, and made nothing. ``file``: a cache was written to.
 ``load``: something that is not sealed was loaded. ``refused``: the agent forbade it."""
-Phase = Literal["cold", "load", "exercise", "live"]
+FindingPhase = Literal["cold", "load", "exercise", "live"]
 
-PHASES: Mapping[str, Phase] = MappingProxyType(
+PHASES: Mapping[str, FindingPhase] = MappingProxyType(
     {
         "c": "cold",
         "l": "load",
@@ -61,7 +61,7 @@ class Finding:
     """Something that a warm server does not do: one line about it, the innermost frames, an exit code."""
 
     what: What
-    phase: Phase
+    phase: FindingPhase
     text: str
     stack: str = ""
     exit_code: int = EXIT_NOT_WARM
