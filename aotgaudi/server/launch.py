@@ -80,12 +80,7 @@ def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> Non
             logger.info("ready in %.2f s: http://%s:%d (model %s)", seconds, host, port, name)
             logger.info("start: %s (seconds since the process began)", listed(done))
 
-        if not is_loopback(options.listening.host):
-            logger.warning(
-                "listening on %s: any client that reaches this address can use the server, which asks for no key. Put "
-                "a proxy with authentication in front of it (ci/templates/nginx.conf), or listen on 127.0.0.1",
-                options.listening.host,
-            )
+        warn_of_reach(options.listening.host)
         hosts = AllowedHosts.of(options.listening.host, options.listening.allowed_hosts)
         server = HttpServer(
             create_app(service, hosts, options.observability),
@@ -103,6 +98,16 @@ def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> Non
         server.run_until_stopped()
         if engine.failure is not None:
             raise engine.failure
+
+
+def warn_of_reach(host: str) -> None:
+    """Logs a warning if clients of other machines reach a server on `host`: it asks nobody for a key."""
+    if not is_loopback(host):
+        logger.warning(
+            "listening on %s: any client that reaches this address can use the server, which asks for no key. Put a "
+            "proxy with authentication in front of it (ci/templates/nginx.conf), or listen on 127.0.0.1",
+            host,
+        )
 
 
 def _start(

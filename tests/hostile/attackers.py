@@ -13,6 +13,8 @@ from contextlib import suppress
 from typing import Any
 
 HOST = "127.0.0.1"
+SOURCE = "127.0.0.2"
+"""Where attackers come from: another address than the witnesses', so a proxy can tell them apart."""
 ANSWER_SECONDS = 55.0
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -32,7 +34,7 @@ def post(path: str, body: object) -> bytes:
 def connect(port: int, timeout_seconds: float = 5.0) -> socket.socket | None:
     """Returns a connection, or None where there is none to be had."""
     with suppress(OSError):
-        return socket.create_connection((HOST, port), timeout_seconds)
+        return socket.create_connection((HOST, port), timeout_seconds, (SOURCE, 0))
     return None
 
 
@@ -101,7 +103,7 @@ def flood(port: int, num_requests: int, body: dict[str, Any], allowed: Sequence[
 
     async def one() -> int:
         async with gate:
-            reader, writer = await asyncio.open_connection(HOST, port)
+            reader, writer = await asyncio.open_connection(HOST, port, local_addr=(SOURCE, 0))
             writer.write(data)
             received = await asyncio.wait_for(reader.read(), 120)
             writer.close()
@@ -184,6 +186,7 @@ def never_read(port: int, num_connections: int, body: dict[str, Any], seconds: f
     for _ in range(num_connections):
         connection = socket.socket()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        connection.bind((SOURCE, 0))
         connection.connect((HOST, port))
         connection.sendall(post(COMPLETIONS, {**body, "stream": True}))
         held.append(connection)

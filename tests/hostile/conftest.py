@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import pytest
@@ -17,9 +18,18 @@ _ROWS = pytest.StashKey[list[str]]()
 
 
 class Trial(Protocol):
-    """Starts a server with these options of ``serve`` and attacks it; see `ordeal`."""
+    """Starts a server with these options of ``serve`` and attacks it; see `ordeal`.
 
-    def __call__(self, *options: str, server: Server | None = None) -> AbstractContextManager[Ordeal]: ...
+    `proxy` puts something in front of it. `is_timed`: what others wait is judged, where times are judged at all.
+    """
+
+    def __call__(
+        self,
+        *options: str,
+        server: Server | None = None,
+        proxy: Callable[[str], AbstractContextManager[str]] = nullcontext,
+        is_timed: bool = True,
+    ) -> AbstractContextManager[Ordeal]: ...
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,9 +72,15 @@ def record(pytestconfig: pytest.Config) -> list[str]:
 def trial(workplace: Workplace, request: pytest.FixtureRequest, record: list[str]) -> Trial:
     """Attacks on servers of the shared bundle, named for the test."""
 
-    def start(*options: str, server: Server | None = None) -> AbstractContextManager[Ordeal]:
+    def start(
+        *options: str,
+        server: Server | None = None,
+        proxy: Callable[[str], AbstractContextManager[str]] = nullcontext,
+        is_timed: bool = True,
+    ) -> AbstractContextManager[Ordeal]:
         name = request.node.name.removeprefix("test_")
-        judges_times = request.config.getoption("--judge-times")
-        return ordeal(name, server or workplace.serve(*options), record, judges_times=judges_times)
+        judges_times = is_timed and request.config.getoption("--judge-times")
+        asked = server or workplace.serve(*options)
+        return ordeal(name, asked, record, judges_times=judges_times, proxy=proxy)
 
     return start

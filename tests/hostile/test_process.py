@@ -34,7 +34,6 @@ from tests.hostile.test_connections import LONG
 )
 def test_h1_a_signal_under_load_ends_the_server_within_its_contract(trial: Trial, numbers: list[str]) -> None:
     with trial() as it, it.attacking(attackers.vanish, 200, LONG, 60.0):
-        it.crowd_seconds = 0.3
         time.sleep(4)
         it.attacked.add(it.watch.cut())
         for name in numbers:

@@ -40,8 +40,6 @@ class Figures:
     """What was seen. Times are in seconds, from the first attempt on, however often it was refused or cut off."""
 
     first_token: list[float] = field(default_factory=list)
-    first_token_known: list[float] = field(default_factory=list)
-    """Those of them that came over connections that had had an answer before."""
     health: list[float] = field(default_factory=list)
     late: list[float] = field(default_factory=list)
     peak_bytes: int = 0
@@ -51,7 +49,6 @@ class Figures:
     def add(self, other: Figures) -> None:
         """Takes in what was seen later."""
         self.first_token += other.first_token
-        self.first_token_known += other.first_token_known
         self.health += other.health
         self.late += other.late
         self.peak_bytes = max(self.peak_bytes, other.peak_bytes)
@@ -141,7 +138,6 @@ class _Witnesses:
     def _cut(self) -> Figures:
         now, figures = time.monotonic(), self._figures
         figures.first_token += [now - asked for asked in self._asked.values()]
-        figures.first_token_known += [now - asked for n, asked in self._asked.items() if _is_kept(n)]
         figures.health += [now - self._asked_health] if self._asked_health else []
         self._figures = Figures()
         return figures
@@ -166,8 +162,6 @@ class _Witnesses:
         first, text = await self._persist(lambda: self._ask(client, body))
         self._asked.pop(number)
         self._figures.first_token.append(first - asked)
-        if _is_kept(number):
-            self._figures.first_token_known.append(first - asked)
         if text != answer:
             self._figures.wrong.append(f"{body} gave {text!r}, alone {answer!r}")
 

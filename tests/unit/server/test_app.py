@@ -151,6 +151,54 @@ def test_completion_stream(client: TestClient) -> None:
     assert len({event["id"] for event in events}) == 1
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "counts"),
+    [
+        ("/v1/completions", {"prompt": "hi"}, [1, 2, 3]),
+        ("/v1/chat/completions", HI, [0, 1, 2, 3]),
+    ],
+)
+def test_continuous_usage_is_in_each_chunk_and_at_the_end(
+    client: TestClient, path: str, body: dict[str, object], counts: list[int]
+) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+
+    *events, last = _events(client.post(path, json={**body, "stream": True, "stream_options": options}).text)
+
+    assert [event["usage"]["completion_tokens"] for event in events] == counts
+    num_prompt_tokens = last["usage"]["prompt_tokens"]
+    assert {event["usage"]["prompt_tokens"] for event in events} == {num_prompt_tokens}
+    assert [event["usage"]["total_tokens"] for event in events] == [num_prompt_tokens + num for num in counts]
+    assert "".join(choice.get("text", "") for event in events for choice in event["choices"]) in ("Hello", "")
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 3)
+
+
+def test_continuous_usage_counts_each_choice_alone(client: TestClient) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": ["a", "bcd"], "stream": True, "stream_options": options}
+
+    *events, last = _events(client.post("/v1/completions", json=body).text)
+
+    seen: dict[int, list[tuple[int, int]]] = {0: [], 1: []}
+    for event in events:
+        usage = event["usage"]
+        seen[event["choices"][0]["index"]].append((usage["prompt_tokens"], usage["completion_tokens"]))
+    assert seen == {0: [(2, 1), (2, 2), (2, 3)], 1: [(4, 1), (4, 2), (4, 3)]}
+    assert (last["usage"]["prompt_tokens"], last["usage"]["completion_tokens"]) == (6, 6)
+
+
+@pytest.mark.parametrize(
+    "options", [{"continuous_usage_stats": True}, {"include_usage": False, "continuous_usage_stats": True}]
+)
+def test_without_include_usage_no_chunk_has_usage(client: TestClient, options: dict[str, bool]) -> None:
+    body = {"prompt": "hi", "stream": True, "stream_options": options}
+
+    events = _events(client.post("/v1/completions", json=body).text)
+
+    assert len(events) == 3
+    assert not any("usage" in event for event in events)
+
+
 def test_chat(client: TestClient, engine) -> None:
     body = client.post("/v1/chat/completions", json=HI).json()
 

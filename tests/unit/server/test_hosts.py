@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 
 from aotgaudi.server.app import create_app
 from aotgaudi.server.hosts import AllowedHosts
+from aotgaudi.server.launch import warn_of_reach
 from aotgaudi.server.service import Service
 
 LOOPBACK = ["127.0.0.1", "localhost", "::1", "127.0.0.2"]
@@ -87,3 +88,23 @@ def test_an_application_by_itself_takes_any_name(
     make_service: Callable[..., Service],
 ) -> None:
     assert TestClient(create_app(make_service()), base_url="http://any").get("/ready").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "warns"),
+    [
+        ("127.0.0.1", False),
+        ("127.1.2.3", False),
+        ("localhost", False),
+        ("::1", False),
+        ("0.0.0.0", True),
+        ("::", True),
+        ("10.0.0.1", True),
+        ("example.com", True),
+        ("", True),
+    ],
+)
+def test_a_server_that_others_reach_warns(host: str, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_reach(host)
+
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * warns
