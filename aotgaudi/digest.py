@@ -1,10 +1,10 @@
 """Names of content: digests, canonical JSON, and keys made of named components.
 
-* sha256 names everything that trust rests on.
+* sha256 names everything that is trusted.
 * Canonical JSON is RFC 8785 (JCS), so that equal values have equal bytes on every machine.
 * A key is a list of named components. Each name and each value is length-framed before it is hashed
   (``<len>:<bytes>``), so that moving a character from one field to its neighbour changes the key. The
-  components are kept, so that two keys can be compared and the component that differs can be named.
+  components are kept, so that a comparison of two keys can name the component that differs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""JSON documents: the base of every value that is read from one, and the one canonical form of sealed ones.
+"""JSON documents: the base of every value that is read from one, and the canonical form of sealed ones.
 
 Equal values have equal bytes (RFC 8785), so a document's digest names its meaning. Reading is as strict as writing:
 a document that is not byte for byte what we would write (white space, another order of keys, a repeated key, an
@@ -25,13 +25,13 @@ class Value(BaseModel):
 
 
 class ForeignValue(Value):
-    """As `Value`, for formats that others define and extend: unknown keys are ignored."""
+    """Like `Value`, for formats that others define and extend: unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class Document(Value):
-    """Base of sealed documents, whose canonical bytes are the only ones that are read."""
+    """Base of sealed documents; only their canonical bytes are accepted."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -56,7 +56,7 @@ def load_document(data: bytes, model: type[D], noun: str) -> D:
 
 
 def load_one_of(data: bytes, models: Iterable[type[D]], noun: str) -> D:
-    """As `load_document`, for a document of whichever of `models` its member ``schema`` names."""
+    """As `load_document`; the member ``schema`` names one of `models`."""
     known = {model.model_fields["schema_"].default: model for model in models}
     found = _schema_of(data, noun)
     model = known.get(found) if isinstance(found, str) else None
@@ -79,7 +79,7 @@ def _validated(data: bytes, model: type[D], noun: str) -> D:
 
 
 def load_foreign_object(data: bytes, where: str) -> dict[str, Any]:
-    """Parses the JSON object of a file, named `where`, that somebody else wrote: any form, numbers finite, not deep.
+    """Parses the JSON object of a foreign file, named `where`: any formatting, finite numbers, not deep.
 
     Raises SpecError in one line.
     """
@@ -95,7 +95,7 @@ def load_foreign_object(data: bytes, where: str) -> dict[str, Any]:
 def first_problem(error: pydantic.ValidationError) -> str:
     """Returns the first of pydantic's findings as ``dotted.path: what is wrong``, and how many there are.
 
-    One line of printable characters, whatever the document's keys are.
+    Always one line of printable characters.
     """
     problem = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(map(str, problem["loc"])) or "document"

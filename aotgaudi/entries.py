@@ -1,6 +1,6 @@
-"""Entries: the things that must be warm. Pure values, hashable and ordered.
+"""Entries: the things that must be warm. Pure, hashable, ordered values.
 
-One class a kind. ``columns`` is the order in which a manifest stores the fields. An entry's id is the
+One class per kind. ``columns`` is the order in which a manifest stores the fields. An entry's id is the
 xxh3-128 of its canonical JSON: short, fast, and not trusted for anything (sha256 names what is trusted).
 """
 
@@ -35,7 +35,7 @@ class _Row:
         return xxhash.xxh3_128_hexdigest(canonical_row((self.kind, *self.row())).encode())
 
     def __str__(self) -> str:
-        """The kind and the values, less the trailing ones that have their default."""
+        """The kind and the values, without trailing defaults."""
         values = list(self.row())
         defaults = [field.default for field in fields(self)]
         while values and values[-1] == defaults[len(values) - 1]:

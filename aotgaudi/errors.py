@@ -16,8 +16,8 @@
       NotReproducibleError        4   a unit compiled again gave other bytes
       TargetError                 5   this machine cannot run what was compiled
       CompileError                6   a unit failed to compile, or computed something else
-      CaptureError                6   a wrapped server failed to start, or what it left was not proved
-      UnexaminedError             6   doctor could not reach what it was to examine
+      CaptureError                6   a wrapped server failed, or its caches were not proved complete
+      UnexaminedError             6   doctor could not reach the device
       BuildInterruptedError     130   a build was stopped at a unit boundary; resumable
       CoverageError               7   a reachable step has no entry
       CompileForbiddenError       1   something tried to compile, or to start a process, while serving
@@ -125,7 +125,7 @@ class StoreError(AotGaudiError):
 
 
 class MissingObjectError(StoreError):
-    """An object that something refers to is not in the store; what produced it must be built again."""
+    """A referenced object is not in the store; whatever produced it must be built again."""
 
 
 class RemoteError(StoreError):
@@ -139,7 +139,7 @@ class CorruptError(AotGaudiError):
 
 
 class UntrustedError(AotGaudiError):
-    """Intact bytes that nobody trusted has vouched for."""
+    """Intact bytes that no trusted party has vouched for."""
 
     exit_code = 4
 
@@ -151,7 +151,7 @@ class NotReproducibleError(AotGaudiError):
 
 
 class TargetError(AotGaudiError):
-    """Compiled for a target that this machine does not satisfy; names the factor."""
+    """Compiled for a target that this machine does not satisfy; names what differs."""
 
     exit_code = 5
 
@@ -163,19 +163,19 @@ class CompileError(AotGaudiError):
 
 
 class CaptureError(AotGaudiError):
-    """A server that was to be captured failed, or what it left in its caches is not all that it needs."""
+    """A server to be captured failed, or its caches lack something that it needs."""
 
     exit_code = 6
 
 
 class UnexaminedError(AotGaudiError):
-    """What was to be examined could not be reached: no card is free, or what drives it is not installed."""
+    """The device to examine could not be reached: no card is free, or its software is not installed."""
 
     exit_code = 6
 
 
 class BuildInterruptedError(AotGaudiError):
-    """A build was asked to stop, and did so at a unit boundary; running it again goes on from there."""
+    """A build was asked to stop and did so at a unit boundary; the next run continues from there."""
 
     exit_code = 130
 
@@ -191,19 +191,19 @@ class CompileForbiddenError(AotGaudiError):
 
 
 class RequestError(AotGaudiError):
-    """A request that is refused, or that fails by itself (500). ``param`` names the field at fault."""
+    """A request that is refused, or that fails on its own (500). ``param`` names the field at fault."""
 
     def __init__(self, message: str, *, param: str | None = None, http_status: int = 400) -> None:
         self.param, self.http_status = param, http_status
         super().__init__(message)
 
     def renamed(self, names: Mapping[str, str]) -> RequestError:
-        """Returns this error with another name for the field, where `names` has one."""
+        """Returns this error with another name for the field, if `names` has one."""
         param = names.get(self.param or "", self.param)
         return RequestError(str(self), param=param, http_status=self.http_status)
 
     def explained(self, why: str) -> RequestError:
-        """Returns this error with `why` in parentheses behind it, if that says anything."""
+        """Returns this error with `why` in parentheses appended, if not empty."""
         message = f"{self} ({why})" if why else str(self)
         return RequestError(message, param=self.param, http_status=self.http_status)
 

@@ -32,21 +32,21 @@ from aotgaudi.store.memfd import SEALS
 from aotgaudi.store.store import Store
 
 Status = Literal["ok", "warning", "error"]
-"""`error`: it is broken, or keeps what is installed here from working. `warning`: it lacks or hinders something."""
+"""`error`: broken, or keeps something installed here from working. `warning`: missing, or a hindrance."""
 
 Purpose = Literal["build", "serve"]
 
 
 @dataclass(frozen=True, slots=True)
 class MachineFinding:
-    """One thing that was looked at.
+    """One examined thing.
 
     Attributes:
-        subject: What was looked at.
-        status: How it is.
+        subject: What was examined.
+        status: Its state.
         observation: What was seen, in one line.
-        remedy: What would be right; empty where all is well.
-        prevents: What this machine cannot do for it.
+        remedy: What would be right; empty if all is well.
+        prevents: What this machine cannot do because of it.
     """
 
     subject: str
@@ -78,7 +78,7 @@ TOOLCACHE_BYTES = 300_000_000
 """What a build keeps for itself in the store (docs/adr/0015-same-bytes.md: precompiled headers, some 270 MB)."""
 
 ROOM_BYTES = 2_000_000_000
-"""With less, a store is soon full: a small model's results beside that, and what other models and versions add."""
+"""With less, a store is soon full: it also holds a small model's results, and those of other models and versions."""
 
 _ELSEWHERE = "in another environment than the Gaudi bridge's: "
 
@@ -89,11 +89,11 @@ _CONSTRAINTS = Path(aotgaudi.__file__).with_name("constraints.txt")
 _FILTER_SECONDS = 60.0
 
 MANY_FILES = DEFAULT_MAX_CONNECTIONS + 1024
-"""As many connections as a server takes by default, and the objects of a large bundle while it is loaded."""
+"""The connections that a server takes by default, plus the objects of a large bundle while it loads."""
 
 
 def examine_machine(store_root: Path) -> Iterator[MachineFinding]:
-    """Yields what is found, in the order in which a person would mend it. Takes a second or two; changes nothing."""
+    """Yields the findings in the order in which one would fix them. Takes a second or two; changes nothing."""
     can_build, bridge = not missing_modules("build"), version_of(PLUGIN)
     yield of_system()
     yield from (of_extra(extra, bridge) for extra in EXTRAS)
@@ -125,9 +125,9 @@ def missing_modules(extra: str) -> tuple[str, ...]:
 
 
 def of_extra(extra: str, bridge: str = NOT_INSTALLED) -> MachineFinding:
-    """Whether what an extra brings is installed; of those that neither build nor serve, nothing is wrong if not.
+    """Whether the packages of an extra are installed. Only a missing [build] or [serve] is a problem.
 
-    `bridge` is the version of Gaudi's plugin of torch. What brings another torch must not be installed beside it.
+    `bridge` is the version of Gaudi's plugin of torch, next to which no other torch may be installed.
     """
     subject, missing = f"[{extra}]", missing_modules(extra)
     if not missing:
@@ -151,9 +151,9 @@ def version_in(constraints: Path, package: str) -> str:
 
 
 def of_torch(found: str, tested: str, bridge: str = NOT_INSTALLED) -> Iterator[MachineFinding]:
-    """Whether torch is of the minor version that is tested. Nothing where it is not installed: extras say that.
+    """Whether torch has the tested minor version. Nothing if it is not installed: the extras report that.
 
-    Beside `bridge`, the version of Gaudi's plugin of torch, another one is right, but nothing can be built or served here.
+    Next to `bridge`, Gaudi's plugin of torch, another version is right, but then nothing can be built or served here.
     """
     if found == NOT_INSTALLED:
         return
@@ -170,7 +170,7 @@ def of_torch(found: str, tested: str, bridge: str = NOT_INSTALLED) -> Iterator[M
 
 
 def of_tools(*, is_needed: bool) -> MachineFinding:
-    """Which compiler a build would call. Where `is_needed` is not set, nothing here could build anyway."""
+    """Which compiler a build would call. Without `is_needed` nothing here could build anyway."""
     try:
         versions = [f"{shutil.which(tool)}: {tool_version(tool)}" for tool in TOOLS]
     except SpecError as error:
@@ -191,7 +191,7 @@ def of_cpu(features: frozenset[str]) -> MachineFinding:
 
 
 def of_memory(memory: Memory, num_cores: int) -> MachineFinding:
-    """Whether a worker a core has room."""
+    """Whether there is memory for one worker a core."""
     seen = f"{_size(memory.free_bytes)} of {_size(memory.total_bytes)} free, limits of control groups counted"
     if memory.free_bytes >= WORKER_BYTES * num_cores:
         return MachineFinding("memory", "ok", seen)
@@ -222,7 +222,7 @@ def of_temporary_files() -> MachineFinding:
 
 
 def of_gaudi(found: Inventory) -> MachineFinding:
-    """Which cards the driver shows. None is nothing wrong."""
+    """Which cards the driver shows. No card is not a problem."""
     if not found.cards:
         return MachineFinding("gaudi", "ok", "no card: manifests for them can be made and planned here")
     types = ", ".join(sorted({card.device_type for card in found.cards}))
@@ -234,7 +234,7 @@ def of_gaudi(found: Inventory) -> MachineFinding:
 
 
 def _of_place(subject: str, path: Path, least_bytes: int) -> MachineFinding:
-    """How the directory is, or the one in which it would be made."""
+    """The state of a directory, or of the one in which it would be made."""
     there = next(place for place in (path, *path.absolute().parents) if os.path.exists(place))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         problem = f"{path}: {there} is not a directory that uid {os.geteuid()} may write to"
@@ -256,7 +256,7 @@ def _of_place(subject: str, path: Path, least_bytes: int) -> MachineFinding:
 
 
 def _is_filled(path: Path) -> bool:
-    """Whether something is there already; of an empty directory a build makes a store. Raises OSError."""
+    """Whether something is there already; a build makes a store of an empty directory. Raises OSError."""
     if not os.path.exists(path):  # False also where it may not be looked at; Path raises there.
         return False
     return not path.is_dir() or any(path.iterdir())
@@ -270,14 +270,14 @@ def _size(num_bytes: int) -> str:
 
 
 def kernel_findings() -> Iterator[MachineFinding]:
-    """Yields what is found. A process of its own tries the filter, which nobody could take off again."""
+    """Yields the findings. A separate process tries the filter, since it cannot be removed again."""
     yield of_filter(python_command("aotgaudi.doctor.machine"))
     yield of_sealed_memory()
     yield of_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
 def of_filter(command: list[str]) -> MachineFinding:
-    """Whether the kernel can be told to refuse processes; `command` tells it, and ends with 0 if it was."""
+    """Whether the kernel can refuse new processes; `command` asks it to, and exits with 0 on success."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_FILTER_SECONDS, check=False)
         problem = (
@@ -296,7 +296,7 @@ def of_filter(command: list[str]) -> MachineFinding:
 
 
 def of_sealed_memory() -> MachineFinding:
-    """Whether code can be loaded as a server does it: from anonymous memory that is sealed."""
+    """Whether code can be loaded the way a server does: from sealed anonymous memory."""
     try:
         descriptor = os.memfd_create("doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -328,5 +328,5 @@ def of_open_files(hard_limit: int) -> MachineFinding:
 
 
 def main() -> None:
-    """In a process of its own: has the kernel refuse processes. Raises TargetError where it cannot."""
+    """Runs in a separate process: has the kernel refuse processes. Raises TargetError if it cannot."""
     forbid_processes()

@@ -48,7 +48,7 @@ _SPEC = {
 
 
 def try_to_compile(seconds: float = TRIAL_SECONDS, num_workers: int | None = None) -> MachineFinding:
-    """Returns what came of tracing, compiling and checking a decode step: an embedding, a layer and a head.
+    """Traces, compiles and checks a decode step (an embedding, a layer and a head), and returns the finding.
 
     Args:
         seconds: The most that a job may take, and after which no other begins: twice that at most, in all.
@@ -67,7 +67,7 @@ def try_to_compile(seconds: float = TRIAL_SECONDS, num_workers: int | None = Non
     except BuildInterruptedError:
         return _failed(f"took longer than {seconds:g} s", "a machine that is less busy, or --trial-timeout")
     except (AotGaudiError, OSError) as error:
-        return _failed(" ".join(str(error).split()), "what the message says; builds fail alike")
+        return _failed(" ".join(str(error).split()), "see the message; builds fail the same way")
     return MachineFinding(
         "trial compile",
         "ok",

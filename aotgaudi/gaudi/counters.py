@@ -23,10 +23,10 @@ FALLBACKS = "cpu_fallback"
 
 
 class MetricsModule(Protocol):
-    """As much of ``habana_frameworks.torch.hpu.metrics`` as is needed."""
+    """The part of ``habana_frameworks.torch.hpu.metrics`` that we need."""
 
     def metric_global(self, name: str) -> Any:
-        """Returns a metric, or None if there is none of that name."""
+        """Returns the metric of that name, or None."""
         ...
 
 
@@ -71,7 +71,7 @@ class Counters:
     """Reads the bridge's metrics. Thread-safe as far as the bridge is."""
 
     def __init__(self, metrics: MetricsModule, eager_cache_size: Callable[[], int] | None = None) -> None:
-        """Reads from `metrics`, and the number of compiled single operators where the bridge tells it.
+        """Reads from `metrics`, and the number of compiled single operators if the bridge reports it.
 
         Raises:
             TargetError: this bridge does not count compiled graphs, so nothing could be proved.
@@ -82,7 +82,7 @@ class Counters:
 
     @property
     def knows_recipes(self) -> bool:
-        """Whether recipes are told apart; else only compiled graphs are counted."""
+        """Whether the bridge counts each recipe; otherwise only compiled graphs are counted."""
         return self._metrics.metric_global(RECIPES) is not None
 
     @property
@@ -91,7 +91,7 @@ class Counters:
         return self._eager_cache_size is not None
 
     def read(self) -> Counts:
-        """Returns the totals since the process began, or since somebody reset the metrics."""
+        """Returns the totals since the process began, or since the metrics were reset."""
         eager_compiled = 0 if self._eager_cache_size is None else int(self._eager_cache_size())
         return counts_of(*map(self._stats, (COMPILATIONS, RECIPES, FALLBACKS)), eager_compiled=eager_compiled)
 
@@ -126,8 +126,8 @@ def counts_of(
 def require_found(unit: str, recipes: Iterable[str], counts: Counts, uncached: Collection[str] = ()) -> None:
     """Raises TargetError, naming a recipe, unless `unit` found all of its recipes, and compiled nothing else.
 
-    A bridge that does not tell recipes apart (`Counters.knows_recipes`) cannot be asked this: there ``counts.compiled``
-    is all that is known.
+    With a bridge that does not count each recipe (`Counters.knows_recipes`) this cannot be checked: only
+    ``counts.compiled`` is known.
 
     Args:
         unit: Whose they are, for the message.

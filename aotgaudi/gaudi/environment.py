@@ -72,7 +72,7 @@ class CacheSetting:
 
 
 def sealed_setting(directory: Path) -> str:
-    """Returns the variable's value for a directory that the bridge must leave as it is: nothing is deleted or evicted.
+    """Returns the variable's value for a directory that the bridge must not change: nothing is deleted or evicted.
 
     Raises:
         SpecError: the path has a comma, which the bridge takes for the end of the field.
@@ -116,7 +116,7 @@ NEUTRAL: Mapping[str, str] = MappingProxyType(
             "logs": "HABANA_LOGS PT_HPU_PRINT_STATS PT_HPU_PRINT_STATS_TABLE TORCH_LOGS",
             "profiles": "HABANA_PROFILE HABANA_PROFILE_WRITE_HLTV",
             "where other compilers keep their files": "TORCHINDUCTOR_CACHE_DIR TORCH_HOME TORCH_EXTENSIONS_DIR",
-            "which card is used; all of one type compile alike": """
+            "which card is used; cards of one type compile the same": """
                 HABANA_VISIBLE_DEVICES HABANA_VISIBLE_MODULES""",
             "how many recipes stay in memory": "HABANA_PGM_LRU_MAX",
             "when the bridge is imported": "PT_HPU_AUTOLOAD TORCH_DEVICE_BACKEND_AUTOLOAD",
@@ -163,7 +163,7 @@ class ProcessRules:
 RECIPE_RULES = ProcessRules(
     settings=MappingProxyType(
         {
-            "PT_HPU_ENABLE_CACHE_METRICS": "1",  # K-12: recipes are told apart; read at the import.
+            "PT_HPU_ENABLE_CACHE_METRICS": "1",  # K-12: each recipe is counted; read at the import.
             "PT_HPU_PGM_ENABLE_CACHE": "1",
             "PT_HPU_COMPILE_GRAPH_FREEZE": "0",  # K-32: constants cannot be restored.
             "PT_HPU_ENABLE_JIT_GRAPH_NAME_HASH": "0",  # K-11: these two put a process's counters into keys.
@@ -182,7 +182,7 @@ RECIPE_RULES = ProcessRules(
         }
     ),
 )
-"""For every process whose recipes are sealed or restored, whoever wrote it: vLLM's workers, say, in any mode."""
+"""For every process whose recipes are sealed or restored, including vLLM's workers, in any mode."""
 
 ENGINE_RULES = ProcessRules(
     settings=MappingProxyType(
@@ -209,7 +209,7 @@ ENGINE_RULES = ProcessRules(
         }
     ),
 )
-"""For processes of our own, which compile for one card or serve from it: keys depend on some of it, so both get it."""
+"""For our own processes, which compile for one card or serve from it; keys depend on some of it, so both get it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,11 +129,11 @@ class LibraryDigests:
 class DigestMemory:
     """Remembers digests of files by path, for as long as a file's inode, size and times stay the same.
 
-    It is a saving of time alone: where it cannot be read or written, files are hashed again.
+    It only saves time: if it cannot be read or written, files are hashed again.
     """
 
     def __init__(self, directory: Path | None, hash_file: Callable[[Path], str] = sha256_file) -> None:
-        """Keeps what it knows in `directory`, which is made when there is something to keep; None: keeps nothing."""
+        """Keeps digests in `directory`, which is made when needed; None: keeps nothing."""
         self._path = None if directory is None else directory / _MEMORY_NAME
         self._hash_file = hash_file
 
@@ -185,7 +185,7 @@ def _stamp(path: Path) -> list[int]:
 
 
 def _files(folder: Path, pattern: str) -> tuple[Path, ...]:
-    """The regular files of a folder, each once: libraries have links with their versions beside them."""
+    """The regular files of a folder, each once: libraries also have links with their versions."""
     found = {path.resolve() for path in folder.glob(pattern) if path.is_file()}
     return tuple(sorted(found))
 
@@ -214,7 +214,7 @@ class Card:
         device_type: ``gaudi2``, say.
         module_id: What ``HLS_MODULE_ID`` and ``HABANA_VISIBLE_MODULES`` name; None where it is not known.
         bus_id: Its place on the PCI bus: ``0000:19:00.0``.
-        is_busy: Whether a process holds it; None where that cannot be seen.
+        is_busy: Whether a process holds it; None if we cannot see that.
     """
 
     index: int
@@ -226,7 +226,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The cards of a machine, in order of their indices, and who named them; None: nobody knows of any."""
+    """The cards of a machine, in order of their indices, and the source that named them; None: no source knows any."""
 
     cards: tuple[Card, ...] = ()
     source: Source | None = None
@@ -297,12 +297,12 @@ def find_cards(root: Path = Path("/"), *, hlml: Any = None) -> Inventory:
 def _import_hlml() -> Any:
     try:
         return importlib.import_module("pyhlml")
-    except Exception:  # What is broken there must not keep us from asking the others.
+    except Exception:  # A broken library must not keep us from asking the other sources.
         return None
 
 
 def _from_hlml(hlml: Any) -> Iterator[Card]:
-    """Asks the driver's library (``libhlml.so``), which needs no card of its own."""
+    """Asks the driver's library (``libhlml.so``), which acquires no card."""
     if hlml is None:
         return
     try:
@@ -360,7 +360,7 @@ def _with_state(card: Card, busy: frozenset[int] | None) -> Card:
 
 
 def _open_devices(root: Path) -> frozenset[int] | None:
-    """The indices of the cards whose device file some process has open; None unless we may see every process."""
+    """The indices of cards whose device file some process has open; None unless we may see every process."""
     if os.geteuid() != 0:
         return None
     found: set[int] = set()
@@ -371,7 +371,7 @@ def _open_devices(root: Path) -> frozenset[int] | None:
 
 
 def _open_files(proc: Path) -> Iterator[str]:
-    """What the open files of all processes are; not of those that end, or are closed, while we look."""
+    """The open files of all processes, except those that end or close meanwhile."""
     for process in proc.glob("[0-9]*"):
         with contextlib.suppress(OSError):
             for descriptor in os.listdir(process / "fd"):

@@ -73,7 +73,7 @@ class RecipeName:
         return cls(match["key"], match["libraries"], match["synapse"], match["kind"], match["writer"] or "")
 
     def __str__(self) -> str:
-        """The name under which a private directory holds the file, whoever wrote it."""
+        """The name under which a private directory holds the file, without its writer."""
         return f"{self.key}_{self.libraries}_syn{self.synapse}.{self.kind}"
 
 
@@ -99,7 +99,7 @@ class RecipeDirectory:
 
     Attributes:
         path: The directory.
-        pairs: The complete ones. Of a graph that several processes wrote to a shared file system, the first one's.
+        pairs: Complete pairs. If several processes wrote one graph to a shared file system, the first one's.
         uncached: Keys whose metadata is empty and which have no complete pair: the graph compiled to nothing (K-15), or
             its writer was killed.
         broken: Name -> what is wrong: one file of two, an empty recipe, something that is not a regular file.
@@ -119,7 +119,7 @@ class RecipeDirectory:
 
 @dataclass(frozen=True, slots=True)
 class CollectedRecipes:
-    """The files of the graphs that were asked for, by name, and the keys among them that have none."""
+    """The files of the requested graphs, by name, and the requested keys that have none."""
 
     files: Mapping[str, Path]
     uncached: tuple[str, ...]
@@ -143,13 +143,13 @@ def scan(directory: Path) -> RecipeDirectory:
 
 
 def collect(directory: Path, keys: Iterable[str] | None = None) -> CollectedRecipes:
-    """Returns the files of the graphs that the bridge knows by `keys` (H, decimal); None: of all that are there.
+    """Returns the files of the graphs with these `keys` (H, decimal); None: of all graphs.
 
     A key whose graph compiled to nothing has no files and is `uncached`: the bridge compiles it at every start.
 
     Raises:
-        CompileError: a key has no complete pair, without `keys` any graph has none, or the directory holds what cannot be
-            restored: constants, or recipes of several versions of the bridge's libraries.
+        CompileError: a key (without `keys`, any graph) has no complete pair, or the directory holds what cannot be restored:
+            constants, or recipes of several versions of the bridge's libraries.
         StoreError: the directory cannot be listed.
     """
     found = scan(directory)
@@ -179,7 +179,7 @@ def find_directories(configured: Path) -> tuple[Path, ...]:
 
 
 class _Sorter:
-    """Takes the names of a directory in order, and tells what they are."""
+    """Takes the names of a directory in order, and classifies them."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -312,7 +312,7 @@ class RecipeSet:
             parsed = RecipeName.parse(name)
             if parsed is None or str(parsed) != name:
                 raise CorruptError(
-                    f"{name}: is not the name of a recipe's file, and recipes alone can be restored"
+                    f"{name}: is not the name of a recipe's file, and only recipes can be restored"
                 )
             for noun, found, wanted in (
                 ("synapse", parsed.synapse, self.synapse),
@@ -397,8 +397,8 @@ class RecipeSet:
 def materialise(objects: Mapping[str, tuple[Digest, Path]], directory: Path) -> None:
     """Makes `directory`, with a copy of every object under its name: files 0444, the directory 0555.
 
-    The bridge then finds every recipe and can add none. What is copied is hashed on the way. After an error nothing of the
-    directory is left.
+    The bridge then finds every recipe and cannot add any. Copies are hashed on the way. After an error the directory is
+    removed.
 
     Args:
         objects: Name of a recipe's file -> its digest, and where to read it.
@@ -448,7 +448,7 @@ def _copy(source: Path, digest: Digest, destination: Path) -> None:
 
 
 def _chunks(path: Path, state: hashlib._Hash) -> Iterator[bytes]:
-    """Yields what a file has, and feeds it to `state`. Raises StoreError."""
+    """Yields the chunks of a file, and feeds them to `state`. Raises StoreError."""
     try:
         with path.open("rb") as reader:
             while chunk := reader.read(_CHUNK_BYTES):
@@ -467,10 +467,10 @@ _LONGEST_SECONDS = 10.0
 
 
 def flush_recipes(debug: object, directory: Path) -> bool:
-    """Waits until every recipe is stored in `directory`. Returns whether the bridge could be told to.
+    """Waits until every recipe is stored in `directory`. Returns whether the bridge has a flush.
 
-    Where it cannot, this waits until nothing has changed there for a second, ten seconds at most; what was stored is
-    then known only after the process has ended in an orderly way.
+    Without one, this waits until nothing has changed there for a second, at most ten seconds; what was stored is then
+    known only after an orderly end of the process. Every process that compiles calls this before it ends.
 
     Args:
         debug: The module ``habana_frameworks.torch.utils.debug``, imported by the caller.
@@ -494,6 +494,6 @@ def _sizes(directory: Path) -> dict[str, int]:
     try:
         return {path.name: path.stat().st_size for path in directory.iterdir()}
     except FileNotFoundError:
-        return {}  # Not made yet, or a temporary file went while we looked.
+        return {}  # Not made yet, or a temporary file disappeared meanwhile.
     except OSError as error:
         raise store_error("list", directory, error) from error

@@ -1,1 +1,1 @@
-"""What a person writes: frozen values, read from TOML."""
+"""The spec that the user writes: frozen values, read from TOML."""

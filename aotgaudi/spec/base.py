@@ -10,10 +10,10 @@ from aotgaudi.document import Value
 
 
 class SpecValue(Value):
-    """A value that a person writes.
+    """A value that the user writes.
 
-    `ABSENT_BY_DEFAULT` names the fields that JSON leaves out while they have their default. A field that is added
-    to a spec goes there, so that a spec which does not use it keeps its manifest id and its program keys.
+    `ABSENT_BY_DEFAULT` names the fields that JSON leaves out while they have their default. Put a new field there, so that
+    a spec that does not use it keeps its manifest id and its program keys.
     """
 
     ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset()

@@ -33,10 +33,10 @@ VersionName = Literal[
 
 
 class AxisBounds(SpecValue):
-    """What a person sets for one dimension; None leaves the strategy's default.
+    """Bounds that the user sets for one dimension; None leaves the strategy's default.
 
-    Upstream's ``VLLM_{PROMPT,DECODE}_<DIM>_BUCKET_{MIN,STEP,MAX,LIMIT,PAD_MAX,PAD_PERCENT}``. Which of them a
-    strategy heeds depends on its version; what upstream ignores is ignored here as well.
+    Upstream's ``VLLM_{PROMPT,DECODE}_<DIM>_BUCKET_{MIN,STEP,MAX,LIMIT,PAD_MAX,PAD_PERCENT}``. The version
+    decides which of them a strategy heeds; what upstream ignores is ignored here, too.
     """
 
     min: int | None = Field(default=None, ge=0, le=LARGEST_LIMIT)
@@ -77,9 +77,9 @@ Pair = tuple[Annotated[int, Field(ge=0, le=LARGEST_LIMIT)], Annotated[int, Field
 
 
 class TunedBuckets(SpecValue):
-    """The buckets of the ``tuned`` strategy, as they are: each is one entry. Ascending, each once.
+    """The buckets of the ``tuned`` strategy: each is one entry. Ascending, each once.
 
-    `prompts`: (query length, context blocks) of chunks of one sequence. `decodes`: (batch size, blocks). What is chosen
+    `prompts`: (query length, context blocks) of chunks of one sequence. `decodes`: (batch size, blocks). The choice
     depends on traffic, so a spec holds the result (docs/adr/0058).
     """
 
@@ -104,16 +104,16 @@ class BucketingSpec(SpecValue):
     """Names one strategy and version of ``aotgaudi.bucketing.versions``, and its options.
 
     `coverage`: ``closed`` adds to the public table the fewest entries that give every reachable step one;
-    ``upstream`` keeps the table as it is, holes included. `max_padding`: an added prompt entry is at most this
-    many times as long as the queries that it is added for.
+    ``upstream`` keeps the public table, holes included. `max_padding`: an added prompt entry is at most this many times
+    as long as the queries that it is added for.
 
     `contiguous_pa`: decode buckets for contiguous paged attention, where a step spans all blocks up to its
     highest one. `prefix_caching`: prompts may start after cached blocks (the extension's versions have
     contexts only then). `merged_prefill`: all chunks of a step are one row. `skip_decode_block_clamp`: for
     hybrid and interleaved sliding-window models. `mamba_chunk_size`: 0 without mamba layers.
     `file_text`: the content of a bucket file, of the ``file`` strategy (a spec in TOML names it as `file`).
-    `short_queries`: query lengths of prompt entries of our own, ascending, after each context of the table: for chunks
-    beside decodes, short prompts, and what is left of a prompt after cached blocks.
+    `short_queries`: query lengths, ascending, of prompt entries that we add after each context of the table: for chunks
+    that run with decodes, short prompts, and the rest of a prompt after cached blocks.
     `tuned`: the buckets of the ``tuned`` strategy, which is our own and the same in every version (``aotgaudi tune``).
     """
 

@@ -1,4 +1,4 @@
-"""The whole spec that a person writes. A value is always consistent: contradictions raise on construction."""
+"""The whole spec. A value is always consistent: contradictions raise on construction."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class BuildSpec(SpecValue):
 
     @model_validator(mode="after")
     def _fill_sampler(self) -> BuildSpec:
-        """Which sampler settings are the default depends on who forms the steps."""
+        """The default sampler settings depend on whose scheduler forms the steps."""
         if "settings" not in self.sampler.model_fields_set:
             sampler = self.sampler.model_copy(update={"settings": default_settings(self.scheduler.engine)})
             object.__setattr__(self, "sampler", sampler)  # Before anybody has seen the frozen value.
@@ -70,7 +70,7 @@ class BuildSpec(SpecValue):
         return self
 
     def _check_batch_invariant(self) -> None:
-        """Only graphs that are traced here have the form; those of other servers and devices are theirs."""
+        """Only graphs that we trace have this form; other servers and devices bring their own."""
         if self.model.batch_invariant and (self.scheduler.engine, self.target.backend) not in (
             ("aotgaudi", "cpu"),
             ("aotgaudi", "fake"),
@@ -82,7 +82,7 @@ class BuildSpec(SpecValue):
             )
 
     def _check_short_queries(self) -> None:
-        """Only our own scheduler looks its steps up in the entries of the manifest alone."""
+        """Only our own scheduler looks its steps up in nothing but the manifest's entries."""
         queries = self.bucketing.short_queries
         if queries and self.scheduler.engine != "aotgaudi":
             raise SpecError(
@@ -98,7 +98,7 @@ class BuildSpec(SpecValue):
             )
 
     def _check_tuned(self) -> None:
-        """A vLLM server makes its buckets by itself, or reads them from a file."""
+        """A vLLM server makes its buckets itself, or reads them from a file."""
         if self.bucketing.strategy == "tuned" and self.scheduler.engine != "aotgaudi":
             raise SpecError(
                 "bucketing.strategy",

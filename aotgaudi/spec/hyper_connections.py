@@ -1,4 +1,4 @@
-"""Hyper-connections (mHC): which token counts are warm, and what a model's config says about its own."""
+"""Hyper-connections (mHC): which token counts are warm, and the sizes that a model's config states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scheduler may form: the limits that make the set of reachable steps finite."""
+"""The scheduler's limits, which make the set of reachable steps finite."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ServingLimits(SpecValue):
 
 
 def check_limits(limits: ServingLimits) -> None:
-    """Raises SpecError when the limits contradict each other, so that some request could never be served."""
+    """Raises SpecError if the limits contradict each other, so that some request could never be served."""
     if limits.max_num_batched_tokens < limits.block_size:
         raise SpecError(
             "limits.max_num_batched_tokens",

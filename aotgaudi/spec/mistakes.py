@@ -1,4 +1,4 @@
-"""Says what a person got wrong: turns pydantic's findings into one sentence with a place and a remedy."""
+"""Turns pydantic's findings into one sentence that says where the user's mistake is, and a remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHOWN_CHARACTERS = 60
 class Mistake:
     """`where`: a dotted path (empty: the whole); `problem`: what is wrong; `remedy`: what would be right.
 
-    As text it is one line of printable characters, whatever the keys are.
+    As text it is always one line of printable characters.
     """
 
     where: str

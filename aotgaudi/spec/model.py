@@ -1,4 +1,4 @@
-"""The model that is served: its configuration, as far as it decides what graphs look like."""
+"""The served model: its configuration, as far as it decides what graphs look like."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class ModelSpec(SpecValue):
 
     @property
     def max_position_embeddings(self) -> int:
-        """Longest sequence that the model is made for, in tokens, under any name that a config has for it."""
+        """The longest sequence that the model is made for, in tokens, under any name that configs use."""
         return min(map(self._count, filter(self.states, POSITION_KEYS)), default=0) or self._count(
             POSITION_KEYS[0]
         )
@@ -146,7 +146,7 @@ class ModelSpec(SpecValue):
         return self._count("kv_lora_rank") + self._count("qk_rope_head_dim")
 
     def signature(self) -> Key:
-        """Returns the key of all that a graph can depend on in the model: one component a config key."""
+        """Returns the key of everything in the model that a graph can depend on: one component a config key."""
         components = [("model.dtype", self.dtype), *_config_components("model.config", self.config)]
         if self.quantization is not None:
             for name, value in self.quantization.model_dump(mode="json").items():

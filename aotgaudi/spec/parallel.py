@@ -1,4 +1,4 @@
-"""How a model is spread over devices, and what of it each device (a rank) holds.
+"""How a model is spread over devices, and which part each device (a rank) holds.
 
 The rules are vLLM's: ``vllm/config/model.py`` (``verify_with_parallel_config``, ``get_num_kv_heads``),
 ``vllm/model_executor/layers/linear.py`` (``QKVParallelLinear``) and ``vllm/distributed/utils.py``
@@ -14,7 +14,7 @@ from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.model import ModelSpec
 
 LARGEST_WORLD = 4096
-"""More devices than any server has; what is larger is a mistake."""
+"""More devices than any server has; a larger number is a mistake."""
 
 
 class ParallelSpec(SpecValue):
@@ -46,7 +46,7 @@ class ParallelSpec(SpecValue):
 
 
 def check_parallel(parallel: ParallelSpec, model: ModelSpec) -> None:
-    """Raises SpecError where vLLM cannot spread the model like this; sizes that the config lacks are not checked."""
+    """Raises SpecError if vLLM cannot spread the model like this; sizes that the config lacks are not checked."""
     size, where = parallel.tensor_parallel_size, "parallel.tensor_parallel_size"
     if size > 1 and model.states("num_attention_heads"):
         heads, kv_heads = model.num_attention_heads, model.num_kv_heads

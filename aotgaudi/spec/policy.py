@@ -1,4 +1,4 @@
-"""How our own scheduler shares its time; `aotgaudi.spec.scheduler.SchedulerSpec` says what each means. Imports nothing."""
+"""How our own scheduler shares its time; `aotgaudi.spec.scheduler.SchedulerSpec` explains each. Imports nothing."""
 
 from __future__ import annotations
 

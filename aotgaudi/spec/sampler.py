@@ -15,7 +15,7 @@ class SamplerSetting(SpecValue):
     """One setting. `temperature` 0 is greedy; `top_p` 1, `top_k` 0 and `min_p` 0 filter nothing.
 
     Penalties of 0 (`repetition_penalty`: of 1) change nothing. `num_logprobs`: how many of the likeliest tokens'
-    log-probabilities are returned beside the chosen token's; 0 returns none at all.
+    log-probabilities are returned with the chosen token's; 0 returns none, not even that one.
     """
 
     temperature: float = Field(ge=0)
@@ -59,9 +59,8 @@ It serves any mix of penalties, min-p and log-probabilities, so that no client i
 class SamplerSpec(SpecValue):
     """The settings that the sampler is built for, in warm-up order. A spec without any gets `default_settings`.
 
-    Together they say what requests may ask for: whatever some setting has, in any combination (`signature`,
-    `num_logprobs`). `smallest_batch_size`: 1, or 0 to reproduce vllm-gaudi before v0.16, which also warms an
-    empty batch.
+    Requests may ask for anything that some setting has, in any combination (`signature`, `num_logprobs`).
+    `smallest_batch_size`: 1, or 0 to reproduce vllm-gaudi before v0.16, which also warms an empty batch.
     """
 
     smallest_batch_size: Literal[0, 1] = 1
@@ -69,7 +68,7 @@ class SamplerSpec(SpecValue):
 
     @property
     def signature(self) -> SamplerSignature:
-        """All that the settings together need: a request is legal when this serves it."""
+        """What all settings together need: a request is legal if this serves it."""
         return join_all(setting.signature for setting in self.settings)
 
     @property

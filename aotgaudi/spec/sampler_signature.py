@@ -1,13 +1,13 @@
 """Which sampler graph serves a setting, a request or a batch of any of them.
 
-The values of a setting are per-row tensors of a graph, so only the kind of work that they need decides the graph.
-A signature says that: how tokens are chosen, whether penalties change the logits first, and whether
+The values of a setting are per-row tensors of a graph, so only the kind of work that they need decides the graph. A
+signature names that work: how tokens are chosen, whether penalties change the logits first, and whether
 log-probabilities are returned. Seeds need nothing, since noise is an input.
 
-A row that needs less is served by a graph that does more, and gets the token that it would get alone:
+A graph that does more also serves a row that needs less, and the row gets the token that it would get alone:
 temperature 0 is greedy in every graph; top-p 1, top-k 0 and min-p 0 filter nothing; neutral penalties change
-nothing. So signatures are ordered part by part, a batch is served by the least signature that is no less than
-any of its rows' (`join_all`), and that signature is the only thing that a mix of requests decides.
+nothing. So signatures are ordered part by part, and the least signature that is at least that of every row (`join_all`)
+serves a batch. A mix of requests decides nothing else.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 
 class SamplerWork(IntEnum):
-    """How a token is chosen; each does what the ones before it do."""
+    """How a token is chosen; each kind includes the ones before it."""
 
     GREEDY = 0
     RANDOM = 1
@@ -70,7 +70,7 @@ class SamplingValues(Protocol):
 
 
 def signature_of(values: SamplingValues, *, logprobs: bool) -> SamplerSignature:
-    """Returns the cheapest signature that serves these values; any legal ones have one."""
+    """Returns the cheapest signature that serves these values; all legal values have one."""
     is_penalised = bool(values.presence_penalty or values.frequency_penalty) or values.repetition_penalty != 1
     return SamplerSignature(_work_of(values), is_penalised, logprobs)
 
@@ -81,7 +81,7 @@ def join_all(signatures: Iterable[SamplerSignature]) -> SamplerSignature:
 
 
 def missing_joins(signatures: Iterable[SamplerSignature]) -> tuple[SamplerSignature, ...]:
-    """Returns, ascending, the joins of any of `signatures` that are not among them: they close the set."""
+    """Returns, ascending, the joins of `signatures` that are missing among them, so that both together are closed."""
     given = frozenset(signatures)
     closed = set(given)
     for signature in given:

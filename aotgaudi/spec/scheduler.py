@@ -1,4 +1,4 @@
-"""Who forms the steps: the scheduler of the server that a spec describes."""
+"""The scheduler that forms the steps of the server that a spec describes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Engine = Literal["aotgaudi", "vllm"]
 
 
 class SchedulerSpec(SpecValue):
-    """What decides, besides the limits, which steps can be formed.
+    """What decides, together with the limits, which steps can be formed.
 
     `engine`: ``aotgaudi`` is our own scheduler, ``vllm`` that of vLLM with its Gaudi plugin, whose buckets and look-up
     are those of ``bucketing.version``. `chunked_prefill`: prompts may be computed in chunks of any length; without
-    it vLLM computes each in one step. Our own scheduler always may. Prefix caching and speculation are in
-    ``bucketing``, whose tables depend on them as well.
+    it vLLM computes each in one step. Our own scheduler always computes prompts in chunks. Prefix caching and speculation
+    are in ``bucketing``, because tables depend on them, too.
 
     `policy`: how our own scheduler shares its time between prompts and decodes; it forms the same set of steps with
-    either. ``latency``: they take turns, and a prompt's chunk beside decodes takes about as long as a decode step, so that
-    texts come evenly. ``throughput``: prompts go first while there are seats, in chunks as long as may be, so that steps
-    are full soon, and little is computed twice or padded.
+    either. ``latency``: they take turns, and a prompt's chunk takes about as long as a decode step while others decode, so
+    that texts arrive evenly. ``throughput``: prompts go first while there are seats, in the longest chunks, so that steps
+    fill up soon and little is computed twice or padded.
     """
 
     ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"policy"})
@@ -34,7 +34,7 @@ class SchedulerSpec(SpecValue):
 
 
 def check_scheduler(scheduler: SchedulerSpec, limits: ServingLimits) -> None:
-    """Raises SpecError for what the engine cannot do: vLLM itself refuses whole prompts that may not fit a step."""
+    """Raises SpecError for what the engine cannot do: vLLM refuses whole prompts that may not fit a step."""
     if scheduler.chunked_prefill:
         return
     if scheduler.engine != "vllm":

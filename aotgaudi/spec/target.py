@@ -1,4 +1,4 @@
-"""What to compile for, as far as a person chooses it; the rest of a target is probed."""
+"""What to compile for, as far as the user chooses it; the rest of a target is probed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from aotgaudi.spec.base import SpecValue
 ExecutionMode = Literal["hpu_graphs", "lazy", "torch_compile", "eager"]
 
 LARGEST_NUM_SMS = 4096
-"""More than any device has; what is larger is a mistake."""
+"""More than any device has; a larger number is a mistake."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """Numbers of a whole device (a MIG slice has fewer), and who publishes them.
+    """Numbers of a whole device (a MIG slice has fewer), and their source.
 
     `num_sms`: streaming multiprocessors. `is_verified`: the maker's own documents state it.
     """
@@ -46,15 +46,15 @@ DEVICE_PROFILES: Mapping[str, DeviceProfile] = MappingProxyType(
         "rtx-pro-6000-blackwell": DeviceProfile(188, "NVIDIA data sheet: 24,064 CUDA cores, 128 each"),
     }
 )
-"""What ``target.profile`` may name. B300, GB200 and GB300 are not here, because public figures disagree (148,
-152, 160): for them, and for slices, give ``target.num_sms``."""
+"""What ``target.profile`` may name. B300, GB200 and GB300 are missing because public figures disagree
+(148, 152, 160): for them, and for slices, give ``target.num_sms``."""
 
 
 class TargetSpec(SpecValue):
     """`isa` ``native``: the best level that the building machine has; else a named one, for a mixed fleet.
 
     `profile`: a device whose published numbers stand in for probing one (see ``DEVICE_PROFILES``).
-    `num_sms`: its streaming multiprocessors, if there is no profile or its number differs. `execution_mode`: for hpu
+    `num_sms`: its streaming multiprocessors, if there is no profile or the number differs. `execution_mode`: for hpu
     targets only (PT_HPU_LAZY_MODE and --enforce-eager).
     """
 
@@ -66,9 +66,9 @@ class TargetSpec(SpecValue):
 
     @property
     def resolved_num_sms(self) -> int | None:
-        """Multiprocessors of the device that serves: `num_sms`, else the profile's, else None.
+        """Multiprocessors of the serving device: `num_sms`, else the profile's, else None.
 
-        Never those of the building machine: a manifest is the same wherever it is made.
+        Never those of the building machine: a manifest is the same on every machine.
         """
         if self.num_sms is not None or self.profile is None:
             return self.num_sms

@@ -17,9 +17,9 @@ _ALWAYS_WRITTEN = ("strategy", "version", "contiguous_pa", "prefix_caching")
 
 
 def write_spec(path: Path, spec: BuildSpec) -> None:
-    """Writes a spec to `path`, and beside it the files that it names: the model's config, and a bucket file's text.
+    """Writes a spec to `path`, and next to it the files that it names: the model's config and a bucket file's text.
 
-    Beside ``x.toml`` they are ``x.config.json`` and ``x.buckets.txt``. What is the default is left out.
+    For ``x.toml`` they are ``x.config.json`` and ``x.buckets.txt``. Defaults are left out.
 
     Raises:
         StoreError: a file cannot be written.

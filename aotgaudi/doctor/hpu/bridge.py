@@ -21,7 +21,7 @@ from aotgaudi.gaudi.recipes import flush_recipes
 Run = Callable[..., Any]
 
 OPTIONS: Mapping[str, object] = {"use_eager_fallback": False, "keep_input_mutations": True}
-"""Of the backend, that everything is compiled with: K-18, and in-place writes to the KV cache (K-21)."""
+"""Options of the backend for everything that is compiled: K-18, and in-place writes to the KV cache (K-21)."""
 
 SHAPES = ((4, 8), (8, 8))
 """Of the inputs of each graph."""
@@ -84,7 +84,7 @@ class Bridge:
         return run
 
     def forget(self) -> None:
-        """Has Dynamo begin anew, so that what was compiled before has no effect on what is compiled next."""
+        """Resets Dynamo, so that earlier compilations do not affect later ones."""
         self._dynamo().reset()
 
     def placed(self, *tensors: Any) -> list[Any]:
@@ -92,7 +92,7 @@ class Bridge:
         return [tensor.to("hpu") for tensor in tensors]
 
     def counts(self) -> Counts:
-        """Returns what was counted so far, with nothing under way."""
+        """Returns what was counted so far, after all work has finished."""
         self.torch.hpu.synchronize()
         return self.counters.read()
 
@@ -130,7 +130,7 @@ def recipe_directory() -> Path:
 
 
 def difference(found: Any, wanted: Any) -> float:
-    """Returns the largest difference, of the largest wanted value; infinite where one is not finite."""
+    """Returns the largest difference relative to the largest wanted value; infinite if a value is not finite."""
     found, wanted = found.cpu().double(), wanted.double()
     if not bool(found.isfinite().all()):
         return math.inf

@@ -68,7 +68,7 @@ def _mode(lab: Lab) -> Iterator[LineFinding]:
 
 
 def _graphs(lab: Lab) -> Iterator[LineFinding]:
-    """HPU graphs are of the lazy mode, which wants Intel's build of torch, and which we do not use."""
+    """HPU graphs belong to the lazy mode, which needs Intel's build of torch and which we do not use."""
     outcome = lab.run("device.hpu_graphs", environment={"PT_HPU_LAZY_MODE": "1"})
     if not outcome.is_whole:
         yield from skipped(("K-33",), "the lazy mode needs Intel's build of torch")
@@ -219,7 +219,7 @@ def probe_hpu_graphs() -> Mapping[str, Any]:
 
 
 def probe_eager() -> Mapping[str, Any]:
-    """Runs one operator outside a graph, at a size of its own; says what was counted, and why it was refused if it was."""
+    """Runs one operator outside a graph, at a new size; returns what was counted, and why it was refused, if it was."""
     bridge = Bridge()
     (x,) = bridge.placed(bridge.torch.ones(3, 17))
     before = bridge.counts()

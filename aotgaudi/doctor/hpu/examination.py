@@ -25,15 +25,15 @@ CHECKS: tuple[HpuCheck, ...] = (
     *lowering.CHECKS,
     *device.DEVICE_CHECKS,
 )
-"""In the order in which they run: what others need comes first. H-26, end to end, comes with a backend."""
+"""In the order in which they run: checks that others need come first. H-26, end to end, needs the backend."""
 
 Progress = Callable[[HpuCheck, tuple[LineFinding, ...], DoctorReport], None]
-"""Is told of a check that ran, what it found, and the report so far."""
+"""Called after each check with its findings and the report so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a process that has the card knows of it: torch's name for it, and its capability, V in names of recipes."""
+    """What a process that acquired the card knows of it. `capability` is V in the names of recipes."""
 
     name: str
     capability: str
@@ -41,7 +41,7 @@ class Device:
 
 
 def selected(ids: Collection[str]) -> tuple[HpuCheck, ...]:
-    """Returns the checks with these ids; all of them if there is none. Raises SpecError for an id that there is not."""
+    """Returns the checks with these ids; no ids mean all checks. Raises SpecError for an unknown id."""
     known = {check.id for check in CHECKS}
     for unknown in sorted(set(ids) - known):
         raise SpecError("--only", f"there is no check {unknown}", f"one of {', '.join(sorted(known))}")
@@ -81,7 +81,7 @@ def _remedy(outcome: Outcome) -> str:
 def examine(lab: Lab, checks: Collection[HpuCheck], progress: Progress) -> DoctorReport:
     """Runs `checks`, telling `progress` of each, and returns the report.
 
-    Raises UnexaminedError where no card can be acquired.
+    Raises UnexaminedError if no card can be acquired.
     """
     found = acquire(lab)
     verdicts: dict[str, Verdict] = {}

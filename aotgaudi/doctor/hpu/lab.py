@@ -24,9 +24,9 @@ from aotgaudi.gaudi.environment import process_environment
 
 PROBE_SECONDS = 120.0
 PATIENCE_SECONDS = 30.0
-"""How long a card may stay busy after the process that had it was killed."""
+"""How long a card may stay busy after its process was killed."""
 BUSY, ABSENT = "acquire failed", "No devices found"
-"""What the bridge says of a card that another process has (K-25), and, besides, where it sees none."""
+"""What the bridge says if another process has the card (K-25), and if it sees no card."""
 _OUTPUT, _RESULT = "output", "result.json"
 _POLL_SECONDS, _RETRY_SECONDS = 0.02, 1.0
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class ProbeProcess(Protocol):
-    """A process that runs a probe, in a session of its own."""
+    """A process that runs a probe, in a separate session."""
 
     def poll(self) -> int | None:
         """Returns what it ended with, negative for a signal; None while it runs."""
@@ -50,16 +50,16 @@ StartProbe = Callable[[Sequence[str], Mapping[str, str], Path], ProbeProcess]
 
 
 class ProbeFailedError(Exception):
-    """A probe came to no end of its own; the message is why. Never leaves doctor."""
+    """A probe did not finish; the message says why. Never leaves doctor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a probe.
+    """The outcome of a probe.
 
     Attributes:
-        values: What it saw; empty if it came to no end of its own.
-        problem: Why it did not: an exception in one line, a signal, or the time; empty if it did.
+        values: What it saw; empty if it did not finish.
+        problem: Why it did not finish: an exception in one line, a signal, or the time; empty if it did.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Outcome:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the probe came to its end."""
+        """Whether the probe finished."""
         return not self.problem
 
     @property
@@ -76,7 +76,7 @@ class Outcome:
         return BUSY in self.problem and ABSENT not in self.problem
 
     def required(self) -> Mapping[str, Any]:
-        """Returns what the probe saw. Raises ProbeFailedError if it came to no end of its own."""
+        """Returns what the probe saw. Raises ProbeFailedError if it did not finish."""
         if not self.is_whole:
             raise ProbeFailedError(self.problem)
         return self.values
@@ -112,7 +112,7 @@ class Lab:
         return self._inherited.get(name, "")
 
     def kept(self, name: str, make: Callable[[], T]) -> T:
-        """Returns what `make` gave the first time that it was asked for by this name."""
+        """Returns what `make` returned the first time for this name."""
         if name not in self._kept:
             self._kept[name] = make()
         return cast("T", self._kept[name])
@@ -125,9 +125,9 @@ class Lab:
         environment: Mapping[str, str | None] | None = None,
         **arguments: Any,
     ) -> Outcome:
-        """Runs the probe ``MODULE.NAME``, the function `probe_NAME` of a module beside this one, with `arguments`.
+        """Runs the probe ``MODULE.NAME``, the function `probe_NAME` of a module of this package, with `arguments`.
 
-        Again and again while the card is busy and there is patience left: the one that had it before may just have ended.
+        While the card is busy it tries again, as long as its patience lasts: the previous process may just have ended.
 
         Args:
             probe: Its name.
@@ -149,7 +149,7 @@ class Lab:
         changes: Mapping[str, str | None] = MappingProxyType({}),
         arguments: Mapping[str, Any] = MappingProxyType({}),
     ) -> Outcome:
-        """Runs a probe as `run` does, and takes a busy card for an answer."""
+        """Runs a probe as `run` does, but only once: a busy card is an outcome."""
         directory = self.new_directory("probe")
         with self._started(probe, recipes, directory, changes, arguments) as process:
             problem = _wait(process, self._seconds)
@@ -161,7 +161,7 @@ class Lab:
 
     @contextlib.contextmanager
     def running(self, probe: str, **arguments: Any) -> Iterator[ProbeProcess]:
-        """Has a probe run meanwhile, and kills it at the end."""
+        """Runs a probe in the background, and kills it at the end."""
         with self._started(probe, None, self.new_directory("probe"), {}, arguments) as process:
             yield process
 
@@ -216,7 +216,7 @@ def start_process(arguments: Sequence[str], environment: Mapping[str, str], outp
 
 
 def _wait(process: ProbeProcess, seconds: float) -> str:
-    """Returns what was wrong with the process's end; empty if nothing was."""
+    """Returns how the process failed to end well; empty if it ended well."""
     deadline = time.monotonic() + seconds
     while (code := process.poll()) is None:
         if time.monotonic() > deadline:
@@ -247,10 +247,10 @@ class HpuCheck:
         id: H-nn.
         title: What is examined.
         lines: Of the contract.
-        look: Runs probes and judges what they saw: a finding for each line, but for those whose probe came to no end
-            of its own (`Outcome.required`), which are unclear.
-        needs: Lines without which nothing can be said; where one was refuted, the check is skipped. So each fault is
-            reported once, where it is.
+        look: Runs probes and judges what they saw: one finding a line. A line whose probe did not finish
+            (`Outcome.required`) is unclear.
+        needs: Lines that this check relies on; if one was refuted, the check is skipped. So each fault is reported once,
+            at its cause.
     """
 
     id: str
@@ -275,7 +275,7 @@ class HpuCheck:
 
 
 def judged(line: str, holds: bool, seen: str, otherwise: str = "") -> LineFinding:
-    """Returns a line's finding where `holds` decides; `otherwise` is what was seen where it does not."""
+    """Returns a line's finding: confirmed if it `holds`; `otherwise` is what was seen if it does not."""
     return LineFinding(line, "confirmed" if holds else "refuted", seen if holds else otherwise or seen)
 
 

@@ -141,7 +141,7 @@ def probe_fallbacks() -> Mapping[str, Any]:
 def probe_operators() -> Mapping[str, Any]:
     """Compiles the operators of our graphs; says which are refused, fall back to the CPU, or differ from it.
 
-    All are one graph; only where that fails, each is one of its own, so that it is known which it was.
+    All are compiled as one graph; if that fails, each is compiled separately to find the culprit.
     """
     bridge = Bridge()
     table = _operator_table(bridge.torch)
@@ -295,7 +295,7 @@ def probe_attention() -> Mapping[str, Any]:
         bridge.forget()
         try:
             got = bridge.compiled(run)(*bridge.placed(q, k, v, lengths))
-        except Exception as error:  # Of another schema, say, which is told.
+        except Exception as error:  # Another schema, say; the problem is reported.
             problem = one_line(error)
             break
         errors[f"group {group}, {length} x {size}"] = difference(got.cpu()[..., : length - 3, :], wanted)

@@ -22,7 +22,7 @@ MAX_ERROR = 4e-2
 """Of the largest value: bfloat16 has 8 bits, and sums of some hundred products lose a few."""
 
 NUMBERS = ("K-29", "K-37")
-"""Lines without which nothing that is compiled says anything."""
+"""Lines without which no compiled result means anything."""
 
 PASSED_OPTIONS: Mapping[str, object] = {
     "use_eager_fallback": False,
@@ -60,7 +60,7 @@ class BuiltRecipes:
 
 
 def built_recipes(lab: Lab) -> BuiltRecipes:
-    """Returns what one process compiled; it is asked to once in an examination."""
+    """Returns what one process compiled; it compiles once in an examination."""
     return lab.kept("built", lambda: _build(lab))
 
 
@@ -179,7 +179,7 @@ def _reload(lab: Lab) -> Iterator[LineFinding]:
 
 
 def _why_keys_differ(lab: Lab, built: BuiltRecipes) -> str:
-    """What two processes put into the key of the same graph otherwise, as the bridge dumps it (K-14)."""
+    """The parts of one graph's key in which two processes differ, as the bridge dumps them (K-14)."""
     dumps = []
     for _ in range(2):
         directory = lab.new_directory("dumped")
@@ -216,7 +216,7 @@ def _read_only(lab: Lab) -> Iterator[LineFinding]:
 
 
 def _if_bound(finding: LineFinding, lab: Lab) -> LineFinding:
-    """Root may write to any directory, so that it finds recipes says nothing; the double goes by the mode alone."""
+    """Root may write to any directory, so finding recipes there proves nothing; the double goes by the mode alone."""
     if finding.verdict != "confirmed" or os.geteuid() or identity(lab).required()["is_double"]:
         return finding
     return LineFinding(
@@ -249,7 +249,7 @@ def _context(lab: Lab) -> Iterator[LineFinding]:
 
 
 def _library_hash(lab: Lab) -> Iterator[LineFinding]:
-    """Changes the bytes of a kernel library, and looks whether L follows. What comes after its end no loader reads."""
+    """Changes the bytes of a kernel library and checks whether L follows. No loader reads what is appended."""
     named = [Path(part) for part in lab.inherited(KERNELS_VARIABLE).split(":") if part]
     if not named or not named[0].is_file():
         yield from skipped(("K-38",), f"{KERNELS_VARIABLE} names no library that could be changed")
@@ -315,7 +315,7 @@ def _run(bridge: Bridge, number: int, pin: bool) -> Mapping[str, Any]:
         error = difference(bridge.compiled(graph(number))(*bridge.placed(*inputs)), graph(number)(*inputs))
     except (
         Exception
-    ) as raised:  # A recipe of another graph, say: which keys were looked up is told all the same.
+    ) as raised:  # A recipe of another graph, say; the keys that were looked up are reported all the same.
         problem = one_line(raised)
     found = sorted(bridge.counts().since(before).recipes)
     return {"graph": number, "keys": found, "error": error, "problem": problem}
@@ -341,7 +341,7 @@ def _directory() -> Mapping[str, Any]:
 
 
 def probe_metrics() -> Mapping[str, Any]:
-    """Runs a graph twice; says what was counted each time, and whether it is told at once."""
+    """Runs a graph twice; returns what was counted each time, and whether the bridge reports it at once."""
     bridge = Bridge()
     told_at_once: list[str] = []
     metric = bridge.module("hpu.metrics").metric_global("graph_compilation")

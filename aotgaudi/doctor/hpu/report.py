@@ -189,7 +189,7 @@ def _user() -> str:
 
 
 def report_schema() -> bytes:
-    """Returns the JSON Schema of a report, as it is committed."""
+    """Returns the JSON Schema of a report, as committed."""
     return rendered_schema(DoctorReport.model_json_schema(), "aotgaudi doctor --hpu")
 
 
