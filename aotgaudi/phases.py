@@ -1,4 +1,4 @@
-"""Which phases a piece of work goes through, and when each begins and ends. Standard library only."""
+"""Times the phases of a piece of work. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """`begin` and `end` are in seconds since the whole began."""
+    """One phase. `begin` and `end` are in seconds since the work began."""
 
     name: str
     begin: float
@@ -26,13 +26,13 @@ class Phase:
 
 
 class Phases:
-    """Times the phases of one piece of work, which may overlap. Any thread.
+    """Times the phases of one piece of work, which may overlap. Thread-safe.
 
-    A phase that fails is not kept.
+    A phase that raises is not kept.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
-        """`clock` gives the seconds since the whole began; None: it begins now."""
+        """`clock` returns the seconds since the work began; None: it begins now."""
         began = time.perf_counter()
         self.clock = clock or (lambda: time.perf_counter() - began)
         self._done: list[Phase] = []
@@ -40,19 +40,19 @@ class Phases:
 
     @property
     def done(self) -> tuple[Phase, ...]:
-        """The phases that have ended, in the order of their beginnings."""
+        """The finished phases, in the order in which they began."""
         with self._lock:
             return tuple(sorted(self._done, key=lambda phase: (phase.begin, phase.end)))
 
     @contextmanager
     def time(self, name: str) -> Iterator[None]:
-        """Times what runs inside."""
+        """Times the block."""
         begin = self.clock()
         yield
         self.add(name, begin)
 
     def keep(self, phases: Iterable[Phase]) -> None:
-        """Adds phases that were timed elsewhere, by the same clock."""
+        """Adds phases that were timed elsewhere with the same clock."""
         with self._lock:
             self._done += phases
 
@@ -67,16 +67,16 @@ def listed(phases: Iterable[Phase]) -> str:
 
 
 def since_process_start() -> Callable[[], float]:
-    """Returns a clock: the seconds since the kernel started this process (whose start is known to 10 ms)."""
+    """Returns a clock of the seconds since the kernel started this process (to 10 ms)."""
     fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return since(int(fields[19]) / os.sysconf("SC_CLK_TCK"))
 
 
 def since(began: float) -> Callable[[], float]:
-    """Returns a clock: the seconds since `began`, which is in seconds of the machine's uptime, as all processes count it."""
+    """Returns a clock of the seconds since `began`, which is a value of `uptime`."""
     return lambda: max(0.0, uptime() - began)
 
 
 def uptime() -> float:
-    """Returns how long the machine has been up, in seconds."""
+    """Returns the machine's uptime in seconds. All processes read the same clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

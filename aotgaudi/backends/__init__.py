@@ -1,1 +1,1 @@
-"""Devices: one folder each (probe, compiler, runtime), and who may reach which half."""
+"""Devices: one folder each (probe, compiler, runtime)."""

@@ -1,7 +1,7 @@
-"""What a device must provide: a target, a compiler (offline) and a runtime (online). Imports no torch.
+"""The interface of a device: a target, a compiler (offline) and a runtime (online). Imports no torch.
 
-A device is one folder with three files: ``probe.py`` (what am I), ``compiler.py`` (unit -> artifact) and
-``runtime.py`` (artifact -> executable). Only this module is shared between them.
+A device is one folder with three files: ``probe.py`` (the target), ``compiler.py`` (unit -> artifact) and ``runtime.py``
+(artifact -> executable). They share only this module.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aotgaudi.document import Value
 from aotgaudi.errors import MissingPackageError
 
 NOT_INSTALLED = "not installed"
-"""What a key says of a package that is not installed. Nothing is ever compiled under such a key."""
+"""The version of a missing package in a key. Nothing is ever compiled under such a key."""
 
 
 def version_of(package: str) -> str:
@@ -39,11 +39,11 @@ def require_installed(extra: str, *packages: str) -> None:
 
 
 class Target(Value):
-    """What code was compiled for. Everything in it is part of every key.
+    """The target of compiled code. Every key has all of it.
 
-    `isa` is the sorted list of CPU features that the generated code may use (names as in
-    ``/proc/cpuinfo``); a machine satisfies a target when it has at least these. `toolchain` maps a
-    component to its version and must match exactly; `flags` are the compile options.
+    `isa` is the sorted list of CPU features that the generated code may use (names as in ``/proc/cpuinfo``). A machine
+    satisfies a target if it has at least these. `toolchain` maps a component to its version, which must match exactly.
+    `flags` are the compile options.
     """
 
     backend: Literal["cpu", "cuda", "hpu", "fake"]
@@ -53,7 +53,7 @@ class Target(Value):
     flags: dict[str, str] = Field(default_factory=dict)
 
     def components(self) -> tuple[tuple[str, str], ...]:
-        """Named key components, one a factor, in a fixed order."""
+        """Returns named key components, one per factor, in a fixed order."""
         return (
             ("target.backend", self.backend),
             ("target.machine", self.machine),
@@ -63,13 +63,13 @@ class Target(Value):
         )
 
     def as_file(self) -> str:
-        """Returns the text of a file that ``--target`` reads (docs/formats/target.md), but for the last line feed."""
+        """Returns the text of a file for ``--target`` (docs/formats/target.md), without the last line feed."""
         return json.dumps(self.model_dump(mode="json"), indent=2)
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One graph to compile: its canonical text is the whole of it (see graphs/canonical.py)."""
+    """A graph to compile. Its canonical text is all of it (see graphs/canonical.py)."""
 
     text: str
     key: Key
@@ -79,9 +79,9 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class CompiledUnit:
-    """What compiling gave: files by relative name, and the outcome of the check against eager.
+    """The result of compiling: files by relative name, and the result of the check against eager.
 
-    `layouts`: the layout in which the unit takes an input, by its number, where that is not as its text says.
+    `layouts` has the layout of each input that the unit takes reordered, by the input's number.
     """
 
     files: Mapping[str, Path]
@@ -104,13 +104,13 @@ class Executable(Protocol):
 
     @property
     def run(self) -> Callable[[Sequence[Any]], list[Any]]:
-        """Runs on a list of tensors in the unit's order; returns its outputs. May write to KV inputs."""
+        """Runs the unit on tensors in its order and returns its outputs. May write to KV inputs."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call of a plan: its tensors are in numbered slots."""
+    """One call of a plan, whose tensors are in numbered slots."""
 
     unit: Executable
     inputs: tuple[int, ...]
@@ -121,8 +121,8 @@ class Step:
 class Plan:
     """A whole program: calls over numbered slots.
 
-    `slots` holds the tensors that stay, and None elsewhere; the first `num_inputs` are given for each run. Those in
-    `transient` are empty between runs.
+    `slots` has the permanent tensors, and None elsewhere. Each run provides the first `num_inputs`. Slots in `transient` are
+    empty between runs.
     """
 
     slots: Sequence[Any]
@@ -144,16 +144,16 @@ class Runtime(Protocol):
         ...
 
     def prepare(self, layout: str, tensor: Any) -> Any:
-        """Returns a tensor in the layout that a unit takes it in. Thread-safe.
+        """Returns a tensor in the layout that a unit takes. Thread-safe.
 
-        Raises TargetError for a layout that is not known.
+        Raises TargetError for an unknown layout.
         """
         ...
 
     def join(self, plan: Plan) -> RunPlan | None:
-        """Returns what runs a whole plan at once; None where it must be run call by call."""
+        """Returns a function that runs a whole plan at once; None if it must be run call by call."""
         ...
 
     def num_compiled(self) -> int:
-        """Returns how many graphs the device's compiler has compiled in this process. It never falls."""
+        """Returns how many graphs the device's compiler has compiled in this process. Never decreases."""
         ...

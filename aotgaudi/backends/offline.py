@@ -18,11 +18,11 @@ HPU_NEEDS = (
     "it takes a Gaudi, and the HPU backend, which this version lacks; `aotgaudi build plan --target FILE` plans it,"
     " with what `aotgaudi doctor --hpu --write-target FILE` wrote on a Gaudi"
 )
-"""What compiling for hpu needs, in the words of a message."""
+"""The requirements of compiling for hpu, for error messages."""
 
 
 def build_target(spec: BuildSpec, described: Target | None = None) -> Target:
-    """Returns what this machine compiles `spec` for, or what `described` does, which is to be planned for.
+    """Returns the target of `spec` on this machine, or `described`, which can only be planned for.
 
     Raises:
         SpecError: the backend cannot be built for here, or the spec asks for what can only be enumerated.
@@ -37,7 +37,7 @@ def build_target(spec: BuildSpec, described: Target | None = None) -> Target:
 
 
 def _enumerated_only(spec: BuildSpec) -> Iterator[tuple[str, str]]:
-    """Yields the place and the problem of everything that no backend here can build yet."""
+    """Yields the place and the problem of everything in a spec that no backend can build yet."""
     parallel, quantization = spec.parallel, spec.model.quantization
     if parallel.tensor_parallel_size > 1:
         yield "parallel.tensor_parallel_size", f"is {parallel.tensor_parallel_size}"
@@ -72,7 +72,7 @@ def _require_packable(spec: BuildSpec, target: Target) -> None:
 
 
 def find_target(spec: TargetSpec, described: Target | None = None) -> Target:
-    """Returns `described`, if it is given, else what this machine compiles for `spec`.
+    """Returns `described` if given, else the target of `spec` on this machine.
 
     Raises:
         SpecError: as `probe_target` does; or `described` is not whole, or of another backend than the spec.
@@ -89,7 +89,7 @@ def find_target(spec: TargetSpec, described: Target | None = None) -> Target:
 
 
 def probe_target(spec: TargetSpec) -> Target:
-    """Returns what this machine compiles for `spec`. Raises SpecError for a backend that cannot be built here."""
+    """Returns the target of `spec` on this machine. Raises SpecError for a backend that cannot be built here."""
     if spec.backend == "cpu":
         from aotgaudi.backends.inductor.probe import probe
 
@@ -107,7 +107,7 @@ def probe_target(spec: TargetSpec) -> Target:
 
 
 def with_isa(target: Target, isa: str) -> Target:
-    """Returns `target` as it would be on a machine of level `isa`. Raises SpecError if there is no such level."""
+    """Returns `target` for a machine of level `isa`. Raises SpecError for an unknown level."""
     if target.backend == "hpu":
         raise SpecError("target.isa", f"is {isa!r}, and a Gaudi has no instruction sets to choose from")
     if target.backend != "cpu":

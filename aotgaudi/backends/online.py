@@ -7,7 +7,7 @@ from aotgaudi.errors import TargetError
 
 
 def this_machine() -> Target | None:
-    """Returns what this machine offers to a bundle; None where torch is missing, so that it cannot serve at all."""
+    """Returns what this machine offers to a bundle; None if it cannot serve because torch is missing."""
     if version_of("torch") == NOT_INSTALLED:
         return None
     from aotgaudi.backends.inductor import probe

@@ -1,4 +1,4 @@
-"""Quantized weights and KV caches, as far as they decide compiled code."""
+"""Quantization of weights and KV caches, as far as it decides compiled code."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from aotgaudi.errors import SpecError
 from aotgaudi.spec.base import SpecValue
 
 KvCacheDtype = Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"]
-"""vLLM's names (vllm/config/cache.py, and vllm-gaudi's ``fp8_inc``); ``auto`` is the model's dtype."""
+"""vLLM's names (vllm/config/cache.py, and vllm-gaudi's ``fp8_inc``). ``auto`` is the model's dtype."""
 
 
 WeightsDtype = Literal["int8"]
-"""What linear layers' weights are rounded to when they are loaded, one scale an output channel."""
+"""Quantizations of linear layers' weights that our server applies when it loads a model (``graphs/quantization.py``)."""
 
 
 class QuantizationSpec(SpecValue):
-    """Quantization that a spec, or a vLLM command, asks for; a checkpoint's own is in its ``quantization_config``.
+    """Quantization that a spec or a vLLM command requests. A quantized checkpoint states its ``quantization_config``.
 
-    `weights` is what our server does when it loads a checkpoint that is not quantized; ``quantization = "int8"`` is short
-    for it. The rest is of vLLM: `method`, its name, e.g. ``inc`` (--quantization); `kv_cache_dtype`: --kv-cache-dtype;
-    `config_sha256`: of the canonical JSON of the file that QUANT_CONFIG names (a spec in TOML names the file as
-    `config`): Intel Neural Compressor's scheme and the place of its measurements.
+    Our server applies `weights` when it loads an unquantized checkpoint; ``quantization = "int8"`` is short for it. The other
+    fields are vLLM's: `method` is --quantization, e.g. ``inc``; `kv_cache_dtype` is --kv-cache-dtype; `config_sha256` is the
+    digest of the canonical JSON of the file that QUANT_CONFIG names (a spec in TOML names the file as `config`). That file has
+    Intel Neural Compressor's scheme and the location of its measurements.
     """
 
     ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"weights"})
@@ -35,7 +35,7 @@ class QuantizationSpec(SpecValue):
 
     @property
     def kv_value_bytes(self) -> int | None:
-        """Bytes of one number of the KV cache; None if it has the model's dtype."""
+        """Bytes per number of the KV cache; None if it has the model's dtype."""
         if self.kv_cache_dtype == "auto":
             return None
         return 2 if self.kv_cache_dtype == "bfloat16" else 1

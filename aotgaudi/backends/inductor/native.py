@@ -1,9 +1,8 @@
-"""Units and programs, run through the C interface of compiled units (torch/csrc/inductor/aoti_runtime/interface.h).
+"""Runs units and programs through the C interface of compiled units (torch/csrc/inductor/aoti_runtime/interface.h).
 
-Torch's own class for loaded units (`AOTIModelContainerRunnerCpu`) keeps the interpreter's lock while a unit runs, which is
-nearly always: the thread that serves HTTP gets it between two units, and the engine then waits for it in turn. Here a
-program is one foreign call, which gives the lock away for as long as it lasts: a loop over its units (``program.h``, which
-every unit carries). Nothing is between two units but this loop.
+Torch's class for loaded units (`AOTIModelContainerRunnerCpu`) holds the interpreter's lock while a unit runs. Other threads
+would get the lock only between two units, and the engine would then wait for them. Here a program is one foreign call that
+releases the lock while it lasts: a loop over its units (``program.h``, which every unit contains).
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ class _Call(ctypes.Structure):
 
 
 class NativeUnit:
-    """A unit's library and what it needs to run: ``AOTInductorModelContainer``. Freed with the last reference."""
+    """A unit's library and its ``AOTInductorModelContainer``. Freed with the last reference."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        """Raises RuntimeError where the unit cannot be set up."""
+        """Raises RuntimeError if the unit cannot be set up."""
         self.library = library
         container = ctypes.c_void_p()
         create = library[f"{_PREFIX}CreateWithDevice"]
@@ -65,7 +64,7 @@ class NativeUnit:
 
 
 def load_unit(path: Path) -> NativeUnit | None:
-    """Loads a unit; None for one without ``aotgaudi_run``. Raises OSError or RuntimeError where it cannot be loaded."""
+    """Loads a unit; None for one without ``aotgaudi_run``. Raises OSError or RuntimeError if it cannot be loaded."""
     library = ctypes.CDLL(str(path))
     return NativeUnit(library) if hasattr(library, "aotgaudi_run") else None
 
@@ -80,11 +79,11 @@ class Call:
 
 
 class NativeProgram:
-    """A plan that is run by one foreign call. One thread at a time, which other threads do not wait for."""
+    """Runs a plan with one foreign call. One thread at a time; other threads go on meanwhile."""
 
     def __init__(self, plan: Plan, calls: Sequence[Call]) -> None:
         """`calls` are those of the plan, at least one."""
-        self._calls = calls  # They own what `table` points to.
+        self._calls = calls  # Keeps alive what `table` points to.
         self._numbers = [(_numbers(call.inputs), _numbers(call.outputs)) for call in calls]
         table = (_Call * len(calls))()
         for row, call, (inputs, outputs) in zip(table, calls, self._numbers, strict=True):
@@ -113,7 +112,7 @@ class NativeProgram:
         weakref.finalize(self, _release, self._slots).atexit = False
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Runs the plan on its inputs. Raises RuntimeError where a unit fails; it has said why on standard error."""
+        """Runs the plan on its inputs. Raises RuntimeError if a unit fails; the reason is on standard error."""
         slots, results = self._slots, self._results
         for number, tensor in enumerate(inputs):
             slots[number] = _handle(tensor)
@@ -123,7 +122,7 @@ class NativeProgram:
 
 
 def run_alone(unit: NativeUnit) -> Callable[[Sequence[Any]], list[Any]]:
-    """Returns what runs one unit on a list of tensors in its order, and returns its outputs."""
+    """Returns a function that runs one unit on tensors in its order and returns its outputs."""
     given, found = range(unit.num_inputs), range(unit.num_inputs, unit.num_inputs + unit.num_outputs)
     plan = Plan([None] * found.stop, unit.num_inputs, (), found, range(found.stop))
     return NativeProgram(plan, [Call(unit, given, found)]).run
@@ -134,13 +133,13 @@ def _numbers(values: Sequence[int]) -> ctypes.Array[ctypes.c_int32]:
 
 
 def _handle(tensor: Tensor) -> int:
-    """Returns a new handle of a tensor, which whoever gets it must free."""
+    """Returns a new handle of a tensor. The caller must free it."""
     pointer: int = _get_pointer(_aoti.unsafe_alloc_void_ptr_from_tensor(tensor), None)
     return pointer
 
 
 def _taken(handles: Iterable[int | None]) -> list[Tensor]:
-    """Returns the tensors of handles, which are freed; None is none. Torch's function for a single handle frees nothing."""
+    """Takes ownership of handles and returns their tensors, without None. Torch's function for one handle leaks it."""
     capsules = [_new_capsule(handle, None, None) for handle in handles if handle is not None]
     return _aoti.alloc_tensors_by_stealing_from_void_ptrs(capsules)
 

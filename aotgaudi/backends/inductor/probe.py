@@ -1,4 +1,4 @@
-"""What the inductor backends compile for, and whether this machine satisfies it. Imports no torch."""
+"""The target of the inductor backend, and whether a machine satisfies it. Imports no torch."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ COMPILE_FLAGS = {
     "cpp.min_chunk_size": "2048",
     "cpp.threads": "16",
 }
-"""Inductor options that decide what code comes out; names with ``aotgaudi.`` are for compiler.py. The last three are read
-by loops.py: the process's threads, however many they are, share loops over 32,768 numbers and more."""
+"""Inductor options that decide the generated code; names with ``aotgaudi.`` are for compiler.py. loops.py reads the last
+three: the process's threads share loops over at least 32,768 numbers."""
 
 NO_COMPILE_CODE = MappingProxyType(
     {
@@ -30,7 +30,7 @@ NO_COMPILE_CODE = MappingProxyType(
         "runtime.py": "runs artifacts and makes none",
     }
 )
-"""Files of this folder that are not part of the digest of the compile code, and why."""
+"""Files of this folder that are left out of the digest of the compile code, with the reason."""
 
 COMPILED_GRAPH_CODE = (
     "canonical.py",
@@ -46,11 +46,11 @@ COMPILED_GRAPH_CODE = (
 def probe(isa: str) -> Target:
     """Returns the target for `isa` (``native``: the best level that this machine has).
 
-    Compiler and linker are named by the first line that they print of themselves, distribution included, since
-    two builds of one version of g++ have other defaults and so give other bytes. Our own part of the toolchain
-    is named by a digest of its source.
+    Compiler and linker are named by the first line of their ``--version``, distribution included, since two builds of one
+    version of g++ have different defaults and give different bytes. Our part of the toolchain is named by a digest of its
+    source.
 
-    Raises SpecError where no compiler is found or the machine has no such level.
+    Raises SpecError if no compiler is found or the machine lacks the level.
     """
     level = _resolve(isa, cpu_features())
     return Target(
@@ -70,7 +70,7 @@ def probe(isa: str) -> Target:
 
 @functools.cache
 def compile_code_digest() -> str:
-    """Returns the sha256 of our source that turns a unit's text into an artifact: an edit of it compiles anew."""
+    """Returns the sha256 of our source that turns a unit's text into an artifact. An edit of it makes units compile anew."""
     folder = Path(__file__).parent
     files = [
         path
@@ -82,7 +82,7 @@ def compile_code_digest() -> str:
 
 
 def at_level(target: Target, name: str) -> Target:
-    """Returns `target` at another level, which this machine need not have. Raises SpecError for what is no level."""
+    """Returns `target` at another level, which this machine may lack. Raises SpecError for an unknown level."""
     level = ISA_LEVELS.get(name)
     if level is None:
         raise SpecError("target.isa", f"is {name!r}", f"one of {', '.join(ISA_LEVELS)}")
@@ -121,7 +121,7 @@ def require_satisfied(target: Target, machine: Target | None = None) -> None:
 
 
 def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """Returns the CPU's feature names as /proc/cpuinfo gives them (empty where there is no such file)."""
+    """Returns the CPU's feature names from /proc/cpuinfo (empty without that file)."""
     try:
         text = cpuinfo.read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -158,14 +158,14 @@ def _flags_of(level: IsaLevel) -> dict[str, str]:
 
 
 def levels_within(features: frozenset[str]) -> list[IsaLevel]:
-    """Returns the levels for which a CPU has all features, the lowest first."""
+    """Returns the levels whose features a CPU has, the lowest first."""
     return [level for level in ISA_LEVELS.values() if features.issuperset(level.features)]
 
 
 def tool_version(tool: str) -> str:
-    """Returns the first line of what a tool of the toolchain says of itself: ``g++ (Debian 12.2.0-14) 12.2.0``.
+    """Returns the first line of a tool's ``--version``: ``g++ (Debian 12.2.0-14) 12.2.0``.
 
-    Raises SpecError where there is none, or it does not run.
+    Raises SpecError if the tool is missing or does not run.
     """
     path = shutil.which(tool)
     if path is None:

@@ -1,4 +1,4 @@
-"""Shared object -> executable. Online: no dynamo, no inductor, no compiler."""
+"""Loads shared objects as executables. Online: no dynamo, no inductor, no compiler."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from aotgaudi.errors import TargetError
 
 ARTIFACT_FILE = "unit.so"
 REORDERED = "onednn"
-"""The layout of a weight [out, in] that oneDNN has reordered for products of few rows; only oneDNN reads it."""
+"""The layout of a weight [out, in] reordered by oneDNN for products of few rows. Only oneDNN reads it."""
 PACKED = "panels"
-"""The layout that panels.h reads: 16 outputs after the other, of each the weights of two inputs at a time."""
+"""The layout of packed_linear.h: panels of 16 outputs, with the weights of two inputs at a time. Receipts name it so."""
 
 _PANEL = 16
 _ROWS = 1
-"""How many rows oneDNN is told that products will have. It hardly matters: measured with 1 to 512."""
+"""The number of rows that oneDNN is told to expect. It hardly matters: measured with 1 to 512."""
 
 
 class InductorExecutable:
@@ -49,7 +49,7 @@ class InductorRuntime:
     """Loads units that were compiled for one target, on the CPU. Thread-safe."""
 
     def __init__(self, target: Target) -> None:
-        """Raises TargetError unless this machine, and this process on it, can run such code: nothing is mapped."""
+        """Raises TargetError, before anything is mapped, unless this machine and process can run such code."""
         require_satisfied(target)
         if TILE_FEATURE in target.isa and not torch.cpu._init_amx():
             raise TargetError(
@@ -58,7 +58,7 @@ class InductorRuntime:
             )
 
     def load(self, files: Mapping[str, Path]) -> InductorExecutable:
-        """Maps a verified object. Raises TargetError where the loader refuses it."""
+        """Maps a verified object. Raises TargetError if the loader refuses it."""
         try:
             return InductorExecutable(files[ARTIFACT_FILE])
         except (RuntimeError, OSError) as error:
@@ -67,7 +67,7 @@ class InductorRuntime:
             ) from error
 
     def prepare(self, layout: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a tensor in the layout that a unit takes it in. Raises TargetError for one that this version lacks."""
+        """Returns a tensor in the layout that a unit takes. Raises TargetError for an unknown layout."""
         if layout == PACKED:
             return packed(tensor)
         if layout != REORDERED:
@@ -78,7 +78,7 @@ class InductorRuntime:
         return prepared
 
     def join(self, plan: Plan) -> RunPlan | None:
-        """Returns what runs a whole plan without the interpreter; None where one of its units cannot be run so."""
+        """Returns a function that runs a whole plan without the interpreter; None if a unit of it cannot run so."""
         units = [step.unit.native for step in plan.steps if isinstance(step.unit, InductorExecutable)]
         found = [unit for unit in units if unit is not None]
         if len(found) < len(plan.steps) or not found:
@@ -89,7 +89,7 @@ class InductorRuntime:
         return native.NativeProgram(plan, calls).run
 
     def num_compiled(self) -> int:
-        """Returns how many graphs inductor has compiled in this process; 0 where it was never imported."""
+        """Returns how many graphs inductor has compiled in this process; 0 if it was never imported."""
         utils = sys.modules.get("torch._dynamo.utils")
         if utils is None:
             return 0
@@ -98,13 +98,13 @@ class InductorRuntime:
 
 
 def packed(weight: torch.Tensor) -> torch.Tensor:
-    """Returns a weight [out, in] as panels.h reads it: [out / 16, in / 2, 16, 2], rounded up, zeros behind.
+    """Returns a weight [out, in] as packed_linear.h reads it: [out / 16, in / 2, 16, 2], padded with zeros.
 
-    `weight` is of bfloat16 or int8.
+    `weight` is bfloat16 or int8.
     """
     num_out, num_in = weight.shape
     more = (0, num_in % 2, 0, -num_out % _PANEL)
-    is_whole = not any(more)  # Torch copies also to pad by nothing.
+    is_whole = not any(more)  # Torch copies even to pad by nothing.
     padded = weight.contiguous() if is_whole else torch.nn.functional.pad(weight, more)
     pair = torch.int16 if weight.dtype is torch.int8 else torch.int32
     pairs = padded.view(pair).view(-1, _PANEL, padded.shape[1] // 2)
@@ -112,5 +112,5 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _name_of(path: Path) -> str:
-    """A name for people: of an open file (``/proc/self/fd/<n>``), the name that it was opened by."""
+    """Returns a name for people: for an open file (``/proc/self/fd/<n>``), the name that it was opened by."""
     return str(path.readlink()) if path.is_symlink() else str(path)
