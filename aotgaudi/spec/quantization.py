@@ -20,10 +20,10 @@ WeightsDtype = Literal["int8"]
 class QuantizationSpec(SpecValue):
     """Quantization that a spec or a vLLM command requests. A quantized checkpoint states its ``quantization_config``.
 
-    Our server applies `weights` when it loads an unquantized checkpoint; ``quantization = "int8"`` is short for it. The other
-    fields are vLLM's: `method` is --quantization, e.g. ``inc``; `kv_cache_dtype` is --kv-cache-dtype; `config_sha256` is the
-    digest of the canonical JSON of the file that QUANT_CONFIG names (a spec in TOML names the file as `config`). That file has
-    Intel Neural Compressor's scheme and the location of its measurements.
+    Our server applies `weights` when it loads an unquantized checkpoint; ``quantization = "int8"`` is short for it.
+    The other fields are vLLM's: `method` is --quantization, e.g. ``inc``; `kv_cache_dtype` is --kv-cache-dtype;
+    `config_sha256` is the digest of the canonical JSON of the file that QUANT_CONFIG names (a spec in TOML names the
+    file as `config`). That file has Intel Neural Compressor's scheme and the location of its measurements.
     """
 
     ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"weights"})
