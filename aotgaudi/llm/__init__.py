@@ -1,7 +1,7 @@
 """A model that runs: from a bundle and a model directory to an engine, its tokenizer and its templates.
 
 `LLM` is the Python API; `aotgaudi serve` builds on the same parts. Importing this package imports no torch. The names are
-imported when they are first asked for: whoever needs only the tokenizer and the template has them at once.
+imported on first use, so that the tokenizer and the template alone load fast.
 """
 
 from importlib import import_module

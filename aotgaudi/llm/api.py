@@ -45,14 +45,14 @@ _CLOSE_TIMEOUT_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What the model answered to one prompt.
+    """The model's answer to one prompt.
 
     Attributes:
         prompt_token_ids: The prompt as the model saw it.
         text: The answer, without special tokens and without the stop string that ended it.
         token_ids: All generated tokens, the one that ended the answer included.
         finish_reason: "stop" (a stop string, a stop token or the end of the sequence) or "length".
-        logprobs: One item per generated token where `SamplingParams.logprobs` was set, else None.
+        logprobs: One item per generated token if `SamplingParams.logprobs` was set, else None.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -68,35 +68,34 @@ class LLM:
     The bundle is verified exactly as by ``aotgaudi serve``, and the same errors are raised. While it runs, one thread
     computes; requests of all threads are batched together.
 
-    The process is the caller's, so the guard against compiling covers only the engine's thread, unless
-    ``guard="process"``: then, until `close`, nothing in the whole process may start a process or import a compiler,
-    as in the server. With ``guard="kernel"`` the kernel refuses to start processes, too, whatever code asks, to the end of
-    the process. Two settings are the process's: freed memory is kept (glibc's ``mallopt``), and the limit of open files is
-    raised by the number of the bundle's objects, which stay open until the process ends.
+    The process is the caller's, so by default the guard against compiling covers only the engine's thread. With
+    ``guard="process"`` nothing in the whole process may start a process or import a compiler until `close`, as in the
+    server. With ``guard="kernel"`` the kernel also refuses to start processes, for any code, until the process ends. Two
+    settings affect the whole process: freed memory is kept (glibc's ``mallopt``), and the limit of open files grows by the
+    number of the bundle's objects, which stay open until the process ends.
 
     Args:
         bundle: Directory of the sealed bundle.
         model: Model directory: config.json, safetensors, tokenizer.json.
-        require_warm: Refuse to start unless every entry is warm; a bundle that holds a part of its manifest is served under
-            that part's limits. Otherwise a missing entry is built on first use by
-            another process, into `store`.
-        threads: Threads of matrix products; None: as many as this process may use cores.
-        trusted_keys: Public keys (PEM files), one of which must have signed the bundle and its model; none accepts any.
-        allow_unbound_model: With `trusted_keys`, take a bundle that is not bound to a model, too.
+        require_warm: Refuse to start unless every entry is warm. A bundle with a part of its manifest is served under that
+            part's limits. Otherwise another process builds missing entries on first use, into `store`.
+        threads: Threads of matrix products; None: one for each core that this process may use.
+        trusted_keys: Public keys (PEM files), one of which must have signed the bundle and its model. Empty: accept any.
+        allow_unbound_model: With `trusted_keys`, also accept a bundle that is not bound to a model.
         generation_config: Where sampling defaults come from, as ``--generation-config``: "auto", "vllm" or a directory.
         guard: What may not compile: "engine", the engine's thread; "process", anything in this process; "kernel", the
             same, enforced for good by a seccomp filter; only with `require_warm`.
         store: Where builds on first use go; required without `require_warm`.
-        enable_prefix_caching: Whether prompts start after what is cached of them; None: as the spec of the bundle says.
-        outside: What becomes of what the warm entries of a part do not cover, as ``--outside``: "refuse", "chunk", "pad-up",
+        enable_prefix_caching: Whether prompts start after their cached prefix; None: as the spec of the bundle says.
+        outside: How to treat requests that the warm entries do not cover, as ``--outside``: "refuse", "chunk", "pad-up",
             or, without `require_warm`, "first-use". None: "refuse" with `require_warm`, else "first-use".
 
     Raises:
         SpecError: no such model, another model than the bundle's, or an argument that cannot be used.
         StoreError, ManifestError: there is no bundle, or it cannot be read.
         NotWarmError, CorruptError, UntrustedError, TargetError: the bundle cannot be used; nothing was mapped.
-        TargetError: the kernel is to refuse processes, and cannot.
-        CoverageError: under `require_warm`, a step that the scheduler can form has no entry.
+        TargetError: the kernel cannot refuse processes.
+        CoverageError: under `require_warm`, a possible step has no entry.
     """
 
     def __init__(  # noqa: PLR0913 - one argument a setting
@@ -126,7 +125,7 @@ class LLM:
             generation_config=GenerationConfig(generation_config),
             prefix_caching=enable_prefix_caching,
             outside=outside,
-            policy="throughput",  # Nobody reads along, and the same prompts run in the same steps.
+            policy="throughput",  # Nobody streams the answers, and equal calls run in equal steps.
         )
         self._model: RunningModel = start(options, Observers())
         try:
@@ -152,7 +151,7 @@ class LLM:
 
     @property
     def default_params(self) -> SamplingParams:
-        """The sampling parameters that are used where none are given: those of the model's generation_config.json."""
+        """The default sampling parameters: those of the model's generation_config.json."""
         return SamplingParams(**self._model.defaults)
 
     @property
@@ -163,7 +162,7 @@ class LLM:
     def generate(
         self, prompts: Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Output]:
-        """Returns the answers to all prompts, in their order; they run in one batch as far as it has room.
+        """Returns the answers to all prompts, in order. The prompts run in one batch as far as there is room.
 
         Args:
             prompts: One prompt or several. Text gets the model's special tokens; token ids are taken as they are.
@@ -193,7 +192,7 @@ class LLM:
         return self._run(self._model.tokenizer.encode_batch(texts, add_special_tokens=False), params)
 
     def close(self) -> None:
-        """Aborts what runs, ends the engine's thread and disarms the guard. Idempotent."""
+        """Aborts all requests, ends the engine's thread and disarms the guard. Idempotent."""
         self._model.engine.shutdown(_CLOSE_TIMEOUT_SECONDS)
         self._model.guard.disarm()
 

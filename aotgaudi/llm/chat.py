@@ -1,11 +1,11 @@
-"""Messages to a prompt, by the model's own chat template, in a sandbox.
+"""Turns messages into a prompt with the model's chat template, in a sandbox.
 
-The template is a Jinja program that came with the model. It gets what Hugging Face's ``apply_chat_template`` promises
+The template is a Jinja program that comes with the model. It gets what Hugging Face's ``apply_chat_template`` promises
 (`raise_exception`, `strftime_now`, `tojson`, loop controls, ``{% generation %}``). It cannot reach Python: an unsafe
 access is an error, not an empty string.
 
-Compiling a template computes nothing that the template says: Jinja would otherwise fold constants, and
-``{{ 9 ** 9999999 }}`` would keep a process busy before it serves. Rendering has no bound of its own: the server renders
+Compiling a template evaluates none of its expressions: Jinja would otherwise fold constants, and
+``{{ 9 ** 9999999 }}`` would keep a process busy before it serves. Rendering has no time limit here: the server renders
 in a process that may be killed (`aotgaudi.server.intake.lane`), `LLM` in its caller's.
 """
 
@@ -31,7 +31,7 @@ from aotgaudi.errors import RequestError, SpecError
 from aotgaudi.llm.model_files import special_tokens
 
 Message = Mapping[str, str]
-"""``role`` and ``content``, and ``name`` where the speaker has one."""
+"""``role`` and ``content``, and optionally ``name``."""
 
 _MAX_QUOTED_CHARS = 500
 
@@ -39,11 +39,11 @@ _REFUSALS = (
     *(jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError),
     *(AttributeError, RuntimeError, MemoryError),  # RecursionError is a RuntimeError.
 )
-"""What a template raises that does not suit its messages, asks for too much, or is wrong."""
+"""Errors of a template that does not suit its messages, asks for too much, or is wrong."""
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks, for training, what the assistant said; here it is just its body."""
+    """``{% generation %}`` marks the assistant's text for training. Here it is just its body."""
 
     tags = {"generation"}  # noqa: RUF012  Jinja declares it so.
 
@@ -53,7 +53,7 @@ class _Generation(Extension):
 
 
 class _Generator(CodeGenerator):
-    """Leaves every expression to rendering, where Jinja would compute constant ones while it compiles."""
+    """Leaves all expressions to rendering. Jinja would evaluate constant ones while it compiles."""
 
     def _output_child_to_const(self, node: Any, frame: Frame, finalize: Any) -> str:
         if not isinstance(node, (Const, TemplateData)):
@@ -87,7 +87,7 @@ def _refuse_private(name: object) -> None:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Raises on an unsafe attribute, where Jinja would yield an undefined that prints as nothing."""
+    """Raises on an unsafe attribute. Jinja would yield an undefined value that prints as nothing."""
 
     code_generator_class = _Generator
 
@@ -102,7 +102,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON; Jinja's own filter escapes HTML, which a prompt must not."""
+    """Plain JSON. Jinja's filter escapes HTML, which a prompt must not."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -152,7 +152,7 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, model: ModelDirectory) -> ChatTemplate | None:
-        """Returns the template in ``chat_template.jinja`` or ``tokenizer_config.json``; None if there is none.
+        """Returns the template in ``chat_template.jinja`` or ``tokenizer_config.json``, or None.
 
         Raises:
             SpecError: a file cannot be read, or the template does not compile.
@@ -184,7 +184,7 @@ class ChatTemplate:
             ) from error
 
     def _known_role(self, message: Message) -> Message:
-        """A template that does not know the role "developer" is given "system" instead."""
+        """Replaces the role "developer" by "system" for templates that do not know it."""
         if message["role"] == "developer" and not self._knows_developer:
             return {**message, "role": "system"}
         return message
@@ -211,7 +211,7 @@ def _decoded(data: bytes, path: Path) -> str:
 
 
 def _default_template(path: Path, value: object) -> str | None:
-    """`value` is a string, or a list of ``{"name", "template"}`` of which the one named "default" counts."""
+    """Returns the template in `value`: a string, or a list of ``{"name", "template"}`` with one named "default"."""
     if value is None or isinstance(value, str):
         return value
     named = value if isinstance(value, list) else []

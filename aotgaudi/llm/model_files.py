@@ -1,4 +1,4 @@
-"""What the small JSON files of a model directory say: sampling defaults, special tokens, ids that end an answer."""
+"""Reads the small JSON files of a model directory: sampling defaults, special tokens, end-of-sequence ids."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SAMPLING_DEFAULTS: Mapping[str, str] = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
-"""What vLLM, too, takes from generation_config.json -> the field of `SamplingParams`."""
+"""Fields of generation_config.json that vLLM also reads -> fields of `SamplingParams`."""
 
 _SPECIAL_TOKEN_NAMES = (
     "bos_token",
@@ -87,7 +87,7 @@ class GenerationConfig:
             SpecError: the file cannot be read, or a value is out of range; names it.
         """
         if self.source not in ("auto", "vllm"):
-            model = ModelDirectory(Path(self.source))  # The operator's own words: nothing binds them.
+            model = ModelDirectory(Path(self.source))  # The operator chose it; no bundle binds it.
             if not (model.path / GENERATION_CONFIG).is_file():
                 raise SpecError(
                     str(model.path / GENERATION_CONFIG),
@@ -117,14 +117,14 @@ def _check(param: str, value: object, where: str) -> None:
 def split_by_sampler(
     defaults: Mapping[str, Any], sampler: SamplerSpec
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns the defaults that `sampler` was built for, and the others with the reason why it cannot do them."""
+    """Returns the defaults that `sampler` supports, and the others with the reason."""
     able: dict[str, Any] = {}
     unable: dict[str, str] = {}
     for param, value in defaults.items():
         try:
             check_sampling(SamplingParams(**{param: value}), sampler)
         except RequestError as error:
-            if error.param == param:  # Else it is about what stands beside it, the temperature of 1.
+            if error.param == param:  # Else the error concerns the default temperature of 1.
                 unable[param] = str(error)
                 continue
         able[param] = value

@@ -1,4 +1,4 @@
-"""What a running model is told, what it consists of, and how warm it is. Plain values; imports no torch."""
+"""Values of a running model: its options, its parts, and how warm it is. Imports no torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # The front of a server knows these values, and nothing of wh
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """What to run, and on which conditions. May be sent to another process.
+    """What to run, and under which conditions. Can be sent to another process.
 
     Attributes:
         bundle: The sealed bundle.
@@ -34,15 +34,15 @@ class ModelOptions:
         model_dir: Directory with config.json, weights and tokenizer.
         require_warm: Refuse to start unless every entry is warm; refuse to compile.
         num_threads: Threads of matrix products.
-        allow_unbound_model: Where a signature is demanded, take one that does not cover the model directory.
-        weights_memory: "copy": weights are read into memory of our own; "map": mapped from files that must never change.
+        allow_unbound_model: If a signature is required, accept one that does not cover the model directory.
+        weights_memory: "copy" reads weights into private memory; "map" maps files, which must then never change.
         generation_config: Where sampling defaults come from.
-        store_root: Where a builder started on first use keeps what it builds; used only without `require_warm`.
-        environment: What that builder inherits; None: this process's environment.
+        store_root: The store of the builder for missing entries; used only without `require_warm`.
+        environment: The builder's environment; None: this process's.
         policy: How prompts and decodes take turns; None: as the spec of the bundle says.
-        prefix_caching: Whether prompts start after what is cached of them; None: as the spec of the bundle says.
-        outside: What becomes of what the warm entries do not cover. None: "refuse" under `require_warm`, else "first-use",
-            which goes with no other.
+        prefix_caching: Whether prompts start after their cached prefix; None: as the spec of the bundle says.
+        outside: How to treat requests that the warm entries do not cover. None: "refuse" under `require_warm`, else
+            "first-use", which excludes `require_warm`.
     """
 
     bundle: Path
@@ -60,7 +60,7 @@ class ModelOptions:
     outside: Outside | None = None
 
     def __post_init__(self) -> None:
-        """Refuses to map files that were signed: they could change after they were verified."""
+        """Refuses to map signed files: they could change after they were verified."""
         if self.acceptance.signatures is not None and self.weights_memory == "map":
             raise SpecError(
                 "--weights-memory map",
@@ -70,17 +70,17 @@ class ModelOptions:
 
     @property
     def outside_policy(self) -> Outside:
-        """What becomes of what the warm entries do not cover."""
+        """How to treat requests that the warm entries do not cover."""
         return self.outside or ("refuse" if self.require_warm else "first-use")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observers:
-    """Who follows a start, and the steps after it.
+    """Observers of a start and of the steps after it.
 
     Attributes:
-        on_model: Is told the model directory once it is known what must be in it, before anything is loaded.
-        on_step: Observes the time of each step, on the engine's thread.
+        on_model: Gets the model directory once its expected files are known, before anything is loaded.
+        on_step: Gets the time of each step, on the engine's thread.
         phases: Times the start.
     """
 
@@ -91,11 +91,11 @@ class Observers:
 
 @dataclass(frozen=True)
 class Warmth:
-    """How warm a running model is, and what keeps it from compiling.
+    """How warm a running model is, and what guards it against compiling.
 
     `num_not_warmed` counts steps whose entry was not loaded when it was needed; `compilations` counts by cause, see
-    `aotgaudi.runtime.guard.CAUSES`. `layers` are those of the guard, from below; none before it is armed.
-    `num_samplers_used` counts the sampler entries that steps have asked for.
+    `aotgaudi.runtime.guard.CAUSES`. `layers` are the guard's, from the lowest; empty before it is armed.
+    `num_samplers_used` counts the sampler entries that steps have used.
     """
 
     num_warm: int
@@ -106,7 +106,7 @@ class Warmth:
     num_samplers_used: int = 0
 
     def beside(self, guard: Guard) -> Warmth:
-        """Returns the same with what `guard` counts, that of another process of the server."""
+        """Returns the sum with the counts of `guard`, which is another server process's."""
         counts = guard.compilations()
         return replace(
             self, compilations={cause: num + counts[cause] for cause, num in self.compilations.items()}
@@ -115,12 +115,11 @@ class Warmth:
 
 @dataclass(frozen=True, kw_only=True)
 class RunningModel:
-    """A model that can be asked, and what is known of it.
+    """A model that serves requests.
 
-    `defaults` are the sampling parameters of requests that do not state them, by the names of `SamplingParams`. `binding`
-    says whether the bundle binds the model directory, e.g. "bound (6 files)", `coverage` whether every step that can be
-    formed has an entry. `limits` are those that it is served under; `outside` says why they are lower than the manifest's,
-    and is empty where they are not.
+    `defaults` has the default sampling parameters by their names in `SamplingParams`. `binding` says whether the bundle
+    binds the model directory, e.g. "bound (6 files)"; `coverage` says whether every possible step has an entry. `limits` are
+    the served limits. `outside` says why they are lower than the manifest's; it is empty if they are equal.
     """
 
     engine: Engine

@@ -24,7 +24,7 @@ def start(options: ModelOptions, observers: Observers) -> RunningModel:
     Raises:
         SpecError: no such model, or another model than the bundle's; or the bundle holds a capture.
         NotWarmError, CorruptError, UntrustedError, TargetError: the bundle cannot be used; nothing was mapped.
-        CoverageError: under `require_warm`, a step that the scheduler can form has no entry.
+        CoverageError: under `require_warm`, a possible step has no entry.
     """
     phases = observers.phases
     with phases.time("open"):

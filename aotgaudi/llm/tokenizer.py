@@ -12,7 +12,7 @@ from aotgaudi.errors import SpecError
 from aotgaudi.llm.model_files import eos_token_ids, special_tokens
 
 _MAX_KEPT_TEXTS = 16384
-"""Of tokens alone, which a detokenizer asks for after each token (engine/detokenizer.py)."""
+"""Kept texts of single tokens, which a detokenizer needs after each token (engine/detokenizer.py)."""
 
 
 class Tokenizer:
@@ -27,7 +27,7 @@ class Tokenizer:
 
     @cached_property
     def max_token_chars(self) -> int:
-        """The length of the longest token, in the tokenizer's own alphabet: in practice none stands for more text.
+        """The length of the longest token in the tokenizer's alphabet; in practice no token stands for more text.
 
         Looks through the whole vocabulary, once.
         """

@@ -1,4 +1,4 @@
-"""Tensors out of safetensors files, into memory of our own, hashed on the way where they are bound. Imports no torch.
+"""Reads tensors of safetensors files into private memory, and hashes the files if a bundle binds them. Imports no torch.
 
 ::
 
@@ -6,9 +6,9 @@
     header = {name: {"dtype": str, "shape": [int, ...], "data_offsets": [begin, end]}, ..., "__metadata__": {...}}
 
 (https://github.com/huggingface/safetensors#format; the rules below are those of its `validate`.) The tensors cover the
-data from the first byte to the last, in any order and without overlap. safetensors maps a file and leaves it
-mapped, so that a change in place changes what is computed, and a truncated file ends the process. Here the wanted
-tensors have pages of our own; what nobody asked for is hashed and not kept. With ``map`` the file is mapped all the same.
+data from the first byte to the last, in any order and without overlap. The safetensors library keeps a file mapped, so
+a change in place changes the results, and a truncated file ends the process. Here the wanted tensors get private pages;
+the others are hashed and dropped. With ``map`` the file is mapped after all.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from aotgaudi.graphs.program import TensorSpec
 from aotgaudi.runtime.memory import new_pages
 
 WeightsMemory = Literal["copy", "map"]
-"""Where weights are: read into memory of our own, or mapped from the files, which must then never change."""
+"""Where weights are: in private memory, or mapped from the files, which must then never change."""
 
 DTYPES: Mapping[str, str] = MappingProxyType(
     {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -49,7 +49,7 @@ _ITEM_BYTES = {"BOOL": 1} | {name: int(name.lstrip("BFIU")) // 8 for name in DTY
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 
 _CHUNK_BYTES = 8 << 20
-"""Large: after each piece a thread waits for its turn with the interpreter, which is busy importing torch."""
+"""Large, since after each piece a thread waits for the interpreter, which is busy importing torch."""
 _ALIGNMENT = 64
 _MAX_THREADS = 8
 _MAX_DIMENSIONS = 64
@@ -57,7 +57,7 @@ _MAX_DIMENSIONS = 64
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor as it is stored: torch's name of its dtype, its shape, its bytes (row-major, little-endian)."""
+    """A stored tensor: torch's name of its dtype, its shape, its bytes (row-major, little-endian)."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -74,17 +74,17 @@ class ShardReader:
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     def prefetch(self, specs: Iterable[TensorSpec], passing: Collection[str] = ()) -> None:
-        """Reads `specs`, for `take` to find them. Raises as `take` does, and AotGaudiError once `stop` was called."""
+        """Reads `specs` ahead of `take`. Raises as `take` does, and AotGaudiError after `stop`."""
         self._ready |= self._read({spec.name: spec for spec in specs}, passing)
 
     def take(self, specs: Iterable[TensorSpec], passing: Collection[str] = ()) -> dict[str, StoredTensor]:
-        """Returns the tensors by name, and keeps none of them.
+        """Returns the tensors by name, and keeps no reference to them.
 
-        Those in `passing` are needed for a while only: each has memory of its own.
+        Tensors in `passing` are needed only for a while, so each gets separate memory.
 
         Raises:
-            SpecError: a file cannot be read as safetensors, or a tensor is missing, or has another shape, or a dtype that
-                cannot stand for the one that is asked for; names the file, and the tensor.
+            SpecError: a file is no valid safetensors file, or a tensor is missing, has another shape, or has a dtype that
+                cannot be converted; names the file and the tensor.
             CorruptError, UntrustedError: as `ModelDirectory`.
         """
         wanted = {spec.name: spec for spec in specs}
@@ -93,7 +93,7 @@ class ShardReader:
         return {**found, **(self._read(rest, passing) if rest else {})}
 
     def stop(self) -> None:
-        """Ends a `prefetch` on another thread soon."""
+        """Makes a `prefetch` on another thread end soon."""
         self._stopped.set()
 
     def _read(self, wanted: Mapping[str, TensorSpec], passing: Collection[str]) -> dict[str, StoredTensor]:
@@ -146,7 +146,7 @@ class _Row:
     end: int
 
     def require(self, spec: TensorSpec, where: str) -> None:
-        """Raises SpecError unless the tensor can stand for `spec`: the same shape, and the same dtype or both floats."""
+        """Raises SpecError unless the tensor fits `spec`: the same shape, and the same dtype or both floats."""
         remedy = "use the model that the bundle was built for"
         if self.shape != spec.shape:
             problem = f"{self.name} has shape {list(self.shape)}, the bundle needs {list(spec.shape)}"
@@ -159,7 +159,7 @@ class _Row:
 
 
 class _File:
-    """A file that is read from its start to its end, and hashed on the way with `hashes`."""
+    """Reads a file from start to end, and hashes it on the way with `hashes`."""
 
     def __init__(self, raw: FileIO, where: str, stopped: threading.Event, *, hashes: bool) -> None:
         self.raw, self.where, self.at = raw, where, 0
@@ -170,7 +170,7 @@ class _File:
         return SpecError(self.where, f"cannot be read as safetensors: {problem}")
 
     def fill(self, view: memoryview) -> None:
-        """Reads as many bytes as `view` has."""
+        """Fills `view` with the next bytes."""
         while view:
             if self._stopped.is_set():
                 raise self.bad("stopped")
@@ -182,13 +182,13 @@ class _File:
             self.at, view = self.at + count, view[count:]
 
     def fill_at(self, offset: int, view: memoryview) -> None:
-        """Goes on to `offset`, and reads as many bytes as `view` has."""
+        """Fills `view` with the bytes from `offset` on."""
         if view:
             self.pass_to(offset)
             self.fill(view)
 
     def pass_to(self, offset: int) -> None:
-        """Goes on to `offset`; reads what lies between only where it must be hashed."""
+        """Moves to `offset`. Reads the bytes between only if they must be hashed."""
         if self._state is None:
             self.at = self.raw.seek(offset)
             return
@@ -197,7 +197,7 @@ class _File:
             self.fill(scratch[: offset - self.at])
 
     def digest(self) -> Digest:
-        """Reads the rest, and returns the digest of the whole."""
+        """Reads the rest and returns the digest of the whole file."""
         assert self._state is not None
         self.pass_to(self.size_bytes)
         if self.raw.read(1):
@@ -206,7 +206,7 @@ class _File:
 
 
 def _rows(file: _File) -> Iterator[_Row]:
-    """Reads the header. Yields the tensors in the order in which they lie in the file."""
+    """Reads the header. Yields the tensors in file order."""
     head = bytearray(8)
     if file.size_bytes < len(head):
         raise file.bad("it is too short")
@@ -246,7 +246,7 @@ def _row(name: str, value: object, start: int, file: _File) -> _Row:
 
 
 def _sizes(value: object) -> tuple[int, ...] | None:
-    """`value` as sizes; None if it is anything else."""
+    """Returns `value` as sizes, or None if it is not a list of sizes."""
     if not isinstance(value, list) or len(value) > _MAX_DIMENSIONS:
         return None
     return tuple(value) if all(type(item) is int and 0 <= item < 1 << 63 for item in value) else None
@@ -255,7 +255,7 @@ def _sizes(value: object) -> tuple[int, ...] | None:
 def _copied(
     file: _File, rows: Iterable[_Row], wanted: Mapping[str, TensorSpec], passing: Collection[str]
 ) -> dict[str, StoredTensor]:
-    """Tensors that are used as they are share one piece of memory; one that will be converted has its own, to give back."""
+    """Copies tensors. Those used as stored share one allocation; those to be converted get separate ones, to be freed."""
     mine = [
         (row, DTYPES[row.dtype] == wanted[row.name].dtype and row.name not in passing)
         for row in rows
@@ -285,12 +285,12 @@ def _copied(
 
 
 def _aligned_bytes(row: _Row) -> int:
-    """What the tensor takes, up to where the next may begin: on a cache line."""
+    """Returns the tensor's size, rounded up to a cache line."""
     return -(-(row.end - row.begin) // _ALIGNMENT) * _ALIGNMENT
 
 
 def _mapped(file: _File, rows: Iterable[_Row], wanted: Mapping[str, TensorSpec]) -> dict[str, StoredTensor]:
-    """As `_copied`, by mapping the file. Pages that somebody writes to become ours; the others stay the file's."""
+    """As `_copied`, by mapping the file. Written pages become private; the others stay the file's."""
     pages = memoryview(mmap.mmap(file.raw.fileno(), file.size_bytes, access=mmap.ACCESS_COPY))
     return {
         row.name: StoredTensor(DTYPES[row.dtype], row.shape, pages[row.begin : row.end])
