@@ -27,7 +27,7 @@ from aotgaudi.errors import CaptureError, store_error
 from aotgaudi.files import make_directories
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
-from aotgaudi.wrap.adapters.base import PlaceRoot, Shapes
+from aotgaudi.wrap.adapters.base import SandboxRoot, Shapes
 from aotgaudi.wrap.build_run import Progress, Ran, Setting, build_run, describe_counts
 from aotgaudi.wrap.capture_records import (
     CaptureRow,
@@ -322,9 +322,8 @@ class Shaped:
 
     def asked(self, level: WarmUpLevel) -> WarmUp:
         """Returns the warm-up requests of a level. The level ``shapes`` adds those that the shapes need."""
-        adapter, flags = self.found.adapter, self.found.flags
         requests = () if self.shapes is None else self.shapes.requests
-        return warm_up(level, flags.room, (*adapter.shape_requests(flags), *requests))
+        return warm_up(level, self.found.flags.room, requests)
 
 
 def shaped_command(
@@ -341,5 +340,5 @@ def shaped_command(
         return Shaped(find_server(words, environ))
     found = find_server(words, environ, is_whole=False)
     shapes = found.adapter.shapes(spec, found.flags, found.environ)
-    more = shapes.environ(environ, PlaceRoot(str(root)))
+    more = shapes.environ(environ, SandboxRoot(str(root)))
     return Shaped(find_server((*words, *shapes.words), more), shapes)

@@ -152,7 +152,7 @@ def describe(
     rules = adapter.variable_rules
     known = tuple(sorted(repair.id for repair in adapter.repairs))
     if isinstance(asked, str):
-        asked = warm_up(asked, flags.room, adapter.shape_requests(flags))
+        asked = warm_up(asked, flags.room)
     return Launch(
         guest=adapter.name,
         words=public_words(found.words, flags, adapter),

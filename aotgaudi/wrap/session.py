@@ -28,7 +28,7 @@ from typing import IO, Any
 from aotgaudi.bundle.launch import Launch, WarmUpRequest
 from aotgaudi.digest import Digest
 from aotgaudi.errors import store_error
-from aotgaudi.wrap.adapters.base import Phase, PlaceRoot
+from aotgaudi.wrap.adapters.base import Phase, SandboxRoot
 from aotgaudi.wrap.client import ANSWER_SECONDS, Address, WrappedServerError, ask, is_healthy, require_free
 from aotgaudi.wrap.events import EventLog
 from aotgaudi.wrap.file_watch import NO_FILES, FileChanges, FileRules, Watcher, compare
@@ -92,7 +92,7 @@ def plan_for(
         sealed: The files below the root, by path.
         left_out: Patterns of other files that may appear there, besides the adapter's.
     """
-    adapter, root, flags = found.adapter, PlaceRoot(str(sandbox.root)), found.flags
+    adapter, root, flags = found.adapter, SandboxRoot(str(sandbox.root)), found.flags
     patterns = (*(pattern for pattern, _ in adapter.left_out), *OUTSIDE, *left_out)
     established = _established(found, launch)
     environment = adapter.environment(root, phase, established).applied(established)
@@ -105,7 +105,6 @@ def plan_for(
             host=flags.host,
             port=flags.port,
             uds=_seen_from_here(flags.uds, sandbox),
-            health_path=adapter.health_path(),
             served_name=flags.served_name,
             authorization=flags.authorization,
         ),

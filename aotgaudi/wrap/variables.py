@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -159,11 +159,6 @@ class VariableRules:
 def secret_values(environ: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables whose values must not be in any captured file, by name; empty values are none."""
     return {name: value for name, value in environ.items() if value and is_secret(name)}
-
-
-def secret_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Returns those of `names` that are of secrets, sorted."""
-    return tuple(sorted(name for name in names if is_secret(name)))
 
 
 def _as_text(value: str) -> str:

@@ -1,7 +1,7 @@
-"""The guest of our own tests: a server of the standard library that compiles, or seems to. Found only where it is asked for.
+"""The server of our own tests, which compiles or pretends to. Found only if AOTGAUDI_FAKE_GUEST is 1.
 
-It stands in for vLLM: its words are read, its variables counted and its command rewritten as vLLM's are; what differs is how
-it is started and where its caches lie. See tests/guests/fake_server.py.
+It stands in for vLLM: its command and its variables are read as vLLM's. It differs in how it is started and where its caches
+lie. See tests/guests/fake_server.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.capture_receipt import Expected
 from aotgaudi.bundle.launch import GuestName, Launch
-from aotgaudi.wrap.adapters.base import Environment, Phase, PlaceRoot, Repair
+from aotgaudi.wrap.adapters.base import Environment, Phase, Repair, SandboxRoot
 from aotgaudi.wrap.adapters.vllm import Vllm
 from aotgaudi.wrap.command_line import one_integer
 from aotgaudi.wrap.events import ProcessLog, expected_of
@@ -23,7 +23,7 @@ _LOADS = ("vllm.num_aot_artifacts_loaded",)
 _ZEROS = ("vllm.num_aot_compiles",)
 _ROOTS: Mapping[str, str] = {"FAKE_CACHE_ROOT": "cache/fake", "TMPDIR": "tmp"}
 _NEUTRAL: Mapping[str, str] = {
-    "FAKE_CACHE_ROOT": "where files are kept; set below the place's root",
+    "FAKE_CACHE_ROOT": "where files are kept; set below the sandbox's root",
     "FAKE_FORCE_LOAD": "set for each phase of a capture",
     "FAKE_FAULTS": "what a test has it do wrong",
     "FAKE_LOG_*": "logs",
@@ -31,38 +31,35 @@ _NEUTRAL: Mapping[str, str] = {
 
 
 class Fake(Vllm):
-    """See the module."""
+    """The fake server. See `base.Adapter`; what is not here is as in vLLM."""
 
     name: GuestName = "fake"
-    prefixes: tuple[str, ...] = ("FAKE_",)
-    neutral_variables: Mapping[str, str] = _NEUTRAL
-    hashed_variables: Mapping[str, Hashed] = {
-        "FAKE_IMAGE_TAG": Hashed("which image this is"),
-        "FAKE_POD_IP": Hashed("where other servers reach this one", is_of_pod=True),
-    }
+    variable_rules: VariableRules = VariableRules(
+        ("FAKE_",),
+        _NEUTRAL,
+        {
+            "FAKE_IMAGE_TAG": Hashed("which image this is"),
+            "FAKE_POD_IP": Hashed("where other servers reach this one", is_of_pod=True),
+        },
+    )
     repairs: tuple[Repair, ...] = ()
     hooks: tuple[str, ...] = ("audit", "vllm.counters")
 
-    @property
-    def variable_rules(self) -> VariableRules:
-        """How its variables are told apart."""
-        return VariableRules(self.prefixes, self.neutral_variables, self.hashed_variables)
-
     def starts_at(self, words: Sequence[str]) -> tuple[int, int] | None:
-        """Returns where in a command it is started: ``python fake_server.py serve MODEL``."""
+        """Returns where a command starts it: ``python fake_server.py serve MODEL``."""
         return STARTS["fake"](words)
 
-    def roots(self, place: PlaceRoot) -> dict[str, str]:
-        """Returns the variables that name its caches, each with a path below the place's root."""
-        return {name: place.below(below) for name, below in _ROOTS.items()}
+    def roots(self, root: SandboxRoot) -> dict[str, str]:
+        """Returns the variables that name caches, each with a path below the sandbox's root."""
+        return {name: root.below(below) for name, below in _ROOTS.items()}
 
-    def environment(self, place: PlaceRoot, phase: Phase, environ: Mapping[str, str]) -> Environment:
-        """Returns what its environment must be in a phase."""
-        values = self.roots(place)
+    def environment(self, root: SandboxRoot, phase: Phase, environ: Mapping[str, str]) -> Environment:
+        """Returns the server's environment in a phase."""
+        values = self.roots(root)
         if phase in ("load", "exercise", "live"):
             values["FAKE_FORCE_LOAD"] = "1"
         if phase == "cold":
-            values["HOME"] = place.home
+            values["HOME"] = root.home
         return Environment(values, ("FAKE_FORCE_LOAD",) if phase in ("cold", "measure") else ())
 
     def target(self, installed: Installed) -> Target:
@@ -74,7 +71,7 @@ class Fake(Vllm):
         return {"APIServer": 1, "EngineCore": 1, "Worker": one_integer(launch.flags, "workers", 1)}
 
     def expected(self, launch: Launch, processes: Iterable[ProcessLog]) -> Expected:
-        """Returns what every warm start must show, given what the processes reported in the proof; without the answers."""
+        """Returns what every warm start must show, but for the answers."""
         return expected_of(
             processes, roles=self.roles(launch), hooks=self.hooks, counted=_LOADS, zeros=_ZEROS
         )

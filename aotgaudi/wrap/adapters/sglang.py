@@ -20,18 +20,18 @@ from aotgaudi.bundle.launch import GuestName, Launch, Room, WarmUpRequest, compl
 from aotgaudi.errors import SpecError
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
-from aotgaudi.wrap.adapters.base import Environment, Flags, Phase, PlaceRoot, Repair, Shapes, no_shapes
+from aotgaudi.wrap.adapters.base import Environment, Flags, Phase, Repair, SandboxRoot, Shapes, no_shapes
 from aotgaudi.wrap.adapters.vllm import LEFT_OUT, LIBRARY_ROOTS, WITNESS_PLUGIN, Vllm
 from aotgaudi.wrap.command_line import Arity, CommandReader, one_integer, one_text
 from aotgaudi.wrap.events import ProcessLog, expected_of
 from aotgaudi.wrap.launch_model import hugging_face_home
 from aotgaudi.wrap.starts import STARTS
 from aotgaudi.wrap.values import shown
-from aotgaudi.wrap.variables import Hashed, VariableRules, by_name
+from aotgaudi.wrap.variables import VariableRules, by_name
 
 WHERE = "the SGLang command"
 PRECOMPILE = "SGLANG_JIT_DEEPGEMM_PRECOMPILE"
-"""Whether DeepGEMM's kernels are swept over every number of tokens at start (compile_utils.py)."""
+"""Whether SGLang compiles DeepGEMM's kernels for every number of tokens at start (compile_utils.py)."""
 
 ROOTS: Mapping[str, str] = {
     "SGLANG_CACHE_DIR": "cache/sglang",
@@ -40,8 +40,8 @@ ROOTS: Mapping[str, str] = {
     "SGLANG_JIT_CACHE_DIR": "cache/sglang/jit",
     **LIBRARY_ROOTS,
 }
-"""Variables that name caches -> where these lie below a place's root (environ.py ``third_party_cache_defaults``). SGLang
-sets DG_JIT_CACHE_DIR itself, from its own variable."""
+"""Cache variables -> where the caches lie below a sandbox's root (environ.py ``third_party_cache_defaults``). SGLang derives
+DG_JIT_CACHE_DIR from SGLANG_DG_CACHE_DIR."""
 
 _VALUES = """
     model-path revision download-dir served-model-name host port context-length max-running-requests chunked-prefill-size
@@ -62,7 +62,7 @@ _SHORT: Mapping[str, str] = {
     "--data-parallel-size": "dp-size",
     "--attention-data-parallel-size": "attn-dp-size",
 }
-"""Other names of flags. SGLang has no word that is no flag's, so arities of the rest need not be known."""
+"""Other names of flags. Every word of SGLang belongs to a flag, so the arities of other flags need not be known."""
 
 _READER = CommandReader(_ARITIES, _SHORT, acted_on=frozenset(_ARITIES))
 
@@ -77,7 +77,7 @@ _REFUSED: Mapping[str, str] = {
 
 
 CHUNK = "chunked-prefill-size"
-"""The flag that bounds the tokens of a step; SGLang's default follows the device's memory. It does count."""
+"""The flag that bounds the tokens of a step; SGLang's default follows the device's memory. It counts."""
 
 _FLAGS: Mapping[str, str] = {
     "the model counts by the content of its files": "model-path served-model-name download-dir weight-version",
@@ -106,7 +106,7 @@ _FLAGS: Mapping[str, str] = {
 NEUTRAL_FLAGS: Mapping[str, str] = MappingProxyType(dict(by_name(_FLAGS)))
 
 _VARIABLES: Mapping[str, str] = {
-    "where files are kept; set below the place's root": """
+    "where files are kept; set below the sandbox's root": """
         SGLANG_CACHE_DIR SGLANG_DG_CACHE_DIR SGLANG_CUTE_AOT_CACHE_DIR SGLANG_JIT_CACHE_DIR TORCHINDUCTOR_CACHE_DIR
         TRITON_CACHE_DIR TORCH_EXTENSIONS_DIR FLASHINFER_WORKSPACE_BASE DG_JIT_CACHE_DIR TVM_FFI_CACHE_DIR
         TILELANG_CACHE_DIR CUTE_DSL_CACHE_DIR""",
@@ -121,13 +121,13 @@ NEUTRAL_VARIABLES: Mapping[str, str] = MappingProxyType(dict(by_name(_VARIABLES)
 
 
 class Sglang(Vllm):
-    """SGLang on its own devices. See `base.Guest`; what is not said here is as in vLLM."""
+    """SGLang. See `base.Adapter`; what is not here is as in vLLM."""
 
     name: GuestName = "sglang"
-    prefixes: tuple[str, ...] = ("SGLANG_", "SGL_")
+    reader: CommandReader = _READER
+    model_flag: str = "model-path"
     neutral_flags: Mapping[str, str] = NEUTRAL_FLAGS
-    neutral_variables: Mapping[str, str] = NEUTRAL_VARIABLES
-    hashed_variables: Mapping[str, Hashed] = {}
+    variable_rules: VariableRules = VariableRules(("SGLANG_", "SGL_"), NEUTRAL_VARIABLES, {})
     left_out: tuple[tuple[str, str], ...] = (
         *LEFT_OUT,
         ("cache/sglang/deep_gemm/tmp/*", "kernels that were being compiled"),
@@ -136,18 +136,13 @@ class Sglang(Vllm):
     hooks: tuple[str, ...] = ("audit",)
     shape_names: frozenset[str] = frozenset({CHUNK})
 
-    @property
-    def variable_rules(self) -> VariableRules:
-        """How its variables are told apart."""
-        return VariableRules(self.prefixes, self.neutral_variables, self.hashed_variables)
-
     def starts_at(self, words: Sequence[str]) -> tuple[int, int] | None:
-        """Returns where in a command it is started: ``sglang serve``, or ``python -m sglang.launch_server``."""
+        """Returns where a command starts it: ``sglang serve``, or ``python -m sglang.launch_server``."""
         return STARTS["sglang"](words)
 
     def read(self, words: Sequence[str], environ: Mapping[str, str]) -> Flags:
         """Reads the words after what starts the server. Raises SpecError."""
-        read = _READER.read(words)
+        read = self.reader.read(words)
         flags = read.flags()
         model = one_text(flags, "model-path") or (read.positional[0] if read.positional else "")
         if not model or len(read.positional) > 1:
@@ -177,7 +172,7 @@ class Sglang(Vllm):
         )
 
     def require_witnessed(self, flags: Flags, environ: Mapping[str, str]) -> None:
-        """Raises SpecError for what is not on this machine, is not asked over HTTP, or does half of the work only."""
+        """Raises SpecError for ranks on other machines, for servers without HTTP, and for disaggregated ones."""
         for name, reason in _REFUSED.items():
             if flags.values.get(name, False) is not False:
                 raise SpecError(f"--{name}", "cannot be wrapped", reason)
@@ -195,46 +190,31 @@ class Sglang(Vllm):
             if name.startswith("ssl-"):
                 raise SpecError(f"--{name}", "cannot be wrapped", "it is asked over HTTP, from this machine")
 
-    def roots(self, place: PlaceRoot) -> dict[str, str]:
-        """Returns the variables that name its caches, each with a path below the place's root."""
-        return {name: place.below(below) for name, below in ROOTS.items()}
+    def roots(self, root: SandboxRoot) -> dict[str, str]:
+        """Returns the variables that name caches, each with a path below the sandbox's root."""
+        return {name: root.below(below) for name, below in ROOTS.items()}
 
-    def environment(self, place: PlaceRoot, phase: Phase, environ: Mapping[str, str]) -> Environment:
-        """Returns what its environment must be in a phase.
+    def environment(self, root: SandboxRoot, phase: Phase, environ: Mapping[str, str]) -> Environment:
+        """Returns the server's environment in a phase.
 
-        A build sweeps DeepGEMM's kernels over every number of tokens. From sealed files that is left out: the sealed set is
-        the mark of completeness that sgl-project/sglang#32124 asks for, and the proof has shown that it is enough for what
-        is asked. What a step then needs first is loaded, not compiled.
+        A build compiles DeepGEMM's kernels for every number of tokens. A start from sealed files skips that: the sealed set
+        is the mark of completeness that sgl-project/sglang#32124 asks for, and the proof has shown that it is enough. A
+        step then loads what it needs first.
         """
-        values = {**self.roots(place), "LOGNAME": "aotgaudi"}
+        values = {**self.roots(root), "LOGNAME": "aotgaudi"}
         values[PRECOMPILE] = "0" if phase in ("load", "exercise", "live") else "1"
         if phase == "cold":
-            values |= {"HOME": place.home, "XDG_CACHE_HOME": place.below("home", ".cache")}
+            values |= {"HOME": root.home, "XDG_CACHE_HOME": root.below("home", ".cache")}
             values |= {"HF_HOME": hugging_face_home(environ)}
         plugins = environ.get("SGLANG_PLUGINS", "")
         if plugins and WITNESS_PLUGIN not in plugins.split(","):
             values["SGLANG_PLUGINS"] = f"{plugins},{WITNESS_PLUGIN}"
         return Environment(values, ("SGLANG_IN_DEEPGEMM_PRECOMPILE_STAGE",))
 
-    def command(
-        self, words: Sequence[str], flags: Flags, place: PlaceRoot, *, is_aliased: bool
-    ) -> tuple[str, ...]:
-        """Returns the whole command to run, with the alias for the model; see `base.Guest.command`."""
-        found = self.starts_at(words)
-        if not is_aliased or found is None:
-            return tuple(words)
-        renamed = (
-            *words[: found[1]],
-            *_READER.renamed(words[found[1] :], "model-path", flags.model, place.model),
-        )
-        if "served-model-name" in flags.values:
-            return renamed
-        return (*renamed, "--served-model-name", flags.model)
-
     def roles(self, launch: Launch) -> dict[str, int]:
         """Returns how many processes of each role must check in: the server, and a scheduler for each rank.
 
-        Ranks of data parallelism are ranks of their own, but where attention alone is replicated (engine.py).
+        Each rank of data parallelism has its own scheduler, unless only the attention is replicated (engine.py).
         """
         world = launch.world
         ranks = world["tensor_parallel"] * world["pipeline_parallel"]
@@ -242,16 +222,16 @@ class Sglang(Vllm):
         return {"APIServer": 1, "Worker": ranks if is_within else ranks * world["data_parallel"]}
 
     def expected(self, launch: Launch, processes: Iterable[ProcessLog]) -> Expected:
-        """Returns what every warm start must show, given what the processes reported in the proof; without the answers."""
+        """Returns what every warm start must show, but for the answers."""
         return expected_of(processes, roles=self.roles(launch), hooks=self.hooks, counted=(), zeros=())
 
     def residuals(self, launch: Launch) -> tuple[str, ...]:
-        """Returns what it does at every start: on a GPU it captures CUDA graphs, unless it is told not to."""
+        """Returns what every start does again: on a GPU it captures CUDA graphs, unless it is told not to."""
         is_without = launch.flags.get("disable-cuda-graph", False) is not False
         return () if is_without or launch.target.backend != "cuda" else ("CUDA graphs are captured",)
 
     def build_steps(self, launch: Launch) -> tuple[tuple[str, ...], ...]:
-        """Returns SGLang's own compiler of DeepGEMM's kernels, with the server's flags, where there is a device for it."""
+        """Returns SGLang's compiler of DeepGEMM's kernels, with the server's flags, if there is a device for it."""
         found = self.starts_at(launch.words)
         if launch.target.backend != "cuda" or found is None or not _has_deep_gemm(launch):
             return ()
@@ -259,7 +239,7 @@ class Sglang(Vllm):
         return ((python, "-m", "sglang.compile_deep_gemm", *launch.words[found[1] :]),)
 
     def shapes(self, spec: BuildSpec, flags: Flags, environ: Mapping[str, str]) -> Shapes:
-        """Returns what it is asked for the hyper-connections of `spec`. Raises SpecError."""
+        """Returns what the server is asked for the hyper-connections of `spec`. Raises SpecError."""
         return shapes_of(spec, flags)
 
 
@@ -268,14 +248,14 @@ def _has_deep_gemm(launch: Launch) -> bool:
 
 
 _LOW, _SPAN = 10, 240
-"""Token ids that every vocabulary has, as in ``guests.exercise``."""
+"""Token ids that every vocabulary has, as in the warm-up requests of `bundle.launch`."""
 _GENERATED = 1
 
 
 def shapes_of(spec: BuildSpec, flags: Flags) -> Shapes:
     """Returns what SGLang is asked for the hyper-connections of `spec`, and the flag that bounds a step's tokens.
 
-    Raises SpecError where the spec has none, or the command allows for other steps than the spec.
+    Raises SpecError if the spec has no hyper-connections, or the command allows other steps than the spec.
     """
     manifest = Manifest.of(spec)
     counts = sorted({int(entry.row()[0]) for entry in manifest.of_kind("mhc")})
@@ -302,6 +282,6 @@ def shapes_of(spec: BuildSpec, flags: Flags) -> Shapes:
 
 
 def _request(index: int, num_tokens: int) -> WarmUpRequest:
-    """A prompt of so many tokens; the first one, and so every prefix, is no other request's."""
+    """Returns a prompt of `num_tokens` tokens. Its first token, and so every prefix, differs from every other request's."""
     ids = [_LOW + (index + 7 * place) % _SPAN for place in range(num_tokens)]
     return completion(f"{num_tokens} tokens", prompt=list(ids), max_tokens=_GENERATED)

@@ -1,7 +1,4 @@
-"""Known defects of some versions of vLLM that keep it from loading what it saved. The witness mends them, by feature.
-
-vLLM: how its command is read, where its caches lie, and what a warm start of it shows.
-"""
+"""vLLM: how its command is read, where its caches lie, what a warm start shows, and which defects the agent repairs."""
 
 from __future__ import annotations
 
@@ -13,9 +10,9 @@ from pydantic import JsonValue
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.capture_receipt import Expected, FileKind
-from aotgaudi.bundle.launch import GuestName, Launch, Room, WarmUpRequest
+from aotgaudi.bundle.launch import GuestName, Launch, Room
 from aotgaudi.errors import SpecError
-from aotgaudi.wrap.adapters.base import Environment, Flags, Phase, PlaceRoot, Repair, Shapes, no_shapes
+from aotgaudi.wrap.adapters.base import Environment, Flags, Phase, Repair, SandboxRoot, Shapes, no_shapes
 from aotgaudi.wrap.command_line import CommandReader, CommandWords, one_integer, one_text
 from aotgaudi.wrap.events import ProcessLog, expected_of
 from aotgaudi.wrap.flags import CONDITIONS, FLAGS, NEUTRAL_FLAGS, NEUTRAL_VARIABLES, SHORT_FLAGS
@@ -23,7 +20,7 @@ from aotgaudi.wrap.launch_machine import Installed, device_of, find_target
 from aotgaudi.wrap.launch_model import hugging_face_home
 from aotgaudi.wrap.starts import STARTS
 from aotgaudi.wrap.values import parse_tokens, shown
-from aotgaudi.wrap.variables import Hashed, VariableRules
+from aotgaudi.wrap.variables import VariableRules
 
 if TYPE_CHECKING:
     from aotgaudi.spec.build_spec import BuildSpec
@@ -45,7 +42,7 @@ REPAIRS = (FINALIZE_LOADING,)
 
 WHERE = "the vLLM command"
 WITNESS_PLUGIN = "aotgaudi_witness"
-"""The entry point of group ``vllm.general_plugins`` by which the witness comes into vLLM's processes."""
+"""The entry point of group ``vllm.general_plugins`` that loads the agent into vLLM's processes."""
 
 LIBRARY_ROOTS: Mapping[str, str] = {
     "TORCHINDUCTOR_CACHE_DIR": "cache/inductor",
@@ -58,15 +55,15 @@ LIBRARY_ROOTS: Mapping[str, str] = {
     "CUTE_DSL_CACHE_DIR": "cache/cute_dsl",
     "TMPDIR": "tmp",
 }
-"""Of what compiles for any server: variables that name caches -> where these lie below a place's root."""
+"""Cache variables of the compilers that every server uses -> where the caches lie below a sandbox's root."""
 
 ROOTS: Mapping[str, str] = {
     "VLLM_CACHE_ROOT": "cache/vllm",
     **LIBRARY_ROOTS,
     "AITER_JIT_DIR": "cache/aiter",
 }
-"""Variables that name caches -> where these lie below a place's root. vLLM keeps DeepGEMM's and FlashInfer's choices below
-its own."""
+"""Cache variables -> where the caches lie below a sandbox's root. vLLM keeps DeepGEMM's and FlashInfer's choices in its
+cache."""
 
 LEFT_OUT = (
     ("*.lock", "locks, which are made again"),
@@ -115,30 +112,27 @@ _ANY_ADDRESS: Mapping[str, str] = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::"
 
 
 class Vllm:
-    """vLLM with its own devices: a CPU, CUDA or ROCm. See `base.Guest`."""
+    """vLLM with its own devices: a CPU, CUDA or ROCm. See `base.Adapter`."""
 
     name: GuestName = "vllm"
-    prefixes: tuple[str, ...] = ("VLLM_", "MOONCAKE_", "INKLING_")
+    reader: CommandReader = _READER
+    model_flag: str = "model"
     neutral_flags: Mapping[str, str] = NEUTRAL_FLAGS
-    neutral_variables: Mapping[str, str] = NEUTRAL_VARIABLES
-    hashed_variables: Mapping[str, Hashed] = CONDITIONS
+    variable_rules: VariableRules = VariableRules(
+        ("VLLM_", "MOONCAKE_", "INKLING_"), NEUTRAL_VARIABLES, CONDITIONS
+    )
     left_out: tuple[tuple[str, str], ...] = LEFT_OUT
     repairs: tuple[Repair, ...] = REPAIRS
     hooks: tuple[str, ...] = ("audit", "torch.codegen", "vllm.counters")
     shape_names: frozenset[str] = frozenset()
 
-    @property
-    def variable_rules(self) -> VariableRules:
-        """How its variables are told apart."""
-        return VariableRules(self.prefixes, self.neutral_variables, self.hashed_variables)
-
     def starts_at(self, words: Sequence[str]) -> tuple[int, int] | None:
-        """Returns where in a command this server is started: the indices of what starts it, and of what follows."""
+        """Returns where a command starts this server; see `base.Adapter`."""
         return STARTS["vllm"](words)
 
     def read(self, words: Sequence[str], environ: Mapping[str, str]) -> Flags:
         """Reads the words after what starts the server. Raises SpecError."""
-        read = _READER.read(words)
+        read = self.reader.read(words)
         flags = read.flags()
         model = _model(read, flags)
         host = one_text(flags, "host")
@@ -165,7 +159,7 @@ class Vllm:
         )
 
     def require_witnessed(self, flags: Flags, environ: Mapping[str, str]) -> None:
-        """Raises SpecError for several nodes or API servers, for Ray, and for what keeps nothing."""
+        """Raises SpecError for several nodes or API servers, for Ray, and if no cache is kept."""
         for name, reason in _REFUSED_FLAGS.items():
             if flags.values.get(name, False) is not False:
                 raise SpecError(f"--{name}", "cannot be wrapped", reason)
@@ -184,26 +178,26 @@ class Vllm:
             remedy = "--api-server-count 1: which of several answers the exercise is not known"
             raise SpecError("--api-server-count", f"is {num_servers}", remedy)
 
-    def roots(self, place: PlaceRoot) -> dict[str, str]:
-        """Returns the variables that name its caches, each with a path below the place's root."""
-        return {name: place.below(below) for name, below in ROOTS.items()}
+    def roots(self, root: SandboxRoot) -> dict[str, str]:
+        """Returns the variables that name caches, each with a path below the sandbox's root."""
+        return {name: root.below(below) for name, below in ROOTS.items()}
 
-    def environment(self, place: PlaceRoot, phase: Phase, environ: Mapping[str, str]) -> Environment:
-        """Returns what its environment must be in a phase.
+    def environment(self, root: SandboxRoot, phase: Phase, environ: Mapping[str, str]) -> Environment:
+        """Returns the server's environment in a phase.
 
-        Headers are not compiled ahead: torch keeps these, 150 MB each, outside its cache, and looks for them before it
-        looks for what is there (torch/_inductor/codecache.py). From sealed files vLLM is told to fail where it would
-        silently compile again. The user's name is the same everywhere: torch puts it into a path.
+        Headers are not precompiled: torch keeps them, 150 MB each, outside its cache, and looks for them before it looks
+        into the cache (torch/_inductor/codecache.py). When it starts from sealed files, vLLM is told to fail instead of
+        silently compiling again. LOGNAME is fixed, because torch puts the user's name into a path.
         """
         values = {
-            **self.roots(place),
+            **self.roots(root),
             "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
             "LOGNAME": "aotgaudi",
         }
         if phase in ("load", "exercise", "live"):
             values["VLLM_FORCE_AOT_LOAD"] = "1"
         if phase == "cold":
-            values |= {"HOME": place.home, "XDG_CACHE_HOME": place.below("home", ".cache")}
+            values |= {"HOME": root.home, "XDG_CACHE_HOME": root.below("home", ".cache")}
             values |= {"HF_HOME": hugging_face_home(environ)}
         plugins = environ.get("VLLM_PLUGINS")
         if plugins is not None and WITNESS_PLUGIN not in plugins.split(","):
@@ -212,34 +206,37 @@ class Vllm:
         return Environment(values, unset)
 
     def command(
-        self, words: Sequence[str], flags: Flags, place: PlaceRoot, *, is_aliased: bool
+        self, words: Sequence[str], flags: Flags, root: SandboxRoot, *, is_aliased: bool
     ) -> tuple[str, ...]:
-        """Returns the whole command to run, with the alias for the model; see `base.Guest.command`."""
+        """Returns the whole command to run; see `base.Adapter`."""
         if not is_aliased:
             return tuple(words)
         found = self.starts_at(words)
         after = len(words) if found is None else found[1]
-        renamed = (*words[:after], *_READER.renamed(words[after:], "model", flags.model, place.model))
+        renamed = (
+            *words[:after],
+            *self.reader.renamed(words[after:], self.model_flag, flags.model, root.model),
+        )
         if "served-model-name" in flags.values:
             return renamed
         return (*renamed, "--served-model-name", flags.model)
 
     def kind_of(self, path: str) -> FileKind:
-        """Returns what a captured file is, by its path relative to the place's root."""
+        """Returns what a captured file is, by its path relative to the sandbox's root."""
         parts = PurePosixPath(path)
         if {"fxgraph", "aotautograd"} & set(parts.parts) or parts.name == "model":
             return "pickle"
         return _KINDS.get(parts.suffix, "other")
 
     def target(self, installed: Installed) -> Target:
-        """Returns what this machine is to it. Raises TargetError where there is no device that it is for."""
+        """Returns this machine as a target. Raises TargetError if there is no device for the installed build."""
         return find_target(device_of(installed))
 
     def roles(self, launch: Launch) -> dict[str, int]:
         """Returns how many processes of each role must check in.
 
-        On a CPU, and with several ranks, each rank is a process (vllm/v1/executor/multiproc_executor.py); one rank of a GPU
-        runs in the engine's.
+        On a CPU, and with several ranks, each rank is a process (vllm/v1/executor/multiproc_executor.py). A single rank on a
+        GPU runs in the engine's process.
         """
         ranks = launch.world["tensor_parallel"] * launch.world["pipeline_parallel"]
         engines = launch.world["data_parallel"]
@@ -250,22 +247,18 @@ class Vllm:
         return roles if is_in_engine else {**roles, "Worker": ranks * engines}
 
     def expected(self, launch: Launch, processes: Iterable[ProcessLog]) -> Expected:
-        """Returns what every warm start must show, given what the processes reported in the proof; without the answers."""
+        """Returns what every warm start must show, but for the answers."""
         return expected_of(
             processes, roles=self.roles(launch), hooks=self.hooks, counted=_LOADS, zeros=_ZEROS
         )
 
     def residuals(self, launch: Launch) -> tuple[str, ...]:
-        """Returns what it does at every start: on a GPU it captures CUDA graphs, unless it is eager."""
+        """Returns what every start does again: on a GPU it captures CUDA graphs, unless it is eager."""
         is_eager = launch.flags.get("enforce-eager", False) is not False
         return () if is_eager or launch.target.backend != "cuda" else ("CUDA graphs are captured",)
 
-    def health_path(self) -> str:
-        """Returns the path of a GET that answers 200 once the server serves."""
-        return "/health"
-
     def build_steps(self, launch: Launch) -> tuple[tuple[str, ...], ...]:
-        """Returns none: vLLM compiles as it starts."""
+        """Returns nothing: vLLM compiles as it starts."""
         return ()
 
     def shapes(self, spec: BuildSpec, flags: Flags, environ: Mapping[str, str]) -> Shapes:
@@ -273,11 +266,7 @@ class Vllm:
         raise no_shapes(self.name)
 
     def settle(self, root: Path) -> None:
-        """Does nothing: vLLM writes its caches whole."""
-
-    def shape_requests(self, flags: Flags) -> tuple[WarmUpRequest, ...]:
-        """Returns none: vLLM's graphs on these devices are for any size."""
-        return ()
+        """Does nothing: vLLM leaves complete caches."""
 
 
 _KINDS: Mapping[str, FileKind] = {
@@ -303,13 +292,13 @@ def _model(read: CommandWords, flags: Mapping[str, JsonValue]) -> str:
 
 
 def _authorization(read: CommandWords, environ: Mapping[str, str]) -> str:
-    """Returns the header that vLLM asks for (vllm/entrypoints/serve/utils/server_utils.py); of several keys the first."""
+    """Returns the header that vLLM asks for (vllm/entrypoints/serve/utils/server_utils.py). It takes any of its keys."""
     key = one_text(read.secrets(), "api-key") or environ.get("VLLM_API_KEY", "")
     return f"Bearer {key}" if key else ""
 
 
 def _tokens(flags: Mapping[str, JsonValue], name: str) -> int | None:
-    """Returns a number of tokens or sequences; None where it is left to vLLM, as it is by ``auto``."""
+    """Returns a number of tokens or sequences; None if the command leaves it to vLLM, as ``auto`` does."""
     try:
         return parse_tokens(f"--{name}", one_text(flags, name))
     except SpecError:

@@ -6,7 +6,7 @@ Nothing here has run on a card.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -30,7 +30,16 @@ from aotgaudi.gaudi.recipes import RecipeDirectory, find_directories, scan
 from aotgaudi.manifest.bucket_file import BucketFile, bucket_file_of
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
-from aotgaudi.wrap.adapters.base import FOLDER, Environment, Flags, Phase, PlaceRoot, Repair, Shapes
+from aotgaudi.wrap.adapters.base import (
+    SHAPES_FOLDER,
+    Environment,
+    Flags,
+    Phase,
+    Repair,
+    SandboxRoot,
+    Shapes,
+    flag_words,
+)
 from aotgaudi.wrap.adapters.vllm import LEFT_OUT, Vllm
 from aotgaudi.wrap.events import ProcessLog, expected_of
 from aotgaudi.wrap.flags import CONDITIONS, NEUTRAL_VARIABLES
@@ -40,10 +49,12 @@ from aotgaudi.wrap.variables import Hashed, VariableRules, is_secret
 
 
 def find_machine(site_packages: str, root: Path = Path("/")) -> Target:
-    """Returns what this machine is to a server whose packages lie in `site_packages`. Acquires no card.
+    """Returns this machine as the target of a server whose packages lie in `site_packages`. Acquires no card.
+
+    Hashes the libraries that compile, since the bridge's own check gives the same result whatever they hold (K-38).
 
     Raises:
-        TargetError: there is no card, cards of several types, or no software for them.
+        TargetError: no card, cards of several types, or no software for them.
         StoreError: a library cannot be read.
     """
     machine = find_cards(root).device_type()
@@ -52,8 +63,8 @@ def find_machine(site_packages: str, root: Path = Path("/")) -> Target:
     return Target(backend="hpu", machine=machine, toolchain=dict(libraries.components))
 
 
-FILE = f"{FOLDER}/vllm.buckets"
-"""Where the bucket file lies below a place's root."""
+FILE = f"{SHAPES_FOLDER}/vllm.buckets"
+"""Where the bucket file lies below a sandbox's root."""
 
 NAMES = frozenset(
     {
@@ -63,20 +74,20 @@ NAMES = frozenset(
         "VLLM_FUSEDSDPA_SLIDE_THLD",
     }
 )
-"""Flags and variables that are added where they are not given."""
+"""Flags and variables that `shapes` adds if they are not given."""
 
 PREFIXES = ("VLLM_", "PT_", "HABANA_", "HCCL_", "HCL_", "GC_", "QUANT_", "INC_")
 
 
 class GaudiVariables(VariableRules):
-    """As those of vLLM, and besides: what names a file counts by its content, wherever that lies."""
+    """The rules of vLLM; moreover, a variable that names a file counts by the file's content, wherever that lies."""
 
     def is_looked_at(self, name: str) -> bool:
         """Returns whether a variable may be read by what compiles."""
         return super().is_looked_at(name) or may_change_code(name)
 
     def counted(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Returns the variables that count. Raises SpecError for one that names a file which cannot be read."""
+        """Returns the variables that count. Raises SpecError if one names a file that cannot be read."""
         counted = super().counted(environ)
         sealed = sealed_variables({name: environ[name] for name in counted if not is_secret(name)})
         return {name: sealed.get(name, value) for name, value in counted.items()}
@@ -93,9 +104,10 @@ RULES = GaudiVariables(
 
 
 RECIPES = "cache/hpu"
-"""Where recipes lie below a place's root; in inference mode ranks append their number to the text of the path."""
+"""Where recipes lie below a sandbox's root. In inference mode each rank appends its number to this path."""
+
 METRICS = "tmp/hpu-metrics.json"
-"""Where the bridge writes what it has counted when a process ends (``saver.py``)."""
+"""Where the bridge writes its counters when a process ends (``saver.py``)."""
 
 _FORCED_AOT = "VLLM_FORCE_AOT_LOAD"
 _ROOTS_OF_OTHER_DEVICES = frozenset(
@@ -108,12 +120,10 @@ _ZEROS = ("hpu.graph_compilation", "hpu.recipe_misses")
 
 
 class VllmGaudi(Vllm):
-    """See the module, and `base.Guest`."""
+    """vLLM with the plugin for Gaudi. See `base.Adapter`; what is not here is as in vLLM."""
 
     name: GuestName = "vllm-gaudi"
-    prefixes: tuple[str, ...] = PREFIXES
-    neutral_variables: Mapping[str, str] = RULES.neutral
-    hashed_variables: Mapping[str, Hashed] = RULES.hashed
+    variable_rules: VariableRules = RULES
     left_out: tuple[tuple[str, str], ...] = (
         *LEFT_OUT,
         (f"{RECIPES}*/temp_*", "graphs that were being compiled"),
@@ -124,13 +134,8 @@ class VllmGaudi(Vllm):
     hooks: tuple[str, ...] = ("audit", "habana.metrics")
     shape_names: frozenset[str] = NAMES
 
-    @property
-    def variable_rules(self) -> VariableRules:
-        """How its variables are told apart."""
-        return RULES
-
     def require_witnessed(self, flags: Flags, environ: Mapping[str, str]) -> None:
-        """Raises SpecError for what vLLM's adapter refuses, and for a server whose shapes are not fixed before it starts."""
+        """Raises SpecError for what vLLM's adapter refuses, and for shapes that are not fixed before the server starts."""
         super().require_witnessed(flags, environ)
         for name, reason in _COMPILES_LATER.items():
             if environ.get(name, "0").strip().lower() not in ("", "0", "false"):
@@ -149,68 +154,70 @@ class VllmGaudi(Vllm):
                 "a number, or --shapes SPEC",
             )
 
-    def roots(self, place: PlaceRoot) -> dict[str, str]:
-        """Returns the variables that name its caches; that of the recipes, which holds more than a path, is not one."""
-        found = super().roots(place)
+    def roots(self, root: SandboxRoot) -> dict[str, str]:
+        """Returns the variables that name caches, but for that of the recipes, which holds more than a path."""
+        found = super().roots(root)
         return {name: path for name, path in found.items() if name not in _ROOTS_OF_OTHER_DEVICES}
 
-    def environment(self, place: PlaceRoot, phase: Phase, environ: Mapping[str, str]) -> Environment:
-        """Returns what its environment must be in a phase.
+    def environment(self, root: SandboxRoot, phase: Phase, environ: Mapping[str, str]) -> Environment:
+        """Returns the server's environment in a phase.
 
-        The recipe cache is one flat directory of all ranks. It is never deleted at start, which every worker would do for
-        itself (K-37), and nothing is evicted. vLLM's own artifacts of compiling are not made on this platform
-        (vllm_gaudi/platform.py: CompilationMode.NONE), so it is not told to insist on them.
+        All ranks share one flat directory of recipes. It is never deleted at start, as each worker would do for itself
+        (K-37), and nothing is evicted. vLLM makes no compile artifacts on this platform (vllm_gaudi/platform.py:
+        CompilationMode.NONE), so it is not told to insist on them.
         """
-        base = super().environment(place, phase, environ)
+        base = super().environment(root, phase, environ)
         rules = RECIPE_RULES
         return Environment(
             {
                 **{name: value for name, value in base.set.items() if name != _FORCED_AOT},
                 **rules.settings,
-                CACHE_VARIABLE: sealed_setting(Path(place.below(RECIPES))),
-                "PT_HPU_METRICS_FILE": place.below(METRICS),
+                CACHE_VARIABLE: sealed_setting(Path(root.below(RECIPES))),
+                "PT_HPU_METRICS_FILE": root.below(METRICS),
                 "PT_HPU_METRICS_DUMP_TRIGGERS": "process_exit",
             },
             tuple(dict.fromkeys((*base.unset, _FORCED_AOT, *rules.removed))),
         )
 
     def kind_of(self, path: str) -> FileKind:
-        """Returns what a captured file is, by its path relative to the place's root."""
+        """Returns what a captured file is, by its path relative to the sandbox's root."""
         return "recipe" if fnmatchcase(path, f"{RECIPES}*/*_syn*") else super().kind_of(path)
 
     def target(self, installed: Installed) -> Target:
-        """Returns what this machine is to it. Raises TargetError where there is no card, or no software for it."""
+        """Returns this machine as a target. Raises TargetError if there is no card, or no software for it."""
         return find_machine(installed.site_packages)
 
     def expected(self, launch: Launch, processes: Iterable[ProcessLog]) -> Expected:
-        """Returns what every warm start must show: every recipe found, no graph compiled.
+        """Returns what every warm start must show: every recipe is found, no graph is compiled.
 
-        How often recipes are found is no fixed number: it follows from how requests share steps.
+        How often recipes are found varies with how requests share steps.
         """
         return expected_of(processes, roles=self.roles(launch), hooks=self.hooks, counted=(), zeros=_ZEROS)
 
     def residuals(self, launch: Launch) -> tuple[str, ...]:
-        """Returns what it does at every start: a recipe cache saves the graph compiler, and nothing that is before it."""
+        """Returns what every start does again: a recipe cache saves the graph compiler, not what runs before it."""
         is_eager = launch.flags.get("enforce-eager", False) is not False
         return ("graphs are traced", *(() if is_eager else ("HPU graphs are captured",)))
 
     def shapes(self, spec: BuildSpec, flags: Flags, environ: Mapping[str, str]) -> Shapes:
-        """Returns what it is given for the closed table of `spec`. Raises SpecError and CoverageError."""
+        """Returns what gives the server the closed table of `spec`. Raises SpecError and CoverageError."""
         return shapes_of(spec, flags, environ)
 
     def settle(self, root: Path) -> None:
-        """Puts its recipe caches in order, once it has ended. Raises CompileError for a recipe that was cut."""
+        """Puts the recipe caches in order, after the server has ended. Raises CompileError for a truncated recipe."""
         settle_recipes(root / RECIPES)
 
 
 def settle_recipes(configured: Path) -> tuple[Path, ...]:
-    """Puts every directory in order that ranks told to use `configured` have written, and returns them.
+    """Puts every directory in order that the ranks wrote for the path `configured`, and returns these directories.
 
-    Names lose their writer; of a graph that several have written one pair is kept; locks, announcements and the marks of
-    graphs that compiled to nothing go.
+    The bridge stores in a thread, without rename or checksum (K-26, K-35), so a pair of files may be truncated, and a cache
+    on a shared file system has the writer in its names (``hpu_recipe_cache.cpp``). The bridge would take such a recipe
+    for a miss and compile it again without a word. Here names lose their writer, a graph that several ranks wrote keeps one
+    pair, and locks, announcements and the marks of empty graphs are removed.
 
     Raises:
-        CompileError: a recipe was cut, or cannot be restored: constants, or several versions of the bridge's libraries.
+        CompileError: a recipe is truncated, or holds constants, or there are several versions of the bridge's libraries.
         StoreError: a directory cannot be read or written.
     """
     directories = find_directories(configured)
@@ -256,14 +263,14 @@ _FALSE = frozenset({"", "0", "false", "f", "no", "n", "off"})
 
 
 def shapes_of(spec: BuildSpec, flags: Flags, environ: Mapping[str, str]) -> Shapes:
-    """Returns what a vllm-gaudi server is given so that it warms up the closed table of `spec`, and nothing else.
+    """Returns what makes a vllm-gaudi server warm up the closed table of `spec`, and nothing else.
 
-    What the command and the environment leave open is added; what they say otherwise is refused, for the proof is of the
-    spec's limits.
+    Adds what the command and the environment leave open, and refuses what they set to other values: the proof holds for
+    the spec's limits only.
 
     Raises:
-        SpecError: the command or the environment is not that of the spec, or such a server reads no bucket file.
-        CoverageError: the server would make buckets, and compile them, on live traffic; names the smallest step.
+        SpecError: the spec is for another command or environment, or the server's version reads no bucket file.
+        CoverageError: the server would make buckets, and compile them, on live traffic. Names the smallest step.
     """
     found = bucket_file_of(spec)
     _require_single_prompts(spec)
@@ -280,7 +287,7 @@ def shapes_of(spec: BuildSpec, flags: Flags, environ: Mapping[str, str]) -> Shap
     return Shapes(
         manifest_id=Manifest.of(found.spec).id,
         files={FILE: found.text},
-        words=tuple(word for name in wanted if name not in given for word in _words(name, wanted[name])),
+        words=tuple(word for name in wanted if name not in given for word in flag_words(name, wanted[name])),
         variables={name: value for name, value in variables.items() if name not in environ},
         paths={FILE_VARIABLE: FILE},
     )
@@ -318,10 +325,3 @@ def _require_same(name: str, given: JsonValue, wanted: JsonValue) -> None:
         raise SpecError(
             f"--{name}", f"is {given}, and the spec says {wanted}", "a spec of this command (--from-vllm)"
         )
-
-
-def _words(name: str, value: JsonValue) -> Iterator[str]:
-    if isinstance(value, bool):
-        yield f"--{name}" if value else f"--no-{name}"
-    else:
-        yield from (f"--{name}", str(value))

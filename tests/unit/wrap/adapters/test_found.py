@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.errors import SpecError, TargetError
-from aotgaudi.wrap.adapters.base import PlaceRoot
+from aotgaudi.wrap.adapters.base import SandboxRoot
 from aotgaudi.wrap.launch import adapter_named
 from tests.guests_here import Here
 
@@ -145,7 +145,7 @@ def test_the_command_to_run_names_the_alias_and_serves_the_users_name(here: Here
     model = str(here.model())
     found = here.find("vllm", "serve", model, "--port", "81")
 
-    run = found.adapter.command(found.words, found.flags, PlaceRoot("/run/x"), is_aliased=True)
+    run = found.adapter.command(found.words, found.flags, SandboxRoot("/run/x"), is_aliased=True)
 
     assert run == ("vllm", "serve", "/run/x/model", "--port", "81", "--served-model-name", model)
 
@@ -154,7 +154,7 @@ def test_a_name_that_is_served_by_choice_stays(here: Here) -> None:
     words = ("vllm", "serve", str(here.model()), "--served-model-name", "chat")
     found = here.find(*words)
 
-    run = found.adapter.command(found.words, found.flags, PlaceRoot("/run/x"), is_aliased=True)
+    run = found.adapter.command(found.words, found.flags, SandboxRoot("/run/x"), is_aliased=True)
 
     assert run == ("vllm", "serve", "/run/x/model", "--served-model-name", "chat")
 
@@ -195,7 +195,7 @@ def test_any_words_are_a_server_or_refused_in_a_line(words: list[str]) -> None:
     try:
         flags = family.read(words[at[1] :], {})
         family.require_witnessed(flags, {})
-        family.command(words, flags, PlaceRoot("/r"), is_aliased=True)
+        family.command(words, flags, SandboxRoot("/r"), is_aliased=True)
     except SpecError as error:
         refusals.append(str(error))
 

@@ -13,13 +13,13 @@ from aotgaudi.errors import SpecError
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import spec_from_json
-from aotgaudi.wrap.adapters.base import Flags, PlaceRoot
+from aotgaudi.wrap.adapters.base import Flags, SandboxRoot
 from aotgaudi.wrap.adapters.sglang import Sglang
 from tests.guests_here import Here
 from tests.launches import a_launch
 from tests.specs import spec_tables
 
-PLACE = PlaceRoot("/run/aotgaudi")
+PLACE = SandboxRoot("/run/aotgaudi")
 GUEST = Sglang()
 GPU = Target(backend="cuda", machine="x86_64", toolchain={"cuda.0": "H100, 9.0, 550"})
 MHC = {"model_type": "deepseek_v4", "hc_mult": 4, "hc_sinkhorn_iters": 20, "hidden_size": 4096}

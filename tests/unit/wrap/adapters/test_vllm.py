@@ -8,7 +8,7 @@ import pytest
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.launch import world
-from aotgaudi.wrap.adapters.base import PlaceRoot
+from aotgaudi.wrap.adapters.base import SandboxRoot
 from aotgaudi.wrap.adapters.sglang import Sglang
 from aotgaudi.wrap.adapters.vllm import Vllm
 from aotgaudi.wrap.adapters.vllm_gaudi import VllmGaudi
@@ -16,7 +16,7 @@ from aotgaudi.wrap.launch_machine import Installed, code_features, device_of
 from tests.launches import a_launch
 from tests.unit.wrap.logs import event, history
 
-PLACE = PlaceRoot("/run/aotgaudi")
+PLACE = SandboxRoot("/run/aotgaudi")
 GUEST = Vllm()
 GPU = Target(backend="cuda", machine="x86_64", toolchain={"cuda.0": "H100, 9.0, 550"})
 

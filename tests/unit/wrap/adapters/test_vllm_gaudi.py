@@ -16,7 +16,7 @@ from aotgaudi.manifest.bucket_file import bucket_file_of
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import spec_from_json
-from aotgaudi.wrap.adapters.base import Flags, PlaceRoot, as_sealed
+from aotgaudi.wrap.adapters.base import Flags, SandboxRoot, as_sealed
 from aotgaudi.wrap.adapters.vllm import Vllm
 from aotgaudi.wrap.adapters.vllm_gaudi import VllmGaudi, find_machine
 from tests.guests_here import Here
@@ -24,7 +24,7 @@ from tests.launches import a_launch
 from tests.specs import spec_tables
 from tests.unit.wrap.logs import event, history
 
-PLACE = PlaceRoot("/run/aotgaudi")
+PLACE = SandboxRoot("/run/aotgaudi")
 GUEST = VllmGaudi()
 GAUDI = Target(backend="hpu", machine="gaudi2")
 FILE = "/run/aotgaudi/cache/shapes/vllm.buckets"
