@@ -1,4 +1,4 @@
-"""``aotgaudi build capture``: runs a server that is not ours, and seals what it compiled once that has been proved."""
+"""``aotgaudi build capture``: runs another server, and seals what it compiled once that has been proved."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _num(count: int, noun: str) -> str:
 
 
 def residual_lines(residuals: Sequence[str]) -> Iterator[str]:
-    """Yields what every start does again, a line each; of many the first ones, and how many others there are."""
+    """Yields the first residuals, one line each, and how many more there are."""
     yield from residuals[:_SHOWN_RESIDUALS]
     if len(residuals) > _SHOWN_RESIDUALS:
         yield f"and {len(residuals) - _SHOWN_RESIDUALS} more, in the receipt"

@@ -1,4 +1,4 @@
-"""``aotgaudi run``: a server that is not ours, from its sealed caches, watched as long as it runs."""
+"""``aotgaudi run``: runs another server from its sealed caches, and watches it as long as it runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ASKING = "aotgaudi.asking"
 
 
 class CommandThatAsks(click.Command):
-    """Asks the interpreter of the server that its ``words`` start before anything else."""
+    """First asks the interpreter of the server that the ``words`` start, which answers while we import and verify."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command."""
@@ -112,7 +112,7 @@ def supervise(
 
 
 def _asked_ahead() -> Asking | None:
-    """Returns the interpreter that the command under way has asked; None where it has not, or another one."""
+    """Returns the interpreter that this command has asked; None if it has not asked one."""
     context = click.get_current_context(silent=True)
     found = None if context is None else context.meta.get(_ASKING)
     return found if isinstance(found, Asking) else None

@@ -15,7 +15,9 @@ from tests.guests_here import Here, seal, vllm_here
 
 ROOT = Path(__file__).resolve().parents[3]
 
-_HEAVY = "torch numpy transformers http.server http.client ssl asyncio fastapi requests prometheus_client"
+_HEAVY = (
+    "psutil torch numpy transformers http.server http.client ssl asyncio fastapi requests prometheus_client"
+)
 HEAVY = frozenset(_HEAVY.split())
 
 NOT_FOR_CAPTURES = tuple(
@@ -35,7 +37,9 @@ NOT_FOR_CAPTURES = tuple(
         "share",
         "spec.build_spec",
         "wrap.capture",
+        "wrap.sandbox",
         "wrap.session",
+        "wrap.supervise",
     )
 )
 """What `serve` needs for programs, or for a server that is started: a capture that is refused needs none of it."""
