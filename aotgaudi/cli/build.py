@@ -13,9 +13,9 @@ from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.cli.build_cache import build_time_line, outcome_document, outcome_line, phase_rows
 from aotgaudi.cli.build_manifest import default_manifest_path
 from aotgaudi.cli.build_options import AskedExtent, extent_options, signing_options, worker_options
+from aotgaudi.cli.bundles import part_document
 from aotgaudi.cli.cache import collect_after_build, collection_line
 from aotgaudi.cli.options import json_option
-from aotgaudi.cli.parts import part_document
 from aotgaudi.cli.progress import BuildDisplay
 from aotgaudi.cli.serving_options import find_model
 from aotgaudi.cli.show import emit

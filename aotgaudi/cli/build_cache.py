@@ -13,9 +13,9 @@ import click
 
 from aotgaudi.bundle.receipt import dumps as dump_receipt
 from aotgaudi.cli.build_options import AskedExtent, entry_option, extent_options, find_entries, worker_options
+from aotgaudi.cli.bundles import built_part
 from aotgaudi.cli.cache import collect_after_build, collection_line
 from aotgaudi.cli.options import json_option, option, options_of
-from aotgaudi.cli.parts import built_part
 from aotgaudi.cli.progress import BuildDisplay
 from aotgaudi.cli.show import emit, refuse_unwritable
 from aotgaudi.cli.store_options import StorePlace, store_limit_option, store_options

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import wraps
@@ -13,16 +14,20 @@ from typing import Any
 
 import click
 
+from aotgaudi.bucketing.padding import Padding
 from aotgaudi.bucketing.reachable import counted
+from aotgaudi.cli.coverage import server_document, server_lines
 from aotgaudi.cli.from_vllm import VllmOptions, from_vllm_options, manifest_name, spec_of_options
-from aotgaudi.cli.manifest_report import show, summarize
 from aotgaudi.cli.options import json_option, memory_budget_option
+from aotgaudi.cli.show import emit
+from aotgaudi.entries import ENTRY_KINDS
 from aotgaudi.errors import SpecError, StaleManifestError
 from aotgaudi.files import write_atomic
 from aotgaudi.manifest.bucket_file import BucketFile, bucket_file_of
 from aotgaudi.manifest.coverage import described_scheduler, left_out
 from aotgaudi.manifest.difference import difference
 from aotgaudi.manifest.manifest import Manifest, dumps, read_manifest, write_manifest
+from aotgaudi.manifest.summary import Memory, Summary, sized
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import load_spec
 
@@ -171,20 +176,19 @@ def build_manifest(
             manifest,
             f"aotgaudi build manifest {source.arguments}" + (f" -o {output}" if output else ""),
         )
-    summary = summarize(path, manifest, memory_budget)
-    for warning in summary["warnings"]:
+    summary = Summary(manifest, memory_budget)
+    for warning in summary.warnings:
         click.echo(f"warning: {warning}", err=True)
-    if strict and summary["warnings"]:
+    if strict and summary.warnings:
         raise SpecError(source.arguments, "has warnings, and --strict is given", "nothing was written")
     if not check:
         write_manifest(path, manifest)
-    log = _warm_up_lines(manifest) if with_log else []
-    if as_json:
-        click.echo(json.dumps({**summary, "warm_up_log": log} if with_log else summary, indent=2))
-    elif with_log:
-        click.echo("\n".join(log))
+    document = _document(path, summary)
+    if not with_log:
+        emit(document, as_json, _lines(document))
     else:
-        show(summary)
+        log = _warm_up_lines(manifest)
+        emit({**document, "warm_up_log": log}, as_json, log)
 
 
 def _give_buckets(
@@ -228,3 +232,117 @@ def _check(path: Path, manifest: Manifest, mend: str) -> None:
         more = "; and more (see `aotgaudi diff`)" if len(lines) > _SHOWN_DIFFERENCES else ""
         shown = "; ".join(lines[:_SHOWN_DIFFERENCES])
         raise StaleManifestError(f"{path}: is out of date: {shown}{more} (run `{mend}`)")
+
+
+def _document(path: Path, summary: Summary) -> dict[str, Any]:
+    """What the manifest at `path` holds, as a JSON value."""
+    manifest, coverage = summary.manifest, summary.coverage
+    largest = {kind: summary.largest(kind) for kind in ENTRY_KINDS}
+    return {
+        "manifest": str(path),
+        "id": manifest.id,
+        "model": manifest.spec.model.name,
+        "num_entries": {kind: len(manifest.of_kind(kind)) for kind in ENTRY_KINDS},
+        "largest": {kind: str(entry) for kind, entry in largest.items() if entry is not None},
+        "coverage": {
+            "mode": manifest.spec.bucketing.coverage,
+            "scheduler": summary.scheduler,
+            "closed": coverage.is_closed,
+            "result": str(coverage),
+            "smallest": str(coverage.smallest) if coverage.smallest else None,
+            "not_proved": list(coverage.unproved),
+            "left_out": list(summary.left_out),
+            "server_table": server_document(summary),
+        },
+        "uncovered": [str(hole) for hole in summary.holes],
+        "padding": {kind: _padding(padding) for kind, padding in summary.padding.items()},
+        "memory": _memory_document(summary.memory),
+        "warnings": list(summary.warnings),
+    }
+
+
+def _padding(padding: Padding | None) -> dict[str, Any] | None:
+    if padding is None:
+        return None
+    return {
+        "mean": round(padding.mean, 4),
+        "error": round(padding.error, 4),
+        "worst": round(padding.worst, 4),
+        "worst_step": list(padding.worst_step),
+        "sampled": padding.is_sampled,
+    }
+
+
+def _memory_document(memory: Memory) -> dict[str, Any]:
+    if memory.unknown is not None:
+        return {"unknown": memory.unknown, "budget_bytes": memory.budget_bytes}
+    document = memory.model_dump(exclude={"unknown"})
+    return {**document, "steps": {step.kind: step.model_dump(exclude={"kind"}) for step in memory.steps}}
+
+
+def _lines(document: dict[str, Any]) -> Iterator[str]:
+    yield f"{document['manifest']}: {sum(document['num_entries'].values())} entries for {document['model']}"
+    if sys.stdout.isatty():
+        yield _table(document)
+    else:
+        yield from _entry_lines(document)
+    yield from _facts(document)
+
+
+def _entry_lines(document: dict[str, Any]) -> Iterator[str]:
+    for kind, largest in document["largest"].items():
+        padding = document["padding"].get(kind)
+        factors = f"   padding {_factors(padding)}" if padding else ""
+        yield f"  {kind:<8}{document['num_entries'][kind]:>9,}   largest {largest}{factors}"
+
+
+def _table(document: dict[str, Any]) -> str:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("kind", "entries", "largest", "padding")
+    table.columns[1].justify = "right"
+    for kind, largest in document["largest"].items():
+        padding = document["padding"].get(kind)
+        count = f"{document['num_entries'][kind]:,}"
+        table.add_row(kind, count, largest, _factors(padding) if padding else "")
+    console = Console()
+    with console.capture() as shown:
+        console.print(table)
+    return shown.get().rstrip("\n")
+
+
+def _factors(padding: dict[str, Any]) -> str:
+    sampled = ", of a sample" if padding["sampled"] else ""
+    return f"x {padding['mean']:.2f} mean, x {padding['worst']:.2f} worst{sampled}"
+
+
+def _facts(document: dict[str, Any]) -> Iterator[str]:
+    coverage = document["coverage"]
+    yield f"coverage: {_coverage_line(coverage, len(document['uncovered']))}"
+    yield from server_lines(coverage["server_table"])
+    if coverage["left_out"]:
+        yield f"left out of the proof: {'; '.join(coverage['left_out'])}"
+    yield f"memory: {_memory_line(document['memory'])}"
+    yield f"id: {document['id']}"
+
+
+def _coverage_line(coverage: dict[str, Any], num_holes: int) -> str:
+    if coverage["smallest"]:
+        return f"{num_holes} kinds of steps have no entry, the smallest: {coverage['smallest']}"
+    if not coverage["closed"]:
+        return str(coverage["result"])
+    unproved = ", ".join(coverage["not_proved"])
+    but = f" (of {unproved} entries nothing is proved)" if unproved else ""
+    scheduler = "the scheduler" if coverage["scheduler"] == "aotgaudi" else coverage["scheduler"]
+    return f"every step that {scheduler} can form has an entry{but}"
+
+
+def _memory_line(memory: dict[str, Any]) -> str:
+    if "unknown" in memory:
+        return f"not known: {memory['unknown']}"
+    steps = "".join(
+        f", {sized(step['total_bytes'])} for {step['entry']}" for step in memory["steps"].values()
+    )
+    devices = f", on each of {memory['num_devices']} devices" if memory["num_devices"] > 1 else ""
+    return f"KV cache {sized(memory['kv_cache_bytes'])}{steps} (weights not counted{devices})"

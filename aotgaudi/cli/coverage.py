@@ -10,34 +10,24 @@ from typing import Any
 import click
 
 from aotgaudi.backends.base import Target
-from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.bucketing.padding import Padding, decode_padding, prompt_padding
-from aotgaudi.bucketing.proof import (
-    AddedEntry,
-    Coverage,
-    PhaseCoverage,
-    ReachableSteps,
-    closing_entries,
-    uncovered,
-)
+from aotgaudi.bucketing.padding import Padding
 from aotgaudi.bucketing.reachable import counted
-from aotgaudi.cli.manifest_report import server_document, server_lines
+from aotgaudi.cli.bundles import load_manifest_of
 from aotgaudi.cli.options import json_option
 from aotgaudi.cli.show import emit
 from aotgaudi.cli.target_option import planned_target_option, refuse_other_target
 from aotgaudi.errors import CoverageError
-from aotgaudi.manifest.coverage import coverage_of, described_scheduler, left_out, reachable_of
-from aotgaudi.manifest.manifest import Manifest, load_manifest_or_spec
+from aotgaudi.manifest.summary import Summary
 
 _SHOWN = 12
 
 
 @click.command("coverage")
-@click.argument("manifest_path", metavar="MANIFEST", type=click.Path(path_type=Path))
+@click.argument("manifest_path", metavar="MANIFEST|BUNDLE", type=click.Path(path_type=Path))
 @planned_target_option
 @json_option("Print the result as JSON.")
 def coverage(manifest_path: Path, described: Target | None, as_json: bool) -> None:
-    """Prove that every step that can be formed under the limits of MANIFEST (or a spec) has an entry.
+    """Prove that every step that can be formed under the limits of MANIFEST (or a spec, or a BUNDLE) has an entry.
 
     The steps are those of the scheduler that the spec describes. Where that is vLLM's, the table that the server makes
     for itself is judged as well, and what is left out of the proof is named.
@@ -46,49 +36,34 @@ def coverage(manifest_path: Path, described: Target | None, as_json: bool) -> No
     counterexample. What the server's own table lacks does not change the exit code. No entry depends on --target: it is
     checked to be one for MANIFEST, and changes nothing.
     """
-    manifest = load_manifest_or_spec(manifest_path)
-    refuse_other_target(described, manifest.spec)
-    result = coverage_of(manifest)
-    document = _document(manifest, result)
+    summary = Summary(load_manifest_of(manifest_path))
+    refuse_other_target(described, summary.manifest.spec)
+    document = _document(summary)
     emit(document, as_json, _lines(manifest_path, document))
-    if not result.is_closed:
-        raise CoverageError(f"{manifest_path}: {result}")
+    if not summary.coverage.is_closed:
+        raise CoverageError(f"{manifest_path}: {summary.coverage}")
 
 
-def _document(manifest: Manifest, result: Coverage) -> dict[str, Any]:
-    spec, table, steps = (
-        manifest.spec,
-        BucketTable.from_entries(manifest.entries),
-        reachable_of(manifest.spec),
-    )
-    holes = uncovered(steps, table) if any(phase.kind == "prompt" for phase in result.phases) else ()
-    closed = spec.bucketing.model_copy(update={"coverage": "closed"})
-    adds = () if result.is_closed else closing_entries(steps, closed, table)
+def _document(summary: Summary) -> dict[str, Any]:
+    coverage = summary.coverage
     return {
-        "id": manifest.id,
-        "model": spec.model.name,
-        "mode": spec.bucketing.coverage,
-        "scheduler": described_scheduler(spec),
-        "closed": result.is_closed,
-        "phases": _phases(result.phases, steps, table),
-        "holes": [str(hole) for hole in holes],
-        "smallest": dataclasses.asdict(result.smallest) if result.smallest else None,
-        "mend": None if result.is_closed else _mend(manifest, adds),
-        "closing_entries": [str(entry) for entry in adds],
-        "not_proved": list(result.unproved),
-        "left_out": list(left_out(spec)),
-        "server_table": server_document(spec),
+        "id": summary.manifest.id,
+        "model": summary.manifest.spec.model.name,
+        "mode": summary.manifest.spec.bucketing.coverage,
+        "scheduler": summary.scheduler,
+        "closed": coverage.is_closed,
+        "phases": [
+            {**dataclasses.asdict(phase), "padding": _padding(summary.padding.get(phase.kind))}
+            for phase in coverage.phases
+        ],
+        "holes": [str(hole) for hole in summary.holes],
+        "smallest": dataclasses.asdict(coverage.smallest) if coverage.smallest else None,
+        "mend": None if coverage.is_closed else _mend(summary),
+        "closing_entries": [str(entry) for entry in summary.closing],
+        "not_proved": list(coverage.unproved),
+        "left_out": list(summary.left_out),
+        "server_table": server_document(summary),
     }
-
-
-def _phases(
-    phases: tuple[PhaseCoverage, ...], steps: ReachableSteps, table: BucketTable
-) -> list[dict[str, Any]]:
-    padding = {
-        "prompt": prompt_padding(steps.prompts, table),
-        "decode": decode_padding(steps.decodes, table),
-    }
-    return [{**dataclasses.asdict(phase), "padding": _padding(padding.get(phase.kind))} for phase in phases]
 
 
 def _padding(padding: Padding | None) -> dict[str, Any] | None:
@@ -98,13 +73,14 @@ def _padding(padding: Padding | None) -> dict[str, Any] | None:
     return {**dataclasses.asdict(padding), **rounded}
 
 
-def _mend(manifest: Manifest, adds: tuple[AddedEntry, ...]) -> str:
-    if manifest.spec.bucketing.strategy == "unified":
+def _mend(summary: Summary) -> str:
+    bucketing, adds = summary.manifest.spec.bucketing, summary.closing
+    if bucketing.strategy == "unified":
         return (
             "another bucketing.strategy: our engine forms prompt and decode steps, no unified ones, and of vLLM's"
             " nothing is proved"
         )
-    if manifest.spec.bucketing.coverage == "closed":
+    if bucketing.coverage == "closed":
         return "enumerate it anew: aotgaudi build manifest SPEC"
     entries = f"{len(adds):,} {'entry' if len(adds) == 1 else 'entries'}"
     return f'coverage = "closed" in the [bucketing] of the spec adds {entries}'
@@ -159,3 +135,48 @@ def _listed(title: str, lines: list[str]) -> Iterator[str]:
     yield from (f"  {line}" for line in lines[:_SHOWN])
     if len(lines) > _SHOWN:
         yield f"  and {len(lines) - _SHOWN:,} more (--json lists all)"
+
+
+def server_document(summary: Summary) -> dict[str, Any] | None:
+    """Returns what the server's own table covers as a JSON value; None if the server has the manifest's entries."""
+    found, bucketing = summary.server, summary.manifest.spec.bucketing
+    if found is None:
+        return None
+    smallest = found.coverage.smallest
+    return {
+        "version": bucketing.version,
+        "strategy": bucketing.strategy,
+        "closed": found.coverage.is_closed,
+        "phases": [dataclasses.asdict(phase) for phase in found.coverage.phases],
+        "holes": [str(hole) for hole in found.holes],
+        "smallest": dataclasses.asdict(smallest) if smallest else None,
+        "fallback": list(found.fallback) if found.fallback else None,
+        "cold": [list(bucket) for bucket in found.cold],
+    }
+
+
+def server_lines(document: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yields what `server_document` says, in words."""
+    if document is None:
+        return
+    table = f"the server's own table ({document['version']}, {document['strategy']})"
+    if document["closed"]:
+        yield f"{table} has a bucket for each of these steps"
+        yield from _cold_lines(document["cold"])
+        return
+    lacking = (phase for phase in document["phases"] if phase["num_uncovered"])
+    yield f"{table} has no bucket for " + ", ".join(
+        f"{phase['num_uncovered']:,} of {phase['num_reachable']:,} {phase['kind']} {phase['unit']}"
+        for phase in lacking
+    )
+    yield f"  the smallest: {document['smallest']['text']}"
+    if document["fallback"]:
+        fallback = ", ".join(map(str, document["fallback"]))
+        yield f"  it then compiles ({fallback}) while the request waits, unless that is warm"
+    yield from _cold_lines(document["cold"])
+
+
+def _cold_lines(cold: list[list[int]]) -> Iterator[str]:
+    if cold:
+        first = ", ".join(map(str, cold[0]))
+        yield f"  {len(cold):,} of its buckets its warm-up does not compile, ({first}) for one: the first step in each does"

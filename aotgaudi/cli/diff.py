@@ -10,6 +10,7 @@ import click
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.kind import is_capture
+from aotgaudi.cli.bundles import load_manifest_of
 from aotgaudi.cli.captures import diff_captures
 from aotgaudi.cli.options import json_option
 from aotgaudi.cli.show import emit, refuse_unwritable
@@ -17,7 +18,6 @@ from aotgaudi.cli.target_option import planned_target_option, refuse_other_targe
 from aotgaudi.errors import SpecError
 from aotgaudi.files import write_atomic
 from aotgaudi.manifest.difference import Difference, difference
-from aotgaudi.manifest.manifest import load_manifest_or_spec
 from aotgaudi.report.difference import difference_report
 from aotgaudi.report.page import difference_page
 
@@ -62,7 +62,7 @@ def diff(
         context.exit(_EXIT_DIFFERENT if is_different and exit_code else 0)
     if page is not None:
         refuse_unwritable(page, old, new)
-    before, after = load_manifest_or_spec(old), load_manifest_or_spec(new)
+    before, after = load_manifest_of(old), load_manifest_of(new)
     refuse_other_target(described, before.spec, after.spec)
     found = difference(before, after)
     if as_json or page is not None:

@@ -14,9 +14,9 @@ from aotgaudi.backends.offline import find_target
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.kind import is_capture
 from aotgaudi.cli.build_options import find_entries
+from aotgaudi.cli.bundles import built_part, load_manifest_of, part_document
 from aotgaudi.cli.explanation import reason_document, reason_lines
 from aotgaudi.cli.options import CommandWithWords, json_option
-from aotgaudi.cli.parts import built_part, part_document
 from aotgaudi.cli.show import counted, emit
 from aotgaudi.cli.store_options import StorePlace, store_options
 from aotgaudi.cli.target_option import planned_target_option
@@ -34,7 +34,7 @@ from aotgaudi.compile.why import (
     reasons,
 )
 from aotgaudi.entries import Entry
-from aotgaudi.manifest.manifest import Manifest, load_manifest_or_spec
+from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.store.store import Store
 
 
@@ -115,7 +115,7 @@ def explain_programs(
     described: Target | None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns what is to be said, as a JSON value and in lines for people. Raises as opening any of these does."""
-    manifest = load_manifest_or_spec(manifest_path)
+    manifest = load_manifest_of(manifest_path)
     entries = find_entries(manifest, () if entry_text is None else (entry_text,))
     if against is not None:
         target = find_target(manifest.spec.target, described)

@@ -21,8 +21,8 @@ from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.bundle.receipt import Receipt, SealedReceipt
 from aotgaudi.bundle.trust import TrustPolicy
 from aotgaudi.bundle.verify import Report, verify_bundle
+from aotgaudi.cli.bundles import part_document
 from aotgaudi.cli.options import json_option
-from aotgaudi.cli.parts import part_document
 from aotgaudi.cli.serving_options import acceptance_options, find_model
 from aotgaudi.cli.target_option import read_target
 from aotgaudi.errors import (

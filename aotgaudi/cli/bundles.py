@@ -1,17 +1,31 @@
-"""What several commands say of a part: how many entries it has, and under which limits they are closed."""
+"""Bundles as commands read them and speak of them: their manifest, and the part of it that they hold."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aotgaudi.bundle.bundle import Bundle
+from aotgaudi.bundle.bundle import Bundle, open_bundle
+from aotgaudi.bundle.format import INDEX_NAME
 from aotgaudi.bundle.part import describe_part, proved_part
 from aotgaudi.bundle.receipt import ClosedUnder
-from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.manifest import Manifest, load_manifest_or_spec
 from aotgaudi.manifest.subset import Subset, largest_subset
 
 if TYPE_CHECKING:
     from aotgaudi.compile.plan import Plan
+
+
+def load_manifest_of(path: Path) -> Manifest:
+    """Returns the manifest of a bundle of programs, or the manifest that a file holds or its spec gives.
+
+    Raises as `open_bundle` and `load_manifest_or_spec` do.
+    """
+    if (path / INDEX_NAME).is_file():
+        bundle = open_bundle(path)
+        bundle.require_programs()
+        return bundle.manifest
+    return load_manifest_or_spec(path)
 
 
 def part_document(bundle: Bundle) -> dict[str, Any] | None:

@@ -1,0 +1,195 @@
+"""What every command says of a manifest: its coverage, padding, memory and warnings, computed once.
+
+`build manifest`, `coverage` and `report` show the same `Summary`. Each part is computed when it is first asked for: the
+proof of a large manifest takes seconds, and no command shows all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.bucketing.padding import Padding, decode_padding, prompt_padding
+from aotgaudi.bucketing.proof import AddedEntry, Coverage, Hole, ReachableSteps, closing_entries, uncovered
+from aotgaudi.bucketing.versions import skipped_lines
+from aotgaudi.document import Value
+from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
+from aotgaudi.errors import SpecError
+from aotgaudi.manifest.cost import estimate_memory, find_explosion
+from aotgaudi.manifest.coverage import (
+    ServerCoverage,
+    coverage_of,
+    coverage_of_server,
+    described_scheduler,
+    left_out,
+    reachable_of,
+)
+from aotgaudi.manifest.manifest import Manifest
+
+_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+class StepMemory(Value):
+    """What the step of a kind that needs most needs, in bytes."""
+
+    kind: str
+    entry: str
+    activation_bytes: int
+    kv_bytes: int
+    mask_bytes: int
+    logit_bytes: int
+    total_bytes: int
+
+
+class Memory(Value):
+    """An estimate of one device's memory, weights not counted (``manifest/cost.py``). `unknown`: why there is none."""
+
+    unknown: str | None
+    num_devices: int
+    kv_cache_bytes: int
+    steps: tuple[StepMemory, ...]
+    total_bytes: int
+    budget_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A manifest, and what follows from it. `budget_bytes`: for KV cache and step buffers, None for no budget."""
+
+    manifest: Manifest
+    budget_bytes: int | None = None
+
+    @cached_property
+    def table(self) -> BucketTable:
+        """The prompt and decode entries."""
+        return BucketTable.from_entries(self.manifest.entries)
+
+    @cached_property
+    def steps(self) -> ReachableSteps:
+        """The steps that the scheduler which the spec describes can form."""
+        return reachable_of(self.manifest.spec)
+
+    @cached_property
+    def coverage(self) -> Coverage:
+        """What the entries cover of these steps."""
+        return coverage_of(self.manifest)
+
+    @property
+    def proves_steps(self) -> bool:
+        """Whether the proof is about prompts and decodes at all; it is not if the target runs without graphs, say."""
+        return any(phase.kind == "prompt" for phase in self.coverage.phases)
+
+    @cached_property
+    def holes(self) -> tuple[Hole, ...]:
+        """The disjoint parts of what is not covered."""
+        return tuple(uncovered(self.steps, self.table)) if self.proves_steps else ()
+
+    @cached_property
+    def closing(self) -> tuple[AddedEntry, ...]:
+        """The entries that would close the table; none if it is closed."""
+        if self.coverage.is_closed:
+            return ()
+        closed = self.manifest.spec.bucketing.model_copy(update={"coverage": "closed"})
+        return closing_entries(self.steps, closed, self.table)
+
+    @cached_property
+    def padding(self) -> Mapping[str, Padding | None]:
+        """The padding of prompts and of decodes, over every step that can be formed and has an entry."""
+        return {
+            "prompt": prompt_padding(self.steps.prompts, self.table),
+            "decode": decode_padding(self.steps.decodes, self.table),
+        }
+
+    @property
+    def scheduler(self) -> str:
+        """Whose steps these are, in words."""
+        return described_scheduler(self.manifest.spec)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What a vLLM server runs and nothing is proved of, in words."""
+        return left_out(self.manifest.spec)
+
+    @cached_property
+    def server(self) -> ServerCoverage | None:
+        """What the table of the server itself covers; None if the server has the manifest's entries."""
+        return coverage_of_server(self.manifest.spec)
+
+    @cached_property
+    def memory(self) -> Memory:
+        """The memory that KV cache and steps need."""
+        spec = self.manifest.spec
+        num_devices, budget = spec.parallel.world_size, self.budget_bytes
+        try:
+            estimate = estimate_memory(spec, self.manifest.entries)
+        except SpecError as error:
+            return Memory(
+                unknown=str(error),
+                num_devices=num_devices,
+                kv_cache_bytes=0,
+                steps=(),
+                total_bytes=0,
+                budget_bytes=budget,
+            )
+        return Memory(
+            unknown=None,
+            num_devices=num_devices,
+            kv_cache_bytes=estimate.kv_cache_bytes,
+            steps=tuple(
+                StepMemory(
+                    kind=entry.kind,
+                    entry=str(entry),
+                    activation_bytes=buffers.activation_bytes,
+                    kv_bytes=buffers.kv_bytes,
+                    mask_bytes=buffers.mask_bytes,
+                    logit_bytes=buffers.logit_bytes,
+                    total_bytes=buffers.total_bytes,
+                )
+                for entry, buffers in estimate.steps
+            ),
+            total_bytes=estimate.total_bytes,
+            budget_bytes=budget,
+        )
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """What someone should act on: too many steps, left-out lines of a bucket file, a budget that does not suffice."""
+        return tuple(self._warnings())
+
+    def _warnings(self) -> Iterator[str]:
+        explosion = find_explosion(self.manifest)
+        if explosion:
+            yield str(explosion)
+        for line in skipped_lines(self.manifest.spec.bucketing):
+            yield (
+                f"bucketing.file, line {line.number} is left out, as its version of the rules does: {line.problem}"
+            )
+        memory, budget = self.memory, self.budget_bytes
+        if budget is not None and memory.unknown is not None:
+            yield f"the memory budget cannot be checked: {memory.unknown}"
+        elif budget is not None and memory.total_bytes > budget:
+            yield (
+                f"KV cache and step buffers need {sized(memory.total_bytes)}, the budget is {sized(budget)}"
+                f" ({sized(memory.kv_cache_bytes)} of it KV cache: lower limits.num_blocks, or what makes the"
+                f" largest step)"
+            )
+
+    def largest(self, kind: str) -> Entry | None:
+        """Returns the entry of a kind that computes most, then reads most; None if there is no entry of the kind."""
+        return max(self.manifest.of_kind(kind), key=_size, default=None)
+
+
+def sized(num_bytes: int) -> str:
+    """Returns a size in powers of 1024: ``1.50 GiB``."""
+    unit, name = next((pair for pair in _UNITS if num_bytes >= pair[0]), _UNITS[-1])
+    return f"{num_bytes / unit:,.2f} {name}"
+
+
+def _size(entry: Entry) -> tuple[int | float | bool | str, ...]:
+    if isinstance(entry, PromptEntry):
+        return entry.batch_size * entry.query_len, entry.batch_size * entry.num_ctx_blocks, *entry.row()
+    if isinstance(entry, DecodeEntry):
+        return entry.num_blocks, *entry.row()
+    return entry.row()
