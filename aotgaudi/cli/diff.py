@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,8 +17,8 @@ from aotgaudi.cli.show import emit, refuse_unwritable
 from aotgaudi.cli.target_option import planned_target_option, refuse_other_target
 from aotgaudi.errors import SpecError
 from aotgaudi.files import write_atomic
-from aotgaudi.manifest.difference import Difference, difference
-from aotgaudi.report.difference import difference_report
+from aotgaudi.manifest.difference import Difference, EntryChange, difference, examples
+from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.report.page import difference_page
 
 _EXIT_DIFFERENT = 3
@@ -65,15 +65,10 @@ def diff(
     before, after = load_manifest_of(old), load_manifest_of(new)
     refuse_other_target(described, before.spec, after.spec)
     found = difference(before, after)
-    if as_json or page is not None:
-        report = difference_report(found, (str(old), before), (str(new), after), with_planes=page is not None)
-        if page is not None:
-            write_atomic(page, difference_page(report).encode())
-        if as_json:
-            document = report.model_dump(mode="json", exclude=None if page else {"planes"})
-            click.echo(json.dumps(document, indent=2))
-    if not as_json:
-        click.echo("\n".join(_lines(found)) if found else "no difference")
+    document = _document(found, (old, before), (new, after))
+    if page is not None:
+        write_atomic(page, difference_page(document).encode())
+    emit(document, as_json, _lines(found) if found else "no difference")
     context.exit(_EXIT_DIFFERENT if found and exit_code else 0)
 
 
@@ -88,3 +83,37 @@ def _lines(found: Difference) -> Iterator[str]:
         if lines:
             yield f"{title}:"
             yield from (f"  {line}" for line in lines)
+
+
+def _document(found: Difference, *sides: tuple[Path, Manifest]) -> dict[str, Any]:
+    kinds = found.entries.counts()
+    return {
+        **{
+            name: {"path": str(path), "id": manifest.id, "num_entries": len(manifest.entries)}
+            for name, (path, manifest) in zip("ab", sides, strict=True)
+        },
+        "different": bool(found),
+        "values": [{"where": one.where, "old": one.old, "new": one.new} for one in found.values],
+        "entries": {kind: _change(found.entries.of_kind(kind)) for kind in kinds},
+        "reordered": list(found.reordered),
+        "causes": [
+            {
+                "where": cause.where,
+                "entries": {
+                    kind: {"added": added, "removed": removed}
+                    for kind, (added, removed) in cause.effect.counts().items()
+                },
+                "problem": cause.problem,
+            }
+            for cause in found.causes
+        ],
+    }
+
+
+def _change(change: EntryChange) -> dict[str, Any]:
+    return {
+        "added": len(change.added),
+        "removed": len(change.removed),
+        "added_examples": list(examples(change.added)),
+        "removed_examples": list(examples(change.removed)),
+    }

@@ -21,7 +21,7 @@ from aotgaudi.manifest.manifest import Manifest, load_manifest_or_spec
 from aotgaudi.report.compute import Given, report_of
 from aotgaudi.report.holdings import Holdings, holdings_of_bundle, holdings_of_plan
 from aotgaudi.report.page import report_page
-from aotgaudi.report.report import Report
+from aotgaudi.report.values import Report
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
 from aotgaudi.traffic.cost import WorkModel, device_of

@@ -145,8 +145,7 @@ class _Means:
         """Reads a bundle, and the records of a store. Raises as `open_bundle` and `Store.open` do."""
         from aotgaudi.bundle.bundle import open_bundle
         from aotgaudi.cli.store_options import StorePlace
-        from aotgaudi.report.entry_means import entry_mean
-        from aotgaudi.report.holdings import holdings_of_bundle
+        from aotgaudi.report.holdings import entry_mean, holdings_of_bundle
 
         store = None if store_root is None else StorePlace(store_root).open(create=False)
         held = holdings_of_bundle(open_bundle(built), store)

@@ -15,7 +15,7 @@ from aotgaudi.document import Value, first_problem, load_foreign_object
 from aotgaudi.errors import SpecError
 from aotgaudi.files import read_regular
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.report.report import BuildPhase, BuildTime
+from aotgaudi.report.values import BuildPhase, BuildTime
 
 _MAX_BYTES = 64 << 20
 _WANTED = "what `aotgaudi build SPEC --json`, or `build cache`, printed"

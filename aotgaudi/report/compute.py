@@ -4,45 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter, methodcaller
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.bucketing.proof import Coverage, Hole, PromptHole, close, uncovered
+from aotgaudi.bucketing.proof import Coverage, Hole, PromptHole, close
 from aotgaudi.bucketing.speculation import SpeculativeRun
 from aotgaudi.bucketing.strategy import BucketingInputs
 from aotgaudi.bucketing.versions import find_strategy
 from aotgaudi.bundle.bundle import Bundle, read_signature
+from aotgaudi.bundle.part import Outside, describe_part, proved_part
+from aotgaudi.bundle.receipt import ClosedUnder
 from aotgaudi.entries import ENTRY_KINDS, DecodeEntry, Entry, PromptEntry
-from aotgaudi.errors import CorruptError, SpecError
-from aotgaudi.manifest.cost import estimate_memory, find_explosion
-from aotgaudi.manifest.coverage import coverage_of, described_scheduler, left_out, reachable_of
+from aotgaudi.errors import CorruptError
+from aotgaudi.manifest.coverage import coverage_of
 from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.subset import Subset
+from aotgaudi.manifest.summary import Summary
 from aotgaudi.report.holdings import Holdings, built_of, upgrades_of
-from aotgaudi.report.part import part_of
-from aotgaudi.report.plane import EntryFacts, decode_plane, prompt_plane
-from aotgaudi.report.report import (
+from aotgaudi.report.planes import EntryFacts, decode_plane, prompt_plane
+from aotgaudi.report.traffic import TracedSteps
+from aotgaudi.report.values import (
     BuildTime,
     ClosingEntry,
     Component,
     Entries,
     KindOfEntry,
-    Memory,
     Origin,
+    PartPhase,
+    PartPolicy,
     Phase,
     Plane,
     Report,
     ReportedCoverage,
     ReportedHole,
     ReportedPart,
-    StepMemory,
     Subject,
 )
-from aotgaudi.report.traffic import TracedSteps
+from aotgaudi.spec.scheduler import SchedulerSpec
 
 MOST_LISTED = 200
-"""So many holes and closing entries are listed; all are counted."""
+"""At most this many holes and closing entries are listed; all are counted."""
 
 StepEntry = PromptEntry | DecodeEntry
 
@@ -81,25 +83,24 @@ class _Steps:
 
 def report_of(given: Given) -> Report:
     """Returns the report. Takes seconds for a manifest of a million entries. Raises nothing that making `given` did not."""
-    manifest = given.manifest
-    steps, proof = _steps(manifest), coverage_of(manifest)
+    summary = Summary(given.manifest, given.budget_bytes)
+    steps = _steps(summary)
     warm = None if given.holdings is None else given.holdings.warm_entries
-    memory = _memory(manifest, given.budget_bytes)
     part, unproved = _part(given.bundle)
     return Report(
         subject=_subject(given),
-        entries=_entries(manifest, steps, given.holdings, warm),
-        coverage=_coverage(manifest, steps, proof),
+        entries=_entries(summary, steps, given.holdings, warm),
+        coverage=_coverage(summary, steps),
         part=part,
-        planes=_planes(given, steps, warm) if _proves_steps(proof) else (),
+        planes=_planes(given, summary, steps, warm) if summary.proves_steps else (),
         trace=None if given.traced is None else given.traced.reported,
         built=None if given.holdings is None else built_of(given.holdings),
         build_time=given.build_time,
-        memory=memory,
+        memory=summary.memory,
         provenance=tuple(_provenance(given)),
         keys=_keys(given.holdings),
         upgrades=() if given.holdings is None else upgrades_of(given.holdings),
-        warnings=(*unproved, *_warnings(manifest, memory)),
+        warnings=(*unproved, *summary.warnings),
         notes=tuple(_notes(given)),
     )
 
@@ -120,10 +121,10 @@ def _subject(given: Given) -> Subject:
 # Entries
 
 
-def _steps(manifest: Manifest) -> _Steps:
+def _steps(summary: Summary) -> _Steps:
     """Finds what was added to the public table, and for what, by making that table again."""
-    spec, bucketing = manifest.spec, manifest.spec.bucketing
-    table = BucketTable.from_entries((*manifest.of_kind("prompt"), *manifest.of_kind("decode")))
+    spec, table = summary.manifest.spec, summary.table
+    bucketing = spec.bucketing
     if bucketing.strategy == "unified" or not table.prompt:
         return _Steps(table)
     if bucketing.coverage == "upstream" and not bucketing.short_queries:
@@ -139,7 +140,7 @@ def _steps(manifest: Manifest) -> _Steps:
         tuple(entry for entry in table.prompt if entry not in added_prompts),
         tuple(entry for entry in table.decode if entry not in added_decodes),
     )
-    additions = close(reachable_of(spec), bucketing.max_padding, public)
+    additions = close(summary.steps, bucketing.max_padding, public)
     witnesses = {addition.entry: addition.witness for addition in additions}
     short = {
         entry
@@ -151,15 +152,16 @@ def _steps(manifest: Manifest) -> _Steps:
 
 
 def _entries(
-    manifest: Manifest, steps: _Steps, held: Holdings | None, warm: frozenset[Entry] | None
+    summary: Summary, steps: _Steps, held: Holdings | None, warm: frozenset[Entry] | None
 ) -> Entries:
+    manifest = summary.manifest
     kinds = tuple(
         KindOfEntry(
             kind=kind,
             num_entries=len(entries),
             num_warm=None if warm is None else sum(entry in warm for entry in entries),
             num_closing=sum(entry.kind == kind for entry in steps.closing),
-            largest=str(_largest(entries)),
+            largest=str(summary.largest(kind)),
         )
         for kind in ENTRY_KINDS
         if (entries := manifest.of_kind(kind))
@@ -173,30 +175,14 @@ def _entries(
     )
 
 
-def _largest(entries: tuple[Entry, ...]) -> Entry:
-    """The entry that computes most, then reads most."""
-    first = entries[0]
-    if isinstance(first, PromptEntry):
-        return max(entries, key=_prompt_size)
-    return max(entries, key=_DECODE_SIZE if isinstance(first, DecodeEntry) else _ROW)
-
-
-def _prompt_size(entry: Any) -> tuple[int, int]:
-    return entry.batch_size * entry.query_len, entry.batch_size * entry.num_ctx_blocks
-
-
-_DECODE_SIZE, _ROW = attrgetter("num_blocks", "batch_size"), methodcaller("row")
-
-
 # Coverage
 
 
-def _coverage(manifest: Manifest, steps: _Steps, proof: Coverage) -> ReportedCoverage:
-    spec = manifest.spec
-    holes = tuple(uncovered(reachable_of(spec), steps.table)) if _proves_steps(proof) else ()
+def _coverage(summary: Summary, steps: _Steps) -> ReportedCoverage:
+    proof, holes = summary.coverage, summary.holes
     return ReportedCoverage(
-        mode=spec.bucketing.coverage,
-        scheduler=described_scheduler(spec),
+        mode=summary.manifest.spec.bucketing.coverage,
+        scheduler=summary.scheduler,
         is_closed=proof.is_closed,
         result=str(proof),
         smallest=str(proof.smallest) if proof.smallest else None,
@@ -217,12 +203,8 @@ def _coverage(manifest: Manifest, steps: _Steps, proof: Coverage) -> ReportedCov
             for entry, witness in list(steps.closing.items())[:MOST_LISTED]
         ),
         unproved=proof.unproved,
-        left_out=left_out(spec),
+        left_out=summary.left_out,
     )
-
-
-def _proves_steps(proof: Coverage) -> bool:
-    return any(phase.kind == "prompt" for phase in proof.phases)
 
 
 def _hole(hole: Hole) -> ReportedHole:
@@ -244,8 +226,10 @@ def _part(bundle: Bundle | None) -> tuple[ReportedPart | None, tuple[str, ...]]:
         return None, (str(error),)
 
 
-def _planes(given: Given, steps: _Steps, warm: frozenset[Entry] | None) -> tuple[Plane, ...]:
-    reachable, traced = reachable_of(given.manifest.spec), given.traced
+def _planes(
+    given: Given, summary: Summary, steps: _Steps, warm: frozenset[Entry] | None
+) -> tuple[Plane, ...]:
+    reachable, traced = summary.steps, given.traced
     built = None if warm is None else BucketTable.from_entries(warm)
 
     def facts(entry: StepEntry) -> EntryFacts:
@@ -257,41 +241,7 @@ def _planes(given: Given, steps: _Steps, warm: frozenset[Entry] | None) -> tuple
     )
 
 
-# What it costs, and where it is from
-
-
-def _memory(manifest: Manifest, budget_bytes: int | None) -> Memory:
-    num_devices = manifest.spec.parallel.world_size
-    try:
-        estimate = estimate_memory(manifest.spec, manifest.entries)
-    except SpecError as error:
-        return Memory(
-            unknown=str(error),
-            num_devices=num_devices,
-            kv_cache_bytes=0,
-            steps=(),
-            total_bytes=0,
-            budget_bytes=budget_bytes,
-        )
-    return Memory(
-        unknown=None,
-        num_devices=num_devices,
-        kv_cache_bytes=estimate.kv_cache_bytes,
-        steps=tuple(
-            StepMemory(
-                kind=entry.kind,
-                entry=str(entry),
-                activation_bytes=buffers.activation_bytes,
-                kv_bytes=buffers.kv_bytes,
-                mask_bytes=buffers.mask_bytes,
-                logit_bytes=buffers.logit_bytes,
-                total_bytes=buffers.total_bytes,
-            )
-            for entry, buffers in estimate.steps
-        ),
-        total_bytes=estimate.total_bytes,
-        budget_bytes=budget_bytes,
-    )
+# Where it is from
 
 
 def _provenance(given: Given) -> Iterator[Component]:
@@ -324,17 +274,6 @@ def _keys(held: Holdings | None) -> tuple[Component, ...]:
     return tuple(Component(name=name, value=value) for name, value in held.keys.common)
 
 
-def _warnings(manifest: Manifest, memory: Memory) -> Iterator[str]:
-    explosion = find_explosion(manifest)
-    if explosion:
-        yield str(explosion)
-    if memory.budget_bytes is not None and memory.total_bytes > memory.budget_bytes:
-        yield (
-            f"KV cache and step buffers need {memory.total_bytes:,} bytes, the budget is"
-            f" {memory.budget_bytes:,}: lower limits.num_blocks, or what makes the largest step"
-        )
-
-
 def _notes(given: Given) -> Iterator[str]:
     if given.untraced is not None:
         yield f"the trace was not replayed: {given.untraced}"
@@ -360,3 +299,68 @@ def _first(texts: Iterable[str], most: int = 5) -> Iterator[str]:
     yield from rows[:most]
     if len(rows) > most:
         yield f"and {len(rows) - most:,} more"
+
+
+# Parts (docs/adr/0062)
+
+_OUTSIDE = {
+    "refuse": "requests beyond the limits are refused",
+    "chunk": "prompts are cut into shorter chunks; requests beyond the limits are refused",
+    "pad-up": "nothing is: larger entries serve what is not built",
+    "first-use": "what is not built is compiled when it is first needed, while requests wait",
+}
+
+
+def part_of(bundle: Bundle) -> ReportedPart | None:
+    """Returns the part that a bundle holds, proved anew; None where it holds the whole. Raises as `proved_part` does."""
+    part, cut = proved_part(bundle, "whole"), proved_part(bundle, "cut")
+    if part is None or cut is None:
+        return None
+    whole = bundle.manifest
+    reachable = _reachable(coverage_of(whole, SchedulerSpec()))
+    shorter = cut if cut.limits != part.limits else part
+    policies = (
+        _policy("refuse", part, reachable),
+        _policy("chunk", shorter, reachable),
+        _policy("pad-up", part if part.has_whole_limits else None, reachable),
+        _first_use(whole, reachable),
+    )
+    return ReportedPart(
+        text=describe_part(part),
+        num_entries=len(part.manifest.entries),
+        num_cold=len(bundle.require_programs().missing(whole.entries)),
+        num_settings=len(part.settings),
+        num_settings_of_spec=len(whole.spec.sampler.settings),
+        is_closed=part.coverage.is_closed and cut.coverage.is_closed,
+        policies=policies,
+    )
+
+
+def _reachable(coverage: Coverage) -> dict[str, int]:
+    return {phase.kind: phase.num_reachable for phase in coverage.phases}
+
+
+def _policy(name: Outside, part: Subset | None, whole: dict[str, int]) -> PartPolicy:
+    """None: a server with this policy does not start from it."""
+    if part is None:
+        text = "no server starts: larger entries do not cover what is not built"
+        return PartPolicy(policy=name, limits=None, phases=(), text=text)
+    served = _reachable(part.coverage)
+    limits = ClosedUnder.of(part.limits).model_dump()
+    return PartPolicy(policy=name, limits=limits, phases=_phases(served, whole), text=_OUTSIDE[name])
+
+
+def _first_use(whole: Manifest, reachable: dict[str, int]) -> PartPolicy:
+    limits = ClosedUnder.of(whole.spec.limits).model_dump()
+    return PartPolicy(
+        policy="first-use", limits=limits, phases=_phases(reachable, reachable), text=_OUTSIDE["first-use"]
+    )
+
+
+def _phases(served: dict[str, int], whole: dict[str, int]) -> tuple[PartPhase, ...]:
+    """Of prompts and decodes: what can be formed under the limits, and of how much under those of the whole."""
+    return tuple(
+        PartPhase(kind=kind, num_served=served[kind], num_reachable=whole[kind])
+        for kind in ("prompt", "decode")
+        if kind in served and kind in whole
+    )

@@ -2,6 +2,8 @@
 
 A bundle holds no times (docs/adr/0002-receipt-and-bundle.md): those are in the records of the store that built it, which
 are looked up where there is one. Programs of a bundle are verified as they are read; its units are not read at all.
+
+What the entries that are built took and take, on average of a kind: by which a budget for others is divided.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from aotgaudi.compile.keys import ProgramKeys, UnitRow, read_units
 from aotgaudi.compile.plan import Plan
 from aotgaudi.entries import Entry
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError
-from aotgaudi.report.report import Built, Component, PieceTime, ReportedUnit, Upgrade
+from aotgaudi.report.values import Built, Component, PieceTime, ReportedUnit, Upgrade
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
 
@@ -175,3 +177,29 @@ def _pieces(units: Iterable[ReportedUnit]) -> tuple[PieceTime, ...]:
         for piece, group in groups.items()
     )
     return tuple(sorted(rows, key=lambda row: (-row.compile_seconds, row.piece)))
+
+
+@dataclass(frozen=True, slots=True)
+class EntryMean:
+    """One entry of a kind: the bytes of its compiled units, and what compiling them took.
+
+    A unit that several entries of the kind share counts once, and so each for its part. `compile_seconds` is None where
+    the record of a unit is not known; tracing is not in it, which no record has.
+    """
+
+    num_entries: int
+    size_bytes: float
+    compile_seconds: float | None
+
+
+def entry_mean(held: Holdings, kind: str) -> EntryMean | None:
+    """Returns the mean over the built entries of a kind; None where none is built."""
+    programs = [program for program in held.programs if any(entry.kind == kind for entry in program.entries)]
+    num_entries = sum(entry.kind == kind for program in programs for entry in program.entries)
+    if not num_entries:
+        return None
+    keys = sorted({key for program in programs for key in program.units})
+    size = sum(digest.size_bytes for key in keys for digest in held.units[key].artifact.values())
+    is_timed = all(key in held.records for key in keys)
+    seconds = sum(held.records[key].compile_seconds for key in keys) if is_timed else None
+    return EntryMean(num_entries, size / num_entries, None if seconds is None else seconds / num_entries)

@@ -17,7 +17,7 @@ from aotgaudi.entries import PromptEntry, StepEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.manifest.coverage import reachable_of
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.report.report import EntryUse, ReportedTrace, Traffic
+from aotgaudi.report.values import EntryUse, ReportedTrace, Traffic
 from aotgaudi.traffic.replay import Replayed, replay
 from aotgaudi.traffic.trace import Trace
 

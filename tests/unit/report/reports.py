@@ -12,7 +12,7 @@ from aotgaudi.compile.plan import make_plan
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.report.compute import Given, report_of
 from aotgaudi.report.holdings import holdings_of_plan
-from aotgaudi.report.report import Report
+from aotgaudi.report.values import Report
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
 from tests.unit.compile.explaining import built

@@ -12,7 +12,7 @@ import pytest
 
 from aotgaudi.errors import MissingPackageError
 from aotgaudi.report.page import number_at, report_page, shown
-from aotgaudi.report.report import Component, Report
+from aotgaudi.report.values import Component, Report
 from aotgaudi.spec.parse import load_spec
 from aotgaudi.store.store import Store
 from tests.unit.compile.conftest import store

@@ -14,7 +14,7 @@ from aotgaudi.manifest.coverage import coverage_of
 from aotgaudi.report.compute import Given, report_of
 from aotgaudi.report.holdings import holdings_of_bundle
 from aotgaudi.report.plane_charts import steps_chart
-from aotgaudi.report.report import Report
+from aotgaudi.report.values import Report
 from aotgaudi.spec.scheduler import SchedulerSpec
 from tests.unit.bundle.test_part import ALONE, COVERING, LEAST, MANIFEST, seal
 

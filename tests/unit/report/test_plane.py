@@ -10,15 +10,8 @@ from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.proof import decode_holes, prompt_holes
 from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts
 from aotgaudi.entries import DecodeEntry, PromptEntry
-from aotgaudi.report.plane import (
-    MAX_BINS,
-    MAX_POINTS,
-    EntryFacts,
-    bin_of,
-    decode_plane,
-    prompt_plane,
-)
-from aotgaudi.report.report import Axis, Plane, Traffic
+from aotgaudi.report.planes import MAX_BINS, MAX_POINTS, EntryFacts, bin_of, decode_plane, prompt_plane
+from aotgaudi.report.values import Axis, Plane, Traffic
 from aotgaudi.spec.limits import ServingLimits
 
 PUBLIC = EntryFacts("public", None)

@@ -16,8 +16,8 @@ from aotgaudi.errors import SpecError
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.report.compute import Given, report_of
 from aotgaudi.report.page import number_at, report_page
-from aotgaudi.report.report import Report
 from aotgaudi.report.traffic import steps_of_trace
+from aotgaudi.report.values import Report
 from aotgaudi.traffic.replay import replay
 from aotgaudi.traffic.trace import Trace
 from tests.specs import spec_of

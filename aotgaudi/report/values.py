@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from aotgaudi.document import Value
+from aotgaudi.manifest.summary import Memory
 
 REPORT_SCHEMA: Literal["aotgaudi.report/1"] = "aotgaudi.report/1"
 
@@ -300,29 +301,6 @@ class BuildTime(Value):
     num_compiled: int
     num_workers: int
     worker_seconds: dict[str, float]
-
-
-class StepMemory(Value):
-    """What the step of a kind that needs most needs, in bytes."""
-
-    kind: str
-    entry: str
-    activation_bytes: int
-    kv_bytes: int
-    mask_bytes: int
-    logit_bytes: int
-    total_bytes: int
-
-
-class Memory(Value):
-    """An estimate of one device's memory, weights not counted (``manifest/cost.py``). `unknown`: why there is none."""
-
-    unknown: str | None
-    num_devices: int
-    kv_cache_bytes: int
-    steps: tuple[StepMemory, ...]
-    total_bytes: int
-    budget_bytes: int | None
 
 
 class Component(Value):

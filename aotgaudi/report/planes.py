@@ -34,7 +34,7 @@ from aotgaudi.bucketing.padding import (
 from aotgaudi.bucketing.proof import DecodeHole, PromptHole, decode_holes, prompt_holes
 from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts
 from aotgaudi.entries import DecodeEntry, PromptEntry
-from aotgaudi.report.report import Axis, EntryPoint, MeanPadding, Origin, Plane, PlaneCell, Traffic
+from aotgaudi.report.values import Axis, EntryPoint, MeanPadding, Origin, Plane, PlaneCell, Traffic
 
 MAX_BINS = 48
 """Most bins of an axis."""

@@ -1,0 +1,139 @@
+"""HTML from values. Text becomes HTML in `element` alone, which escapes it, so that no name is ever more than text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from html import escape
+from importlib import resources
+from types import MappingProxyType
+from typing import Any
+
+_SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+_LEAST_MINUTES = 120.0
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+_VOID = frozenset({"meta", "link"})
+
+
+class Html(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+NONE = Html()
+
+
+def element(tag: str, *children: object, **attributes: object) -> Html:
+    """Returns an element. Children that are not `Html`, and all values of attributes, are escaped.
+
+    ``class_`` is the attribute ``class``, ``data_path`` is ``data-path``; attributes of None are left out.
+    """
+    words = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
+        for name, value in attributes.items()
+        if value is not None
+    )
+    if tag in _VOID:
+        return Html(f"<{tag}{words}>")
+    return Html(f"<{tag}{words}>{join(*children)}</{tag}>")
+
+
+def join(*children: object) -> Html:
+    """Returns children one after the other, escaped unless they are `Html`."""
+    return Html("".join(child if isinstance(child, Html) else escape(str(child)) for child in children))
+
+
+def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Html:
+    """Returns a table. A head that begins with ``#`` is of numbers, one with ``*`` of long words."""
+    kinds = [{"#": "n", "*": "long"}.get(head[:1]) for head in heads]
+    titles = [element("th", head.lstrip("#*"), class_=kind) for head, kind in zip(heads, kinds, strict=True)]
+    lines = [element("tr", *titles)] if any(head.lstrip("#*") for head in heads) else []
+    for row in rows:
+        cells = (element("td", cell, class_=kind) for cell, kind in zip(row, kinds, strict=True))
+        lines.append(element("tr", *cells))
+    return element("div", element("table", *lines), class_="scroll")
+
+
+def details(summary: object, *children: object) -> Html:
+    """Returns children that are hidden until the summary is clicked."""
+    return element("details", element("summary", summary), *children)
+
+
+def code(text: object) -> Html:
+    """Returns text as code."""
+    return element("code", text)
+
+
+def page(title: str, *main: object) -> str:
+    """Returns a whole page."""
+    style = resources.files("aotgaudi.report").joinpath("style.css").read_text(encoding="utf-8")
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="referrer", content="no-referrer"),
+        element("title", title),
+        element("link", rel="icon", href="data:,"),
+        element("style", Html(style)),
+    )
+    return f"<!doctype html>\n{element('html', head, element('body', element('main', *main)), lang='en')}\n"
+
+
+class Numbers:
+    """The numbers of a JSON value, as elements that carry their place in it."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self._document = document
+
+    def __call__(self, place: str, form: str = "count") -> Html:
+        """Returns the number at a dotted place, shown in a form of `shown`; None is "not known"."""
+        value = number_at(self._document, place)
+        if value is None:
+            return element("span", "not known", class_="none")
+        return element("data", shown(value, form), data_path=place, value=value)
+
+
+def number_at(document: Mapping[str, Any], place: str) -> Any:
+    """Returns the value at a dotted place of a JSON value. Raises KeyError or IndexError."""
+    value: Any = document
+    for part in place.split("."):
+        value = value[int(part)] if isinstance(value, list) else value[part]
+    return value
+
+
+def shown(value: float, form: str) -> str:
+    """Returns a number for people.
+
+    `form`: ``count``, ``size`` in bytes, ``time`` in seconds, ``work``, ``factor``, or ``share``, a part of 1.
+    """
+    return _FORMS[form](value)
+
+
+def _size(num_bytes: float) -> str:
+    unit, name = next((pair for pair in _SIZES if num_bytes >= pair[0]), (1, "B"))
+    return f"{num_bytes / unit:,.{0 if unit == 1 else 1}f} {name}"
+
+
+def _time(seconds: float) -> str:
+    if seconds < _LEAST_MINUTES:
+        return f"{seconds:,.1f} s"
+    if seconds < 60 * _LEAST_MINUTES:
+        return f"{seconds / 60:,.1f} min"
+    return f"{seconds / 3600:,.1f} h"
+
+
+def _work(work: float) -> str:
+    return f"{work:,.0f}" if work >= 100 else f"{work:,.3g}"
+
+
+_FORMS: Mapping[str, Callable[[float], str]] = MappingProxyType(
+    {
+        "count": "{:,}".format,
+        "size": _size,
+        "time": _time,
+        "work": _work,
+        "factor": "x {:,.2f}".format,
+        "share": "{:.1%}".format,
+    }
+)
