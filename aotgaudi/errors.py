@@ -26,7 +26,8 @@
 Packages refine some of these (a `TransientError` is a RemoteError), and have errors that never leave them.
 
 A message says what was wrong, where, and what would be right. The command line prints it in one line and
-exits with ``exit_code``; a traceback is a bug of ours.
+exits with ``exit_code``; a traceback is a bug of ours. No line of a message is longer than `MOST_LINE_CHARACTERS`: what
+it quotes of a user's files may be megabytes.
 """
 
 from __future__ import annotations
@@ -37,11 +38,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+MOST_LINE_CHARACTERS = 2_000
+_MOST_WHERE_CHARACTERS = 300
+_MOST_PROBLEM_CHARACTERS = 1_000
+_TAIL_CHARACTERS = 80
+
 
 class AotGaudiError(Exception):
     """Base of all errors that are raised on purpose; ``exit_code`` is what the process exits with."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        """Returns the message, with each line bounded."""
+        return "\n".join(bounded(line, MOST_LINE_CHARACTERS) for line in super().__str__().split("\n"))
+
+
+def bounded(text: str, most: int) -> str:
+    """Returns `text` itself, or its beginning and end in about `most` characters, with how much is left out between them."""
+    if len(text) <= most:
+        return text
+    left_out = len(text) - most
+    return f"{text[: most - _TAIL_CHARACTERS]}... ({left_out:,} characters) ...{text[-_TAIL_CHARACTERS:]}"
 
 
 class SpecError(AotGaudiError):
@@ -51,6 +69,7 @@ class SpecError(AotGaudiError):
 
     def __init__(self, where: str, problem: str, remedy: str = "") -> None:
         self.where, self.problem, self.remedy = where, problem, remedy
+        where, problem = bounded(where, _MOST_WHERE_CHARACTERS), bounded(problem, _MOST_PROBLEM_CHARACTERS)
         super().__init__(f"{where}: {problem}" + (f" ({remedy})" if remedy else ""))
 
     def __reduce__(self) -> tuple[type[SpecError], tuple[str, str, str]]:
@@ -86,7 +105,6 @@ EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "ray": ("ray",),
         "s3": ("s3fs",),
         "gguf": ("gguf", "accelerate"),
-        "report": ("jinja2", "vl_convert"),
     }
 )
 """Extra -> the modules that it brings and that the light package lacks."""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
+import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import click
 
 from aotgaudi import __version__
 from aotgaudi.cli.verbs import COMMANDS, LazyGroup
-from aotgaudi.errors import AotGaudiError, MissingPackageError, SpecError
+from aotgaudi.errors import AotGaudiError, MissingPackageError, SpecError, store_error
 
 _EXIT_INTERRUPTED = 130
-_MOST_SHOWN_CHARS = 80
+_CLOSE = 0.8
+"""How alike an unknown option and one that we suggest must be: a misspelling is, another word is not."""
+_UNUSABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP})
 
 
 class RootGroup(LazyGroup):
@@ -36,13 +41,16 @@ class RootGroup(LazyGroup):
         except ModuleNotFoundError as error:
             missing = MissingPackageError.of(error, preferred=ctx.invoked_subcommand or "")
             raise missing or error from error
+        except click.NoSuchOption as error:
+            close = difflib.get_close_matches(error.option_name, error.possibilities or (), cutoff=_CLOSE)
+            raise click.NoSuchOption(error.option_name, possibilities=close, ctx=error.ctx) from error
         except OSError as error:
-            if error.errno != errno.ENAMETOOLONG:
-                raise
-            # The one mistake that even a look whether there is such a file raises.
-            raise SpecError(
-                str(error.filename)[:_MOST_SHOWN_CHARS], "is too long a name for a file"
-            ) from error
+            # Even a look whether there is such a file raises these.
+            if error.errno == errno.ENAMETOOLONG:
+                raise SpecError(str(error.filename), "is too long a name for a file") from error
+            if error.errno in _UNUSABLE and error.filename is not None:
+                raise store_error("use", Path(os.fsdecode(error.filename)), error) from error
+            raise
 
 
 @click.group(cls=RootGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})

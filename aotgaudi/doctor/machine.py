@@ -63,7 +63,6 @@ EXTRA_PURPOSES: Mapping[str, str] = MappingProxyType(
         "ray": "builds on a Ray cluster",
         "s3": "reads and writes s3://",
         "gguf": "imports GGUF files",
-        "report": "writes reports as pages",
     }
 )
 """What each extra is for."""
@@ -125,7 +124,7 @@ def missing_modules(extra: str) -> tuple[str, ...]:
 
 
 def of_extra(extra: str, bridge: str = NOT_INSTALLED) -> MachineFinding:
-    """Whether the packages of an extra are installed. Only a missing [build] or [serve] is a problem.
+    """Whether the packages of an extra are installed. A missing one is a warning: something cannot be done without it.
 
     `bridge` is the version of Gaudi's plugin of torch, next to which no other torch may be installed.
     """
@@ -138,7 +137,7 @@ def of_extra(extra: str, bridge: str = NOT_INSTALLED) -> MachineFinding:
     elsewhere = _ELSEWHERE if "torch" in EXTRAS[extra] and bridge != NOT_INSTALLED else ""
     remedy = f"{elsewhere}pip install 'aotgaudi[{extra}]'"
     needed_to: tuple[Purpose, ...] = tuple(purpose for purpose in _BOTH if purpose == extra)
-    return MachineFinding(subject, "warning" if needed_to else "ok", seen, remedy, needed_to)
+    return MachineFinding(subject, "warning", seen, remedy, needed_to)
 
 
 def version_in(constraints: Path, package: str) -> str:

@@ -19,9 +19,8 @@ aiohttp, are aiohttp's."""
 
 
 def named(lines: list[str]) -> set[str]:
-    """The modules of requirements: the names of packages, which all of ours but one are called after."""
-    names = {re.split(r"[^\w.-]", line)[0].lower().replace("-", "_") for line in lines}
-    return {"vl_convert" if name == "vl_convert_python" else name for name in names}
+    """The modules of requirements: they have the names of their packages."""
+    return {re.split(r"[^\w.-]", line)[0].lower().replace("-", "_") for line in lines}
 
 
 def imported(path: Path) -> Iterator[str]:

@@ -96,7 +96,7 @@ def test_output_and_json(spec: Path, tmp_path: Path) -> None:
         "decode": 2,
         "unified": 0,
         "vision": 0,
-        "sampler": 12,
+        "sampler": 14,
         "defrag": 0,
         "mhc": 0,
     }

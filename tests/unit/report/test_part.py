@@ -12,8 +12,8 @@ from aotgaudi.bundle.receipt import ClosedUnder, SealedPart
 from aotgaudi.errors import NotWarmError
 from aotgaudi.manifest.coverage import coverage_of
 from aotgaudi.report.compute import Given, report_of
+from aotgaudi.report.drawing import steps_figure
 from aotgaudi.report.holdings import holdings_of_bundle
-from aotgaudi.report.plane_charts import steps_chart
 from aotgaudi.report.values import Report
 from aotgaudi.spec.scheduler import SchedulerSpec
 from tests.unit.bundle.test_part import ALONE, COVERING, LEAST, MANIFEST, seal
@@ -68,8 +68,9 @@ def test_steps_whose_entries_are_not_built_are_counted_and_have_a_colour(tmp_pat
         assert cold
         assert len(cold) < len(plane.cells)
         assert any(point.is_warm is False for point in plane.points)
-        texts = [key.text for key in steps_chart(plane, f"planes.{index}").legend]
-        assert "has an entry, none of which is built" in texts
+        figure = steps_figure(plane, f"planes.{index}", "")
+        assert "has an entry, none of which is built" in figure
+        assert 'fill="var(--cold)"' in figure
 
 
 def test_where_larger_entries_cover_everything_nothing_is_cold(tmp_path: Path) -> None:

@@ -15,13 +15,14 @@ from aotgaudi.entries import PromptEntry, StepEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.report.compute import Given, report_of
-from aotgaudi.report.page import number_at, report_page
+from aotgaudi.report.html import number_at
+from aotgaudi.report.page import report_page
 from aotgaudi.report.traffic import steps_of_trace
 from aotgaudi.report.values import Report
 from aotgaudi.traffic.replay import replay
 from aotgaudi.traffic.trace import Trace
 from tests.specs import spec_of
-from tests.unit.report.test_page import Elements, needs_plots, numbers
+from tests.unit.report.test_page import MARKS, Elements, numbers
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,6 @@ def test_the_most_wasteful_entries_come_first() -> None:
     assert waste[0] > 0
 
 
-@needs_plots
 def test_the_page_shows_the_trace_in_place_of_all_steps() -> None:
     report, _ = reported([(0, 17, 3), (0, 90, 9), (3, 33, 1)])
     document = json.loads(report.model_dump_json(by_alias=True))
@@ -99,9 +99,7 @@ def test_the_page_shows_the_trace_in_place_of_all_steps() -> None:
         place for place, _, _ in found
     }
     assert all(json.loads(value) == number_at(document, place) for place, value, _ in found)
-    marks = Counter(
-        a["data-path"] for tag, a, _ in Elements(page).found if tag == "path" and "data-path" in a
-    )
+    marks = Counter(a["data-path"] for tag, a, _ in Elements(page).found if tag in MARKS and "data-path" in a)
     for index, plane in enumerate(report.planes):
         for number, cell in enumerate(plane.cells):
             drawn = bool(cell.num_steps) + (cell.traffic is not None)
