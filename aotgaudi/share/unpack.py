@@ -1,24 +1,25 @@
 """Taking a bundle out of a layer, whoever made that: nothing in the archive is believed.
 
-The archive is read header by header, in blocks; nothing is ever extracted "by name". Its files must be the index, first,
-and then exactly what that index names; where each is written follows from its digest, not from its name in the archive.
-So no name can lead outside, and no size can exceed the index's. Everything but plain files and directories
-(links, devices, FIFOs, extension headers) is refused by its type, with what else no bundle has: setuid, setgid and sticky
-bits, names twice, further entries. Memory is bounded by blocks and by the index; decompression stops at a ratio
-and at a size. What is wrong is one CorruptError, in one line.
+`tarfile` reads the archive as a stream, and nothing is ever extracted by name. Each header is checked before tarfile acts
+on it. Only plain files and directories are accepted: links, devices, FIFOs and extension headers (whose content tarfile
+would read into memory) are refused by their type, and so are setuid, setgid and sticky bits. The first file must be the
+index. Each other file must be one that the index names, once and with its size; its digest decides where it is written. So
+no name can lead outside, and no size can exceed the index's. The decompressor stops at a ratio and at a size. Whatever is
+wrong is one CorruptError, in one line.
 
 The first files of a layer, index and signature, say whether the rest is wanted, and how large it may be: `read_head`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, cast
 
 from aotgaudi.bundle.format import (
     INDEX_NAME,
@@ -37,7 +38,8 @@ from aotgaudi.store.cas import object_path
 
 _BLOCK = tarfile.BLOCKSIZE
 _CHUNK_BYTES = 1 << 20
-_MAX_TRAILING_BYTES = 1 << 20
+_TRAILING_BYTES = 1 << 20
+"""More zeros at the end of an archive than any writer of tar adds."""
 _SPECIAL_BITS = 0o7000
 _KINDS = {
     tarfile.SYMTYPE: "a symbolic link",
@@ -61,87 +63,80 @@ class Source(Protocol):
 
 
 class Sink(Protocol):
-    """Where a bundle's files go. Digests are verified by who writes."""
+    """Where a bundle's files go. It verifies their digests."""
 
     def write(self, name: str, digest: Digest | None, chunks: Iterator[bytes]) -> None:
-        """Writes the file `name` of the bundle; `digest` is None for the signature, which none names."""
+        """Writes the file `name` of the bundle; `digest` is None for the signature, which the index does not name."""
         ...
 
 
 def unpack_bundle(source: Source, sink: Sink) -> BundleIndex:
     """Reads an archive, and gives each file of the bundle in it to `sink`. Returns the bundle's index.
 
-    Raises CorruptError for whatever is not the archive of one whole bundle, and what `sink` raises.
+    Raises CorruptError for anything but the archive of one whole bundle, and what `sink` raises.
     """
-    reader = _Reader(source)
-    data, index = _read_index(reader)
-    sink.write(INDEX_NAME, Digest.of(data), iter((data,)))
-    _read_files(reader, index, sink)
+    with _archive(source) as files:
+        index_bytes = _read_index_bytes(files)
+        try:
+            index = load_index(index_bytes)
+        except ManifestError as error:
+            raise _refusal(str(error)) from error
+        sink.write(INDEX_NAME, Digest.of(index_bytes), iter((index_bytes,)))
+        _read_files(files, index, sink)
     return index
 
 
 @dataclass(frozen=True)
 class Head:
-    """The bytes of the first files of a layer: the index, and the signature where that follows."""
+    """The bytes of the first files of a layer: the index, and the signature if it follows."""
 
     index_bytes: bytes
     signature: bytes | None
 
 
 def read_head(source: Source) -> Head:
-    """Reads the beginning of an archive; parses none of it, for nobody has vouched for it. Raises CorruptError."""
-    reader = _Reader(source)
-    index_bytes = _read_index_bytes(reader)
-    member = reader.next_file(_DIRECTORIES)
-    if member is None or member.name != f"{BUNDLE_ROOT}/{SIGNATURE_NAME}":
-        return Head(index_bytes, None)
-    _check_size(member, MAX_ENVELOPE_BYTES)
-    return Head(index_bytes, b"".join(reader.content(member)))
+    """Reads the beginning of an archive and parses none of it, for nobody has vouched for it. Raises CorruptError."""
+    with _archive(source) as files:
+        index_bytes = _read_index_bytes(files)
+        member = files.next_file(_DIRECTORIES)
+        if member is None or member.name != f"{BUNDLE_ROOT}/{SIGNATURE_NAME}":
+            return Head(index_bytes, None)
+        _check_size(member, MAX_ENVELOPE_BYTES)
+        return Head(index_bytes, b"".join(files.content(member)))
 
 
 def largest_archive_bytes(index: BundleIndex) -> int:
     """Returns the most that an archive of this bundle can have: its files, headers, directories and end."""
     files = _files(index)
     content = sum(digest.size_bytes for digest in files.values()) + MAX_INDEX_BYTES + MAX_ENVELOPE_BYTES
-    return content + 2 * _BLOCK * (len(files) + len(_directories(files)) + 4) + _MAX_TRAILING_BYTES
+    return content + 2 * _BLOCK * (len(files) + len(_directories(files)) + 4) + _TRAILING_BYTES
 
 
-def _read_index(reader: _Reader) -> tuple[bytes, BundleIndex]:
-    data = _read_index_bytes(reader)
-    try:
-        return data, load_index(data)
-    except ManifestError as error:
-        raise _refusal(str(error)) from error
-
-
-def _read_index_bytes(reader: _Reader) -> bytes:
-    member = reader.next_file(_DIRECTORIES)
+def _read_index_bytes(files: _Files) -> bytes:
+    member = files.next_file(_DIRECTORIES)
     if member is None or member.name != f"{BUNDLE_ROOT}/{INDEX_NAME}":
         raise _refusal("its first file is not the bundle's index" if member else "there is no bundle in it")
-    if member.size > MAX_INDEX_BYTES:
-        raise _refusal(
-            f"{member.name!r:.200} would have {member.size} bytes, at most {MAX_INDEX_BYTES} are read"
-        )
-    return b"".join(reader.content(member))
+    _check_size(member, MAX_INDEX_BYTES)
+    return b"".join(files.content(member))
 
 
-def _read_files(reader: _Reader, index: BundleIndex, sink: Sink) -> None:
-    files = _files(index)
-    directories = _directories(files)
+def _read_files(files: _Files, index: BundleIndex, sink: Sink) -> None:
+    wanted = _files(index)
+    directories = _directories(wanted)
     signature = f"{BUNDLE_ROOT}/{SIGNATURE_NAME}"
-    while (member := reader.next_file(directories)) is not None:
+    while (member := files.next_file(directories)) is not None:
         if member.name == signature:
             _check_size(member, MAX_ENVELOPE_BYTES)
-            sink.write(SIGNATURE_NAME, None, reader.content(member))
+            sink.write(SIGNATURE_NAME, None, files.content(member))
             continue
-        digest = files.pop(member.name, None)
+        digest = wanted.pop(member.name, None)
         if digest is None:
             raise _refusal(f"{member.name!r:.200} is not in the bundle's index")
         if member.size != digest.size_bytes:
             raise _refusal(f"{member.name!r:.200} has {member.size} bytes, {digest.size_bytes} by the index")
-        sink.write(member.name.removeprefix(f"{BUNDLE_ROOT}/"), digest, reader.content(member))
-    if files:
-        raise _refusal(f"{len(files)} files are missing, first: {min(files)}")
+        sink.write(member.name.removeprefix(f"{BUNDLE_ROOT}/"), digest, files.content(member))
+    if wanted:
+        raise _refusal(f"{len(wanted)} files are missing, first: {min(wanted)}")
 
 
 def _directories(names: Iterable[str]) -> frozenset[str]:
@@ -157,17 +152,54 @@ def _files(index: BundleIndex) -> dict[str, Digest]:
     return files
 
 
-class _Reader:
-    """Yields the members of an archive. Each name is taken once."""
+class _PlainMember(tarfile.TarInfo):
+    """A header that is refused, before tarfile acts on it, unless it is that of a plain file or directory."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str | None, errors: str) -> _PlainMember:
+        """See `tarfile.TarInfo.frombuf`. Raises CorruptError."""
+        try:
+            member = super().frombuf(buf, encoding, errors)
+        except (ValueError, OverflowError) as error:
+            raise _refusal(f"a header cannot be read: {error}") from error
+        if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE):
+            kind = _KINDS.get(member.type, f"an entry of type {member.type!r}")
+            raise _refusal(f"{member.name!r:.200} is {kind}; a bundle has plain files and directories")
+        if member.mode & _SPECIAL_BITS:
+            raise _refusal(f"{member.name!r:.200} has mode {member.mode:o} (setuid, setgid or sticky)")
+        if member.size < 0:
+            raise _refusal(f"{member.name!r:.200} has a negative size")
+        _check_name(member.name)
+        return member
+
+
+@contextlib.contextmanager
+def _archive(source: Source) -> Iterator[_Files]:
+    """Opens an archive; turns tarfile's errors in the block into CorruptError."""
+    try:
+        with tarfile.open(
+            fileobj=cast("Any", source),  # It only reads.
+            mode="r|",
+            tarinfo=_PlainMember,
+            encoding="utf-8",
+            errors="strict",
+        ) as archive:
+            yield _Files(archive)
+    except tarfile.TarError as error:
+        raise _refusal(f"it cannot be read: {error}") from error
+
+
+class _Files:
+    """The plain files of an archive, in order. Each name is taken once."""
+
+    def __init__(self, archive: tarfile.TarFile) -> None:
+        self._archive = archive
         self._seen: set[str] = set()
 
     def next_file(self, directories: frozenset[str]) -> tarfile.TarInfo | None:
         """Returns the next plain file; None after the last. Passes over `directories`."""
-        while (block := self._exactly(_BLOCK, "a header")).strip(b"\0"):
-            member = _parse(block)
+        while (member := self._archive.next()) is not None:
+            self._archive.members.clear()  # type: ignore[attr-defined] # It would keep them all.
             if member.name in self._seen:
                 raise _refusal(f"{member.name!r:.200} is there twice")
             self._seen.add(member.name)
@@ -175,52 +207,18 @@ class _Reader:
                 return member
             if member.name not in directories or member.size:
                 raise _refusal(f"{member.name!r:.200} is no directory of a bundle")
-        self._check_end()
         return None
 
     def content(self, member: tarfile.TarInfo) -> Iterator[bytes]:
-        """Yields a file's bytes. To be read to the end before the next header."""
+        """Yields a file's bytes. Read it to the end before the next header."""
+        file = self._archive.extractfile(member)
         rest = member.size
-        while rest:
-            chunk = self._source.read(min(rest, _CHUNK_BYTES))
+        while file is not None and rest:
+            chunk = file.read(min(rest, _CHUNK_BYTES))
             if not chunk:
                 raise _refusal(f"it ends within {member.name!r:.200}")
             rest -= len(chunk)
             yield chunk
-        if self._exactly(-member.size % _BLOCK, "padding").strip(b"\0"):
-            raise _refusal(f"there is something between {member.name!r:.200} and the next header")
-
-    def _exactly(self, size: int, what: str) -> bytes:
-        data = b""
-        while len(data) < size:
-            chunk = self._source.read(size - len(data))
-            if not chunk:
-                raise _refusal(f"it ends within {what}")
-            data += chunk
-        return data
-
-    def _check_end(self) -> None:
-        num_bytes = 0
-        while chunk := self._source.read(_CHUNK_BYTES):
-            num_bytes += len(chunk)
-            if chunk.strip(b"\0") or num_bytes > _MAX_TRAILING_BYTES:
-                raise _refusal("there is something behind its end")
-
-
-def _parse(block: bytes) -> tarfile.TarInfo:
-    try:
-        member = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
-    except (tarfile.HeaderError, ValueError, OverflowError) as error:
-        raise _refusal(f"a header cannot be read: {error}") from error
-    if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE):
-        kind = _KINDS.get(member.type, f"an entry of type {member.type!r}")
-        raise _refusal(f"{member.name!r:.200} is {kind}; a bundle has plain files and directories")
-    if member.mode & _SPECIAL_BITS:
-        raise _refusal(f"{member.name!r:.200} has mode {member.mode:o} (setuid, setgid or sticky)")
-    if member.size < 0:
-        raise _refusal(f"{member.name!r:.200} has a negative size")
-    _check_name(member.name)
-    return member
 
 
 def _check_name(name: str) -> None:
