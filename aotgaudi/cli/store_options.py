@@ -9,8 +9,6 @@ from pathlib import Path
 import click
 
 from aotgaudi.cli.options import STORE, option, options_of, parse_byte_count
-from aotgaudi.digest import sha256_bytes
-from aotgaudi.store.access import default_store_root, is_on_network
 from aotgaudi.store.store import Store
 
 
@@ -42,16 +40,8 @@ class StorePlace:
             create=create,
             lower=self.lower,
             read_only=not is_writable,
-            index_root=self._index_root() if is_writable else None,
             trust_others=self.trust_others,
         )
-
-    def _index_root(self) -> Path | None:
-        """A directory of this machine for the index of a store that several machines share; None: in the store."""
-        if not self.root.exists() or not is_on_network(self.root):
-            return None
-        local = default_store_root() / "indexes" / sha256_bytes(str(self.root.resolve()).encode())[:16]
-        return None if is_on_network(default_store_root()) else local
 
 
 store_options = options_of(StorePlace, "place", root=STORE)

@@ -135,8 +135,6 @@ def build(  # noqa: PLR0913 - one argument a setting
         if place is not None:
             with phases.time("seal"):
                 index = seal(manifest, opened, place, part=part, signing=signing, model=directory)
-    if opened is not store:
-        opened.close()
     return BuildResult(manifest, outcome, place, index, phases.done)
 
 

@@ -203,7 +203,7 @@ def of_store(root: Path) -> MachineFinding:
     """Whether builds can use the store, or make it; and how much room there is."""
     try:
         if _is_filled(root):
-            Store.open(root, create=False).close()
+            Store.open(root, create=False)
     except (StoreError, OSError) as error:
         return MachineFinding("store", "error", str(error), "another place: --store DIR", ("build",))
     return _of_place("store", root, TOOLCACHE_BYTES)

@@ -63,7 +63,6 @@ def try_to_compile(seconds: float = TRIAL_SECONDS, num_workers: int | None = Non
         with tempfile.TemporaryDirectory(prefix="aotgaudi-doctor-") as folder:
             store = Store.open(Path(folder) / "store")
             outcome = compile_missing(manifest, store, entries, workers, watch)
-            store.close()
     except BuildInterruptedError:
         return _failed(f"took longer than {seconds:g} s", "a machine that is less busy, or --trial-timeout")
     except (AotGaudiError, OSError) as error:

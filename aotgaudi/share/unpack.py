@@ -156,7 +156,7 @@ class _PlainMember(tarfile.TarInfo):
     """A header that is refused, before tarfile acts on it, unless it is that of a plain file or directory."""
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str | None, errors: str) -> _PlainMember:
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _PlainMember:
         """See `tarfile.TarInfo.frombuf`. Raises CorruptError."""
         try:
             member = super().frombuf(buf, encoding, errors)

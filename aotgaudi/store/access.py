@@ -34,7 +34,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
         *(f"fuse.{name}" for name in _FUSE),
     ]
 )
-"""Types in /proc/self/mountinfo of file systems that several hosts can mount. SQLite must not lie on them."""
+"""Types in /proc/self/mountinfo of file systems that several hosts can mount."""
 
 _CHECKED = ("", "objects", "objects/sha256", "records", "roots")
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -82,11 +82,6 @@ def replaceable_in(path: Path) -> Path | None:
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             return parent
     return None
-
-
-def is_on_network(path: Path, mounts: Path = _MOUNTS) -> bool:
-    """Whether `path` is on a file system that other hosts may mount; False where that cannot be told."""
-    return file_system(path, mounts) in NETWORK_FILE_SYSTEMS
 
 
 def file_system(path: Path, mounts: Path = _MOUNTS) -> str:

@@ -1,17 +1,13 @@
-"""Kernel locks (``flock``): they die with their holder, and a file that is left behind means nothing.
+"""Kernel locks (``flock``): they die with their holder, and a file left behind means nothing.
 
 ::
 
     locks/<key>.lock    held by the builder that works on a unit
     locks/store         shared by builds, seals and pulls; held alone by a garbage collector
 
-Builders of version 0.1 know no lock of the store, but each holds its index (``actions/``, SQLite) open while it runs, and
-SQLite holds a lock for as long: a shared one on the byte DMS of the file ``-shm`` (sqlite.org: walformat.html, "WAL
-Locks"; os_unix.c, UNIX_SHM_DMS). A collector that finds it is not alone.
-
-On a network file system the kernel passes them on to the server (Linux does, over NFS). Without locks, a unit may
-be compiled twice, which is waste and no error: objects have equal bytes and the first record stays. Collecting
-needs the lock, and is refused.
+On a network file system the kernel passes locks on to the server (Linux does, over NFS). Without locks, two builders may
+compile one unit, which is waste but no error: objects have equal bytes, and the first record stays. Collecting needs the
+lock, and is refused.
 """
 
 from __future__ import annotations
@@ -30,8 +26,6 @@ from aotgaudi.files import make_directories
 
 _LOG = logging.getLogger(__name__)
 _LOCK_NAME = re.compile(r"[0-9A-Za-z_-]{1,128}")
-_OLDER_INDEX = ("actions", "cache.db-shm")
-_DMS_BYTE = 128
 _NO_LOCKS_ERRORS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -66,7 +60,7 @@ class Locks:
                 raise StoreError(
                     f"{self._directory}: the file system has no locks (collect on the host that has)"
                 )
-            yield state and not _is_open(self._directory.parent.joinpath(*_OLDER_INDEX))
+            yield state
 
     def forget_units(self) -> None:
         """Removes the files of unit locks, held or not. Call it under `exclusive` alone."""
@@ -87,18 +81,6 @@ class Locks:
             yield _flock(descriptor, operation, path)
         finally:
             os.close(descriptor)
-
-
-def _is_open(shm: Path) -> bool:
-    """Whether a process has the SQLite database open whose ``-shm`` file this is; True where that cannot be told."""
-    try:
-        with shm.open("r+b") as file:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _DMS_BYTE)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
 
 
 def _flock(descriptor: int, operation: int, path: Path) -> bool | None:

@@ -6,7 +6,7 @@ Layout ``aotgaudi.store/1`` (grammar and version history in docs/formats/store.m
     objects/     content-addressed, immutable                       (cas.py)
     records/     key -> result, one immutable file each: the truth  (records.py)
     roots/       what is kept whatever the size                     (roots.py)
-    index/       a cache of look-ups, owner only, SQLite            (index.py)
+    index/       a cache of look-ups, a small file each             (index.py)
     locks/       kernel locks; a file left behind means nothing     (locks.py)
     tmp/         files being written, and incoming/, logs/,
                  toolcache/: the builder's scratch                  (scratch.py)
@@ -20,20 +20,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import StoreError, store_error
 from aotgaudi.files import make_directories, temporary_file, write_atomic
-from aotgaudi.store.access import is_on_network, refuse_unsafe
+from aotgaudi.store.access import refuse_unsafe
 from aotgaudi.store.cas import ObjectStore
+from aotgaudi.store.index import Index
 from aotgaudi.store.locks import Locks
 from aotgaudi.store.records import Actions
 from aotgaudi.store.roots import Roots
 from aotgaudi.store.scratch import sweep_temporary_files
-
-if TYPE_CHECKING:
-    from aotgaudi.store.index import Index
 
 STORE_FORMAT = "aotgaudi.store/1"
 
@@ -64,9 +61,8 @@ class Store:
         lower: Iterable[Path] = (),
         *,
         read_only: bool = False,
-        index_root: Path | None = None,
     ) -> None:
-        """`lower` are read-only layers; `index_root` None means: no index."""
+        """`lower` are read-only layers. A store that is opened read-only has no index."""
         self.root = root.absolute()
         self.lower = tuple(path.absolute() for path in lower)
         self.read_only = read_only
@@ -74,7 +70,7 @@ class Store:
         self.actions = Actions(self.root, self.lower, read_only=read_only)
         self.roots = Roots(self.root)
         self.locks = Locks(self.root)
-        self.index = None if index_root is None else _index_at(index_root)
+        self.index = None if read_only else Index(self.root / "index")
 
     @classmethod
     def open(
@@ -84,15 +80,13 @@ class Store:
         create: bool = True,
         lower: Iterable[Path] = (),
         read_only: bool = False,
-        index_root: Path | None = None,
         trust_others: bool = False,
     ) -> Store:
         """Opens the store at `root`, and makes it first when `create` and it is missing or empty.
 
         Look-ups go to `root` and then to `lower`, in order: other stores, or sealed bundles (for their objects).
         Writes go to `root`. With `read_only`, nothing at all is written there: no probe, no lock, no time of use.
-        The index is at `index_root`, by default in the store. There is none if the store is opened read-only or is
-        on a network file system, where SQLite does not work. Several processes may create one store at once.
+        Several processes may create one store at once.
 
         Raises StoreError if the store is missing, is not a store, has another format, is not writable, or, unless
         `trust_others`, if others could have written to it or to a layer (see access.py).
@@ -106,12 +100,9 @@ class Store:
         if not trust_others:
             for place in (root, *layers):
                 refuse_unsafe(place)
-        if read_only:
-            return cls(root, layers, read_only=True, index_root=index_root)
-        _check_writable(root)
-        if index_root is None and not is_on_network(root):
-            index_root = root.absolute() / "index"
-        return cls(root, layers, index_root=index_root)
+        if not read_only:
+            _check_writable(root)
+        return cls(root, layers, read_only=read_only)
 
     @contextlib.contextmanager
     def try_unit_lock(self, key: str) -> Iterator[bool]:
@@ -181,11 +172,6 @@ class Store:
             return f"{self.index.root}: not begun"
         return f"{self.index.root}: {len(self.index)} look-ups"
 
-    def close(self) -> None:
-        """Closes the index."""
-        if self.index is not None:
-            self.index.close()
-
     def _look_up_name(self, keys: Sequence[str]) -> str:
         layers = [str(path) for path in (self.root, *self.lower)]
         return sha256_bytes(canonical_json(["aotgaudi.checklist/1", layers]) + "\n".join(keys).encode())
@@ -197,12 +183,6 @@ class Store:
                     sweep_temporary_files(self.root)
         except StoreError:
             return  # No locks here: nothing is swept, and `shared` says what is wrong, if anything is.
-
-
-def _index_at(root: Path) -> Index:
-    from aotgaudi.store.index import Index
-
-    return Index(root)
 
 
 def _create(root: Path) -> None:

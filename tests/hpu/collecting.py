@@ -21,12 +21,9 @@ def publish_recipes(root: Path, key: str) -> None:
         bridge.compiled(graph(number))(*bridge.placed(*bridge.random(SHAPES)))
     bridge.flush()
     store = Store.open(root)
-    try:
-        files = collect(recipe_directory(), bridge.counts().recipes).files
-        recipes = RecipeSet.of("gaudi2", files, store.objects.put_file)
-        store.actions.put(key, recipes.as_record())
-    finally:
-        store.close()
+    files = collect(recipe_directory(), bridge.counts().recipes).files
+    recipes = RecipeSet.of("gaudi2", files, store.objects.put_file)
+    store.actions.put(key, recipes.as_record())
 
 
 def environment_of(folder: Path, directory: Path, **more: str) -> Mapping[str, str]:

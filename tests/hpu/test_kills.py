@@ -77,4 +77,3 @@ def test_nothing_is_half_collected(newest: Path, tmp_path: Path) -> None:
     found = store.actions.get(record_key(NUM_KILLS + 1))
     assert found is not None
     check(store, found)
-    store.close()

@@ -52,7 +52,6 @@ def through_a_store(directory: Path, keys: list[str], root: Path, target: Path) 
     shutil.rmtree(directory)
     paths = {name: (digest, store.objects.path(digest)) for name, digest in recipes.files.items()}
     materialise(paths, target)
-    store.close()
     return recipes
 
 

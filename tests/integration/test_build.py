@@ -163,7 +163,6 @@ class Build:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(DEADLINE_SECONDS)
-        self.store.close()
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
     """Has a spec, a manifest, and a store in which their programs are traced."""
     (tmp_path / "tiny.toml").write_text(SPEC_TEXT, encoding="utf-8")
     write_manifest(tmp_path / "tiny.manifest.json", MANIFEST)
-    traced(tmp_path / "store").close()
+    traced(tmp_path / "store")
     return tmp_path
 
 

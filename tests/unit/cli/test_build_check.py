@@ -32,7 +32,6 @@ def build(place: Path, *labels: str) -> None:
     manifest = Manifest.of(tiny_spec())
     store = Store.open(place / "store")
     seed(store, manifest.spec, manifest.entries, [labels])
-    store.close()
     done = run(place, "-j", "1")
     assert done.exit_code == 0, done.output
 

@@ -38,7 +38,6 @@ class Place:
     def seed(self, labels: Sequence[Sequence[str]]) -> None:
         store = Store.open(self.store)
         seed(store, self.manifest.spec, self.manifest.entries, labels)
-        store.close()
 
     def names(self) -> set[str]:
         return {path.name for path in self.folder.iterdir()}

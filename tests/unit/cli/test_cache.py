@@ -42,7 +42,6 @@ class Place:
         self.root = folder / "store"
         store = Store.open(self.root)
         seed(store, self.manifest.spec, self.manifest.entries, LABELS)
-        store.close()
         assert self.build().exit_code == 0
 
     def build(self, *more: object) -> Result:

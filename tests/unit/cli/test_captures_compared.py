@@ -46,7 +46,6 @@ def recorded(here: Here, path: Path) -> None:
         cold_counts={},
     )
     record_capture(store, capture_key(bundle.launch).hex, row)
-    store.close()
 
 
 def run(*arguments: object) -> Result:

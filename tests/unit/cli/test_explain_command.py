@@ -36,7 +36,6 @@ class Place:
         self.manifest = Manifest.of(tiny_spec())
         store = Store.open(self.store)
         built(store, self.manifest.spec, self.manifest.entries, LABELS)
-        store.close()
         run("build", "bundle", self.spec, "-o", self.bundle, "--store", self.store)
 
 
@@ -129,7 +128,6 @@ def test_one_traced_entry_lists_units_that_are_not_compiled(place: Place) -> Non
     for key in list(store.actions):
         if (store.actions.get(key) or {}).get("label") == "layer a":
             store.actions.discard(key)
-    store.close()
 
     document = document_of("explain", place.spec, "prompt 1 16 0", "--store", place.store)
 
@@ -150,7 +148,6 @@ def test_a_new_entry_names_the_nearest_as_it_is_printed(place: Place) -> None:
     spec = tiny_spec()
     store = Store.open(place.folder / "other store")
     built(store, spec, place.manifest.of_kind("prompt")[:1], LABELS)
-    store.close()
 
     lines = run("explain", place.spec, "prompt 1 16 1", "--store", store.root).stdout.splitlines()
 

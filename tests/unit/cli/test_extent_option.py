@@ -42,7 +42,6 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     store = Store.open(tmp_path / "store")
     labels = [(f"layer {number}",) for number in range(len(manifest.entries))]
     seed(store, manifest.spec, manifest.entries, labels)
-    store.close()
     return path
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,5 @@ from aotgaudi.store.store import Store
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    opened = Store.open(tmp_path / "store")
-    yield opened
-    opened.close()
+def store(tmp_path: Path) -> Store:
+    return Store.open(tmp_path / "store")

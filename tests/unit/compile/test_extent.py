@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,12 +30,11 @@ NUM_LEAST = len(IMPORTANCE.tier("least"))
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(tmp_path: Path) -> Store:
     """Every program of `MANIFEST` is traced, each of one unit of its own."""
     store = Store.open(tmp_path / "store")
     seed(store, MANIFEST.spec, MANIFEST.entries, [(f"layer {n}",) for n in range(len(MANIFEST.entries))])
-    yield store
-    store.close()
+    return store
 
 
 def test_in_order_the_units_of_a_program_come_before_those_of_the_next(store: Store, tmp_path: Path) -> None:

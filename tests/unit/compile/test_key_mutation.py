@@ -164,12 +164,11 @@ IN_KEY = {
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """Everything of `ENTRIES` built, under `SPEC` and `TARGET`."""
     opened = Store.open(tmp_path_factory.mktemp("mutation") / "store")
     built(opened, SPEC, ENTRIES, LABELS, TARGET)
-    yield opened
-    opened.close()
+    return opened
 
 
 def states(found: tuple[Finding, ...]) -> set[str]:
@@ -256,7 +255,6 @@ def test_every_key_of_a_models_config_is_a_named_miss_or_excluded(
 
     (found,) = findings(opened, _with_config(other), ENTRIES[:1], TARGET)
 
-    opened.close()
     if key in CONFIG_KEYS_EXCLUDED:
         assert found.state == "warm"
     else:
@@ -440,7 +438,6 @@ def test_every_line_of_a_graph_is_a_miss_that_shows_the_line(
 
     program, unit = findings(opened, SPEC, ENTRIES[:1], TARGET)
 
-    opened.close()
     assert program.state == "warm"
     assert (unit.state, [change.name for change in unit.changes]) == ("changed", ["graph"])
     assert unit.lines is not None

@@ -102,7 +102,6 @@ def store_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     manifest = Manifest.of(tiny_spec())
     store = Store.open(root)
     built(store, manifest.spec, manifest.entries, (("layer a", "head b"), ("layer a",)))
-    store.close()
     return root
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +29,13 @@ Row = dict[str, Any]
 def built_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = Store.open(tmp_path_factory.mktemp("built") / "store")
     execute(store, seeded_plan(store, LABELS), 1)
-    store.close()
     return store.root
 
 
 @pytest.fixture
-def built(built_once: Path, tmp_path: Path) -> Iterator[Store]:
+def built(built_once: Path, tmp_path: Path) -> Store:
     """A store in which everything of `ENTRIES` is there."""
-    store = Store.open(shutil.copytree(built_once, tmp_path / "built"))
-    yield store
-    store.close()
+    return Store.open(shutil.copytree(built_once, tmp_path / "built"))
 
 
 def plan_of(store: Store, spec: BuildSpec | None = None) -> Plan:

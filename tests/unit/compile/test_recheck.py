@@ -192,7 +192,6 @@ def bundle_of(folder: Path, num_workers: int) -> dict[str, bytes]:
         assert execute(store, plan, num_workers, spec=manifest.spec).failures == ()
     out = folder / "bundle"
     pack_bundle(dumps(manifest), manifest.id, make_receipt(manifest, plan), store.objects, out)
-    store.close()
     return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 

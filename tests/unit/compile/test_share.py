@@ -40,7 +40,6 @@ def built(tmp_path: Path) -> Store:
     """A store in which all of the manifest is built."""
     store = Store.open(tmp_path / "built")
     seed(store, MANIFEST.spec, MANIFEST.entries, LABELS)
-    store.close()
     (tmp_path / "tiny.toml").write_text(SPEC_TEXT)
     arguments = ["build", "cache", str(tmp_path / "tiny.toml"), "--store", str(store.root), "-j", "1"]
     assert CliRunner().invoke(cli, arguments).exit_code == 0

@@ -169,7 +169,7 @@ def test_memory_is_for_a_worker_a_core(workers: int, status: str, remedy: str) -
 
 
 def test_a_store_is_checked_as_a_build_would_and_a_place_for_one_is_left_alone(tmp_path: Path) -> None:
-    Store.open(tmp_path / "good").close()
+    Store.open(tmp_path / "good")
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("mine")

@@ -77,7 +77,6 @@ def place(tmp_path: Path) -> Place:
     store = Store.open(tmp_path / "store")
     seed(store, MANIFEST.spec, MANIFEST.entries, (("layer a", "head b"),))
     build(MANIFEST, tmp_path / "bundle", store=store, jobs=1)
-    store.close()
     return Place(tmp_path / "store", open_bundle(tmp_path / "bundle").receipt)
 
 

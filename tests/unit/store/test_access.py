@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.errors import StoreError
-from aotgaudi.store.access import is_on_network, refuse_unsafe
+from aotgaudi.store.access import NETWORK_FILE_SYSTEMS, file_system, refuse_unsafe
 from aotgaudi.store.store import Store
 
 
@@ -106,17 +106,8 @@ def test_the_innermost_mount_decides(tmp_path: Path, path: str, expected: bool) 
     mounts = tmp_path / "mountinfo"
     mounts.write_text(MOUNTS, encoding="utf-8")
 
-    assert is_on_network(Path(path), mounts) is expected
+    assert (file_system(Path(path), mounts) in NETWORK_FILE_SYSTEMS) is expected
 
 
 def test_where_it_cannot_be_told_it_is_taken_for_local(tmp_path: Path) -> None:
-    assert is_on_network(tmp_path, tmp_path / "nothing") is False
-
-
-def test_a_store_on_a_network_file_system_has_no_index_in_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("aotgaudi.store.store.is_on_network", lambda _: True)
-
-    assert Store.open(tmp_path / "store").index is None
-    assert Store.open(tmp_path / "store", index_root=tmp_path / "local").index is not None
+    assert file_system(tmp_path, tmp_path / "nothing") == ""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -328,30 +326,6 @@ def test_what_pulls_have_received_in_part_goes_always_but_for_what_is_being_fill
         collect(store, EVERYTHING)
 
     assert [path.exists() for path in (left, live, log)] == [False, True, True]
-
-
-def test_a_builder_of_version_0_1_keeps_collectors_out_for_as_long_as_it_runs(store: Store) -> None:
-    """It has its index open, and holds none of our locks."""
-    orphan = store.objects.put_bytes(b"what it has just compiled")
-    code = (
-        "import diskcache, sys\n"
-        f"cache = diskcache.Cache({str(store.root / 'actions')!r}); cache.set('key', 'value')\n"
-        "print('open', flush=True); sys.stdin.read()"
-    )
-    older = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        assert older.stdout is not None
-        assert older.stdout.readline() == b"open\n"
-        with pytest.raises(StoreError, match="in use"):
-            collect(store, 0)
-        assert collect_unless_used(store, 0) is None
-        assert store.objects.has(orphan)
-    finally:
-        older.kill()
-        older.communicate()
-
-    collect(store, 0)
-    assert not store.objects.has(orphan)
 
 
 def test_nothing_of_a_running_build_goes(store: Store) -> None:

@@ -34,7 +34,6 @@ def image(tmp_path: Path) -> Store:
     digest = store.objects.put_bytes(b"of the image")
     store.actions.put(KEY, {"object": str(digest), "from": "image"})
     store.actions.records.touch(KEY, 0.0)
-    store.close()
     return store
 
 
@@ -157,7 +156,6 @@ def test_a_read_only_store_answers_and_nothing_in_it_changes(tmp_path: Path, ima
         assert store.objects.read(digest) == b"of the image"
         store.actions.note_use([KEY])
     assert store.index is None
-    store.close()
 
     assert snapshot(image.root) == before
 
@@ -192,18 +190,6 @@ def test_a_missing_store_is_not_made_read_only(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="is not a store"):
         Store.open(tmp_path / "none", read_only=True)
     assert not (tmp_path / "none").exists()
-
-
-def test_the_index_may_lie_elsewhere(tmp_path: Path, image: Store) -> None:
-    before = snapshot(image.root)
-    store = Store.open(image.root, read_only=True, index_root=tmp_path / "local")
-    assert store.index is not None
-
-    store.index.put(KEY, {"n": 1})
-    store.close()
-
-    assert (tmp_path / "local" / "cache.db").exists()
-    assert snapshot(image.root) == before
 
 
 _AS_ANYBODY = """

@@ -26,14 +26,12 @@ def test_a_store_is_made_and_opened_again(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "a" / "store")
     digest = store.objects.put_bytes(b"data")
     store.actions.put(KEY, {"object": str(digest)})
-    store.close()
 
     again = Store.open(tmp_path / "a" / "store", create=False)
 
     assert again.objects.read(digest) == b"data"
     assert again.actions.get(KEY) == {"object": str(digest)}
     assert (again.root / "format").read_text() == f"{STORE_FORMAT}\n"
-    again.close()
 
 
 def test_a_missing_store_is_not_made_unasked(tmp_path: Path) -> None:
@@ -93,7 +91,6 @@ def test_a_relative_root_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path / "b")
 
     store.actions.put(KEY, {})
-    store.close()
 
     assert (tmp_path / "store" / "records" / KEY[:2] / f"{KEY}.json").exists()
 
@@ -223,7 +220,6 @@ from aotgaudi.store.store import Store
 sys.stdin.readline()
 store = Store.open(Path(sys.argv[1]))
 store.actions.put("%064d" % int(sys.argv[2]), {})
-store.close()
 """
 
 
@@ -241,12 +237,11 @@ def test_many_processes_make_one_store_at_once(tmp_path: Path) -> None:
     assert [maker.wait() for maker in makers] == [0, 0, 0, 0]
     store = Store.open(root, create=False)
     assert list(store.actions) == [f"{n:064d}" for n in range(4)]
-    store.close()
 
 
 _DOCUMENTED = re.compile(
     r"format|objects/sha256/([0-9a-f]{2})/\1[0-9a-f]{62}|records/([0-9a-f]{2})/\2[0-9a-f]{62}\.json"
-    r"|roots/[0-9A-Za-z_-][0-9A-Za-z._-]*\.json|index/cache\.db(-wal|-shm)?|locks/([0-9A-Za-z_-]+\.lock|store)"
+    r"|roots/[0-9A-Za-z_-][0-9A-Za-z._-]*\.json|index/[0-9a-f]{64}\.json|locks/([0-9A-Za-z_-]+\.lock|store)"
     r"|quarantine/[^/]+\.[0-9a-f]{8}(\.reason)?"
 )
 
@@ -275,5 +270,4 @@ def test_the_layout_is_the_documented_one(tmp_path: Path) -> None:
         for name, path in files.items()
         if name[:3] in ("obj", "rec")
     )
-    assert stat.S_IMODE((tmp_path / "index").stat().st_mode) == 0o700
     assert (tmp_path / "format").read_bytes() == b"aotgaudi.store/1\n"

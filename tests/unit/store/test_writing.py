@@ -139,7 +139,6 @@ def test_a_writer_that_is_killed_at_any_step_leaves_a_sound_store_and_nothing_to
                 publish(store)
         assert store.actions.get(KEY) == {"object": str(DIGEST)}
         assert store.objects.read(DIGEST) == DATA
-        store.close()
     assert died, "the call was never made"
 
 
