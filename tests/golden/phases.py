@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import pytest
-
 from aotgaudi.bucketing.strategy import BucketingInputs, Strategy
 from tests.golden.rows import Row, check_table, inputs_of
 
 PHASES = ("prompt", "decode")
 
 
-def phases_with(rows: Iterable[Row], field: str) -> list[Any]:
-    """Returns one test parameter for each phase of each row that has ``<phase>_<field>``."""
-    return [
-        pytest.param(row, phase, id=f"{row['version']}-{row['id']}-{phase}")
-        for row in rows
-        for phase in PHASES
-        if f"{phase}_{field}" in row
-    ]
+def with_phases(rows: Iterable[Row]) -> list[tuple[Row, str]]:
+    """Returns each row with each phase."""
+    return [(row, phase) for row in rows for phase in PHASES]
+
+
+def phases_with(rows: Iterable[Row], field: str) -> list[tuple[Row, str]]:
+    """Returns each row with each phase of which it has ``<phase>_<field>``."""
+    return [(row, phase) for row, phase in with_phases(rows) if f"{phase}_{field}" in row]
 
 
 def inputs_of_phase(row: Row, phase: str) -> BucketingInputs:

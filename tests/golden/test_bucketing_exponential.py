@@ -18,7 +18,7 @@ from aotgaudi.bucketing.extension import EXTENSION_POINTS
 from aotgaudi.bucketing.strategy import Ranges
 from aotgaudi.bucketing.versions import find_strategy
 from aotgaudi.errors import SpecError
-from tests.golden.rows import Row, check_table, inputs_of, parameters, read_rows
+from tests.golden.rows import Row, check_table, each_of, inputs_of, read_rows
 
 ROWS = read_rows("bucketing/exponential.jsonl.gz")
 LARGE = [row for row in read_rows("bucketing/large.jsonl.gz") if row["strategy"] == "exponential"]
@@ -48,7 +48,7 @@ def check_ranges(axes: ExponentialAxes, ranges: Ranges, row: Row, phase: str) ->
     assert [list(values) for values in astuple(ranges)] == row[f"{phase}_ranges"]
 
 
-@pytest.mark.parametrize("row", parameters(ROWS + LARGE))
+@each_of(ROWS + LARGE)
 def test_tables_equal_the_public_code(row: Row) -> None:
     inputs, strategy, whole = inputs_of(row), find_strategy(row["version"], "exponential"), row.get("error")
 
@@ -62,7 +62,7 @@ def test_tables_equal_the_public_code(row: Row) -> None:
         check_table(lambda: strategy.decode_seed_table(inputs), row["decode_seed_buckets"])
 
 
-@pytest.mark.parametrize("row", parameters(row for row in ROWS + LARGE if "prompt_cfg" in row))
+@each_of(row for row in ROWS + LARGE if "prompt_cfg" in row)
 def test_ranges_equal_the_public_code(row: Row) -> None:
     inputs, ranges = inputs_of(row), ranges_of(row["version"])
 
@@ -70,7 +70,7 @@ def test_ranges_equal_the_public_code(row: Row) -> None:
     check_ranges(ranges.decode_axes(inputs), ranges.decode_ranges(inputs), row, "decode")
 
 
-@pytest.mark.parametrize("row", parameters(POINTS))
+@each_of(POINTS)
 def test_the_points_of_one_dimension_equal_the_public_code(row: Row) -> None:
     axis, rule = ExponentialAxis(*row["args"]), point_rule(row["version"])
     modes = {"contiguous_pa": row["use_contiguous_pa"], "long_context": row["long_context"]}

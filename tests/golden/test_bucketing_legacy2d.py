@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple
-from typing import Any
-
-import pytest
 
 from aotgaudi.bucketing.exponential import ExponentialAxis
 from aotgaudi.bucketing.extension import (
@@ -18,7 +15,7 @@ from aotgaudi.bucketing.extension import (
 from aotgaudi.bucketing.linear import LinearAxis
 from aotgaudi.bucketing.versions import find_strategy
 from tests.golden.phases import PHASES, inputs_of_phase, phases_with
-from tests.golden.rows import Row, check_table, read_rows
+from tests.golden.rows import Row, check_table, each_of, read_rows
 
 ROWS = read_rows("bucketing/legacy2d.jsonl.gz")
 STRATEGIES = {"linear_2d": "linear", "exponential_2d": "exponential"}
@@ -30,17 +27,12 @@ AXES = {
 }
 
 
-def phases_made() -> list[Any]:
+def phases_made() -> list[tuple[Row, str]]:
     """A row that failed has the error of the whole, and the tables that were made before it."""
-    return [
-        pytest.param(row, phase, id=f"{row['version']}-{row['id']}-{phase}")
-        for row in ROWS
-        for phase in PHASES
-        if phase == "prompt" or "prompt_buckets" in row
-    ]
+    return [(row, phase) for row in ROWS for phase in PHASES if phase == "prompt" or "prompt_buckets" in row]
 
 
-@pytest.mark.parametrize(("row", "phase"), phases_made())
+@each_of(phases_made())
 def test_tables_equal_the_public_code(row: Row, phase: str) -> None:
     strategy = find_strategy(row["version"], STRATEGIES[row["strategy"]])
 
@@ -56,7 +48,7 @@ def test_tables_equal_the_public_code(row: Row, phase: str) -> None:
     check_table(make, golden, None if golden else row.get("error"))
 
 
-@pytest.mark.parametrize(("row", "phase"), phases_with(ROWS, "cfg"))
+@each_of(phases_with(ROWS, "cfg"))
 def test_dimensions_equal_the_public_code(row: Row, phase: str) -> None:
     axes: tuple[LinearAxis | ExponentialAxis, ...] = AXES[row["strategy"], phase](inputs_of_phase(row, phase))
 

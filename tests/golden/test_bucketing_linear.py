@@ -10,8 +10,8 @@ from aotgaudi.bucketing.combine import ProductStrategy
 from aotgaudi.bucketing.linear import LinearAxes, LinearAxis, LinearRanges, linear_range
 from aotgaudi.bucketing.versions import find_strategy
 from aotgaudi.errors import SpecError
-from tests.golden.phases import PHASES, check_phase, inputs_of_phase, phases_with
-from tests.golden.rows import Row, parameters, read_rows
+from tests.golden.phases import PHASES, check_phase, inputs_of_phase, phases_with, with_phases
+from tests.golden.rows import Row, each_of, read_rows
 
 ROWS = read_rows("bucketing/linear.jsonl.gz")
 LARGE_ROWS = [row for row in read_rows("bucketing/large.jsonl.gz") if row["strategy"] == "linear"]
@@ -25,25 +25,24 @@ def axes_of(row: Row, phase: str) -> LinearAxes:
     return strategy.ranges.prompt_axes(inputs) if phase == "prompt" else strategy.ranges.decode_axes(inputs)
 
 
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("row", parameters(ROWS + LARGE_ROWS))
+@each_of(with_phases(ROWS + LARGE_ROWS))
 def test_tables_equal_the_public_code(row: Row, phase: str) -> None:
     assert row["strategy"] == "linear"
 
     check_phase(row, phase, find_strategy(row["version"], "linear"))
 
 
-@pytest.mark.parametrize(("row", "phase"), phases_with(ROWS + LARGE_ROWS, "cfg"))
+@each_of(phases_with(ROWS + LARGE_ROWS, "cfg"))
 def test_dimensions_equal_the_public_code(row: Row, phase: str) -> None:
     assert [list(axis) for axis in astuple(axes_of(row, phase))] == row[f"{phase}_cfg"]
 
 
-@pytest.mark.parametrize(("row", "phase"), phases_with(ROWS + LARGE_ROWS, "ranges"))
+@each_of(phases_with(ROWS + LARGE_ROWS, "ranges"))
 def test_ranges_equal_the_public_code(row: Row, phase: str) -> None:
     assert [list(values) for values in astuple(axes_of(row, phase).ranges(phase))] == row[f"{phase}_ranges"]
 
 
-@pytest.mark.parametrize("row", parameters(RANGE_ROWS))
+@each_of(RANGE_ROWS)
 def test_one_range_equals_the_public_code(row: Row) -> None:
     assert row["fn"] == "linear.warmup_range"
     axis = LinearAxis(*row["args"])

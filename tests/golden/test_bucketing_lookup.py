@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from aotgaudi.bucketing.upstream import calc_fallback_value
 from aotgaudi.bucketing.versions import find_strategy, open_upstream_lookup
-from tests.golden.rows import Row, check_table, inputs_of, parameters, read_rows
+from tests.golden.rows import Row, check_table, each_of, inputs_of, read_rows
 
 ROWS = read_rows("bucketing/lookup.jsonl.gz")
 FALLBACKS = [
@@ -14,7 +12,7 @@ FALLBACKS = [
 ]
 
 
-@pytest.mark.parametrize("row", parameters(ROWS))
+@each_of(ROWS)
 def test_series_of_look_ups_equals_the_public_code(row: Row) -> None:
     lookup = open_upstream_lookup(row["version"], row["strategy"], inputs_of(row))
 
@@ -26,7 +24,7 @@ def test_series_of_look_ups_equals_the_public_code(row: Row) -> None:
         assert (list(answer.bucket), int(answer.is_added)) == (bucket, added)
 
 
-@pytest.mark.parametrize("row", parameters(ROWS))
+@each_of(ROWS)
 def test_tables_before_the_look_ups_equal_the_public_code(row: Row) -> None:
     inputs, strategy = inputs_of(row), find_strategy(row["version"], row["strategy"])
 
@@ -34,7 +32,7 @@ def test_tables_before_the_look_ups_equal_the_public_code(row: Row) -> None:
     check_table(lambda: strategy.decode_table(inputs), row["decode_buckets"])
 
 
-@pytest.mark.parametrize("row", parameters(FALLBACKS))
+@each_of(FALLBACKS)
 def test_fallback_values_equal_the_public_code(row: Row) -> None:
     (base_step,) = row["args"]
 

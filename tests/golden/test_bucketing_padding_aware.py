@@ -15,8 +15,8 @@ from aotgaudi.bucketing.linear import (
 )
 from aotgaudi.bucketing.versions import find_strategy
 from aotgaudi.errors import SpecError
-from tests.golden.phases import PHASES, check_phase, inputs_of_phase, phases_with
-from tests.golden.rows import Row, parameters, read_rows
+from tests.golden.phases import check_phase, inputs_of_phase, phases_with, with_phases
+from tests.golden.rows import Row, each_of, read_rows
 
 ROWS = read_rows("bucketing/padding_aware.jsonl.gz")
 LARGE_ROWS = [row for row in read_rows("bucketing/large.jsonl.gz") if row["strategy"] == "padding_aware"]
@@ -30,15 +30,14 @@ def axes_of(row: Row, phase: str) -> PaddedAxes:
     return padded_prompt_axes(inputs) if phase == "prompt" else padded_decode_axes(inputs)
 
 
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("row", parameters(ROWS + LARGE_ROWS))
+@each_of(with_phases(ROWS + LARGE_ROWS))
 def test_tables_equal_the_public_code(row: Row, phase: str) -> None:
     assert row["strategy"] == "padding_aware"
 
     check_phase(row, phase, find_strategy(row["version"], "padding_aware"))
 
 
-@pytest.mark.parametrize(("row", "phase"), phases_with(ROWS + LARGE_ROWS, "cfg"))
+@each_of(phases_with(ROWS + LARGE_ROWS, "cfg"))
 def test_dimensions_equal_the_public_code(row: Row, phase: str) -> None:
     if any(pad_percent > 50 for *_, pad_percent in row[f"{phase}_cfg"]):
         with pytest.raises(SpecError, match="BUCKET_PAD_PERCENT"):
@@ -48,12 +47,12 @@ def test_dimensions_equal_the_public_code(row: Row, phase: str) -> None:
     assert [list(axis) for axis in astuple(axes_of(row, phase))] == row[f"{phase}_cfg"]
 
 
-@pytest.mark.parametrize(("row", "phase"), phases_with(ROWS + LARGE_ROWS, "ranges"))
+@each_of(phases_with(ROWS + LARGE_ROWS, "ranges"))
 def test_ranges_equal_the_public_code(row: Row, phase: str) -> None:
     assert [list(values) for values in astuple(axes_of(row, phase).ranges(phase))] == row[f"{phase}_ranges"]
 
 
-@pytest.mark.parametrize("row", parameters(RANGE_ROWS))
+@each_of(RANGE_ROWS)
 def test_one_range_equals_the_public_code(row: Row) -> None:
     assert row["fn"] == "padding_aware.warmup_range_with_limits"
     axis = PaddedAxis(*row["args"])

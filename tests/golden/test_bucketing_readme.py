@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from aotgaudi.bucketing.extension import extension_range
 from aotgaudi.bucketing.linear import LinearAxis, linear_range
 from aotgaudi.bucketing.versions import VERSIONS, find_strategy
-from tests.golden.rows import GOLDENS, Row, check_table, inputs_of, parameters, read_rows
+from tests.golden.rows import GOLDENS, Row, check_table, each_of, inputs_of, read_rows
 
 ROWS = read_rows("bucketing/readme_tables.jsonl")
 TABLES = [row for row in ROWS if "strategy" in row]
@@ -26,7 +24,7 @@ def with_other_ends(row: Row) -> Iterator[Row]:
             yield {**row, "inputs": {**row["inputs"], name: value}}
 
 
-@pytest.mark.parametrize("row", parameters(TABLES))
+@each_of(TABLES)
 def test_logged_tables_are_reproduced(row: Row) -> None:
     strategy = find_strategy(row["version"], row["strategy"])
 
@@ -36,7 +34,7 @@ def test_logged_tables_are_reproduced(row: Row) -> None:
         check_table(lambda: strategy.decode_table(inputs), row["decode_buckets"])  # noqa: B023
 
 
-@pytest.mark.parametrize("row", parameters(TABLES))
+@each_of(TABLES)
 def test_other_versions_that_are_said_to_reproduce_a_table_do(row: Row) -> None:
     inputs = inputs_of(row)
 
@@ -46,7 +44,7 @@ def test_other_versions_that_are_said_to_reproduce_a_table_do(row: Row) -> None:
         check_table(lambda: find_strategy(version, "exponential").decode_table(inputs), row["decode_buckets"])  # noqa: B023
 
 
-@pytest.mark.parametrize("row", parameters(LINEAR))
+@each_of(LINEAR)
 def test_linear_examples_are_reproduced_by_every_version(row: Row) -> None:
     axis = LinearAxis(*row["args"])
 

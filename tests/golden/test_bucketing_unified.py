@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import astuple
 
-import pytest
-
 from aotgaudi.bucketing.unified import UnifiedAxis, unified_axes, unified_range
 from aotgaudi.bucketing.versions import find_unified
-from tests.golden.rows import Row, check_table, inputs_of, parameters, read_rows
+from tests.golden.rows import Row, check_table, each_of, inputs_of, read_rows
 
 ROWS = read_rows("bucketing/unified.jsonl.gz")
 RANGE_ROWS = [row for row in read_rows("bucketing/ranges1d.jsonl.gz") if row["fn"].startswith("unified.")]
 
 
-@pytest.mark.parametrize("row", parameters(ROWS))
+@each_of(ROWS)
 def test_tables_equal_the_public_code(row: Row) -> None:
     assert row["strategy"] == "unified"
     inputs, strategy = inputs_of(row), find_unified(row["version"])
@@ -22,7 +20,7 @@ def test_tables_equal_the_public_code(row: Row) -> None:
     check_table(lambda: strategy.unified_table(inputs), row.get("unified_buckets"), row.get("error"))
 
 
-@pytest.mark.parametrize("row", parameters(row for row in ROWS if row["unified_cfg"] is not None))
+@each_of(row for row in ROWS if row["unified_cfg"] is not None)
 def test_ranges_equal_the_public_code(row: Row) -> None:
     axes = unified_axes(inputs_of(row))
 
@@ -31,7 +29,7 @@ def test_ranges_equal_the_public_code(row: Row) -> None:
     assert [list(unified_range(axis)) for axis in found] == row["unified_ranges"]
 
 
-@pytest.mark.parametrize("row", parameters(RANGE_ROWS))
+@each_of(RANGE_ROWS)
 def test_one_range_equals_the_public_code(row: Row) -> None:
     assert row["fn"] == "unified.warmup_unified_range"
 

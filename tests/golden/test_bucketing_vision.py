@@ -10,7 +10,7 @@ from aotgaudi.bucketing.vision import VisionBuckets, vision_sizes
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.vision import Resolution, VisionSpec
 from aotgaudi.wrap.from_vllm.serving import ServingEnvironment
-from tests.golden.rows import Row, parameters, read_rows
+from tests.golden.rows import Row, each_of, read_rows
 
 CHECKED = {
     "buckets",
@@ -37,7 +37,7 @@ def as_upstream(resolution: Resolution) -> list[Any]:
     return [width, height, list(num_images) if isinstance(num_images, tuple) else num_images]
 
 
-@pytest.mark.parametrize("row", parameters(read_rows("bucketing/vision.jsonl.gz")))
+@each_of(read_rows("bucketing/vision.jsonl.gz"))
 def test_sizes_and_plans_equal_the_public_code(row: Row) -> None:
     assert row["fn"] == "vision.HPUVisionBucketManager"
     assert row.keys() <= CHECKED | NOT_OURS | REQUEST, "a field that nothing compares"
