@@ -16,7 +16,7 @@ import click
 from aotgaudi.cli.options import parse_byte_count
 from aotgaudi.errors import RemoteError, SpecError
 from aotgaudi.share.hub import fetch_model, is_hub_id
-from aotgaudi.spec.bucketing import BucketingSpec, VersionName
+from aotgaudi.spec.bucketing import NEWEST_RELEASE, BucketingSpec, VersionName
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.limits import LARGEST_LIMIT
 from aotgaudi.spec.parse import json_sha256, read_bucket_file, read_config
@@ -100,7 +100,8 @@ def from_vllm_options(function: Command) -> Command:
         "--bucketing-version",
         type=click.Choice(get_args(VersionName)),
         metavar="VERSION",
-        help=f"Whose rules  [default: {BucketingSpec().version}]",
+        help=f"Your server's version, or the last one before it. The newest release is {NEWEST_RELEASE}; the default is a"
+        f" later commit.  [default: {BucketingSpec().version}]",
     )
     @wraps(function)
     def command(vllm_command: str | None, **options: Any) -> Any:

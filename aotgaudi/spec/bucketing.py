@@ -31,6 +31,9 @@ VersionName = Literal[
     "vllm-hpu-extension@2b4ba56",
 ]
 
+NEWEST_RELEASE: VersionName = "vllm-gaudi@v0.24.0"
+"""The newest release. The first version above is a later commit."""
+
 
 class AxisBounds(SpecValue):
     """Bounds that the user sets for one dimension; None leaves the strategy's default.

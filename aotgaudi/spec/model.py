@@ -52,6 +52,9 @@ POSITION_KEYS = (
 )
 """What models call the longest sequence that they are made for; the least of several counts (vllm/config/model.py)."""
 
+STATE_KEYS = ("state_size", "lru_width", "attention_hidden_size")
+"""What Mamba, RecurrentGemma and RWKV call the size of a state that their layers keep."""
+
 _NESTED = "text_config"
 """Where multimodal configs keep the language model's keys."""
 
@@ -112,9 +115,10 @@ class ModelSpec(SpecValue):
     @property
     def max_position_embeddings(self) -> int:
         """The longest sequence that the model is made for, in tokens, under any name that configs use."""
-        return min(map(self._count, filter(self.states, POSITION_KEYS)), default=0) or self._count(
-            POSITION_KEYS[0]
-        )
+        known = [self._count(name) for name in POSITION_KEYS if self.states(name)]
+        if not known and any(map(self.states, STATE_KEYS)):
+            raise SpecError("model.config.model_type", *other_state(self.model_type))
+        return min(known) if known else self._count(POSITION_KEYS[0])
 
     @property
     def intermediate_size(self) -> int:
@@ -172,6 +176,12 @@ class ModelSpec(SpecValue):
         nested = self.config.get(_NESTED)
         value = self.config.get(name)
         return nested.get(name) if value is None and isinstance(nested, dict) else value
+
+
+def other_state(model_type: str) -> tuple[str, str]:
+    """Returns why a model is refused whose layers keep state besides keys and values, and what would do."""
+    problem = f"is {model_type!r}, whose layers keep state other than the keys and values of attention: not supported"
+    return problem, "a model with attention in its layers"
 
 
 def _config_components(prefix: str, config: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]:

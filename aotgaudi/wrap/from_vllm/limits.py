@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from aotgaudi.bucketing.versions import EnvironmentRules, find_version
 from aotgaudi.errors import SpecError
+from aotgaudi.spec.model import STATE_KEYS, other_state
 from aotgaudi.spec.parallel import ParallelSpec
 from aotgaudi.wrap.from_vllm.buckets import BucketingEnvironment
 from aotgaudi.wrap.from_vllm.command import VllmCommand
@@ -140,6 +141,10 @@ def _max_model_len(
     command: VllmCommand, facts: ModelFacts, serving: ServingEnvironment, assumed: _Assumed
 ) -> int:
     positions, text = facts.positions, command.values.get("max-model-len")
+    if positions is None and any(facts.text.get(name) is not None for name in STATE_KEYS):
+        raise SpecError(
+            "the model's config.json: model_type", *other_state(str(facts.text.get("model_type")))
+        )
     if text is None:
         if positions is None:
             problem = "is missing, and config.json has no max_position_embeddings"

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from aotgaudi.bucketing.versions import EnvironmentRules, find_version
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.base import SpecValue
-from aotgaudi.spec.bucketing import BucketingSpec
+from aotgaudi.spec.bucketing import NEWEST_RELEASE, BucketingSpec
 from aotgaudi.spec.build_spec import SPEC_SCHEMA, BuildSpec
 from aotgaudi.spec.parallel import ParallelSpec
 from aotgaudi.spec.parse import spec_from_json, value_from_json
@@ -262,7 +262,10 @@ class _Parts:
 
     def assumed(self, setup: VllmSetup) -> Iterator[str]:
         if setup.version is None:
-            yield f"--bucketing-version {self.bucketing.version} (of the newest release; give your server's)"
+            yield (
+                f"--bucketing-version {self.bucketing.version} (later than the newest release, {NEWEST_RELEASE}; give your"
+                " server's)"
+            )
         yield from self.limits.assumed
         if self.serving.is_lazy is None:
             yield f"{LAZY_VARIABLE}=0 (its default changed between releases: always set it)"

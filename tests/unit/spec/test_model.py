@@ -111,3 +111,18 @@ def test_a_model_without_positions_is_told_the_usual_name() -> None:
 
     with pytest.raises(SpecError, match=r"model\.config\.max_position_embeddings: is missing"):
         _ = model.max_position_embeddings
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "mamba", "state_size": 16},
+        {"model_type": "rwkv", "attention_hidden_size": 768},
+        {"model_type": "recurrent_gemma", "lru_width": 2560},
+    ],
+)
+def test_a_model_with_other_state_is_told_that_it_is_not_supported(config: dict[str, Any]) -> None:
+    model = ModelSpec(name="m", dtype="bfloat16", config=config)
+
+    with pytest.raises(SpecError, match=r"model_type: is '.*keys and values of attention: not supported"):
+        _ = model.max_position_embeddings

@@ -12,7 +12,7 @@ from aotgaudi.errors import SpecError
 from aotgaudi.manifest.cost import estimate_memory, kv_cache_bytes
 from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.manifest.manifest import Manifest, dumps, loads
-from aotgaudi.spec.bucketing import AxisBounds, SlidingSpec, VersionName
+from aotgaudi.spec.bucketing import NEWEST_RELEASE, AxisBounds, SlidingSpec, VersionName
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.lora import LoraSpec
@@ -633,3 +633,17 @@ def test_legal_numbers_make_a_spec_that_says_them(
     )
     assert found.bucketing.version == version
     assert (found.target.execution_mode in ("lazy", "eager")) is eager
+
+
+@pytest.mark.parametrize("flags", ["", "--max-model-len 2048"])
+def test_a_model_without_attention_is_told_that_it_is_not_supported(flags: str) -> None:
+    config = {"model_type": "mamba", "state_size": 16, "hidden_size": 768, "num_hidden_layers": 24}
+
+    error = mistake(flags, config=config)
+
+    assert error.where == "the model's config.json: model_type"
+    assert "keys and values of attention: not supported" in error.problem
+
+
+def test_the_newest_release_is_the_first_of_the_known_versions_that_is_one() -> None:
+    assert next(name for name in get_args(VersionName) if "@v" in name) == NEWEST_RELEASE
