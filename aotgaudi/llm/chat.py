@@ -6,7 +6,7 @@ access is an error, not an empty string.
 
 Compiling a template evaluates none of its expressions: Jinja would otherwise fold constants, and
 ``{{ 9 ** 9999999 }}`` would keep a process busy before it serves. Rendering has no time limit here: the server renders
-in a process that may be killed (`aotgaudi.server.intake.lane`), `LLM` in its caller's.
+in a process that may be killed (`aotgaudi.server.preprocess.worker`), `LLM` in its caller's.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 ``GET /v1/models``, ``/v1/models/ID``  the served models
 ``POST /v1/completions``               text or token ids in, text out; streamed on request
 ``POST /v1/chat/completions``          messages in, a message out; streamed on request
-``GET /health``                        200 while engine and intake live and the engine advances; else 503 and the reason
+``GET /health``                        200 while engine and preprocessor pool live and steps end; else 503 and the reason
 ``GET /ready``                         200 while the server takes requests; else 503 and the reason
 ``GET /metrics``                       Prometheus or OpenMetrics text
 ``GET /version``                       this program's version
@@ -41,11 +41,10 @@ from aotgaudi.server.http import (
     error_body,
     unless_disconnected,
 )
-from aotgaudi.server.intake.body import Body
-from aotgaudi.server.intake.prepare import Kind, PreparedRequest
-from aotgaudi.server.intake.protocol import ChatCompletionRequest, CompletionRequest
 from aotgaudi.server.log import REQUEST_ID
 from aotgaudi.server.options import Observability
+from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest
+from aotgaudi.server.preprocess.protocol import Body, ChatCompletionRequest, CompletionRequest
 from aotgaudi.server.responses import (
     AnswerFormat,
     AnswerHead,
@@ -137,7 +136,7 @@ class Api:
         return await self._answer(request, prepared, ChatFormat(head, texts))
 
     async def health(self, _: Request) -> Response:
-        """Says whether engine and intake live and the engine advances, or why not."""
+        """Says whether engine and preprocessor pool live and the engine advances, or why not."""
         trouble = self._service.trouble
         return JSONResponse({"alive": not trouble, "reason": trouble}, 503 if trouble else 200)
 
@@ -180,7 +179,7 @@ class Api:
         async with self._bodies.json_bytes(request) as raw:
             service.check_open()
             with service.engine.admission.preparing():
-                return await unless_disconnected(service.intake.prepare(kind, raw), request.receive)
+                return await unless_disconnected(service.preprocessor.prepare(kind, raw), request.receive)
 
     def _head(self, prefix: str, prepared: PreparedRequest) -> AnswerHead:
         return AnswerHead(

@@ -21,10 +21,10 @@ from aotgaudi.server.engine.client import EngineClient
 from aotgaudi.server.engine.start import EngineProcess
 from aotgaudi.server.hosts import AllowedHosts, is_loopback
 from aotgaudi.server.http_server import HttpServer, bind
-from aotgaudi.server.intake.intake import Intake
-from aotgaudi.server.intake.prepare import ServedModel
 from aotgaudi.server.metrics import Metrics
 from aotgaudi.server.options import DEFAULT_STOP_TIMES, Listening, Observability, StopTimes
+from aotgaudi.server.preprocess.pool import PreprocessorPool
+from aotgaudi.server.preprocess.prepare import ServedModel
 from aotgaudi.server.service import DEFAULT_STALL_SECONDS, Service
 
 logger = logging.getLogger(__name__)
@@ -62,17 +62,17 @@ def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> Non
         NotWarmError, CorruptError, UntrustedError, TargetError: the bundle cannot be served; nothing was mapped.
         TargetError: the kernel must refuse processes, and cannot.
         CoverageError: under `require_warm`, a step that the scheduler can form has no entry.
-        AotGaudiError: the engine's process ended unasked, or the intake before the server was ready.
+        AotGaudiError: the engine's process ended unasked, or the preprocessor before the server was ready.
     """
     with phases.time("bind"):
         listener = bind(options.listening.host, options.listening.port)
-    with listener, Intake(seccomp=options.seccomp) as intake:
-        service, engine = _start(options, process, intake, phases)
+    with listener, PreprocessorPool(seccomp=options.seccomp) as preprocessor:
+        service, engine = _start(options, process, preprocessor, phases)
         armed = phases.clock()
 
         def on_listening(host: str, port: int) -> None:
             engine.attach()
-            intake.attach()
+            preprocessor.attach()
             phases.add("listen", armed)
             done, seconds = phases.done, phases.clock()
             service.metrics.tell_start(seconds, done)
@@ -111,10 +111,10 @@ def warn_of_reach(host: str) -> None:
 
 
 def _start(
-    options: ServeOptions, process: EngineProcess, intake: Intake, phases: Phases
+    options: ServeOptions, process: EngineProcess, preprocessor: PreprocessorPool, phases: Phases
 ) -> tuple[Service, EngineClient]:
     began, metrics = phases.clock(), Metrics(options.served_model_names[0], __version__)
-    intake.load(process.opened())
+    preprocessor.load(process.opened())
     running = process.running()
     phases.keep(running.phases)
     limits = running.rules.limits
@@ -124,15 +124,15 @@ def _start(
         defaults=running.defaults,
         outside=running.outside,
     )
-    intake.open(served)
+    preprocessor.open(served)
     phases.add("intake", began)
-    process.hand_over(intake.answer_for_kernel)
+    process.hand_over(preprocessor.answer_for_kernel)
     guard = Guard()
-    guard.arm(seccomp=options.seccomp, hand_over=intake.answer_for_kernel)
+    guard.arm(seccomp=options.seccomp, hand_over=preprocessor.answer_for_kernel)
     engine = EngineClient(process, running, options.admission, metrics.observe_step)
     service = Service(
         engine=engine,
-        intake=intake,
+        preprocessor=preprocessor,
         token_text=engine.token_text,
         model=served,
         manifest_id=running.manifest_id,

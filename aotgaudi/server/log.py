@@ -1,16 +1,17 @@
-"""A log that nobody waits for: what its reader does not take in time is dropped and counted. Its lines, as text or JSON."""
+"""The server's log, as text or JSON. Logging never waits: lines that nobody reads in time are dropped and counted."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import logging
 import os
-import threading
 import time
-from collections import deque
 from contextvars import ContextVar
 from datetime import datetime, timezone
+from logging.handlers import QueueHandler, QueueListener
+from queue import Full, Queue
 from typing import Literal, TextIO
 
 LogFormat = Literal["text", "json"]
@@ -18,20 +19,20 @@ LogFormat = Literal["text", "json"]
 REQUEST_ID: ContextVar[str | None] = ContextVar("aotgaudi_request_id", default=None)
 """The id of the request being handled, None outside of requests. Each request has its own task, so its own context."""
 
-_MAX_HELD_BYTES = 1 << 20
+_MAX_HELD_LINES = 2048
 _CLOSE_SECONDS = 1.0
 _RETRY_SECONDS = 0.05
 
 
 class _TextFormatter(logging.Formatter):
-    """``20:15:01 INFO message [request 0a1b]``; with a `teller`, who is named before the level."""
+    """``2026-11-24 20:15:01 INFO message [request 0a1b]``; a `teller` stands before the level."""
 
     def __init__(self, teller: str = "") -> None:
         words = ("%(asctime)s", teller, "%(levelname)s", "%(message)s")
-        super().__init__(" ".join(filter(None, words)), "%H:%M:%S")
+        super().__init__(" ".join(filter(None, words)), "%Y-%m-%d %H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
-        """Part of logging: the line that stands above a traceback."""
+        """Part of logging: the line above a traceback."""
         line, request_id = super().formatMessage(record), _request_id_of(record)
         return line if request_id is None else f"{line} [request {request_id}]"
 
@@ -39,7 +40,7 @@ class _TextFormatter(logging.Formatter):
 class _JsonFormatter(logging.Formatter):
     """One JSON object a line: `time` (RFC 3339, UTC), `level`, `logger`, `message`, `request_id`, and what a record adds.
 
-    A record adds what its `fields` hold; and `exception`, a traceback.
+    A record adds its attribute `fields`, and its traceback as `exception`.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -59,72 +60,70 @@ class _JsonFormatter(logging.Formatter):
 
 
 def _request_id_of(record: logging.LogRecord) -> str | None:
-    """Which request a record is about: as it says, else the one that is being handled. None: about none."""
+    """Which request a record is about: the record's own `request_id`, else the one being handled."""
     said: str | None = getattr(record, "request_id", None)
     return REQUEST_ID.get() if said is None else said
 
 
-class DroppingHandler(logging.Handler):
-    """Writes records to a file descriptor from a thread of its own, which may block; who logs does not.
+class DroppingHandler(QueueHandler):
+    """Formats records where they are logged, and has a thread write them to a file descriptor, which may block."""
 
-    Not through `sys.stderr`: whoever holds its lock while it blocks would keep the interpreter from ending.
-    """
+    def __init__(self, descriptor: int, max_held_lines: int = _MAX_HELD_LINES) -> None:
+        self._held: Queue[logging.LogRecord] = Queue(max_held_lines)
+        super().__init__(self._held)
+        self._num_dropped = 0
+        QueueListener(self._held, _DescriptorHandler(descriptor)).start()
 
-    def __init__(self, descriptor: int, max_held_bytes: int = _MAX_HELD_BYTES) -> None:
-        super().__init__()
-        self._descriptor, self._max_held_bytes = descriptor, max_held_bytes
-        self._lines: deque[bytes] = deque()
-        self._num_held_bytes = self._num_dropped = 0
-        self._changed = threading.Condition()
-        threading.Thread(target=self._write_all, name="aotgaudi-log", daemon=True).start()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Part of logging: takes the record, or drops it."""
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        """Part of logging: returns a record whose message is the whole line."""
         try:
-            line = f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
-        except Exception:  # A record that cannot be formatted must not harm whoever logged it.
-            line = f"{record.levelname} a message that cannot be formatted: {record.msg!r}\n".encode()
-        with self._changed:
-            if self._num_held_bytes + len(line) > self._max_held_bytes:
-                self._num_dropped += 1
-                return
-            if self._num_dropped:
-                line = b"%d lines were dropped: nobody read this log\n%b" % (self._num_dropped, line)
-                self._num_dropped = 0
-            self._lines.append(line)
-            self._num_held_bytes += len(line)
-            self._changed.notify_all()
+            line = self.format(record)
+        except Exception:  # A record that cannot be formatted must not harm its caller.
+            line = f"{record.levelname} a message that cannot be formatted: {record.msg!r}"
+        prepared = copy.copy(record)
+        prepared.msg, prepared.args, prepared.exc_info, prepared.exc_text = line, None, None, None
+        return prepared
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """Part of logging: holds the record, or drops it. Called under this handler's lock."""
+        if self._num_dropped:
+            record.msg = f"{self._num_dropped} lines were dropped: nobody read this log\n{record.msg}"
+        try:
+            self._held.put_nowait(record)
+        except Full:
+            self._num_dropped += 1
+        else:
+            self._num_dropped = 0
 
     def close(self) -> None:
-        """Part of logging: waits for what was logged to be written, but not for long."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._num_held_bytes, _CLOSE_SECONDS)
+        """Part of logging: waits until the held lines are written, for a second at most."""
+        with self._held.all_tasks_done:
+            self._held.all_tasks_done.wait_for(lambda: not self._held.unfinished_tasks, _CLOSE_SECONDS)
         super().close()
 
-    def _write_all(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: bool(self._lines))
-                line = self._lines.popleft()
-            self._write(line)
-            with self._changed:
-                self._num_held_bytes -= len(line)
-                self._changed.notify_all()
 
-    def _write(self, line: bytes) -> None:
-        rest = memoryview(line)
+class _DescriptorHandler(logging.Handler):
+    """Writes to a file descriptor, not to `sys.stderr`, whose lock a blocked write would hold when Python ends."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Part of logging."""
+        rest = memoryview(f"{record.msg}\n".encode("utf-8", "backslashreplace"))
         with contextlib.suppress(OSError):  # Nobody can be told.
             while rest:
                 try:
                     rest = rest[os.write(self._descriptor, rest) :]
-                except BlockingIOError:  # Whoever started us has made it so.
+                except BlockingIOError:  # The process that started us has made it so.
                     time.sleep(_RETRY_SECONDS)
 
 
 def log_handler(stream: TextIO | None, log_format: LogFormat = "text", teller: str = "") -> logging.Handler:
-    """Returns what writes a server's log to `stream`, which is standard error; None where the process has none.
+    """Returns a handler that writes a server's log to `stream`, its standard error; None if the process has none.
 
-    `teller`: who is named in each line of text, where others write to the same stream.
+    `teller` is named in each line of text, if other programs write to the same stream.
     """
     handler = _writer(stream)
     handler.setFormatter(_JsonFormatter() if log_format == "json" else _TextFormatter(teller))

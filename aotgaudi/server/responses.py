@@ -19,7 +19,7 @@ from aotgaudi.engine.steps import TokenLogprobs
 from aotgaudi.errors import RequestError
 from aotgaudi.server.generation import Generation, TokenCounts
 from aotgaudi.server.http import DONE, body_of, escape_line_ends, sse
-from aotgaudi.server.intake.protocol import StreamUsage
+from aotgaudi.server.preprocess.protocol import StreamUsage
 
 Json = Mapping[str, object]
 LEAST_LOGPROB = -9999.0

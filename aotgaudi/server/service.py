@@ -1,4 +1,4 @@
-"""What a server serves: an engine, an intake and a model. Whether it is ready, healthy, draining."""
+"""What a server serves: an engine, an preprocessor and a model. Whether it is ready, healthy, draining."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Protocol
 from aotgaudi.errors import RequestError
 from aotgaudi.llm.running import Warmth
 from aotgaudi.server.generation import EngineLike
-from aotgaudi.server.intake.prepare import Kind, PreparedRequest, ServedModel
 from aotgaudi.server.metrics import Metrics
+from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, ServedModel
 from aotgaudi.spec.limits import ServingLimits
 
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
@@ -24,8 +24,8 @@ async def _nothing() -> None:
     pass
 
 
-class IntakeLike(Protocol):
-    """What the server needs of an intake, such as `aotgaudi.server.intake.intake.Intake`."""
+class PreprocessorLike(Protocol):
+    """What the server needs of an preprocessor, such as `aotgaudi.server.preprocess.pool.PreprocessorPool`."""
 
     @property
     def is_alive(self) -> bool:
@@ -68,7 +68,7 @@ class Service:
     """
 
     engine: EngineLike
-    intake: IntakeLike
+    preprocessor: PreprocessorLike
     token_text: Callable[[int], str]
     model: ServedModel
     manifest_id: str
@@ -97,14 +97,14 @@ class Service:
 
     @property
     def trouble(self) -> str:
-        """Why the process should be restarted; empty while engine and intake live, and the engine advances.
+        """Why the process should be restarted; empty while engine and preprocessor live, and the engine advances.
 
         Waits for nothing.
         """
         if self.engine.failure is not None:
             return "the engine has died"
-        if not self.intake.is_alive:
-            return "the intake has died"
+        if not self.preprocessor.is_alive:
+            return "the preprocessor pool has died"
         seconds = self.engine.stalled_seconds
         if seconds > self.stall_seconds:
             return f"the engine is stuck: requests wait, and no step has ended for {seconds:.0f} s"

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from aotgaudi.server.intake.lane import LANES
+from aotgaudi.server.preprocess.worker import WORKERS
 from tests.e2e.harness import PACKAGE_ROOT, Server, Workplace, environment, eventually
 
 pytestmark = pytest.mark.slow
@@ -127,7 +127,7 @@ def test_a_strict_server_works_without_a_compiler_and_starts_no_process(
         ready_at = time.time()
         process = psutil.Process(server.process.pid)
         others = {child.pid for child in process.children(recursive=True)}
-        assert len(others) == 1 + 1 + len(LANES)  # The engine, the companion and its lanes.
+        assert len(others) == 1 + 1 + len(WORKERS)  # The engine, the fork server and its workers.
         for length in range(1, 50, 7):
             server.complete([11] * length, max_tokens=14, ignore_eos=True)
             server.complete([[11] * length, [12] * length], max_tokens=14, temperature=1, top_k=5)

@@ -75,7 +75,7 @@ def _check_log(log: str, log_format: str) -> None:
     told = [line for line in log.splitlines() if "ready after " in line]
     assert len(told) == 1, log
     if log_format == "text":
-        assert re.fullmatch(r"\d\d:\d\d:\d\d aotgaudi INFO ready after \d+\.\d s: warm", told[0])
+        assert re.fullmatch(r"[-\d]{10} \d\d:\d\d:\d\d aotgaudi INFO ready after \d+\.\d s: warm", told[0])
         return
     line = json.loads(told[0])
     assert line.keys() == {"time", "level", "logger", "message", "request_id"}

@@ -23,7 +23,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "aotgaudi.doctor.hpu.bridge": ["devices.count", "{}", "result.json"],
     "aotgaudi.doctor.machine": [],
     "aotgaudi.server.engine.main": ["{fd}", "0"],
-    "aotgaudi.server.intake.companion": ["{fd}", "auto"],
+    "aotgaudi.server.preprocess.worker": ["{fd}", "auto"],
     "aotgaudi.wrap.exec_shim": ["{pid}", ".", ".", "--", "/bin/true"],
     "aotgaudi.wrap.process_tree": ["{victim}", "mark", "0.1"],
 }

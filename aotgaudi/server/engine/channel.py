@@ -8,7 +8,7 @@
                        Then `Told`, of one step or several, and `Status`, in answer to `Ask`.
                        In the place of any of the first three `Failed`, and nothing more
 
-Both are one program, so they may pickle. What clients send is read by neither, but by the intake.
+Both are one program, so they may pickle. Neither reads what clients send; the preprocessor pool does.
 """
 
 from __future__ import annotations
@@ -196,15 +196,14 @@ class Channel:
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
         return pickle.loads(self._exactly(length))  # noqa: S301 - our own fork's
 
-    def _exactly(self, num_bytes: int) -> bytearray:
-        data = bytearray(num_bytes)
-        view = memoryview(data)
-        while view:
+    def _exactly(self, num_bytes: int) -> bytes:
+        data = b""
+        while len(data) < num_bytes:  # A signal may cut it short.
             try:
-                num = self.connection.recv_into(view)
-            except ConnectionError:
-                num = 0
-            if num == 0:
+                received = self.connection.recv(num_bytes - len(data), socket.MSG_WAITALL)
+            except ConnectionError as error:
+                raise ChannelClosedError from error
+            if not received:
                 raise ChannelClosedError
-            view = view[num:]
+            data += received
         return data

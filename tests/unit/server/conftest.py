@@ -27,9 +27,9 @@ from aotgaudi.llm.running import Warmth
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.runtime.guard import CAUSES
 from aotgaudi.server.app import create_app
-from aotgaudi.server.intake.prepare import Kind, PreparedRequest, Preparer, ServedModel
-from aotgaudi.server.intake.wire import answer as answer_of
-from aotgaudi.server.intake.wire import message_of, prepared_of
+from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, Preparer, ServedModel
+from aotgaudi.server.preprocess.worker import answer as answer_of
+from aotgaudi.server.preprocess.worker import message_of, prepared_of
 from aotgaudi.server.service import Service
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.sampler import SamplerSpec
@@ -149,7 +149,7 @@ class FakeEngine:
 
 
 @dataclass
-class DirectIntake:
+class DirectPreprocessor:
     """Prepares requests where it is called, and sends them over the wire's encoding to itself."""
 
     preparer: Preparer
@@ -212,7 +212,7 @@ def make_service(engine: FakeEngine, backend: tokenizers.Tokenizer) -> Callable[
         model = ServedModel(names=("tiny", "org/tiny"), max_len=max_model_len, defaults=defaults)
         fields: dict[str, object] = {
             "engine": engine,
-            "intake": DirectIntake(Preparer(tokenizer, chat_template, model)),
+            "preprocessor": DirectPreprocessor(Preparer(tokenizer, chat_template, model)),
             "token_text": tokenizer.token_text,
             "model": model,
             "manifest_id": "0123456789abcdef",

@@ -27,13 +27,13 @@ from aotgaudi.llm.running import Warmth
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.server.app import create_app
 from aotgaudi.server.http_server import HttpServer, bind
-from aotgaudi.server.intake.prepare import Preparer, ServedModel
 from aotgaudi.server.log import log_handler
 from aotgaudi.server.options import StopTimes
+from aotgaudi.server.preprocess.prepare import Preparer, ServedModel
 from aotgaudi.server.service import Service
 from aotgaudi.spec.limits import ServingLimits
 from tests.unit.llm.conftest import make_backend
-from tests.unit.server.conftest import DirectIntake
+from tests.unit.server.conftest import DirectPreprocessor
 
 LIMITS = ServingLimits(
     max_num_seqs=2, max_num_batched_tokens=64, max_model_len=100_000, block_size=100, num_blocks=2000
@@ -82,7 +82,7 @@ def main(delay: float, drain: float) -> None:
     model = ServedModel(names=("slow",), max_len=LIMITS.max_model_len, defaults={})
     service = Service(
         engine=engine,
-        intake=DirectIntake(Preparer(tokenizer, None, model)),
+        preprocessor=DirectPreprocessor(Preparer(tokenizer, None, model)),
         token_text=tokenizer.token_text,
         model=model,
         manifest_id="0",

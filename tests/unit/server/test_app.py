@@ -581,11 +581,11 @@ async def _call_and_go(app, body: bytes | None, *, wait_for_output: bool) -> Non
 
 
 def test_without_its_intake_the_server_says_so(client: TestClient, service: Service) -> None:
-    service.intake.is_alive = False  # type: ignore[misc]
+    service.preprocessor.is_alive = False  # type: ignore[misc]
 
     health, ready = client.get("/health"), client.get("/ready")
     refused = client.post("/v1/completions", json={"prompt": "a"})
 
-    assert (health.status_code, health.json()["reason"]) == (503, "the intake has died")
-    assert (ready.status_code, ready.json()["reason"]) == (503, "the intake has died")
+    assert (health.status_code, health.json()["reason"]) == (503, "the preprocessor pool has died")
+    assert (ready.status_code, ready.json()["reason"]) == (503, "the preprocessor pool has died")
     assert (refused.status_code, refused.json()["error"]["type"]) == (503, "service_unavailable_error")

@@ -13,8 +13,7 @@ from starlette.testclient import TestClient
 
 from aotgaudi.errors import RequestError
 from aotgaudi.server.app import create_app
-from aotgaudi.server.intake.body import parse_body
-from aotgaudi.server.intake.protocol import ChatCompletionRequest, CompletionRequest, Message
+from aotgaudi.server.preprocess.protocol import ChatCompletionRequest, CompletionRequest, Message, parse_body
 from aotgaudi.server.service import Service
 
 HI = [{"role": "user", "content": "hi"}]
@@ -36,7 +35,16 @@ BAD_COMPLETIONS = [
     ({"prompt": "", "add_special_tokens": False}, "prompt", "empty"),
     ({"prompt": "a", "max_token": 3}, "max_token", "did you mean 'max_tokens'?"),
     ({"prompt": "a", "temprature": 3}, "temprature", "did you mean 'temperature'?"),
-    ({"prompt": "a", "messages": HI}, "messages", "Unknown parameter"),
+    (
+        {"prompt": "a", "messages": HI},
+        "messages",
+        "Unknown parameter: 'messages' (supported: model, max_tokens,",
+    ),
+    (
+        {"prompt": "a", "structured_outputs": {"json": {}}},
+        "structured_outputs",
+        "not supported by this server yet",
+    ),
     ({"prompt": "a", "max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
     ({"prompt": "a", "max_tokens": "3"}, "max_tokens", "valid integer"),
     ({"prompt": "a", "max_tokens": 1.5}, "max_tokens", "valid integer"),
@@ -93,8 +101,23 @@ BAD_CHATS = [
     ({"messages": [{"role": "user", "content": "x", "nmae": "y"}]}, "messages[0].nmae", "mean 'name'?"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages[0].content[0].type",
+        "A content part of type 'image_url' is not supported by this server yet (supported: text)",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "x" * 100}]}]},
+        "messages[0].content[0].type",
+        f"A content part of type '{'x' * 64}' is not known (supported: text)",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text", "image_url": "x"}]}]},
         "messages[0].content[0].image_url",
-        "Unknown parameter",
+        "Unknown parameter: 'image_url' (supported: type, text)",
+    ),
+    (
+        {"messages": HI, "guided_json": {}},
+        "guided_json",
+        "The parameter 'guided_json' is not supported by this server yet (supported: model, max_tokens, temperature,",
     ),
     ({"messages": [{"role": "user", "content": "a" * 80}]}, "messages", "max_model_len = 64"),
     ({"messages": HI, "prompt": "a"}, "prompt", "Unknown parameter"),
@@ -107,6 +130,31 @@ BAD_CHATS = [
     ({"messages": HI, "logprobs": True}, "logprobs", "not supported by this server"),
     ({"messages": HI, "reasoning_effort": "low"}, "reasoning_effort", "not supported by this server"),
 ]
+
+
+def test_parameters_of_other_servers_are_accepted_while_they_ask_for_nothing() -> None:
+    body = parse_body(CompletionRequest, b'{"prompt": "a", "guided_json": null, "bad_words": null}')
+
+    assert body.prompt == "a"
+
+
+def test_a_refusal_quotes_no_more_than_a_reader_reads(client: TestClient) -> None:
+    refusals = [
+        client.post("/v1/completions", json={"prompt": "a", "x" * 100_000: 1}),
+        client.post("/v1/completions", json={"prompt": "a", "model": "x" * 100_000}),
+        client.post("/v1/completions", content=b"{" * 1000, headers={"content-type": "application/json"}),
+        client.post("/v1/chat/completions", json={"messages": [{"role": "x" * 100_000, "content": "a"}]}),
+        client.post(
+            "/v1/chat/completions", json={"messages": [{"role": "user", "content": [{"type": "é" * 9999}]}]}
+        ),
+    ]
+
+    assert [response.status_code for response in refusals] == [400, 404, 400, 400, 400]
+    assert all(len(response.content) < 2048 for response in refusals)
+
+
+def test_the_reason_of_a_refusal_is_bounded_wherever_it_comes_from() -> None:
+    assert len(str(RequestError("x" * 100_000).explained("y" * 100_000).renamed({}))) < 2048
 
 
 @pytest.mark.parametrize(("body", "param", "fragment"), BAD_COMPLETIONS)

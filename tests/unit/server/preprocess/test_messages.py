@@ -1,4 +1,4 @@
-"""What a lane says is what the server hears, and nothing else."""
+"""Messages between the server and a worker arrive as they were sent."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.errors import AotGaudiError, RequestError
-from aotgaudi.server.intake.prepare import PreparedRequest
-from aotgaudi.server.intake.wire import (
+from aotgaudi.server.preprocess.prepare import PreparedRequest
+from aotgaudi.server.preprocess.worker import (
     LENGTHS_BYTES,
-    LaneGoneError,
     Message,
+    WorkerGoneError,
     answer,
     failure,
     lengths_of,
@@ -24,7 +24,6 @@ from aotgaudi.server.intake.wire import (
     prepared_of,
     receive,
     refusal,
-    send,
 )
 
 PARAMS = st.builds(
@@ -43,7 +42,7 @@ PREPARED = st.builds(
     prompts=st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=20), max_size=5),
     params=PARAMS,
     stream=st.booleans(),
-    include_usage=st.booleans(),
+    stream_usage=st.sampled_from(["none", "last", "every"]),
     own_names=st.dictionaries(st.text(), st.text(), max_size=2),
     cache_salt=st.text(),
 )
@@ -52,7 +51,7 @@ PREPARED = st.builds(
 def over_a_socket(message: Message) -> Message:
     here, there = socket.socketpair()
     with here, there:
-        sender = threading.Thread(target=send, args=(here, message))
+        sender = threading.Thread(target=here.sendall, args=(bytes(message),))
         sender.start()
         received = receive(there)
         sender.join()
@@ -70,7 +69,7 @@ def test_long_answer_crosses() -> None:
         prompts=[list(range(300_000)), [], [7]],
         params=SamplingParams(),
         stream=False,
-        include_usage=False,
+        stream_usage="none",
         own_names={},
     )
 
@@ -92,24 +91,24 @@ def test_failure_is_an_error_of_ours() -> None:
     assert not isinstance(caught.value, RequestError)
 
 
-def test_lane_that_closes_its_connection_is_gone() -> None:
+def test_worker_that_closes_its_connection_is_gone() -> None:
     here, there = socket.socketpair()
     with there:
         with here:
-            here.sendall(Message({"a": 1}, b"tail").pieces()[0][:-1])
-        with pytest.raises(LaneGoneError):
+            here.sendall(bytes(Message({"a": 1}, b"tail"))[:-1])
+        with pytest.raises(WorkerGoneError):
             receive(there)
 
 
 @pytest.mark.parametrize("opening", [b"\xff" * LENGTHS_BYTES, b"\0\0\0\1\xff\xff\xff\xff"])
 def test_length_that_cannot_be_is_not_waited_for(opening: bytes) -> None:
-    with pytest.raises(LaneGoneError, match="a message of"):
+    with pytest.raises(WorkerGoneError, match="a message of"):
         lengths_of(opening)
 
 
 @pytest.mark.parametrize("head", [b"[]", b"null", b"7"])
 def test_head_that_is_no_object_is_refused(head: bytes) -> None:
-    with pytest.raises(LaneGoneError, match="no JSON object"):
+    with pytest.raises(WorkerGoneError, match="not a JSON object"):
         message_of(head, b"")
 
 

@@ -1,4 +1,4 @@
-"""The intake, with real processes: what goes in comes out, and whatever a lane dies of, the server does not."""
+"""The preprocessor pool, with real processes: requests are prepared, and the server outlives its workers."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ import pytest
 from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.errors import RequestError, SpecError
 from aotgaudi.llm.tokenizer import Tokenizer
-from aotgaudi.server.intake.intake import Intake
-from aotgaudi.server.intake.lane import LANES, LARGE_BODY_BYTES, LaneLimits
-from aotgaudi.server.intake.prepare import Kind, ServedModel
+from aotgaudi.server.preprocess.pool import PreprocessorPool
+from aotgaudi.server.preprocess.prepare import Kind, ServedModel
+from aotgaudi.server.preprocess.worker import LARGE_BODY_BYTES, WORKERS, WorkerLimits
 from tests.unit.llm.conftest import make_backend
 
 T = TypeVar("T")
 can_filter = pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="no filter is known")
 MODEL = ServedModel(names=("tiny",), max_len=10_000, defaults={"temperature": 0.5})
 QUICK = {
-    "completion": LaneLimits(seconds=1.0, memory_bytes=32 << 20, wall_seconds=2.0),
-    "chat": LaneLimits(seconds=0.2, memory_bytes=32 << 20),
-    "large": LaneLimits(seconds=1.0, memory_bytes=72 << 20, niceness=10),
+    "completion": WorkerLimits(seconds=1.0, memory_bytes=32 << 20, wall_seconds=2.0),
+    "chat": WorkerLimits(seconds=0.2, memory_bytes=32 << 20),
+    "large": WorkerLimits(seconds=1.0, memory_bytes=72 << 20, niceness=10),
 }
 BOMBS = """
 {%- set what = messages[0].content -%}
@@ -74,41 +74,41 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def opened(model_dir: Path, lanes: dict[str, LaneLimits] | None = None) -> Iterator[Intake]:
+def opened(model_dir: Path, workers: dict[str, WorkerLimits] | None = None) -> Iterator[PreprocessorPool]:
     others = psutil.Process().children(recursive=True)
-    with Intake(lanes or QUICK) as intake:
-        intake.load(ModelDirectory(model_dir))
-        intake.open(MODEL)
-        yield intake
+    with PreprocessorPool(workers or QUICK) as pool:
+        pool.load(ModelDirectory(model_dir))
+        pool.open(MODEL)
+        yield pool
     assert set(psutil.Process().children(recursive=True)) <= {*others}
 
 
 @pytest.fixture
-def intake(model_dir: Path) -> Iterator[Intake]:
-    with opened(model_dir) as intake:
-        yield intake
+def pool(model_dir: Path) -> Iterator[PreprocessorPool]:
+    with opened(model_dir) as pool:
+        yield pool
 
 
-def run(intake: Intake, use: Callable[[], Awaitable[T]]) -> T:
+def run(pool: PreprocessorPool, use: Callable[[], Awaitable[T]]) -> T:
     async def attached() -> T:
-        intake.attach()
+        pool.attach()
         return await asyncio.wait_for(use(), 60)
 
     return asyncio.run(attached())
 
 
-def companion() -> psutil.Process:
+def fork_server() -> psutil.Process:
     (found,) = [
         child
         for child in psutil.Process().children()
-        if "aotgaudi.server.intake.companion" in child.cmdline()
+        if "aotgaudi.server.preprocess.worker" in child.cmdline()
     ]
     return found
 
 
-def lanes() -> list[psutil.Process]:
-    """In the order of `LANES`, as long as none was forked again."""
-    return sorted(companion().children(), key=lambda child: child.pid)
+def workers() -> list[psutil.Process]:
+    """In the order of `WORKERS`, as long as none was forked again."""
+    return sorted(fork_server().children(), key=lambda child: child.pid)
 
 
 def is_gone(process: psutil.Process) -> bool:
@@ -127,14 +127,12 @@ def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:
     return True
 
 
-def test_what_goes_in_comes_out(intake: Intake) -> None:
+def test_what_goes_in_comes_out(pool: PreprocessorPool) -> None:
     async def use() -> None:
         text, numbers, told = await asyncio.gather(
-            intake.prepare(
-                "completion", completion(["ab", "c"], stop=["x"], stop_token_ids=[7], stream=True)
-            ),
-            intake.prepare("completion", completion([[1, 2], [3]], logprobs=2, temperature=0, seed=-5)),
-            intake.prepare("chat", chat("ab", max_completion_tokens=9, model="tiny")),
+            pool.prepare("completion", completion(["ab", "c"], stop=["x"], stop_token_ids=[7], stream=True)),
+            pool.prepare("completion", completion([[1, 2], [3]], logprobs=2, temperature=0, seed=-5)),
+            pool.prepare("chat", chat("ab", max_completion_tokens=9, model="tiny")),
         )
         assert text.prompts == [[256, *ids("ab")], [256, *ids("c")]]
         assert (text.params.stop, text.params.stop_token_ids, text.stream) == (("x",), (7,), True)
@@ -145,17 +143,17 @@ def test_what_goes_in_comes_out(intake: Intake) -> None:
         assert (told.model, told.params.max_tokens, told.stream) == ("tiny", 9, False)
         assert told.own_names["max_tokens"] == "max_completion_tokens"
 
-    run(intake, use)
+    run(pool, use)
 
 
-def test_no_answer_is_anothers(intake: Intake) -> None:
+def test_no_answer_is_anothers(pool: PreprocessorPool) -> None:
     async def ask(number: int) -> bool:
         text = f"{number}." + "x" * (number * 7919 % 3000) + ("y" * 70_000 if number % 17 == 0 else "")
         if number % 11 == 0:
             with pytest.raises(RequestError, match=f"model 'm{number}' does not exist"):
-                await intake.prepare("completion", completion(text, model=f"m{number}"))
+                await pool.prepare("completion", completion(text, model=f"m{number}"))
             return True
-        task = asyncio.ensure_future(intake.prepare("completion", completion(text[:9000], seed=number)))
+        task = asyncio.ensure_future(pool.prepare("completion", completion(text[:9000], seed=number)))
         if number % 5 == 0:
             await asyncio.sleep(0.001 * (number % 13))
             task.cancel()
@@ -167,7 +165,7 @@ def test_no_answer_is_anothers(intake: Intake) -> None:
     async def use() -> list[bool]:
         return await asyncio.gather(*map(ask, range(400)))
 
-    assert all(run(intake, use))
+    assert all(run(pool, use))
 
 
 @pytest.mark.parametrize(
@@ -183,197 +181,153 @@ def test_no_answer_is_anothers(intake: Intake) -> None:
     ],
 )
 def test_template_without_bound_is_refused_and_the_next_request_served(
-    intake: Intake, what: str, message: str
+    pool: PreprocessorPool, what: str, message: str
 ) -> None:
     async def use() -> None:
-        bad = asyncio.ensure_future(intake.prepare("chat", chat(what)))
-        beside = await intake.prepare("completion", completion("a"))
+        bad = asyncio.ensure_future(pool.prepare("chat", chat(what)))
+        beside = await pool.prepare("completion", completion("a"))
         assert not bad.done() or what not in ("time", "power")
         with pytest.raises(RequestError, match=message) as caught:
             await bad
         assert caught.value.http_status == 400
         assert beside.prompts == [[256, *ids("a")]]
-        assert (await intake.prepare("chat", chat("fine"))).prompts == [ids("fine")]
+        assert (await pool.prepare("chat", chat("fine"))).prompts == [ids("fine")]
 
-    run(intake, use)
+    run(pool, use)
 
 
 def test_text_that_takes_its_tokenizer_more_memory_than_there_is_is_refused(model_dir: Path) -> None:
-    tight = {**QUICK, "large": LaneLimits(seconds=9, memory_bytes=6 << 20, memory_bytes_per_token=100)}
+    tight = {**QUICK, "large": WorkerLimits(seconds=9, memory_bytes=6 << 20, memory_bytes_per_token=100)}
 
-    with opened(model_dir, tight) as intake:
+    with opened(model_dir, tight) as pool:
 
         async def use() -> None:
             with pytest.raises(RequestError, match="needs more than 6 MiB of memory") as caught:
-                await intake.prepare("completion", completion("é" * 39_000))
+                await pool.prepare("completion", completion("é" * 39_000))
             assert caught.value.http_status == 400
-            assert (await intake.prepare("completion", completion("a"))).prompts == [[256, *ids("a")]]
+            assert (await pool.prepare("completion", completion("a"))).prompts == [[256, *ids("a")]]
 
-        run(intake, use)
+        run(pool, use)
 
 
-def test_lane_that_is_killed_in_the_middle_is_replaced_and_asked_again(intake: Intake) -> None:
+def test_worker_that_is_killed_in_the_middle_is_replaced_and_asked_again(pool: PreprocessorPool) -> None:
     async def use() -> None:
-        lane = lanes()[0]
-        lane.suspend()
-        asked = asyncio.ensure_future(intake.prepare("completion", completion("a")))
+        worker = workers()[0]
+        worker.suspend()
+        asked = asyncio.ensure_future(pool.prepare("completion", completion("a")))
         await asyncio.sleep(0.05)
-        lane.kill()
+        worker.kill()
         assert (await asked).prompts == [[256, *ids("a")]]
-        lanes()[-1].kill()
-        assert (await intake.prepare("completion", completion("b"))).prompts == [[256, *ids("b")]]
+        workers()[-1].kill()
+        assert (await pool.prepare("completion", completion("b"))).prompts == [[256, *ids("b")]]
 
-    run(intake, use)
+    run(pool, use)
 
 
-def test_lane_that_does_not_answer_is_killed(intake: Intake) -> None:
+def test_worker_that_does_not_answer_is_killed(pool: PreprocessorPool) -> None:
     async def use() -> None:
-        lane = lanes()[0]
-        lane.suspend()
-        assert (await intake.prepare("completion", completion("a"))).prompts == [[256, *ids("a")]]
-        assert is_gone(lane)
+        worker = workers()[0]
+        worker.suspend()
+        assert (await pool.prepare("completion", completion("a"))).prompts == [[256, *ids("a")]]
+        assert is_gone(worker)
 
-    run(intake, use)
+    run(pool, use)
 
 
-def test_lane_that_has_grown_ends_and_gives_its_memory_back(model_dir: Path) -> None:
-    with opened(model_dir, dict(LANES)) as intake:
+def test_worker_that_has_grown_ends_and_gives_its_memory_back(model_dir: Path) -> None:
+    with opened(model_dir, dict(WORKERS)) as pool:
 
         async def use() -> None:
-            before = {lane.pid for lane in lanes()}
+            before = {worker.pid for worker in workers()}
             prompts = [[7] * 8000] * 60
-            assert (await intake.prepare("completion", completion(prompts))).prompts == prompts
-            assert (await intake.prepare("completion", completion(prompts))).prompts == prompts
-            assert len(before & {lane.pid for lane in lanes()}) == 2
+            assert (await pool.prepare("completion", completion(prompts))).prompts == prompts
+            assert (await pool.prepare("completion", completion(prompts))).prompts == prompts
+            assert len(before & {worker.pid for worker in workers()}) == 2
 
-        run(intake, use)
+        run(pool, use)
 
 
-def test_what_waits_goes_by_length(intake: Intake) -> None:
+def test_requests_of_one_worker_are_prepared_in_the_order_they_come(pool: PreprocessorPool) -> None:
     ended: list[str] = []
 
     async def ask(name: str, num_chars: int) -> None:
-        await intake.prepare("chat", chat("x" * num_chars))
+        await pool.prepare("chat", chat("x" * num_chars))
         ended.append(name)
 
     async def use() -> None:
-        slow = asyncio.ensure_future(intake.prepare("chat", chat("time")))
+        slow = asyncio.ensure_future(pool.prepare("chat", chat("time")))
         await asyncio.sleep(0.05)
         waiting = [ask("long", 3000), ask("short", 10), ask("longer", 3100)]
         await asyncio.gather(*waiting, slow, return_exceptions=True)
 
-    run(intake, use)
-    assert ended == ["short", "long", "longer"]
+    run(pool, use)
+    assert ended == ["long", "short", "longer"]
 
 
-def test_only_what_a_lane_dies_of_is_refused_of_what_it_was_asked_together(intake: Intake) -> None:
+def test_only_what_a_worker_dies_of_is_refused_of_what_it_was_asked_together(pool: PreprocessorPool) -> None:
     async def use() -> list[object]:
-        slow = asyncio.ensure_future(intake.prepare("chat", chat("time")))
+        slow = asyncio.ensure_future(pool.prepare("chat", chat("time")))
         await asyncio.sleep(0.05)
         texts = ["a", "bb", "time", "eeeee", "ffffff"]
-        asked = [intake.prepare("chat", chat(text)) for text in texts]
+        asked = [pool.prepare("chat", chat(text)) for text in texts]
         outcomes = await asyncio.gather(*asked, slow, return_exceptions=True)
         return [type(each) if isinstance(each, Exception) else each.prompts for each in outcomes]
 
     expected = [[ids("a")], [ids("bb")], RequestError, [ids("eeeee")], [ids("ffffff")], RequestError]
-    assert run(intake, use) == expected
+    assert run(pool, use) == expected
 
 
-def test_clients_that_leave_leave_the_queue(intake: Intake) -> None:
+def test_clients_that_leave_leave_the_queue(pool: PreprocessorPool) -> None:
     async def use() -> None:
-        slow = asyncio.ensure_future(intake.prepare("chat", chat("time")))
+        slow = asyncio.ensure_future(pool.prepare("chat", chat("time")))
         await asyncio.sleep(0.01)
-        gone = [asyncio.ensure_future(intake.prepare("chat", chat("x"))) for _ in range(1000)]
+        gone = [asyncio.ensure_future(pool.prepare("chat", chat("x"))) for _ in range(1000)]
         await asyncio.sleep(0)
         for task in gone:
             task.cancel()
         await asyncio.gather(*gone, return_exceptions=True)
-        many = [asyncio.ensure_future(intake.prepare("chat", chat("x"))) for _ in range(1023)]
+        many = [asyncio.ensure_future(pool.prepare("chat", chat("x"))) for _ in range(1023)]
         with pytest.raises(RequestError, match="took more than"):
             await slow
         assert [prepared.prompts for prepared in await asyncio.gather(*many)] == [[ids("x")]] * 1023
 
-    run(intake, use)
+    run(pool, use)
 
 
-def test_a_full_queue_refuses_who_would_be_its_last(intake: Intake) -> None:
-    """Not who comes last: a short request has room beside a crowd of long ones, and costs one of them its place."""
-
-    async def use() -> None:
-        slow = asyncio.ensure_future(intake.prepare("chat", chat("time")))
-        await asyncio.sleep(0.05)
-        long = [asyncio.ensure_future(intake.prepare("chat", chat("x" * 200))) for _ in range(1023)]
-        await asyncio.sleep(0)
-        short = [asyncio.ensure_future(intake.prepare("chat", chat("x"))) for _ in range(40)]
-        outcomes = await asyncio.gather(slow, *long, *short, return_exceptions=True)
-        refused = [getattr(outcome, "http_status", None) == 429 for outcome in outcomes]
-        assert refused == [False] * (1 + 1023 - 40) + [True] * 40 + [False] * 40
-
-    run(intake, use)
-
-
-def test_bytes_that_wait_are_bounded(intake: Intake) -> None:
-    async def use() -> None:
-        large = completion("x" * (4 << 20))
-        results = await asyncio.gather(
-            *(intake.prepare("completion", large) for _ in range(5)), return_exceptions=True
-        )
-        statuses = [result.http_status for result in results if isinstance(result, RequestError)]
-        assert statuses == [400, 400, 400, 429, 429]
-
-    run(intake, use)
-
-
-def test_small_requests_pass_large_ones(intake: Intake) -> None:
-    async def use() -> None:
-        order: list[int] = []
-
-        async def ask(size: int) -> None:
-            await intake.prepare("completion", completion("x" * size))
-            order.append(size)
-
-        first = asyncio.ensure_future(ask(1))
-        await asyncio.sleep(0)
-        await asyncio.gather(first, *map(ask, (9000, 6000, 3000, 2)))
-        assert order == [1, 2, 3000, 6000, 9000]
-
-    run(intake, use)
-
-
-def test_without_its_companion_it_is_dead_and_says_so(
-    intake: Intake, caplog: pytest.LogCaptureFixture
+def test_without_its_fork_server_it_is_dead_and_says_so(
+    pool: PreprocessorPool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def use() -> None:
-        lane = lanes()[0]
-        lane.suspend()
-        asked = asyncio.ensure_future(intake.prepare("completion", completion("a")))
+        worker = workers()[0]
+        worker.suspend()
+        asked = asyncio.ensure_future(pool.prepare("completion", completion("a")))
         await asyncio.sleep(0.05)
-        assert intake.is_alive
-        companion().kill()
+        assert pool.is_alive
+        fork_server().kill()
         for _ in range(2):
-            with pytest.raises(RequestError, match="its intake has ended") as caught:
+            with pytest.raises(RequestError, match="its preprocessor pool has died") as caught:
                 await asked
             assert caught.value.http_status == 503
-            asked = asyncio.ensure_future(intake.prepare("completion", completion("a")))
+            asked = asyncio.ensure_future(pool.prepare("completion", completion("a")))
         await asyncio.gather(asked, return_exceptions=True)
-        assert not intake.is_alive
-        lane.resume()
+        assert not pool.is_alive
+        worker.resume()
 
-    others = lanes()
-    run(intake, use)
-    assert "the intake has ended" in caplog.text
+    others = workers()
+    run(pool, use)
+    assert "the preprocessor pool has died" in caplog.text
     assert eventually(lambda: all(map(is_gone, others)))
 
 
-def test_signals_to_the_group_are_not_for_it(intake: Intake) -> None:
+def test_signals_to_the_group_are_not_for_it(pool: PreprocessorPool) -> None:
     async def use() -> None:
-        for process in (companion(), *lanes()):
+        for process in (fork_server(), *workers()):
             process.send_signal(signal.SIGTERM)
             process.send_signal(signal.SIGINT)
-        assert (await intake.prepare("completion", completion("a"))).prompts == [[256, *ids("a")]]
-        assert (await intake.prepare("chat", chat("a"))).prompts == [ids("a")]
+        assert (await pool.prepare("completion", completion("a"))).prompts == [[256, *ids("a")]]
+        assert (await pool.prepare("chat", chat("a"))).prompts == [ids("a")]
 
-    run(intake, use)
+    run(pool, use)
 
 
 GUARDED_AND_GONE = """
@@ -385,63 +339,65 @@ forbid_processes(lambda listener, counter: socket.send_fds(ours, [b"x"], [listen
 
 
 @can_filter
-def test_answering_for_a_process_that_has_ended_is_given_up_and_takes_no_time(intake: Intake) -> None:
+def test_answering_for_a_process_that_has_ended_is_given_up_and_takes_no_time(
+    pool: PreprocessorPool,
+) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         words = [sys.executable, "-c", GUARDED_AND_GONE, str(theirs.fileno())]
         subprocess.run(words, pass_fds=[theirs.fileno()], check=True)
         _, descriptors, _, _ = socket.recv_fds(ours, 1, 2)
-    num_open, (old, *_) = companion().num_fds(), lanes()
-    intake.answer_for_kernel(*descriptors)
+    num_open, (old, *_) = fork_server().num_fds(), workers()
+    pool.answer_for_kernel(*descriptors)
     for descriptor in descriptors:
         os.close(descriptor)
 
-    old.kill()  # The companion reads word of it later, and replaces it.
-    assert eventually(lambda: len(lanes()) == len(LANES) and old not in lanes())
+    old.kill()  # The fork server learns of it later, and forks another.
+    assert eventually(lambda: len(workers()) == len(WORKERS) and old not in workers())
 
-    assert eventually(lambda: companion().num_fds() == num_open)
+    assert eventually(lambda: fork_server().num_fds() == num_open)
 
 
 @can_filter
-def test_kernel_lets_companion_run_no_program_and_lanes_start_no_process(intake: Intake) -> None:
+def test_kernel_lets_fork_server_run_no_program_and_workers_start_no_process(pool: PreprocessorPool) -> None:
     def num_filters(process: psutil.Process) -> int:
         status = Path("/proc", str(process.pid), "status").read_text(encoding="ascii")
         assert re.search(r"^Seccomp:\s+2$", status, re.MULTILINE)
         return int(re.findall(r"^Seccomp_filters:\s+(\d+)$", status, re.MULTILINE)[0])
 
-    assert {num_filters(lane) for lane in lanes()} == {num_filters(companion()) + 1}
+    assert {num_filters(worker) for worker in workers()} == {num_filters(fork_server()) + 1}
 
 
-def test_it_has_one_thread_each_and_no_torch(intake: Intake) -> None:
+def test_it_has_one_thread_each_and_no_torch(pool: PreprocessorPool) -> None:
     async def begin() -> None:
-        """A lane that has answered has confined itself, which it does by reading files: `open` waits for its fork alone."""
+        """A worker that has answered has confined itself, which takes reading files; `open` waits for forks only."""
         short = completion("x")
         bodies: list[tuple[Kind, bytes]] = [
             ("completion", short),
             ("chat", chat("x")),
             ("completion", short + b" " * LARGE_BODY_BYTES),
         ]
-        await asyncio.gather(*(intake.prepare(*body) for body in bodies))
+        await asyncio.gather(*(pool.prepare(*body) for body in bodies))
 
-    run(intake, begin)
+    run(pool, begin)
 
-    for process in (companion(), *lanes()):
+    for process in (fork_server(), *workers()):
         assert process.num_threads() == 1
         assert not [entry.path for entry in process.memory_maps() if "torch" in entry.path]
         assert {fd.path for fd in process.open_files()} <= {os.devnull}
 
 
-def test_server_does_little_for_a_large_body(intake: Intake) -> None:
+def test_server_does_little_for_a_large_body(pool: PreprocessorPool) -> None:
     raw = b'{"messages": [' + b",".join([b"{}"] * 1_000_000) + b"]}"
 
     async def use() -> float:
         began = time.process_time()
         for _ in range(10):
             with pytest.raises(RequestError, match="objects and arrays"):
-                await intake.prepare("chat", raw)
+                await pool.prepare("chat", raw)
         return time.process_time() - began
 
-    assert run(intake, use) < 0.3
+    assert run(pool, use) < 0.3
 
 
 @pytest.mark.parametrize(
@@ -457,15 +413,15 @@ def test_model_that_cannot_be_used_is_a_spec_error(
     make_backend().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / name).write_text(text, encoding="utf-8")
 
-    with Intake() as intake:
-        intake.load(ModelDirectory(tmp_path))
+    with PreprocessorPool() as pool:
+        pool.load(ModelDirectory(tmp_path))
         with pytest.raises(SpecError, match=message):
-            intake.open(MODEL)
+            pool.open(MODEL)
 
 
 def test_interrupt_or_failure_at_the_start_ends_it_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
-    with Intake():
-        starting = companion()
+    with PreprocessorPool():
+        starting = fork_server()
         starting.send_signal(signal.SIGINT)
         time.sleep(0.2)
         assert not is_gone(starting)
@@ -476,8 +432,8 @@ def test_interrupt_or_failure_at_the_start_ends_it_without_a_word(capfd: pytest.
 
 def test_nothing_is_left_of_it_when_the_server_is_killed(model_dir: Path) -> None:
     code = (
-        "import sys, time, psutil, pathlib; from tests.unit.server.intake.test_intake import *\n"
-        "intake = Intake(); intake.load(ModelDirectory(pathlib.Path(sys.argv[1]))); intake.open(MODEL)\n"
+        "import sys, time, psutil, pathlib; from tests.unit.server.preprocess.test_pool import *\n"
+        "pool = PreprocessorPool(); pool.load(ModelDirectory(pathlib.Path(sys.argv[1]))); pool.open(MODEL)\n"
         "print(*[child.pid for child in psutil.Process().children(recursive=True)], flush=True); time.sleep(60)"
     )
     with subprocess.Popen(
@@ -489,7 +445,7 @@ def test_nothing_is_left_of_it_when_the_server_is_killed(model_dir: Path) -> Non
         assert server.stdout is not None
         assert server.stderr is not None
         processes = [psutil.Process(int(pid)) for pid in server.stdout.readline().split()]
-        assert len(processes) == 1 + len(LANES)
+        assert len(processes) == 1 + len(WORKERS)
 
         server.kill()
 

@@ -1,7 +1,7 @@
-"""From a body to what the engine is asked for: parsed, validated, rendered by the chat template, and tokenized.
+"""Turns a body into a request for the engine: parses, validates, renders the chat template, and tokenizes.
 
-All of it holds the interpreter's lock, for a second where the body is large, and for as long as it likes where the chat
-template is bad. So it is done by a lane of the intake, a process of its own (see `aotgaudi.server.intake.intake`).
+All of it holds the interpreter's lock, for a second if the body is large, and for ever if the chat template is bad. So a
+worker process does it (`aotgaudi.server.preprocess.worker`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.errors import RequestError
-from aotgaudi.server.intake.body import parse_body
-from aotgaudi.server.intake.protocol import (
+from aotgaudi.server.preprocess.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     GenerationRequest,
     StreamUsage,
+    parse_body,
 )
 
 if TYPE_CHECKING:
@@ -31,9 +31,11 @@ Kind = Literal["completion", "chat"]
 class ServedModel:
     """What a request is checked against.
 
-    `names` are those that requests may use; an answer carries the one that was asked for, or else the first. `max_len` is
-    in tokens; `outside` says why it is less than the manifest's, and is empty where it is not. `defaults` are the sampling
-    parameters of requests that do not state them.
+    Attributes:
+        names: The model's names in the API. An answer carries the name that the request had, or else the first.
+        max_len: In tokens.
+        defaults: Sampling parameters of requests that do not state them.
+        outside: Why `max_len` is less than the manifest's; empty if it is not.
     """
 
     names: tuple[str, ...]
@@ -61,7 +63,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRequest:
-    """A request that needs nothing but the engine.
+    """A request that is ready for the engine.
 
     `model` is the name that the answer carries, `prompts` are token ids, one list a choice. `own_names` are the body's
     names of parameters that the engine calls otherwise. Only requests of the same `cache_salt` share cached prefixes.
@@ -77,7 +79,7 @@ class PreparedRequest:
 
 
 def get_ready(tokenizer: Tokenizer) -> None:
-    """Makes what preparing would make when it first needs it, so that lanes that are forked afterwards share it."""
+    """Makes what the first request would make, so that workers that are forked afterwards share it."""
     for body in (CompletionRequest, ChatCompletionRequest):
         body.model_rebuild()
     _ = tokenizer.max_token_chars
@@ -130,7 +132,7 @@ class Preparer:
         return [self._bounded(ids, "prompt") for ids in prompts if not isinstance(ids, str)]
 
     def _bounded(self, token_ids: list[int], param: str) -> list[int]:
-        """Refuses here what is too long, so that it need not cross to the server."""
+        """Refuses prompts that are too long here, so that they need not cross to the server."""
         if len(token_ids) > self.model.max_len:
             raise RequestError(
                 f"the prompt has {len(token_ids)} tokens; max_model_len = {self.model.max_len}", param=param

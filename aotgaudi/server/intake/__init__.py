@@ -1,1 +1,0 @@
-"""Reading what clients send, in processes of its own."""

@@ -1,0 +1,1 @@
+"""Turns what clients send into requests for the engine, in other processes."""

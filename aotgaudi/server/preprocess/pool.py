@@ -1,0 +1,356 @@
+"""The preprocessor pool: bodies of requests are read by other processes, so that the event loop never waits for them.
+
+::
+
+    client -> event loop -> queue -> worker (a process): parse, validate, render, tokenize -> event loop -> engine
+
+Each worker has a queue, first come, first served; admission bounds them (`aotgaudi.engine.admission`). Some small requests
+are sent to it at once, which it answers one after the other. A client that leaves takes its request out of the queue; if
+the worker has it already, the worker still prepares it, within its limits, and the answer is dropped.
+
+If a worker dies of a request, that request is refused, the fork server forks another worker, and the others are sent again
+(`aotgaudi.server.preprocess.worker`). From ready on, the server itself starts no process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import pickle
+import signal
+import socket
+import subprocess
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from aotgaudi import errors
+from aotgaudi.bundle.model_directory import ModelDirectory
+from aotgaudi.errors import AotGaudiError, RequestError, SpecError
+from aotgaudi.runtime.guard import Seccomp
+from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, ServedModel
+from aotgaudi.server.preprocess.worker import (
+    ANSWER_FOR_KERNEL,
+    LARGE_BODY_BYTES,
+    LENGTHS_BYTES,
+    MAX_PACKET_BYTES,
+    WORKERS,
+    Cause,
+    Message,
+    WorkerGoneError,
+    WorkerLimits,
+    lengths_of,
+    message_of,
+    prepared_of,
+    question,
+)
+from aotgaudi.server.spawn import spawn
+
+logger = logging.getLogger(__name__)
+
+_OPEN_SECONDS = 300.0
+_CLOSE_SECONDS = 5.0
+_MAX_SENT, _MAX_SENT_BYTES = 4, 64 << 10
+"""Of requests sent at once: each turn of the event loop may be long. What exceeds a socket's buffer is sent alone."""
+_CHUNK_BYTES = 256 << 10
+_MAX_LOST = 2
+
+
+class PreprocessorPool:
+    """The workers, as the server sees them. A context manager, which ends them.
+
+    `load` and `open` are called once each, in this order, before there is an event loop; `attach`, and what comes after it,
+    on the event loop.
+    """
+
+    def __init__(self, workers: Mapping[str, WorkerLimits] = WORKERS, *, seccomp: Seccomp = "auto") -> None:
+        """Starts the fork server, and returns at once. Unless `seccomp` is off, the kernel keeps it to forking."""
+        self._fork_server, self._control = spawn(
+            "aotgaudi.server.preprocess.worker", seccomp, kind=socket.SOCK_SEQPACKET
+        )
+        self._model_dir, self._limits = Path(), workers
+        self._queues: dict[str, WorkerQueue] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self.is_alive = True
+
+    def load(self, model: ModelDirectory) -> None:
+        """Tells the fork server which model's tokenizer and chat template to load. Returns at once."""
+        self._model_dir = model.path
+        self._tell(model)
+
+    def open(self, model: ServedModel) -> None:
+        """Waits until requests for `model` can be prepared.
+
+        Raises:
+            SpecError, CorruptError, UntrustedError: tokenizer or chat template cannot be used.
+            AotGaudiError: the fork server has ended.
+        """
+        workers = {name: limits.for_model(model.max_len) for name, limits in self._limits.items()}
+        self._queues = {name: WorkerQueue(limits, self._killer(name)) for name, limits in workers.items()}
+        self._tell((model, workers))
+        self._control.settimeout(_OPEN_SECONDS)
+        for _ in self._queues:
+            self._take_packet()
+        self._control.setblocking(False)
+
+    def answer_for_kernel(self, listener: int, counter: int) -> None:
+        """Has the fork server refuse and count system calls. A `HandOver`; to be called once opened."""
+        socket.send_fds(self._control, [ANSWER_FOR_KERNEL], [listener, counter])
+
+    def attach(self) -> None:
+        """Begins to work, on the running event loop."""
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._control, self._on_packet)
+        self._tasks = [loop.create_task(queue.run()) for queue in self._queues.values()]
+
+    async def prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
+        """Returns what the body `raw` asks for. Cancelling it takes it out of the queue.
+
+        Raises:
+            RequestError: 400 or 404 for what is wrong with the body, also if preparing it takes too much time or memory;
+                503 if the pool has died.
+        """
+        name = "large" if len(raw) > LARGE_BODY_BYTES else kind
+        return await self._queues[name].prepare(kind, raw)
+
+    def close(self) -> None:
+        """Ends the fork server and its workers. Idempotent."""
+        self.is_alive = False
+        self._control.close()
+        if not self._queues:  # It has forked none; it need not finish loading.
+            self._fork_server.kill()
+        try:
+            self._fork_server.wait(_CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._fork_server.kill()
+            self._fork_server.wait()
+
+    def __enter__(self) -> PreprocessorPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _killer(self, name: str) -> Callable[[], None]:
+        def kill() -> None:
+            with suppress(OSError):  # The fork server is gone, and its workers go with it.
+                self._control.send(name.encode())
+
+        return kill
+
+    def _tell(self, value: object) -> None:
+        try:
+            self._control.send(pickle.dumps(value))
+        except OSError:
+            raise self._ended(_CLOSE_SECONDS) from None
+
+    def _take_packet(self) -> None:
+        """Takes one of the fork server's packets, and waits for it if the socket blocks."""
+        try:
+            packet, descriptors, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, 1)
+        except TimeoutError as error:
+            raise AotGaudiError(f"the preprocessor pool is not ready after {_OPEN_SECONDS:g} s") from error
+        except OSError:
+            packet, descriptors = b"", []
+        if not packet:
+            raise self._ended(0 if self._tasks else _CLOSE_SECONDS)
+        said: Mapping[str, Any] = json.loads(packet)
+        if "error" in said:
+            name, arguments = said["error"]
+            raise getattr(errors, name)(*arguments)
+        self._queues[said["worker"]].replace(socket.socket(fileno=descriptors[0]), said["cause"])
+
+    def _on_packet(self) -> None:
+        """Called on the event loop when the fork server has sent something, or has ended."""
+        try:
+            self._take_packet()
+        except AotGaudiError as error:
+            self.is_alive = False
+            asyncio.get_running_loop().remove_reader(self._control)
+            for queue in self._queues.values():
+                queue.replace(None, "killed")
+            logger.error("%s; restart the server", error)
+
+    def _ended(self, wait_seconds: float) -> AotGaudiError:
+        """Returns the error for a fork server that has ended."""
+        try:
+            code = self._fork_server.wait(wait_seconds)
+        except subprocess.TimeoutExpired:
+            return AotGaudiError("the preprocessor pool has died")
+        if code == -signal.SIGPROF:
+            return SpecError(str(self._model_dir), "its tokenizer and chat template take too long to load")
+        return AotGaudiError(f"the preprocessor pool has died (exit status {code})")
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A request that has not been answered. `num_lost` counts workers that ended before, for no fault of this request."""
+
+    kind: Kind
+    raw: bytes
+    done: asyncio.Future[PreparedRequest]
+    num_lost: int = 0
+
+    def settle(self, answered: Message) -> None:
+        """Passes the worker's answer on, if the client is still there."""
+        if self.done.done():
+            return
+        try:
+            self.done.set_result(prepared_of(answered))
+        except Exception as error:
+            self.done.set_exception(error)
+
+    def refuse(self, error: RequestError) -> None:
+        """Ends the request, if the client is still there."""
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class _Line:
+    """A connection to a worker. Reads more than one answer at a time, if more have come."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._buffer = connection, bytearray()
+        self._loop = asyncio.get_running_loop()
+
+    async def send(self, data: bytes) -> None:
+        """Sends all of it. Raises OSError."""
+        await self._loop.sock_sendall(self._connection, data)
+
+    async def answer(self) -> Message:
+        """Waits for the next answer. Raises OSError if the worker dies before, or sends what is no message."""
+        num_head_bytes, num_tail_bytes = lengths_of(await self._take(LENGTHS_BYTES))
+        return message_of(await self._take(num_head_bytes), await self._take(num_tail_bytes))
+
+    def close(self) -> None:
+        self._connection.close()
+
+    async def _take(self, num_bytes: int) -> bytes:
+        while len(self._buffer) < num_bytes:
+            received = await self._loop.sock_recv(self._connection, _CHUNK_BYTES)
+            if not received:
+                raise WorkerGoneError("the connection was closed")
+            self._buffer += received
+        taken = bytes(self._buffer[:num_bytes])
+        del self._buffer[:num_bytes]
+        return taken
+
+
+class WorkerQueue:
+    """The requests that wait for one worker. To be made anywhere, and used on the event loop."""
+
+    def __init__(self, limits: WorkerLimits, kill: Callable[[], None]) -> None:
+        """`kill` ends a worker that does not answer."""
+        self._limits, self._kill = limits, kill
+        self._line: _Line | None = None
+        self._newest: socket.socket | None = None
+        self._replacements: asyncio.Queue[tuple[socket.socket | None, Cause]] = asyncio.Queue()
+        self._waiting: OrderedDict[_Job, None] = OrderedDict()
+        self._has_come = asyncio.Event()
+
+    async def prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
+        """Returns what the worker makes of `raw`.
+
+        Raises:
+            RequestError: the worker's refusal; 400 if the worker died of it; 503 if there is no worker.
+        """
+        job = _Job(kind, raw, asyncio.get_running_loop().create_future())
+        self._waiting[job] = None
+        self._has_come.set()
+        try:
+            return await job.done
+        finally:
+            self._waiting.pop(job, None)
+
+    def replace(self, connection: socket.socket | None, cause: Cause) -> None:
+        """Takes a new worker's connection, and why the one before it ended. None: no other will come."""
+        if connection is not None:
+            connection.setblocking(False)
+            self._newest = connection
+        elif self._newest is not None:
+            with suppress(OSError):  # It is closed already.
+                self._newest.shutdown(
+                    socket.SHUT_RDWR
+                )  # The worker sees that and ends; so does a wait for it here.
+        self._replacements.put_nowait((connection, cause))
+
+    async def run(self) -> None:
+        """Sends what waits to the worker, for ever. What a worker leaves unanswered, the next one gets."""
+        while True:
+            jobs = await self._next()
+            while jobs:
+                await self._answer(jobs)
+
+    async def _next(self) -> deque[_Job]:
+        """Waits for requests, and returns as many as are sent at once."""
+        while not self._waiting:
+            self._has_come.clear()
+            await self._has_come.wait()
+        jobs, num_bytes = deque([self._waiting.popitem(last=False)[0]]), 0
+        while self._waiting and len(jobs) < _MAX_SENT:
+            num_bytes += len(jobs[-1].raw)
+            if num_bytes + len(next(iter(self._waiting)).raw) > _MAX_SENT_BYTES:
+                break
+            jobs.append(self._waiting.popitem(last=False)[0])
+        return jobs
+
+    async def _answer(self, jobs: deque[_Job]) -> None:
+        """Takes from `jobs` what one worker answers, and what it dies of. If no worker is left, refuses all of them."""
+        while not self._replacements.empty():  # The last worker ended while it had nothing to do.
+            await self._replaced()
+        if self._line is None:
+            for job in jobs:
+                job.refuse(_no_worker())
+            jobs.clear()
+            return
+        try:
+            await self._line.send(b"".join(bytes(question(job.kind, job.raw)) for job in jobs))
+            while jobs:
+                answered = await self._in_time(self._line)
+                jobs.popleft().settle(answered)
+                if answered.head.get("is_last"):
+                    await self._replaced()
+                    break
+        except OSError:
+            self._blame(jobs, await self._replaced())
+        for job in [job for job in jobs if job.done.done()]:  # Refused, or its client has left.
+            jobs.remove(job)
+
+    async def _in_time(self, line: _Line) -> Message:
+        deadline = asyncio.get_running_loop().call_later(self._limits.wall_seconds, self._kill)
+        try:
+            return await line.answer()
+        finally:
+            deadline.cancel()
+
+    def _blame(self, jobs: deque[_Job], cause: Cause) -> None:
+        """Refuses what the worker was at when it ended, if that was its fault or if workers keep ending over it."""
+        job = jobs[0]
+        job.num_lost += 1
+        if cause == "time":
+            job.refuse(self._limits.too_slow(len(job.raw)))
+        elif cause == "memory":
+            job.refuse(self._limits.too_large())
+        elif job.num_lost >= _MAX_LOST:
+            job.refuse(_no_worker())
+
+    async def _replaced(self) -> Cause:
+        """Waits for the worker's replacement. Returns why the worker has ended."""
+        if self._line is not None:
+            self._line.close()
+        connection, cause = await self._replacements.get()
+        self._line = None if connection is None else _Line(connection)
+        return cause
+
+
+def _no_worker() -> RequestError:
+    return RequestError(
+        "The server could not read the request: its preprocessor pool has died", http_status=503
+    )
