@@ -244,7 +244,6 @@ def read_step_times(path: Path) -> StepTimes:
 
     Raises:
         SpecError: it cannot be read, or has no entries of a kind.
-        MissingPackageError: it is the text of /metrics, and prometheus-client is not installed.
     """
     text = _text(path)
     entries = _of_metrics(path, text) if is_exposition(_first_line(text)) else _of_json(path, text)

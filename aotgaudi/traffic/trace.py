@@ -145,7 +145,6 @@ def drawn_trace(path: Path, text: str, drawing: Drawing | None) -> Trace:
 
     Raises:
         SpecError: They are not there, or are empty; or `drawing` is None.
-        MissingPackageError: prometheus-client is not installed.
     """
     prompts, answers = (_histogram(path, text, suffix) for suffix in _SUFFIXES)
     if drawing is None:
