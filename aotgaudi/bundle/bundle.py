@@ -219,7 +219,8 @@ def _read_index(path: Path, examine: Examine) -> bytes:
     if not isinstance(data, Fault):
         return data
     if data.state == "missing":
-        raise StoreError(f"no bundle at {path}: it has no {INDEX_NAME} ({mending_command(path)})")
+        lack = f"it has no {INDEX_NAME}" if path.exists() else "there is no such file or directory"
+        raise StoreError(f"no bundle at {path}: {lack} ({mending_command(path)})")
     raise CorruptError(f"{path / INDEX_NAME}: {data.reason} ({mending_command(path)})")
 
 

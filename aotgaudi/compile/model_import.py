@@ -1,8 +1,8 @@
-"""Any checkpoint that transformers reads -> a directory that the server reads without transformers.
+"""Converts any checkpoint that transformers reads into a directory that the server reads without transformers.
 
-The server maps weights by the names of the model's own modules, from safetensors. Most published checkpoints are like
-that already. This is for the others: GGUF files, checkpoints whose names transformers converts while loading (mixtures
-of experts), models on the hub.
+The server reads weights from safetensors, by the names of the model's modules. Most published checkpoints are like that
+already. `import_model` is for the others: GGUF files, checkpoints whose names transformers converts while loading (mixtures
+of experts), and models on the hub.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _REPLACED = ("config.json", "*.safetensors", "*.safetensors.index.json")
 def import_model(source: str, out: Path, dtype: str, *, overwrite: bool = False) -> None:
     """Writes the model `source` (a directory, a ``.gguf`` file or a hub id) to the directory `out`.
 
-    `out` gets the configuration, the weights, the tokenizer and ``generation_config.json``; files that are there are
-    replaced with `overwrite` only. `dtype` is ``float32``, ``bfloat16``, ``float16``, or ``auto`` for the checkpoint's own.
+    `out` gets the configuration, the weights, the tokenizer and ``generation_config.json``. Existing files are replaced only
+    with `overwrite`. `dtype` is ``float32``, ``bfloat16``, ``float16``, or ``auto`` for the checkpoint's own.
 
     Raises:
         SpecError: there is no such source, transformers cannot read it, or `out` has files already.
@@ -56,7 +56,7 @@ def _require_free(out: Path, *, overwrite: bool) -> None:
 
 
 def _make_writable(out: Path) -> None:
-    """Creates `out`. What can be known to fail is to fail before minutes of loading."""
+    """Creates `out`, so that a place we may not write to fails before minutes of loading."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()
@@ -104,6 +104,12 @@ def _load(source: str, location: str, dtype: str, options: dict[str, Any]) -> tu
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise SpecError(
             source, f"cannot be loaded: {_first_line(error)}", "a directory, a .gguf file or a hub id"
+        ) from error
+    except Exception as error:  # Parsers of damaged files raise anything: struct.error, IndexError, ...
+        raise SpecError(
+            source,
+            f"cannot be loaded: {type(error).__name__}: {_first_line(error)}",
+            "a whole file: this one is damaged or cut off; fetch it again",
         ) from error
 
 

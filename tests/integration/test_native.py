@@ -15,6 +15,7 @@ from aotgaudi.backends.inductor.compiler import InductorCompiler
 from aotgaudi.backends.inductor.probe import probe
 from aotgaudi.backends.inductor.runtime import InductorExecutable, InductorRuntime
 from aotgaudi.digest import Key
+from aotgaudi.errors import ManifestError
 from aotgaudi.graphs.canonical import to_text
 from aotgaudi.graphs.program import Call, Program, TensorSpec
 from aotgaudi.runtime.executables import BoundProgram
@@ -85,6 +86,27 @@ def test_a_program_gives_what_its_calls_give(load: Loaded) -> None:
     assert seen.tolist() == [6, 6]
     torch.testing.assert_close(first, Layer()(x, torch.zeros(2), w)[0], atol=1e-4, rtol=1e-3)
     assert sums.shape == (SIZE,)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "reason"),
+    [
+        (("step:x", "kv:0"), ("a.0", "a.1"), "2 inputs and 2 outputs, it has 3 and 2"),
+        (("step:x", "kv:0", "weight:w"), ("a.0",), "3 inputs and 1 outputs, it has 3 and 2"),
+    ],
+)
+def test_a_call_of_another_arity_is_refused_before_it_runs(
+    load: Loaded, inputs: tuple[str, ...], outputs: tuple[str, ...], reason: str
+) -> None:
+    """The code of a unit reads as many handles as it was compiled for."""
+    runtime, unit = load
+    call = Call(unit="layer", inputs=inputs, outputs=outputs)
+    program = TWO.model_copy(update={"calls": (call,), "outputs": ("a.0",)})
+
+    with pytest.raises(ManifestError, match=reason):
+        BoundProgram(
+            program, {"layer": unit}, {"kv:0": torch.zeros(2), "weight:w": example()[2]}, runtime.join
+        )
 
 
 def test_other_threads_go_on_while_a_program_runs(load: Loaded) -> None:

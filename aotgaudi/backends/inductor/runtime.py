@@ -13,7 +13,7 @@ from aotgaudi.backends.base import Plan, RunPlan, Target
 from aotgaudi.backends.inductor import native
 from aotgaudi.backends.inductor.levels import TILE_FEATURE
 from aotgaudi.backends.inductor.probe import require_satisfied
-from aotgaudi.errors import TargetError
+from aotgaudi.errors import ManifestError, TargetError
 
 ARTIFACT_FILE = "unit.so"
 REORDERED = "onednn"
@@ -83,6 +83,12 @@ class InductorRuntime:
         found = [unit for unit in units if unit is not None]
         if len(found) < len(plan.steps) or not found:
             return None
+        for unit, step in zip(found, plan.steps, strict=True):
+            if (unit.num_inputs, unit.num_outputs) != (len(step.inputs), len(step.outputs)):
+                raise ManifestError(
+                    f"a program calls a unit with {len(step.inputs)} inputs and {len(step.outputs)} outputs,"
+                    f" it has {unit.num_inputs} and {unit.num_outputs}"
+                )
         calls = [
             native.Call(unit, step.inputs, step.outputs) for unit, step in zip(found, plan.steps, strict=True)
         ]

@@ -441,6 +441,8 @@ def test_opening_refuses_a_malformed_index(sealed: Sealed, cut: int) -> None:
 def test_opening_what_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
 
+    with pytest.raises(StoreError, match="none: there is no such file or directory"):
+        open_bundle(tmp_path / "none")
     for path in (tmp_path, tmp_path / "none", tmp_path / "file"):
         with pytest.raises(StoreError, match=f"no bundle at {path}"):
             open_bundle(path)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -174,3 +175,52 @@ def test_ids_of_the_hub(text: str) -> None:
 )
 def test_paths_are_no_ids(text: str) -> None:
     assert not is_hub_id(text)
+
+
+MAGIC = b"GGUF"
+VERSION = (3).to_bytes(4, "little")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        MAGIC,
+        MAGIC + VERSION,
+        MAGIC + VERSION + bytes(8),
+        MAGIC + VERSION + (1).to_bytes(8, "little") + bytes(8),
+        MAGIC + VERSION + (1 << 60).to_bytes(8, "little") * 2,
+        MAGIC + VERSION + bytes(8) + (1).to_bytes(8, "little") + (1 << 40).to_bytes(8, "little") + b"x",
+        MAGIC
+        + VERSION
+        + bytes(8)
+        + (1).to_bytes(8, "little")
+        + (1).to_bytes(8, "little")
+        + b"k"
+        + b"\xff" * 4,
+        b"GGUX" + VERSION + bytes(16),
+    ],
+)
+def test_a_malformed_gguf_is_told_in_one_line(tmp_path: Path, data: bytes) -> None:
+    pytest.importorskip("gguf")
+    path = tmp_path / "model.gguf"
+    path.write_bytes(data)
+
+    result = run(path, tmp_path / "out")
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {path}: cannot be loaded: ")
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("keep", [0, 7, 100, -1])
+def test_truncated_safetensors_are_told_in_one_line(source: Path, tmp_path: Path, keep: int) -> None:
+    cut = Path(shutil.copytree(source, tmp_path / "cut"))
+    weights = cut / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:keep])
+
+    result = run(cut, tmp_path / "out")
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {cut}: cannot be loaded: ")
+    assert len(result.stderr.strip().splitlines()) == 1
