@@ -108,16 +108,6 @@ def write_layer(bundle: Bundle, file: Temporary, compression: Compression) -> La
     return writer.finish(compression)
 
 
-MAX_RATIO = 250
-"""Compiled code compresses about 4:1, with stretches of zeros maybe 20:1. Bombs begin at 1000:1."""
-MAX_ARCHIVE_BYTES = 256 << 30
-
-_SLACK_BYTES = 1 << 20
-_MAX_WINDOW_BYTES = 128 << 20
-"""What zstd may take: the largest window of its levels below --ultra, and of --long=27."""
-_READ_BYTES = 128 << 10
-
-
 class LayerReader:
     """The bytes of an archive. `read` raises CorruptError where the compressed bytes are bad, or a bound is passed."""
 
@@ -183,7 +173,5 @@ def _decompressed(archive: Any, size: int) -> bytes:
 
     try:
         return bytes(archive.read(size))
-    except (EOFError, gzip.BadGzipFile, zlib.error, ZstdError) as error:
-        raise CorruptError(f"the layer cannot be decompressed: {error}") from error
-    except io.UnsupportedOperation as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error, ZstdError, io.UnsupportedOperation) as error:
         raise CorruptError(f"the layer cannot be decompressed: {error}") from error
