@@ -68,7 +68,7 @@ MAX_PART_BYTES = 255
 """NAME_MAX of Linux's file systems (limits.h)."""
 MAX_DEPTH = 16
 MAX_CAPTURE_BYTES = 256 << 30
-"""As the archive of an image's layer (oci/layer.py)."""
+"""As the archive of an image's layer (share/layer.py)."""
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]

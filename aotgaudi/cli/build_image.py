@@ -13,11 +13,9 @@ from aotgaudi.cli.progress import transfer_display
 from aotgaudi.cli.push_pull import RegistryAccess, registry_options
 from aotgaudi.cli.show import emit, size_text
 from aotgaudi.errors import SpecError
-from aotgaudi.share.image import WrittenImage, read_base, write_image
-from aotgaudi.share.image_transfer import push_image
+from aotgaudi.share.image import WrittenImage, push_image, read_base, write_image
 from aotgaudi.share.layer import Compression
-from aotgaudi.share.layout import Layout, parse_layout, refuse_foreign_layout
-from aotgaudi.share.oci_documents import BUNDLE_ROOT
+from aotgaudi.share.oci import BUNDLE_ROOT, Layout, parse_layout, refuse_foreign_layout
 from aotgaudi.share.reference import Reference, parse_reference
 from aotgaudi.share.registry import Registry
 from aotgaudi.share.remote import check_name

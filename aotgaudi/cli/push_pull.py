@@ -22,13 +22,13 @@ from aotgaudi.cli.store_options import StorePlace, store_options
 from aotgaudi.errors import RemoteError
 from aotgaudi.manifest.manifest import load_manifest_or_spec
 from aotgaudi.share.credentials import Credentials, Login
-from aotgaudi.share.image_transfer import LayoutImage, RegistryImage, find_image, pull_image
-from aotgaudi.share.layout import parse_layout
+from aotgaudi.share.image import LayoutImage, RegistryImage, find_image, pull_image
 from aotgaudi.share.locations import NamedRemote, is_layout, open_remote, registry_host
+from aotgaudi.share.oci import parse_layout
 from aotgaudi.share.push_pull import pull_bundle, push_bundle
 from aotgaudi.share.reference import Reference
+from aotgaudi.share.registry import RegistryRemote
 from aotgaudi.share.registry_client import RegistryClient
-from aotgaudi.share.registry_remote import RegistryRemote
 from aotgaudi.share.remote import Remote, check_name
 from aotgaudi.share.transfer import Sources
 

@@ -25,9 +25,8 @@ from aotgaudi.compile.plan import Plan
 from aotgaudi.digest import Digest
 from aotgaudi.entries import Entry
 from aotgaudi.errors import CorruptError, MissingObjectError
-from aotgaudi.share.receiving import receive
 from aotgaudi.share.remote import Remote
-from aotgaudi.share.transfer import Conduct, Sources, in_threads, send
+from aotgaudi.share.transfer import Conduct, Sources, in_threads, receive, send
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.cas import object_path
 from aotgaudi.store.records import RecordError, digests_in, dump_record, load_record

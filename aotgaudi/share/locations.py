@@ -19,8 +19,8 @@ from aotgaudi.share.credentials import NO_CREDENTIALS, Credentials
 from aotgaudi.share.directory_remote import DirectoryRemote
 from aotgaudi.share.object_store_remote import ObjectStoreRemote
 from aotgaudi.share.reference import is_host, parse_reference
+from aotgaudi.share.registry import RegistryRemote
 from aotgaudi.share.registry_client import RegistryClient
-from aotgaudi.share.registry_remote import RegistryRemote
 from aotgaudi.share.remote import Remote
 
 _SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://")
@@ -67,7 +67,7 @@ def registry_host(text: str) -> str | None:
 
 
 def is_layout(text: str) -> bool:
-    """Whether `text` names an image layout (``oci:DIR[:TAG]``), which is no remote: see oci/layout.py."""
+    """Whether `text` names an image layout (``oci:DIR[:TAG]``), which is not a remote: see oci.py."""
     return text.startswith("oci:") and not text.startswith("oci://")
 
 

@@ -29,9 +29,8 @@ from aotgaudi.bundle.trust import ANY_BUNDLE, TrustPolicy
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError
 from aotgaudi.files import MAX_DOCUMENT_BYTES
-from aotgaudi.share.receiving import Partial, receive, require_room
 from aotgaudi.share.remote import Pointer, Remote
-from aotgaudi.share.transfer import Conduct, Sources, send
+from aotgaudi.share.transfer import Conduct, Partial, Sources, receive, require_room, send
 from aotgaudi.store.cas import object_path, verified_chunks
 
 _DOCUMENT_MODE = 0o644

@@ -40,11 +40,10 @@ from aotgaudi.errors import AotGaudiError
 from aotgaudi.graphs.program import Call, Program
 from aotgaudi.manifest import manifest as codec
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.share.layer import open_layer
-from aotgaudi.share.oci_documents import BUNDLE_ROOT, LAYER_TYPES, ImageIndex, ImageManifest, load_document
-from aotgaudi.share.registry_remote import bundle_layer_of, dump_bundle, pointer_of
+from aotgaudi.share.layer import open_layer, unpack_bundle
+from aotgaudi.share.oci import BUNDLE_ROOT, LAYER_TYPES, ImageIndex, ImageManifest, load_document
+from aotgaudi.share.registry import bundle_layer_of, dump_bundle, pointer_of
 from aotgaudi.share.remote import Pointer, load_pointer
-from aotgaudi.share.unpack import unpack_bundle
 from aotgaudi.store.records import dump_record, load_record
 from aotgaudi.store.roots import Root, load_root
 from tests.specs import spec_of

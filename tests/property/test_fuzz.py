@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aotgaudi.errors import AotGaudiError
-from aotgaudi.share.unpack import DirectorySink
+from aotgaudi.share.layer import DirectorySink
 from tests.property.fuzz_targets import Fuzz, archive_of, honest_members, hostile_archives, targets
 from tests.unit.share.archives import unpack
 

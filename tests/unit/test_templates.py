@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 from aotgaudi.cli.main import cli
 from aotgaudi.server.options import StopTimes
-from aotgaudi.share.oci_documents import BUNDLE_ROOT
+from aotgaudi.share.oci import BUNDLE_ROOT
 from aotgaudi.wrap.sandbox import DEFAULT_ROOT
 from tests.environment import requirements
 

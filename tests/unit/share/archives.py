@@ -7,8 +7,8 @@ import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from aotgaudi.share.oci_documents import BUNDLE_ROOT
-from aotgaudi.share.unpack import DirectorySink, unpack_bundle
+from aotgaudi.share.layer import DirectorySink, unpack_bundle
+from aotgaudi.share.oci import BUNDLE_ROOT
 from tests.unit.bundle.conftest import Sealed
 
 Member = tuple[tarfile.TarInfo, bytes]

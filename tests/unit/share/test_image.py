@@ -22,19 +22,28 @@ from aotgaudi.bundle.trust import SignaturePolicy, TrustPolicy
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import CorruptError, ManifestError, SpecError, StoreError, TargetError, UntrustedError
-from aotgaudi.share.image import read_base, write_image
-from aotgaudi.share.image_transfer import LayoutImage, RegistryImage, find_image, pull_image, push_image
+from aotgaudi.share.image import (
+    LayoutImage,
+    RegistryImage,
+    find_image,
+    pull_image,
+    push_image,
+    read_base,
+    write_image,
+)
 from aotgaudi.share.layer import Compression
-from aotgaudi.share.layout import Layout, LayoutPlace, parse_layout
-from aotgaudi.share.oci_documents import (
+from aotgaudi.share.oci import (
     BUNDLE_ROOT,
     IMAGE_CONFIG_TYPE,
     IMAGE_INDEX_TYPE,
     IMAGE_MANIFEST_TYPE,
     LAYER_TYPES,
     REF_NAME,
+    Layout,
+    LayoutPlace,
+    parse_layout,
 )
-from aotgaudi.share.registry_remote import BundleLayer, RegistryRemote
+from aotgaudi.share.registry import BundleLayer, RegistryRemote
 from aotgaudi.share.transfer import Conduct
 from tests.unit.bundle.conftest import CAPTURED, LAUNCH_ID, MANIFEST_ID, Sealed, SealedCapture
 from tests.unit.failing import CALLS, fail_each

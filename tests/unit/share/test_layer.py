@@ -12,7 +12,7 @@ import zstandard
 
 from aotgaudi.errors import CorruptError
 from aotgaudi.share.layer import MAX_RATIO, open_layer
-from aotgaudi.share.oci_documents import LAYER_TYPES
+from aotgaudi.share.oci import LAYER_TYPES
 
 NOISE = random.Random(3).randbytes(3 << 20)
 

@@ -11,7 +11,7 @@ from aotgaudi.share.directory_remote import DirectoryRemote
 from aotgaudi.share.locations import open_remote, registry_host
 from aotgaudi.share.object_store_remote import ObjectStoreRemote
 from aotgaudi.share.reference import Reference, parse_reference
-from aotgaudi.share.registry_remote import RegistryRemote
+from aotgaudi.share.registry import RegistryRemote
 
 HEX = "a" * 64
 

@@ -17,11 +17,9 @@ from aotgaudi.errors import (
     StoreError,
 )
 from aotgaudi.share.push_pull import pull_bundle, push_bundle
-from aotgaudi.share.receiving import receive
-from aotgaudi.share.registry import Registry
-from aotgaudi.share.registry_remote import RegistryRemote, record_tag
+from aotgaudi.share.registry import Registry, RegistryRemote, record_tag
 from aotgaudi.share.remote import Pointer, TransientError
-from aotgaudi.share.transfer import Conduct, Sources
+from aotgaudi.share.transfer import Conduct, Sources, receive
 from aotgaudi.store.records import dump_record
 from tests.unit.bundle.conftest import Sealed
 from tests.unit.share.conftest import remote_of

@@ -14,8 +14,8 @@ from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.digest import canonical_json
 from aotgaudi.errors import CorruptError
-from aotgaudi.share.oci_documents import BUNDLE_ROOT
-from aotgaudi.share.unpack import MAX_INDEX_BYTES, unpack_bundle
+from aotgaudi.share.layer import MAX_INDEX_BYTES, unpack_bundle
+from aotgaudi.share.oci import BUNDLE_ROOT
 from tests.unit.bundle.conftest import Sealed
 from tests.unit.share.archives import archive, directory, file, honest, unpack
 
