@@ -131,7 +131,7 @@ class AskedExtent:
             return Extent(importance.tier(self.tier))
         assert self.budget is not None
         if self.budget.num_entries is not None:
-            return Extent(importance.beginning(self.budget.num_entries))
+            return Extent(importance.first(self.budget.num_entries))
         return Extent(importance.order, len(importance.tier("least")), self.budget.seconds)
 
 

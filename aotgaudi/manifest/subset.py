@@ -119,8 +119,8 @@ def largest_subset(whole: Manifest, warm: Collection[Entry], chunks: Chunks) -> 
     limits = None if settings is None else _Search.of(whole.spec, has).limits(settings.num_rows, chunks)
     if settings is None or limits is None:
         return None
-    part = subset_under(whole, has, limits, settings.settings)
-    return part if part.coverage.is_closed else None
+    subset = subset_under(whole, has, limits, settings.settings)
+    return subset if subset.coverage.is_closed else None
 
 
 def subset_under(
@@ -345,7 +345,7 @@ class Importance:
             return self.order[: max(self._least, len(self._asked), self._hottest)]
         return self.order[: max(self._least, self._first(self._is_covering))]
 
-    def beginning(self, num_entries: int) -> tuple[Entry, ...]:
+    def first(self, num_entries: int) -> tuple[Entry, ...]:
         """Returns the first `num_entries` by importance, at least the least tier. Raises as `tier` does."""
         return self.order[: max(self._least, num_entries)]
 
@@ -356,13 +356,13 @@ class Importance:
         whole = largest_subset(self.manifest, self.order, "whole")
         if whole is None:
             raise CoverageError(
-                "no part of this manifest is closed, however low the limits are"
+                "no subset of this manifest is closed, however low the limits are"
                 " (`aotgaudi coverage MANIFEST` lists the holes and says what closes them)"
             )
 
         def is_servable(entries: Sequence[Entry]) -> bool:
-            part = largest_subset(self.manifest, entries, "whole")
-            return part is not None and part.settings == whole.settings
+            subset = largest_subset(self.manifest, entries, "whole")
+            return subset is not None and subset.settings == whole.settings
 
         return self._first(is_servable)
 
@@ -374,8 +374,8 @@ class Importance:
         return bisect_left(shares, HOT_SHARE * total) + 1
 
     def _is_covering(self, entries: Sequence[Entry]) -> bool:
-        part, whole = (largest_subset(self.manifest, some, "whole") for some in (entries, self.order))
-        found = [None if part is None else (part.limits, part.settings) for part in (part, whole)]
+        subsets = (largest_subset(self.manifest, some, "whole") for some in (entries, self.order))
+        found = [None if subset is None else (subset.limits, subset.settings) for subset in subsets]
         return found[0] is not None and found[0] == found[1]
 
     def _first(self, holds: _Holds) -> int:

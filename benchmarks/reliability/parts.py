@@ -1,6 +1,6 @@
 """Random requests within the limits of parts, through the real scheduler, no device: every step must have a warm entry.
 
-For each manifest, part after part: the tiers, and beginnings of random orders of its entries; with whole and with cut
+For each manifest, subset after subset: the tiers, and prefixes of random orders of its entries; with whole and with cut
 chunks, both policies, with and without prefix caching. Requests arrive while others run; their lengths are drawn so that
 short and longest ones are frequent, and half of the prompts share a beginning. A step without an entry, an entry that is
 not of the part, or a request that does not end is a failure. Needs neither torch nor a built store::

@@ -230,7 +230,7 @@ def test_no_beginning_is_shorter_than_what_can_be_served(num_entries: int) -> No
     manifest = Manifest.of(spec_of())
     importance = Importance(manifest)
 
-    beginning = importance.beginning(num_entries)
+    beginning = importance.first(num_entries)
 
     assert len(beginning) == max(num_entries, len(importance.tier("least")))
     assert largest_subset(manifest, beginning, "whole") is not None

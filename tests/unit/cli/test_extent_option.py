@@ -127,7 +127,7 @@ def test_a_manifest_of_which_no_part_is_closed_exits_with_7(spec: Path) -> None:
     result = run("cache", spec, "--store", "store", "--tier", "least")
 
     assert result.exit_code == 7, result.output
-    assert "no part of this manifest is closed" in result.stderr
+    assert "no subset of this manifest is closed" in result.stderr
 
 
 def test_plan_shows_what_a_tier_takes(spec: Path) -> None:

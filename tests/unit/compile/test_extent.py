@@ -85,7 +85,7 @@ def test_a_budget_that_is_long_enough_gives_the_whole(store: Store, tmp_path: Pa
 def test_a_budget_that_ends_in_between_gives_a_beginning_of_the_order(store: Store, tmp_path: Path) -> None:
     """The time is over when so many units are done, whatever the machine does meanwhile."""
     seen: list[Progress] = []
-    extent = Extent(IMPORTANCE.beginning(NUM_LEAST + 3))
+    extent = Extent(IMPORTANCE.first(NUM_LEAST + 3))
 
     build(MANIFEST, tmp_path / "out", store=store, jobs=1, extent=extent, on_progress=seen.append)
 
