@@ -21,7 +21,7 @@ from typing import NoReturn
 from aotgaudi.engine.blocks import num_blocks_for
 from aotgaudi.engine.limits import SMALL_BODY_BYTES, UNLIMITED, AdmissionLimits
 from aotgaudi.engine.request import NewRequest
-from aotgaudi.engine.sampling_params import SamplingParams, shown
+from aotgaudi.engine.sampling_params import SAMPLER_VALUES, SamplingParams, shown
 from aotgaudi.errors import RequestError
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.sampler import SamplerSpec
@@ -240,21 +240,23 @@ def check_sampling(params: SamplingParams, sampler: SamplerSpec) -> None:
         )
 
 
+_NEEDS = {
+    SamplerWork.RANDOM: "a temperature above 0",
+    SamplerWork.FILTERED: "top_p below 1 or top_k above 0",
+    SamplerWork.MIN_P: "min_p above 0",
+}
+
+
 def _unmet(params: SamplingParams, able: SamplerSignature) -> Iterator[tuple[str, str]]:
     """Yields the parameters that need more than `able`, and what a setting would need to have."""
-    if params.signature.work > able.work:
-        kinds = (
-            ("temperature", SamplerWork.RANDOM, True, "a temperature above 0"),
-            ("top_p", SamplerWork.FILTERED, params.top_p < 1, "top_p below 1 or top_k above 0"),
-            ("top_k", SamplerWork.FILTERED, params.top_k > 0, "top_p below 1 or top_k above 0"),
-            ("min_p", SamplerWork.MIN_P, params.min_p > 0, "min_p above 0"),
-        )
-        yield from ((param, field) for param, work, is_used, field in kinds if is_used and work > able.work)
-    if params.signature.penalties and not able.penalties:
-        neutral = {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
-        used = (param for param, value in neutral.items() if getattr(params, param) != value)
-        yield from ((param, "a penalty") for param in used)
-    if params.signature.logprobs and not able.logprobs:
+    needs = params.signature
+    for name in SAMPLER_VALUES:
+        alone = SamplingParams(**{name: getattr(params, name)}).signature
+        if able.work < alone.work <= needs.work:
+            yield name, _NEEDS[alone.work]
+        if alone.penalties and not able.penalties:
+            yield name, "a penalty"
+    if needs.logprobs and not able.logprobs:
         yield "logprobs", "num_logprobs above 0"
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.steps import GREEDY_ROW, SamplingRow, StepResult, TokenHistory, TokenLogprobs
 from aotgaudi.entries import Entry
+from aotgaudi.graphs.program import TensorSpec
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
 from aotgaudi.spec.sampler_signature import join_all
 
@@ -50,18 +50,6 @@ class HistoryTensors:
         self.output_counts[row] = 0
         self.prompt_mask[row] = False
         self.prompt_mask[row, to_ids(history.token_ids[: history.num_prompt_tokens])] = True
-
-
-_PARAMETERS: Mapping[str, tuple[torch.dtype, Callable[[SamplingParams], float]]] = {
-    "temperature": (torch.float32, lambda params: params.temperature),
-    "top_p": (torch.float32, lambda params: params.top_p),
-    "top_k": (torch.int64, lambda params: params.top_k),
-    "min_p": (torch.float32, lambda params: params.min_p),
-    "presence_penalty": (torch.float32, lambda params: params.presence_penalty),
-    "frequency_penalty": (torch.float32, lambda params: params.frequency_penalty),
-    "repetition_penalty": (torch.float32, lambda params: params.repetition_penalty),
-}
-"""Inputs of samplers that hold one number per row (graphs/step_inputs.py)."""
 
 
 class Sampler:
@@ -104,7 +92,7 @@ class Sampler:
         """Runs one sampler. `places` maps a place in its batch to the row of `result` that it fills."""
         entry = self._table.sampler(len(batch), join_all(row.params.signature for row in batch))
         program = self._program_of(entry)
-        inputs = [self._input(spec.name, logits, batch) for spec in program.inputs]
+        inputs = [self._input(spec, logits, batch) for spec in program.inputs]
         tokens, *logprobs = [output.tolist() for output in program.run(inputs)]
         for place, r in places.items():
             result.token_ids[r] = tokens[place]
@@ -115,18 +103,18 @@ class Sampler:
                     chosen, tuple(zip(ids, values, strict=True))[:num_logprobs]
                 )
 
-    def _input(self, name: str, logits: Tensor, batch: Sequence[SamplingRow]) -> Tensor:
-        """Returns one input of a sampler (graphs/step_inputs.py)."""
-        if name == "logits":
+    def _input(self, spec: TensorSpec, logits: Tensor, batch: Sequence[SamplingRow]) -> Tensor:
+        """Returns one input of a sampler (graphs/step_inputs.py); most hold one of `SamplingParams` per row."""
+        if spec.name == "logits":
             return logits
-        if name == "noise":
-            return torch.tensor([row.noise for row in batch], dtype=torch.float64)
-        if name == "output_counts":
+        if spec.name == "output_counts":
             return self._history(logits, batch).output_counts
-        if name == "prompt_mask":
+        if spec.name == "prompt_mask":
             return self._history(logits, batch).prompt_mask
-        dtype, value_of = _PARAMETERS[name]
-        return torch.tensor([value_of(row.params) for row in batch], dtype=dtype)
+        dtype = getattr(torch, spec.dtype)
+        if spec.name == "noise":
+            return torch.tensor([row.noise for row in batch], dtype=dtype)
+        return torch.tensor([getattr(row.params, spec.name) for row in batch], dtype=dtype)
 
     def _history(self, logits: Tensor, batch: Sequence[SamplingRow]) -> HistoryTensors:
         tensors = self._histories.get(len(batch))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from aotgaudi.errors import RequestError
+from aotgaudi.spec.sampler import SamplerSetting
 from aotgaudi.spec.sampler_signature import SamplerSignature, signature_of
 
 MAX_STOP_STRINGS = 16
@@ -98,6 +99,12 @@ class SamplingParams:
     def _require(self, param: str, is_allowed: bool, allowed: str) -> None:
         if not is_allowed:
             raise RequestError(f"{param} must be {allowed}, not {shown(getattr(self, param))}", param=param)
+
+
+SAMPLER_VALUES = tuple(
+    each.name for each in fields(SamplingParams) if each.name in SamplerSetting.model_fields
+)
+"""Parameters whose values are inputs of sampler graphs, under the names that settings of a spec have, too."""
 
 
 def shown(value: object) -> str:

@@ -163,11 +163,17 @@ class Connection(H11Protocol):  # type: ignore[misc,unused-ignore]
         self._receive_timer = self.loop.call_later(self._limits.client_seconds, self._end_receive_period)
 
     def _end_receive_period(self) -> None:
-        if self._owed == "body" and (self._num_read >= self._limits.least_bytes or self.flow.read_paused):
+        is_moving = self._num_read >= self._limits.least_bytes or self.flow.read_paused
+        if self._owed == "body" and is_moving and not self._is_answered:
             self._begin_receive_period()
             return
         reason: Reason = "head_timeout" if self._owed == "head" else "body_timeout"
         self._close(reason, 408, "The request did not come to its end in time")
+
+    @property
+    def _is_answered(self) -> bool:
+        """Whether the rest of the body is only thrown away, so that the client gets to read why it was refused."""
+        return self.cycle is not None and self.cycle.response_complete
 
     # What the client has to read
 

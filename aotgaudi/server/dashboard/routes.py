@@ -1,21 +1,116 @@
-"""The dashboard's routes. Its page, style and script are files of this package, read before the server listens.
+"""The dashboard: its routes, and what it shows as one JSON value. The page computes rates from two of them.
 
-The page loads nothing from elsewhere, and its policy lets it do nothing else: no inline script, no inline style, no frame
-around it. It puts all that it is told into the page as text. It is answered under the same check of ``Host`` as everything
-else, so no other site's page can read it; who may reach the server may see it, as with ``/metrics``.
+Page, style and script are files of this package, read before the server listens. The page loads nothing from elsewhere, and
+its policy allows it nothing else: no inline script or style, no frame around it. It shows everything it is told as text. Its
+answers pass the same check of ``Host`` as all others, so no other site's page can read them. Everybody who can reach the
+server may see it, as with ``/metrics``.
 """
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from aotgaudi.server.dashboard.document import dashboard_document
+from aotgaudi.engine.stats import EngineStats, EntryCounters
+from aotgaudi.llm.running import Warmth
+from aotgaudi.server.metrics import labelled
 from aotgaudi.server.service import Service
+
+MAX_ENTRIES = 500
+"""Rows of entries, at most; the rest is one more row of each kind."""
+
+
+def dashboard_document(service: Service) -> dict[str, Any]:
+    """Returns what `service` is and does at this moment. Times are seconds; counts are since it was started."""
+    stats, warmth = service.engine.stats(), service.warmth()
+    return {
+        "server": {
+            "version": service.version,
+            "model": service.model.names[0],
+            "manifest_id": service.manifest_id,
+            "binding": service.binding,
+            "max_model_len": service.model.max_len,
+            "started_at": service.started_at,
+            "now": service.now().timestamp(),
+        },
+        "readiness": asdict(service.readiness()),
+        "coverage": _coverage(service, stats, warmth),
+        "start": {
+            "seconds": service.metrics.start_seconds,
+            "phases": [
+                {"phase": phase.name, "begin": phase.begin, "end": phase.end}
+                for phase in service.metrics.start_phases
+            ],
+        },
+        "requests": {
+            "running": stats.num_running,
+            "waiting": stats.num_waiting,
+            "oldest_waiting_seconds": stats.oldest_waiting_seconds,
+            "stalled_seconds": stats.stalled_seconds,
+            "finished": dict(stats.num_finished),
+            "refused": dict(stats.num_refused),
+            "preemptions": stats.num_preemptions,
+            "failed_steps": stats.num_failed_steps,
+        },
+        "tokens": {"prompt": stats.num_prefill_tokens, "generated": stats.num_output_tokens},
+        "kv": {
+            "used": stats.num_blocks_used,
+            "free": stats.num_blocks_free,
+            "cached": stats.num_blocks_kept,
+            "evicted": stats.num_blocks_evicted,
+            "highest": stats.max_block_used,
+        },
+        "prefix": {"queries": stats.num_prefix_queries, "hits": stats.num_prefix_hits},
+        "defrag": {"swaps": stats.num_defrag_swaps},
+        "kinds": {kind: _figures(counters) for kind, counters in stats.counters.by_kind().items()},
+        "entries": [
+            {"kind": kind, "bucket": bucket, **_figures(counters)}
+            for (kind, bucket), counters in labelled(stats.counters.entries, MAX_ENTRIES)
+        ],
+    }
+
+
+def _coverage(service: Service, stats: EngineStats, warmth: Warmth) -> dict[str, Any]:
+    entries = stats.counters.entries
+    used = {kind: sum(entry.kind == kind for entry in entries) for kind in ("prompt", "decode", "defrag")}
+    used["sampler"] = warmth.num_samplers_used
+    return {
+        "said": service.coverage,
+        "entries": warmth.num_total,
+        "warm": warmth.num_warm,
+        "used": sum(used.values()),
+        "used_by_kind": used,
+        "not_warmed": warmth.num_not_warmed,
+        "compilations": dict(warmth.compilations),
+        "guard": list(warmth.layers),
+    }
+
+
+def _figures(counters: EntryCounters) -> dict[str, Any]:
+    work = counters.work
+    return {
+        "steps": counters.steps.num,
+        "seconds": counters.steps.seconds,
+        "tokens": work.num_tokens,
+        "padding_tokens": work.num_padding_tokens,
+        "blocks": work.num_blocks,
+        "padding_blocks": work.num_padding_blocks,
+        "queued": counters.queue.num,
+        "queue_seconds": counters.queue.seconds,
+        "first_tokens": counters.first_token.num,
+        "first_token_seconds": counters.first_token.seconds,
+        "gaps": counters.gaps.num,
+        "gap_seconds": counters.gaps.seconds,
+        "prefix_tokens": counters.num_prefix_tokens,
+        "cached_tokens": counters.num_cached_tokens,
+    }
+
 
 _HEADERS = MappingProxyType(
     {

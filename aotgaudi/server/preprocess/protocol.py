@@ -31,7 +31,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from aotgaudi.document import Value
-from aotgaudi.engine.sampling_params import MAX_STOP_STRINGS, SamplingParams
+from aotgaudi.engine.sampling_params import MAX_STOP_STRINGS, SAMPLER_VALUES, SamplingParams
 from aotgaudi.errors import RequestError
 
 MAX_PROMPTS = 64
@@ -245,17 +245,7 @@ Prompt = Annotated[
 ]
 
 
-_SAMPLING_FIELDS = {
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "ignore_eos",
-}
+_SAMPLING_FIELDS = {*SAMPLER_VALUES, "seed", "ignore_eos"}
 """Fields that a request and `SamplingParams` have under the same names."""
 
 

@@ -16,7 +16,7 @@ from aotgaudi.llm.running import Warmth
 from aotgaudi.phases import Phase
 from aotgaudi.runtime.guard import CAUSES
 from aotgaudi.server.app import create_app
-from aotgaudi.server.dashboard.document import MAX_ENTRIES
+from aotgaudi.server.dashboard.routes import MAX_ENTRIES
 from aotgaudi.server.hosts import AllowedHosts
 from aotgaudi.server.options import Observability
 from aotgaudi.server.service import Service
