@@ -1,7 +1,7 @@
-"""What a guest's interpreter is asked to run: says in JSON what is installed there, from metadata alone.
+"""The script that a server's interpreter runs: prints as JSON what is installed there, from metadata alone.
 
-Standard library only, Python 3.9 and later; imported by nobody. Its text is given to ``python -I -c``, with the question
-(see `asking.question_of`) as the one argument.
+Standard library only, Python 3.9 and later. No module imports it: its text is given to ``python -I -c``, with the question
+(see `interpreter.question_of`) as the only argument.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def normalised(name: str) -> str:
 
 
 def of_record(data: bytes) -> str:
-    """Returns the sha256 of a RECORD's lines that are the same wherever it is installed, sorted."""
+    """Returns the sha256 over the sorted lines of a RECORD that are the same wherever it is installed."""
     lines = data.replace(b"\r\n", b"\n").split(b"\n")
     return hashlib.sha256(
         b"\n".join(sorted(line for line in lines if line and not _is_of_place(line)))
@@ -55,7 +55,7 @@ def of_sources(folder: str) -> str:
 
 
 def _identity(info: str, name: str, version: str) -> str:
-    """Returns what a distribution is: its version, and the digest of its RECORD or of the sources that are used in place."""
+    """Returns a distribution's version with the digest of its RECORD, or of its sources if they are used in place."""
     root = _editable_root(info)
     if root is not None:
         return f"{version} in place {of_sources(_package_of(root, name))}"
@@ -64,7 +64,7 @@ def _identity(info: str, name: str, version: str) -> str:
 
 
 def _editable_root(info: str) -> str | None:
-    """Returns where the sources of an editable install lie (PEP 610); None if it is not one."""
+    """Returns where the sources of an editable install lie (PEP 610); None for another install."""
     try:
         said = json.loads(_read(os.path.join(info, "direct_url.json")))
         is_editable, url = said["dir_info"]["editable"], said["url"]
@@ -94,7 +94,7 @@ def _entries(folder: str) -> list[str]:
 
 
 def _distributions(paths: list[str], patterns: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Returns the identities of those that count, and the names of all; of two of one name the first on the path."""
+    """Returns the identities of the distributions that count, and the names of all. The first of a name on the path wins."""
     found, names = {}, set()
     for path in dict.fromkeys(paths):
         for entry in _entries(path):
@@ -111,7 +111,7 @@ def _distributions(paths: list[str], patterns: list[str]) -> tuple[dict[str, str
 
 
 def _sources(paths: list[str]) -> dict[str, str]:
-    """Returns the packages that lie as sources in directories that are looked through before what is installed."""
+    """Returns the packages whose sources lie in directories that precede the installed ones."""
     found: dict[str, str] = {}
     for path in paths:
         entries = _entries(path)
@@ -123,7 +123,7 @@ def _sources(paths: list[str]) -> dict[str, str]:
 
 
 def _user_site(home: str) -> list[str]:
-    """Returns the user's site, which an interpreter looks through unless it is of a virtual environment."""
+    """Returns the user's site, which an interpreter outside a virtual environment looks through."""
     if not home or sys.prefix != sys.base_prefix:
         return []
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
@@ -138,7 +138,7 @@ def _libc() -> str:
 
 
 def answer(question: dict[str, object]) -> dict[str, object]:
-    """Returns what is installed; see `identity.Installed`."""
+    """Returns what is installed; see `launch_machine.Installed`."""
     ahead = [str(path) for path in question["ahead"]]  # type: ignore[attr-defined]
     patterns = [str(pattern) for pattern in question["patterns"]]  # type: ignore[attr-defined]
     paths = [*ahead, *_user_site(str(question["home"])), *filter(None, sys.path)]

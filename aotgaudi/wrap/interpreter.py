@@ -1,14 +1,13 @@
-"""Asks a guest's interpreter what it has installed, from metadata alone: nothing of the guest is imported. Takes 0.1 s.
+"""Asks a server's interpreter what it has installed, from metadata alone: nothing of the server is imported. Takes 0.1 s.
 
-The guest's own interpreter is asked, in isolated mode, with a script of the standard library (Python 3.9 and later). A
-distribution is named by its version and by the sha256 of its RECORD, which lists every file with its digest: another build
-of the same version is another software. Of RECORD only lines count that are the same wherever it is installed: no console
-script (its first line names the interpreter), no bytecode, nothing that an installer leaves of itself. Sources that are used
-in place (an editable install, a checkout on ``PYTHONPATH`` or in the working directory) are named by the content of their
-``.py`` files.
+The interpreter runs a script of the standard library (Python 3.9 and later) in isolated mode. It names a distribution by
+its version and by the sha256 of its RECORD, which lists every file with its digest: another build of the same version is
+other software. Only the lines of RECORD that are the same wherever it is installed count: no console scripts (their first
+line names the interpreter), no bytecode, no files of the installer. Sources that are used in place (an editable install, a
+checkout on ``PYTHONPATH`` or in the working directory) are named by the content of their ``.py`` files.
 
-The question follows from the words of a command. It is put before all else, and its answer is read when it is needed: so
-this module needs next to nothing itself, and the time that it takes is ours for importing the rest, and for verifying.
+The question follows from the words of a command. It is put first, and its answer is read when it is needed. Meanwhile we
+import the rest and verify the bundle, so this module imports next to nothing.
 """
 
 from __future__ import annotations
@@ -57,15 +56,15 @@ DISTRIBUTIONS = (
     ),
     *("vllm", "vllm-*", "sglang*", "sgl-*", "neural-compressor*"),
 )
-"""Patterns of normalised names (PEP 503) of distributions that make code, or are traced. What brings
-plugins for a guest (entry points of groups ``vllm.*`` and ``sglang.*``) counts besides: they run in its processes."""
+"""Patterns of normalised names (PEP 503) of distributions that make code, or are traced. Plugins of a server (entry points
+of groups ``vllm.*`` and ``sglang.*``) count too: they run in its processes."""
 
 _SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked: of which interpreter (a path), and the JSON that `asked` reads."""
+    """A question: the path of the interpreter, and the JSON that `installed_script` reads."""
 
     interpreter: str
     text: str
@@ -74,7 +73,8 @@ class Question:
 def question_of(words: Sequence[str], start: Start, cwd: Path) -> Question:
     """Returns the question for a command that starts a server.
 
-    ``PYTHONPATH`` and the user's site are looked through as the guest would, and the working directory for ``python -m``.
+    The script looks through ``PYTHONPATH`` and the user's site as the server would, and through the working directory for
+    ``python -m``.
 
     Raises:
         SpecError: the command names no Python.
@@ -86,10 +86,10 @@ def question_of(words: Sequence[str], start: Start, cwd: Path) -> Question:
 
 
 class Asking:
-    """A question that has been put. A context manager, which ends what is still under way. One thread only."""
+    """A question that has been put. A context manager that ends the script if it still runs. For one thread."""
 
     def __init__(self, question: Question) -> None:
-        """Puts it; an interpreter that does not run is said to when the answer is read."""
+        """Starts the interpreter. If that fails, `answer` says so."""
         self.question = question
         script = Path(__file__).with_name("installed_script.py").read_text(encoding="utf-8")
         self._process: subprocess.Popen[bytes] | None = None
@@ -114,7 +114,7 @@ class Asking:
             self._process.communicate()
 
     def answer(self) -> bytes:
-        """Waits for the answer, and returns it. Raises TargetError."""
+        """Waits for the answer and returns it. Raises TargetError."""
         interpreter = self.question.interpreter
         if self._process is None:
             raise TargetError(f"software: {interpreter} cannot be asked: {self._failure}") from self._failure
@@ -130,7 +130,7 @@ class Asking:
 
 
 def begin(words: Sequence[str], environ: Mapping[str, str], cwd: Path | None = None) -> Asking | None:
-    """Puts the question for a command started in `cwd` (None: here); None where it is refused, which is told later."""
+    """Puts the question for a command in `cwd` (None: here). Returns None for a refused command; `find_server` says why."""
     try:
         return Asking(question_of(words, find_start(words, environ), cwd or working_directory()))
     except SpecError:

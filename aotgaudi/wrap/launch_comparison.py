@@ -1,8 +1,8 @@
-"""Two launches, component by component: what keeps a capture from being used, and what must be established first.
+"""Compares two launches: what keeps a capture from being used here, and what must be established first.
 
-A capture is for one launch. What differs in the key is refused: with 3 where it is asked for otherwise than it was built (a
-flag, a variable, the model), with 5 where this machine is another one (software, instruction sets). What differs in the
-conditions is established where it can be, and else named.
+A capture is for one launch. A difference in the key is refused: with exit code 3 if the request differs (a flag, a variable,
+the model), with 5 if the machine does (software, instruction sets). A difference in the conditions is established where that
+is possible, and named where it is not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SWITCH = {"true": "on", "false": "off"}
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A component, or a condition, that is not what it was. None: that side does not have it."""
+    """A component or a condition that differs. None: that side does not have it."""
 
     name: str
     sealed: str | None
@@ -35,12 +35,12 @@ class Difference:
 
     @property
     def exit_code(self) -> int:
-        """What refusing it exits with."""
+        """The exit code of a refusal."""
         return EXIT_OTHER_MACHINE if self.name.startswith(_OF_MACHINE) else EXIT_NOT_WARM
 
     @property
     def shown(self) -> tuple[str, str]:
-        """What was sealed and what is here, for people; of a list of features those that the other side lacks."""
+        """Both sides for people, the sealed one first. A list of features is shortened to what the other side lacks."""
         if self.name == _FEATURES and self.sealed is not None and self.here is not None:
             sealed, here = self.sealed.split(), self.here.split()
             return _features(sealed, here), _features(here, sealed)
@@ -54,12 +54,12 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What a launch differs in from the sealed one.
+    """How a launch differs from the sealed one.
 
     Attributes:
-        components: differences of the key: the capture is of no use here.
-        unmet: conditions that cannot be established here: the guest will not take its own files.
-        established: conditions that differ, and that whoever restores the capture makes what they were.
+        components: differences in the key: the capture is of no use here.
+        unmet: conditions that cannot be established here: the server would not use its own files.
+        established: conditions that differ, and that restoring the capture makes what they were.
     """
 
     components: tuple[Difference, ...] = ()
@@ -73,11 +73,11 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """0, or what refusing exits with: 5 if the machine is another one, whatever else differs."""
+        """0, or the exit code of a refusal: 5 if the machine differs, whatever else does."""
         return max((one.exit_code for one in (*self.components, *self.unmet)), default=0)
 
     def sentence(self) -> str:
-        """Returns one sentence: the difference that decides, and how many others there are."""
+        """Returns one sentence: the decisive difference, and how many others there are."""
         found = [*self.components, *self.unmet]
         if not found:
             return "the launch is the sealed one"
@@ -87,9 +87,9 @@ class Comparison:
 
 
 def compare(sealed: Launch, here: Launch, rules: VariableRules) -> Comparison:
-    """Returns what `here` differs in from `sealed`.
+    """Returns how `here` differs from `sealed`, by the rules of the server.
 
-    A CPU that has more features than the capture was built for is no difference. `rules` are the guest's.
+    A CPU with more features than the capture was built for is no difference.
     """
     differences = _differences(dict(sealed.components()), dict(here.components()))
     if satisfies(here.target, sealed.target):
@@ -101,7 +101,7 @@ def compare(sealed: Launch, here: Launch, rules: VariableRules) -> Comparison:
 
 
 def plain(name: str, value: str | None) -> str:
-    """Returns a component's value for people: a flag's without the quotes of JSON, all of them short."""
+    """Returns a component's value for people: short, and a flag's without the quotes of JSON."""
     if value is None:
         return "(default)" if name.startswith("flag.") else "(not there)"
     if name.startswith("flag."):
@@ -125,11 +125,10 @@ def _differences(sealed: dict[str, str], here: dict[str, str]) -> tuple[Differen
 
 
 def _can_be_established(one: Difference, sealed: Launch, rules: VariableRules) -> bool:
-    """Whether whoever restores a capture can make this condition what it was.
+    """Returns whether restoring a capture can make this condition what it was.
 
-    The root is that of the build. A model that was seen by the alias for its directory is seen by that again, wherever it
-    is; a name on the hub is what the guest hashes. A variable that is the pod's own cannot be set as it was in the build;
-    any other that changes no code can, or be unset.
+    The root can: it is that of the build. So can the model's name if the server saw the sandbox's link to its directory; a
+    name on the hub is hashed as it is written. A variable can be set or unset as in the build, unless it is the pod's.
     """
     if one.name in (_ROOT, _MODEL):
         return one.name == _ROOT or sealed.is_aliased

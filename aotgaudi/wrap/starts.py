@@ -1,9 +1,7 @@
-"""Where in a command line a vLLM server is started. Standard library only.
+"""Where a command starts a server, and which Python runs it: from the words alone. Imports next to nothing.
 
-Where in a command a server is started, and by which interpreter: from the words alone. Needs nothing but errors.
-
-Programs that only set something up and then become the command (`WRAPPERS`) may stand in front of it; a shell may not, for
-what it starts is not to be seen in its words.
+Programs that set something up and then become the command (`WRAPPERS`) may stand in front of it. A shell may not, because
+its words do not show what it starts.
 """
 
 from __future__ import annotations
@@ -18,18 +16,17 @@ from types import MappingProxyType
 
 from aotgaudi.errors import SpecError
 
+WHERE = "the command"
+
 MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
-"""What ``python -m`` starts a server by, as well as by ``vllm serve``."""
+"""The modules with which ``python -m`` starts a vLLM server."""
 
 COMMAND_MODULE = "vllm.entrypoints.cli.main"
-"""What the command ``vllm`` is as a module."""
+"""The module behind the command ``vllm``."""
 
 
 def find_vllm(words: Sequence[str]) -> tuple[int, int] | None:
-    """Returns where in `words` a vLLM server is started: the indices of the first word of that and of the first after it.
-
-    None where none is.
-    """
+    """Returns where `words` start a vLLM server: the indices of the first word that does, and of the first after it."""
     for index, word in enumerate(words):
         after = words[index + 1] if index + 1 < len(words) else None
         is_serve = word.rpartition("/")[2] == "vllm" and after == "serve"
@@ -41,14 +38,13 @@ def find_vllm(words: Sequence[str]) -> tuple[int, int] | None:
     return None
 
 
-WHERE = "the command"
 WRAPPERS = frozenset(
     {"env", "nice", "ionice", "chrt", "taskset", "numactl", "stdbuf", "tini", "dumb-init", "setpriv", "exec"}
 )
 """Programs that may stand in front of a server's command."""
 
 FAKE_SWITCH = "AOTGAUDI_FAKE_GUEST"
-"""The variable that has the fake guest found."""
+"""The variable with which the fake server is found."""
 
 FAKE_SCRIPT = "fake_server.py"
 SGLANG_MODULE = "sglang.launch_server"
@@ -60,7 +56,7 @@ _HEAD_BYTES = 4096
 _REMEDY = "vllm serve MODEL ..., or python -m vllm.entrypoints.openai.api_server --model MODEL ..."
 
 Indices = tuple[int, int]
-"""Of the first word of what starts a server, and of the first word after that."""
+"""The first word that starts a server, and the first word after that."""
 
 
 def _sglang(words: Sequence[str]) -> Indices | None:
@@ -84,7 +80,7 @@ def _fake(words: Sequence[str]) -> Indices | None:
 STARTS: Mapping[str, Callable[[Sequence[str]], Indices | None]] = MappingProxyType(
     {"vllm": find_vllm, "sglang": _sglang, "fake": _fake}
 )
-"""Family of servers -> what finds where a command starts one; None where it does not."""
+"""Family of servers -> the function that finds where a command starts one, or returns None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +89,9 @@ class Start:
 
     Attributes:
         family: a key of `STARTS`.
-        at: the index of the first word of what starts it.
+        at: the index of the first word that starts the server.
         after: the index of the first word after that.
-        environ: the environment that the command is given, with what it assigns itself (``env NAME=VALUE``).
+        environ: the command's environment, with what the command assigns itself (``env NAME=VALUE``).
     """
 
     family: str
@@ -114,7 +110,7 @@ class Start:
 
 
 def find_start(words: Sequence[str], environ: Mapping[str, str]) -> Start:
-    """Returns where a command starts a server. Raises SpecError where it starts none, or what is in front may hide one."""
+    """Returns where a command starts a server. Raises SpecError if it starts none, or if a program in front may hide one."""
     _require_text(words)
     for family, find in STARTS.items():
         found = find(words) if family != "fake" or environ.get(FAKE_SWITCH) == "1" else None
@@ -128,7 +124,7 @@ def find_start(words: Sequence[str], environ: Mapping[str, str]) -> Start:
 
 
 def working_directory() -> Path:
-    """Returns where we are. Raises SpecError where that has been removed."""
+    """Returns the working directory. Raises SpecError if it has been removed."""
     try:
         return Path.cwd()
     except OSError as error:
@@ -138,7 +134,7 @@ def working_directory() -> Path:
 
 
 def assignments(head: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yields ``(name, value)`` of the words that assign a variable."""
+    """Yields name and value of each word that assigns a variable."""
     for word in head:
         found = _ASSIGNMENT.fullmatch(word)
         if found:
@@ -150,7 +146,7 @@ def _shown(text: str) -> str:
 
 
 def _require_text(words: Sequence[str]) -> None:
-    """Raises SpecError for a word that no document can hold: bytes that are not UTF-8 come as lone surrogates."""
+    """Raises SpecError for a word that a document cannot hold: Python gives bytes that are not UTF-8 as lone surrogates."""
     for word in words:
         if not word.isascii() and word.encode(errors="replace").decode() != word:
             raise SpecError(WHERE, f"has {word!a:.100}, which is not UTF-8", "UTF-8 throughout")
@@ -180,7 +176,7 @@ def _program(word: str, environ: Mapping[str, str], cwd: Path) -> str:
 
 
 def _of_script(path: str, environ: Mapping[str, str], cwd: Path) -> str:
-    """Returns the interpreter of a console script, by its first line; or by its second where the first would be too long."""
+    """Returns the interpreter that a console script names in its first line, or in its second if the first was too short."""
     try:
         with Path(path).open("rb") as file:
             head = file.read(_HEAD_BYTES)

@@ -1,4 +1,4 @@
-"""Reads the text forms of flags and variables: strictly, and every refusal names where the text stood."""
+"""Parses the values of flags and variables, strictly. Every error names the flag or the variable."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from aotgaudi.errors import SpecError
 from aotgaudi.spec.limits import LARGEST_LIMIT
 
 TRUE_WORDS = frozenset({"true", "t", "1", "yes", "y", "on"})
-"""What upstream reads as true, in any case (vllm_gaudi/extension/config.py, ``boolean``); the rest is false."""
+"""What upstream reads as true, in any case (vllm_gaudi/extension/config.py, ``boolean``). Everything else is false."""
 
 FALSE_WORDS = frozenset({"false", "f", "0", "no", "n", "off", ""})
-"""What a person who means false writes. Other texts are false as well, but likely a slip: they are noted."""
+"""What users write for false. Other texts are false too, but probably a mistake: they are noted."""
 
 _DIGITS_AT_MOST = 18
 _SHOWN_CHARACTERS = 60
@@ -25,7 +25,7 @@ _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """Something that was given, a flag or a variable, and what a person should know of it."""
+    """A flag or a variable that was given, and what the user should know of it."""
 
     name: str
     text: str
@@ -96,7 +96,7 @@ def parse_table(name: str, text: str) -> dict[str, Any]:
 
 
 def shown(text: str) -> str:
-    """Returns a text in quotes, shortened where it is long, for an error."""
+    """Returns a text in quotes, shortened, for an error."""
     return repr(text) if len(text) <= _SHOWN_CHARACTERS else repr(text[:_SHOWN_CHARACTERS] + "...")
 
 

@@ -1,9 +1,9 @@
 """Which variables of an environment count in a launch's key, which are conditions, and which are secrets.
 
-A process's environment is mostly not about it: other services' addresses, a shell's state, a pod's name. So only variables
-of what compiles are looked at: those whose names begin as `PREFIXES` or a guest's own say, or are in `NAMES`. Of these every
-one counts, known or not, unless there is a reason why it changes no code; a variable that vLLM gains tomorrow counts from
-the first day.
+Most of a process's environment is about something else: addresses of services, the state of a shell, the name of a pod. So
+only variables of compilers and servers are looked at: those in `NAMES`, and those with one of the `PREFIXES` or of the
+server's prefixes. Each of these counts, known or not, unless there is a reason why it changes no code. A variable that vLLM
+gains tomorrow counts from the first day.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PREFIXES = (
     ),
     *("ONEDNN_", "DNNL_", "MKL_", "MKLDNN_", "OMP_", "KMP_", "GOMP_", "NCCL_", "RCCL_", "XFORMERS_"),
 )
-"""Beginnings of the variables of compilers, kernel libraries and frameworks."""
+"""Prefixes of the variables of compilers, kernel libraries and frameworks."""
 
 NAMES = frozenset(
     {
@@ -51,7 +51,7 @@ NAMES = frozenset(
         *("MAX_JOBS", "NVCC_THREADS", "SOURCE_DATE_EPOCH"),
     }
 )
-"""Variables that compilers read, and that share no beginning."""
+"""Variables that compilers read, and that have no prefix in common."""
 
 _NEUTRAL: Mapping[str, str] = {
     "which cards are used; the target says what they are": "CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES CUDA_DEVICE_ORDER",
@@ -67,13 +67,13 @@ _NEUTRAL: Mapping[str, str] = {
 
 
 def by_name(table: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yields ``(name, reason)`` of a table that has names, separated by white space, by reason."""
+    """Yields each name and its reason from a table of reasons, each with its names in one text."""
     for reason, names in table.items():
         yield from ((name, reason) for name in names.split())
 
 
 NEUTRAL: Mapping[str, str] = MappingProxyType(dict(by_name(_NEUTRAL)))
-"""Names and patterns of variables that change no code whatever the guest is, each with the reason."""
+"""Names and patterns of variables that change no code of any server, each with the reason."""
 
 KUBERNETES = re.compile(r"[A-Z0-9_]+_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT_\d+_(TCP|UDP)(_[A-Z]+)?)")
 """What Kubernetes sets in every container for each service of the namespace, ``VLLM_SERVICE_HOST`` say."""
@@ -87,7 +87,7 @@ _USER_OF_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/@\s\"']+@")
 
 
 def is_secret(name: str) -> bool:
-    """Returns whether the value of a variable or a flag, by its name, is nobody's business.
+    """Returns whether a variable or a flag holds a secret, judging by its name.
 
     >>> is_secret("HF_TOKEN"), is_secret("api-key"), is_secret("max-num-batched-tokens")
     (True, True, False)
@@ -96,22 +96,22 @@ def is_secret(name: str) -> bool:
 
 
 def is_secret_key(name: str) -> bool:
-    """Returns the same of a key of a table; a model's tables have keys such as ``image_token``, which are none."""
+    """Returns the same for a key of a table. Tables of models have keys such as ``image_token``, which are no secrets."""
     return _SECRET.search(_snake(name)) is not None or name == "token"
 
 
 def without_credentials(text: str) -> str:
-    """Returns a text with no user or password in the URLs that it holds."""
+    """Returns a text without users and passwords in its URLs."""
     return _USER_OF_URL.sub(r"\1", text)
 
 
 @dataclass(frozen=True, slots=True)
 class Hashed:
-    """A variable that changes no code, and that the guest's own hash holds all the same.
+    """A variable that changes no code, but is part of the server's own hash.
 
     Attributes:
-        reason: what it is for.
-        is_of_pod: it must differ from pod to pod, so that nobody can set it as it was in the build.
+        reason: why it changes no code.
+        is_of_pod: whether it must differ from pod to pod, so that it cannot be set as in the build.
     """
 
     reason: str
@@ -120,7 +120,13 @@ class Hashed:
 
 @dataclass(frozen=True, slots=True)
 class VariableRules:
-    """How a guest's variables are told apart; what is here is common to all guests, or of the guest alone."""
+    """Which variables count for one kind of server.
+
+    Attributes:
+        prefixes: prefixes of the variables of the server, besides `PREFIXES`.
+        neutral: names and patterns that change no code, each with the reason, besides `NEUTRAL`.
+        hashed: variables that change no code, and that the server hashes.
+    """
 
     prefixes: tuple[str, ...]
     neutral: Mapping[str, str]
@@ -139,7 +145,7 @@ class VariableRules:
         return _matching(name, self.neutral) or _matching(name, NEUTRAL)
 
     def is_looked_at(self, name: str) -> bool:
-        """Returns whether a variable may be read by what compiles."""
+        """Returns whether a compiler or the server may read a variable."""
         return name.startswith((*PREFIXES, *self.prefixes)) or name in NAMES or name in self.hashed
 
     def counted(self, environ: Mapping[str, str]) -> dict[str, str]:
@@ -151,18 +157,18 @@ class VariableRules:
         }
 
     def conditions(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Returns the variables that the guest hashes although they change no code, as they are set."""
+        """Returns the variables that the server hashes although they change no code, with their values."""
         found = ((name, environ[name]) for name in sorted(self.hashed) if name in environ)
         return {name: _as_text(without_credentials(value)) for name, value in found if not is_secret(name)}
 
 
 def secret_values(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables whose values must not be in any captured file, by name; empty values are none."""
+    """Returns the variables whose values must not be in any captured file. Empty values are no secrets."""
     return {name: value for name, value in environ.items() if value and is_secret(name)}
 
 
 def _as_text(value: str) -> str:
-    """Returns a value as a document can hold it: of bytes that are not UTF-8, the escapes."""
+    """Returns a value as a document can hold it: bytes that are not UTF-8 become escapes."""
     return value.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
