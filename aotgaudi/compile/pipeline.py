@@ -101,7 +101,7 @@ def build(  # noqa: PLR0913 - one argument a setting
         sign_key: The private key that signs the bundle (``aotgaudi key generate``). None: it is not signed.
         model: The model directory that the bundle is bound to: its weights, tokenizer, template and configuration are then
             covered by the signature, and nothing else is served with it. None: it serves any checkpoint of its model.
-        extent: How much is built, by importance. What is sealed is then a part, closed under limits of its own. None: all.
+        extent: How much is built, by importance. The bundle is then a part, closed under lower limits. None: all.
         on_progress: Called several times a second while jobs run. A `Watch` may stop the build, too.
         phases: Times the build; None: from now.
 

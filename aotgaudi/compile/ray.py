@@ -4,7 +4,7 @@ On a node, a job runs as on this machine: in a process that the task supervises 
 settings and the death of a worker mean the same everywhere. Ray chooses the node and notices lost machines. It retries
 nothing: the run decides on second attempts (run.py).
 
-The cluster exists already, or a process with a session of its own starts one on this machine (`main`). Signals to the
+The cluster exists already, or a process in a separate session starts one on this machine (`main`). Signals to the
 builder's process group then stop the builder at a unit boundary and leave the daemons that run its units alone.
 
 A node that does not share the builder's store exchanges data through a remote. The builder uploads a job's input (the

@@ -35,7 +35,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, model: ModelDirectory) -> Tokenizer:
-        """Reads ``tokenizer.json``, and the end-of-sequence ids from the files beside it.
+        """Reads ``tokenizer.json``, and the end-of-sequence ids from the files next to it.
 
         These are the ids that the configuration declares, and that of the tokenizer's own ``eos_token``.
 
