@@ -213,7 +213,7 @@ class RequestError(AotGaudiError):
 
     def __init__(self, message: str, *, param: str | None = None, http_status: int = 400) -> None:
         self.param, self.http_status = param, http_status
-        super().__init__(_bounded(message))
+        super().__init__(bounded(message, _MOST_PROBLEM_CHARACTERS))
 
     def renamed(self, names: Mapping[str, str]) -> RequestError:
         """Returns this error with another name for the field, if `names` has one."""
@@ -224,15 +224,6 @@ class RequestError(AotGaudiError):
         """Returns this error with `why` in parentheses appended, if not empty."""
         message = f"{self} ({why})" if why else str(self)
         return RequestError(message, param=self.param, http_status=self.http_status)
-
-
-_MOST_CHARS = 1000
-
-
-def _bounded(message: str) -> str:
-    """Leaves out the middle of a long message: it quotes what a client, or a model's template, has said."""
-    half = _MOST_CHARS // 2
-    return message if len(message) <= _MOST_CHARS else f"{message[:half]} ... {message[-half:]}"
 
 
 def store_error(doing: str, path: Path, error: OSError, *, needed_bytes: int = 0) -> StoreError:

@@ -1,1 +1,1 @@
-"""Measures on this machine what a user would measure: processes, from the outside. Neither builds nor serves."""
+"""Measurements of processes on this machine, from the outside, as a user would take them."""

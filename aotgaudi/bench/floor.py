@@ -1,7 +1,7 @@
-"""The least that any server of a bundle and a model does before it can answer; `startup` times it as a process.
+"""The least that any server of a bundle and a model must do before it can answer; `startup` times this process.
 
-It imports torch, Starlette and uvicorn, maps the weights and touches none of them, reads and hashes every file
-of the bundle, loads the tokenizer, and prints one line. Nothing overlaps: it is the plain sum.
+It imports torch, Starlette and uvicorn, maps the weights without touching them, reads and hashes every file of the bundle,
+loads the tokenizer, and prints one line. Nothing overlaps: the time is the plain sum.
 """
 
 from __future__ import annotations

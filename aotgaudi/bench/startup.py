@@ -1,8 +1,8 @@
-"""How long ``aotgaudi serve`` takes to be ready: n starts, as processes, each beside the floor.
+"""How long ``aotgaudi serve`` takes to become ready: n starts, each compared with the floor.
 
-Ready is the first 200 of ``/ready``, from the start of the process. The floor is what any server of the same bundle and
-model has to do (`aotgaudi.bench.floor`), in a process of its own. Starts and floors alternate, after one of each, which
-fills the page cache and does not count. The phases are what each server says of itself in ``/metrics``.
+Ready is the first 200 of ``/ready``, counted from the start of the process. The floor is a process that does what any server
+of the same bundle and model must do (`aotgaudi.bench.floor`). Starts and floors alternate, after one uncounted pair that
+fills the page cache. The phases are those that each server reports in ``/metrics``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BEGIN, _END = "aotgaudi_start_phase_begin_seconds", "aotgaudi_start_phase_end_s
 
 
 class StartFailedError(AotGaudiError):
-    """A measured process ended, or did not answer; the exit code is its own, where it has one."""
+    """A measured process ended, or did not answer. The exit code is that of the process, if it has one."""
 
     def __init__(self, what: str, exit_code: int | None, output: str) -> None:
         last = output.strip().splitlines()[-1:] or ["it printed nothing"]
@@ -45,7 +45,7 @@ class StartFailedError(AotGaudiError):
 
 @dataclass(frozen=True)
 class Subject:
-    """What is started: a bundle, a model, further options of `serve`, and the environment of the processes."""
+    """What to start: a bundle, a model, further options of `serve`, and the environment of the processes."""
 
     bundle: Path
     model: Path
@@ -61,7 +61,7 @@ class Spread:
 
     @property
     def median(self) -> float:
-        """The middle of them."""
+        """The middle sample."""
         return median(self.samples)
 
     def text(self, digits: int = 2, scale: float = 1.0) -> str:
@@ -82,7 +82,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Start:
-    """One start: seconds to ready, as seen from outside, and the phases that the server tells of."""
+    """One start: seconds to ready, as seen from outside, and the phases that the server reports."""
 
     ready_seconds: float
     phases: tuple[Phase, ...]
@@ -90,7 +90,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Startup:
-    """What was measured, one sample a run."""
+    """The measurement, one sample a run."""
 
     floor: Spread
     starts: tuple[Start, ...]
@@ -120,7 +120,7 @@ def measure(subject: Subject, num_runs: int, on_run: Callable[[int], None] = lam
     Raises:
         StartFailedError: a process ended, or did not become ready.
     """
-    run_start(subject)  # First: it says what is wrong with a bundle or a model.
+    run_start(subject)  # First: it reports what is wrong with a bundle or a model.
     run_floor(subject)
     floors, starts = [], []
     for number in range(num_runs):
@@ -160,13 +160,13 @@ def run_start(subject: Subject) -> Start:
                 has_ended = process.poll() is not None
                 if has_ended or time.perf_counter() - started > _READY_SECONDS:
                     raise StartFailedError("the server", process.returncode, _text(log))
-                time.sleep(_POLL_SECONDS)  # The pause of the poll, not a guess of how long something takes.
+                time.sleep(_POLL_SECONDS)  # How often to ask, not a guess of how long something takes.
             seconds = time.perf_counter() - started
             return Start(seconds, phases_in(_ask(port, "/metrics") or ""))
 
 
 def phases_in(metrics: str) -> tuple[Phase, ...]:
-    """Returns the phases of a start that a server's metrics have; none where it is too old to have any."""
+    """Returns the phases of a start in a server's metrics; none if the server is too old to report any."""
     edges: dict[str, dict[str, float]] = {_BEGIN: {}, _END: {}}
     for family in text_string_to_metric_families(metrics):
         for sample in family.samples:

@@ -1,10 +1,10 @@
-"""Without --require-warm: a missing entry is built on first use, by another process, and kept in the store.
+"""Without --require-warm, another process builds a missing entry on first use and keeps it in the store.
 
-This process never compiles. It starts ``aotgaudi build cache --entry ID``, waits, and loads what that published. All
-requests wait meanwhile; a warm bundle avoids that.
+This process never compiles. It starts ``aotgaudi build cache --entry ID``, waits, and loads the result. All requests wait
+meanwhile; a warm bundle avoids that.
 
-Where the bundle's signature counts, so does its receipt: of what the builder made, only the very objects that the signed
-receipt names are loaded. Builds are reproducible, so an honest builder makes just these.
+If a signature is demanded, only objects that the signed receipt names are loaded. Builds are reproducible, so an honest
+builder makes exactly these.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class FirstUseBuilder:
         environment: Mapping[str, str] | None = None,
         signed: Receipt | None = None,
     ) -> None:
-        """`guard` excuses the builder and counts what it compiles. `environment` is the builder's; None: this process's.
+        """`guard` lets the builder start and counts what it compiles. `environment` is the builder's; None: this process's.
 
-        `signed` names all that may be loaded; None: whatever the builder says that it has made.
+        `signed` names all objects that may be loaded; None: every object that the builder reports.
         """
         self._signed = signed
         self._manifest_bytes, self._store_root = manifest_bytes, store_root

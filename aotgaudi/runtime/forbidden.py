@@ -1,8 +1,8 @@
-"""What the guard refuses, by name. Plain values."""
+"""The names of what the guard refuses."""
 
 from __future__ import annotations
 
-import _posixsubprocess  # noqa: F401 - so that its entry point is there when it is to be replaced
+import _posixsubprocess  # noqa: F401 - so that its entry point can be replaced
 from collections.abc import Mapping
 from typing import Literal
 
@@ -24,7 +24,7 @@ PROCESS_SYMBOLS = frozenset(
         *("fork", "forkpty", "popen", "posix_spawn", "posix_spawnp", "system", "vfork"),
     }
 )
-"""Functions of the C library that start a process or a program, where somebody looks them up with ctypes."""
+"""Functions of the C library that start a process or a program: ctypes may not look them up."""
 
 COMPILER_MODULES = (
     "torch._dynamo",

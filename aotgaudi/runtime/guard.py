@@ -1,12 +1,12 @@
-"""The guard: makes a process, or one thread of it, unable to compile, and counts whatever tried or did.
+"""The guard keeps a process, or one of its threads, from compiling, and counts every attempt and every compilation.
 
-It has two layers. Above, in Python, an audit hook and a few functions that are replaced refuse, name and count what would
-start a process (a compiler is one), import a compiler (dynamo, inductor, triton, ...) or compile TorchScript; where dynamo
-is loaded already, tracing again is refused too (``torch.compiler.set_stance("fail_on_recompile")``). Below, where it is
-asked for, a seccomp filter: the kernel refuses to start processes whoever asks (`aotgaudi.runtime.seccomp`).
+It has two layers. The upper one is Python: an audit hook and a few replaced functions refuse, name and count attempts to
+start a process (a compiler is one), to import a compiler (dynamo, inductor, triton, ...) and to compile TorchScript. If
+dynamo is loaded already, it may not trace again (``torch.compiler.set_stance("fail_on_recompile")``). The lower one is
+optional, a seccomp filter: the kernel refuses to start processes for any code (`aotgaudi.runtime.seccomp`).
 
-Neither layer can be removed: once armed, both stay for the life of the process. Disarmed, the upper one lets everything
-pass.
+Neither layer can be removed: once armed, both stay for the life of the process. The upper one can be disarmed, and then
+refuses nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Cause = Literal["first_use", "process", "kernel", "import", "torchscript", "dyna
 Layer = Literal["seccomp", "hook"]
 LAYERS: tuple[Layer, ...] = ("seccomp", "hook")
 Seccomp = Literal["auto", "require", "off"]
-"""Whether the kernel is to refuse processes: where it can; yes, or nothing is armed; no."""
+"""Whether the kernel refuses processes: if it can; always, or arming fails; never."""
 
 CAUSES: Mapping[Cause, str] = {
     "first_use": "units compiled by the builder that was started for an entry that was missing",
@@ -51,7 +51,7 @@ _INTERMEDIARIES = frozenset(
         *("torch", "aotgaudi.runtime.guard"),
     }
 )
-"""Modules and packages through which others start processes and compile: an attempt is not theirs."""
+"""Modules and packages that start processes and compile for others: the guard names their caller instead."""
 
 
 class Guard:
@@ -75,11 +75,11 @@ class Guard:
         seccomp: Seccomp = "off",
         hand_over: HandOver | None = None,
     ) -> None:
-        """Refuses from now on: in the whole process, or in the thread with this identifier only.
+        """Refuses from now on: in the whole process, or only in the thread with this identifier.
 
-        Whoever tries gets a CompileForbiddenError. A guard of one thread leaves the rest of the process alone: it does
-        not forbid dynamo to trace again. `seccomp` is always about the whole process, and `disarm` does not end it: even
-        `excusing` starts no process then. `hand_over` finds who counts what the kernel refuses; without it nobody does.
+        An attempt raises CompileForbiddenError. A guard of one thread does not keep dynamo from tracing again, which would
+        concern the others. `seccomp` always concerns the whole process and outlasts `disarm`: then even `excusing` starts no
+        process. `hand_over` gives the kernel's refusals to the process that counts them; without it they are not counted.
 
         Raises:
             TargetError: the kernel is required to refuse processes, and cannot.
@@ -97,7 +97,7 @@ class Guard:
         self._layers = (*self._sealed(seccomp, hand_over), "hook")
 
     def _sealed(self, seccomp: Seccomp, hand_over: HandOver | None) -> tuple[Layer, ...]:
-        """Installs the filter where it is asked for. Returns the layer that it is, if it is there."""
+        """Installs the filter if it is asked for. Returns the layer, or nothing if there is no filter."""
         if "seccomp" in self._layers or seccomp == "off":
             return tuple(layer for layer in self._layers if layer == "seccomp")
         try:
@@ -113,11 +113,11 @@ class Guard:
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """What was armed, from below; it stays when the guard is disarmed."""
+        """The armed layers, the lower first. They stay when the guard is disarmed."""
         return self._layers
 
     def disarm(self) -> None:
-        """Refuses nothing any more."""
+        """Refuses nothing from now on, except by seccomp."""
         if self._is_armed and self._only_thread is None:
             _set_stance("default")
         self._is_armed = False
@@ -133,7 +133,7 @@ class Guard:
             self._excused.now = before
 
     def watch(self, cause: Cause, count: Callable[[], int]) -> None:
-        """Adds to `cause` whatever `count`, which must never fall, rises by from now on (from arming, if that is later)."""
+        """Adds the increase of `count`, which must never fall, to `cause`: from now on, or from arming if that is later."""
         self._watched[cause] = (count, count())
 
     def count(self, cause: Cause, num: int = 1) -> None:
@@ -184,7 +184,7 @@ class Guard:
         return self._is_armed and self._only_thread in (None, threading.get_ident())
 
     def _refuse(self, cause: Cause, what: str) -> None:
-        """Counts, and raises. Logs once for each cause and module, since whoever tried may hide the error."""
+        """Counts, and raises. Logs once for each cause and module, since the caller may hide the error."""
         self.count(cause)
         module = _whose()
         message = f"refused while serving: an attempt {what}, by {module}"
@@ -195,7 +195,7 @@ class Guard:
 
 
 class _Finder:
-    """Finds no module, but refuses those that the guard refuses."""
+    """Finds no module, and refuses compilers for the guard."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -210,7 +210,7 @@ def _text(name: str | bytes) -> str:
 
 
 def _whose() -> str:
-    """Returns the module that an attempt came from: the nearest caller that is not an intermediary."""
+    """Returns the module of an attempt: the nearest caller that is not an intermediary."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         module = str(frame.f_globals.get("__name__", "?"))
@@ -221,12 +221,12 @@ def _whose() -> str:
 
 
 def _num_dynamo_graphs() -> int:
-    """How many graphs dynamo has captured in this process; 0 where it was never imported."""
+    """How many graphs dynamo has captured in this process; 0 if it was never imported."""
     utils = sys.modules.get("torch._dynamo.utils")
     return 0 if utils is None else int(utils.counters["stats"]["unique_graphs"])
 
 
 def _set_stance(stance: str) -> None:
-    """Says what dynamo does where it would trace again; nothing where it was never imported."""
+    """Tells dynamo what to do if it would trace again. Does nothing if dynamo was never imported."""
     if "torch._dynamo" in sys.modules:
         sys.modules["torch"].compiler.set_stance(stance)

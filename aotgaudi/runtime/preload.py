@@ -1,4 +1,4 @@
-"""Makes importing torch take less time, in a process that only serves. Imports no torch."""
+"""Makes importing torch faster in a process that only serves. Does not import torch itself."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from pathlib import Path
 from types import ModuleType
 
 _OF_TRACING = ("torch._meta_registrations", "torch.export")
-"""What ``import torch`` imports for those who trace: functions for tensors without data, and the exporter."""
+"""Imported by torch for tracing only: functions for tensors without data, and the exporter."""
 
 
 def leave_out_tracing() -> None:
-    """Has ``import torch`` leave out what only tracing needs: a quarter of its time.
+    """Makes ``import torch`` skip modules that only tracing needs, a quarter of its time.
 
-    For a process of our own that only runs programs. Whoever traces in it gets torch's error that an operator has no such
-    function, or that ``torch.export`` has no such attribute. Does nothing once torch is there.
+    For our processes that only run programs. Tracing there fails with torch's error that an operator has no such function,
+    or that ``torch.export`` has no such attribute. Does nothing if torch is imported already.
     """
     if "torch" not in sys.modules:
         sys.modules.update({name: ModuleType(name) for name in _OF_TRACING})
 
 
 def begin_to_load_torch() -> threading.Thread | None:
-    """Loads torch's largest library on another thread, so that importing torch finds it there.
+    """Loads torch's largest library on another thread, so that importing torch finds it loaded.
 
-    To relocate it, and to run its initializers, takes a fifth of a second, which an import would spend with the
-    interpreter's lock. Variables of OpenMP must be set before. Returns the thread; None where torch is not installed
-    or lies elsewhere, which importing it will tell.
+    Relocating and initializing it takes a fifth of a second, which an import would spend holding the interpreter's lock.
+    OpenMP's variables must be set before. Returns the thread; None if torch is not installed or has another layout, which
+    the import will report.
     """
     spec = find_spec("torch")
     if spec is None or spec.origin is None:

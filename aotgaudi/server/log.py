@@ -72,7 +72,7 @@ class DroppingHandler(QueueHandler):
         self._held: Queue[logging.LogRecord] = Queue(max_held_lines)
         super().__init__(self._held)
         self._num_dropped = 0
-        QueueListener(self._held, _DescriptorHandler(descriptor)).start()
+        _Writer(self._held, descriptor).start()
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         """Part of logging: returns a record whose message is the whole line."""
@@ -102,14 +102,17 @@ class DroppingHandler(QueueHandler):
         super().close()
 
 
-class _DescriptorHandler(logging.Handler):
-    """Writes to a file descriptor, not to `sys.stderr`, whose lock a blocked write would hold when Python ends."""
+class _Writer(QueueListener):
+    """Writes records to a file descriptor, on a thread that may block.
 
-    def __init__(self, descriptor: int) -> None:
-        super().__init__()
+    Holds no lock meanwhile, neither `sys.stderr`'s nor a handler's, which Python would wait for when it ends.
+    """
+
+    def __init__(self, held: Queue[logging.LogRecord], descriptor: int) -> None:
+        super().__init__(held)
         self._descriptor = descriptor
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def handle(self, record: logging.LogRecord) -> None:
         """Part of logging."""
         rest = memoryview(f"{record.msg}\n".encode("utf-8", "backslashreplace"))
         with contextlib.suppress(OSError):  # Nobody can be told.

@@ -30,7 +30,7 @@ def spawn(module: str, *arguments: str, kind: int) -> tuple[subprocess.Popen[byt
 
 @contextmanager
 def _interrupts_ignored() -> Iterator[None]:
-    """What is started meanwhile ignores Ctrl-C from its first moment. Does nothing but on the main thread."""
+    """Processes that are started inside ignore Ctrl-C from their first moment. Only the main thread can arrange that."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

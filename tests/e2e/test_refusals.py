@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 ENTRY = DecodeEntry(batch_size=1, query_len=1, num_blocks=2)
 OTHER_ENTRY = DecodeEntry(batch_size=2, query_len=1, num_blocks=4)
 LIMIT_SECONDS = 10.0
-"""Of processor time, the intake's included; a slow machine takes 5."""
+"""Of processor time, the preprocessor pool's included; a slow machine takes 5."""
 
 
 def check(refusal: Refusal, exit_code: int, *words: str) -> None:

@@ -580,7 +580,7 @@ async def _call_and_go(app, body: bytes | None, *, wait_for_output: bool) -> Non
     await asyncio.wait_for(app(scope, receive, send), WAIT_SECONDS)
 
 
-def test_without_its_intake_the_server_says_so(client: TestClient, service: Service) -> None:
+def test_without_its_preprocessor_pool_the_server_says_so(client: TestClient, service: Service) -> None:
     service.preprocessor.is_alive = False  # type: ignore[misc]
 
     health, ready = client.get("/health"), client.get("/ready")
