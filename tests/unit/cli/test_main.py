@@ -94,6 +94,53 @@ def test_bad_usage_exits_2_and_names_the_nearest(arguments: list[str], expected:
     assert expected in result.output
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--api-key=x", "--api-key is not supported: requests are not authenticated; a proxy"),
+        ("--tensor-parallel-size", "is not supported: a model runs on one device"),
+        ("--max-model-len", "sealed in the bundle; build again with another limits.max_model_len"),
+        ("--drain-dely", "No such option '--drain-dely'. Did you mean '--drain-delay'?"),
+        ("--api-kez", "No such option '--api-kez'."),
+        ("--delay", "No such option '--delay'."),
+    ],
+)
+def test_an_unknown_option_gets_a_reason_or_a_close_name_or_neither(option: str, said: str) -> None:
+    result = CliRunner().invoke(cli, ["serve", option])
+
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert ("Did you mean" in result.stderr) is ("Did you mean" in said)
+
+
+def test_serve_lists_its_options_by_what_they_are_for() -> None:
+    lines = CliRunner().invoke(cli, ["serve", "--help"]).output.splitlines()
+
+    headings = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert headings == ["Options:", "For bundles of programs:", "For captures:"]
+    places = [
+        next(i for i, line in enumerate(lines) if name in line)
+        for name in ("--bundle", "--model", "--on-compile")
+    ]
+    assert [sum(lines.index(heading) < place for heading in headings) for place in places] == [1, 2, 3]
+
+
+def test_an_error_that_quotes_megabytes_is_bounded_and_says_how_much_is_left_out() -> None:
+    error = errors.SpecError("model." + "a" * 10**6, "is " + "x, " * 10**6, "another")
+
+    result = CliRunner().invoke(root_that(error), ["act"])
+
+    assert len(result.stderr) < errors.MOST_LINE_CHARACTERS
+    assert result.stderr.startswith("error: model.aaa")
+    assert "characters) ..." in result.stderr
+    assert result.stderr.endswith("(another)\n")
+    assert all(
+        len(line) <= 2 * errors.MOST_LINE_CHARACTERS
+        for line in str(errors.NotWarmError("y" * 10**6 + "\nz")).split("\n")
+    )
+    assert str(errors.NotWarmError("a\nb")) == "a\nb"
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["build", "--help"], ["build", "-h"]])
 def test_help_lists_the_commands_and_imports_none(arguments: list[str]) -> None:
     code = (

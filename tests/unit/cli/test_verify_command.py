@@ -13,6 +13,7 @@ from aotgaudi.backends.base import NOT_INSTALLED, Target, version_of
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.receipt import Receipt, SealedUnit
 from aotgaudi.cli.main import cli
+from aotgaudi.entries import DefragEntry, Entry, SamplerEntry
 from aotgaudi.graphs.program import Call, Program
 from aotgaudi.manifest.manifest import Manifest, dumps
 from aotgaudi.store.cas import ObjectStore
@@ -45,16 +46,25 @@ def seal(
     manifest_id: str = "",
     target: Target | None = None,
 ) -> Path:
-    """Seals a bundle in which one program answers every entry but the first `num_cold`."""
+    """Seals a bundle in which one unit answers every entry but the first `num_cold`."""
     objects = ObjectStore(root / "store")
     target = target or target_of()
-    call = Call(unit=UNIT, inputs=(), outputs=("0.0",))
-    program = Program(inputs=(), weights=(), caches=(), calls=(call,), outputs=("0.0",))
-    digest = str(objects.put_bytes(program.dumps()))
+    call = Call(unit=UNIT, inputs=(), outputs=("0.0", "0.1", "0.2", "0.3"))
+
+    def program_of(entry: Entry) -> str:
+        num_outputs = 1
+        if isinstance(entry, SamplerEntry) and entry.signature.logprobs:
+            num_outputs = 4
+        if isinstance(entry, DefragEntry):
+            num_outputs = 0
+        outputs = call.outputs[:num_outputs]
+        program = Program(inputs=(), weights=(), caches=(), calls=(call,), outputs=outputs)
+        return str(objects.put_bytes(program.dumps()))
+
     receipt = Receipt(
         manifest_id=manifest_id or manifest.id,
         target=target,
-        programs={entry.id: digest for entry in manifest.entries[num_cold:]},
+        programs={entry.id: program_of(entry) for entry in manifest.entries[num_cold:]},
         units={UNIT: SealedUnit(artifact={"unit.so": str(objects.put_bytes(b"code"))}, tolerance=0.0)},
         builder={},
     )
