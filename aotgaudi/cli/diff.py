@@ -1,4 +1,4 @@
-"""``aotgaudi diff``: what differs between two manifests or specs, and which value caused it; or between two captures."""
+"""``aotgaudi diff``: what differs between two manifests, and which value of the spec caused it; or between two captures."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def diff(
 ) -> None:
     """Show what B has and A lacks, and the reverse: values of the spec, and entries.
 
-    A and B are manifests or specs (.toml), or bundles of wrapped servers: then the components of their launches are
-    compared, the conditions, and the files. Each changed value is tried alone on A's spec, so that it can be
+    A and B are manifests, specs (.toml) or bundles of programs. Of two bundles of wrapped servers the components of their
+    launches are compared, the conditions, and the files. Each changed value is tried alone on A's spec, so that it can be
     named as the cause of the entries that it adds or removes. Without --exit-code it exits with 0 even if they
     differ. No entry depends on --target: it is checked to be one for A and B, and changes nothing.
     """
