@@ -86,7 +86,8 @@ def explain(
 ) -> None:
     """Say why something is not warm. Exits with 0 whatever it finds.
 
-    MANIFEST (or a spec, or a bundle of programs): which component of the keys of its entries differs from what was built. ENTRY is an entry as
+    MANIFEST, a spec or a bundle of programs: which
+    component of the keys of its entries differs from what was built. ENTRY is an entry as
     printed, "(prompt, 1, 64, 0)", a pattern for such text, "(prompt, *, 64, *)", or the first digits of an id. With
     --against, what a bundle or a receipt holds is compared with what would be built here and now, or, with --target, on the
     Gaudi that FILE describes.
