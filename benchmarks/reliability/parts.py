@@ -80,7 +80,7 @@ def parts(manifest: Manifest, rng: random.Random, num_orders: int) -> Iterator[t
 
 
 def drive(part: Subset, num_requests: int, rng: random.Random) -> int:
-    """Serves so many requests to their end; returns in how many steps. Raises CoverageError for a step without an entry."""
+    """Serves requests to their end and returns the number of steps. Raises CoverageError for a step without an entry."""
     limits, warm = part.limits, frozenset(part.manifest.entries)
     scheduler = Scheduler(
         limits,
@@ -104,7 +104,7 @@ def drive(part: Subset, num_requests: int, rng: random.Random) -> int:
         step = scheduled.step
         num_steps += 1
         if step.entry not in warm:
-            raise SystemExit(f"{step.entry} is not in the part")
+            raise SystemExit(f"{step.entry} is not in the subset")
         is_prompt = isinstance(step.entry, PromptEntry)
         scheduler.observe(step.entry, step.entry.query_len * 1e-4 if is_prompt else 4e-4)
         scheduler.complete(scheduled, [None if row.sampling is None else 2 for row in step.rows])
@@ -131,7 +131,6 @@ def _request(number: int, limits: ServingLimits, rng: random.Random) -> Request:
         params=params,
         max_tokens=resolve_max_tokens(length, params, limits),
         seed=0,
-        is_in_crowd=rng.random() < 0.2,
     )
 
 
