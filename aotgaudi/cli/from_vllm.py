@@ -31,7 +31,7 @@ _CONFIG_FILE = "config.json"
 
 @dataclass(frozen=True, kw_only=True)
 class VllmOptions:
-    """What was given beside `command`, the vLLM command. A path or number is None where it was not."""
+    """The vLLM command, and the options that go with it. Options that were not given are None."""
 
     command: str
     env_file: Path | None
@@ -118,7 +118,7 @@ def spec_of_options(options: VllmOptions) -> BuildSpec:
     """Returns the spec of a vLLM server, written where --spec-out says, after printing the report to stderr.
 
     Raises:
-        SpecError: see ``vllm.from_vllm``; or a file that cannot be read, or a config that cannot be had.
+        SpecError: see `wrap.from_vllm.spec`; or a file or the config cannot be read.
         StoreError: the spec cannot be written.
     """
     from aotgaudi.spec.write import write_spec

@@ -1,1 +1,1 @@
-"""Servers that are not ours: what a launch of one is, and what each of them needs. Starts none, imports none."""
+"""One adapter for each server that we wrap. Adapters describe servers; they neither start nor import them."""

@@ -1,1 +1,1 @@
-"""from_vllm."""
+"""``--from-vllm``: a spec from the command and the environment of a vLLM server."""

@@ -1,6 +1,6 @@
-"""The variables ``VLLM_{PROMPT,DECODE}_<DIMENSION>_BUCKET_<PARAMETER>``: which of them count, and their values.
+"""What an environment says about buckets: ``VLLM_*`` and ``PT_HPU_*`` as one public version reads them.
 
-The bucketing part of an environment: ``VLLM_*`` and ``PT_HPU_*`` as one public version reads them.
+The bounds are ``VLLM_{PROMPT,DECODE}_<DIMENSION>_BUCKET_<PARAMETER>``; version and strategy decide which of them count.
 
 Sources, at vllm-gaudi@091bbad unless a rule of ``bucketing.versions`` says otherwise: vllm_gaudi/extension/features.py
 and environment.py (modes), extension/bucketing/common.py 66-155 (strategy), linear.py 90-127 and padding_aware.py
@@ -27,18 +27,18 @@ _LINEAR = ("MIN", "STEP", "MAX")
 _PADDING = (*_LINEAR, "PAD_MAX", "PAD_PERCENT")
 
 LOWEST = {"MIN": 0, "STEP": 1, "MAX": 0, "LIMIT": 1, "PAD_MAX": 0, "PAD_PERCENT": 0}
-"""The least value of each parameter, as ``spec.bucketing.AxisBounds`` has it."""
+"""The least value of each parameter, as in ``spec.bucketing.AxisBounds``."""
 
 HIGHEST_PAD_PERCENT = 50
 
 
 ReadInteger = Callable[[str, int, "int | None"], "int | None"]
-"""``(variable, least, most) -> its value``; None where it is unset."""
+"""``(variable, least, most) -> value``; None for an unset variable."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class BoundVariable:
-    """One such variable. `dimension` is ``QUERY`` under either of its names."""
+    """A variable that bounds buckets. `dimension` is ``QUERY`` under both of its names."""
 
     phase: str
     dimension: str
@@ -47,7 +47,7 @@ class BoundVariable:
 
     @classmethod
     def of(cls, name: str) -> BoundVariable | None:
-        """Returns what a variable's name stands for; None where it is no bound."""
+        """Returns what a variable's name stands for; None for another variable."""
         match = _PATTERN.fullmatch(name)
         if match is None:
             return None
@@ -56,7 +56,7 @@ class BoundVariable:
 
     @property
     def is_of_an_axis(self) -> bool:
-        """Whether its phase has its dimension; a decode query, for example, is always one token."""
+        """Whether the phase has the dimension. A decode query, for example, is always one token."""
         return (self.phase, self.dimension) in _AXES
 
 
@@ -79,7 +79,7 @@ def heeded_parameters(
 def read_bounds(
     rules: EnvironmentRules, strategy: StrategyName, read: ReadInteger, *, merged_prefill: bool
 ) -> tuple[PromptBounds, DecodeBounds]:
-    """Returns the bounds of both phases, reading through `read` only what counts. Raises what `read` raises."""
+    """Returns the bounds of both phases. Reads only variables that count, through `read`, and raises what that raises."""
 
     def axis(phase: str, dimension: str) -> AxisBounds:
         parameters = heeded_parameters(rules, strategy, phase, dimension, merged_prefill=merged_prefill)
@@ -124,21 +124,21 @@ def _heeded_by_exponential(rules: EnvironmentRules, phase: str, dimension: str) 
 
 
 def _spellings(rules: EnvironmentRules, strategy: StrategyName, dimension: str) -> tuple[str, ...]:
-    """Returns the names of a dimension, the first of which wins. Exponential knows no alias."""
+    """Returns the names of a dimension; the first that is set wins. The exponential strategy knows no alias."""
     if dimension != "QUERY":
         return (dimension,)
     return rules.query_names[:1] if strategy == "exponential" else rules.query_names
 
 
 def all_parameters(strategy: StrategyName) -> tuple[str, ...]:
-    """Returns the parameters that a strategy of ranges with steps knows."""
+    """Returns the parameters of a strategy whose ranges have steps."""
     return _PADDING if strategy == "padding_aware" else _LINEAR
 
 
 def check_bounds(prompt: PromptBounds, decode: DecodeBounds, environment: Mapping[str, str]) -> None:
-    """Raises SpecError, which names the variable, where a minimum is above its maximum.
+    """Raises SpecError, which names the variable, for a minimum above its maximum.
 
-    Of decode blocks upstream lowers the least value itself (extension/bucketing/linear.py 76-82).
+    Decode blocks are not checked: upstream lowers their minimum itself (extension/bucketing/linear.py 76-82).
     """
     axes = {
         "PROMPT_BS": prompt.batch_size,
@@ -154,7 +154,7 @@ def check_bounds(prompt: PromptBounds, decode: DecodeBounds, environment: Mappin
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What decides which variables count."""
+    """The version, strategy and mode that decide which variables count."""
 
     version: str
     rules: EnvironmentRules
@@ -163,7 +163,7 @@ class Situation:
 
 
 def why_bound_ignored(bound: BoundVariable, situation: Situation) -> str:
-    """Returns why a bound that was not heeded does nothing: the first reason that applies."""
+    """Returns the first reason why a bound that was not heeded does nothing."""
     rules, strategy, version = situation.rules, situation.strategy, situation.version
     known = variable(bound.phase, rules.query_names[0], bound.parameter)
     reasons = (
@@ -203,7 +203,7 @@ def _is_heeded(bound: BoundVariable, situation: Situation) -> bool:
 
 
 def _why_alias(bound: BoundVariable, known: str, situation: Situation) -> str:
-    """Returns why a variable whose parameter counts was not the one: its alias is set, or its value is none."""
+    """Returns why a bound has no effect although its parameter counts: an alias is set, or its value means nothing."""
     if situation.strategy != "exponential":
         return f"{known} is set, which comes before it"
     if bound.spelling != situation.rules.query_names[0]:
@@ -235,7 +235,7 @@ _STRATEGY_NAMES: Mapping[str, StrategyName] = {"exp": "exponential", "lin": "lin
 
 @dataclass(frozen=True, slots=True)
 class IgnoredVariable:
-    """A variable that is set and that the public code, at this version and with this strategy, does not heed."""
+    """A variable that is set, and that the public code of this version and strategy does not heed."""
 
     name: str
     value: str
@@ -248,15 +248,15 @@ class BucketingEnvironment:
 
     Attributes:
         prompt, decode: only bounds that the strategy heeds.
-        contiguous_pa: resolved, whether set or not.
+        contiguous_pa: the resolved value, set or by default.
         prefix_caching: whether prompts may start after cached blocks; contiguous paged attention turns it off
             from v0.11.2 on (vllm_gaudi/platform.py 241).
-        max_num_prefill_seqs: VLLM_PROMPT_BS_BUCKET_MAX where it decides that; None where it is unset.
-        file: the path of a bucket file, as given; None but for the ``file`` strategy.
+        max_num_prefill_seqs: VLLM_PROMPT_BS_BUCKET_MAX, if it decides the number and is set.
+        file: the path of the bucket file, as given; None for other strategies.
         is_enabled: VLLM_ENABLE_BUCKETING.
-        heeded: the variables that were read to some effect.
+        heeded: the variables that had an effect.
         ignored: every variable that is set and that this version and strategy do not heed, by name.
-        notes: what was read otherwise than a person may have meant.
+        notes: values that upstream reads otherwise than the user may expect.
     """
 
     version: str
@@ -283,7 +283,7 @@ class BucketingEnvironment:
     def parse(
         cls, environment: Mapping[str, str], version: str, *, enable_prefix_caching: bool | None = None
     ) -> BucketingEnvironment:
-        """Reads the environment as `version` does; it looks only at the variables of vLLM and the bridge.
+        """Reads the variables of vLLM and the bridge in an environment, as `version` does.
 
         Args:
             environment: names and texts.
@@ -383,7 +383,7 @@ def _sliding(rules: EnvironmentRules, reader: VariableReader) -> SlidingSpec | N
 def _ignored(
     environment: Mapping[str, str], reader: VariableReader, situation: Situation
 ) -> tuple[IgnoredVariable, ...]:
-    """Lists what was set and not heeded; a bound must be an integer even then."""
+    """Lists the variables that are set and not heeded. Raises SpecError for a bound among them that is no integer."""
     found = []
     for name in sorted(environment):
         if not is_looked_at(name) or _is_variable_heeded(name, environment, reader, situation):
@@ -399,7 +399,7 @@ def _ignored(
 def _is_variable_heeded(
     name: str, environment: Mapping[str, str], reader: VariableReader, situation: Situation
 ) -> bool:
-    """Returns whether a variable was read to some effect; the exponential strategy heeds a query of 1 only."""
+    """Returns whether a variable had an effect. The exponential strategy heeds a least query of 1 only."""
     bound = BoundVariable.of(name)
     is_query_min = bound is not None and (bound.dimension, bound.parameter) == ("QUERY", "MIN")
     if is_query_min and situation.strategy == "exponential" and environment[name].strip() != "1":
@@ -408,7 +408,7 @@ def _is_variable_heeded(
 
 
 def _why_ignored(name: str, situation: Situation) -> str | None:
-    """Returns why a variable that was not heeded does nothing; None where the public code does heed it."""
+    """Returns why a variable that was not heeded does nothing; None if the public code heeds it."""
     bound = BoundVariable.of(name)
     if bound is not None:
         return why_bound_ignored(bound, situation)

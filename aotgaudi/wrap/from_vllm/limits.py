@@ -1,8 +1,8 @@
-"""The limits of a server: from flags, from defaults of vLLM on Gaudi, and a number of KV blocks that is pinned.
+"""The limits of a server: from flags, from defaults of vLLM on Gaudi, and from a pinned number of KV blocks.
 
-Upstream takes the number of blocks from the memory that is free when a server starts, so that two starts may count
-differently; and the tables of buckets, and every recipe that holds the cache, depend on it. Here it is pinned: given,
-or a function of figures that are written down, by the formula of vllm_gaudi/v1/worker/hpu_worker.py 395-450
+Upstream computes the number of blocks from the memory that is free when a server starts, so two starts may differ. The
+tables of buckets, and every recipe that holds the cache, depend on it. So it is pinned here: either given, or computed from
+given figures by the formula of vllm_gaudi/v1/worker/hpu_worker.py 395-450
 (``determine_available_memory``) and vllm/v1/core/kv_cache_utils.py (``get_num_blocks``), in double precision and in
 that order. vllm-fork's V0 engine (vllm/worker/hpu_worker.py 342-390) sets no dummy block aside, and gives
 each stage of a pipeline a scheduler with its share of the blocks.
@@ -49,7 +49,7 @@ _PREFILL_FLAG = "max-num-prefill-seqs"
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Where the number of KV blocks is from: the number itself, or free device memory in bytes; both may be None."""
+    """The number of KV blocks, or the free device memory in bytes to compute it from. Both may be None."""
 
     num_blocks: int | None = None
     free_bytes: int | None = None
@@ -57,7 +57,7 @@ class Pin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What one device holds of the KV cache: `value_bytes` of one number of it, and its share by `parallel`."""
+    """One device's part of the KV cache: the bytes of one number, and the parallelism that divides the cache."""
 
     value_bytes: int
     parallel: ParallelSpec
@@ -65,7 +65,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The keys of ``spec.limits.ServingLimits``, unchecked; what a person should know of them; and the defaults."""
+    """The keys of ``spec.limits.ServingLimits``, unchecked, with notes for the user and the defaults that were assumed."""
 
     table: Mapping[str, int]
     notes: tuple[str, ...]
@@ -80,7 +80,7 @@ def read_limits(
     device: Device,
     pin: Pin,
 ) -> Limits:
-    """Returns the limits of a server. Raises SpecError, with the flag or variable at fault named."""
+    """Returns the limits of a server. Raises SpecError, which names the flag or the variable."""
     rules, assumed = find_version(bucketing.version).environment, _Assumed()
     max_model_len = _max_model_len(command, facts, serving, assumed)
     max_num_seqs = _integer(command, "max-num-seqs")
@@ -160,7 +160,7 @@ def _max_model_len(
 
 
 def is_prefill_chunked(command: VllmCommand, rules: EnvironmentRules) -> bool:
-    """Returns whether prompts are computed in chunks; vllm-fork's engine does not unless it is told to."""
+    """Returns whether prompts are computed in chunks. vllm-fork's engine does so only if it is told to."""
     return command.switches.get("enable-chunked-prefill", not rules.is_extension)
 
 
@@ -209,7 +209,7 @@ def _check_mamba(facts: ModelFacts, tokens: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Count:
-    """Counts the KV blocks that fit, as upstream does."""
+    """Computes how many KV blocks fit, as upstream does."""
 
     command: VllmCommand
     rules: EnvironmentRules
@@ -220,11 +220,11 @@ class _Count:
 
     @property
     def num_schedulers(self) -> int:
-        """How many schedulers share the blocks: one for each stage of a pipeline in vllm-fork's V0 engine."""
+        """How many schedulers share the blocks. vllm-fork's V0 engine has one for each stage of a pipeline."""
         return self.device.parallel.pipeline_parallel_size if self.rules.is_extension else 1
 
     def of(self, free_bytes: int) -> tuple[int, str]:
-        """Returns the blocks, and the figures as text. Raises SpecError where not one fits."""
+        """Returns the blocks, and the figures as text. Raises SpecError if not one fits."""
         share = _utilization(self.command)
         share = DEFAULT_UTILIZATION if share is None else share
         reserved = DEFAULT_RESERVED if self.serving.reserved is None else self.serving.reserved
@@ -247,7 +247,7 @@ class _Count:
 def num_kv_blocks(
     free_bytes: int, utilization: float, reserved: float, block_bytes: int, *, num_dummy_blocks: int = 1
 ) -> int:
-    """Returns the blocks that upstream would allocate; 0 where not one fits.
+    """Returns the blocks that upstream would allocate; 0 if not one fits.
 
     Args:
         free_bytes: free device memory after the model is loaded and profiled.
@@ -261,12 +261,12 @@ def num_kv_blocks(
 
 
 def _pinned_blocks(pin: Pin, command: VllmCommand, count: _Count) -> tuple[int, tuple[str, ...]]:
-    """Returns the number of KV blocks, and where it is from.
+    """Returns the number of KV blocks, and notes that say where it is from.
 
-    A number in `pin` comes before --num-gpu-blocks-override, and that before free memory.
+    A number in `pin` takes precedence over --num-gpu-blocks-override, and that over free memory.
 
     Raises:
-        SpecError: it is pinned nowhere, with the ways to do it; or no block fits.
+        SpecError: the number is not pinned (names the ways to do so), or no block fits.
     """
     text = command.values.get(_OVERRIDE)
     override = None if text is None else parse_integer(f"--{_OVERRIDE}", text, minimum=1)

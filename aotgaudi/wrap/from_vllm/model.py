@@ -76,13 +76,13 @@ class ModelFacts:
 
     @property
     def positions(self) -> int | None:
-        """Longest sequence that the model is made for, in tokens; None where the config says none."""
+        """The longest sequence that the model is made for, in tokens; None if the config does not say."""
         known = (self.text.get(name) for name in POSITION_KEYS)
         return min((value for value in known if type(value) is int and value > 0), default=None)
 
     @property
     def dtype(self) -> DtypeName | None:
-        """The dtype that the config names; None where it names none. Raises SpecError for another one."""
+        """The dtype that the config names, or None. Raises SpecError for an unknown dtype."""
         value = self.text.get("dtype", self.text.get("torch_dtype"))
         if value is None:
             return None
@@ -108,7 +108,7 @@ def _has_mamba(text: Mapping[str, Any]) -> bool:
 
 
 def _mamba_chunk(text: Mapping[str, Any], rules: EnvironmentRules) -> tuple[int, bool]:
-    """Returns the chunk size, in tokens, and whether the config says it."""
+    """Returns the chunk size, in tokens, and whether the config gives it."""
     if rules.mamba == "none":
         return 0, False
     for name in ("mamba_chunk_size", "chunk_size"):
@@ -121,7 +121,7 @@ def _mamba_chunk(text: Mapping[str, Any], rules: EnvironmentRules) -> tuple[int,
 
 
 def _has_interleaved_windows(text: Mapping[str, Any]) -> bool:
-    """Follows vLLM's ``is_interleaved``; older configs leave the pattern to the model's type."""
+    """Follows vLLM's ``is_interleaved``. In older configs the model's type implies the pattern."""
     if not text.get("sliding_window") or text.get("use_sliding_window") is False:
         return False
     layers = text.get("layer_types")
@@ -131,7 +131,7 @@ def _has_interleaved_windows(text: Mapping[str, Any]) -> bool:
 
 
 def served_dtype(text: str, facts: ModelFacts, rules: EnvironmentRules) -> tuple[DtypeName, tuple[str, ...]]:
-    """Returns the dtype for the text of --dtype, and a note where Gaudi replaces it (vllm_gaudi/platform.py 234).
+    """Returns the dtype for the text of --dtype, and a note if Gaudi replaces it (vllm_gaudi/platform.py 234).
 
     Raises:
         SpecError: a dtype that vLLM does not have.
@@ -154,8 +154,8 @@ def served_dtype(text: str, facts: ModelFacts, rules: EnvironmentRules) -> tuple
 def kv_block_bytes(facts: ModelFacts, block_size: int, value_bytes: int, parallel: ParallelSpec) -> int:
     """Returns the bytes of one KV block on one device: keys and values, or one latent vector (MLA), of its layers.
 
-    `value_bytes`: of one number of the cache. The stage with most layers counts, since it has room for fewest blocks;
-    a latent vector is not split among the ranks of a layer (vllm/config/model.py ``get_num_kv_heads``).
+    `value_bytes`: the bytes of one number of the cache. The stage with most layers decides, since it has room for fewest
+    blocks. A latent vector is not split among the ranks of a layer (vllm/config/model.py ``get_num_kv_heads``).
 
     Raises:
         SpecError: a key that the config lacks; or a model whose layers keep unlike caches, where upstream's count

@@ -53,14 +53,14 @@ class ServingEnvironment:
     """What an environment says besides buckets.
 
     Attributes:
-        is_lazy: PT_HPU_LAZY_MODE; None where it is unset, which is 0 (README_GAUDI.md of vllm-fork's releases for
+        is_lazy: PT_HPU_LAZY_MODE; None if it is unset, which means 0 (README_GAUDI.md of vllm-fork's releases for
             Gaudi 1.21 and 1.22; docs/configuration/env_variables.md of vllm-gaudi).
         skips_warmup: VLLM_SKIP_WARMUP.
-        reserved: VLLM_GRAPH_RESERVED_MEM; None where it is unset.
-        vision_buckets, vision_resolutions: as ``spec.vision.VisionSpec`` has them; buckets ``None`` in the
-            variable stands for an empty tuple, unset for None.
+        reserved: VLLM_GRAPH_RESERVED_MEM; None if it is unset.
+        vision_buckets, vision_resolutions: as in ``spec.vision.VisionSpec``. The text ``None`` for the buckets is an
+            empty tuple here, an unset variable None.
         allows_long: VLLM_ALLOW_LONG_MAX_MODEL_LEN.
-        quant_config: the path in QUANT_CONFIG; None where it is unset.
+        quant_config: the path in QUANT_CONFIG; None if it is unset.
         heeded: the variables that were read.
         notes: as of ``BucketingEnvironment``.
     """
@@ -80,7 +80,7 @@ class ServingEnvironment:
 
     @classmethod
     def parse(cls, environment: Mapping[str, str], version: str) -> ServingEnvironment:
-        """Reads the environment as `version` does. Raises SpecError, with the variable named."""
+        """Reads the environment as `version` does. Raises SpecError, which names the variable."""
         reader = VariableReader(environment)
         reserved = reader.text(RESERVED_VARIABLE)
         defrag = _Defrag.read(reader, find_version(version).environment)
@@ -104,7 +104,7 @@ class ServingEnvironment:
     def defrag_spec(self, bucketing: BucketingEnvironment) -> DefragSpec:
         """Returns the defragmenter that this environment asks for.
 
-        Where VLLM_DEFRAG is unset it is on with unified attention (v0.11.2 to v0.17.1) or with contiguous paged
+        If VLLM_DEFRAG is unset, the defragmenter is on with unified attention (v0.11.2 to v0.17.1) or with contiguous paged
         attention (from v0.19.0 on; extension/features.py), and its swaps are graphs under torch.compile
         (extension/defragmentation.py 61).
         """
@@ -158,7 +158,7 @@ def _resolutions(reader: VariableReader) -> tuple[str, ...]:
 
 
 def parallel_table(command: VllmCommand) -> dict[str, Any]:
-    """Returns the keys of ``spec.parallel.ParallelSpec`` that a command says. Raises SpecError."""
+    """Returns the keys of ``spec.parallel.ParallelSpec`` that a command gives. Raises SpecError."""
     sizes = {
         name.replace("-", "_"): parse_integer(f"--{name}", command.values[name], minimum=1)
         for name in ("tensor-parallel-size", "pipeline-parallel-size")
@@ -168,7 +168,7 @@ def parallel_table(command: VllmCommand) -> dict[str, Any]:
 
 
 def lora_table(command: VllmCommand, rules: EnvironmentRules) -> dict[str, Any] | None:
-    """Returns the keys of ``spec.lora.LoraSpec``; None for a server that takes no adapters. Raises SpecError."""
+    """Returns the keys of ``spec.lora.LoraSpec``; None for a server without adapters. Raises SpecError."""
     if not command.switches.get("enable-lora", False):
         return None
     flags = {"max-loras": "max_loras", "max-lora-rank": "max_lora_rank"}
@@ -192,7 +192,7 @@ def lora_table(command: VllmCommand, rules: EnvironmentRules) -> dict[str, Any] 
 def quantization_table(
     command: VllmCommand, serving: ServingEnvironment, digest_file: Callable[[str], str]
 ) -> dict[str, Any] | None:
-    """Returns the keys of ``spec.quantization.QuantizationSpec``; None where nothing is quantized by the command.
+    """Returns the keys of ``spec.quantization.QuantizationSpec``; None if the command quantizes nothing.
 
     QUANT_CONFIG alone turns Intel Neural Compressor on (vllm_gaudi/utils.py ``is_inc_quantization``, and vllm-fork's
     vllm/worker/hpu_model_runner.py ``_is_quant_with_inc``). Raises what `digest_file` raises.
@@ -212,7 +212,7 @@ def quantization_table(
 
 
 def num_speculative_tokens(values: Mapping[str, str]) -> int:
-    """Returns the tokens that are guessed a step: of --speculative-config, else --num-speculative-tokens, else 0."""
+    """Returns the tokens guessed per step: from --speculative-config, else from --num-speculative-tokens, else 0."""
     text = values.get("speculative-config")
     if text is None:
         older = values.get("num-speculative-tokens")
@@ -231,10 +231,10 @@ def num_speculative_tokens(values: Mapping[str, str]) -> int:
 
 
 def most_images(command: VllmCommand) -> int:
-    """Returns how many images or videos a prompt may hold, as upstream warms them up: 1 where nothing says more.
+    """Returns how many images or videos a prompt may hold, as upstream warms them up: 1 by default.
 
-    0 where both are limited to 0, and with language only. --limit-mm-per-prompt is JSON, or ``image=4,video=0`` in older
-    releases. A limit of images comes before one of videos (hpu_model_runner.py 5963-5995). Raises SpecError.
+    0 if both are limited to 0, and with --language-model-only. The flag is JSON, or ``image=4,video=0`` in older releases.
+    A limit of images takes precedence over one of videos (hpu_model_runner.py 5963-5995). Raises SpecError.
     """
     if command.switches.get("language-model-only", False):
         return 0

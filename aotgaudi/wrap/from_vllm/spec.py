@@ -1,4 +1,4 @@
-"""A command, an environment and a config.json become a spec; what a spec cannot say becomes a report."""
+"""Makes a spec from a vLLM command, an environment and a config.json, and a report of what the spec cannot say."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class VllmSetup:
     """Everything that a spec is made from.
 
     Attributes:
-        environment: the variables of vLLM and the bridge; others may be there and are not looked at. What the
-            command assigns in front of itself comes before it.
+        environment: the variables of vLLM and the bridge; others are ignored. Assignments in front of the command take
+            precedence.
         config: the content of the model's config.json.
-        version: whose rules, one of ``spec.bucketing.VersionName``; None for the newest, which is then assumed.
-        pin: where the number of KV blocks is from, unless --num-gpu-blocks-override says it.
+        version: the version whose rules apply, one of ``spec.bucketing.VersionName``; None assumes the default.
+        pin: the number of KV blocks, unless --num-gpu-blocks-override gives it.
         read_file: returns the text of the bucket file at a path; raises SpecError.
         digest_file: returns the sha256 of the content of the JSON file at a path, which QUANT_CONFIG names; raises
             SpecError.
@@ -78,14 +78,14 @@ class VllmSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a person should know of a command and an environment that the spec itself does not say.
+    """What the user should know of a command and an environment that the spec itself does not say.
 
     Attributes:
-        notes: what the person should know.
+        notes: other remarks.
         assumed: defaults that were filled in.
         ignored: variables that upstream does not heed, each with the reason.
-        unknown: flags and variables that may change what is warm, and for which a spec has no place.
-        harmless: flags and variables that change nothing that is warm, with the reason.
+        unknown: flags and variables that may change what is warm, and for which a spec has no field.
+        harmless: flags and variables that do not change what is warm, with the reason.
     """
 
     notes: tuple[str, ...]
@@ -95,7 +95,7 @@ class Report:
     harmless: tuple[Remark, ...]
 
     def lines(self) -> Iterator[str]:
-        """Yields the report as text, one line a statement."""
+        """Yields the lines of the report."""
         yield from (f"note: {note}" for note in self.notes)
         yield from (f"assumed: {default}" for default in self.assumed)
         yield from (f"ignored: {one.name}={one.value}: {one.reason}" for one in self.ignored)
@@ -108,8 +108,7 @@ def spec_from_vllm(setup: VllmSetup) -> tuple[BuildSpec, Report]:
     """Returns the spec of a server, for an hpu target, and what the spec does not say.
 
     Raises:
-        SpecError: a malformed or contradictory value, with the flag or variable named; or what cannot be
-            expressed, with the reason.
+        SpecError: a value is malformed or contradictory, or a spec cannot express it. Names the flag or the variable.
     """
     environment = {**setup.environment, **setup.command.assignments}
     version = setup.version or BucketingSpec().version
@@ -137,7 +136,7 @@ def spec_from_vllm(setup: VllmSetup) -> tuple[BuildSpec, Report]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """What was read, side by side, before it is put together."""
+    """The parts of a spec, before they are put together."""
 
     rules: EnvironmentRules
     bucketing: BucketingEnvironment
@@ -174,7 +173,7 @@ class _Parts:
         )
 
     def spec(self, setup: VllmSetup) -> BuildSpec:
-        """Returns the spec; what it refuses is reported by the flag that it is from."""
+        """Returns the spec. Raises SpecError, with the flag named, for a value that the spec refuses."""
         smallest = 1 if self.rules.sampler is None else self.rules.sampler
         num_images = most_images(setup.command)
         vision = VisionSpec(
@@ -279,7 +278,7 @@ def _json(value: SpecValue) -> dict[str, Any]:
 
 
 def _value(kind: type[_V], table: Mapping[str, Any], where: str) -> _V:
-    """Returns a table as a value of a spec. Raises SpecError, with the flag that is at fault named."""
+    """Returns a table as a value of a spec. Raises SpecError, which names the flag."""
     try:
         return value_from_json(kind, dict(table))
     except SpecError as error:

@@ -1,4 +1,4 @@
-"""What vllm-gaudi's warm-up of sampler and defragmenter runs and logs, for a manifest: to compare with a server's log.
+"""The lines that vllm-gaudi logs when it warms up sampler and defragmenter, to compare with a server's log.
 
 The lines are those of the public pages (docs/configuration/warm-up/sampler_warm-up.md and
 defragmenter_warm-up.md), without time and place; a version without the warm-up logs nothing
@@ -17,7 +17,7 @@ from aotgaudi.entries import SamplerEntry
 from aotgaudi.manifest.manifest import Manifest
 
 _FEWEST_BLOCKS = 2
-"""A defragmentation exchanges two of them."""
+"""A defragmentation swaps two blocks."""
 
 _MODES_WITHOUT_WARM_UP = ("lazy", "eager")
 _OWN_COLUMNS = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "num_logprobs")
@@ -71,7 +71,7 @@ def _setting(entry: SamplerEntry) -> str:
 def _defrag_lines(
     padded_swaps: Sequence[int], num_blocks: int, *, announces_first: bool
 ) -> Iterator[LogLine]:
-    """Up to v0.17.1, with unified attention, the thresholds are announced before the blocks are counted."""
+    """Up to v0.17.1, with unified attention, the server announces the thresholds before it counts the blocks."""
     announcement = LogLine("INFO", f"Warming up defragmenter with thresholds: {list(padded_swaps)}")
     is_skipped = num_blocks < _FEWEST_BLOCKS
     if announces_first or not is_skipped:
