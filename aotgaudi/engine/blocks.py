@@ -1,15 +1,15 @@
-"""The pool of KV blocks: which block ids are free, who shares one, and what can be had again. Ids only.
+"""The pool of KV blocks: which block ids are free, shared or cached. Ids only.
 
 A block is in one of three states; contents live on the device:
 
 ======  ===============================================================================================
 used    handed out, to one sequence or to several that share it
-kept    free, but its contents have a key (`aotgaudi.engine.prefix_cache`): whoever asks for the key may have it back
-empty   free, and nobody will ask for what is in it
+kept    free, but its contents have a key (`aotgaudi.engine.prefix_cache`): a request with the same key can reuse it
+empty   free, and its contents are worthless
 ======  ===============================================================================================
 
-What is asked for anew is taken from the empty blocks, then from the kept ones, of which the least recently used goes
-first. A block that is used is never written to once it has a key: only full blocks get one.
+New blocks are taken from the empty ones, then from the kept ones, the least recently used first. A used block is never
+written to once it has a key: only full blocks get one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class BlockPool:
 
     @property
     def num_kept(self) -> int:
-        """How many free blocks hold what may be asked for again."""
+        """How many free blocks hold contents that can be reused."""
         return len(self._kept)
 
     @property
@@ -67,7 +67,7 @@ class BlockPool:
 
     @property
     def kept_ids(self) -> tuple[int, ...]:
-        """The kept blocks, the one that is given up first in front."""
+        """The kept blocks, the next one to evict first."""
         return tuple(self._kept)
 
     def used_ids(self) -> tuple[int, ...]:
@@ -99,8 +99,8 @@ class BlockPool:
     def free(self, blocks: Iterable[int]) -> None:
         """Takes back the blocks of one sequence, named from its first to its last.
 
-        Those that nobody else holds become kept, where they have a key, or else empty. The last is given up before the
-        first, which more prompts have in common. Raises ValueError when one is not in use, or is named twice.
+        Blocks that no other sequence holds become kept if they have a key, else empty. The last block is evicted before
+        the first, which more prompts share. Raises ValueError when one is not in use, or is named twice.
         """
         blocks = list(blocks)
         self._require_used(blocks)
@@ -145,7 +145,7 @@ class BlockPool:
             self._keys[block], self._by_key[key] = key, block
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """Takes the keys of these blocks away: nobody is given their contents any more. Kept ones become empty."""
+        """Removes the keys of these blocks, so no request reuses their contents. Kept ones become empty."""
         for block in blocks:
             key = self._keys.pop(block, None)
             if key is None:

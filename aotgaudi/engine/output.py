@@ -1,4 +1,4 @@
-"""What the engine tells the owner of a request: events, and the stream that makes them of sampled tokens.
+"""Events, by which the engine reports to the owner of a request, and the stream that makes them from sampled tokens.
 
 A sampled token takes three forms on its way out: an id (the sampler's), a `TokenEvent` (here, with its text), and
 JSON (server/responses.py) or an `Output` (the Python API).
@@ -69,13 +69,13 @@ class ErrorEvent:
 
 Event = Union[TokenEvent, ErrorEvent]
 OnEvent = Callable[[Event], None]
-"""Called on the engine's thread: it must return soon, and hand the event to other threads by itself."""
+"""Called on the engine's thread. It must return soon, and passes the event to other threads itself."""
 Flush = Callable[[], None]
 """Called on the engine's thread after the events of a step, once for all streams that share it. It must not raise."""
 
 
 def no_flush() -> None:
-    """Does nothing: for owners that see to each event at once."""
+    """Does nothing, for owners that handle each event at once."""
 
 
 class OutputStream:

@@ -1,17 +1,17 @@
-"""Prefix caching: what was computed for one sequence is not computed again for another that begins with the same tokens.
+"""Prefix caching: sequences that begin with the same tokens share the blocks computed for them.
 
 A full block has a key, made of all tokens up to its end::
 
     key of block i   =  sha256(key of block i - 1 | tokens of block i, 8 bytes each)
     key of block -1  =  sha256("aotgaudi.prefix/1" | cache salt, each length-framed)
 
-Keys and values of a token follow from the tokens up to it, so blocks of equal keys have equal contents. sha256 is
-collision-resistant: nobody can send a prompt that finds another's blocks under its key, so tokens need not be compared.
-Who sends a salt shares blocks only with those that send the same one. Keys live in one process, for one model and one
+Keys and values of a token depend only on the tokens up to it, so blocks of equal keys have equal contents. sha256 is
+collision-resistant: no prompt can find the blocks of other tokens under its key, so tokens need not be compared.
+Requests share blocks only with requests of the same salt. Keys live in one process, for one model and one
 cache: neither is in them.
 
-The blocks of a prompt's beginning are handed out once more (`BlockPool.share`), so the prompt's first chunk starts after
-them. The last known token is always computed: its logits give the next one. docs/adr/0050 has the reasons.
+A prompt gets the cached blocks of its beginning (`BlockPool.share`), and its first chunk starts after them. The last known
+token is always computed: its logits give the next one. docs/adr/0050 has the reasons.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aotgaudi.engine.request import Request
 
 _SCHEMA = "aotgaudi.prefix/1"
 _ID_CODE = "q"
-"""A token id as it is hashed: 64 bits, of this machine's byte order."""
+"""How a token id is hashed: 64 bits, in this machine's byte order."""
 
 
 def root_key(cache_salt: str) -> bytes:

@@ -127,7 +127,7 @@ class Sampler:
 def _invalid_rows(logits: Tensor, token_ids: Sequence[int | None]) -> Iterable[int]:
     """Returns the rows without a finite maximum, without a pass over all logits.
 
-    Where there is none, a sampler chooses a token whose logit is not finite (the arg-max), or the first or the last one
+    If there is none, a sampler chooses a token whose logit is not finite (the arg-max), or the first or the last one
     (cumulative probabilities of NaN, or of nothing; graphs/sampler.py). So only rows with such a token are looked at
     whole. Rows that are not sampled are judged by their first logit: one NaN in a hidden state makes all logits NaN.
     """

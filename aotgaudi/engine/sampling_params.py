@@ -28,9 +28,9 @@ class SamplingParams:
     `temperature` is in [0, 2], 0 is greedy (less than 1e-5 is read as 0). `top_p` is in (0, 1], 1 filters
     nothing. `top_k` is 0 (off; -1 is read as 0) or the number of tokens kept. `min_p` is in [0, 1]: tokens less
     likely than this share of the likeliest are dropped, 0 drops none. Penalties are vLLM's: `presence_penalty`
-    and `frequency_penalty` in [-2, 2] over generated tokens, 0 is none; `repetition_penalty` in [0.01, 100] over
-    prompt and generated tokens, 1 is none. `logprobs` is None, or the number (0 to 20) of likeliest tokens whose
-    log-probabilities are returned beside the chosen token's. `seed` makes the result repeatable. `max_tokens` is
+    and `frequency_penalty` in [-2, 2] over generated tokens, 0 is neutral; `repetition_penalty` in [0.01, 100] over
+    prompt and generated tokens, 1 is neutral. `logprobs` is None, or the number (0 to 20) of likeliest tokens whose
+    log-probabilities are returned with the chosen token's. `seed` makes the result repeatable. `max_tokens` is
     None for "as many as fit". Output ends before the first of `stop` (at most 16 strings), after one of
     `stop_token_ids`, and after an end-of-sequence token unless `ignore_eos`.
 

@@ -183,5 +183,5 @@ class StepRunner(Protocol):
         ...
 
     def clear(self, blocks: Sequence[int]) -> None:
-        """Makes what these blocks hold harmless to whoever gets them next: no NaN."""
+        """Clears these blocks, so that their next owner finds no NaN."""
         ...

@@ -69,7 +69,7 @@ def create_app(
     hosts: AllowedHosts = ANY_HOST,
     observability: Observability = Observability(),  # noqa: B008 - a frozen value
 ) -> Starlette:
-    """Returns the application that serves `service` to requests for `hosts`. Whoever runs it ends the service.
+    """Returns the application that serves `service` to requests for `hosts`. The caller ends the service.
 
     A path with a trailing slash is unknown: Starlette would redirect it to wherever the client's ``Host`` says.
     """

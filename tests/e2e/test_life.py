@@ -129,7 +129,7 @@ def test_when_its_engine_is_killed_a_server_ends_its_streams_with_an_error_and_e
         assert last["error"]["type"] == "service_unavailable_error"
 
         assert server.process.wait(20) == 1
-        assert "Error: the engine's process has ended (SIGKILL)" in server.log
+        assert "error: the engine's process has ended (SIGKILL)" in server.log
         assert "Traceback" not in server.log
         server.process.returncode = 0  # As it was meant to end.
 
