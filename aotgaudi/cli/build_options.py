@@ -96,7 +96,7 @@ class AskedExtent:
         default=None,
     )
     budget: Budget | None = option(
-        "Build what matters most for so long (90s, 10m, 1.5h), or so many entries; never less than can be served.",
+        "Build what matters most for this long (90s, 10m, 1.5h), or this many entries; never less than can be served.",
         default=None,
         parse=Budget.parse,
         metavar="TIME|N",
@@ -187,7 +187,7 @@ entry_option = click.option(
 def find_entries(manifest: Manifest, texts: Sequence[str]) -> tuple[Entry, ...]:
     """Returns the entries that any of `texts` names, in the manifest's order; all of them if there is no text.
 
-    A text is an entry as it is printed, ``(prompt, 1, 64, 0)`` or ``prompt 1 64 0``; such a text with patterns in place
+    A text is a printed entry, ``(prompt, 1, 64, 0)`` or ``prompt 1 64 0``; such a text with patterns in place
     of values (``*``, ``?``, ``[12]``), which names every entry that matches; or an id, or at least its first 6 digits.
 
     Raises ManifestError for a text that names nothing, or is the start of several ids.

@@ -35,7 +35,7 @@ def part_document(bundle: Bundle) -> dict[str, Any] | None:
 
 
 def built_part(manifest: Manifest, plan: Plan) -> dict[str, Any]:
-    """Returns the part of `manifest` that could be sealed of a plan's complete programs. `text` says so if there is none."""
+    """Returns the part of `manifest` that could be sealed of a plan's complete programs. `text` says if no part can be."""
     warm = [
         entry
         for state in plan.programs

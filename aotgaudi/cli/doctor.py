@@ -208,7 +208,7 @@ def doctor(context: click.Context, request: _Request, examined: _Examination, as
     """Say what this machine can build and serve, and what would be right where it cannot.
 
     Looks at Python, packages, compiler, CPU, memory, the store's place and the kernel, and compiles one step of a tiny
-    model in a store of its own. Changes nothing. Exits with 5 where something is broken; what is merely not installed is
+    model in a temporary store. Changes nothing. Exits with 5 where something is broken; what is merely not installed is
     a warning.
 
     With --hpu, examines on a Gaudi which lines of the contract with Intel's software hold there (see

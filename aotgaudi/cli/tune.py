@@ -37,7 +37,7 @@ class Price:
     source: str
 
     def of(self, num_prompts: int, num_decodes: int) -> float:
-        """Returns what so many take."""
+        """Returns what this many entries take."""
         return self.prompt * num_prompts + self.decode * num_decodes
 
 
@@ -78,13 +78,13 @@ class _BudgetOptions:
     """How many entries there may be: a number, or build seconds and graph memory, by what one entry takes of them."""
 
     entries: int | None = option(
-        "At most so many prompt and decode entries  [default: as many as SPEC has, 400 at most]",
+        "The most prompt and decode entries  [default: as many as SPEC has, 400 at most]",
         default=None,
         type=click.IntRange(FEWEST_ENTRIES, MOST_ENTRIES),
         metavar="N",
     )
     build_seconds: float | None = option(
-        "At most so long a build, one entry after the other.", default=None, type=ABOVE_ZERO, metavar="S"
+        "The longest a build may take, one entry after the other.", default=None, type=ABOVE_ZERO, metavar="S"
     )
     seconds_per_entry: float | None = option(
         f"What building one takes, for --build-seconds  [default: by --built, or {SECONDS_A_STEP}]",
@@ -93,7 +93,10 @@ class _BudgetOptions:
         metavar="S",
     )
     graph_memory: int | None = option(
-        "At most so much memory for graphs, e.g. 4GiB.", default=None, parse=parse_byte_count, metavar="SIZE"
+        "The most memory that graphs may take, e.g. 4GiB.",
+        default=None,
+        parse=parse_byte_count,
+        metavar="SIZE",
     )
     bytes_per_entry: int | None = option(
         "What the graphs of one entry take, for --graph-memory  [default: by --built]",
@@ -283,7 +286,7 @@ _NEAR = ((1, 2), (3, 4), (1, 1), (5, 4), (3, 2))
     default=1.0,
     show_default=True,
     metavar="X",
-    help="Requests come so many times as fast as in the trace.",
+    help="How many times as fast as in the trace requests come.",
 )
 @click.option(
     "--requests-per-second",

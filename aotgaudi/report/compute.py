@@ -219,7 +219,7 @@ def _hole(hole: Hole) -> ReportedHole:
 
 
 def _part(bundle: Bundle | None) -> tuple[ReportedPart | None, tuple[str, ...]]:
-    """The part that a bundle holds, or why it is none that can be served."""
+    """The part that a bundle holds, or why no server can serve it."""
     try:
         return (None if bundle is None else part_of(bundle)), ()
     except CorruptError as error:

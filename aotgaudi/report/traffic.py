@@ -48,7 +48,7 @@ class StepWork(Protocol):
 
 @dataclass(frozen=True)
 class TracedSteps:
-    """A trace as it is reported, and its steps: prompts by (context blocks, row), decodes by (batch size, blocks)."""
+    """What a report says of a trace, and its steps: prompts by (context blocks, row), decodes by (batch size, blocks)."""
 
     reported: ReportedTrace
     prompts: Mapping[tuple[int, int], Traffic]
