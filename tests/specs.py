@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from aotgaudi.entries import Entry, SamplerEntry
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.parse import spec_from_json
@@ -83,3 +84,12 @@ def spec_toml(rest: str = "", limits: Mapping[str, Any] = LIMITS) -> str:
             rest,
         ]
     )
+
+
+FOUR = ("0.0", "0.1", "0.2", "0.3")
+"""What the one call of a program for tests gives; `outputs_for` says which of it an entry's program returns."""
+
+
+def outputs_for(entry: Entry) -> tuple[str, ...]:
+    """The outputs of a program that runs `entry`: four with log-probabilities, else one."""
+    return FOUR if isinstance(entry, SamplerEntry) and entry.signature.logprobs else FOUR[:1]

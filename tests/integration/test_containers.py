@@ -16,11 +16,12 @@ from aotgaudi.backends.base import Target
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.receipt import Receipt, SealedUnit
 from aotgaudi.bundle.signing import Signing, generate_key, load_signing_key
+from aotgaudi.entries import Entry
 from aotgaudi.graphs.program import Call, Program
 from aotgaudi.manifest.manifest import Manifest, dumps
 from aotgaudi.store.cas import ObjectStore
 from tests.container import UID, contained
-from tests.specs import ONE_SEQUENCE, spec_of
+from tests.specs import FOUR, ONE_SEQUENCE, outputs_for, spec_of
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +41,17 @@ def _furnish(folder: Path) -> None:
         inputs=(),
         weights=(),
         caches=(),
-        calls=(Call(unit="a" * 64, inputs=(), outputs=("0.0",)),),
-        outputs=("0.0",),
+        calls=(Call(unit="a" * 64, inputs=(), outputs=FOUR),),
+        outputs=(),
     )
-    digest = str(objects.put_bytes(program.dumps()))
+
+    def digest(entry: Entry) -> str:
+        return str(objects.put_bytes(program.model_copy(update={"outputs": outputs_for(entry)}).dumps()))
+
     receipt = Receipt(
         manifest_id=manifest.id,
         target=Target(backend="fake", machine="none"),
-        programs={entry.id: digest for entry in manifest.entries},
+        programs={entry.id: digest(entry) for entry in manifest.entries},
         units={"a" * 64: SealedUnit(artifact={"unit.so": str(objects.put_bytes(b"code"))}, tolerance=0.0)},
         builder={},
     )

@@ -25,7 +25,7 @@ from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.manifest import dumps as dump_manifest
 from aotgaudi.manifest.subset import Importance
 from aotgaudi.store.cas import ObjectStore
-from tests.specs import spec_of
+from tests.specs import FOUR, outputs_for, spec_of
 
 UNIT = "a" * 64
 MANIFEST = Manifest.of(spec_of())
@@ -47,14 +47,17 @@ def seal(
         inputs=(),
         weights=(),
         caches=(),
-        calls=(Call(unit=UNIT, inputs=(), outputs=("0.0",)),),
-        outputs=("0.0",),
+        calls=(Call(unit=UNIT, inputs=(), outputs=FOUR),),
+        outputs=(),
     )
-    digest = str(objects.put_bytes(program.dumps()))
+
+    def digest(entry: Entry) -> str:
+        return str(objects.put_bytes(program.model_copy(update={"outputs": outputs_for(entry)}).dumps()))
+
     receipt = Receipt(
         manifest_id=MANIFEST.id,
         target=Target(backend="fake", machine="none"),
-        programs={entry.id: digest for entry in entries},
+        programs={entry.id: digest(entry) for entry in entries},
         units={UNIT: SealedUnit(artifact={"unit.so": str(objects.put_bytes(b"code"))}, tolerance=0.0)},
         builder={},
         part=change(sealed_part(MANIFEST, entries)),
@@ -109,7 +112,7 @@ def test_a_whole_bundle_is_served_whole_by_every_policy(tmp_path: Path, outside:
 
 
 def test_what_can_serve_nothing_is_no_part() -> None:
-    with pytest.raises(NotWarmError, match=r"the 11 entries that are built, of 45, can serve nothing"):
+    with pytest.raises(NotWarmError, match=r"the 11 entries that are built, of 49, can serve nothing"):
         sealed_part(MANIFEST, MANIFEST.of_kind("prompt"))
 
 
@@ -128,7 +131,7 @@ def raised(name: str, value: int) -> Callable[[SealedPart], SealedPart]:
         (raised("max_num_batched_tokens", 33), "larger limits than its manifest"),
         (raised("num_blocks", 25), "larger limits than its manifest"),
         (raised("num_blocks", 3), "larger limits than its manifest"),
-        (lambda part: part.model_copy(update={"settings": (0, 6)}), "larger limits than its manifest"),
+        (lambda part: part.model_copy(update={"settings": (0, 7)}), "larger limits than its manifest"),
     ],
     ids=["length", "sequences", "tokens", "blocks", "too few blocks", "settings"],
 )
@@ -173,7 +176,7 @@ def test_the_wire_form(tmp_path: Path) -> None:
     assert document["part"] == {
         "limits": {"max_model_len": 49, "max_num_batched_tokens": 32, "max_num_seqs": 1, "num_blocks": 24},
         "chunked": {"max_model_len": 128, "max_num_batched_tokens": 16, "max_num_seqs": 1, "num_blocks": 24},
-        "settings": [0, 1, 2, 3, 4, 5],
+        "settings": [0, 1, 2, 3, 4, 5, 6],
     }
 
 
@@ -210,7 +213,7 @@ def test_verify_prints_the_limits_that_it_has_proved(tmp_path: Path) -> None:
     assert f"entries   {len(ALONE)}, all answered" in plain.stdout
     (line,) = (line for line in plain.stdout.splitlines() if line.startswith("part"))
     assert line == (
-        "part      27 of 45 entries, closed under max_model_len 49, max_num_batched_tokens 32, max_num_seqs 1,"
+        "part      31 of 49 entries, closed under max_model_len 49, max_num_batched_tokens 32, max_num_seqs 1,"
         " num_blocks 24; with --outside chunk under max_model_len 128, max_num_batched_tokens 16, max_num_seqs 1,"
         " num_blocks 24 (proved)"
     )

@@ -14,7 +14,6 @@ from click.testing import CliRunner, Result
 
 from aotgaudi.bundle.receipt import dumps as dump_receipt
 from aotgaudi.cli.main import cli
-from aotgaudi.cli.store_options import StorePlace
 from aotgaudi.compile.pipeline import make_receipt, plan_manifest
 from aotgaudi.digest import Digest
 from aotgaudi.manifest.manifest import Manifest, write_manifest
@@ -328,17 +327,6 @@ def test_a_build_into_a_store_that_cannot_be_written_fails_before_it_starts(
 
     assert result.exit_code == 2
     assert "nothing can be built into it (use another one, with this one below it" in result.stderr
-
-
-def test_a_shared_store_has_its_index_on_this_machine(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    local = place.folder / "cache"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(local))
-    monkeypatch.setattr("aotgaudi.cli.store_options.is_on_network", lambda path: path == place.root)
-
-    store = StorePlace(place.root).open()
-
-    assert store.index is not None
-    assert store.index.root.is_relative_to(local / "aotgaudi" / "indexes")
 
 
 _HOMELESS = """
