@@ -1,1 +1,0 @@
-"""The socket, the connections and the signals: HTTP below the application."""
