@@ -118,7 +118,7 @@ def build_once(job: BuildJob) -> Built | Busy:
     Raises as `run_trace` and `run_compile` do.
     """
     store = Store(job.store_root, job.lower)
-    with store.try_unit_lock(key_of(job)) as is_mine:
+    with store.locks.try_unit(key_of(job)) as is_mine:
         if not is_mine:
             return Busy()
         found = find_row(store, job)
@@ -131,7 +131,7 @@ def build_once(job: BuildJob) -> Built | Busy:
 
 def is_busy(store: Store, job: BuildJob) -> bool:
     """Whether another builder holds the lock of `job` now."""
-    with store.try_unit_lock(key_of(job)) as is_free:
+    with store.locks.try_unit(key_of(job)) as is_free:
         return not is_free
 
 

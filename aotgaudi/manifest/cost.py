@@ -105,11 +105,7 @@ def _steps_with(spec: BuildSpec, change: ValueChange) -> int | None:
         entries = enumerate_entries(with_change(spec, change))
     except SpecError:
         return None
-    return sum(_is_step(entry) for entry in entries)
-
-
-def _is_step(entry: Entry) -> bool:
-    return entry.kind in _STEP_KINDS
+    return sum(entry.kind in _STEP_KINDS for entry in entries)
 
 
 _LOGIT_BYTES = 4

@@ -162,11 +162,6 @@ class ManifestFile(SpecValue):
     entries: EntryTables
 
 
-def manifest_schema() -> dict[str, Any]:
-    """Returns the JSON Schema of a manifest file."""
-    return ManifestFile.model_json_schema()
-
-
 def spec_schema() -> dict[str, Any]:
     """Returns the JSON Schema of a spec file, where three values may also be given by the path of a file."""
     schema = BuildSpec.model_json_schema()
@@ -188,7 +183,7 @@ def spec_schema() -> dict[str, Any]:
 def schema_files() -> Mapping[str, bytes]:
     """Returns the committed schema files: name to content."""
     return {
-        "manifest.schema.json": rendered_schema(manifest_schema(), "aotgaudi manifest"),
+        "manifest.schema.json": rendered_schema(ManifestFile.model_json_schema(), "aotgaudi manifest"),
         "spec.schema.json": rendered_schema(spec_schema(), "aotgaudi spec"),
     }
 

@@ -37,7 +37,13 @@ class Locks:
 
     @contextlib.contextmanager
     def try_unit(self, key: str) -> Iterator[bool]:
-        """Holds the lock of one unit, or yields False at once when another has it. See `Store.try_unit_lock`."""
+        """Holds the lock of one unit, so that one builder compiles it; yields False at once if another holder has it.
+
+        Nobody waits: a builder whose unit is taken works on another one and looks this one up later. A file system without
+        locks gives the lock to everybody, with a warning: a unit is then compiled twice, and the first record stays.
+
+        Raises StoreError if the lock's file cannot be made; ValueError for a key that is not a plain name.
+        """
         if not _LOCK_NAME.fullmatch(key):
             raise ValueError(f"not a unit key: {key!r}")
         with self._lock(f"{key}.lock", fcntl.LOCK_EX | fcntl.LOCK_NB) as state:

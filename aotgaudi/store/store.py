@@ -105,20 +105,6 @@ class Store:
         return cls(root, layers, read_only=read_only)
 
     @contextlib.contextmanager
-    def try_unit_lock(self, key: str) -> Iterator[bool]:
-        """Holds the lock of one unit, so that one builder compiles it; yields False at once when another holds it.
-
-        Nobody waits: a builder whose unit is taken works on another one and looks this one up later. It is the
-        kernel's lock (``flock``) on ``locks/<key>.lock``: it dies with its holder, and a file left behind means
-        nothing. Threads exclude each other too; it is not re-entrant. A file system without locks gives it to
-        everybody, with a warning: a unit is then compiled twice, and the first record stays.
-
-        Raises StoreError where the lock's file cannot be made; ValueError for a key that is not a plain name.
-        """
-        with self.locks.try_unit(key) as is_held:
-            yield is_held
-
-    @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
         """Keeps collectors out while a build or a seal needs what the store has.
 

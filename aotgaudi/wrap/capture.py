@@ -103,7 +103,7 @@ def _alone(order: Order, store: Store, progress: Progress, key: str) -> tuple[Ca
     """Builds the capture, or waits for another build that does; returns its record, and whether it was built here."""
     is_told = False
     while True:
-        with store.try_unit_lock(key) as is_held:
+        with store.locks.try_unit(key) as is_held:
             row = find_capture(store, key)
             if row is not None:
                 return row, False

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
 from aotgaudi.entries import Entry
@@ -58,7 +57,12 @@ def run_engine(channel: Channel, phases: Phases) -> bool:
     reporter = Reporter(channel)
     try:
         model = start(
-            begin.options, Observers(on_model=_teller(channel), on_step=reporter.on_step, phases=phases)
+            begin.options,
+            Observers(
+                on_model=lambda directory: channel.send(Opened(directory)),
+                on_step=reporter.on_step,
+                phases=phases,
+            ),
         )
         with phases.time("guard"):
             model.guard.arm(seccomp=begin.seccomp, hand_over=channel.hand_over)
@@ -82,10 +86,6 @@ def run_engine(channel: Channel, phases: Phases) -> bool:
     model.engine.join()
     logging.shutdown()
     return model.engine.failure is None
-
-
-def _teller(channel: Channel) -> Callable[[ModelDirectory], None]:
-    return lambda directory: channel.send(Opened(directory))
 
 
 def _running(model: RunningModel, phases: Phases) -> Running:

@@ -294,7 +294,7 @@ def test_a_unit_that_another_builder_is_at_is_left_to_it_and_its_log_is_not_touc
     job.log_path.parent.mkdir(exist_ok=True)
     job.log_path.write_text("of the other", encoding="ascii")
 
-    with store.try_unit_lock(job.key):
+    with store.locks.try_unit(job.key):
         assert is_busy(store, job)
         assert build_once(job) == Busy()
 
@@ -319,7 +319,7 @@ def test_a_build_works_on_the_rest_while_another_has_a_unit_and_then_takes_its_r
     seen: list[Progress] = []
 
     def other() -> None:
-        with store.try_unit_lock(key_of("layer a")):
+        with store.locks.try_unit(key_of("layer a")):
             taken.set()
             while not all(store.actions.get(key_of(label)) for label in ("head b", "head c")):
                 time.sleep(0.01)
@@ -348,7 +348,7 @@ def test_a_builder_that_leaves_without_a_result_is_succeeded(store: Store) -> No
     taken = threading.Event()
 
     def other() -> None:
-        with store.try_unit_lock(key_of("layer a")):
+        with store.locks.try_unit(key_of("layer a")):
             taken.set()
             time.sleep(1.0)
 
@@ -365,7 +365,7 @@ def test_a_stop_while_others_are_at_work_does_not_wait_for_them(store: Store) ->
     plan = seeded_plan(store, [("layer a",)])
     seen: list[Progress] = []
 
-    with store.try_unit_lock(key_of("layer a")):
+    with store.locks.try_unit(key_of("layer a")):
         outcome = execute(store, plan, 1, should_stop=lambda: len(seen) > 3, on_progress=seen.append)
 
     assert outcome.interrupted

@@ -198,7 +198,7 @@ def test_a_damaged_record_is_counted_and_left_to_fsck(store: Store) -> None:
 
 
 def test_files_of_unit_locks_go_and_the_store_lock_stays(store: Store) -> None:
-    with store.try_unit_lock(key(1)):
+    with store.locks.try_unit(key(1)):
         pass
 
     collect(store, EVERYTHING)

@@ -54,7 +54,7 @@ sys.stdin.readline()
 with store.in_use():
     for number in range(count):
         key = f"{number:064x}"
-        with store.try_unit_lock(key) as is_mine:
+        with store.locks.try_unit(key) as is_mine:
             if is_mine and store.actions.get(key) is None:
                 with (root / "journal").open("a") as journal:
                     journal.write(key + "\\n")

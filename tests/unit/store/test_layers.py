@@ -60,7 +60,7 @@ def test_writes_go_to_the_top_and_the_layer_is_not_touched(tmp_path: Path, image
     store.actions.note_use([KEY])
     store.actions.discard(OTHER)
     store.objects.discard(Digest.of(b"of the image"))
-    with store.in_use(), store.try_unit_lock(KEY):
+    with store.in_use(), store.locks.try_unit(KEY):
         pass
 
     assert snapshot(image.root) == before

@@ -100,10 +100,10 @@ def test_a_second_thread_is_told_at_once_that_a_unit_is_taken(tmp_path: Path) ->
     found = list[bool]()
 
     def look() -> None:
-        with store.try_unit_lock(KEY) as is_held:
+        with store.locks.try_unit(KEY) as is_held:
             found.append(is_held)
 
-    with store.try_unit_lock(KEY) as is_mine:
+    with store.locks.try_unit(KEY) as is_mine:
         thread = threading.Thread(target=look)
         thread.start()
         thread.join(10)
@@ -114,7 +114,7 @@ def test_a_second_thread_is_told_at_once_that_a_unit_is_taken(tmp_path: Path) ->
 def test_other_units_are_not_held_up(tmp_path: Path) -> None:
     store = Store.open(tmp_path)
 
-    with store.try_unit_lock(KEY) as one, store.try_unit_lock("cd" * 32) as other:
+    with store.locks.try_unit(KEY) as one, store.locks.try_unit("cd" * 32) as other:
         assert (one, other) == (True, True)
 
 
@@ -122,7 +122,7 @@ _HOLD = """
 import sys
 from pathlib import Path
 from aotgaudi.store.store import Store
-with Store.open(Path(sys.argv[1])).try_unit_lock(sys.argv[2]):
+with Store.open(Path(sys.argv[1])).locks.try_unit(sys.argv[2]):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -135,12 +135,12 @@ def test_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
-        with store.try_unit_lock(KEY) as is_free:
+        with store.locks.try_unit(KEY) as is_free:
             assert not is_free, "the holder lives"
 
         holder.kill()
         holder.wait(10)
-        with store.try_unit_lock(KEY) as is_free:
+        with store.locks.try_unit(KEY) as is_free:
             assert is_free
 
 
@@ -155,7 +155,7 @@ def test_a_file_system_without_locks_lets_everybody_in_with_a_warning(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with store.try_unit_lock(KEY), store.try_unit_lock(KEY) as is_held, store.in_use():
+    with store.locks.try_unit(KEY), store.locks.try_unit(KEY) as is_held, store.in_use():
         assert is_held
 
     assert "the file system has no locks" in caplog.text
@@ -170,7 +170,7 @@ def test_a_lock_that_cannot_be_had_for_another_reason_is_one_error(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(StoreError, match=r"cannot lock .*Input/output error"), store.try_unit_lock(KEY):
+    with pytest.raises(StoreError, match=r"cannot lock .*Input/output error"), store.locks.try_unit(KEY):
         pass
 
 
@@ -178,30 +178,30 @@ def test_trying_does_not_wait(tmp_path: Path) -> None:
     store = Store.open(tmp_path)
 
     with (
-        store.try_unit_lock(KEY),
-        store.try_unit_lock(KEY) as second,
-        store.try_unit_lock("cd" * 32) as other,
+        store.locks.try_unit(KEY),
+        store.locks.try_unit(KEY) as second,
+        store.locks.try_unit("cd" * 32) as other,
     ):
         assert (second, other) == (False, True)
-    with store.try_unit_lock(KEY) as later:
+    with store.locks.try_unit(KEY) as later:
         assert later
 
 
 def test_a_lock_file_that_is_removed_under_its_holder_keeps_nobody_out_for_ever(tmp_path: Path) -> None:
     store = Store.open(tmp_path)
-    with store.try_unit_lock(KEY):
+    with store.locks.try_unit(KEY):
         (tmp_path / "locks" / f"{KEY}.lock").unlink()
 
-    with store.try_unit_lock(KEY) as is_held:
+    with store.locks.try_unit(KEY) as is_held:
         assert is_held
 
 
 def test_the_lock_is_freed_by_an_exception(tmp_path: Path) -> None:
     store = Store.open(tmp_path)
-    with pytest.raises(KeyError), store.try_unit_lock(KEY):
+    with pytest.raises(KeyError), store.locks.try_unit(KEY):
         raise KeyError
 
-    with store.try_unit_lock(KEY) as is_free:
+    with store.locks.try_unit(KEY) as is_free:
         assert is_free
 
 
@@ -209,7 +209,7 @@ def test_the_lock_is_freed_by_an_exception(tmp_path: Path) -> None:
 def test_a_key_that_is_no_plain_name_is_refused(tmp_path: Path, key: str) -> None:
     store = Store.open(tmp_path)
 
-    with pytest.raises(ValueError, match="not a unit key"), store.try_unit_lock(key):
+    with pytest.raises(ValueError, match="not a unit key"), store.locks.try_unit(key):
         pass
 
 
@@ -253,7 +253,7 @@ def test_the_layout_is_the_documented_one(tmp_path: Path) -> None:
     bad = store.objects.put_bytes(b"bad")
     store.actions.put(KEY, {"object": str(digest)})
     store.roots.put(Root(name="prod-1.2", keys=frozenset({KEY}), objects=frozenset({digest})))
-    with store.in_use(), store.try_unit_lock(KEY):
+    with store.in_use(), store.locks.try_unit(KEY):
         store.remember([KEY], [], [digest])
     store.objects.path(bad).chmod(0o644)
     store.objects.path(bad).write_bytes(b"BAD")

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.runtime import preload
+from aotgaudi.server.engine import main
 
 CODE = """
 import sys
 from pathlib import Path
-from aotgaudi.runtime.preload import begin_to_load_torch
+from aotgaudi.server.engine.main import begin_to_load_torch
 
 thread = begin_to_load_torch()
 thread.join()
@@ -37,15 +37,13 @@ def test_torch_imports_over_the_library_that_is_there() -> None:
     "spec", [None, ModuleSpec("torch", None), ModuleSpec("torch", None, origin="/nowhere/x.py")]
 )
 def test_where_torch_is_not_nothing_begins(monkeypatch: pytest.MonkeyPatch, spec: ModuleSpec | None) -> None:
-    monkeypatch.setattr(preload, "find_spec", lambda name: spec)
+    monkeypatch.setattr(main, "find_spec", lambda name: spec)
 
-    assert preload.begin_to_load_torch() is None
+    assert main.begin_to_load_torch() is None
 
 
 def test_a_process_that_ends_meanwhile_ends_as_it_says() -> None:
-    code = (
-        "from aotgaudi.runtime.preload import begin_to_load_torch; begin_to_load_torch(); raise SystemExit(3)"
-    )
+    code = "from aotgaudi.server.engine.main import begin_to_load_torch; begin_to_load_torch(); raise SystemExit(3)"
 
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 3
 
@@ -58,7 +56,7 @@ def test_the_library_is_where_it_is_looked_for() -> None:
 
 WITHOUT_TRACING = """
 import sys
-from aotgaudi.runtime.preload import leave_out_tracing
+from aotgaudi.server.engine.main import leave_out_tracing
 
 leave_out_tracing()
 import torch
@@ -83,6 +81,6 @@ def test_torch_runs_without_what_only_tracing_needs() -> None:
 def test_nothing_is_left_out_of_a_torch_that_is_there_already() -> None:
     import torch.export as before
 
-    preload.leave_out_tracing()
+    main.leave_out_tracing()
 
     assert sys.modules["torch.export"] is before
