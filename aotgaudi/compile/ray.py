@@ -79,7 +79,7 @@ def connected(address: str, num_cpus: int | None = None) -> Iterator[Any]:
             _require_answer(address)
         import ray  # It reads the token when imported.
 
-        with _kept_handlers():
+        with _kept_handlers(), _at_the_root():
             try:
                 ray.init(address, log_to_driver=False, logging_level="error")
             except Exception as error:
@@ -173,6 +173,20 @@ def _require_answer(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
     except (OSError, OverflowError) as error:
         raise CompileError(f"cannot use the Ray cluster at {address}: {error}") from error
+
+
+@contextlib.contextmanager
+def _at_the_root() -> Iterator[None]:
+    """Works in ``/`` for a while: Ray puts its driver's working directory first on the path of all workers' imports.
+
+    Only root can put a file there. Relative paths of other threads are wrong meanwhile.
+    """
+    before = os.getcwd()
+    os.chdir("/")
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 @contextlib.contextmanager

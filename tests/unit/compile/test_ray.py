@@ -77,6 +77,21 @@ def on_cluster(folder: Path, body: str, **environment: str) -> dict[str, Any]:
 
 
 @needs_ray
+def test_workers_of_a_cluster_import_nothing_from_where_the_build_was_started(tmp_path: Path) -> None:
+    body = """
+from aotgaudi.compile.ray import connected
+(folder / "elsewhere").mkdir()
+os.chdir(folder / "elsewhere")
+with connected("local", 1) as ray:
+    path = ray.get(ray.remote(lambda: __import__("sys").path).remote())
+print(json.dumps({"path": path, "here": os.getcwd()}))
+"""
+    found = on_cluster(tmp_path, body)
+
+    assert found["here"] not in found["path"]
+
+
+@needs_ray
 def test_a_local_cluster_compiles_each_unit_once_and_reports_faults_as_this_machine_would(
     tmp_path: Path,
 ) -> None:
