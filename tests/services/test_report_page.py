@@ -50,6 +50,10 @@ coverage = "upstream"
 """1,057,197 entries of benchmarks/bench_enumerate.py."""
 
 DATA = "Array.from(document.querySelectorAll('data'), e => [e.dataset.path, e.value, e.textContent])"
+TEXT_COLOURS = """
+[...Array.from(document.querySelectorAll('svg text'), e => getComputedStyle(e).fill),
+ getComputedStyle(document.querySelector('td')).color]
+"""
 MARKS = "Array.from(document.querySelectorAll('svg [data-path]'), e => e.dataset.path)"
 
 
@@ -103,9 +107,9 @@ def check_layout(page: Page) -> None:
     page.prefer(dark=True)
     dark = page.value("getComputedStyle(document.body).backgroundColor")
     assert _brightness(light) > 0.8 > 0.2 > _brightness(dark)
-    assert _brightness(page.value("getComputedStyle(document.querySelector('svg text')).fill")) > 0.7
+    assert all(_brightness(colour) > 0.7 for colour in page.value(TEXT_COLOURS))
     page.prefer(dark=False)
-    assert _brightness(page.value("getComputedStyle(document.querySelector('svg text')).fill")) < 0.4
+    assert all(_brightness(colour) < 0.4 for colour in page.value(TEXT_COLOURS))
 
 
 def _brightness(colour: str) -> float:
@@ -192,7 +196,7 @@ def test_the_demo(browser: Browser, tmp_path: Path) -> None:
     page = browser.open(path.as_uri())
     check(page, document)
     check_layout(page)
-    assert document["entries"]["num_entries"] == 52
+    assert document["entries"]["num_entries"] == 56
 
 
 @pytest.mark.alone
