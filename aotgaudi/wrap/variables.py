@@ -12,6 +12,7 @@ import fnmatch
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 PREFIXES = (
@@ -165,6 +166,14 @@ class VariableRules:
 def secret_values(environ: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables whose values must not be in any captured file. Empty values are no secrets."""
     return {name: value for name, value in environ.items() if value and is_secret(name)}
+
+
+def hugging_face_home(environ: Mapping[str, str]) -> str:
+    """Returns where the hub's client keeps models and modules (huggingface_hub/constants.py)."""
+    if environ.get("HF_HOME"):
+        return environ["HF_HOME"]
+    cache = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME", "/root")) / ".cache")
+    return str(Path(cache) / "huggingface")
 
 
 def _as_text(value: str) -> str:

@@ -24,10 +24,9 @@ from aotgaudi.wrap.adapters.base import Environment, Flags, Phase, Repair, Sandb
 from aotgaudi.wrap.adapters.vllm import LEFT_OUT, LIBRARY_ROOTS, WITNESS_PLUGIN, Vllm
 from aotgaudi.wrap.command_line import Arity, CommandReader, one_integer, one_text
 from aotgaudi.wrap.events import ProcessLog, expected_of
-from aotgaudi.wrap.launch_model import hugging_face_home
 from aotgaudi.wrap.starts import STARTS
 from aotgaudi.wrap.values import shown
-from aotgaudi.wrap.variables import VariableRules, by_name
+from aotgaudi.wrap.variables import VariableRules, by_name, hugging_face_home
 
 WHERE = "the SGLang command"
 PRECOMPILE = "SGLANG_JIT_DEEPGEMM_PRECOMPILE"

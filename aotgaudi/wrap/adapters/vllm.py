@@ -17,10 +17,9 @@ from aotgaudi.wrap.command_line import CommandReader, CommandWords, one_integer,
 from aotgaudi.wrap.events import ProcessLog, expected_of
 from aotgaudi.wrap.flags import CONDITIONS, FLAGS, NEUTRAL_FLAGS, NEUTRAL_VARIABLES, SHORT_FLAGS
 from aotgaudi.wrap.launch_machine import Installed, device_of, find_target
-from aotgaudi.wrap.launch_model import hugging_face_home
 from aotgaudi.wrap.starts import STARTS
 from aotgaudi.wrap.values import parse_tokens, shown
-from aotgaudi.wrap.variables import VariableRules
+from aotgaudi.wrap.variables import VariableRules, hugging_face_home
 
 if TYPE_CHECKING:
     from aotgaudi.spec.build_spec import BuildSpec
