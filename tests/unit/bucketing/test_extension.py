@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from aotgaudi.bucketing.extension import (
     ExtensionExponential,
-    ExtensionExponentialRules,
     ExtensionRules,
     ExtensionStrategy,
     TwoDimensionalExponential,
@@ -21,7 +20,7 @@ from aotgaudi.bucketing.extension import (
 )
 from aotgaudi.bucketing.linear import LinearAxis
 from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
-from aotgaudi.bucketing.versions import VERSIONS, find_strategy
+from aotgaudi.bucketing.versions import find_strategy
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.bucketing import AxisBounds, DecodeBounds, PromptBounds, SlidingSpec
 
@@ -111,21 +110,6 @@ def test_decode_table_is_that_of_the_source_with_and_without_seeds() -> None:
     assert strategy.decode_table(inputs_with()) == strategy.decode_seed_table(inputs_with()) == ((1, 1, 7),)
 
 
-def test_contexts_of_1_22_are_exponential_and_small_ones_are_there_twice() -> None:
-    source = ExtensionExponential()
-
-    assert source.contexts(128, inputs_with()) == (0, 2, 3, 5, 7)
-    assert source.contexts(256, inputs_with(max_model_len=512)) == (0, 2, 2)
-    assert source.contexts(1024, inputs_with()) == (0,)
-
-
-def test_dense_contexts_are_all_that_the_model_has_room_for() -> None:
-    source = ExtensionExponential(ExtensionExponentialRules(dense_contexts=True))
-
-    assert list(source.contexts(512, inputs_with())) == [0, 1, 2, 3, 4]
-    assert list(source.contexts(2048, inputs_with())) == []
-
-
 def test_a_query_that_is_longer_than_the_model_has_no_contexts() -> None:
     with pytest.raises(SpecError, match=r"max_model_len: is 1000, .* 1024 tokens \(a multiple of block_size"):
         ExtensionExponential().contexts(1024, inputs_with(max_model_len=1000))
@@ -164,59 +148,6 @@ INPUTS = {
     "max_model_len": 512,
     "num_blocks": 300,
 }
-
-
-@pytest.mark.parametrize(
-    ("version", "expected"),
-    [
-        # The step's tokens leave no room for the context past the end, but after short queries.
-        ("vllm-hpu-extension@8211e0b", 10),
-        ("vllm-hpu-extension@7717587", 10),
-    ],
-)
-def test_prompts_have_every_context_that_the_steps_tokens_hold(version: str, expected: int) -> None:
-    table = find_strategy(version, "linear").prompt_table(BucketingInputs(**INPUTS))
-
-    assert len(table) == expected
-    assert all(query_len + context * 128 <= 512 for _, query_len, context in table)
-
-
-def test_older_versions_have_one_context_more_than_the_model_has_room_for() -> None:
-    inputs = BucketingInputs(**{**INPUTS, "max_num_batched_tokens": 4096})
-
-    longest = {
-        version: max(find_strategy(f"vllm-hpu-extension@{version}", "linear").prompt_table(inputs))
-        for version in ("8211e0b", "7717587")
-    }
-
-    assert longest == {"8211e0b": (1, 512, 1), "7717587": (1, 512, 0)}
-
-
-def test_without_prefix_caching_there_is_no_context() -> None:
-    inputs = BucketingInputs(**INPUTS, prefix_caching=False)
-
-    table = find_strategy("vllm-hpu-extension@8211e0b", "linear").prompt_table(inputs)
-
-    assert table == ((1, 128, 0), (1, 256, 0), (1, 384, 0), (1, 512, 0))
-
-
-def test_decode_contexts_reach_the_end_of_a_contiguous_cache() -> None:
-    strategy = find_strategy("vllm-hpu-extension@8211e0b", "linear")
-
-    contiguous = strategy.decode_table(BucketingInputs(**INPUTS, contiguous_pa=True))
-    scattered = strategy.decode_table(BucketingInputs(**INPUTS))
-
-    assert {context for *_, context in contiguous} == {128, 256, 300}
-    assert {context for *_, context in scattered} == {128, 256}
-
-
-def test_decode_contexts_that_a_person_bounds_stay_within_the_cache() -> None:
-    bounds = DecodeBounds(num_blocks=AxisBounds(step=200, max=1000), batch_size=AxisBounds(max=1))
-    inputs = BucketingInputs(**INPUTS, contiguous_pa=True, decode=bounds)
-
-    table = find_strategy("vllm-hpu-extension@8211e0b", "linear").decode_table(inputs)
-
-    assert table == ((1, 1, 128), (1, 1, 200), (1, 1, 300))
 
 
 @given(st.lists(st.integers(1, 100), unique=True), st.integers(1, 100))
@@ -267,21 +198,6 @@ inputs = st.builds(
 )
 
 
-def test_prompts_are_in_the_order_of_their_tokens() -> None:
-    assert OLD.prompt_table(BucketingInputs(**INPUTS_2D)) == (
-        (1, 128, 0),
-        (2, 128, 0),
-        (1, 256, 0),
-        (1, 384, 0),
-        (4, 128, 0),
-        (2, 256, 0),
-        (1, 512, 0),
-        (2, 384, 0),
-        (4, 256, 0),
-        (2, 512, 0),
-    )
-
-
 @given(inputs)
 def test_every_table_is_in_the_order_of_products_without_repetition(inputs: BucketingInputs) -> None:
     for strategy in (OLD, NEW, TwoDimensionalExponential(False), TwoDimensionalExponential(True)):
@@ -299,13 +215,6 @@ def test_prompts_are_within_the_steps_tokens_unless_none_is(inputs: BucketingInp
     assert max(tokens) <= inputs.max_num_batched_tokens or min(tokens) > inputs.max_num_batched_tokens
 
 
-def test_only_the_newer_release_heeds_contiguous_paged_attention() -> None:
-    contiguous = BucketingInputs(**INPUTS_2D, contiguous_pa=True)
-
-    assert {blocks for *_, blocks in OLD.decode_table(contiguous)} == {128}
-    assert {blocks for *_, blocks in NEW.decode_table(contiguous)} == {128, 256, 300}
-
-
 def test_only_the_newer_release_leaves_out_sequences_without_a_block() -> None:
     bounds = DecodeBounds(batch_size=AxisBounds(min=4), num_blocks=AxisBounds(min=2, step=4, max=8))
     inputs = BucketingInputs(**INPUTS_2D, decode=bounds)
@@ -320,14 +229,6 @@ def test_exponential_heeds_limits_and_no_other_bound() -> None:
     table = TwoDimensionalExponential(True).prompt_table(BucketingInputs(**INPUTS_2D, prompt=few))
 
     assert table == ((4, 128, 0),)
-
-
-def test_exponential_ends_at_the_cache_by_release() -> None:
-    three = DecodeBounds(num_blocks=AxisBounds(limit=3))
-    contiguous = BucketingInputs(**INPUTS_2D, contiguous_pa=True, decode=three)
-
-    assert max(TwoDimensionalExponential(True).decode_table(contiguous))[2] == 300
-    assert max(TwoDimensionalExponential(False).decode_table(contiguous))[2] == 384
 
 
 @pytest.mark.parametrize(
@@ -350,8 +251,3 @@ def test_exponential_ends_at_the_cache_by_release() -> None:
 def test_bounds_that_give_no_table_are_refused(changes: dict[str, DecodeBounds], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         OLD.decode_table(BucketingInputs(**INPUTS_2D, **changes))
-
-
-def test_both_releases_are_registered() -> None:
-    for commit in ("2b4ba56", "29bc7a4"):
-        assert set(VERSIONS[f"vllm-hpu-extension@{commit}"].strategies) == {"exponential", "linear"}

@@ -88,33 +88,6 @@ def test_decode_padding_is_that_of_a_walk_over_all_steps(
         assert factors[padding.worst_step] == pytest.approx(padding.worst)
 
 
-LIMITS = ServingLimits(
-    max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64, block_size=16, num_blocks=8
-)
-
-
-def test_a_table_that_fits_every_step_pads_nothing() -> None:
-    exact = BucketTable((), tuple(DecodeEntry(4, 1, total) for total in range(1, 9)))
-
-    padding = decode_padding(ReachableDecodes(LIMITS), exact)
-
-    assert padding is not None
-    assert (padding.mean, padding.worst) == (pytest.approx(1.0), 1.0)
-
-
-def test_one_entry_for_all_is_worst_for_the_smallest_step() -> None:
-    padding = prompt_padding(ReachablePrompts(LIMITS), BucketTable((PromptEntry(1, 64, 4),), ()))
-
-    assert padding is not None
-    assert (padding.worst, padding.worst_step) == (128 / 16, (1, 16, 0))
-    assert padding.num_steps == 4 + 4 + 3 + 2 + 1
-
-
-def test_no_entry_no_padding() -> None:
-    assert prompt_padding(ReachablePrompts(LIMITS), BucketTable((), ())) is None
-    assert decode_padding(ReachableDecodes(LIMITS), BucketTable((), ())) is None
-
-
 @settings(deadline=None)
 @given(any_limits, tables, st.booleans(), st.integers(1, 40))
 def test_of_too_many_steps_a_sample_is_measured_and_no_factor_is_invented(

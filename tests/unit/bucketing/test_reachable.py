@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.bucketing.reachable import Contexts, ReachableDecodes, ReachablePrompts, sum_linear
+from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts
 from aotgaudi.spec.bucketing import BucketingSpec
 from aotgaudi.spec.limits import LARGEST_LIMIT, ServingLimits
-from aotgaudi.spec.scheduler import Engine, SchedulerSpec
+from aotgaudi.spec.scheduler import SchedulerSpec
 from tests.unit.bucketing.walks import all_prompts, schedulers
 
 any_limits = st.builds(
@@ -42,30 +41,6 @@ def test_cells_are_those_of_a_walk_over_all_queries_and_contexts(
         assert reachable.longest_query(context) + reachable.shortest_context(context) <= limits.max_model_len
 
 
-@pytest.mark.parametrize(
-    ("engine", "chunked_prefill", "prefix_caching", "contexts"),
-    [
-        ("aotgaudi", True, False, "any"),
-        ("aotgaudi", True, True, "any"),
-        ("vllm", True, False, "any"),
-        ("vllm", True, True, "any"),
-        ("vllm", False, True, "blocks"),
-        ("vllm", False, False, "none"),
-    ],
-)
-def test_what_a_chunk_may_start_after_follows_from_the_scheduler(
-    engine: Engine, chunked_prefill: bool, prefix_caching: bool, contexts: Contexts
-) -> None:
-    limits = ServingLimits(
-        max_num_seqs=1, max_num_batched_tokens=64, max_model_len=64, block_size=16, num_blocks=4
-    )
-    scheduler = SchedulerSpec(engine=engine, chunked_prefill=chunked_prefill)
-
-    reachable = ReachablePrompts.of(limits, BucketingSpec(prefix_caching=prefix_caching), scheduler)
-
-    assert reachable.contexts == contexts
-
-
 @given(any_limits, st.booleans(), st.integers(0, 12))
 def test_decode_steps_are_those_of_a_walk(limits: ServingLimits, contiguous_pa: bool, floor: int) -> None:
     own = -(-limits.max_model_len // limits.block_size)
@@ -96,8 +71,3 @@ def test_the_largest_limits_are_counted_at_once() -> None:
 
     assert ReachablePrompts(limits).num_cells == LARGEST_LIMIT * (LARGEST_LIMIT + 1) // 2
     assert ReachableDecodes(limits).num_steps == LARGEST_LIMIT * (LARGEST_LIMIT + 1) // 2
-
-
-def test_a_sum_over_nothing_and_over_a_bend() -> None:
-    assert sum_linear(lambda x: x, 3, 2, ()) == 0
-    assert sum_linear(lambda x: min(x, 4), 1, 6, (4,)) == 1 + 2 + 3 + 4 + 4 + 4

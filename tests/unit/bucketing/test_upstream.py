@@ -48,12 +48,6 @@ def test_first_covering_is_the_least_of_all_that_cover(table: list[Bucket], want
     assert first_covering(sorted(table), wanted) == min(covering, default=None)
 
 
-def test_upstream_takes_the_lexicographically_first_not_the_least_padded() -> None:
-    lookup = UpstreamLookup(LookupRules(), inputs_with(), ((1, 128, 63), (1, 256, 8)), ())
-
-    assert lookup.find_prompt(1, 128, 5) == ((1, 128, 63), False)
-
-
 @pytest.mark.parametrize(
     ("version", "prompt", "decode"),
     [
@@ -128,14 +122,6 @@ def test_a_look_up_opens_with_the_tables_of_a_strategy() -> None:
 def test_two_dimensional_versions_have_no_look_up() -> None:
     with pytest.raises(SpecError, match=r"bucketing\.version: .*three-dimensional"):
         open_upstream_lookup("vllm-hpu-extension@29bc7a4", "linear", inputs_with())
-
-
-@pytest.mark.parametrize(
-    ("value", "base_step", "expected"),
-    [(0, 32, 0), (1, 32, 1), (2, 32, 64), (31, 32, 128), (64, 32, 128), (4001, 32, 4096), (3, 2, 4)],
-)
-def test_fallback_values(value: int, base_step: int, expected: int) -> None:
-    assert calc_fallback_value(value, base_step) == expected
 
 
 @given(st.integers(2, 2**31), st.integers(1, 4096))

@@ -76,39 +76,27 @@ def test_entries_with_one_key_share_a_program(store: Store) -> None:
     assert [state.entries for state in plan.programs] == [tuple(entries[:2]), (entries[2],)]
 
 
-def damaged_row(store: Store, key: str, damage: Callable[[Row], object]) -> None:
-    row = store.actions.get(key)
-    assert row is not None
-    damage(row)
-    store.actions.put(key, row)
-
-
 DAMAGES: dict[str, Callable[[Row], object]] = {
     "a field is missing": lambda row: row.pop("label", row.pop("program", None)),
     "an unknown field": lambda row: row.update(extra=1),
     "another type": lambda row: row.update(components=["a"]),
     "empty": lambda row: row.clear(),
+    **{
+        f"the digest {text!r}": lambda row, text=text: (
+            row["artifact"].update({"unit.bin": text}) if "artifact" in row else row.update(program=text)
+        )
+        for text in ("", "nonsense", "sha256:abc:1", "sha256:" + "0" * 64 + ":x", "md5:0:0")
+    },
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_malformed_unit_row_is_a_miss(built: Store, damage: Callable[[Row], object]) -> None:
-    damaged_row(built, key_of("layer b"), damage)
-
-    assert plan_of(built).missing_units == {key_of("layer b"): "layer b"}
-
-
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_malformed_program_row_is_a_miss(built: Store, damage: Callable[[Row], object]) -> None:
-    damaged_row(built, plan_of(built).programs[1].key.hex, damage)
-
-    assert [state.entries for state in plan_of(built).untraced] == [(DefragEntry(2),)]
-
-
-@pytest.mark.parametrize("text", ["", "nonsense", "sha256:abc:1", "sha256:" + "0" * 64 + ":x", "md5:0:0"])
-def test_a_row_with_a_digest_that_is_none_is_a_miss(built: Store, text: str) -> None:
-    damaged_row(built, key_of("layer b"), lambda row: row["artifact"].update({"unit.bin": text}))
-    damaged_row(built, plan_of(built).programs[1].key.hex, lambda row: row.update(program=text))
+def test_a_malformed_row_is_a_miss(built: Store, damage: Callable[[Row], object]) -> None:
+    for key in (key_of("layer b"), plan_of(built).programs[1].key.hex):
+        row = built.actions.get(key)
+        assert row is not None
+        damage(row)
+        built.actions.put(key, row)
 
     plan = plan_of(built)
 

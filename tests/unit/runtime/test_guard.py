@@ -285,18 +285,63 @@ def test_a_guard_that_is_not_armed_refuses_nothing() -> None:
     )
 
 
-def test_arming_twice_counts_once() -> None:
-    printed = in_a_process(
+BEHAVIOURS = {
+    "arming twice counts once": (
         """
-        guard = Guard()
-        guard.arm()
         guard.arm()
         refused(lambda: os.system("true"))
         print(sum(guard.compilations().values()))
+        """,
+        "1",
+    ),
+    "excusing ends after an error": (
         """
-    )
+        try:
+            with guard.excusing():
+                raise KeyError
+        except KeyError:
+            pass
+        refused(lambda: os.system("true"))
+        print(sum(guard.compilations().values()))
+        """,
+        "1",
+    ),
+    "excusing does not excuse imports": (
+        """
+        with guard.excusing():
+            print(refused(lambda: __import__("triton")))
+        """,
+        "refused while serving: an attempt to import triton, by __main__",
+    ),
+    "excuses nest": (
+        """
+        with guard.excusing():
+            with guard.excusing():
+                pass
+            print(subprocess.call(["true"]))
+        """,
+        "0",
+    ),
+    "arming loads neither torch nor a compiler": (
+        'print({"torch", "torch._dynamo", "transformers"} & sys.modules.keys())',
+        "set()",
+    ),
+    "refusals are counted by cause": (
+        """
+        refused(lambda: os.system("true"))
+        refused(lambda: __import__("triton"))
+        refused(lambda: __import__("triton"))
+        guard.count("first_use", 3)
+        print(dict(guard.compilations()))
+        """,
+        "{'first_use': 3, 'process': 1, 'kernel': 0, 'import': 2, 'torchscript': 0, 'dynamo': 0, 'backend': 0}",
+    ),
+}
 
-    assert printed == "1\n"
+
+@pytest.mark.parametrize(("body", "expected"), BEHAVIOURS.values(), ids=BEHAVIOURS)
+def test_an_armed_guard(body: str, expected: str) -> None:
+    assert in_a_process("guard = Guard()\nguard.arm()\n" + textwrap.dedent(body)) == f"{expected}\n"
 
 
 def test_excusing_lets_its_own_thread_start_a_process_and_no_other_and_ends() -> None:
@@ -325,52 +370,6 @@ def test_excusing_lets_its_own_thread_start_a_process_and_no_other_and_ends() ->
     assert printed.splitlines() == ["0", "1 1", "2"]
 
 
-def test_excusing_ends_after_an_error() -> None:
-    printed = in_a_process(
-        """
-        guard = Guard()
-        guard.arm()
-        try:
-            with guard.excusing():
-                raise KeyError
-        except KeyError:
-            pass
-        refused(lambda: os.system("true"))
-        print(sum(guard.compilations().values()))
-        """
-    )
-
-    assert printed == "1\n"
-
-
-def test_excusing_does_not_excuse_imports() -> None:
-    printed = in_a_process(
-        """
-        guard = Guard()
-        guard.arm()
-        with guard.excusing():
-            print(refused(lambda: __import__("triton")))
-        """
-    )
-
-    assert printed == "refused while serving: an attempt to import triton, by __main__\n"
-
-
-def test_excuses_nest() -> None:
-    printed = in_a_process(
-        """
-        guard = Guard()
-        guard.arm()
-        with guard.excusing():
-            with guard.excusing():
-                pass
-            print(subprocess.call(["true"]))
-        """
-    )
-
-    assert printed == "0\n"
-
-
 def test_retracing_is_forbidden_where_dynamo_was_loaded_before() -> None:
     printed = in_a_process(
         """
@@ -381,35 +380,6 @@ def test_retracing_is_forbidden_where_dynamo_was_loaded_before() -> None:
     )
 
     assert printed == "fail_on_recompile\n"
-
-
-def test_arming_loads_neither_torch_nor_a_compiler() -> None:
-    printed = in_a_process(
-        """
-        Guard().arm()
-        print({"torch", "torch._dynamo", "transformers"} & sys.modules.keys())
-        """
-    )
-
-    assert printed == "set()\n"
-
-
-def test_refusals_are_counted_by_cause() -> None:
-    printed = in_a_process(
-        """
-        guard = Guard()
-        guard.arm()
-        refused(lambda: os.system("true"))
-        refused(lambda: __import__("triton"))
-        refused(lambda: __import__("triton"))
-        guard.count("first_use", 3)
-        print(dict(guard.compilations()))
-        """
-    )
-
-    assert printed == (
-        "{'first_use': 3, 'process': 1, 'kernel': 0, 'import': 2, 'torchscript': 0, 'dynamo': 0, 'backend': 0}\n"
-    )
 
 
 def test_what_is_watched_counts_from_when_the_guard_is_armed() -> None:
