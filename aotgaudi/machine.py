@@ -2,17 +2,12 @@
 
 A container that is limited to 2 CPUs on a machine with 64 sees 64 cores. With a thread on each, the kernel stops all of
 them for most of every period.
-
-Threads that compute one matrix product wait for the slowest of them. Where other processes keep a core busy, a thread on
-that core holds up the others: `choose_threads` leaves such cores out, `bound_spinning` keeps waiting threads from
-burning them.
 """
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -142,65 +137,3 @@ def _table(path: Path, unit: int = 1) -> Mapping[str, int]:
 
 
 # Threads
-
-_SAMPLES = 7
-_SAMPLE_SECONDS = 0.002
-_RUNNING = "procs_running"
-
-
-@dataclass(frozen=True, slots=True)
-class Threads:
-    """How many threads compute matrix products, and why; as text, the line of the log."""
-
-    num: int
-    why: str
-
-    def __str__(self) -> str:
-        return f"matrix products use {self.num} {'thread' if self.num == 1 else 'threads'}: {self.why}"
-
-
-def choose_threads(
-    environ: Mapping[str, str], asked: int | None = None, *, num_busy: Callable[[], int | None] | None = None
-) -> Threads:
-    """Returns as many threads as were `asked` for, or ``OMP_NUM_THREADS``, or one for each free core that we may use.
-
-    `num_busy` returns how many tasks of other processes run, None if that is not known. It is `num_running_elsewhere`,
-    but for tests.
-    """
-    given = environ.get("OMP_NUM_THREADS", "")
-    if asked is not None:
-        return Threads(asked, "--threads")
-    if given.isdigit() and int(given) > 0:
-        return Threads(int(given), "OMP_NUM_THREADS")
-    cores, others = available_cores(), (num_busy or num_running_elsewhere)()
-    free = (os.cpu_count() or cores) - (others or 0)
-    if free >= cores:
-        return Threads(cores, "one for each core that this process may use")
-    busy = f"{others} other {'task keeps' if others == 1 else 'tasks keep'} cores busy"
-    return Threads(max(1, free), f"{busy}, of {cores} that this process may use (--threads N overrides)")
-
-
-def num_running_elsewhere(root: Path = Path("/")) -> int | None:
-    """Returns how many tasks of the machine run, but for the caller: the median of a few milliseconds. None: not known.
-
-    Call it while nothing else of this process or of its children runs.
-    """
-    counts = []
-    for _ in range(_SAMPLES):
-        rows = (line.split() for line in lines_of(root / "proc/stat"))
-        found = next((row[1] for row in rows if len(row) == 2 and row[0] == _RUNNING), "")
-        if not found.isdigit():
-            return None
-        counts.append(int(found) - 1)
-        time.sleep(_SAMPLE_SECONDS)
-    return max(0, sorted(counts)[len(counts) // 2])
-
-
-def bound_spinning(environ: MutableMapping[str, str]) -> None:
-    """Bounds how long OpenMP's threads spin for work, unless the user has set it. Call it before libgomp is loaded.
-
-    By default they spin for so long that a second busy process on the same cores costs hundreds of
-    milliseconds a step; a thousand turns cost an idle machine 2 ms of a decode step (docs/benchmarks.md).
-    """
-    if "OMP_WAIT_POLICY" not in environ:
-        environ.setdefault("GOMP_SPINCOUNT", "1000")

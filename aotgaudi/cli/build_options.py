@@ -18,8 +18,8 @@ from aotgaudi.compile.run import Extent
 from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS
 from aotgaudi.entries import Entry
 from aotgaudi.errors import ManifestError
+from aotgaudi.manifest.importance import NO_TRAFFIC, Importance, TierName
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.subset import NO_TRAFFIC, Importance, TierName
 from aotgaudi.traffic.replay import traffic_of
 from aotgaudi.traffic.trace import read_trace
 

@@ -29,7 +29,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import click
 
 from aotgaudi.machine import available_cores
-from aotgaudi.store.access import default_store_root
+from aotgaudi.store.location import default_store_root
 
 Command = Callable[..., Any]
 CommandT = TypeVar("CommandT", bound=Command)

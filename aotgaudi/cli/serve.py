@@ -32,9 +32,9 @@ from aotgaudi.cli.run import supervise
 from aotgaudi.cli.serving_options import CAPTURES, LOG_FORMAT, Supervision, acceptance_options, find_model
 from aotgaudi.engine.limits import AdmissionLimits
 from aotgaudi.errors import MissingPackageError
-from aotgaudi.machine import bound_spinning, choose_threads
 from aotgaudi.server.options import DEFAULT_LIMITS, Listening, Observability
 from aotgaudi.spec.policy import Policy
+from aotgaudi.threads import bound_spinning, choose_threads
 
 if TYPE_CHECKING:
     from aotgaudi.bundle.trust import TrustPolicy

@@ -34,7 +34,7 @@ from aotgaudi.manifest.manifest import Manifest, load_manifest_or_spec
 from aotgaudi.manifest.manifest import dumps as dump_manifest
 from aotgaudi.phases import Phase, Phases
 from aotgaudi.spec.build_spec import BuildSpec
-from aotgaudi.store.access import default_store_root
+from aotgaudi.store.location import default_store_root
 from aotgaudi.store.store import Store
 
 PathLike = str | os.PathLike[str]

@@ -20,11 +20,11 @@ from aotgaudi.server.app import create_app
 from aotgaudi.server.engine.client import EngineClient
 from aotgaudi.server.engine.start import EngineProcess
 from aotgaudi.server.hosts import AllowedHosts, is_loopback
-from aotgaudi.server.http_server import HttpServer, bind
 from aotgaudi.server.metrics import Metrics
 from aotgaudi.server.options import DEFAULT_STOP_TIMES, Listening, Observability, StopTimes
 from aotgaudi.server.preprocess.pool import PreprocessorPool
 from aotgaudi.server.preprocess.prepare import ServedModel
+from aotgaudi.server.run_and_drain import HttpServer, bind
 from aotgaudi.server.service import DEFAULT_STALL_SECONDS, Service
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Union
 
 from aotgaudi.errors import RemoteError
-from aotgaudi.share.remote import TransientError
+from aotgaudi.share.retry import TransientError
 
 if TYPE_CHECKING:
     from requests import Session

@@ -26,14 +26,8 @@ from typing import Any, TypeVar
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, MissingObjectError, RemoteError
 from aotgaudi.share.http_session import DEFAULT_LIMITS, Limits, within
-from aotgaudi.share.remote import (
-    MAX_POINTER_BYTES,
-    Download,
-    Pointer,
-    TransientError,
-    check_name,
-    load_pointer,
-)
+from aotgaudi.share.remote import MAX_POINTER_BYTES, Download, Pointer, check_name, load_pointer
+from aotgaudi.share.retry import TransientError
 from aotgaudi.store.cas import find_fault
 from aotgaudi.store.records import LARGEST_RECORD_BYTES
 

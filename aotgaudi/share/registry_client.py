@@ -34,7 +34,7 @@ from aotgaudi.share.http_session import (
     within,
 )
 from aotgaudi.share.reference import Reference, is_loopback
-from aotgaudi.share.remote import TransientError
+from aotgaudi.share.retry import TransientError
 
 if TYPE_CHECKING:
     from requests import Response, Session

@@ -1,4 +1,4 @@
-"""Who may have written to a directory, and what kind of file system it is on.
+"""Who may have written to a directory.
 
 Anybody who can write to a store decides what code runs from the bundles made with it. So a store's directory must
 belong to us or to root, and must not be writable or replaceable by everybody. A group may write to it: users who share
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 from aotgaudi.errors import StoreError, store_error
@@ -37,22 +36,6 @@ NETWORK_FILE_SYSTEMS = frozenset(
 """Types in /proc/self/mountinfo of file systems that several hosts can mount."""
 
 _CHECKED = ("", "objects", "objects/sha256", "records", "roots")
-_MOUNTS = Path("/proc/self/mountinfo")
-
-
-def default_store_root() -> Path:
-    """Returns ``$XDG_CACHE_HOME/aotgaudi`` or ``~/.cache/aotgaudi``; without a home, a place of this uid's own.
-
-    A container may run as a uid that has neither $HOME nor an entry in the password file.
-    """
-    cache = os.environ.get("XDG_CACHE_HOME")
-    if cache:
-        return Path(cache) / "aotgaudi"
-    try:
-        return Path.home() / ".cache" / "aotgaudi"
-    except RuntimeError:
-        temporary = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - not probed (it may be read-only); owner checked
-        return Path(temporary) / f"aotgaudi-{os.geteuid()}"
 
 
 def refuse_unsafe(root: Path) -> None:
@@ -84,17 +67,6 @@ def replaceable_in(path: Path) -> Path | None:
     return None
 
 
-def file_system(path: Path, mounts: Path = _MOUNTS) -> str:
-    """Returns the type of the file system that `path` is or would be on (``ext4``); empty where that cannot be told."""
-    place = str(path.resolve())
-    best, found = "", ""
-    for mount_point, kind in _mount_points(mounts):
-        inside = place == mount_point or place.startswith(mount_point.rstrip("/") + "/")
-        if inside and len(mount_point) >= len(best):
-            best, found = mount_point, kind
-    return found
-
-
 def _refuse_directory(root: Path, path: Path) -> None:
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode):
@@ -109,22 +81,3 @@ def _refuse_directory(root: Path, path: Path) -> None:
             f"store at {root}: everybody may write to {path}, so anybody may have put code there"
             f" (chmod o-w {path}, or trust them: --allow-unsafe-store)"
         )
-
-
-def _mount_points(mounts: Path) -> Iterator[tuple[str, str]]:
-    """Yields mount point and file system type, in the order of mounting (proc(5), mountinfo)."""
-    try:
-        lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        before, separator, after = line.partition(" - ")
-        fields = before.split(" ")
-        if separator and len(fields) > 4:
-            yield _unescaped(fields[4]), after.split(" ")[0]
-
-
-def _unescaped(text: str) -> str:
-    for code in ("040", "011", "012", "134"):
-        text = text.replace(f"\\{code}", chr(int(code, 8)))
-    return text

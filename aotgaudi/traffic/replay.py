@@ -20,8 +20,8 @@ from aotgaudi.engine.scheduler import Scheduled, Scheduler
 from aotgaudi.engine.steps import GREEDY_ROW, PromptStep, SamplingRow, StepTable
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry, StepEntry
 from aotgaudi.errors import SpecError
+from aotgaudi.manifest.importance import Traffic
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.subset import Traffic
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.policy import Policy
 from aotgaudi.traffic.trace import Trace

@@ -13,7 +13,7 @@ Nothing in the bundle is interpreted before its signature holds, and we never in
 
 from __future__ import annotations
 
-from aotgaudi.wrap.readiness import check
+from aotgaudi.wrap.launch_check import check
 from aotgaudi.wrap.run_options import RunOptions
 from aotgaudi.wrap.signals import Signals
 

@@ -33,7 +33,7 @@ from aotgaudi.wrap.adapters.base import Phase
 from aotgaudi.wrap.client import WrappedServerError, is_healthy
 from aotgaudi.wrap.file_watch import FileChanges
 from aotgaudi.wrap.http import Answers, HttpServer, Metrics
-from aotgaudi.wrap.readiness import Checked
+from aotgaudi.wrap.launch_check import Checked
 from aotgaudi.wrap.restore import restore
 from aotgaudi.wrap.run_options import Policy, RunOptions
 from aotgaudi.wrap.sandbox import Sandbox, open_sandbox

@@ -28,8 +28,9 @@ from aotgaudi.engine.request import Request
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.entries import Entry, PromptEntry, SamplerEntry
+from aotgaudi.manifest.importance import Importance, TierName
 from aotgaudi.manifest.manifest import Manifest, load_manifest_or_spec
-from aotgaudi.manifest.subset import Chunks, Importance, Subset, TierName, largest_subset
+from aotgaudi.manifest.subset import Chunks, Subset, largest_subset
 from aotgaudi.spec.limits import ServingLimits
 
 MOST_OUTPUT = 24

@@ -12,16 +12,9 @@ from hypothesis import strategies as st
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.entries import Entry, SamplerEntry
 from aotgaudi.manifest.coverage import coverage_of
+from aotgaudi.manifest.importance import Importance, TierName, Traffic
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.subset import (
-    Chunks,
-    Importance,
-    Subset,
-    TierName,
-    Traffic,
-    largest_subset,
-    subset_under,
-)
+from aotgaudi.manifest.subset import Chunks, Subset, largest_subset, subset_under
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.scheduler import SchedulerSpec
 from tests.driving import asked_tokens, served

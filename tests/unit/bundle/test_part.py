@@ -21,9 +21,9 @@ from aotgaudi.digest import canonical_json
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError
 from aotgaudi.graphs.program import Call, Program
+from aotgaudi.manifest.importance import Importance
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.manifest import dumps as dump_manifest
-from aotgaudi.manifest.subset import Importance
 from aotgaudi.store.cas import ObjectStore
 from tests.specs import FOUR, outputs_for, spec_of
 

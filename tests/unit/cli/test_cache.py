@@ -17,8 +17,8 @@ from aotgaudi.cli.main import cli
 from aotgaudi.compile.pipeline import make_receipt, plan_manifest
 from aotgaudi.digest import Digest
 from aotgaudi.manifest.manifest import Manifest, write_manifest
-from aotgaudi.store.access import default_store_root
 from aotgaudi.store.cas import object_path
+from aotgaudi.store.location import default_store_root
 from aotgaudi.store.store import Store
 from tests.workload import SPEC_TEXT, key_of, seed, text_of, tiny_spec
 
@@ -331,7 +331,7 @@ def test_a_build_into_a_store_that_cannot_be_written_fails_before_it_starts(
 
 _HOMELESS = """
 import os
-from aotgaudi.store.access import default_store_root
+from aotgaudi.store.location import (default_store_root)
 os.environ.pop("HOME", None)
 if os.geteuid() == 0:
     os.setgid(54321)

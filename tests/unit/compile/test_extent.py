@@ -12,8 +12,8 @@ from aotgaudi.compile.pipeline import build
 from aotgaudi.compile.run import Deadline, Extent, Progress, Watch, run_plan
 from aotgaudi.compile.workers import LocalPool
 from aotgaudi.errors import BuildInterruptedError, CompileError
+from aotgaudi.manifest.importance import Importance
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.subset import Importance
 from aotgaudi.spec.parse import spec_from_json
 from aotgaudi.store.store import Store
 from tests.specs import spec_tables

@@ -26,10 +26,10 @@ from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.llm.running import Warmth
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.server.app import create_app
-from aotgaudi.server.http_server import HttpServer, bind
 from aotgaudi.server.log import log_handler
 from aotgaudi.server.options import StopTimes
 from aotgaudi.server.preprocess.prepare import Preparer, ServedModel
+from aotgaudi.server.run_and_drain import HttpServer, bind
 from aotgaudi.server.service import Service
 from aotgaudi.spec.limits import ServingLimits
 from tests.unit.llm.conftest import make_backend

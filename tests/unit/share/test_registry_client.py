@@ -15,7 +15,7 @@ from aotgaudi.share.credentials import Credentials, Login
 from aotgaudi.share.reference import parse_reference
 from aotgaudi.share.registry import Registry
 from aotgaudi.share.registry_client import RegistryClient
-from aotgaudi.share.remote import TransientError
+from aotgaudi.share.retry import TransientError
 from aotgaudi.share.transfer import in_threads
 from tests.unit.share.conftest import remote_of
 from tests.unit.share.fake_registry import FakeRegistry, Handler, ask_for_basic, fake_registry, on, status

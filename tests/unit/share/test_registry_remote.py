@@ -18,7 +18,8 @@ from aotgaudi.errors import (
 )
 from aotgaudi.share.push_pull import pull_bundle, push_bundle
 from aotgaudi.share.registry import Registry, RegistryRemote, record_tag
-from aotgaudi.share.remote import Pointer, TransientError
+from aotgaudi.share.remote import Pointer
+from aotgaudi.share.retry import TransientError
 from aotgaudi.share.transfer import Conduct, Sources, receive
 from aotgaudi.store.records import dump_record
 from tests.unit.bundle.conftest import Sealed

@@ -14,7 +14,8 @@ import pytest
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError, StoreError
 from aotgaudi.share.directory_remote import DirectoryRemote
-from aotgaudi.share.remote import Download, Retry, TransientError
+from aotgaudi.share.remote import Download
+from aotgaudi.share.retry import Retry, TransientError
 from aotgaudi.share.transfer import Conduct, Sources, in_threads, receive, send
 
 ITEMS = {Digest.of(data): data for data in (b"%d" % number * 5000 for number in range(20))}

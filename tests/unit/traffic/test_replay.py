@@ -11,8 +11,9 @@ from aotgaudi.bucketing.proof import ReachableSteps, prove_steps
 from aotgaudi.entries import DecodeEntry, PromptEntry, StepEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.manifest.enumerate import enumerate_entries
+from aotgaudi.manifest.importance import Importance
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.subset import Importance, largest_subset
+from aotgaudi.manifest.subset import largest_subset
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.traffic.replay import replay, traffic_of
 from aotgaudi.traffic.trace import Trace

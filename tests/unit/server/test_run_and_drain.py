@@ -32,8 +32,8 @@ from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.server.app import create_app
-from aotgaudi.server.http_server import HttpServer, bind
 from aotgaudi.server.options import StopTimes
+from aotgaudi.server.run_and_drain import HttpServer, bind
 from aotgaudi.server.service import Service
 from aotgaudi.spec.limits import ServingLimits
 

@@ -1,0 +1,54 @@
+"""Where the store is by default, and what kind of file system a place is on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_MOUNTS = Path("/proc/self/mountinfo")
+
+
+def default_store_root() -> Path:
+    """Returns ``$XDG_CACHE_HOME/aotgaudi`` or ``~/.cache/aotgaudi``; without a home, a place of this uid's own.
+
+    A container may run as a uid that has neither $HOME nor an entry in the password file.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME")
+    if cache:
+        return Path(cache) / "aotgaudi"
+    try:
+        return Path.home() / ".cache" / "aotgaudi"
+    except RuntimeError:
+        temporary = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - not probed (it may be read-only); owner checked
+        return Path(temporary) / f"aotgaudi-{os.geteuid()}"
+
+
+def file_system(path: Path, mounts: Path = _MOUNTS) -> str:
+    """Returns the type of the file system that `path` is or would be on (``ext4``); empty where that cannot be told."""
+    place = str(path.resolve())
+    best, found = "", ""
+    for mount_point, kind in _mount_points(mounts):
+        inside = place == mount_point or place.startswith(mount_point.rstrip("/") + "/")
+        if inside and len(mount_point) >= len(best):
+            best, found = mount_point, kind
+    return found
+
+
+def _mount_points(mounts: Path) -> Iterator[tuple[str, str]]:
+    """Yields mount point and file system type, in the order of mounting (proc(5), mountinfo)."""
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        before, separator, after = line.partition(" - ")
+        fields = before.split(" ")
+        if separator and len(fields) > 4:
+            yield _unescaped(fields[4]), after.split(" ")[0]
+
+
+def _unescaped(text: str) -> str:
+    for code in ("040", "011", "012", "134"):
+        text = text.replace(f"\\{code}", chr(int(code, 8)))
+    return text
