@@ -328,25 +328,6 @@ def test_misuse_is_one_line_and_exit_2_and_nothing_is_written(
     assert {n: d for n, d in snapshot(place.folder).items() if "actions" not in n} == files
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["cache", "x.toml", "-j", "0"], "0 is not in the range x>=1"),
-        (["cache", "x.toml", "-j", "many"], "'many' is not a valid integer"),
-        (["cache", "x.toml", "--no-such-option"], "No such option '--no-such-option'"),
-        (["plan"], "Missing argument 'MANIFEST'"),
-        (["bundle", "x.toml"], "Missing option '-o'"),
-        (["plan", "a.toml", "b.toml"], "unexpected extra argument"),
-        (["cahce", "x.toml"], "No such command 'cahce'. Did you mean 'cache'?"),
-    ],
-)
-def test_bad_usage_exits_2(place: Place, arguments: list[str], message: str) -> None:
-    result = run(*arguments)
-
-    assert result.exit_code == 2
-    assert message in result.output
-
-
 def test_entries_are_chosen_as_they_are_printed_and_by_pattern(place: Place) -> None:
     entry = place.manifest.entries[0]
     printed = run("cache", place.spec, "--store", place.store, "-j", "1", "--entry", str(entry), "--json")
@@ -360,16 +341,6 @@ def test_entries_are_chosen_as_they_are_printed_and_by_pattern(place: Place) -> 
     assert pattern.exit_code == 0, pattern.output
     programs = load_receipt((place.folder / "receipt.json").read_bytes()).programs
     assert len(programs) == kinds["prompt"]
-
-
-def test_what_names_no_entry_is_one_line_with_what_is_near(place: Place) -> None:
-    result = run("cache", place.spec, "--store", place.store, "--entry", "(prompt, 1, 17, 0)")
-
-    assert result.exit_code == 2
-    assert result.stderr == (
-        "error: the manifest has no entry '(prompt, 1, 17, 0)'"
-        f" (near: {'; '.join(map(str, place.manifest.of_kind('prompt')))})\n"
-    )
 
 
 VERBS: dict[str, tuple[list[str], set[str]]] = {

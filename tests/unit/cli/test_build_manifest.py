@@ -112,12 +112,6 @@ def test_output_and_json(spec: Path, tmp_path: Path) -> None:
     assert not spec.with_name("tiny.manifest.json").exists()
 
 
-def test_check_passes_on_what_was_just_written(spec: Path) -> None:
-    run(spec)
-
-    assert run(spec, "--check").exit_code == 0
-
-
 def test_check_of_a_missing_manifest_exits_3_and_writes_nothing(spec: Path) -> None:
     result = run(spec, "--check")
 
@@ -171,13 +165,6 @@ def test_a_bad_spec_exits_2_and_writes_nothing(spec: Path) -> None:
     assert result.exit_code == 2
     assert result.stderr == f"error: {spec}: limits.num_block: unknown key (did you mean 'num_blocks'?)\n"
     assert not spec.with_name("tiny.manifest.json").exists()
-
-
-def test_without_a_spec_it_says_what_is_missing() -> None:
-    result = run()
-
-    assert result.exit_code == 2
-    assert result.stderr.startswith("error: SPEC: is missing")
 
 
 def test_memory_is_told_in_bytes_with_what_it_is_made_of(spec: Path) -> None:
@@ -288,13 +275,6 @@ def test_on_a_terminal_it_is_a_table(spec: Path) -> None:
 
     assert "│ prompt " in text
     assert "coverage: " in text
-
-
-def test_unwritable_output_is_one_line(spec: Path, tmp_path: Path) -> None:
-    result = run(spec, "-o", tmp_path / "absent" / "m.json")
-
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"error: {tmp_path}/absent/m.json: cannot be written: ")
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.name)

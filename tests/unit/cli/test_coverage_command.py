@@ -191,21 +191,6 @@ def test_long_lists_are_cut_and_the_json_has_all(closed: Path) -> None:
     assert f"  and {len(holes) - 12} more (--json lists all)" in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("name", "code", "message"),
-    [
-        ("absent.manifest.json", 2, "there is no such file (a manifest or a spec)"),
-        ("absent.toml", 2, "cannot be read: No such file or directory"),
-        (".", 2, "is a directory"),
-    ],
-)
-def test_what_is_no_manifest_exits_2(tmp_path: Path, name: str, code: int, message: str) -> None:
-    result = run(tmp_path / name)
-
-    assert result.exit_code == code
-    assert message in result.stderr
-
-
 def test_the_command_imports_no_torch_and_no_numpy(closed: Path) -> None:
     code = (
         "import sys\nfrom aotgaudi.cli.main import cli\n"

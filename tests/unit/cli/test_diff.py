@@ -99,13 +99,3 @@ def test_exit_code_tells_a_difference_only_where_it_is_asked_for(old: Path, new:
     assert run("diff", old, new).exit_code == 0
     assert run("diff", old, new, "--exit-code").exit_code == 3
     assert run("diff", old, new, "--exit-code", "--json").exit_code == 3
-
-
-def test_what_cannot_be_read_exits_2_and_names_the_file(old: Path, tmp_path: Path) -> None:
-    result = run("diff", old, tmp_path / "absent.toml")
-
-    assert result.exit_code == 2
-    assert (
-        result.stderr
-        == f"error: {tmp_path}/absent.toml: cannot be read: No such file or directory (a spec in TOML)\n"
-    )

@@ -306,12 +306,6 @@ MISUSES: dict[str, tuple[list[str], str]] = {
         ["explain", "tiny.toml", "zz"],
         "no entry 'zz' (it has prompt, decode, sampler entries",
     ),
-    "empty entry": (["explain", "tiny.toml", ""], "the manifest has no entry ''"),
-    "an entry of other sizes": (
-        ["explain", "tiny.toml", "prompt 3 16 0"],
-        "no entry 'prompt 3 16 0' (near: (prompt, 1, 16, 0)",
-    ),
-    "an id of none": (["explain", "tiny.toml", "0" * 32], "the manifest has no entry '000"),
     "against nothing": (["explain", "tiny.toml", "--against", "none"], "none: cannot be read: No such file"),
     "against a spec": (["explain", "tiny.toml", "--against", "tiny.toml"], "tiny.toml: receipt is not JSON"),
     "against a manifest": (

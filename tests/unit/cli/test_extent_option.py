@@ -110,6 +110,7 @@ def test_what_is_no_budget_is_bad_usage(spec: Path, value: str) -> None:
         (["cache", "--tier", "hot", "--entry", "(prompt, 1, 16, 0)"], "they exclude --entry and --check"),
         (["cache", "--tier", "warm"], "'warm' is not one of"),
         (["bundle", "-o", "out", "--part", "--allow-missing"], "exclude each other"),
+        (["cache", "--trace", "trace.csv"], "it goes with --tier or --budget"),
     ],
 )
 def test_misuse_is_one_line(spec: Path, arguments: list[str], said: str) -> None:
@@ -162,22 +163,3 @@ def test_a_trace_says_what_is_built_first(spec: Path, tmp_path: Path) -> None:
     part = open_bundle("tiny.bundle").receipt.part
     assert part is not None
     assert part.limits.max_model_len >= 74
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "said"),
-    [
-        (["--trace", "trace.csv"], 2, "it goes with --tier or --budget"),
-        (["--tier", "hot", "--trace", "no.csv"], 2, "no.csv"),
-        (["--tier", "hot", "--trace", "empty.csv"], 2, "empty.csv"),
-    ],
-)
-def test_a_trace_that_cannot_be_used_is_one_line(
-    spec: Path, tmp_path: Path, options: list[str], code: int, said: str
-) -> None:
-    (tmp_path / "empty.csv").write_text("", encoding="utf-8")
-
-    result = run("cache", spec, "--store", "store", *options)
-
-    assert result.exit_code == code
-    assert said in result.stderr

@@ -85,6 +85,10 @@ def test_version() -> None:
         (["build", "manfest", "x.toml"], "No such command 'manfest'. Did you mean 'manifest'?"),
         (["--nothing"], "No such option"),
         (["build", "plan"], "Missing argument 'MANIFEST'"),
+        (["build", "plan", "a.toml", "b.toml"], "unexpected extra argument"),
+        (["build", "bundle", "x.toml"], "Missing option '-o'"),
+        (["build", "cache", "x.toml", "-j", "0"], "0 is not in the range x>=1"),
+        (["build", "cache", "x.toml", "-j", "many"], "'many' is not a valid integer"),
     ],
 )
 def test_bad_usage_exits_2_and_names_the_nearest(arguments: list[str], expected: str) -> None:

@@ -62,6 +62,7 @@ def refusal(*words: str) -> str:
     "command",
     [
         "report {} --json",
+        "coverage {}",
         "diff {} x.toml",
         "diff x.toml {}",
         "tune trace.csv --from {}",
@@ -137,7 +138,6 @@ def test_what_is_no_number_of_its_range_is_refused(command: str, number: str) ->
         ("report", "BUNDLE|MANIFEST|SPEC"),
         ("bench startup --bundle folder", "--model"),
         ("serve --bundle folder", "--model"),
-        ("tune trace.csv --from x.toml --graph-memory 4GiB", "--bytes-per-entry or"),
         ("tune trace.csv --from x.toml --bytes-per-entry 4MB", "--graph-memory as well"),
         ("tune trace.csv --from x.toml --seconds-per-entry 4", "--build-seconds as well"),
         ("tune trace.csv --from x.toml --graph-memory much --bytes-per-entry 1KiB", "'much' is not a size"),
@@ -145,14 +145,7 @@ def test_what_is_no_number_of_its_range_is_refused(command: str, number: str) ->
         ("tune trace.csv --from x.toml --device cpu --step-times list.json", "--device is for the estimate"),
         ("tune trace.csv --from x.toml -o y.json", "ends in .toml"),
         ("report x.toml --step-times list.json", "--trace FILE"),
-        ("build cache x.toml --tier hot --budget 10m", "exclude each other"),
-        ("build cache x.toml --trace trace.csv", "--tier or --budget"),
-        ("build cache x.toml --tier warm", "--tier"),
-        ("build cache x.toml --budget 1.5", "no budget"),
         ("build cache x.toml --budget 10d", "no budget"),
-        ("serve --bundle folder --model m --outside first-use --require-warm", "excludes --require-warm"),
-        ("serve --bundle folder --model m --outside chunk", "needs --require-warm"),
-        ("serve --bundle folder --model m --outside all", "--outside"),
     ],
 )
 def test_what_is_missing_or_contradicts_is_named(command: str, said: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aotgaudi.cli.build_cache import build_time_line, phase_rows
+from aotgaudi.cli.build_cache import build_time_line
 from aotgaudi.compile.run import BuildOutcome
 from aotgaudi.phases import Phase
 
@@ -15,11 +15,3 @@ def test_the_run_says_what_its_workers_did() -> None:
     assert build_time_line(PHASES, outcome) == (
         "time: 11.0 s: enumerate 0.1, run 10.0 (2 workers: tracing 4.0, compiling 15.0, idle 1.0), seal 0.5"
     )
-
-
-def test_no_phase_is_no_time() -> None:
-    assert build_time_line((), BuildOutcome()) == "time: 0.0 s: "
-
-
-def test_rows_have_begin_and_end() -> None:
-    assert phase_rows(PHASES)[1] == {"phase": "run", "begin": 0.5, "end": 10.5}

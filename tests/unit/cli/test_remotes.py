@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,6 @@ from click.testing import CliRunner, Result
 
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.cli.main import cli
-from aotgaudi.cli.progress import transfer_display
 from aotgaudi.cli.push_pull import read_credentials
 from aotgaudi.share.credentials import Credentials, Login
 from tests.unit.bundle.conftest import Sealed, sealed
@@ -249,52 +248,3 @@ def test_help_imports_neither_a_registry_nor_a_compressor() -> None:
             [sys.executable, "-c", code, *command, "--help"], check=True, capture_output=True, text=True
         ).stdout
         assert output.splitlines()[-1] == "[]"
-
-
-class Terminal:
-    """Standard error that says that it is a terminal."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def isatty(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        self.text += text
-        return len(text)
-
-    def flush(self) -> None:
-        """Keeps all."""
-
-
-def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stderr", terminal)
-    monkeypatch.setitem(os.environ, "TERM", "xterm")
-
-    with transfer_display("pulling") as display:
-        display.expect(2_000_000)
-        display.conduct.advance(1_000_000)
-        display.conduct.warn("[bold]careful[/bold]")
-
-    assert "1.0/2.0 MB" in terminal.text
-    assert "warning: [bold]careful[/bold]" in terminal.text
-
-
-def test_elsewhere_there_is_a_line_now_and_then(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    step: Callable[[int], None]
-
-    with transfer_display("pulling") as display:
-        display.expect(4_000_000)
-        step = display.conduct.advance
-        step(1_000_000)
-        now[0] = 11.0
-        step(1_000_000)
-        step(1_000_000)
-
-    assert capsys.readouterr().err == "pulling: 2.0 MB of 4.0 MB\n"

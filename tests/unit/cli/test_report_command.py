@@ -159,22 +159,6 @@ def test_what_a_build_told_is_reported_and_that_of_another_refused(tmp_path: Pat
     assert missing.stderr.startswith("error: none: ")
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [("nothing.json", "there is no such file"), ("empty", "no bundle at"), ("broken.toml", "broken.toml")],
-)
-def test_what_cannot_be_read_is_one_line(name: str, problem: str, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "broken.toml").write_text("[model")
-
-    result = run(name, "--json")
-
-    assert result.exit_code == 2
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    assert problem in result.stderr
-
-
 def test_a_capture_is_refused_by_name(captured: SealedCapture) -> None:
     result = run(captured.path, "--json")
 

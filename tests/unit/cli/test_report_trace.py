@@ -68,26 +68,6 @@ def test_a_manifest_with_a_hole_is_reported_without_the_trace_that_meets_it() ->
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("", "is empty"),
-        ("time,prompt_tokens\n0,1\n", "generated tokens"),
-        (CSV.replace("90", "-1"), "line 3"),
-    ],
-    ids=["empty", "a column too few", "negative"],
-)
-def test_a_bad_trace_is_one_line(text: str, problem: str) -> None:
-    Path("bad.csv").write_text(text)
-
-    result = run("x.toml", "--trace", "bad.csv", "--json")
-
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("error: bad.csv")
-    assert result.stderr.count("\n") == 1
-    assert problem in result.stderr
-
-
 def test_what_is_about_a_trace_needs_one() -> None:
     result = run("x.toml", "--requests-per-second", "3", "--json")
 

@@ -68,12 +68,6 @@ def test_signed_weights_are_not_mapped_from_files_that_may_change(tmp_path: Path
     assert "may change after their signature was verified" in result.stderr
 
 
-def test_a_delay_is_not_negative(tmp_path: Path) -> None:
-    where = ["--bundle", str(tmp_path), "--model", str(tmp_path)]
-
-    assert CliRunner().invoke(cli, ["serve", *where, "--drain-delay", "-1"]).exit_code == 2
-
-
 @pytest.mark.parametrize(
     "option",
     ["--max-connections", "--client-timeout", "--max-requests", "--max-prompt-tokens", "--stall-seconds"],

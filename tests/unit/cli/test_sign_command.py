@@ -186,17 +186,8 @@ def test_serve_has_the_same_options_and_refuses_before_torch(bundle: Path, key: 
         "try:\n    cli(sys.argv[1:])\n"
         "finally:\n    print('torch' in sys.modules, 'boto3' in sys.modules)"
     )
-    arguments = [
-        "serve",
-        "--bundle",
-        bundle,
-        "--model",
-        tmp_path,
-        "--port",
-        "0",
-        "--trusted-key",
-        public(key),
-    ]
+    where = ("serve", "--bundle", bundle, "--model", tmp_path, "--port", 0)
+    arguments = (*where, "--trusted-key", public(key))
     command = [sys.executable, "-c", code, *map(str, arguments)]
 
     unsigned = subprocess.run(command, capture_output=True, text=True, check=False)

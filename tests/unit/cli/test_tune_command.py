@@ -237,7 +237,6 @@ def test_a_faster_trace_runs_more_at_once(spec: Path, trace: Path) -> None:
     [
         (["--graph-memory", "1GiB"], "--graph-memory: does not say what one graph takes"),
         (["--build-seconds", "1"], "the budget: is less than 2 entries take (2 to 400 entries)"),
-        (["--step-times", "nowhere.json"], "nowhere.json: is not there"),
     ],
 )
 def test_a_wrong_option_gets_one_line(spec: Path, trace: Path, arguments: list[str], problem: str) -> None:

@@ -181,25 +181,20 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert problem_of(tmp_path / "none.csv") == ": is not there (a trace)"
 
 
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"\xff\xfe\x00", ": is not UTF-8 text"),
+        (gzip.compress(AZURE.encode())[:-20], ": cannot be unpacked"),
+        (gzip.compress(b"a" * (1 << 26)), ", line 1: is too long"),
+    ],
+    ids=["no text", "a torn gzip file", "a line without an end"],
+)
+def test_bytes_that_are_no_text_of_lines_are_refused(tmp_path: Path, data: bytes, problem: str) -> None:
     path = tmp_path / "trace"
-    path.write_bytes(b"\xff\xfe\x00")
+    path.write_bytes(data)
 
-    assert problem_of(path).startswith(": is not UTF-8 text")
-
-
-def test_a_torn_gzip_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "trace"
-    path.write_bytes(gzip.compress(AZURE.encode())[:-20])
-
-    assert problem_of(path).startswith(": cannot be unpacked")
-
-
-def test_a_line_without_an_end_is_not_read_whole(tmp_path: Path) -> None:
-    path = tmp_path / "trace"
-    path.write_bytes(gzip.compress(b"a" * (1 << 26)))
-
-    assert problem_of(path).startswith(", line 1: is too long")
+    assert problem_of(path).startswith(problem)
 
 
 def test_a_trace_is_read_as_far_as_it_may_be_long(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,12 +250,6 @@ def test_a_server_that_has_them_under_two_names_is_counted_once(path: Path) -> N
     path.write_text(both, encoding="utf-8")
 
     assert read_trace(path, DRAWING) == once
-
-
-def test_a_server_that_has_the_histograms_under_two_names_has_counted_once(path: Path) -> None:
-    path.write_text(exposition([100] * 5, [20] * 5) + exposition([100] * 5, [20] * 5, "aotgaudi_"))
-
-    assert len(read_trace(path, DRAWING)) == 5
 
 
 def test_the_same_text_gives_the_same_trace(path: Path) -> None:
