@@ -120,22 +120,6 @@ def test_a_rank_of_adapters_is_one_of_vllms(rank: int) -> None:
         spec_of(lora={"max_lora_rank": rank})
 
 
-@pytest.mark.parametrize(
-    ("quantization", "where"),
-    [
-        ({}, "model.quantization: is empty"),
-        ({"kv_cache_dtype": "int4"}, "model.quantization.kv_cache_dtype: is 'int4'"),
-        ({"config_sha256": "x"}, "model.quantization.config_sha256: is 'x'"),
-        ({"methods": "inc"}, "model.quantization.methods: unknown key (did you mean 'method'?)"),
-    ],
-)
-def test_a_mistaken_quantization_is_refused(quantization: dict[str, Any], where: str) -> None:
-    with pytest.raises(SpecError) as caught:
-        spec_of(model={"quantization": quantization})
-
-    assert str(caught.value).startswith(where)
-
-
 def quantized_text(config: str) -> str:
     return f"""
 schema = "aotgaudi.spec/1"

@@ -49,6 +49,9 @@ def test_programs_over_rounded_weights_have_other_keys_and_vllms_tables_keep_the
         (8, "model.quantization: is 8 (should be "),
         ({}, "model.quantization: is empty (weights"),
         ({"weights": "int4"}, "model.quantization.weights: is 'int4' (should be 'int8')"),
+        ({"kv_cache_dtype": "int4"}, "model.quantization.kv_cache_dtype: is 'int4'"),
+        ({"config_sha256": "x"}, "model.quantization.config_sha256: is 'x'"),
+        ({"methods": "inc"}, "model.quantization.methods: unknown key (did you mean 'method'?)"),
         ({"wieghts": "int8"}, "model.quantization.wieghts: unknown key (did you mean 'weights'?)"),
         ({"weights": "int8", "method": "inc"}, "model.quantization.weights: is our own server's, and"),
         (

@@ -113,20 +113,6 @@ def test_bytes_that_are_no_text_are_kept_as_escapes_or_refused(found: Found) -> 
     assert launch.variables["VLLM_X"] == "a\\xff"
 
 
-def test_a_word_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    here = vllm_here(tmp_path)
-
-    with pytest.raises(SpecError, match="which is not UTF-8"):
-        here.find("vllm", "serve", here.model(), "--x", "\udcff")
-
-
-def test_options_of_env_are_refused(tmp_path: Path) -> None:
-    here = vllm_here(tmp_path)
-
-    with pytest.raises(SpecError, match="options of env"):
-        here.find("env", "-i", "vllm", "serve", here.model())
-
-
 def test_a_model_that_cannot_be_listed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = vllm_here(tmp_path)
     model = here.model()

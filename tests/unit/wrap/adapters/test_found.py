@@ -82,6 +82,8 @@ def test_assignments_in_front_count_as_variables(here: Here) -> None:
         (("vllm", "serve", "tiny", "-dp", "2"), "--api-server-count: is 2"),
         (("vllm", "serve", "tiny", "--config", "x.yaml"), "give its flags on the command line"),
         (("vllm", "serve", "tiny", "--ssl-certfile", "x"), "without TLS"),
+        (("vllm", "serve", "tiny", "--x", "\udcff"), "which is not UTF-8"),
+        (("env", "-i", "vllm", "serve", "tiny"), "options of env"),
     ],
 )
 def test_what_cannot_be_wrapped_is_refused_with_the_reason(
@@ -141,22 +143,17 @@ def test_the_fake_guest_is_found_only_where_it_is_asked_for(here: Here) -> None:
     assert here.find(*words, AOTGAUDI_FAKE_GUEST="1").adapter.name == "fake"
 
 
-def test_the_command_to_run_names_the_alias_and_serves_the_users_name(here: Here) -> None:
+@pytest.mark.parametrize("chosen", [(), ("--served-model-name", "chat")])
+def test_the_command_to_run_names_the_alias_and_serves_the_name_of_the_user(
+    here: Here, chosen: tuple[str, ...]
+) -> None:
     model = str(here.model())
-    found = here.find("vllm", "serve", model, "--port", "81")
+    found = here.find("vllm", "serve", model, "--port", "81", *chosen)
 
     run = found.adapter.command(found.words, found.flags, SandboxRoot("/run/x"), is_aliased=True)
 
-    assert run == ("vllm", "serve", "/run/x/model", "--port", "81", "--served-model-name", model)
-
-
-def test_a_name_that_is_served_by_choice_stays(here: Here) -> None:
-    words = ("vllm", "serve", str(here.model()), "--served-model-name", "chat")
-    found = here.find(*words)
-
-    run = found.adapter.command(found.words, found.flags, SandboxRoot("/run/x"), is_aliased=True)
-
-    assert run == ("vllm", "serve", "/run/x/model", "--served-model-name", "chat")
+    served = chosen or ("--served-model-name", model)
+    assert run == ("vllm", "serve", "/run/x/model", "--port", "81", *served)
 
 
 def test_a_key_of_the_api_is_there_for_whoever_asks_and_shown_nowhere(here: Here) -> None:

@@ -27,15 +27,6 @@ SOMEWHERE = st.builds(
 )
 
 
-def test_a_launch_is_read_from_the_bytes_that_it_is_written_to() -> None:
-    launch = a_launch()
-
-    read = load_launch(launch.dumps())
-
-    assert read == launch
-    assert read.id == launch.id
-
-
 @given(flags=st.dictionaries(NAMES, JSON, max_size=4), variables=st.dictionaries(NAMES, TEXTS, max_size=3))
 def test_any_flags_and_variables_survive_a_round_trip(
     flags: dict[str, Any], variables: dict[str, str]

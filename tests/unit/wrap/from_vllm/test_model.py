@@ -110,26 +110,31 @@ def test_another_dtype_is_refused() -> None:
         _ = facts(dtype="float8").dtype
 
 
-def test_bytes_of_a_block_of_llama_8b() -> None:
-    assert kv_block_bytes(facts(**LLAMA), 128, 2, ONE_DEVICE) == 128 * 2 * 8 * 128 * 2 * 32 == 16 * 2**20
+EIGHT_DEVICES = ParallelSpec(tensor_parallel_size=8)
+LATENT = {**LLAMA, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
 
 
-def test_a_head_dim_of_its_own_and_as_many_kv_heads_as_heads() -> None:
-    config = {**LLAMA, "head_dim": 64, "num_key_value_heads": None}
-
-    assert kv_block_bytes(facts(**config), 16, 4, ONE_DEVICE) == 16 * 2 * 32 * 64 * 4 * 32
-
-
-def test_one_latent_vector_a_token_with_mla() -> None:
-    config = {**LLAMA, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
-
-    assert kv_block_bytes(facts(**config), 128, 2, ONE_DEVICE) == 128 * 576 * 2 * 32
-
-
-def test_keys_of_a_multimodal_config_are_the_language_models() -> None:
-    config = {"model_type": "x_vl", "vision_config": {}, "text_config": LLAMA}
-
-    assert kv_block_bytes(facts(**config), 128, 2, ONE_DEVICE) == 16 * 2**20
+@pytest.mark.parametrize(
+    ("config", "block_size", "value_bytes", "parallel", "expected"),
+    [
+        (LLAMA, 128, 2, ONE_DEVICE, 128 * 2 * 8 * 128 * 2 * 32),
+        ({"model_type": "x_vl", "vision_config": {}, "text_config": LLAMA}, 128, 2, ONE_DEVICE, 16 * 2**20),
+        (
+            {**LLAMA, "head_dim": 64, "num_key_value_heads": None},
+            16,
+            4,
+            ONE_DEVICE,
+            16 * 2 * 32 * 64 * 4 * 32,
+        ),
+        (LATENT, 128, 2, ONE_DEVICE, 128 * 576 * 2 * 32),
+        (LATENT, 128, 2, EIGHT_DEVICES, 128 * 576 * 2 * 32),
+    ],
+    ids=["Llama 8B", "multimodal", "a head_dim, no fewer KV heads", "MLA", "MLA on each rank"],
+)
+def test_bytes_of_a_block(
+    config: dict[str, Any], block_size: int, value_bytes: int, parallel: ParallelSpec, expected: int
+) -> None:
+    assert kv_block_bytes(facts(**config), block_size, value_bytes, parallel) == expected
 
 
 @pytest.mark.parametrize("name", ["num_hidden_layers", "num_attention_heads", "hidden_size"])
@@ -155,12 +160,6 @@ def test_a_device_keeps_its_share_of_a_block_and_one_head_at_least(
     parallel = ParallelSpec(tensor_parallel_size=size, pipeline_parallel_size=stages)
 
     assert kv_block_bytes(facts(**LLAMA), 128, value_bytes, parallel) * divisor == 16 * 2**20
-
-
-def test_a_latent_vector_is_on_every_rank_of_a_layer() -> None:
-    found = facts(**LLAMA, kv_lora_rank=512, qk_rope_head_dim=64)
-
-    assert kv_block_bytes(found, 128, 2, ParallelSpec(tensor_parallel_size=8)) == 128 * 576 * 2 * 32
 
 
 @pytest.mark.parametrize(
