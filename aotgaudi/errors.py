@@ -62,6 +62,16 @@ def bounded(text: str, most: int) -> str:
     return f"{text[: most - _TAIL_CHARACTERS]}... ({left_out:,} characters) ...{text[-_TAIL_CHARACTERS:]}"
 
 
+def shortened(text: str, most: int = 60) -> str:
+    """Returns `text` itself, or its beginning and three dots in `most` characters."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def shown(text: str) -> str:
+    """Returns what a user wrote for an error: shortened, in quotes."""
+    return repr(shortened(text))
+
+
 class SpecError(AotGaudiError):
     """What the user wrote cannot be used: ``where`` (dotted path or file), what, and what would be right."""
 

@@ -39,7 +39,7 @@ from aotgaudi.bucketing.combine import (
     with_speculation,
 )
 from aotgaudi.bucketing.strategy import MAX_RANGE_VALUES, Bucket, BucketingInputs
-from aotgaudi.errors import SpecError
+from aotgaudi.errors import SpecError, shortened
 from aotgaudi.spec.limits import LARGEST_LIMIT
 
 FILE_VARIABLE = "VLLM_BUCKETING_FROM_FILE"
@@ -219,7 +219,6 @@ MAX_FILE_LINES = 100_000
 MAX_LISTED_BUCKETS = 1_000_000
 
 _FORM = "(batch sizes, query lengths, context blocks), each a number, [a list] or range(start, stop, step)"
-_SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +323,7 @@ def _whole_number(value: object) -> int:
     try:
         number = int(value)
     except (ValueError, OverflowError) as error:
-        raise RefusedLineError(f"has {_shown(repr(value))} where a number should be") from error
+        raise RefusedLineError(f"has {shortened(repr(value))} where a number should be") from error
     if not 0 <= number <= LARGEST_LIMIT:
         raise RefusedLineError(f"has the number {number}, not one from 0 to {LARGEST_LIMIT}")
     return number
@@ -338,11 +337,7 @@ def _listed(buckets: tuple[Bucket, ...], phase: str) -> tuple[Bucket, ...]:
 
 
 def _unreadable(number: int, line: str, error: Exception) -> SpecError:
-    return SpecError(f"bucketing.file, line {number}", f"{error}: {_shown(repr(line))}", _FORM)
-
-
-def _shown(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
+    return SpecError(f"bucketing.file, line {number}", f"{error}: {shortened(repr(line))}", _FORM)
 
 
 _LONGEST_LIST = 1_000

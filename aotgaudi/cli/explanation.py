@@ -7,6 +7,7 @@ from typing import Any
 
 from aotgaudi.cli.show import counted
 from aotgaudi.compile.why import ENTRY, BuiltProgram, BuiltUnit, Change, Cost, Finding, History, Reason
+from aotgaudi.errors import shortened
 
 _SHOWN_CHARACTERS = 72
 _EXAMPLES = 3
@@ -122,5 +123,4 @@ def _value(text: str | None) -> str:
 
 
 def _shortened(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
+    return shortened(" ".join(text.split()), _SHOWN_CHARACTERS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from aotgaudi.errors import RequestError
+from aotgaudi.errors import RequestError, shortened
 from aotgaudi.spec.sampler import SamplerSetting
 from aotgaudi.spec.sampler_signature import SamplerSignature, signature_of
 
@@ -113,7 +113,7 @@ def shown(value: object) -> str:
         text = repr(value)
     except ValueError:  # An integer of more than 4,300 digits.
         return "a number that is too long to be written"
-    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
+    return shortened(text, _MAX_SHOWN_CHARS)
 
 
 def _is_int(value: object) -> bool:

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from aotgaudi.errors import shortened
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import spec_from_json
-
-_SHOWN_CHARACTERS = 60
 
 ABSENT = "(absent)"
 """Stands for the value of a key that one of two tables lacks: a key of the model's config, or one absent by default."""
@@ -60,5 +59,4 @@ def _changes(path: tuple[str, ...], old: Any, new: Any) -> Iterator[ValueChange]
 
 
 def _shown(value: Any) -> str:
-    text = " ".join(str(value).split())
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
+    return shortened(" ".join(str(value).split()))

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-_SHOWN_CHARACTERS = 60
+from aotgaudi.errors import shortened
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def first_mistake(error: ValidationError, model: type[BaseModel]) -> Mistake:
         return Mistake(where, "is not JSON", details["msg"].removeprefix("Invalid JSON: "))
     if details["type"] == "missing":
         return Mistake(where, "is missing", "it has no default")
-    return Mistake(where, f"is {_shown(details['input'])}", _expected(details))
+    return Mistake(where, f"is {shortened(repr(details['input']))}", _expected(details))
 
 
 def _rank(details: ErrorDetails) -> int:
@@ -55,11 +55,6 @@ def _rank(details: ErrorDetails) -> int:
 def _expected(details: ErrorDetails) -> str:
     message = details["msg"]
     return message.replace("Input should be", "should be", 1)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -7,14 +7,13 @@ from typing import Annotated, ClassVar, NamedTuple, Union
 
 from pydantic import Field, field_validator
 
-from aotgaudi.errors import SpecError
+from aotgaudi.errors import SpecError, shown
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.limits import LARGEST_LIMIT
 
 MOST_IMAGES = 10_000
 """Images of a prompt; each number of them may be an entry."""
 
-_SHOWN_CHARACTERS = 60
 _DIGITS = re.compile(r"[0-9]{1,10}")
 _RESOLUTION = re.compile(r"([^x]*)x([^x]*)(?:x([^x-]*)(?:-([^x]*))?)?")
 
@@ -73,7 +72,7 @@ def parse_resolution(text: str, where: str = "VLLM_MULTIMODAL_RESOLUTIONS") -> R
             return Resolution(width, height, images)
         case [int(width), int(height), int(fewest), int(most)] if fewest <= most:
             return Resolution(width, height, (fewest, most))
-    raise SpecError(where, f"is {_shown(text)}", "WxH, WxHxN or WxHxN-M: pixels, and images with 1 <= N <= M")
+    raise SpecError(where, f"is {shown(text)}", "WxH, WxHxN or WxHxN-M: pixels, and images with 1 <= N <= M")
 
 
 def _positive(text: str) -> int | None:
@@ -83,7 +82,3 @@ def _positive(text: str) -> int | None:
         return None
     value = int(digits)
     return value if 1 <= value <= LARGEST_LIMIT else None
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "...")

@@ -45,7 +45,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Any
 
-from aotgaudi.errors import SpecError
+from aotgaudi.errors import SpecError, shortened
 from aotgaudi.files import open_regular
 from aotgaudi.spec.limits import LARGEST_LIMIT
 from aotgaudi.traffic.exposition import PREFIXES, is_exposition, samples_of
@@ -460,5 +460,5 @@ def _count(where: str, value: Any, name: str, least: int) -> int:
 
 def _shown(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, default=str)
-    text = text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
+    text = shortened(text, _MAX_SHOWN_CHARS)
     return repr(text) if isinstance(value, str) else text

@@ -19,8 +19,8 @@ from pydantic import JsonValue
 from pydantic_core import from_json
 
 from aotgaudi.digest import canonical_json
-from aotgaudi.errors import SpecError
-from aotgaudi.wrap.values import parse_table, shown
+from aotgaudi.errors import SpecError, shown
+from aotgaudi.wrap.values import parse_table
 from aotgaudi.wrap.variables import is_secret, is_secret_key, without_credentials
 
 Arity = Literal["value", "switch", "values"]

@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from aotgaudi.bundle.capture_receipt import Expected
+from aotgaudi.errors import shortened
 from aotgaudi.files import open_descriptor
 from aotgaudi.wrap.variables import without_credentials
 
@@ -151,7 +152,7 @@ def hashed_factors(processes: Iterable[ProcessLog]) -> dict[str, dict[str, str]]
 def printable(text: str, max_characters: int = 500) -> str:
     """Returns `text` as one line of printable characters, cut."""
     line = "".join(char if char.isprintable() else " " for char in text)
-    return line if len(line) <= max_characters else line[: max_characters - 3] + "..."
+    return shortened(line, max_characters)
 
 
 def parse_line(line: bytes) -> Event | None:

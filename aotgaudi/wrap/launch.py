@@ -29,13 +29,12 @@ from aotgaudi.bundle.launch import (
     world,
 )
 from aotgaudi.digest import Digest
-from aotgaudi.errors import SpecError
+from aotgaudi.errors import SpecError, shown
 from aotgaudi.files import read_regular
 from aotgaudi.wrap.adapters.base import Adapter, Flags, as_sealed
 from aotgaudi.wrap.interpreter import Asking, question_of
 from aotgaudi.wrap.launch_machine import Installed, compiler_version, installed_of
 from aotgaudi.wrap.starts import assignments, find_start, working_directory
-from aotgaudi.wrap.values import shown
 from aotgaudi.wrap.variables import hugging_face_home, is_secret, without_credentials
 
 FILES_EXCLUDED: Mapping[str, str] = MappingProxyType(

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aotgaudi.bundle.launch import Launch
+from aotgaudi.errors import shortened
 from aotgaudi.wrap.launch_machine import satisfies
 from aotgaudi.wrap.variables import VariableRules
 
@@ -20,7 +21,6 @@ EXIT_OTHER_MACHINE = 5
 
 _OF_MACHINE = ("software.", "target.", "guest", "place.")
 _ROOT, _MODEL = "place.root", "model.name"
-_SHOWN_CHARACTERS = 60
 _FEATURES = "target.isa"
 _SWITCH = {"true": "on", "false": "off"}
 
@@ -106,8 +106,7 @@ def plain(name: str, value: str | None) -> str:
         return "(default)" if name.startswith("flag.") else "(not there)"
     if name.startswith("flag."):
         value = _SWITCH.get(value) or (json.loads(value) if value.startswith('"') else value)
-    text = " ".join(value.split()) or "(none)"
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
+    return shortened(" ".join(value.split()) or "(none)")
 
 
 def _features(features: Sequence[str], others: Sequence[str]) -> str:

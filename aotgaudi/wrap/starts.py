@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from aotgaudi.errors import SpecError
+from aotgaudi.errors import SpecError, shown
 
 WHERE = "the command"
 
@@ -120,7 +120,7 @@ def find_start(words: Sequence[str], environ: Mapping[str, str]) -> Start:
             return Start(family, at, after, MappingProxyType({**environ, **dict(assignments(words[:at]))}))
     if not words:
         raise SpecError(WHERE, "is empty", _REMEDY)
-    raise SpecError(WHERE, f"{_shown(' '.join(words))} starts no server that is known", _REMEDY)
+    raise SpecError(WHERE, f"{shown(' '.join(words))} starts no server that is known", _REMEDY)
 
 
 def working_directory() -> Path:
@@ -141,10 +141,6 @@ def assignments(head: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield found[1], found[2]
 
 
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= 60 else f"{text[:60]}...")
-
-
 def _require_text(words: Sequence[str]) -> None:
     """Raises SpecError for a word that a document cannot hold: Python gives bytes that are not UTF-8 as lone surrogates."""
     for word in words:
@@ -163,14 +159,14 @@ def _require_wrappers(head: Sequence[str]) -> None:
     if program in WRAPPERS or _PYTHON.fullmatch(program) or _ASSIGNMENT.fullmatch(head[0]):
         return
     remedy = f"the server's own command; one of {', '.join(sorted(WRAPPERS))} may stand in front of it"
-    raise SpecError(WHERE, f"begins with {_shown(head[0])}, which may start something else", remedy)
+    raise SpecError(WHERE, f"begins with {shown(head[0])}, which may start something else", remedy)
 
 
 def _program(word: str, environ: Mapping[str, str], cwd: Path) -> str:
     found = str(cwd / word) if "/" in word else shutil.which(word, path=environ.get("PATH", os.defpath))
     if found is None or not os.access(found, os.X_OK):
         raise SpecError(
-            WHERE, f"{_shown(word)} is no program on this machine", "its path, or activate its environment"
+            WHERE, f"{shown(word)} is no program on this machine", "its path, or activate its environment"
         )
     return found
 
@@ -193,5 +189,5 @@ def _of_script(path: str, environ: Mapping[str, str], cwd: Path) -> str:
         named = [word for word in arguments if not word.startswith("-")]
         return _program(named[0] if named else "", environ, cwd)
     if not _PYTHON.fullmatch(program.rpartition("/")[2]):
-        raise SpecError(WHERE, f"{path} is run by {_shown(program)}, which is no Python", "python -m ...")
+        raise SpecError(WHERE, f"{path} is run by {shown(program)}, which is no Python", "python -m ...")
     return program

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from aotgaudi.errors import SpecError
+from aotgaudi.errors import SpecError, shown
 from aotgaudi.spec.limits import LARGEST_LIMIT
 
 TRUE_WORDS = frozenset({"true", "t", "1", "yes", "y", "on"})
@@ -17,7 +17,7 @@ FALSE_WORDS = frozenset({"false", "f", "0", "no", "n", "off", ""})
 """What users write for false. Other texts are false too, but probably a mistake: they are noted."""
 
 _DIGITS_AT_MOST = 18
-_SHOWN_CHARACTERS = 60
+_LONGEST_NUMBER = 60
 _SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 _DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -54,7 +54,7 @@ def parse_tokens(where: str, text: str) -> int:
     The forms are vLLM's (vllm/engine/arg_utils.py, ``human_readable_int``): a small suffix is decimal and may
     follow a fraction, a capital one is binary and may not. Raises SpecError.
     """
-    match = _SUFFIXED.fullmatch(text.strip()) if len(text) <= _SHOWN_CHARACTERS else None
+    match = _SUFFIXED.fullmatch(text.strip()) if len(text) <= _LONGEST_NUMBER else None
     if match is None:
         return parse_integer(where, text, minimum=1)
     number, suffix = match.groups()
@@ -71,7 +71,7 @@ def parse_tokens(where: str, text: str) -> int:
 def parse_fraction(where: str, text: str, *, includes_zero: bool, includes_one: bool) -> float:
     """Returns a share between 0 and 1. Raises SpecError."""
     try:
-        value = float(text) if len(text) <= _SHOWN_CHARACTERS and "_" not in text else -1.0
+        value = float(text) if len(text) <= _LONGEST_NUMBER and "_" not in text else -1.0
     except ValueError:
         value = -1.0
     is_inside = 0 < value < 1 or (includes_zero and value == 0) or (includes_one and value == 1)
@@ -93,11 +93,6 @@ def parse_table(name: str, text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise SpecError(f"--{name}", f"is {shown(text)}", "an object in JSON")
     return value
-
-
-def shown(text: str) -> str:
-    """Returns a text in quotes, shortened, for an error."""
-    return repr(text) if len(text) <= _SHOWN_CHARACTERS else repr(text[:_SHOWN_CHARACTERS] + "...")
 
 
 def _refuse_integer(where: str, text: str, minimum: int, maximum: int) -> NoReturn:

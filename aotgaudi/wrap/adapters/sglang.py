@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from aotgaudi.bundle.capture_receipt import Expected
 from aotgaudi.bundle.launch import GuestName, Launch, Room, WarmUpRequest, completion
-from aotgaudi.errors import SpecError
+from aotgaudi.errors import SpecError, shown
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.wrap.adapters.base import Environment, Flags, Phase, Repair, SandboxRoot, Shapes, no_shapes
@@ -25,7 +25,6 @@ from aotgaudi.wrap.adapters.vllm import LEFT_OUT, LIBRARY_ROOTS, WITNESS_PLUGIN,
 from aotgaudi.wrap.command_line import Arity, CommandReader, one_integer, one_text
 from aotgaudi.wrap.events import ProcessLog, expected_of
 from aotgaudi.wrap.starts import STARTS
-from aotgaudi.wrap.values import shown
 from aotgaudi.wrap.variables import VariableRules, by_name, hugging_face_home
 
 WHERE = "the SGLang command"

@@ -11,14 +11,14 @@ from pydantic import JsonValue
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.capture_receipt import Expected, FileKind
 from aotgaudi.bundle.launch import GuestName, Launch, Room
-from aotgaudi.errors import SpecError
+from aotgaudi.errors import SpecError, shown
 from aotgaudi.wrap.adapters.base import Environment, Flags, Phase, Repair, SandboxRoot, Shapes, no_shapes
 from aotgaudi.wrap.command_line import CommandReader, CommandWords, one_integer, one_text
 from aotgaudi.wrap.events import ProcessLog, expected_of
 from aotgaudi.wrap.flags import CONDITIONS, FLAGS, NEUTRAL_FLAGS, NEUTRAL_VARIABLES, SHORT_FLAGS
 from aotgaudi.wrap.launch_machine import Installed, device_of, find_target
 from aotgaudi.wrap.starts import STARTS
-from aotgaudi.wrap.values import parse_tokens, shown
+from aotgaudi.wrap.values import parse_tokens
 from aotgaudi.wrap.variables import VariableRules, hugging_face_home
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from aotgaudi.backends.base import Target
 from aotgaudi.bucketing.bucket_file import FILE_VARIABLE
 from aotgaudi.bundle.capture_receipt import Expected, FileKind
 from aotgaudi.bundle.launch import GuestName, Launch
-from aotgaudi.errors import CompileError, SpecError, store_error
+from aotgaudi.errors import CompileError, SpecError, shown, store_error
 from aotgaudi.gaudi.environment import (
     CACHE_VARIABLE,
     NEUTRAL,
@@ -44,7 +44,7 @@ from aotgaudi.wrap.adapters.vllm import LEFT_OUT, Vllm
 from aotgaudi.wrap.events import ProcessLog, expected_of
 from aotgaudi.wrap.flags import CONDITIONS, NEUTRAL_VARIABLES
 from aotgaudi.wrap.launch_machine import Installed
-from aotgaudi.wrap.values import parse_tokens, shown
+from aotgaudi.wrap.values import parse_tokens
 from aotgaudi.wrap.variables import Hashed, VariableRules, is_secret
 
 

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aotgaudi.errors import SpecError
+from aotgaudi.errors import SpecError, shown
 from aotgaudi.wrap.command_line import (
     CommandReader,
     CommandWords,
@@ -18,7 +18,7 @@ from aotgaudi.wrap.command_line import (
 )
 from aotgaudi.wrap.flags import FLAGS, SHORT_FLAGS, Flag
 from aotgaudi.wrap.starts import MODULES, assignments, find_vllm
-from aotgaudi.wrap.values import Remark, shown
+from aotgaudi.wrap.values import Remark
 
 WHERE = "the vLLM command"
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from aotgaudi.bucketing.versions import EnvironmentRules
-from aotgaudi.errors import SpecError
+from aotgaudi.errors import SpecError, shown
 from aotgaudi.spec.model import POSITION_KEYS
 from aotgaudi.spec.parallel import ParallelSpec
-from aotgaudi.wrap.values import shown
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aotgaudi.bucketing.versions import EnvironmentRules, find_version
-from aotgaudi.errors import SpecError
+from aotgaudi.errors import SpecError, shown
 from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.target import ExecutionMode
 from aotgaudi.spec.vision import MOST_IMAGES
@@ -16,7 +16,7 @@ from aotgaudi.wrap.from_vllm.buckets import DEFRAG_VARIABLES, BucketingEnvironme
 from aotgaudi.wrap.from_vllm.command import VllmCommand
 from aotgaudi.wrap.from_vllm.model import DTYPES
 from aotgaudi.wrap.from_vllm.variables import VariableReader
-from aotgaudi.wrap.values import parse_fraction, parse_integer, parse_table, shown
+from aotgaudi.wrap.values import parse_fraction, parse_integer, parse_table
 
 LAZY_VARIABLE = "PT_HPU_LAZY_MODE"
 LONG_VARIABLE = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"

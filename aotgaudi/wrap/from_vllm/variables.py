@@ -8,10 +8,10 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from aotgaudi.errors import SpecError
+from aotgaudi.errors import SpecError, shown
 from aotgaudi.spec.limits import LARGEST_LIMIT
 from aotgaudi.wrap.flags import VARIABLES, variable_effect
-from aotgaudi.wrap.values import FALSE_WORDS, TRUE_WORDS, Remark, is_true, parse_integer, shown
+from aotgaudi.wrap.values import FALSE_WORDS, TRUE_WORDS, Remark, is_true, parse_integer
 from aotgaudi.wrap.variables import KUBERNETES
 
 _PREFIXES = ("VLLM_", "PT_HPU")
