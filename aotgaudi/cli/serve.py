@@ -211,7 +211,7 @@ class _Serving:
     AdmissionLimits,
     "admission",
     heading=_PROGRAMS,
-    max_requests=said("How many requests may wait or run; more get 429.", type=POSITIVE, metavar="N"),
+    max_requests=said("How many prompts may wait or run; more get 429.", type=POSITIVE, metavar="N"),
     max_prompt_tokens=said(
         "How many tokens the prompts of all these may have; more get 429.", type=POSITIVE, metavar="N"
     ),
