@@ -448,7 +448,7 @@ def test_every_line_of_a_graph_is_a_miss_that_shows_the_line(
 def _trace(store: Store, spec: BuildSpec, text: str) -> None:
     """Records that the first entry was traced, to a program of one unit."""
     digest = str(store.objects.put_bytes(text.encode()))
-    key = keys.program_key(ENTRIES[0], spec, TARGET)
+    key = keys.ProgramKeys(spec, TARGET).of(ENTRIES[0])
     row = ProgramRow(
         program=str(Digest.parse(digest)),
         units={unit_key(text, TARGET).hex: UnitSource(text=digest, label="layer x")},
