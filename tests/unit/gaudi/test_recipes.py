@@ -174,12 +174,8 @@ def test_directories_with_a_rank_are_found(tmp_path: Path) -> None:
     assert find_directories(tmp_path / "missing" / "c") == ()
 
 
-def file_name(key: int, kind: str, libraries: str = LIBRARIES, synapse: str = SYNAPSE) -> str:
-    return f"{key}_{libraries}_syn{synapse}.{kind}"
-
-
 def pair(key: int, libraries: str = LIBRARIES, synapse: str = SYNAPSE) -> dict[str, Digest]:
-    return {file_name(key, kind, libraries, synapse): EMPTY for kind in ("recipe", "metadata")}
+    return {name(key, kind, libs=libraries, version=synapse): EMPTY for kind in ("recipe", "metadata")}
 
 
 def a_set(files: dict[str, Digest]) -> RecipeSet:
@@ -190,18 +186,18 @@ def test_collected_files_are_read_and_say_what_they_were_compiled_for(tmp_path: 
     files = {}
     for key in (10, 9):
         for kind in ("recipe", "metadata"):
-            files[file_name(key, kind)] = tmp_path / f"{key}.{kind}"
-            files[file_name(key, kind)].write_bytes(kind.encode())
+            files[name(key, kind)] = tmp_path / f"{key}.{kind}"
+            files[name(key, kind)].write_bytes(kind.encode())
 
     recipes = RecipeSet.of("gaudi3", files)
 
     assert (recipes.device_type, recipes.synapse, recipes.libraries) == ("gaudi3", SYNAPSE, LIBRARIES)
     assert recipes.keys == ("9", "10")
-    assert recipes.files[file_name(9, "recipe")] == Digest.of(b"recipe")
+    assert recipes.files[name(9, "recipe")] == Digest.of(b"recipe")
 
 
 def test_what_is_hashed_is_what_is_kept(tmp_path: Path) -> None:
-    files = {file_name(1, kind): tmp_path / kind for kind in ("recipe", "metadata")}
+    files = {name(1, kind): tmp_path / kind for kind in ("recipe", "metadata")}
     for path in files.values():
         path.write_bytes(path.name.encode())
     kept: list[Path] = []
@@ -228,8 +224,8 @@ def test_a_set_is_read_as_it_was_recorded() -> None:
         ({"device_type": "tpu"}, "malformed"),
         ({"synapse": 5}, "malformed"),
         ({"files": ["x"]}, "malformed"),
-        ({"files": {file_name(1, "recipe"): "sha256:0"}}, "not a digest"),
-        ({"files": {file_name(1, "recipe"): str(EMPTY)}}, "recipe 1: its metadata is missing"),
+        ({"files": {name(1, "recipe"): "sha256:0"}}, "not a digest"),
+        ({"files": {name(1, "recipe"): str(EMPTY)}}, "recipe 1: its metadata is missing"),
         ({"libraries": "4"}, "another version of libraries"),
     ],
 )
@@ -248,15 +244,15 @@ def test_a_record_that_lacks_something_is_refused() -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({file_name(1, "recipe"): EMPTY}, "recipe 1: its metadata is missing"),
-        ({file_name(1, "metadata"): EMPTY}, "recipe 1: its recipe is missing"),
+        ({name(1, "recipe"): EMPTY}, "recipe 1: its metadata is missing"),
+        ({name(1, "metadata"): EMPTY}, "recipe 1: its recipe is missing"),
         ({**pair(1), **pair(2, libraries="4")}, "2_4_.*version of libraries"),
         ({**pair(1), **pair(2, synapse="1.19")}, "2_3f2a_syn1.19.*version of synapse"),
         (
             {**pair(1), f"1_{LIBRARIES}_syn{SYNAPSE}_const_tensor_0.data": EMPTY},
             "const_tensor_0.data: is not the name",
         ),
-        ({file_name(1, "recipe") + "_7_0123456789ab": EMPTY}, "is not the name"),
+        ({name(1, "recipe") + "_7_0123456789ab": EMPTY}, "is not the name"),
     ],
 )
 def test_what_could_not_be_restored_is_no_set(files: dict[str, Digest], message: str) -> None:
@@ -291,7 +287,7 @@ def objects(directory: Path, **contents: bytes) -> dict[str, tuple[Digest, Path]
     found = {}
     for kind, content in contents.items():
         (directory / kind).write_bytes(content)
-        found[file_name(1, kind)] = (Digest.of(content), directory / kind)
+        found[name(1, kind)] = (Digest.of(content), directory / kind)
     return found
 
 

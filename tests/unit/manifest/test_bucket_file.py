@@ -121,12 +121,18 @@ def accepted(spec: BuildSpec) -> BucketFile | None:
     return None
 
 
-@settings(max_examples=300, deadline=None)
-@given(specs())
-def test_upstream_reads_back_what_is_listed_and_looks_every_step_up_to_a_warm_bucket(spec: BuildSpec) -> None:
+def a_file_of(spec: BuildSpec) -> BucketFile:
+    """The file, of a spec that has one: hypothesis draws another spec where it has none."""
     found = accepted(spec)
     assume(found is not None)
     assert found is not None
+    return found
+
+
+@settings(max_examples=300, deadline=None)
+@given(specs())
+def test_upstream_reads_back_what_is_listed_and_looks_every_step_up_to_a_warm_bucket(spec: BuildSpec) -> None:
+    found = a_file_of(spec)
     server = found.spec
     inputs = BucketingInputs.from_spec(server.limits, server.bucketing)
     lookup = open_upstream_lookup(server.bucketing.version, "file", inputs)
@@ -147,9 +153,7 @@ def test_upstream_reads_back_what_is_listed_and_looks_every_step_up_to_a_warm_bu
 @settings(max_examples=100, deadline=None)
 @given(specs())
 def test_its_manifest_has_what_the_server_reads_and_nothing_to_add(spec: BuildSpec) -> None:
-    found = accepted(spec)
-    assume(found is not None)
-    assert found is not None
+    found = a_file_of(spec)
     manifest = Manifest.of(found.spec)
     server = coverage_of_server(found.spec)
 
@@ -165,9 +169,7 @@ def test_its_manifest_has_what_the_server_reads_and_nothing_to_add(spec: BuildSp
 @settings(max_examples=100, deadline=None)
 @given(specs())
 def test_written_anew_from_itself_it_is_the_same_text(spec: BuildSpec) -> None:
-    found = accepted(spec)
-    assume(found is not None)
-    assert found is not None
+    found = a_file_of(spec)
 
     assert bucket_file_of(found.spec).text == found.text
     assert bucket_file_of(spec).text == found.text
@@ -195,9 +197,7 @@ def test_versions_that_drop_padded_prompts_can_be_given_a_file_for_whole_prompts
 @given(specs(drafted=0), st.sampled_from(GAUDI))
 def test_a_file_for_one_version_is_proved_anew_for_another_or_refused(spec: BuildSpec, other: str) -> None:
     """Nothing is mended here (coverage = "upstream"): what is accepted is the very same rows."""
-    found = accepted(spec)
-    assume(found is not None)
-    assert found is not None
+    found = a_file_of(spec)
     update = {"version": other, "coverage": "upstream"}
     moved = found.spec.model_copy(update={"bucketing": found.spec.bucketing.model_copy(update=update)})
 

@@ -28,6 +28,10 @@ class Script:
         return self.processes[-1]
 
 
+def telling(problem: str) -> Script:
+    return Script(f"json.dump({{'values': {{}}, 'problem': {problem!r}}}, open(sys.argv[3], 'w'))")
+
+
 def ran(tmp_path: Path, line: str, seconds: float = 30.0, **arguments: object) -> Outcome:
     lab = Lab(tmp_path, environment={"RANK": "3"}, module_id=2, seconds=seconds, start=Script(line).start)
     return lab.run("a.probe", **arguments)  # type: ignore[arg-type]
@@ -88,9 +92,7 @@ def test_a_busy_card_is_asked_for_again_while_there_is_patience(
 
 @pytest.mark.parametrize("problem", ["Device acquire failed. No devices found.", "it broke"])
 def test_nothing_else_is_asked_for_again(tmp_path: Path, problem: str) -> None:
-    script = Script(
-        f"json.dump({{'values': {{}}, 'problem': 'RuntimeError: {problem}'}}, open(sys.argv[3], 'w'))"
-    )
+    script = telling(f"RuntimeError: {problem}")
 
     outcome = Lab(tmp_path, environment={}, patience_seconds=60.0, start=script.start).run("a.probe")
 
@@ -99,9 +101,7 @@ def test_nothing_else_is_asked_for_again(tmp_path: Path, problem: str) -> None:
 
 
 def test_once_a_busy_card_is_an_answer(tmp_path: Path) -> None:
-    script = Script(
-        "json.dump({'values': {}, 'problem': 'RuntimeError: Device acquire failed.'}, open(sys.argv[3], 'w'))"
-    )
+    script = telling("RuntimeError: Device acquire failed.")
 
     outcome = Lab(tmp_path, environment={}, patience_seconds=60.0, start=script.start).run_once("a.probe")
 

@@ -19,8 +19,8 @@ COUNTER = (ROOT / "tests/guests/standins/vllm/compilation/counter.py").read_text
 class Site:
     """A folder of modules that a guest imports."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, guest: Guest) -> None:
+        self.folder, self._guest = folder, guest
 
     def add(self, module: str, source: str = "") -> None:
         *packages, name = module.split(".")
@@ -35,16 +35,15 @@ class Site:
     def path(self) -> str:
         return f"sys.path.insert(0, {str(self.folder)!r})\n"
 
+    def run(self, code: str, **environ: str) -> None:
+        self._guest.run(self.path + textwrap.dedent(code), **environ)
+
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def site(tmp_path: Path, guest: Guest) -> Site:
     folder = tmp_path / "site"
     folder.mkdir()
-    return Site(folder)
-
-
-def run(guest: Guest, site: Site, code: str, **environ: str) -> None:
-    guest.run(site.path + textwrap.dedent(code), **environ)
+    return Site(folder, guest)
 
 
 def last_hooks(guest: Guest) -> dict[str, object]:
@@ -53,9 +52,7 @@ def last_hooks(guest: Guest) -> dict[str, object]:
 
 def test_an_artifact_that_vllm_loads_is_told_by_its_place_in_the_model(guest: Guest, site: Site) -> None:
     site.add("vllm.compilation.counter", COUNTER)
-    run(
-        guest,
-        site,
+    site.run(
         """
         from vllm.compilation.counter import compilation_counter
         class Model: _compile_tag = "backbone"
@@ -74,9 +71,7 @@ def test_an_artifact_that_vllm_loads_is_told_by_its_place_in_the_model(guest: Gu
 
 def test_a_silent_miss_of_vllm_is_told_with_where_it_came_from(guest: Guest, site: Site) -> None:
     site.add("vllm.compilation.counter", COUNTER)
-    run(
-        guest,
-        site,
+    site.run(
         """
         from vllm.compilation.counter import compilation_counter
         def compile_again(): compilation_counter.num_aot_compiles += 1
@@ -91,9 +86,7 @@ def test_a_silent_miss_of_vllm_is_told_with_where_it_came_from(guest: Guest, sit
 
 def test_counting_down_and_copies_of_the_counter_are_no_events(guest: Guest, site: Site) -> None:
     site.add("vllm.compilation.counter", COUNTER)
-    run(
-        guest,
-        site,
+    site.run(
         """
         import copy
         from vllm.compilation.counter import CompilationCounter, compilation_counter
@@ -109,7 +102,7 @@ def test_counting_down_and_copies_of_the_counter_are_no_events(guest: Guest, sit
 
 def test_a_vllm_that_counts_otherwise_is_not_watched(guest: Guest, site: Site) -> None:
     site.add("vllm.compilation.counter", "class C: num_compiles = 0\ncompilation_counter = C()")
-    run(guest, site, "import vllm.compilation.counter")
+    site.run("import vllm.compilation.counter")
 
     assert last_hooks(guest)["vllm.counters"] is False
 
@@ -123,9 +116,7 @@ FACTORS = """
 
 def test_what_vllm_hashes_is_told_once_and_no_secrets(guest: Guest, site: Site) -> None:
     site.add("vllm.config.utils", FACTORS)
-    run(
-        guest,
-        site,
+    site.run(
         """
         class ModelConfig:
             def compute_hash(self):
@@ -145,9 +136,7 @@ def test_what_vllm_hashes_is_told_once_and_no_secrets(guest: Guest, site: Site) 
 
 def test_many_factors_come_in_several_lines_of_one_name(guest: Guest, site: Site) -> None:
     site.add("vllm.config.utils", FACTORS)
-    run(
-        guest,
-        site,
+    site.run(
         """
         from vllm.config.utils import hash_factors
         def environment(): return hash_factors({f"VLLM_VARIABLE_{i}": "x" * 50 for i in range(249)})
@@ -191,9 +180,7 @@ AOT_TYPES = "torch._dynamo.aot_compile_types"
 
 def test_the_repair_gives_torchs_artifact_what_vllm_calls(guest: Guest, site: Site) -> None:
     site.add(AOT_TYPES, ARTIFACT)
-    run(
-        guest,
-        site,
+    site.run(
         """
         from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable as Artifact
         assert Artifact(len).finalize_loading(None) is None
@@ -213,9 +200,7 @@ def test_a_torch_that_needs_no_repair_keeps_its_own(guest: Guest, site: Site) ->
             "class SerializableCallable:\n        def finalize_loading(self, config): return 7",
         ),
     )
-    run(
-        guest,
-        site,
+    site.run(
         """
         from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable as Artifact
         assert Artifact(len).finalize_loading(None) == 7
@@ -230,9 +215,7 @@ def test_a_torch_that_needs_no_repair_keeps_its_own(guest: Guest, site: Site) ->
 
 def test_nothing_is_repaired_unasked_and_unknown_repairs_are_told(guest: Guest, site: Site) -> None:
     site.add(AOT_TYPES, ARTIFACT)
-    run(
-        guest,
-        site,
+    site.run(
         """
         from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable as Artifact
         assert "finalize_loading" not in vars(Artifact)
@@ -251,7 +234,7 @@ COMPILE_FX = """
 
 def test_code_that_inductor_generates_is_told(guest: Guest, site: Site) -> None:
     site.add("torch._inductor.compile_fx", COMPILE_FX)
-    run(guest, site, "from torch._inductor.compile_fx import compile_fx; assert compile_fx(1) == 'code'")
+    site.run("from torch._inductor.compile_fx import compile_fx; assert compile_fx(1) == 'code'")
 
     (generated,) = guest.events("generate")
     assert (generated["what"], generated["name"]) == ("inductor", "graph 3")
@@ -278,9 +261,7 @@ CALLBACK = """
 @pytest.mark.parametrize("arguments", ["", "type('Args', (), {'compile_id': '0/0'})()"])
 def test_a_trace_is_told_however_torch_calls_back(guest: Guest, site: Site, arguments: str) -> None:
     site.add("torch._dynamo.callback", CALLBACK)
-    run(
-        guest,
-        site,
+    site.run(
         f"""
         from torch._dynamo.callback import callback_handler
         for callback in callback_handler.start_callbacks: callback({arguments})
@@ -300,9 +281,7 @@ def test_a_kernel_that_triton_compiles_is_told_and_one_from_its_cache_is_not(
     guest: Guest, site: Site
 ) -> None:
     site.add("triton.knobs", TRITON)
-    run(
-        guest,
-        site,
+    site.run(
         """
         import triton.knobs
         listener = triton.knobs.compilation.listener
@@ -320,9 +299,7 @@ def test_whoever_listened_to_triton_before_still_does(guest: Guest, site: Site) 
     site.add(
         "triton.knobs", "heard = []\nclass compilation:\n    def listener(**kwargs): heard.append(kwargs)\n"
     )
-    run(
-        guest,
-        site,
+    site.run(
         """
         import triton.knobs
         triton.knobs.compilation.listener(src=1, cache_hit=False)
@@ -335,7 +312,7 @@ def test_whoever_listened_to_triton_before_still_does(guest: Guest, site: Site) 
 
 def test_a_triton_without_a_listener_is_not_watched(guest: Guest, site: Site) -> None:
     site.add("triton.knobs", "class compilation: pass")
-    run(guest, site, "import triton.knobs")
+    site.run("import triton.knobs")
 
     assert last_hooks(guest)["triton.listener"] is False
 
@@ -350,9 +327,7 @@ TILELANG = """
 
 def test_a_kernel_that_tilelang_compiles_is_told(guest: Guest, site: Site) -> None:
     site.add("tilelang.jit.kernel", TILELANG)
-    run(
-        guest,
-        site,
+    site.run(
         """
         from tilelang.jit.kernel import JITKernel
         function = type("F", (), {"attrs": {"global_symbol": "mhc_pre"}})()
@@ -380,9 +355,7 @@ def test_graphs_that_a_gaudi_compiles_are_told_and_the_flush_is_called(guest: Gu
     site.add(
         "habana_frameworks.torch.utils.debug", "num = 0\ndef _flush_disk_cache():\n    global num; num += 1\n"
     )
-    run(
-        guest,
-        site,
+    site.run(
         f"""
         import time, habana_frameworks.torch.hpu.metrics as metrics
         metrics.metrics["graph_compilation"].number = 2; metrics.metrics["recipe_cache"].number = 3
@@ -407,9 +380,7 @@ def test_a_gaudi_that_cannot_flush_is_a_fault_and_the_state_is_not_acknowledged(
 ) -> None:
     site.add("habana_frameworks.torch.hpu.metrics", METRICS)
     site.add("habana_frameworks.torch.utils.debug", "")
-    run(
-        guest,
-        site,
+    site.run(
         f"""
         import time, habana_frameworks.torch.hpu.metrics
         open({str(guest.state)!r}, "w").write("f"); time.sleep(0.6)
@@ -423,6 +394,6 @@ def test_a_gaudi_that_cannot_flush_is_a_fault_and_the_state_is_not_acknowledged(
 
 def test_a_gaudi_that_counts_no_graphs_is_not_watched(guest: Guest, site: Site) -> None:
     site.add("habana_frameworks.torch.hpu.metrics", "def metric_global(name): return None")
-    run(guest, site, "import habana_frameworks.torch.hpu.metrics")
+    site.run("import habana_frameworks.torch.hpu.metrics")
 
     assert last_hooks(guest)["habana.metrics"] is False
