@@ -14,6 +14,7 @@ from aotgaudi.store.store import Store
 from aotgaudi.wrap.capture import Built, Order, build_capture, shaped_command
 from aotgaudi.wrap.launch import describe
 from tests.environment import ROOT
+from tests.guests.capturing import Told
 from tests.guests_here import Here
 from tests.ports import free_port
 
@@ -29,22 +30,6 @@ sys.argv = ["fake_server.py", "serve", model, *(w for w in words if w not in ("-
 runpy.run_path({fake!r}, run_name="__main__")
 """
 FAKE = ROOT / "tests" / "guests" / "fake_server.py"
-
-
-class Quiet:
-    """A `Progress` that says nothing."""
-
-    def begin(self, heading: str) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
-
-    def end(self, text: str) -> None:
-        pass
-
-    def warn(self, text: str) -> None:
-        pass
 
 
 @pytest.fixture
@@ -74,7 +59,7 @@ def build(here: Here, **environ: str) -> Built:
     )
     launch = describe(given.found, root=str(here.folder / "r"), asked=given.asked("smoke"))
     order = Order(given.found, launch, here.folder / "out", ready_seconds=120)
-    return build_capture(order, Store.open(here.folder / "store"), Quiet())
+    return build_capture(order, Store.open(here.folder / "store"), Told())
 
 
 def test_it_is_built_with_the_sweep_and_proved_without_it(here: Here) -> None:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from aotgaudi.digest import Digest
 from aotgaudi.doctor.hpu.lab import Lab, Outcome, ProbeProcess, start_process
-from aotgaudi.errors import CompileError, CorruptError, TargetError
+from aotgaudi.errors import TargetError
 from aotgaudi.gaudi.counters import Counts, require_found
-from aotgaudi.gaudi.recipes import RecipeName, RecipeSet, collect, materialise
+from aotgaudi.gaudi.recipes import RecipeSet, collect, materialise
 from aotgaudi.store.store import Store
 from tests.hpu.collecting import environment_of
 from tests.hpu.forks import start_probe
@@ -101,92 +99,6 @@ def test_hits_are_a_units_and_what_was_not_sealed_for_it_is_named(
     cold = counted(lab.run("recipes.keys", order=[2]))
     with pytest.raises(TargetError, match=f"recipe {keys[2][0]} of graph 2 was not found"):
         require_found("graph 2", keys[2], cold)
-
-
-def lose_a_file(directory: Path) -> None:
-    sorted(directory.glob("*.recipe"))[0].unlink()
-
-
-def lose_a_pair(directory: Path) -> None:
-    lose_a_file(directory)
-    sorted(directory.glob("*.metadata"))[0].unlink()
-
-
-def add_constants(directory: Path) -> None:
-    name = sorted(directory.glob("*.recipe"))[0].name
-    (directory / name.replace(".recipe", "_const_tensor_0.data")).write_bytes(b"\0")
-
-
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        (lose_a_file, "has metadata and no recipe"),
-        (lose_a_pair, "is not there"),
-        (add_constants, "_const_tensor_0"),
-    ],
-)
-def test_what_is_not_whole_is_not_collected(
-    built: tuple[Path, Outcome], damage: Callable[[Path], None], said: str
-) -> None:
-    directory, outcome = built
-    damage(directory)
-
-    with pytest.raises(CompileError, match=said):
-        collect(directory, [key for found in keys_of(outcome).values() for key in found])
-
-
-def without_a_file(recipes: RecipeSet) -> dict[str, Digest]:
-    return dict(list(recipes.files.items())[1:])
-
-
-def with_constants(recipes: RecipeSet) -> dict[str, Digest]:
-    name = next(iter(recipes.files)).rpartition(".")[0]
-    return {**recipes.files, f"{name}_const_tensor_0.data": Digest.of(b"")}
-
-
-def of_another(**changed: str) -> Callable[[RecipeSet], dict[str, Digest]]:
-    def changed_files(recipes: RecipeSet) -> dict[str, Digest]:
-        name, *others = recipes.files
-        parsed = RecipeName.parse(name)
-        assert parsed is not None
-        return {
-            str(replace(parsed, **changed)): recipes.files[name],
-            **{one: recipes.files[one] for one in others},
-        }
-
-    return changed_files
-
-
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        (without_a_file, "recipe [0-9]+: its metadata is missing"),
-        (with_constants, "_const_tensor_0.data: is not the name of a recipe's file"),
-        (of_another(synapse="1.25.0.1.abc"), "another version of synapse"),
-        (of_another(libraries="abc"), "another version of libraries"),
-    ],
-)
-def test_what_was_sealed_whole_is_refused_if_it_is_not(
-    built: tuple[Path, Outcome], damage: Callable[[RecipeSet], dict[str, Digest]], said: str
-) -> None:
-    directory, outcome = built
-    recipes = RecipeSet.of("gaudi2", collect(directory, outcome.values["files"]).files)
-
-    with pytest.raises(CorruptError, match=said):
-        RecipeSet(recipes.device_type, recipes.synapse, recipes.libraries, damage(recipes))
-
-
-def test_a_flipped_bit_is_refused_by_the_files_name(tmp_path: Path, built: tuple[Path, Outcome]) -> None:
-    directory, outcome = built
-    files = collect(directory, outcome.values["files"]).files
-    recipes = RecipeSet.of("gaudi2", files)
-    name, path = next(item for item in files.items() if item[0].endswith(".recipe"))
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-    with pytest.raises(CorruptError, match=name):
-        materialise({one: (recipes.files[one], files[one]) for one in files}, tmp_path / "restored")
 
 
 @pytest.mark.parametrize(

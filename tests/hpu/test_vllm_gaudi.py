@@ -32,6 +32,7 @@ from aotgaudi.wrap.launch import describe
 from aotgaudi.wrap.run import run
 from aotgaudi.wrap.run_options import Listen, Policy, RunOptions
 from tests.environment import ROOT
+from tests.guests.capturing import Told
 from tests.guests_here import Here
 from tests.hpu.conftest import InstalledDouble
 from tests.ports import free_port
@@ -41,25 +42,6 @@ pytestmark = pytest.mark.hpu_double
 
 SERVER = ROOT / "tests" / "guests" / "gaudi_server.py"
 BUCKETS = "cache/shapes/vllm.buckets"
-
-
-class Told:
-    """A `Progress` that remembers."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def begin(self, heading: str) -> None:
-        self.lines.append(heading)
-
-    def note(self, text: str) -> None:
-        pass
-
-    def end(self, text: str) -> None:
-        self.lines.append(text)
-
-    def warn(self, text: str) -> None:
-        self.lines.append(f"warning: {text}")
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from aotgaudi.compile.pipeline import seal
 from aotgaudi.compile.plan import make_plan
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.report.compute import Given, report_of
-from aotgaudi.report.holdings import holdings_of_plan
+from aotgaudi.report.holdings import holdings_of_bundle, holdings_of_plan
 from aotgaudi.report.values import Report
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
@@ -46,13 +45,9 @@ def sealed_bundle(store: Store, path: Path) -> Bundle:
     return open_bundle(path)
 
 
-def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    """Every scalar of a JSON value with its dotted place."""
-    if isinstance(value, dict):
-        for name, item in value.items():
-            yield from leaves(item, f"{place}.{name}" if place else name)
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from leaves(item, f"{place}.{index}")
-    else:
-        yield place, value
+def report_on_bundle(bundle: Bundle, store: Store | None = None) -> Report:
+    """The report of a bundle, with the times that are in `store`."""
+    holdings = holdings_of_bundle(bundle, store)
+    return report_of(
+        Given(path="x", kind="bundle", manifest=bundle.manifest, bundle=bundle, holdings=holdings)
+    )

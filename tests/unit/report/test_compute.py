@@ -15,7 +15,6 @@ from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.manifest.coverage import coverage_of, reachable_of
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.report.compute import MOST_LISTED, Given, report_of
-from aotgaudi.report.holdings import holdings_of_bundle
 from aotgaudi.spec.parse import load_spec
 from aotgaudi.store.cas import object_path
 from aotgaudi.store.store import Store
@@ -23,7 +22,7 @@ from tests.environment import ROOT
 from tests.specs import spec_of
 from tests.unit.compile.conftest import store
 from tests.unit.compile.explaining import SECONDS
-from tests.unit.report.reports import report_on, report_on_store, sealed_bundle
+from tests.unit.report.reports import report_on, report_on_bundle, report_on_store, sealed_bundle
 from tests.workload import FAKE, tiny_spec
 
 __all__ = ["store"]
@@ -134,8 +133,8 @@ def test_an_upgrade_costs_what_what_if_says(store: Store) -> None:
 def test_a_bundle_has_no_times_and_the_builders_store_has(store: Store, tmp_path: Path) -> None:
     bundle = sealed_bundle(store, tmp_path / "x.bundle")
 
-    alone = report_of(_given(bundle, None))
-    beside = report_of(_given(bundle, store))
+    alone = report_on_bundle(bundle)
+    beside = report_on_bundle(bundle, store)
 
     assert alone.built is not None
     assert beside.built is not None
@@ -154,17 +153,12 @@ def test_a_program_that_was_removed_from_a_bundle_is_not_counted_as_built(
     lost = bundle.manifest.entries[0]
     object_path(bundle.path, bundle.program_digest(lost.id)).unlink()
 
-    found = report_of(_given(bundle, store))
+    found = report_on_bundle(bundle, store)
 
     assert found.entries.num_warm is not None
     assert found.entries.num_warm < found.entries.num_entries
     assert any("mend it with" in note for note in found.notes)
     assert any(point.is_warm is False for plane in found.planes for point in plane.points)
-
-
-def _given(bundle, store) -> Given:
-    holdings = holdings_of_bundle(bundle, store)
-    return Given(path="x", kind="bundle", manifest=bundle.manifest, bundle=bundle, holdings=holdings)
 
 
 @pytest.mark.parametrize(

@@ -11,33 +11,19 @@ from aotgaudi.bundle.part import Outside, served_manifest
 from aotgaudi.bundle.receipt import ClosedUnder, SealedPart
 from aotgaudi.errors import NotWarmError
 from aotgaudi.manifest.coverage import coverage_of
-from aotgaudi.report.compute import Given, report_of
 from aotgaudi.report.drawing import steps_figure
-from aotgaudi.report.holdings import holdings_of_bundle
-from aotgaudi.report.values import Report
 from aotgaudi.spec.scheduler import SchedulerSpec
 from tests.unit.bundle.test_part import ALONE, COVERING, LEAST, MANIFEST, seal
+from tests.unit.report.reports import report_on_bundle
 
 KINDS = {"prompt", "decode"}
-
-
-def report_on(bundle) -> Report:
-    return report_of(
-        Given(
-            path=str(bundle.path),
-            kind="bundle",
-            manifest=bundle.manifest,
-            bundle=bundle,
-            holdings=holdings_of_bundle(bundle, None),
-        )
-    )
 
 
 @pytest.mark.parametrize("built", [ALONE, COVERING, LEAST], ids=["alone", "covering", "least"])
 def test_each_policy_is_reported_as_it_is_served(tmp_path: Path, built) -> None:
     bundle = seal(tmp_path, built)
 
-    part = report_on(bundle).part
+    part = report_on_bundle(bundle).part
 
     assert part is not None
     assert part.is_closed
@@ -61,7 +47,7 @@ def test_each_policy_is_reported_as_it_is_served(tmp_path: Path, built) -> None:
 
 
 def test_steps_whose_entries_are_not_built_are_counted_and_have_a_colour(tmp_path: Path) -> None:
-    found = report_on(seal(tmp_path, LEAST))
+    found = report_on_bundle(seal(tmp_path, LEAST))
 
     for index, plane in enumerate(found.planes):
         cold = [cell for cell in plane.cells if cell.num_cold]
@@ -74,21 +60,21 @@ def test_steps_whose_entries_are_not_built_are_counted_and_have_a_colour(tmp_pat
 
 
 def test_where_larger_entries_cover_everything_nothing_is_cold(tmp_path: Path) -> None:
-    found = report_on(seal(tmp_path, COVERING))
+    found = report_on_bundle(seal(tmp_path, COVERING))
 
     assert {cell.num_cold for plane in found.planes for cell in plane.cells} == {0}
     assert found.entries.num_warm < found.entries.num_entries
 
 
 def test_a_whole_bundle_is_no_part(tmp_path: Path) -> None:
-    assert report_on(seal(tmp_path, MANIFEST.entries, lambda _: None)).part is None
+    assert report_on_bundle(seal(tmp_path, MANIFEST.entries, lambda _: None)).part is None
 
 
 def test_a_part_that_is_not_closed_is_a_warning_and_the_rest_is_reported(tmp_path: Path) -> None:
     def claim(part: SealedPart) -> SealedPart:
         return part.model_copy(update={"limits": part.limits.model_copy(update={"max_model_len": 100})})
 
-    found = report_on(seal(tmp_path, ALONE, claim))
+    found = report_on_bundle(seal(tmp_path, ALONE, claim))
 
     assert found.part is None
     assert any("is not closed under max_model_len 100" in text for text in found.warnings)
