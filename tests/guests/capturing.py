@@ -80,15 +80,7 @@ class Bench:
         return Store.open(self.folder / "store")
 
     def words(self, *more: str) -> tuple[str, ...]:
-        return (
-            sys.executable,
-            str(SERVER),
-            "serve",
-            str(self.model),
-            "--port",
-            str(free_port()),
-            *more,
-        )
+        return (sys.executable, str(SERVER), "serve", str(self.model), "--port", str(free_port()), *more)
 
     def found(self, *more: str, **environ: str) -> Found:
         return find_server(self.words(*more), {**self.environ, **environ})

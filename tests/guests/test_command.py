@@ -79,11 +79,7 @@ def _check_log(log: str, log_format: str) -> None:
         return
     line = json.loads(told[0])
     assert line.keys() == {"time", "level", "logger", "message", "request_id"}
-    assert (line["level"], line["logger"], line["request_id"]) == (
-        "INFO",
-        "aotgaudi.wrap.supervise",
-        None,
-    )
+    assert (line["level"], line["logger"], line["request_id"]) == ("INFO", "aotgaudi.wrap.supervise", None)
 
 
 @pytest.mark.parametrize(

@@ -227,11 +227,7 @@ def test_completion_works_as_the_shell_calls_it_and_imports_no_command() -> None
     )
     asked = {"_AOTGAUDI_COMPLETE": "bash_complete", "COMP_WORDS": "aotgaudi ex", "COMP_CWORD": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **asked},
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True, text=True, check=False
     )
 
     assert done.stdout == "plain,explain\n"

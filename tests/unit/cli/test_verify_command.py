@@ -39,12 +39,7 @@ def manifest() -> Manifest:
 
 
 def seal(
-    manifest: Manifest,
-    root: Path,
-    *,
-    num_cold: int = 0,
-    manifest_id: str = "",
-    target: Target | None = None,
+    manifest: Manifest, root: Path, *, num_cold: int = 0, manifest_id: str = "", target: Target | None = None
 ) -> Path:
     """Seals a bundle in which one unit answers every entry but the first `num_cold`."""
     objects = ObjectStore(root / "store")

@@ -286,8 +286,7 @@ def test_memory_that_cannot_be_sealed_prevents_serving(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("limit", "status"),
-    [(resource.RLIM_INFINITY, "ok"), (MANY_FILES, "ok"), (MANY_FILES - 1, "warning")],
+    ("limit", "status"), [(resource.RLIM_INFINITY, "ok"), (MANY_FILES, "ok"), (MANY_FILES - 1, "warning")]
 )
 def test_few_open_files_are_a_warning(limit: int, status: str) -> None:
     assert of_open_files(limit).status == status

@@ -132,11 +132,7 @@ FIRST_SERVER = {
 
 WHOLE_PROMPTS = {
     "scheduler": {"engine": "vllm", "chunked_prefill": False},
-    "bucketing": {
-        "version": "vllm-hpu-extension@ad55828",
-        "prefix_caching": False,
-        "contiguous_pa": True,
-    },
+    "bucketing": {"version": "vllm-hpu-extension@ad55828", "prefix_caching": False, "contiguous_pa": True},
 }
 
 CHUNKS = {

@@ -65,8 +65,7 @@ def test_of_several_changed_values_each_one_has_what_it_does_alone() -> None:
     upstream = {"coverage": "upstream"}
     old = manifest_of(tables={"bucketing": upstream, "defrag": {"threshold": 1}})
     new = manifest_of(
-        max_model_len=48,
-        tables={"bucketing": upstream, "defrag": {"threshold": 1, "padded_swaps": [2, 4]}},
+        max_model_len=48, tables={"bucketing": upstream, "defrag": {"threshold": 1, "padded_swaps": [2, 4]}}
     )
 
     found = difference(old, new)

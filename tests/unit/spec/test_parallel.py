@@ -52,10 +52,7 @@ def test_the_stage_with_most_layers_counts(stages: int, layers: int) -> None:
             "tensor_parallel_size: is 3 (a divisor of the model's 64 attention heads)",
         ),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size: is 0"),
-        (
-            {"pipeline_parallel_size": 81},
-            "pipeline_parallel_size: is 81 (at most the model's 80 layers)",
-        ),
+        ({"pipeline_parallel_size": 81}, "pipeline_parallel_size: is 81 (at most the model's 80 layers)"),
         ({"tensor_parallel": 2}, "tensor_parallel: unknown key (did you mean 'tensor_parallel_size'?)"),
     ],
 )
@@ -106,11 +103,7 @@ def test_what_a_spec_uses_is_in_its_json_whole_and_comes_back() -> None:
         "expert_parallel": False,
     }
     assert json["lora"]["max_lora_rank"] == 16
-    assert json["model"]["quantization"] == {
-        "method": "inc",
-        "kv_cache_dtype": "auto",
-        "config_sha256": None,
-    }
+    assert json["model"]["quantization"] == {"method": "inc", "kv_cache_dtype": "auto", "config_sha256": None}
     assert spec_from_json(json) == spec
 
 

@@ -76,10 +76,7 @@ def test_config_path_is_relative_to_the_spec_and_its_content_is_embedded(tmp_pat
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (
-            text_of(max_num_seq="3"),
-            "limits.max_num_seq: unknown key (did you mean 'max_num_seqs'?)",
-        ),
+        (text_of(max_num_seq="3"), "limits.max_num_seq: unknown key (did you mean 'max_num_seqs'?)"),
         (
             text_of(rest="[bucketing]\ncontigous_pa = true"),
             "bucketing.contigous_pa: unknown key (did you mean 'contiguous_pa'?)",
@@ -95,10 +92,7 @@ def test_config_path_is_relative_to_the_spec_and_its_content_is_embedded(tmp_pat
         (text_of(block_size='"16"'), "limits.block_size: is '16' (should be a valid integer)"),
         (text_of(block_size="16.0"), "limits.block_size: is 16.0 (should be a valid integer)"),
         (text_of(block_size="true"), "limits.block_size: is True (should be a valid integer)"),
-        (
-            text_of(max_num_seqs="0"),
-            "limits.max_num_seqs: is 0 (should be greater than or equal to 1)",
-        ),
+        (text_of(max_num_seqs="0"), "limits.max_num_seqs: is 0 (should be greater than or equal to 1)"),
         (
             text_of(rest='[target]\nbackend = "tpu"'),
             "target.backend: is 'tpu' (should be 'cpu', 'cuda', 'hpu' or 'fake')",
@@ -130,10 +124,7 @@ def test_config_path_is_relative_to_the_spec_and_its_content_is_embedded(tmp_pat
             text_of(rest='[bucketing]\nstrategy = "file"\nfile = "absent.txt"'),
             "bucketing.file: absent.txt cannot be read: No such file or directory (a bucket file)",
         ),
-        (
-            text_of(rest="[bucketing]\nfile = 1"),
-            "bucketing.file: is 1 (the path of a bucket file)",
-        ),
+        (text_of(rest="[bucketing]\nfile = 1"), "bucketing.file: is 1 (the path of a bucket file)"),
         (
             text_of(schema="aotgaudi.spec/9", max_num_seq="3"),
             "schema: is 'aotgaudi.spec/9' (should be 'aotgaudi.spec/1')",
@@ -175,10 +166,7 @@ def test_config_path_is_relative_to_the_spec_and_its_content_is_embedded(tmp_pat
             text_of(rest="[defrag]\npadded_swaps = [16, 8]"),
             "defrag.padded_swaps: is [16, 8] (ascending sizes, each one once)",
         ),
-        (
-            text_of(rest="[sampler]\nsettings = []"),
-            "sampler.settings: is empty (at least one setting)",
-        ),
+        (text_of(rest="[sampler]\nsettings = []"), "sampler.settings: is empty (at least one setting)"),
         (
             text_of(rest="[defrag]\nthreshold = 1979-05-27"),
             "defrag.threshold: is 1979-05-27 (a string, finite number, boolean, list or table)",

@@ -99,10 +99,7 @@ def a_link(root: Path) -> None:
 
 @pytest.mark.parametrize(
     ("make", "error", "why"),
-    [
-        (open_to_all, UntrustedError, "everybody may replace"),
-        (a_link, SpecError, "is not a directory"),
-    ],
+    [(open_to_all, UntrustedError, "everybody may replace"), (a_link, SpecError, "is not a directory")],
 )
 def test_a_directory_that_is_not_ours_alone_is_refused(
     root: Path, make: Callable[[Path], None], error: type[Exception], why: str
@@ -132,11 +129,7 @@ System = namedtuple("System", "f_flag f_bavail f_frsize")
     ],
 )
 def test_an_unfit_file_system_is_refused(
-    root: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    system: System,
-    error: type[Exception],
-    message: str,
+    root: Path, monkeypatch: pytest.MonkeyPatch, system: System, error: type[Exception], message: str
 ) -> None:
     monkeypatch.setattr(os, "statvfs", lambda path: system)
 

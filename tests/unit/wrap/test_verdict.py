@@ -13,18 +13,7 @@ from aotgaudi.bundle.capture_receipt import Expected
 from aotgaudi.wrap.events import Event, ProcessLog
 from aotgaudi.wrap.file_watch import FileChanges
 from aotgaudi.wrap.verdict import NotWarm, Seen, Undecided, Warm, judge
-from tests.unit.wrap.logs import (
-    CLEAN,
-    EXPECTED,
-    HOOKS,
-    answer,
-    event,
-    history,
-    loads,
-    process,
-    seen,
-    warm,
-)
+from tests.unit.wrap.logs import CLEAN, EXPECTED, HOOKS, answer, event, history, loads, process, seen, warm
 
 COMPILER = event("process", argv=["g++", "x.cpp"], what="compiler", stack="inductor.py:1")
 
@@ -113,10 +102,7 @@ def test_a_file_that_the_server_wrote_is_not_called_planted() -> None:
     ("processes", "waiting"),
     [
         ({}, "an agent in 1 of 1 APIServer processes"),
-        (
-            {n: h for n, h in warm().items() if h.role != "Worker"},
-            "an agent in 1 of 1 Worker processes",
-        ),
+        ({n: h for n, h in warm().items() if h.role != "Worker"}, "an agent in 1 of 1 Worker processes"),
         (warm() | {"9-0.jsonl": ProcessLog(9)}, "the first event of process 9"),
         (
             warm() | {"9-0.jsonl": history(9, event("hello", role="other"))},
@@ -146,10 +132,7 @@ def test_files_are_compared_before_anything_is_warm() -> None:
     [
         (history(9, event("hello", role="other"), num_unreadable=1), "cannot be read"),
         (history(9, event("bye")), "never reported what it is"),
-        (
-            process(9, "Worker", event("hooks", hooks={"audit": False})),
-            "audit could not be watched",
-        ),
+        (process(9, "Worker", event("hooks", hooks={"audit": False})), "audit could not be watched"),
         (history(9, event("hello", role="Worker", hooks={}), event("bye")), "could not be watched"),
     ],
 )

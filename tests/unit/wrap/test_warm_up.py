@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from aotgaudi.bundle.launch import WARM_UP_LEVELS, Room, WarmUpLevel, completion, token_prompt, warm_up
 
 ROOMS = st.builds(
-    Room,
-    max_model_len=st.none() | st.integers(1, 1 << 20),
-    max_num_seqs=st.none() | st.integers(1, 1 << 12),
+    Room, max_model_len=st.none() | st.integers(1, 1 << 20), max_num_seqs=st.none() | st.integers(1, 1 << 12)
 )
 
 

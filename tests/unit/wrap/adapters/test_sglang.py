@@ -124,10 +124,7 @@ def test_the_witness_is_among_plugins_that_are_named() -> None:
 def test_variables_of_its_kernels_count() -> None:
     environ = {"SGLANG_OPT_USE_TILELANG_MHC_PRE": "0", "SGLANG_LOG_MS": "1", "DG_JIT_X": "1", "PATH": "x"}
 
-    assert GUEST.variable_rules.counted(environ) == {
-        "SGLANG_OPT_USE_TILELANG_MHC_PRE": "0",
-        "DG_JIT_X": "1",
-    }
+    assert GUEST.variable_rules.counted(environ) == {"SGLANG_OPT_USE_TILELANG_MHC_PRE": "0", "DG_JIT_X": "1"}
 
 
 @pytest.mark.parametrize(

@@ -101,10 +101,7 @@ def test_variables_of_the_bridge_count_and_files_by_their_content(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("ranks", "roles"),
-    [
-        (1, {"APIServer": 1, "EngineCore": 1}),
-        (8, {"APIServer": 1, "EngineCore": 1, "Worker": 8}),
-    ],
+    [(1, {"APIServer": 1, "EngineCore": 1}), (8, {"APIServer": 1, "EngineCore": 1, "Worker": 8})],
 )
 def test_ranks_are_processes(ranks: int, roles: dict[str, int]) -> None:
     launch = a_launch(guest="vllm-gaudi", target=GAUDI, world=world({"tensor_parallel": ranks}))

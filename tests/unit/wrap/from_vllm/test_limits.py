@@ -19,11 +19,7 @@ def test_no_block_fits() -> None:
 
 
 @given(
-    st.integers(1, 2**40),
-    st.floats(0.01, 1),
-    st.floats(0, 0.99),
-    st.integers(1, 2**30),
-    st.integers(0, 1),
+    st.integers(1, 2**40), st.floats(0.01, 1), st.floats(0, 0.99), st.integers(1, 2**30), st.integers(0, 1)
 )
 def test_the_blocks_and_the_dummy_fit_and_one_more_does_not(
     free: int, share: float, reserved: float, block: int, dummies: int

@@ -59,7 +59,7 @@ def test_an_artifact_that_vllm_loads_is_told_by_its_place_in_the_model(guest: Gu
         def load(model, aot_compilation_path):
             compilation_counter.num_aot_artifacts_loaded += 1
         load(Model(), "/cache/torch_aot_compile/0123/rank_0_0/model")
-        """,
+        """
     )
 
     (loaded,) = guest.events("loaded")
@@ -76,7 +76,7 @@ def test_a_silent_miss_of_vllm_is_told_with_where_it_came_from(guest: Guest, sit
         from vllm.compilation.counter import compilation_counter
         def compile_again(): compilation_counter.num_aot_compiles += 1
         compile_again()
-        """,
+        """
     )
 
     (generated,) = guest.events("generate")
@@ -94,7 +94,7 @@ def test_counting_down_and_copies_of_the_counter_are_no_events(guest: Guest, sit
         copied = copy.deepcopy(compilation_counter); copied.num_aot_compiles = 5
         CompilationCounter(num_aot_compiles=3)
         compilation_counter.num_cache_entries_updated += 1
-        """,
+        """
     )
 
     assert guest.events("generate") == []
@@ -123,7 +123,7 @@ def test_what_vllm_hashes_is_told_once_and_no_secrets(guest: Guest, site: Site) 
                 from vllm.config.utils import hash_factors
                 return hash_factors({"model": "/m", "VLLM_API_KEY": "geheim", "long": "x" * 500, "n": 1, "of": {"a": 1}})
         assert ModelConfig().compute_hash() == ModelConfig().compute_hash()
-        """,
+        """
     )
 
     (factors,) = guest.events("factors")
@@ -141,7 +141,7 @@ def test_many_factors_come_in_several_lines_of_one_name(guest: Guest, site: Site
         from vllm.config.utils import hash_factors
         def environment(): return hash_factors({f"VLLM_VARIABLE_{i}": "x" * 50 for i in range(249)})
         environment()
-        """,
+        """
     )
 
     told = guest.events("factors")
@@ -265,7 +265,7 @@ def test_a_trace_is_told_however_torch_calls_back(guest: Guest, site: Site, argu
         f"""
         from torch._dynamo.callback import callback_handler
         for callback in callback_handler.start_callbacks: callback({arguments})
-        """,
+        """
     )
 
     (trace,) = guest.events("trace")
@@ -288,7 +288,7 @@ def test_a_kernel_that_triton_compiles_is_told_and_one_from_its_cache_is_not(
         times = type("Times", (), {"total": 2_500_000})()
         listener(src=None, metadata={"name": "add"}, metadata_group={}, times=times, cache_hit=True)
         listener(src=None, metadata={"name": "mul"}, metadata_group={}, times=times, cache_hit=False)
-        """,
+        """
     )
 
     (compiled,) = guest.events("compile")
@@ -304,7 +304,7 @@ def test_whoever_listened_to_triton_before_still_does(guest: Guest, site: Site) 
         import triton.knobs
         triton.knobs.compilation.listener(src=1, cache_hit=False)
         assert triton.knobs.heard == [{"src": 1, "cache_hit": False}]
-        """,
+        """
     )
 
     assert len(guest.events("compile")) == 1
@@ -333,7 +333,7 @@ def test_a_kernel_that_tilelang_compiles_is_told(guest: Guest, site: Site) -> No
         function = type("F", (), {"attrs": {"global_symbol": "mhc_pre"}})()
         assert JITKernel(function).adapter == "adapter"
         JITKernel(function, from_database=True); JITKernel(object())
-        """,
+        """
     )
 
     assert [event["name"] for event in guest.events("compile")] == ["mhc_pre", "a kernel"]
@@ -362,7 +362,7 @@ def test_graphs_that_a_gaudi_compiles_are_told_and_the_flush_is_called(guest: Gu
         open({str(guest.state)!r}, "w").write("f"); time.sleep(1)
         import habana_frameworks.torch.utils.debug as debug
         assert debug.num == 1
-        """,
+        """
     )
 
     (compiled,) = guest.events("compile")
@@ -384,7 +384,7 @@ def test_a_gaudi_that_cannot_flush_is_a_fault_and_the_state_is_not_acknowledged(
         f"""
         import time, habana_frameworks.torch.hpu.metrics
         open({str(guest.state)!r}, "w").write("f"); time.sleep(0.6)
-        """,
+        """
     )
 
     (fault,) = guest.events("fault")
