@@ -211,7 +211,7 @@ def _why_alias(bound: BoundVariable, known: str, situation: Situation) -> str:
     return "of the exponential strategy only the value 1 counts"
 
 
-_PREFILL_VARIABLE = "VLLM_PROMPT_BS_BUCKET_MAX"
+PREFILL_VARIABLE = "VLLM_PROMPT_BS_BUCKET_MAX"
 STRATEGY_VARIABLES = ("VLLM_BUCKETING_STRATEGY", "VLLM_EXPONENTIAL_BUCKETING", "VLLM_BUCKETING_FROM_FILE")
 SLIDING_SWITCH = "PT_HPU_SDPA_QKV_SLICE_MODE_FWD"
 SLIDING_VARIABLES = ("PT_HPU_SDPA_BC_FACTOR", "VLLM_FUSEDSDPA_SLIDE_THLD")
@@ -369,7 +369,7 @@ def _named_strategy(reader: VariableReader) -> StrategyName:
 def _prefill_seqs(rules: EnvironmentRules, reader: VariableReader, *, merged_prefill: bool) -> int | None:
     if rules.prefill != "environment" or merged_prefill:
         return None
-    return reader.integer(_PREFILL_VARIABLE, 1, None)
+    return reader.integer(PREFILL_VARIABLE, 1, None)
 
 
 def _sliding(rules: EnvironmentRules, reader: VariableReader) -> SlidingSpec | None:

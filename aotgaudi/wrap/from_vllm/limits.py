@@ -17,7 +17,7 @@ from aotgaudi.bucketing.versions import EnvironmentRules, find_version
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.model import STATE_KEYS, other_state
 from aotgaudi.spec.parallel import ParallelSpec
-from aotgaudi.wrap.from_vllm.buckets import BucketingEnvironment
+from aotgaudi.wrap.from_vllm.buckets import PREFILL_VARIABLE, BucketingEnvironment
 from aotgaudi.wrap.from_vllm.command import VllmCommand
 from aotgaudi.wrap.from_vllm.model import ModelFacts, kv_block_bytes
 from aotgaudi.wrap.from_vllm.serving import (
@@ -43,7 +43,6 @@ DEFAULT_UTILIZATION = 0.9
 
 _OVERRIDE = "num-gpu-blocks-override"
 _UTILIZATION = "gpu-memory-utilization"
-_PREFILL_VARIABLE = "VLLM_PROMPT_BS_BUCKET_MAX"
 _PREFILL_FLAG = "max-num-prefill-seqs"
 
 
@@ -187,7 +186,7 @@ def _prefill_seqs(
     if bucketing.merged_prefill:
         return max_num_seqs
     if rules.prefill == "environment":
-        return _at_most(_PREFILL_VARIABLE, bucketing.max_num_prefill_seqs or 1, max_num_seqs)
+        return _at_most(PREFILL_VARIABLE, bucketing.max_num_prefill_seqs or 1, max_num_seqs)
     given = _integer(command, _PREFILL_FLAG)
     return max_num_seqs if given is None else _at_most(f"--{_PREFILL_FLAG}", given, max_num_seqs)
 

@@ -26,7 +26,7 @@ DTYPES: Mapping[str, DtypeName] = {
 
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-_CONFIG = "the model's config.json"
+CONFIG = "the model's config.json"
 _MAMBA_LAYERS = frozenset({"mamba", "mamba2", "gdn_attention", "linear_attention"})
 _INTERLEAVED_TYPES = frozenset(
     {"gemma2", "gemma3", "gemma3_text", "cohere2", "gpt_oss", "gemma4", "gemma4_text"}
@@ -88,7 +88,7 @@ class ModelFacts:
         name = str(value).removeprefix("torch.")
         if name not in DTYPES:
             raise SpecError(
-                _CONFIG,
+                CONFIG,
                 f"has the dtype {shown(name)}",
                 f"one of {', '.join(sorted(DTYPES))}",
             )
@@ -114,7 +114,7 @@ def _mamba_chunk(text: Mapping[str, Any], rules: EnvironmentRules) -> tuple[int,
         value = text.get(name)
         if value is not None:
             if type(value) is not int or value < 1:
-                raise SpecError(_CONFIG, f"has {name} {shown(str(value))}", "a positive integer")
+                raise SpecError(CONFIG, f"has {name} {shown(str(value))}", "a positive integer")
             return value, True
     return (_VLLM_CHUNK if rules.mamba == "model" else _GAUDI_CHUNK), False
 
@@ -187,5 +187,5 @@ def _count(text: Mapping[str, Any], name: str) -> int:
     value = text.get(name)
     if type(value) is not int or value < 1:
         problem = f"has no {name}" if value is None else f"has {name} {value!r}"
-        raise SpecError(_CONFIG, problem, "a positive integer, or --num-blocks N")
+        raise SpecError(CONFIG, problem, "a positive integer, or --num-blocks N")
     return value

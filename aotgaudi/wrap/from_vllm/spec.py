@@ -23,7 +23,7 @@ from aotgaudi.wrap.flags import FLAGS
 from aotgaudi.wrap.from_vllm.buckets import BucketingEnvironment, IgnoredVariable, check_bounds
 from aotgaudi.wrap.from_vllm.command import VllmCommand
 from aotgaudi.wrap.from_vllm.limits import Device, Limits, Pin, is_prefill_chunked, read_limits
-from aotgaudi.wrap.from_vllm.model import DTYPE_BYTES, DtypeName, ModelFacts, served_dtype
+from aotgaudi.wrap.from_vllm.model import CONFIG, DTYPE_BYTES, DtypeName, ModelFacts, served_dtype
 from aotgaudi.wrap.from_vllm.serving import (
     LAZY_VARIABLE,
     MODE_NOTES,
@@ -39,14 +39,13 @@ from aotgaudi.wrap.from_vllm.serving import (
 from aotgaudi.wrap.from_vllm.variables import OtherVariables, is_looked_at
 from aotgaudi.wrap.values import Remark
 
-_CONFIG = "the model's config.json"
 _WHERE: Mapping[str, str] = MappingProxyType(
     {
         **{flag.reason: f"--{flag.name}" for flag in tuple(FLAGS.values())[::-1] if flag.effect == "taken"},
         "limits.num_blocks": "the number of KV blocks",
-        "model.config": _CONFIG,
-        "model.config.model_type": f"{_CONFIG}: model_type",
-        "model.config.max_position_embeddings": f"{_CONFIG}: max_position_embeddings",
+        "model.config": CONFIG,
+        "model.config.model_type": f"{CONFIG}: model_type",
+        "model.config.max_position_embeddings": f"{CONFIG}: max_position_embeddings",
     }
 )
 """Field of a spec -> what the user gave for it, for errors."""
