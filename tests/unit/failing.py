@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 import pytest
 
@@ -24,6 +25,15 @@ CALLS = (
     "read",
     "pread",
 )
+
+
+def raising(code: int) -> Callable[..., NoReturn]:
+    """A call of the operating system that always fails with this errno."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise OSError(code, os.strerror(code))
+
+    return refuse
 
 
 class FailingOnce:

@@ -9,22 +9,7 @@ from aotgaudi.bucketing.padding import MAX_STEPS, decode_padding, prompt_padding
 from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.spec.limits import ServingLimits
-
-any_limits = st.builds(
-    ServingLimits,
-    max_num_seqs=st.integers(1, 6),
-    max_num_batched_tokens=st.integers(1, 40),
-    max_model_len=st.integers(2, 40),
-    block_size=st.integers(1, 5),
-    num_blocks=st.integers(1, 40),
-)
-prompt_entries = st.builds(PromptEntry, st.integers(1, 3), st.integers(1, 42), st.integers(0, 20))
-decode_entries = st.builds(DecodeEntry, st.integers(1, 7), st.just(1), st.integers(1, 45))
-tables = st.builds(
-    BucketTable,
-    st.lists(prompt_entries, max_size=12).map(tuple),
-    st.lists(decode_entries, max_size=12).map(tuple),
-)
+from tests.unit.bucketing.walks import any_limits, tables
 
 
 def prompt_factors(limits: ServingLimits, table: BucketTable) -> dict[tuple[int, int, int], float]:

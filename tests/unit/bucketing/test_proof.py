@@ -28,22 +28,13 @@ from aotgaudi.spec.bucketing import BucketingSpec
 from aotgaudi.spec.limits import LARGEST_LIMIT, ServingLimits
 from aotgaudi.spec.scheduler import SchedulerSpec
 from tests.specs import limits_of
-from tests.unit.bucketing.walks import all_prompts, schedulers
-
-any_limits = st.builds(
-    ServingLimits,
-    max_num_seqs=st.integers(1, 6),
-    max_num_batched_tokens=st.integers(1, 26),
-    max_model_len=st.integers(2, 24),
-    block_size=st.integers(1, 5),
-    num_blocks=st.integers(1, 20),
-)
-prompt_entries = st.builds(PromptEntry, st.integers(1, 2), st.integers(1, 26), st.integers(0, 12))
-decode_entries = st.builds(DecodeEntry, st.integers(1, 7), st.just(1), st.integers(1, 22))
-tables = st.builds(
-    BucketTable,
-    st.lists(prompt_entries, max_size=8).map(tuple),
-    st.lists(decode_entries, max_size=8).map(tuple),
+from tests.unit.bucketing.walks import (
+    all_prompts,
+    any_limits,
+    decode_entries,
+    prompt_entries,
+    schedulers,
+    tables,
 )
 
 

@@ -7,16 +7,7 @@ from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts
 from aotgaudi.spec.bucketing import BucketingSpec
 from aotgaudi.spec.limits import LARGEST_LIMIT, ServingLimits
 from aotgaudi.spec.scheduler import SchedulerSpec
-from tests.unit.bucketing.walks import all_prompts, schedulers
-
-any_limits = st.builds(
-    ServingLimits,
-    max_num_seqs=st.integers(1, 8),
-    max_num_batched_tokens=st.integers(1, 40),
-    max_model_len=st.integers(2, 36),
-    block_size=st.integers(1, 7),
-    num_blocks=st.integers(1, 30),
-)
+from tests.unit.bucketing.walks import all_prompts, any_limits, schedulers
 
 
 @given(any_limits, schedulers, st.booleans())

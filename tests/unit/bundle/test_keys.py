@@ -54,10 +54,6 @@ def test_a_place_that_is_not_there_is_named(tmp_path: Path) -> None:
         generate_key(tmp_path / "none" / "k")
 
 
-def test_two_keys_differ(tmp_path: Path) -> None:
-    assert generate_key(tmp_path / "a") != generate_key(tmp_path / "b")
-
-
 def test_signatures_are_deterministic_and_only_over_those_bytes(tmp_path: Path) -> None:
     public = generate_key(tmp_path / "k")
     key = load_signing_key(tmp_path / "k")

@@ -15,6 +15,7 @@ from aotgaudi.bundle.receipt import Receipt, UnitRecord
 from aotgaudi.digest import sha256_file
 from aotgaudi.errors import CorruptError, ManifestError, StoreError
 from aotgaudi.store.cas import object_path
+from tests.unit.failing import raising
 
 if TYPE_CHECKING:
     from tests.unit.bundle.conftest import Sealed
@@ -200,11 +201,8 @@ def test_a_full_disk_leaves_the_old_bundle(
     before = contents(sealed.path)
     other = sealed.receipt.model_copy(update={"builder": {"aotgaudi": "2"}})
 
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("aotgaudi.bundle.staging.exchange_names", refuse)
-    monkeypatch.setattr(os, call, refuse)
+    monkeypatch.setattr("aotgaudi.bundle.staging.exchange_names", raising(errno.ENOSPC))
+    monkeypatch.setattr(os, call, raising(errno.ENOSPC))
     with pytest.raises(
         StoreError, match=r"cannot write the bundle .*bundle: No space left.*bytes are needed"
     ):

@@ -21,6 +21,7 @@ from aotgaudi.compile.run import Progress
 from aotgaudi.entries import DefragEntry, PromptEntry
 from aotgaudi.errors import CompileError, SpecError, StoreError
 from aotgaudi.store.store import Store
+from tests.unit.failing import raising
 from tests.workload import compiles, execute, journaled, key_of, seeded_plan, tiny_spec
 
 DEADLINE_SECONDS = 60.0
@@ -288,11 +289,8 @@ def test_a_store_that_takes_no_more_ends_the_build_and_keeps_what_there_is(store
 def test_processes_that_cannot_be_started_are_one_error(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(11, "Resource temporarily unavailable")
-
     plan = seeded_plan(store, [("head a",)])
-    monkeypatch.setattr(subprocess, "Popen", refuse)
+    monkeypatch.setattr(subprocess, "Popen", raising(11))
 
     with pytest.raises(CompileError, match=r"cannot start worker processes: .*unavailable.*-j N"):
         execute(store, plan)

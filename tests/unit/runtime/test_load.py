@@ -121,26 +121,64 @@ def test_an_index_leads_to_the_files_that_are_needed_and_no_other_is_opened(tmp_
     assert torch.equal(weights["b"], B)
 
 
-def test_another_shape_is_refused(tmp_path: Path) -> None:
-    save_file({"a": A.T.contiguous(), "b": B}, tmp_path / "model.safetensors")
+@pytest.mark.parametrize(
+    ("tensors", "reason"),
+    [
+        (
+            {"a": A.T.contiguous(), "b": B},
+            r"model\.safetensors: a has shape \[3, 2\], the bundle needs \[2, 3\]",
+        ),
+        ({"c": B}, r"holds no tensor 'a' \(2 missing in all\).*model import"),
+        *(
+            ({"a": A.to(dtype), "b": B}, rf"model\.safetensors: a has dtype {name}, the bundle needs float32")
+            for dtype, name in ((torch.int32, "I32"), (torch.int8, "I8"), (torch.bool, "BOOL"))
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused_by_name(
+    tmp_path: Path, tensors: dict[str, torch.Tensor], reason: str
+) -> None:
+    save_file(tensors, tmp_path / "model.safetensors")
 
-    with pytest.raises(SpecError, match=r"a has shape \[3, 2\], the bundle needs \[2, 3\]") as refusal:
+    with pytest.raises(SpecError, match=reason):
         load_weights(ShardReader(ModelDirectory(tmp_path)), SPECS)
 
-    assert refusal.value.where == str(tmp_path / "model.safetensors")
+
+NO_INDEX = r"index\.json: (is not a safetensors index|cannot be read as JSON|holds list)"
 
 
-def test_tensors_that_are_missing_are_counted_and_the_first_is_named(tmp_path: Path) -> None:
-    save_file({"c": B}, tmp_path / "model.safetensors")
+@pytest.mark.parametrize(
+    ("index", "reason"),
+    [
+        *((text, NO_INDEX) for text in ("{", "[]", '{"weight_map": 5}', "{}")),
+        *(
+            (json.dumps({"weight_map": {"a": value, "b": value}}), r"index\.json: .*(no file name|outside)")
+            for value in (5, None, ["one.safetensors"], {}, "one\0two")
+        ),
+        ('{"weight_map": {"a": "one.safetensors", "b": "one.safetensors"}}', "holds no tensor 'b'"),
+        (
+            '{"weight_map": {"a": "none.safetensors", "b": "none.safetensors"}}',
+            r"none\.safetensors: cannot be read as safetensors: no such file",
+        ),
+    ],
+)
+def test_an_index_that_leads_to_no_weights_is_refused(tmp_path: Path, index: str, reason: str) -> None:
+    save_file({"a": A}, tmp_path / "one.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(index, encoding="utf-8")
 
-    with pytest.raises(SpecError, match=r"holds no tensor 'a' \(2 missing in all\).*model import"):
+    with pytest.raises(SpecError, match=reason):
         load_weights(ShardReader(ModelDirectory(tmp_path)), SPECS)
 
 
-def test_a_tensor_that_its_shard_lacks_is_missing(tmp_path: Path) -> None:
-    shards(tmp_path, {"a": "one.safetensors", "b": "one.safetensors"}, one={"a": A})
+def test_a_directory_without_weights_says_what_it_lacks(tmp_path: Path) -> None:
+    reader = ShardReader(ModelDirectory(tmp_path))
+    with pytest.raises(
+        SpecError, match=r"has neither model\.safetensors nor model\.safetensors\.index\.json"
+    ):
+        load_weights(reader, SPECS)
 
-    with pytest.raises(SpecError, match="holds no tensor 'b'"):
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
+    with pytest.raises(SpecError, match=r"model\.safetensors: cannot be read as safetensors"):
         load_weights(ShardReader(ModelDirectory(tmp_path)), SPECS)
 
 
@@ -155,59 +193,9 @@ def test_an_index_cannot_name_a_file_outside_its_directory(tmp_path: Path, name:
         load_weights(ShardReader(ModelDirectory(folder)), SPECS)
 
 
-@pytest.mark.parametrize("index", ["{", "[]", '{"weight_map": 5}', "{}"])
-def test_a_broken_index_is_refused_by_name(tmp_path: Path, index: str) -> None:
-    (tmp_path / "model.safetensors.index.json").write_text(index, encoding="utf-8")
-
-    with pytest.raises(
-        SpecError,
-        match=r"model\.safetensors\.index\.json: (is not a safetensors index|cannot be read as JSON|holds list)",
-    ):
-        load_weights(ShardReader(ModelDirectory(tmp_path)), SPECS)
-
-
-@pytest.mark.parametrize("value", [5, None, ["one.safetensors"], {}, "one\0two"])
-def test_what_is_no_file_name_is_refused_with_its_tensor(tmp_path: Path, value: object) -> None:
-    shards(tmp_path, {"a": value, "b": value})
-
-    with pytest.raises(SpecError, match=r"model\.safetensors\.index\.json: .*(no file name|outside)"):
-        load_weights(ShardReader(ModelDirectory(tmp_path)), SPECS)
-
-
-def test_a_shard_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    shards(tmp_path, {"a": "one.safetensors", "b": "one.safetensors"})
-
-    with pytest.raises(SpecError, match=r"one\.safetensors: cannot be read as safetensors: no such file"):
-        load_weights(ShardReader(ModelDirectory(tmp_path)), SPECS)
-
-
-def test_a_file_that_is_no_safetensors_is_named(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
-
-    with pytest.raises(SpecError, match=r"model\.safetensors: cannot be read as safetensors"):
-        load_weights(ShardReader(ModelDirectory(tmp_path)), SPECS)
-
-
-def test_a_directory_without_weights_says_what_it_lacks(tmp_path: Path) -> None:
-    with pytest.raises(
-        SpecError, match=r"has neither model\.safetensors nor model\.safetensors\.index\.json"
-    ):
-        load_weights(ShardReader(ModelDirectory(tmp_path)), SPECS)
-
-
 def reader(folder: Path, memory: WeightsMemory = "copy", **bound: bytes) -> ShardReader:
     digests = {name.replace("__", "."): Digest.of(data) for name, data in bound.items()}
     return ShardReader(ModelDirectory(folder, digests or None), memory)
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int8, torch.bool])
-def test_another_kind_of_dtype_is_refused_with_the_tensors_name(tmp_path: Path, dtype: torch.dtype) -> None:
-    save_file({"a": A.to(dtype), "b": B}, tmp_path / "model.safetensors")
-
-    with pytest.raises(
-        SpecError, match=r"model\.safetensors: a has dtype (I32|I8|BOOL), the bundle needs float32"
-    ):
-        load_weights(reader(tmp_path), SPECS)
 
 
 @pytest.mark.parametrize("how", ["zeros", "truncated", "removed"])

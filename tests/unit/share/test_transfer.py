@@ -17,6 +17,7 @@ from aotgaudi.share.directory_remote import DirectoryRemote
 from aotgaudi.share.remote import Download
 from aotgaudi.share.retry import Retry, TransientError
 from aotgaudi.share.transfer import Conduct, Sources, in_threads, receive, send
+from tests.unit.failing import raising
 
 ITEMS = {Digest.of(data): data for data in (b"%d" % number * 5000 for number in range(20))}
 
@@ -256,11 +257,8 @@ def test_a_full_disk_is_one_line_and_leaves_what_can_be_continued(
     def get() -> None:
         receive(digest, tmp_path / "p", tmp_path / "whole", lambda file: sources.fill(digest, file))
 
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, call, refuse)
+        patch.setattr(os, call, raising(28))
         with pytest.raises(StoreError, match=f"No space left on device .{len(data)} bytes are needed"):
             get()
     assert not (tmp_path / "whole").exists()

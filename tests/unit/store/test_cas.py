@@ -14,6 +14,7 @@ import pytest
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, StoreError
 from aotgaudi.store.cas import ObjectStore, object_path
+from tests.unit.failing import raising
 
 DATA = bytes(range(256)) * 40
 
@@ -190,10 +191,7 @@ def test_a_refused_write_leaves_nothing(
     source = tmp_path / "source"
     source.write_bytes(DATA)
 
-    def refuse(*_: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, call, refuse)
+    monkeypatch.setattr(os, call, raising(code))
     for as_file in (False, True):
         with pytest.raises(StoreError) as caught:
             objects.put_file(source) if as_file else objects.put_bytes(DATA)

@@ -23,6 +23,7 @@ from aotgaudi.store.records import digests_in
 from aotgaudi.store.roots import Root
 from aotgaudi.store.scratch import sweep_temporary_files
 from aotgaudi.store.store import Store
+from tests.unit.failing import raising
 
 EVERYTHING = 1 << 60
 
@@ -150,10 +151,7 @@ def test_it_is_refused_while_somebody_builds(store: Store) -> None:
 
 
 def test_it_is_refused_where_there_are_no_locks(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr("aotgaudi.store.locks.fcntl.flock", refuse)
+    monkeypatch.setattr("aotgaudi.store.locks.fcntl.flock", raising(37))
     with pytest.raises(StoreError, match="no locks"):
         collect(store, 0)
 
@@ -245,10 +243,7 @@ def test_a_sweep_takes_what_has_no_writer_and_leaves_what_has(store: Store) -> N
 def test_a_sweep_without_locks_goes_by_the_age_that_the_file_system_gives(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr("aotgaudi.store.scratch.fcntl.flock", refuse)
+    monkeypatch.setattr("aotgaudi.store.scratch.fcntl.flock", raising(37))
     for name, used in (("put-1-old", 0), ("put-1-young", None)):
         path = store.root / "tmp" / name
         path.write_bytes(b"")

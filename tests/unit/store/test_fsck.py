@@ -16,6 +16,7 @@ from aotgaudi.store.cas import object_path
 from aotgaudi.store.fsck import check_store
 from aotgaudi.store.roots import Root
 from aotgaudi.store.store import Store
+from tests.unit.failing import raising
 
 KEY, OTHER = "ab" * 32, "cd" * 32
 DATA = b"the bytes of an artifact" * 50
@@ -189,9 +190,6 @@ def test_an_object_that_is_absent_is_a_loss_and_no_damage(store: Store) -> None:
 def test_a_quarantine_that_cannot_be_made_is_an_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     rewrite(object_path(store.root, DIGEST), b"")
 
-    def refuse(*_: object) -> None:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(os, "rename", refuse)
+    monkeypatch.setattr(os, "rename", raising(30))
     with pytest.raises(StoreError, match=r"cannot quarantine .*Read-only"):
         check_store(store)

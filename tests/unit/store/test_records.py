@@ -15,6 +15,7 @@ from aotgaudi import files as atomicfile
 from aotgaudi.digest import canonical_json, sha256_bytes
 from aotgaudi.errors import StoreError
 from aotgaudi.store.records import RecordError, RecordStore, dump_record, load_record
+from tests.unit.failing import raising
 
 KEY, OTHER = "ab" * 32, "cd" * 32
 VALUE: dict[str, Any] = {
@@ -170,10 +171,7 @@ def test_of_two_that_start_together_both_get_the_same_answer(
 def test_a_file_system_without_hard_links_renames(
     records: RecordStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "link", raising(errno.EOPNOTSUPP))
 
     assert records.publish(KEY, {"n": 1}) == {"n": 1}
     assert records.publish(KEY, {"n": 2}) == {"n": 1}
@@ -234,10 +232,7 @@ def test_a_system_that_does_not_let_us_look_is_an_error_and_no_miss(
 ) -> None:
     records.publish(KEY, VALUE)
 
-    def refuse(*_: object) -> int:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "open", raising(code))
     with pytest.raises(StoreError, match="cannot read"):
         records.get(KEY)
 

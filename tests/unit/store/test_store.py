@@ -18,6 +18,7 @@ from aotgaudi.errors import StoreError
 from aotgaudi.store.fsck import check_store
 from aotgaudi.store.roots import Root
 from aotgaudi.store.store import STORE_FORMAT, Store
+from tests.unit.failing import raising
 
 KEY = "ab" * 32
 
@@ -69,10 +70,7 @@ def test_a_store_that_cannot_be_written_to_is_refused_at_opening(
 ) -> None:
     Store.open(tmp_path)
 
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "open", raising(code))
     with pytest.raises(StoreError, match=f"store at {tmp_path} is not writable: .*{os.strerror(code)}"):
         Store.open(tmp_path)
 
@@ -111,13 +109,6 @@ def test_a_second_thread_is_told_at_once_that_a_unit_is_taken(tmp_path: Path) ->
     assert (is_mine, found) == (True, [False])
 
 
-def test_other_units_are_not_held_up(tmp_path: Path) -> None:
-    store = Store.open(tmp_path)
-
-    with store.locks.try_unit(KEY) as one, store.locks.try_unit("cd" * 32) as other:
-        assert (one, other) == (True, True)
-
-
 _HOLD = """
 import sys
 from pathlib import Path
@@ -151,10 +142,7 @@ def test_a_file_system_without_locks_lets_everybody_in_with_a_warning(
     """A lock that is only a file would outlive its holder; a unit that is compiled twice is no error."""
     store = Store.open(tmp_path)
 
-    def refuse(*_: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", raising(code))
     with store.locks.try_unit(KEY), store.locks.try_unit(KEY) as is_held, store.in_use():
         assert is_held
 
@@ -166,10 +154,7 @@ def test_a_lock_that_cannot_be_had_for_another_reason_is_one_error(
 ) -> None:
     store = Store.open(tmp_path)
 
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", raising(errno.EIO))
     with pytest.raises(StoreError, match=r"cannot lock .*Input/output error"), store.locks.try_unit(KEY):
         pass
 

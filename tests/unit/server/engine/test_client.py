@@ -6,8 +6,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -112,15 +111,28 @@ def _new_detokenizer(prompt_token_ids: Sequence[int]) -> IncrementalDetokenizer:
     return IncrementalDetokenizer(lambda ids: "".join(map(chr, ids)), prompt_token_ids)
 
 
-@asynccontextmanager
-async def both(limits: AdmissionLimits = AdmissionLimits()) -> AsyncIterator[Both]:  # noqa: B008 - a frozen value
-    ends = Both(limits)
-    try:
-        ends.client.attach()
-        yield ends
-    finally:
-        ends.close()
-        await asyncio.sleep(0)
+def with_both(
+    limits: AdmissionLimits = AdmissionLimits(),  # noqa: B008 - a frozen value
+) -> Callable[[Callable[[Both], Awaitable[None]]], Callable[[], None]]:
+    """Runs a test on an event loop, with both ends attached."""
+
+    def decorated(test: Callable[[Both], Awaitable[None]]) -> Callable[[], None]:
+        async def attached() -> None:
+            ends = Both(limits)
+            try:
+                ends.client.attach()
+                await test(ends)
+            finally:
+                ends.close()
+                await asyncio.sleep(0)
+
+        def run() -> None:
+            asyncio.run(attached())
+
+        run.__name__, run.__module__ = test.__name__, test.__module__
+        return run
+
+    return decorated
 
 
 class Owner:
@@ -156,169 +168,139 @@ async def inside(ends: Both) -> None:
     await until(ends.runner.is_inside.is_set)
 
 
-def test_tokens_come_and_steps_are_told_of() -> None:
-    async def run() -> None:
-        async with both() as ends:
-            owner = add(ends, "r")
-            events = await owner.all()
+@with_both()
+async def test_tokens_come_and_steps_are_told_of(ends: Both) -> None:
+    owner = add(ends, "r")
+    events = await owner.all()
 
-            assert "".join(event.text for event in events if isinstance(event, TokenEvent)) == "aaa"
-            await until(lambda: [kind for kind, _ in ends.steps] == ["prompt", "decode", "decode"])
-            assert ends.client.drain()
-
-    asyncio.run(run())
+    assert "".join(event.text for event in events if isinstance(event, TokenEvent)) == "aaa"
+    await until(lambda: [kind for kind, _ in ends.steps] == ["prompt", "decode", "decode"])
+    assert ends.client.drain()
 
 
-def test_what_can_never_run_is_refused_here_and_leaves_nothing_behind() -> None:
-    async def run() -> None:
-        async with both() as ends:
-            with pytest.raises(RequestError, match="max_model_len"):
-                add(ends, "r", params=SamplingParams(temperature=0, max_tokens=99))
-            with pytest.raises(RequestError, match="integers below the vocabulary's size 256"):
-                ends.client.add([NewRequest("r", [256], GREEDY)], print)
+@with_both()
+async def test_what_can_never_run_is_refused_here_and_leaves_nothing_behind(ends: Both) -> None:
+    with pytest.raises(RequestError, match="max_model_len"):
+        add(ends, "r", params=SamplingParams(temperature=0, max_tokens=99))
+    with pytest.raises(RequestError, match="integers below the vocabulary's size 256"):
+        ends.client.add([NewRequest("r", [256], GREEDY)], print)
 
-            assert not ends.runner.is_inside.is_set()
-            assert len(await add(ends, "r").all()) == 3
-
-    asyncio.run(run())
+    assert not ends.runner.is_inside.is_set()
+    assert len(await add(ends, "r").all()) == 3
 
 
-def test_room_is_counted_here_and_given_back_when_a_request_has_ended() -> None:
-    async def run() -> None:
-        async with both(AdmissionLimits(max_requests=1)) as ends:
-            ends.runner.gate.clear()
-            first = add(ends, "a")
-            await inside(ends)
-            with pytest.raises(RequestError, match="the server is full") as refused:
-                add(ends, "b")
-            assert refused.value.http_status == 429
-            assert ends.client.stats().num_refused["server_requests"] == 1
+@with_both(AdmissionLimits(max_requests=1))
+async def test_room_is_counted_here_and_given_back_when_a_request_has_ended(ends: Both) -> None:
+    ends.runner.gate.clear()
+    first = add(ends, "a")
+    await inside(ends)
+    with pytest.raises(RequestError, match="the server is full") as refused:
+        add(ends, "b")
+    assert refused.value.http_status == 429
+    assert ends.client.stats().num_refused["server_requests"] == 1
 
-            ends.runner.gate.set()
-            await first.all()
-            assert len(await add(ends, "b").all()) == 3
-
-    asyncio.run(run())
+    ends.runner.gate.set()
+    await first.all()
+    assert len(await add(ends, "b").all()) == 3
 
 
-def test_an_abort_ends_a_request_after_the_step_that_runs() -> None:
-    async def run() -> None:
-        async with both() as ends:
-            ends.runner.gate.clear()
-            owner = add(ends, "r", params=SamplingParams(temperature=0, max_tokens=20))
-            await inside(ends)
-            ends.client.abort("r", "nobody")
-            await until(lambda: bool(ends.engine._aborts))
-            ends.runner.gate.set()
+@with_both()
+async def test_an_abort_ends_a_request_after_the_step_that_runs(ends: Both) -> None:
+    ends.runner.gate.clear()
+    owner = add(ends, "r", params=SamplingParams(temperature=0, max_tokens=20))
+    await inside(ends)
+    ends.client.abort("r", "nobody")
+    await until(lambda: bool(ends.engine._aborts))
+    ends.runner.gate.set()
 
-            *_, last = await owner.all()
-            assert isinstance(last, TokenEvent)
-            assert last.finish_reason == "abort"
-
-    asyncio.run(run())
+    *_, last = await owner.all()
+    assert isinstance(last, TokenEvent)
+    assert last.finish_reason == "abort"
 
 
-def test_a_snapshot_is_brought_up_to_date_also_while_a_step_runs() -> None:
-    async def run() -> None:
-        async with both() as ends:
-            assert ends.client.warmth().num_warm == 1
-            ends.runner.gate.clear()
-            add(ends, "a")
-            await inside(ends)
-            add(ends, "b")
+@with_both()
+async def test_a_snapshot_is_brought_up_to_date_also_while_a_step_runs(ends: Both) -> None:
+    assert ends.client.warmth().num_warm == 1
+    ends.runner.gate.clear()
+    add(ends, "a")
+    await inside(ends)
+    add(ends, "b")
 
-            await until(lambda: ends.engine.stats().num_waiting == 1)
-            await asyncio.gather(ends.client.refresh(), ends.client.refresh())
+    await until(lambda: ends.engine.stats().num_waiting == 1)
+    await asyncio.gather(ends.client.refresh(), ends.client.refresh())
 
-            assert ends.client.warmth().num_warm == 3
-            assert ends.client.stats().num_waiting == 1
-            assert ends.client.stalled_seconds > 0
-
-    asyncio.run(run())
+    assert ends.client.warmth().num_warm == 3
+    assert ends.client.stats().num_waiting == 1
+    assert ends.client.stalled_seconds > 0
 
 
-def test_the_texts_of_tokens_come_with_their_log_probabilities() -> None:
-    async def run() -> None:
-        async with both() as ends:
-            await add(ends, "plain").all()
-            with pytest.raises(KeyError):
-                ends.client.token_text(ord("a"))
+@with_both()
+async def test_the_texts_of_tokens_come_with_their_log_probabilities(ends: Both) -> None:
+    await add(ends, "plain").all()
+    with pytest.raises(KeyError):
+        ends.client.token_text(ord("a"))
 
-            await add(ends, "r", params=SamplingParams(temperature=0, max_tokens=1, logprobs=2)).all()
+    await add(ends, "r", params=SamplingParams(temperature=0, max_tokens=1, logprobs=2)).all()
 
-            assert [ends.client.token_text(ord(text)) for text in "ab"] == ["a", "b"]
-
-    asyncio.run(run())
+    assert [ends.client.token_text(ord(text)) for text in "ab"] == ["a", "b"]
 
 
-def test_a_step_that_fails_fails_its_request_and_the_engine_goes_on() -> None:
-    async def run() -> None:
-        async with both() as ends:
-            ends.runner.fault = OSError(5, "the card fell out")
-            (event,) = await add(ends, "r").all()
+@with_both()
+async def test_a_step_that_fails_fails_its_request_and_the_engine_goes_on(ends: Both) -> None:
+    ends.runner.fault = OSError(5, "the card fell out")
+    (event,) = await add(ends, "r").all()
 
-            assert isinstance(event, ErrorEvent)
-            assert "the card fell out" in str(event.error)
-            ends.runner.fault = None
-            assert len(await add(ends, "r").all()) == 3
-            assert ends.client.failure is None
-
-    asyncio.run(run())
+    assert isinstance(event, ErrorEvent)
+    assert "the card fell out" in str(event.error)
+    ends.runner.fault = None
+    assert len(await add(ends, "r").all()) == 3
+    assert ends.client.failure is None
 
 
-def test_a_process_that_ends_fails_what_is_open_and_lets_nothing_in() -> None:
-    async def run() -> None:
-        async with both() as ends:
-            ends.runner.gate.clear()
-            owner = add(ends, "r", "s")
-            await inside(ends)
-            ends.end()
+@with_both()
+async def test_a_process_that_ends_fails_what_is_open_and_lets_nothing_in(ends: Both) -> None:
+    ends.runner.gate.clear()
+    owner = add(ends, "r", "s")
+    await inside(ends)
+    ends.end()
 
-            events = [await asyncio.wait_for(owner.events.get(), SECONDS) for _ in range(2)]
-            assert {event.request_id for event in events} == {"r", "s"}
-            for event in events:
-                assert isinstance(event, ErrorEvent)
-                assert isinstance(event.error, RequestError)
-                assert event.error.http_status == 503
-            assert ends.client.failure is ENDED
-            with pytest.raises(RequestError, match="the engine has died") as refused:
-                add(ends, "t")
-            assert refused.value.http_status == 503
-            await ends.client.refresh()
-            assert ends.client.stalled_seconds == 0
-            assert ends.client.shutdown()
-
-    asyncio.run(run())
+    events = [await asyncio.wait_for(owner.events.get(), SECONDS) for _ in range(2)]
+    assert {event.request_id for event in events} == {"r", "s"}
+    for event in events:
+        assert isinstance(event, ErrorEvent)
+        assert isinstance(event.error, RequestError)
+        assert event.error.http_status == 503
+    assert ends.client.failure is ENDED
+    with pytest.raises(RequestError, match="the engine has died") as refused:
+        add(ends, "t")
+    assert refused.value.http_status == 503
+    await ends.client.refresh()
+    assert ends.client.stalled_seconds == 0
+    assert ends.client.shutdown()
 
 
-def test_to_stop_is_to_abort_what_runs_and_to_wait_for_the_end() -> None:
-    async def run() -> None:
-        async with both() as ends:
-            ends.runner.gate.clear()
-            owner = add(ends, "r", params=SamplingParams(temperature=0, max_tokens=20))
-            await inside(ends)
-            assert not ends.client.drain()
-            assert not ends.client.shutdown()
-            assert not ends.client.shutdown()
-            await until(lambda: ends.engine._is_stopping)
-            ends.runner.gate.set()
+@with_both()
+async def test_to_stop_is_to_abort_what_runs_and_to_wait_for_the_end(ends: Both) -> None:
+    ends.runner.gate.clear()
+    owner = add(ends, "r", params=SamplingParams(temperature=0, max_tokens=20))
+    await inside(ends)
+    assert not ends.client.drain()
+    assert not ends.client.shutdown()
+    assert not ends.client.shutdown()
+    await until(lambda: ends.engine._is_stopping)
+    ends.runner.gate.set()
 
-            *_, last = await owner.all()
-            assert isinstance(last, TokenEvent)
-            assert last.finish_reason == "abort"
-            ends.engine.join()
-            ends.end()
-            await until(ends.client.shutdown)
-            assert ends.client.failure is None
-
-    asyncio.run(run())
+    *_, last = await owner.all()
+    assert isinstance(last, TokenEvent)
+    assert last.finish_reason == "abort"
+    ends.engine.join()
+    ends.end()
+    await until(ends.client.shutdown)
+    assert ends.client.failure is None
 
 
-def test_what_is_said_before_the_connection_is_there_is_said_then() -> None:
-    async def run() -> None:
-        async with both() as ends:
-            early = add(ends, "r")  # No turn of the event loop has passed.
+@with_both()
+async def test_what_is_said_before_the_connection_is_there_is_said_then(ends: Both) -> None:
+    early = add(ends, "r")  # No turn of the event loop has passed.
 
-            assert len(await early.all()) == 3
-
-    asyncio.run(run())
+    assert len(await early.all()) == 3
