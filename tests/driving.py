@@ -11,8 +11,8 @@ from aotgaudi.engine.admission import resolve_max_tokens
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.request import Request
 from aotgaudi.engine.sampling_params import SamplingParams
-from aotgaudi.engine.scheduler import Scheduler
-from aotgaudi.engine.steps import Step
+from aotgaudi.engine.scheduler import Scheduled, Scheduler
+from aotgaudi.engine.steps import DecodeRow, PromptRow, Step
 from aotgaudi.entries import PromptEntry
 from aotgaudi.errors import RequestError
 from aotgaudi.spec.limits import ServingLimits
@@ -80,3 +80,13 @@ def served(
         scheduler.observe(entry, entry.query_len if isinstance(entry, PromptEntry) else 4.0)
         scheduler.complete(scheduled, [None if row.sampling is None else 2 for row in scheduled.step.rows])
     assert not scheduler.has_work
+
+
+def step_once(scheduler: Scheduler, token_id: int = 7) -> Scheduled:
+    """Schedules a step and completes it: every row that samples gets `token_id`."""
+    scheduled = scheduler.schedule()
+    assert scheduled is not None
+    rows: tuple[PromptRow | DecodeRow, ...] = scheduled.step.rows
+    scheduler.complete(scheduled, [None if row.sampling is None else token_id for row in rows])
+    scheduler.check_integrity()
+    return scheduled

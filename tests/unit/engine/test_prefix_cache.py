@@ -12,10 +12,11 @@ from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.prefix_cache import PrefixCache, extend_keys, root_key
 from aotgaudi.engine.request import Request
 from aotgaudi.engine.sampling_params import SamplingParams
-from aotgaudi.engine.scheduler import Scheduled, Scheduler
-from aotgaudi.engine.steps import DecodeRow, PromptRow, PromptStep
+from aotgaudi.engine.scheduler import Scheduler
+from aotgaudi.engine.steps import PromptRow, PromptStep
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.spec.limits import ServingLimits
+from tests.driving import step_once
 
 ANY_PROMPT = (PromptEntry(4, 64, 16),)
 SIZE = 4
@@ -85,22 +86,13 @@ def _add(scheduler: Scheduler, *token_ids: int, max_tokens: int = 2, **fields: o
     return request
 
 
-def _step(scheduler: Scheduler, token_id: int = 7) -> Scheduled:
-    scheduled = scheduler.schedule()
-    assert scheduled is not None
-    rows: tuple[PromptRow | DecodeRow, ...] = scheduled.step.rows
-    scheduler.complete(scheduled, [None if row.sampling is None else token_id for row in rows])
-    scheduler.check_integrity()
-    return scheduled
-
-
 def _run_all(scheduler: Scheduler) -> None:
     while scheduler.has_work:
-        _step(scheduler)
+        step_once(scheduler)
 
 
 def _first_rows(scheduler: Scheduler) -> tuple[PromptRow, ...]:
-    step = _step(scheduler).step
+    step = step_once(scheduler).step
     assert isinstance(step, PromptStep)
     return step.rows
 
@@ -123,11 +115,11 @@ class TestHits:
     def test_it_shares_the_blocks_of_one_that_still_runs(self) -> None:
         scheduler = _scheduler()
         first = _add(scheduler, *range(9), max_tokens=20)
-        _step(scheduler)
+        step_once(scheduler)
 
         second = _add(scheduler, *range(9), max_tokens=20)
-        _step(scheduler)
-        _step(scheduler)
+        step_once(scheduler)
+        step_once(scheduler)
 
         assert second.block_table[:2] == first.block_table[:2]
         assert second.block_table[2] != first.block_table[2]
@@ -202,7 +194,7 @@ class TestHits:
             _add(scheduler, *range(8), max_tokens=6),
         )
         while not younger.num_preemptions:
-            _step(scheduler)
+            step_once(scheduler)
         scheduler.finish(older, "abort")
 
         (row,) = _first_rows(scheduler)
@@ -232,10 +224,10 @@ class TestWhatIsNeverShared:
     def test_what_is_discarded(self) -> None:
         scheduler = _scheduler()
         first = _add(scheduler, *range(9), max_tokens=20)
-        _step(scheduler)
+        step_once(scheduler)
         second = _add(scheduler, *range(9), max_tokens=20)
-        _step(scheduler)
-        _step(scheduler)
+        step_once(scheduler)
+        step_once(scheduler)
         shared, own = second.block_table[:2], second.block_table[2:]
 
         freed = scheduler.discard(second)
@@ -243,7 +235,7 @@ class TestWhatIsNeverShared:
         assert list(freed) == own
         assert first.block_table[:2] == shared
         _add(scheduler, *range(9))
-        while not isinstance(step := _step(scheduler).step, PromptStep):
+        while not isinstance(step := step_once(scheduler).step, PromptStep):
             pass
         assert step.rows[0].start == 0
 
@@ -270,9 +262,9 @@ class TestEviction:
     def test_moved_blocks_are_found_where_they_are_now(self) -> None:
         scheduler = _scheduler()
         kept = _add(scheduler, *range(8), max_tokens=1)
-        _step(scheduler)
+        step_once(scheduler)
         running = _add(scheduler, *range(20, 28), max_tokens=20)
-        _step(scheduler)
+        step_once(scheduler)
         assert kept.is_finished
         assert (scheduler.pool.kept_ids, running.block_table) == ((2, 1), [3, 4])
 
@@ -281,7 +273,7 @@ class TestEviction:
         scheduler.check_integrity()
         assert (scheduler.pool.kept_ids, running.block_table) == ((3, 4), [2, 1])
         _add(scheduler, *range(9), max_tokens=1)
-        while not isinstance(step := _step(scheduler).step, PromptStep):
+        while not isinstance(step := step_once(scheduler).step, PromptStep):
             pass
         assert (step.rows[0].start, step.rows[0].block_table[:2]) == (8, (4, 3))
 

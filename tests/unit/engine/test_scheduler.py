@@ -19,6 +19,7 @@ from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry
 from aotgaudi.errors import AotGaudiError, CoverageError
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.policy import Policy
+from tests.driving import step_once
 
 EOS = 99
 ANY_PROMPT = (PromptEntry(4, 64, 16),)
@@ -67,16 +68,6 @@ def _add(
     return request
 
 
-def _step(scheduler: Scheduler, token_id: int = 7) -> Scheduled:
-    """Schedules a step and completes it: every row that samples gets `token_id`."""
-    scheduled = scheduler.schedule()
-    assert scheduled is not None
-    rows: tuple[PromptRow | DecodeRow, ...] = scheduled.step.rows
-    scheduler.complete(scheduled, [None if row.sampling is None else token_id for row in rows])
-    scheduler.check_integrity()
-    return scheduled
-
-
 def _prompt_rows(scheduled: Scheduled) -> tuple[PromptRow, ...]:
     assert isinstance(scheduled.step, PromptStep)
     return scheduled.step.rows
@@ -94,11 +85,11 @@ class TestPrefillAndDecode:
         assert scheduler.schedule() is None
         assert not scheduler.has_work
 
-    def test_a_prompt_then_a_token_a_step(self) -> None:
+    def test_a_prompt_then_a_token_astep_once(self) -> None:
         scheduler = _scheduler(prompt=[PromptEntry(1, 8, 0)], decode=[DecodeEntry(2, 1, 8)])
         request = _add(scheduler, 6, max_tokens=3)
 
-        prefill, first, second = (_step(scheduler, token_id) for token_id in (7, 8, 9))
+        prefill, first, second = (step_once(scheduler, token_id) for token_id in (7, 8, 9))
 
         assert prefill.step.entry == PromptEntry(1, 8, 0)
         assert prefill.step.rows == (PromptRow((0, 1, 2, 3, 4, 5), 0, (1, 2), _any_sampling(prefill)),)
@@ -116,8 +107,8 @@ class TestPrefillAndDecode:
         scheduler = _scheduler()
         _add(scheduler, 3, max_tokens=7)
 
-        tables = [len(_prompt_rows(_step(scheduler))[0].block_table)]
-        tables += [len(_decode_rows(_step(scheduler))[0].block_table) for _ in range(6)]
+        tables = [len(_prompt_rows(step_once(scheduler))[0].block_table)]
+        tables += [len(_decode_rows(step_once(scheduler))[0].block_table) for _ in range(6)]
 
         assert tables == [1, 1, 2, 2, 2, 2, 3]
 
@@ -126,17 +117,17 @@ class TestPrefillAndDecode:
         for num_tokens in (4, 5, 6, 7):
             _add(scheduler, num_tokens)
 
-        kinds = [_step(scheduler).step.entry.kind for _ in range(8)]
+        kinds = [step_once(scheduler).step.entry.kind for _ in range(8)]
 
         assert kinds == ["prompt", "decode"] * 3 + ["prompt", "decode"]
 
     def test_a_long_prompt_does_not_stall_decoding(self) -> None:
         scheduler = _scheduler(max_num_batched_tokens=4)
         _add(scheduler, 2)
-        _step(scheduler)
+        step_once(scheduler)
         _add(scheduler, 16)
 
-        kinds = [_step(scheduler).step.entry.kind for _ in range(8)]
+        kinds = [step_once(scheduler).step.entry.kind for _ in range(8)]
 
         assert kinds == ["decode", "prompt"] * 4
 
@@ -148,7 +139,7 @@ class TestPolicies:
         """Runs steps, of which those of prompts take 1 ms a padded token, and those of decodes 20 ms."""
         lengths = []
         while len(lengths) < num:
-            scheduled = _step(scheduler)
+            scheduled = step_once(scheduler)
             entry = scheduled.step.entry
             scheduler.observe(entry, entry.query_len * 1e-3 if isinstance(entry, PromptEntry) else 0.02)
             if isinstance(entry, PromptEntry):
@@ -176,7 +167,7 @@ class TestPolicies:
         )
         _add(scheduler, 3, max_tokens=200)
         self._chunk_lens(scheduler, 1)
-        scheduler.observe(_step(scheduler).step.entry, 0.02)
+        scheduler.observe(step_once(scheduler).step.entry, 0.02)
         for entry in self.PROMPTS:
             scheduler.observe(entry, entry.query_len * 1e-3)
         for _ in range(num_waiting):
@@ -189,7 +180,7 @@ class TestPolicies:
         scheduler = _scheduler(prompt=self.PROMPTS, max_model_len=256, num_blocks=128, max_num_seqs=2)
         _add(scheduler, 3, max_tokens=200)
         self._chunk_lens(scheduler, 1)
-        scheduler.observe(_step(scheduler).step.entry, 0.02)
+        scheduler.observe(step_once(scheduler).step.entry, 0.02)
         for entry in self.PROMPTS:
             scheduler.observe(entry, entry.query_len * 1e-3)
         _add(scheduler, 200, max_tokens=10)
@@ -205,7 +196,7 @@ class TestPolicies:
         for _ in range(4):
             _add(scheduler, 3, max_tokens=3)
 
-        kinds = [_step(scheduler).step.entry.kind for _ in range(7)]
+        kinds = [step_once(scheduler).step.entry.kind for _ in range(7)]
 
         assert kinds == ["prompt"] * 3 + ["decode"] * 2 + ["prompt", "decode"]
 
@@ -214,7 +205,7 @@ class TestPolicies:
         writer = _add(scheduler, 3, max_tokens=10)
         for _ in range(60):
             _add(scheduler, 3, max_tokens=1)
-            _step(scheduler)
+            step_once(scheduler)
 
         assert writer.is_finished
 
@@ -225,7 +216,7 @@ class TestPolicies:
         for num_tokens in (3, 4, 60, 2):
             _add(scheduler, num_tokens, max_tokens=1)
 
-        steps = [_step(scheduler) for _ in range(3)]
+        steps = [step_once(scheduler) for _ in range(3)]
 
         assert [[len(row.token_ids) for row in _prompt_rows(step)] for step in steps] == [[3, 4], [60], [2]]
 
@@ -239,7 +230,7 @@ class TestChunks:
         scheduler = _scheduler(max_num_batched_tokens=10)
         _add(scheduler, 19)
 
-        rows = [_prompt_rows(_step(scheduler))[0] for _ in range(3)]
+        rows = [_prompt_rows(step_once(scheduler))[0] for _ in range(3)]
 
         assert [(row.start, len(row.token_ids)) for row in rows] == [(0, 8), (8, 8), (16, 3)]
         assert [row.sampling is None for row in rows] == [True, True, False]
@@ -249,7 +240,7 @@ class TestChunks:
         scheduler = _scheduler(prompt=[PromptEntry(1, 16, 0), PromptEntry(1, 5, 4), PromptEntry(1, 4, 8)])
         _add(scheduler, 26)
 
-        steps = [_step(scheduler) for _ in range(4)]
+        steps = [step_once(scheduler) for _ in range(4)]
 
         assert [len(_prompt_rows(step)[0].token_ids) for step in steps] == [16, 4, 4, 2]
         assert [step.step.entry for step in steps] == [
@@ -262,7 +253,7 @@ class TestChunks:
         for num_tokens in (5, 6, 7, 8):
             _add(scheduler, num_tokens)
 
-        step = _step(scheduler)
+        step = step_once(scheduler)
 
         assert [len(row.token_ids) for row in _prompt_rows(step)] == [5, 6, 4]
         assert scheduler.num_waiting == 1
@@ -272,7 +263,7 @@ class TestChunks:
         for num_tokens in (5, 6, 7):
             _add(scheduler, num_tokens)
 
-        steps = [_step(scheduler), _step(scheduler), _step(scheduler)]
+        steps = [step_once(scheduler), step_once(scheduler), step_once(scheduler)]
 
         assert [len(step.requests) for step in steps] == [2, 2, 1]
         assert steps[2].step.entry == PromptEntry(1, 8, 0)
@@ -282,7 +273,7 @@ class TestChunks:
         scheduler = _scheduler(max_num_batched_tokens=4)
         first, second = _add(scheduler, 8), _add(scheduler, 4)
 
-        order = [_step(scheduler).requests for _ in range(2)]
+        order = [step_once(scheduler).requests for _ in range(2)]
 
         assert order == [(first,), (first,)]
         assert second.state is RequestState.WAITING
@@ -293,15 +284,15 @@ class TestAdmission:
         scheduler = _scheduler(max_num_seqs=1)
         first, second = _add(scheduler, 4, max_tokens=2), _add(scheduler, 5)
 
-        assert [_step(scheduler).requests for _ in range(3)] == [(first,), (first,), (second,)]
+        assert [step_once(scheduler).requests for _ in range(3)] == [(first,), (first,), (second,)]
 
     def test_nobody_overtakes_a_head_that_waits_for_blocks(self) -> None:
         scheduler = _scheduler(num_blocks=4)
         _add(scheduler, 8)
         head, small = _add(scheduler, 12), _add(scheduler, 1)
-        _step(scheduler)
+        step_once(scheduler)
 
-        _step(scheduler)
+        step_once(scheduler)
 
         assert scheduler.waiting == (head, small)
 
@@ -311,16 +302,16 @@ class TestPreemption:
         """Two requests of 4 tokens in 3 blocks: the second block of the younger one is not there."""
         scheduler = _scheduler(num_blocks=3)
         older, younger = _add(scheduler, 4), _add(scheduler, 4)
-        _step(scheduler)
-        _step(scheduler)
-        _step(scheduler)
+        step_once(scheduler)
+        step_once(scheduler)
+        step_once(scheduler)
         assert (older.num_output_tokens, younger.num_output_tokens) == (2, 1)
         return scheduler, older, younger
 
     def test_the_youngest_gives_way_and_keeps_its_tokens(self) -> None:
         scheduler, older, younger = self._two_running()
 
-        step = _step(scheduler)
+        step = step_once(scheduler)
 
         assert step.requests == (older,)
         assert scheduler.waiting == (younger,)
@@ -331,11 +322,11 @@ class TestPreemption:
     def test_it_returns_at_the_front_and_is_prefilled_with_its_tokens(self) -> None:
         scheduler, older, younger = self._two_running()
         late = _add(scheduler, 1)
-        _step(scheduler)
+        step_once(scheduler)
         assert scheduler.waiting == (younger, late)
 
         scheduler.finish(older, "abort")
-        step = _step(scheduler)
+        step = step_once(scheduler)
 
         assert step.requests == (younger,)
         assert _prompt_rows(step)[0].token_ids == (0, 1, 2, 3, 7)
@@ -344,14 +335,14 @@ class TestPreemption:
     def test_several_victims_return_in_their_order(self) -> None:
         scheduler = _scheduler(num_blocks=8, max_num_prefill_seqs=4)
         oldest, second, third = _add(scheduler, 16), _add(scheduler, 8), _add(scheduler, 8)
-        _step(scheduler)
+        step_once(scheduler)
 
-        _step(scheduler)
+        step_once(scheduler)
 
         assert scheduler.running == (oldest, second)
         assert scheduler.waiting == (third,)
         for _ in range(3):
-            _step(scheduler)
+            step_once(scheduler)
         scheduler.check_integrity()
         assert oldest.num_output_tokens == 5
 
@@ -360,18 +351,18 @@ class TestHoles:
     def test_a_decode_batch_is_shrunk_and_the_others_go_first_next_time(self) -> None:
         scheduler = _scheduler(decode=[DecodeEntry(2, 1, 64)], max_num_prefill_seqs=3)
         first, second, third = (_add(scheduler, 4) for _ in range(3))
-        _step(scheduler)
+        step_once(scheduler)
 
-        order = [_step(scheduler).requests for _ in range(3)]
+        order = [step_once(scheduler).requests for _ in range(3)]
 
         assert order == [(first, second), (third, first), (second, third)]
 
     def test_a_decode_batch_is_shrunk_to_the_blocks_of_the_entry(self) -> None:
         scheduler = _scheduler(decode=[DecodeEntry(8, 1, 4)], max_num_prefill_seqs=3)
         first, second, _ = (_add(scheduler, 5) for _ in range(3))
-        _step(scheduler)
+        step_once(scheduler)
 
-        assert _step(scheduler).requests == (first, second)
+        assert step_once(scheduler).requests == (first, second)
 
     def test_an_uncovered_prompt_is_named(self) -> None:
         scheduler = _scheduler(prompt=[PromptEntry(1, 3, 0)])
@@ -388,7 +379,7 @@ class TestHoles:
     def test_an_uncovered_later_chunk_is_named(self) -> None:
         scheduler = _scheduler(prompt=[PromptEntry(1, 8, 0)], max_num_batched_tokens=8)
         _add(scheduler, 20)
-        _step(scheduler)
+        step_once(scheduler)
 
         with pytest.raises(UncoveredStepError) as hole:
             scheduler.schedule()
@@ -398,14 +389,14 @@ class TestHoles:
     def test_an_uncovered_decode_is_named_and_the_others_go_on_without_it(self) -> None:
         scheduler = _scheduler(decode=[DecodeEntry(4, 1, 2)], max_num_prefill_seqs=2)
         large, small = _add(scheduler, 12), _add(scheduler, 4)
-        _step(scheduler)
+        step_once(scheduler)
 
         with pytest.raises(UncoveredStepError) as hole:
             scheduler.schedule()
 
         assert (hole.value.request, hole.value.needed) == (large, DecodeEntry(1, 1, 4))
         scheduler.finish(large, "abort")
-        assert _step(scheduler).requests == (small,)
+        assert step_once(scheduler).requests == (small,)
 
 
 class TestEnds:
@@ -425,7 +416,7 @@ class TestEnds:
         scheduler = _scheduler()
         request = _add(scheduler, 4, **params)
 
-        _step(scheduler, token_id)
+        step_once(scheduler, token_id)
 
         assert request.finish_reason == reason
         assert tuple(request.token_ids[request.num_prompt_tokens :]) == (token_id,)
@@ -434,8 +425,8 @@ class TestEnds:
         scheduler = _scheduler(max_model_len=6)
         request = _add(scheduler, 4, max_tokens=1000)
 
-        _step(scheduler)
-        _step(scheduler)
+        step_once(scheduler)
+        step_once(scheduler)
 
         assert (request.num_tokens, request.finish_reason) == (6, "length")
 
@@ -464,7 +455,7 @@ class TestRelocation:
     def test_block_tables_follow(self) -> None:
         scheduler = _scheduler(max_num_prefill_seqs=2)
         gone, stays = _add(scheduler, 8), _add(scheduler, 8)
-        _step(scheduler)
+        step_once(scheduler)
         scheduler.finish(gone, "abort")
         assert stays.block_table == [3, 4]
         assert scheduler.owners([4]) == (stays,)
@@ -478,7 +469,7 @@ class TestRelocation:
     def test_check_integrity_sees_a_shared_block(self) -> None:
         scheduler = _scheduler(max_num_prefill_seqs=2)
         first, second = _add(scheduler, 4), _add(scheduler, 4)
-        _step(scheduler)
+        step_once(scheduler)
 
         second.block_table = list(first.block_table)
 
@@ -509,7 +500,7 @@ def test_requests_stay_in_the_order_of_their_arrival_whoever_leaves(actions: lis
     for action in actions:
         if action is None:
             if scheduler.has_work:
-                _step(scheduler)
+                step_once(scheduler)
         elif action > 0:
             arrived.append(_add(scheduler, action, max_tokens=37 - action))
         elif arrived:
