@@ -2,33 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from aotgaudi.engine.blocks import BlockPool, num_blocks_for
-
-
-@pytest.mark.parametrize(("num_tokens", "expected"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2)])
-def test_num_blocks_for_rounds_up(num_tokens: int, expected: int) -> None:
-    assert num_blocks_for(num_tokens, 4) == expected
-
-
-def test_ids_start_at_one_and_the_lowest_free_one_goes_first() -> None:
-    pool = BlockPool(5)
-    assert pool.allocate(3) == [1, 2, 3]
-
-    pool.free([2, 1])
-
-    assert pool.allocate(3) == [1, 2, 4]
-    assert (pool.num_used, pool.num_free, pool.max_used) == (4, 1, 4)
-
-
-def test_max_used_follows_frees() -> None:
-    pool = BlockPool(4)
-    assert pool.max_used == 0
-    pool.allocate(4)
-
-    pool.free([4, 2])
-
-    assert pool.max_used == 3
-    assert pool.used_ids() == (1, 3)
+from aotgaudi.engine.blocks import BlockPool
 
 
 def test_allocating_more_than_is_free_changes_nothing() -> None:
@@ -52,18 +26,6 @@ def test_freeing_what_is_not_in_use_is_an_error_and_changes_nothing(blocks: list
 
     assert pool.used_ids() == (1,)
     pool.check_integrity()
-
-
-def test_relocate_frees_the_source_and_takes_the_destination() -> None:
-    pool = BlockPool(4)
-    pool.allocate(4)
-    pool.free([1, 2])
-
-    pool.relocate({4: 1, 3: 2})
-
-    assert pool.used_ids() == (1, 2)
-    pool.check_integrity()
-    assert pool.allocate(2) == [3, 4]
 
 
 @pytest.mark.parametrize("mapping", [{4: 3}, {1: 2}, {3: 1, 4: 1}, {4: 0}, {4: 5}])

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from aotgaudi.engine.blocks import BlockPool
-from aotgaudi.engine.defragmenter import padded, plan_moves, plan_step, should_defragment
+from aotgaudi.engine.defragmenter import padded, plan_step, should_defragment
 from aotgaudi.engine.steps import DefragStep
 from aotgaudi.entries import DefragEntry
 from aotgaudi.errors import CoverageError
@@ -13,27 +13,6 @@ from aotgaudi.spec.defrag import DefragSpec
 @pytest.mark.parametrize(("max_used", "expected"), [(41, False), (42, False), (43, True)])
 def test_the_trigger_is_strict(max_used: int, expected: bool) -> None:
     assert should_defragment(max_used, num_used=10, threshold=32) is expected
-
-
-@pytest.mark.parametrize(
-    ("used", "moves"),
-    [
-        ((), ()),
-        ((1, 2, 3), ()),
-        ((3, 2), ((3, 1),)),
-        ((1, 5, 9), ((9, 2), (5, 3))),
-        ((4, 5, 6), ((6, 1), (5, 2), (4, 3))),
-        ((2, 4, 6, 8), ((8, 1), (6, 3))),
-    ],
-)
-def test_the_highest_used_goes_to_the_lowest_free(
-    used: tuple[int, ...], moves: tuple[tuple[int, int], ...]
-) -> None:
-    assert plan_moves(used, 512) == moves
-
-
-def test_a_plan_stops_at_the_limit() -> None:
-    assert plan_moves(range(100, 110), 3) == ((109, 1), (108, 2), (107, 3))
 
 
 @pytest.mark.parametrize(("num_swaps", "expected"), [(1, 8), (8, 8), (9, 16), (512, 512)])

@@ -44,17 +44,6 @@ def test_a_life_with_a_preemption() -> None:
     assert request.block_table == []
 
 
-def test_derived_counts() -> None:
-    request = _request()
-    request.admit([1])
-    request.append_token(8)
-    request.append_token(9)
-
-    assert (request.num_prompt_tokens, request.num_output_tokens, request.num_tokens) == (3, 2, 5)
-    assert tuple(request.token_ids[request.num_prompt_tokens :]) == (8, 9)
-    assert request.last_token_id == 9
-
-
 @pytest.mark.parametrize("step", ["preempt", "append"])
 def test_only_a_running_request_can_be_preempted_or_grow(step: str) -> None:
     request = _request()

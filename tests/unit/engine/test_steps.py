@@ -22,7 +22,3 @@ def test_the_work_of_a_decode_step_is_a_token_a_row_and_all_blocks() -> None:
     rows = (DecodeRow(7, 5, (1, 2), GREEDY_ROW), DecodeRow(8, 0, (3,), GREEDY_ROW))
 
     assert work_of(DecodeStep(DecodeEntry(4, 1, 8), rows), 4) == StepWork(2, 2, 3, 5)
-
-
-def test_work_adds_up() -> None:
-    assert StepWork(1, 2, 3, 4) + StepWork(10, 20, 30, 40) == StepWork(11, 22, 33, 44)
