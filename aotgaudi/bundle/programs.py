@@ -149,11 +149,14 @@ def tensor_names(data: bytes) -> frozenset[str]:
 
 
 def _tensor_problems(kind: str, specs: Iterable[TensorSpec | CacheSpec]) -> Iterator[str]:
-    seen: set[str] = set()
+    seen: dict[str, TensorSpec | CacheSpec] = {}
     for spec in specs:
-        if spec.name in seen:
+        first = seen.setdefault(spec.name, spec)
+        is_tied = (
+            kind == "weight" and first == spec
+        )  # One weight that two units read: embedding and head, say.
+        if first is not spec and not is_tied:
             yield f"it lists the {kind} {spec.name!r:.80} twice"
-        seen.add(spec.name)
         if spec.dtype not in _DTYPES:
             yield f"its {kind} {spec.name!r:.80} has the dtype {spec.dtype!r:.40}"
         if any(isinstance(size, int) and size < 0 for size in spec.shape):

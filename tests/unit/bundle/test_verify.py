@@ -336,6 +336,10 @@ def test_a_program_whose_bindings_and_shapes_are_known_is_sound(sealed: Sealed) 
             r"shape \[2, 3, 2, 16, 8\]",
         ),
         ({"outputs": ()}, "has 0 outputs"),
+        (
+            {"weights": tuple(TensorSpec(name="w", shape=(size,), dtype="float32") for size in (2, 3))},
+            "it lists the weight 'w' twice",
+        ),
     ],
 )
 def test_a_program_that_cannot_run_is_found_by_verify_and_by_serve(
@@ -345,6 +349,12 @@ def test_a_program_that_cannot_run_is_found_by_verify_and_by_serve(
 
     assert re.search(f"cannot run: .*{reason}", bad.reason)
     assert bad.entries == (DECODE,)
+
+
+def test_a_weight_that_two_units_read_may_be_listed_for_each(sealed: Sealed) -> None:
+    tied = TensorSpec(name="w", shape=(2,), dtype="float32")
+
+    assert run_by(sealed, sealed.entries[1], weights=(tied, tied)).corrupt == ()
 
 
 def test_constants_that_are_bound_and_not_there_are_found(sealed: Sealed) -> None:
