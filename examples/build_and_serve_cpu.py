@@ -49,7 +49,7 @@ def show(path: Path) -> None:
     bundle = aotgaudi.open_bundle(path)
     kinds = Counter(entry.kind for entry in bundle.manifest.entries)
     print(f"manifest:  {bundle.manifest.id[:16]}, {', '.join(f'{n} {kind}' for kind, n in kinds.items())}")
-    print(f"verified:  {'intact' if bundle.verify().is_intact else 'damaged'}")
+    print(f"verified:  {'intact' if aotgaudi.verify_bundle(bundle).is_intact else 'damaged'}")
 
 
 def generate(bundle: Path, model: Path, prompt: str) -> None:

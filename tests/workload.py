@@ -14,7 +14,7 @@ from aotgaudi.compile.plan import Plan, make_plan
 from aotgaudi.compile.run import BuildOutcome, Progress, Watch, run_plan
 from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS, LocalPool
 from aotgaudi.digest import Key
-from aotgaudi.entries import DefragEntry, Entry
+from aotgaudi.entries import DefragEntry, Entry, SamplerEntry
 from aotgaudi.graphs.program import Call, Program
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import parse_spec
@@ -55,6 +55,13 @@ def key_of(label: str, target: Target = FAKE) -> str:
     return unit_key(text_of(label), target).hex
 
 
+def num_outputs(entry: Entry) -> int:
+    """How many outputs a server takes of a program of `entry`."""
+    if isinstance(entry, SamplerEntry):
+        return 4 if entry.signature.logprobs else 1
+    return 0 if isinstance(entry, DefragEntry) else 1
+
+
 def seed(
     store: Store,
     spec: BuildSpec,
@@ -63,13 +70,15 @@ def seed(
     target: Target = FAKE,
 ) -> None:
     """Records one traced program a distinct key: program i calls units with ``labels[i]`` (the last, later)."""
-    keys = {key.hex: key for key in (program_key(entry, spec, target) for entry in entries)}
-    for index, key in enumerate(keys.values()):
+    keys = {key.hex: (key, entry) for entry in entries for key in [program_key(entry, spec, target)]}
+    for index, (key, entry) in enumerate(keys.values()):
         mine = labels[min(index, len(labels) - 1)]
         calls = tuple(
             Call(unit=key_of(label, target), inputs=(), outputs=(f"{n}",)) for n, label in enumerate(mine)
         )
-        program = Program(inputs=(), weights=(), caches=(), calls=calls, outputs=calls[-1].outputs)
+        program = Program(
+            inputs=(), weights=(), caches=(), calls=calls, outputs=calls[-1].outputs * num_outputs(entry)
+        )
         row = ProgramRow(
             program=str(store.objects.put_bytes(program.dumps())),
             units={

@@ -39,7 +39,6 @@ from aotgaudi.threads import bound_spinning, choose_threads
 if TYPE_CHECKING:
     from aotgaudi.bundle.trust import TrustPolicy
 
-_LOG = logging.getLogger(__name__)
 _PROGRAMS = "For bundles of programs"
 _SEALED = "limits are sealed in the bundle; build again with another"
 
@@ -303,7 +302,6 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
         )
         logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr, observability.log_format)])
         logging.captureWarnings(observability.log_format == "json")
-        _LOG.info("%s", threads)
         from aotgaudi.server.launch import ServeOptions, launch
         from aotgaudi.server.options import StopTimes
 
@@ -318,6 +316,7 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
                 stop_times=StopTimes(delay=serving.drain_delay),
                 stall_seconds=serving.stall_seconds,
                 observability=observability,
+                threads=str(threads),
             ),
             process,
             phases,

@@ -129,7 +129,7 @@ class Place:
     def is_done(self) -> bool:
         """Whether the operation has given all that it should."""
         if self.operation == "seal":
-            return verify_bundle(open_bundle(self.root / "bundle")).is_intact
+            return self._is_sealed()
         if self.operation == "push":
             shutil.rmtree(self.root / "other", ignore_errors=True)
             self.pull()
@@ -145,12 +145,14 @@ class Place:
                 store = Store.open(self.root / name)
                 check_store(store, self.work.plan(store), tally)
         bundle, found = self.root / "bundle", [] if tally.is_good else [str(tally)]
-        if bundle.exists() and not verify_bundle(open_bundle(bundle)).is_intact:
+        if bundle.exists() and not self._is_sealed():
             found.append("a bundle that does not verify has its name")
         return found
 
-    def _entries(self) -> dict[str, str]:
-        return {entry.id: str(entry) for entry in self.work.entries}
+    def _is_sealed(self) -> bool:
+        """Whether the bundle holds the program and its units, intact. The program is of no entry of the manifest."""
+        report = verify_bundle(open_bundle(self.root / "bundle"))
+        return not (report.corrupt or report.extra) and report.num_objects == 1 + len(self.work.unit_keys)
 
     def _conduct(self) -> Conduct:
         return Conduct(Retry(num_attempts=2, first_wait_seconds=0.01), num_threads=1)

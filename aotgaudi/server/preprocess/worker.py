@@ -54,15 +54,17 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from traceback import extract_tb
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.errors import AotGaudiError, RequestError, SpecError, TargetError
-from aotgaudi.llm.chat import ChatTemplate
-from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.runtime.seccomp import forbid_processes, refuse
 from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, Preparer, get_ready
+
+if TYPE_CHECKING:  # The API server imports this module, too, and needs neither a tokenizer nor templates.
+    from aotgaudi.llm.chat import ChatTemplate
+    from aotgaudi.llm.tokenizer import Tokenizer
 
 Cause = Literal["none", "done", "time", "memory", "killed"]
 """Why a worker ended: there was none, it had grown, it hit a limit, or anything else."""
@@ -425,6 +427,9 @@ def _serve(control: socket.socket, seccomp: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # Threads would not outlive a fork.
+    import aotgaudi.llm.chat
+    import aotgaudi.llm.tokenizer  # noqa: F401 - while the server finds out which model it is
+
     try:
         tokenizer, chat_template = _load(_next(control))
     except AotGaudiError as error:
@@ -451,6 +456,9 @@ def _can_only_fork() -> bool:
 
 
 def _load(model: ModelDirectory) -> tuple[Tokenizer, ChatTemplate | None]:
+    from aotgaudi.llm.chat import ChatTemplate
+    from aotgaudi.llm.tokenizer import Tokenizer
+
     signal.setitimer(signal.ITIMER_PROF, _LOAD_SECONDS)
     try:
         tokenizer, chat_template = Tokenizer.load(model), ChatTemplate.load(model)

@@ -32,11 +32,11 @@ def seconds_of(entry: Entry) -> float:
 
 @dataclass(frozen=True)
 class Observed:
-    """One step, how many requests decoded when it was formed, and the allowance that there was."""
+    """One step, how many requests decoded when it was formed, and the time budget of a prompt step."""
 
     scheduled: Scheduled
     num_decoding: int
-    allowance: float | None
+    budget: float | None
 
     @property
     def is_prompt(self) -> bool:
@@ -88,12 +88,12 @@ def observed(
                 )
             )
         num_decoding = sum(request.is_prefilled for request in scheduler.running)
-        allowance = scheduler._allowance([one for one in scheduler.running if not one.is_prefilled])
+        budget = scheduler._step_budget([one for one in scheduler.running if not one.is_prefilled])
         scheduled = scheduler.schedule()
         if scheduled is None:
             to_come = [(0, *rest) for _, *rest in to_come]  # type: ignore[misc]
             continue
-        seen.append(Observed(scheduled, num_decoding, allowance))
+        seen.append(Observed(scheduled, num_decoding, budget))
         scheduler.observe(scheduled.step.entry, seconds_of(scheduled.step.entry))
         answer = [None if row.sampling is None else 500 + len(seen) for row in scheduled.step.rows]
         scheduler.complete(scheduled, answer)
@@ -130,7 +130,7 @@ def test_chunks_beside_decodes_take_no_longer_than_allowed(
         if not isinstance(entry, PromptEntry):
             continue
         size = (entry.batch_size, entry.query_len)
-        is_too_long = each.allowance is not None and seconds_of(entry) > each.allowance
+        is_too_long = each.budget is not None and seconds_of(entry) > each.budget
         if is_too_long and size in tried:
             assert isinstance(each.scheduled.step, PromptStep)
             (row,) = each.scheduled.step.rows
