@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from aotgaudi.backends.base import Executable, Plan, Step, Unit
+from aotgaudi.backends.inductor import native
 from aotgaudi.backends.inductor.compiler import InductorCompiler
 from aotgaudi.backends.inductor.probe import probe
 from aotgaudi.backends.inductor.runtime import InductorExecutable, InductorRuntime
@@ -135,10 +136,14 @@ def test_other_threads_go_on_while_a_program_runs(load: Loaded) -> None:
 
 
 def test_a_unit_that_fails_raises_and_keeps_nothing(load: Loaded, capfd: pytest.CaptureFixture[str]) -> None:
-    runtime, unit = load
+    unit = load[1]
     x, seen, w = example()
-    run = runtime.join(Plan([None, seen, None, None], 1, [Step(unit, (0, 1), (2, 3))], (2,), (0, 2, 3)))
-    assert run is not None
+    assert isinstance(unit, InductorExecutable)
+    assert unit.native is not None
+    plan = Plan([None, seen, None, None], 1, [Step(unit, (0, 1), (2, 3))], (2,), (0, 2, 3))
+    run = native.NativeProgram(
+        plan, [native.Call(unit.native, (0, 1), (2, 3))]
+    ).run  # `join` refuses it before.
 
     for _ in range(2):
         with pytest.raises(RuntimeError, match="standard error"):
