@@ -14,7 +14,7 @@ from aotgaudi.graphs.hyper_connections import (
     split_sums,
 )
 from aotgaudi.spec.hyper_connections import HyperConnections
-from tests.golden.rows import GOLDENS, Row, read_rows
+from tests.golden.rows import GOLDENS, OURS, Row, read_rows
 
 ROWS = [pytest.param(row, id=row["id"]) for row in read_rows("mhc/numeric_cases.jsonl")]
 FLOAT32, BFLOAT16 = 1e-5, 1 / 128
@@ -24,7 +24,7 @@ FLOAT32, BFLOAT16 = 1e-5, 1 / 128
 class Case:
     def __init__(self, row: Row) -> None:
         path = GOLDENS / "mhc" / row["file"]
-        if not path.exists():
+        if not path.exists() and GOLDENS != OURS:
             pytest.skip(f"no {row['file']} among the goldens")
         arrays = np.load(path)
         assert (row["sinkhorn_eps"], row["post_mult"]) == (row["hc_eps"], 2.0)
