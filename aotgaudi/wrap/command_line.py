@@ -12,7 +12,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Union
 
 from pydantic import JsonValue
@@ -68,7 +68,7 @@ class _Segment:
 
 @dataclass(frozen=True, slots=True)
 class CommandWords:
-    """The words after what starts a server, read.
+    """The words after what starts a server, read. Secrets are among them, so `repr` shows the notes only.
 
     Attributes:
         given: what each known flag was given, the last time, by its name without dashes. A table whose keys were given is
@@ -78,11 +78,11 @@ class CommandWords:
         notes: flags that were abbreviated.
     """
 
-    given: Mapping[str, Given]
-    unknown: Mapping[str, tuple[str, ...]]
-    positional: tuple[str, ...]
+    given: Mapping[str, Given] = field(repr=False)
+    unknown: Mapping[str, tuple[str, ...]] = field(repr=False)
+    positional: tuple[str, ...] = field(repr=False)
     notes: tuple[str, ...]
-    _segments: tuple[_Segment, ...]
+    _segments: tuple[_Segment, ...] = field(repr=False)
 
     def flags(self) -> dict[str, JsonValue]:
         """Returns every flag but secrets, in alphabetical order, as a key has it: a text, texts, a switch or a table."""

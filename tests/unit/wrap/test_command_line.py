@@ -162,6 +162,20 @@ def test_words_of_secrets_are_left_out(words: list[str], public: tuple[str, ...]
     assert not set(read.secrets()) & set(read.flags())
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--api-key", "sesame"],
+        ["--api-key=sesame"],
+        ["--my-own-secret", "sesame"],
+        ['--x={"password": "sesame"}'],
+        ["env", "HF_TOKEN=sesame"],
+    ],
+)
+def test_what_was_read_never_shows_a_secret(words: list[str]) -> None:
+    assert "sesame" not in repr(READER.read(words))
+
+
 def test_the_abbreviation_of_a_flag_that_is_acted_on_is_refused() -> None:
     with pytest.raises(SpecError, match="--por: is the beginning of --port"):
         READER.read(["--por", "80"])
