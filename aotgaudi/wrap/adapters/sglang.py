@@ -14,18 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from aotgaudi.bundle.capture_receipt import Expected
 from aotgaudi.bundle.launch import GuestName, Launch, Room, WarmUpRequest, completion
 from aotgaudi.errors import SpecError, shown
-from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.wrap.adapters.base import Environment, Flags, Phase, Repair, SandboxRoot, Shapes, no_shapes
 from aotgaudi.wrap.adapters.vllm import LEFT_OUT, LIBRARY_ROOTS, WITNESS_PLUGIN, Vllm
 from aotgaudi.wrap.command_line import Arity, CommandReader, one_integer, one_text
 from aotgaudi.wrap.events import ProcessLog, expected_of
 from aotgaudi.wrap.starts import STARTS
 from aotgaudi.wrap.variables import VariableRules, by_name, hugging_face_home
+
+if TYPE_CHECKING:
+    from aotgaudi.spec.build_spec import BuildSpec
 
 WHERE = "the SGLang command"
 PRECOMPILE = "SGLANG_JIT_DEEPGEMM_PRECOMPILE"
@@ -255,6 +257,8 @@ def shapes_of(spec: BuildSpec, flags: Flags) -> Shapes:
 
     Raises SpecError if the spec has no hyper-connections, or the command allows other steps than the spec.
     """
+    from aotgaudi.manifest.manifest import Manifest  # Only here: `aotgaudi run` needs no manifest.
+
     manifest = Manifest.of(spec)
     counts = sorted({int(entry.row()[0]) for entry in manifest.of_kind("mhc")})
     if not counts:

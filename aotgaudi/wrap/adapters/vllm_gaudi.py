@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
@@ -27,9 +28,6 @@ from aotgaudi.gaudi.environment import (
 )
 from aotgaudi.gaudi.identity import SYSTEM_LIBRARIES, DigestMemory, Installation, LibraryDigests, find_cards
 from aotgaudi.gaudi.recipes import RecipeDirectory, find_directories, scan
-from aotgaudi.manifest.bucket_file import BucketFile, bucket_file_of
-from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.wrap.adapters.base import (
     SHAPES_FOLDER,
     Environment,
@@ -46,6 +44,10 @@ from aotgaudi.wrap.flags import CONDITIONS, NEUTRAL_VARIABLES
 from aotgaudi.wrap.launch_machine import Installed
 from aotgaudi.wrap.values import parse_tokens
 from aotgaudi.wrap.variables import Hashed, VariableRules, is_secret
+
+if TYPE_CHECKING:
+    from aotgaudi.manifest.bucket_file import BucketFile
+    from aotgaudi.spec.build_spec import BuildSpec
 
 
 def find_machine(site_packages: str, root: Path = Path("/")) -> Target:
@@ -272,6 +274,9 @@ def shapes_of(spec: BuildSpec, flags: Flags, environ: Mapping[str, str]) -> Shap
         SpecError: the spec is for another command or environment, or the server's version reads no bucket file.
         CoverageError: the server would make buckets, and compile them, on live traffic. Names the smallest step.
     """
+    from aotgaudi.manifest.bucket_file import bucket_file_of  # Only here: `aotgaudi run` needs no manifest.
+    from aotgaudi.manifest.manifest import Manifest
+
     found = bucket_file_of(spec)
     _require_single_prompts(spec)
     _require_unset(found, environ)

@@ -140,3 +140,13 @@ def test_serve_refuses_a_capture_without_what_serves_programs(here: Here) -> Non
     assert (status, "flag.max-num-seqs" in sentence) == (3, True), sentence
     assert not [name for name in modules if name.startswith(NOT_FOR_CAPTURES)]
     assert {name for name in modules if name in HEAVY} == set()
+
+
+@pytest.mark.parametrize("adapter", ["vllm", "vllm_gaudi", "sglang"])
+def test_no_adapter_imports_manifests_to_run_a_server(adapter: str) -> None:
+    code = f"import sys, aotgaudi.wrap.adapters.{adapter}; print(*sys.modules)"
+
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+
+    needless = ("aotgaudi.manifest", "aotgaudi.spec.build_spec", "aotgaudi.bucketing.proof")
+    assert not [name for name in done.stdout.split() if name.startswith(needless)]
