@@ -6,21 +6,16 @@ lie. See tests/guests/fake_server.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
 from aotgaudi.backends.base import Target
-from aotgaudi.bundle.capture_receipt import Expected
 from aotgaudi.bundle.launch import GuestName, Launch
 from aotgaudi.wrap.adapters.base import Environment, Phase, Repair, SandboxRoot
 from aotgaudi.wrap.adapters.vllm import Vllm
 from aotgaudi.wrap.command_line import one_integer
-from aotgaudi.wrap.events import ProcessLog, expected_of
 from aotgaudi.wrap.launch_machine import Installed, find_target
-from aotgaudi.wrap.starts import STARTS
 from aotgaudi.wrap.variables import Hashed, VariableRules
 
-_LOADS = ("vllm.num_aot_artifacts_loaded",)
-_ZEROS = ("vllm.num_aot_compiles",)
 _ROOTS: Mapping[str, str] = {"FAKE_CACHE_ROOT": "cache/fake", "TMPDIR": "tmp"}
 _NEUTRAL: Mapping[str, str] = {
     "FAKE_CACHE_ROOT": "where files are kept; set below the sandbox's root",
@@ -34,6 +29,7 @@ class Fake(Vllm):
     """The fake server. See `base.Adapter`; what is not here is as in vLLM."""
 
     name: GuestName = "fake"
+    family: str = "fake"
     variable_rules: VariableRules = VariableRules(
         ("FAKE_",),
         _NEUTRAL,
@@ -44,14 +40,9 @@ class Fake(Vllm):
     )
     repairs: tuple[Repair, ...] = ()
     hooks: tuple[str, ...] = ("audit", "vllm.counters")
-
-    def starts_at(self, words: Sequence[str]) -> tuple[int, int] | None:
-        """Returns where a command starts it: ``python fake_server.py serve MODEL``."""
-        return STARTS["fake"](words)
-
-    def roots(self, root: SandboxRoot) -> dict[str, str]:
-        """Returns the variables that name caches, each with a path below the sandbox's root."""
-        return {name: root.below(below) for name, below in _ROOTS.items()}
+    cache_roots: Mapping[str, str] = _ROOTS
+    counted: tuple[str, ...] = ("vllm.num_aot_artifacts_loaded",)
+    zeros: tuple[str, ...] = ("vllm.num_aot_compiles",)
 
     def environment(self, root: SandboxRoot, phase: Phase, environ: Mapping[str, str]) -> Environment:
         """Returns the server's environment in a phase."""
@@ -69,9 +60,3 @@ class Fake(Vllm):
     def roles(self, launch: Launch) -> dict[str, int]:
         """Returns how many processes of each role must check in."""
         return {"APIServer": 1, "EngineCore": 1, "Worker": one_integer(launch.flags, "workers", 1)}
-
-    def expected(self, launch: Launch, processes: Iterable[ProcessLog]) -> Expected:
-        """Returns what every warm start must show, but for the answers."""
-        return expected_of(
-            processes, roles=self.roles(launch), hooks=self.hooks, counted=_LOADS, zeros=_ZEROS
-        )

@@ -12,19 +12,17 @@ prefix cache would take the prefix away).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from aotgaudi.bundle.capture_receipt import Expected
 from aotgaudi.bundle.launch import GuestName, Launch, Room, WarmUpRequest, completion
 from aotgaudi.errors import SpecError, shown
 from aotgaudi.wrap.adapters.base import Environment, Flags, Phase, Repair, SandboxRoot, Shapes, no_shapes
-from aotgaudi.wrap.adapters.vllm import LEFT_OUT, LIBRARY_ROOTS, WITNESS_PLUGIN, Vllm
+from aotgaudi.wrap.adapters.vllm import LEFT_OUT, LIBRARY_ROOTS, Vllm, cold_home
 from aotgaudi.wrap.command_line import Arity, CommandReader, one_integer, one_text
-from aotgaudi.wrap.events import ProcessLog, expected_of
-from aotgaudi.wrap.starts import STARTS
-from aotgaudi.wrap.variables import VariableRules, by_name, hugging_face_home
+from aotgaudi.wrap.variables import VariableRules, by_name
+from aotgaudi.wrap.witness import ENTRY_POINT
 
 if TYPE_CHECKING:
     from aotgaudi.spec.build_spec import BuildSpec
@@ -124,6 +122,7 @@ class Sglang(Vllm):
     """SGLang. See `base.Adapter`; what is not here is as in vLLM."""
 
     name: GuestName = "sglang"
+    family: str = "sglang"
     reader: CommandReader = _READER
     model_flag: str = "model-path"
     neutral_flags: Mapping[str, str] = NEUTRAL_FLAGS
@@ -135,10 +134,9 @@ class Sglang(Vllm):
     repairs: tuple[Repair, ...] = ()
     hooks: tuple[str, ...] = ("audit",)
     shape_names: frozenset[str] = frozenset({CHUNK})
-
-    def starts_at(self, words: Sequence[str]) -> tuple[int, int] | None:
-        """Returns where a command starts it: ``sglang serve``, or ``python -m sglang.launch_server``."""
-        return STARTS["sglang"](words)
+    cache_roots: Mapping[str, str] = ROOTS
+    counted: tuple[str, ...] = ()
+    zeros: tuple[str, ...] = ()
 
     def read(self, words: Sequence[str], environ: Mapping[str, str]) -> Flags:
         """Reads the words after what starts the server. Raises SpecError."""
@@ -190,10 +188,6 @@ class Sglang(Vllm):
             if name.startswith("ssl-"):
                 raise SpecError(f"--{name}", "cannot be wrapped", "it is asked over HTTP, from this machine")
 
-    def roots(self, root: SandboxRoot) -> dict[str, str]:
-        """Returns the variables that name caches, each with a path below the sandbox's root."""
-        return {name: root.below(below) for name, below in ROOTS.items()}
-
     def environment(self, root: SandboxRoot, phase: Phase, environ: Mapping[str, str]) -> Environment:
         """Returns the server's environment in a phase.
 
@@ -204,11 +198,10 @@ class Sglang(Vllm):
         values = {**self.roots(root), "LOGNAME": "aotgaudi"}
         values[PRECOMPILE] = "0" if phase in ("load", "exercise", "live") else "1"
         if phase == "cold":
-            values |= {"HOME": root.home, "XDG_CACHE_HOME": root.below("home", ".cache")}
-            values |= {"HF_HOME": hugging_face_home(environ)}
+            values |= cold_home(root, environ)
         plugins = environ.get("SGLANG_PLUGINS", "")
-        if plugins and WITNESS_PLUGIN not in plugins.split(","):
-            values["SGLANG_PLUGINS"] = f"{plugins},{WITNESS_PLUGIN}"
+        if plugins and ENTRY_POINT not in plugins.split(","):
+            values["SGLANG_PLUGINS"] = f"{plugins},{ENTRY_POINT}"
         return Environment(values, ("SGLANG_IN_DEEPGEMM_PRECOMPILE_STAGE",))
 
     def roles(self, launch: Launch) -> dict[str, int]:
@@ -220,10 +213,6 @@ class Sglang(Vllm):
         ranks = world["tensor_parallel"] * world["pipeline_parallel"]
         is_within = launch.flags.get("enable-dp-attention", False) or "attn-dp-size" in launch.flags
         return {"APIServer": 1, "Worker": ranks if is_within else ranks * world["data_parallel"]}
-
-    def expected(self, launch: Launch, processes: Iterable[ProcessLog]) -> Expected:
-        """Returns what every warm start must show, but for the answers."""
-        return expected_of(processes, roles=self.roles(launch), hooks=self.hooks, counted=(), zeros=())
 
     def residuals(self, launch: Launch) -> tuple[str, ...]:
         """Returns what every start does again: on a GPU it captures CUDA graphs, unless it is told not to."""

@@ -20,6 +20,7 @@ from aotgaudi.wrap.launch_machine import Installed, device_of, find_target
 from aotgaudi.wrap.starts import STARTS
 from aotgaudi.wrap.values import parse_tokens
 from aotgaudi.wrap.variables import VariableRules, hugging_face_home
+from aotgaudi.wrap.witness import ENTRY_POINT
 
 if TYPE_CHECKING:
     from aotgaudi.spec.build_spec import BuildSpec
@@ -40,8 +41,6 @@ REPAIRS = (FINALIZE_LOADING,)
 
 
 WHERE = "the vLLM command"
-WITNESS_PLUGIN = "aotgaudi_witness"
-"""The entry point of group ``vllm.general_plugins`` that loads the agent into vLLM's processes."""
 
 LIBRARY_ROOTS: Mapping[str, str] = {
     "TORCHINDUCTOR_CACHE_DIR": "cache/inductor",
@@ -86,8 +85,6 @@ _REFUSED_VARIABLES: Mapping[str, str] = {
     "VLLM_DISABLE_COMPILE_CACHE": "nothing is kept that could be captured or loaded",
     "VLLM_USE_RUST_FRONTEND": "the front end is a process that loads no plugin, so nothing of it can be watched",
 }
-_LOADS = ("vllm.num_aot_artifacts_loaded", "vllm.num_compiled_artifacts_loaded")
-_ZEROS = ("vllm.num_aot_compiles", "vllm.num_aot_artifacts_saved", "vllm.num_inductor_compiles")
 ACTED_ON = frozenset(
     {
         *(
@@ -111,9 +108,18 @@ _ANY_ADDRESS: Mapping[str, str] = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::"
 
 
 class Vllm:
-    """vLLM with its own devices: a CPU, CUDA or ROCm. See `base.Adapter`."""
+    """vLLM with its own devices: a CPU, CUDA or ROCm. See `base.Adapter`.
+
+    Attributes:
+        family: the server's key in `starts.STARTS`.
+        model_flag: the flag that names the model.
+        cache_roots: cache variables -> where the caches lie below a sandbox's root.
+        counted: the server's counters that a warm start must repeat.
+        zeros: the server's counters that stay 0 in a warm start.
+    """
 
     name: GuestName = "vllm"
+    family: str = "vllm"
     reader: CommandReader = _READER
     model_flag: str = "model"
     neutral_flags: Mapping[str, str] = NEUTRAL_FLAGS
@@ -124,10 +130,17 @@ class Vllm:
     repairs: tuple[Repair, ...] = REPAIRS
     hooks: tuple[str, ...] = ("audit", "torch.codegen", "vllm.counters")
     shape_names: frozenset[str] = frozenset()
+    cache_roots: Mapping[str, str] = ROOTS
+    counted: tuple[str, ...] = ("vllm.num_aot_artifacts_loaded", "vllm.num_compiled_artifacts_loaded")
+    zeros: tuple[str, ...] = (
+        "vllm.num_aot_compiles",
+        "vllm.num_aot_artifacts_saved",
+        "vllm.num_inductor_compiles",
+    )
 
     def starts_at(self, words: Sequence[str]) -> tuple[int, int] | None:
         """Returns where a command starts this server; see `base.Adapter`."""
-        return STARTS["vllm"](words)
+        return STARTS[self.family](words)
 
     def read(self, words: Sequence[str], environ: Mapping[str, str]) -> Flags:
         """Reads the words after what starts the server. Raises SpecError."""
@@ -179,7 +192,7 @@ class Vllm:
 
     def roots(self, root: SandboxRoot) -> dict[str, str]:
         """Returns the variables that name caches, each with a path below the sandbox's root."""
-        return {name: root.below(below) for name, below in ROOTS.items()}
+        return {name: root.below(below) for name, below in self.cache_roots.items()}
 
     def environment(self, root: SandboxRoot, phase: Phase, environ: Mapping[str, str]) -> Environment:
         """Returns the server's environment in a phase.
@@ -196,11 +209,10 @@ class Vllm:
         if phase in ("load", "exercise", "live"):
             values["VLLM_FORCE_AOT_LOAD"] = "1"
         if phase == "cold":
-            values |= {"HOME": root.home, "XDG_CACHE_HOME": root.below("home", ".cache")}
-            values |= {"HF_HOME": hugging_face_home(environ)}
+            values |= cold_home(root, environ)
         plugins = environ.get("VLLM_PLUGINS")
-        if plugins is not None and WITNESS_PLUGIN not in plugins.split(","):
-            values["VLLM_PLUGINS"] = ",".join(filter(None, (*plugins.split(","), WITNESS_PLUGIN)))
+        if plugins is not None and ENTRY_POINT not in plugins.split(","):
+            values["VLLM_PLUGINS"] = ",".join(filter(None, (*plugins.split(","), ENTRY_POINT)))
         unset = ("VLLM_FORCE_AOT_LOAD",) if phase in ("cold", "measure") else ()
         return Environment(values, unset)
 
@@ -248,7 +260,7 @@ class Vllm:
     def expected(self, launch: Launch, processes: Iterable[ProcessLog]) -> Expected:
         """Returns what every warm start must show, but for the answers."""
         return expected_of(
-            processes, roles=self.roles(launch), hooks=self.hooks, counted=_LOADS, zeros=_ZEROS
+            processes, roles=self.roles(launch), hooks=self.hooks, counted=self.counted, zeros=self.zeros
         )
 
     def residuals(self, launch: Launch) -> tuple[str, ...]:
@@ -266,6 +278,12 @@ class Vllm:
 
     def settle(self, root: Path) -> None:
         """Does nothing: vLLM leaves complete caches."""
+
+
+def cold_home(root: SandboxRoot, environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables of a home in the sandbox, with the hub's cache where the user has it."""
+    home = {"HOME": root.home, "XDG_CACHE_HOME": root.below("home", ".cache")}
+    return {**home, "HF_HOME": hugging_face_home(environ)}
 
 
 _KINDS: Mapping[str, FileKind] = {

@@ -6,7 +6,7 @@ Nothing here has run on a card.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bucketing.bucket_file import FILE_VARIABLE
-from aotgaudi.bundle.capture_receipt import Expected, FileKind
+from aotgaudi.bundle.capture_receipt import FileKind
 from aotgaudi.bundle.launch import GuestName, Launch
 from aotgaudi.errors import CompileError, SpecError, shown, store_error
 from aotgaudi.gaudi.environment import (
@@ -38,8 +38,7 @@ from aotgaudi.wrap.adapters.base import (
     Shapes,
     flag_words,
 )
-from aotgaudi.wrap.adapters.vllm import LEFT_OUT, Vllm
-from aotgaudi.wrap.events import ProcessLog, expected_of
+from aotgaudi.wrap.adapters.vllm import LEFT_OUT, ROOTS, Vllm
 from aotgaudi.wrap.flags import CONDITIONS, NEUTRAL_VARIABLES
 from aotgaudi.wrap.launch_machine import Installed
 from aotgaudi.wrap.values import parse_tokens
@@ -118,7 +117,6 @@ _ROOTS_OF_OTHER_DEVICES = frozenset(
 _COMPILES_LATER: Mapping[str, str] = {
     "VLLM_SKIP_WARMUP": "nothing is warmed up: each shape is compiled by the first request that needs it",
 }
-_ZEROS = ("hpu.graph_compilation", "hpu.recipe_misses")
 
 
 class VllmGaudi(Vllm):
@@ -135,6 +133,11 @@ class VllmGaudi(Vllm):
     repairs: tuple[Repair, ...] = ()
     hooks: tuple[str, ...] = ("audit", "habana.metrics")
     shape_names: frozenset[str] = NAMES
+    cache_roots: Mapping[str, str] = {
+        name: path for name, path in ROOTS.items() if name not in _ROOTS_OF_OTHER_DEVICES
+    }  # The variable of the recipes holds more than a path: `environment` sets it.
+    counted: tuple[str, ...] = ()  # How often recipes are found varies with how requests share steps.
+    zeros: tuple[str, ...] = ("hpu.graph_compilation", "hpu.recipe_misses")
 
     def require_witnessed(self, flags: Flags, environ: Mapping[str, str]) -> None:
         """Raises SpecError for what vLLM's adapter refuses, and for shapes that are not fixed before the server starts."""
@@ -155,11 +158,6 @@ class VllmGaudi(Vllm):
                 " shape of every recipe",
                 "a number, or --shapes SPEC",
             )
-
-    def roots(self, root: SandboxRoot) -> dict[str, str]:
-        """Returns the variables that name caches, but for that of the recipes, which holds more than a path."""
-        found = super().roots(root)
-        return {name: path for name, path in found.items() if name not in _ROOTS_OF_OTHER_DEVICES}
 
     def environment(self, root: SandboxRoot, phase: Phase, environ: Mapping[str, str]) -> Environment:
         """Returns the server's environment in a phase.
@@ -188,13 +186,6 @@ class VllmGaudi(Vllm):
     def target(self, installed: Installed) -> Target:
         """Returns this machine as a target. Raises TargetError if there is no card, or no software for it."""
         return find_machine(installed.site_packages)
-
-    def expected(self, launch: Launch, processes: Iterable[ProcessLog]) -> Expected:
-        """Returns what every warm start must show: every recipe is found, no graph is compiled.
-
-        How often recipes are found varies with how requests share steps.
-        """
-        return expected_of(processes, roles=self.roles(launch), hooks=self.hooks, counted=(), zeros=_ZEROS)
 
     def residuals(self, launch: Launch) -> tuple[str, ...]:
         """Returns what every start does again: a recipe cache saves the graph compiler, not what runs before it."""
