@@ -17,6 +17,7 @@ from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.cli.build_options import signing_options
 from aotgaudi.cli.options import FiniteRange, json_option, option, options_of
 from aotgaudi.cli.progress import CaptureDisplay
+from aotgaudi.cli.show import counted
 from aotgaudi.cli.store_options import StorePlace, store_options
 from aotgaudi.spec.parse import load_spec
 from aotgaudi.wrap.capture import READY_SECONDS, Built, Order, build_capture, shaped_command
@@ -129,14 +130,10 @@ def _launch_line(found: Found, launch: Launch) -> str:
     config = next(iter(launch.model.files.values()))
     name = " ".join(filter(None, (launch.guest, version)))
     return (
-        f"{name} ({launch.target.backend}), {_num(len(launch.flags), 'flag')},"
-        f" {_num(len(launch.variables), 'variable')},"
+        f"{name} ({launch.target.backend}), {counted(len(launch.flags), 'flag')},"
+        f" {counted(len(launch.variables), 'variable')},"
         f" model {found.flags.served_name} {config.sha256[:8]}..., id {launch.id[:12]}..."
     )
-
-
-def _num(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def residual_lines(residuals: Sequence[str]) -> Iterator[str]:

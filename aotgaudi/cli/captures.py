@@ -11,7 +11,7 @@ from aotgaudi.bundle.format import INDEX_NAME
 from aotgaudi.bundle.launch import Launch
 from aotgaudi.cli.show import counted
 from aotgaudi.cli.store_options import StorePlace
-from aotgaudi.errors import AotGaudiError, SpecError
+from aotgaudi.errors import AotGaudiError, NotWarmError, SpecError
 from aotgaudi.store.store import Store
 from aotgaudi.wrap.capture_records import capture_key, captures, find_capture, read_documents
 from aotgaudi.wrap.explain import (
@@ -26,7 +26,6 @@ from aotgaudi.wrap.launch import describe_here
 from aotgaudi.wrap.launch_comparison import Comparison, Difference, compare
 
 Told = tuple[dict[str, Any], list[str], int]
-_EXIT_NOT_WARM = 3
 
 
 def explain_launch(
@@ -91,14 +90,14 @@ def _of_run(bundle: Bundle, root: Path) -> Told:
         f"{root}: {found.num_processes} processes, {found.num_factors} factors hashed, {len(found.factors)} differ"
     ]
     rows = (Difference(one.name, one.sealed, one.here) for one in found.factors)
-    code = _EXIT_NOT_WARM if found.factors or found.deeds else 0
+    code = NotWarmError.exit_code if found.factors or found.deeds else 0
     return document, [*lines, *difference_table(rows), *found.deeds], code
 
 
 def difference_rows(differences: Iterable[Difference]) -> list[dict[str, Any]]:
     """Returns differences as JSON values."""
     return [
-        {"name": one.name, "sealed": one.sealed, "here": one.here, "exit_code": one.exit_code}
+        {"name": one.name, "sealed": one.sealed, "here": one.here, "exit_code": one.error.exit_code}
         for one in differences
     ]
 

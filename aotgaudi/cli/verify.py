@@ -34,7 +34,7 @@ from aotgaudi.errors import (
     UntrustedError,
 )
 from aotgaudi.wrap.launch import describe_here
-from aotgaudi.wrap.launch_comparison import EXIT_OTHER_MACHINE, compare
+from aotgaudi.wrap.launch_comparison import compare
 
 _PRINTED = "what `aotgaudi verify --print-target` prints on the machine that serves"
 _NO_COMMAND = "no command was given to compare (aotgaudi verify BUNDLE -- COMMAND)"
@@ -148,8 +148,7 @@ def _check_launch(bundle: Bundle, words: tuple[str, ...]) -> _Fit:
     result = compare(bundle.launch, here, found.adapter.variable_rules)
     if result.is_same:
         return _Fit(of, True)
-    kind = TargetError if result.exit_code == EXIT_OTHER_MACHINE else NotWarmError
-    return _Fit(of, False, result.sentence(), kind(result.sentence()))
+    return _Fit(of, False, result.sentence(), result.error(result.sentence()))
 
 
 def _check_machine(bundle: Bundle, path: Path | None, described: Target | None) -> _Fit:

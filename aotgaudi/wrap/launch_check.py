@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.launch import Launch
-from aotgaudi.errors import AotGaudiError, NotWarmError, TargetError
 from aotgaudi.wrap.launch import Found, describe_here
-from aotgaudi.wrap.launch_comparison import EXIT_OTHER_MACHINE, compare
+from aotgaudi.wrap.launch_comparison import compare
 from aotgaudi.wrap.run_options import RunOptions
 
 _log = logging.getLogger(__name__)
@@ -57,13 +56,12 @@ def check(options: RunOptions) -> Checked:
     if not options.repairs:
         here = here.model_copy(update={"repairs": ()})
     comparison = compare(sealed, here, found.adapter.variable_rules)
-    why, exit_code = comparison.sentence(), comparison.exit_code
+    why, error = comparison.sentence(), comparison.error
     if comparison.is_same:
         if root == sealed.place.root:
             return Checked(bundle, found, here, why_cold="")
-        why, exit_code = f"--root is {root}, and the sealed files hold the path {sealed.place.root}", 3
+        why = f"--root is {root}, and the sealed files hold the path {sealed.place.root}"
     if options.policy.require_warm:
-        error: type[AotGaudiError] = TargetError if exit_code == EXIT_OTHER_MACHINE else NotWarmError
         raise error(f"the server would not be warm: {why}")
     _log.warning("starting cold, in a private cache: %s", why)
     return Checked(bundle, found, here, why)

@@ -12,12 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aotgaudi.bundle.launch import Launch
-from aotgaudi.errors import shortened
+from aotgaudi.errors import AotGaudiError, NotWarmError, TargetError, shortened
 from aotgaudi.wrap.launch_machine import satisfies
 from aotgaudi.wrap.variables import VariableRules
-
-EXIT_NOT_WARM = 3
-EXIT_OTHER_MACHINE = 5
 
 _OF_MACHINE = ("software.", "target.", "guest", "place.")
 _ROOT, _MODEL = "place.root", "model.name"
@@ -34,9 +31,9 @@ class Difference:
     here: str | None
 
     @property
-    def exit_code(self) -> int:
-        """The exit code of a refusal."""
-        return EXIT_OTHER_MACHINE if self.name.startswith(_OF_MACHINE) else EXIT_NOT_WARM
+    def error(self) -> type[AotGaudiError]:
+        """The error of a refusal."""
+        return TargetError if self.name.startswith(_OF_MACHINE) else NotWarmError
 
     @property
     def shown(self) -> tuple[str, str]:
@@ -72,16 +69,22 @@ class Comparison:
         return not self.components and not self.unmet
 
     @property
+    def error(self) -> type[AotGaudiError]:
+        """The error of a refusal: TargetError if the machine differs, whatever else does."""
+        differences = (*self.components, *self.unmet)
+        return TargetError if any(one.error is TargetError for one in differences) else NotWarmError
+
+    @property
     def exit_code(self) -> int:
-        """0, or the exit code of a refusal: 5 if the machine differs, whatever else does."""
-        return max((one.exit_code for one in (*self.components, *self.unmet)), default=0)
+        """0, or the exit code of a refusal."""
+        return 0 if self.is_same else self.error.exit_code
 
     def sentence(self) -> str:
         """Returns one sentence: the decisive difference, and how many others there are."""
         found = [*self.components, *self.unmet]
         if not found:
             return "the launch is the sealed one"
-        first = max(found, key=lambda one: one.exit_code)
+        first = next(one for one in found if one.error is self.error)
         others = f" (and {len(found) - 1} more: aotgaudi explain BUNDLE -- COMMAND)" if len(found) > 1 else ""
         return f"{first}{others}"
 

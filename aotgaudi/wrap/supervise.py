@@ -28,7 +28,7 @@ from typing import Any, Literal
 from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.capture_receipt import Expected
 from aotgaudi.bundle.launch import WarmUpRequest
-from aotgaudi.errors import AotGaudiError, CorruptError, NotWarmError, TargetError
+from aotgaudi.errors import AotGaudiError, CorruptError, NotWarmError
 from aotgaudi.wrap.adapters.base import Phase
 from aotgaudi.wrap.client import WrappedServerError, is_healthy
 from aotgaudi.wrap.file_watch import FileChanges
@@ -67,7 +67,6 @@ _REPORT_SECONDS = 30.0
 _LIVE_SECONDS, _COMPARED_BYTES_PER_SECOND = 30.0, 50e6
 """How long one turn of the main loop may take, and how much longer a comparison of all files takes on a slow disk."""
 _MAX_REMEMBERED = 200
-_ERRORS: Mapping[int, type[AotGaudiError]] = {3: NotWarmError, 4: CorruptError, 5: TargetError}
 
 _log = logging.getLogger(__name__)
 
@@ -177,7 +176,7 @@ def refusal(reasons: Sequence[Reason]) -> AotGaudiError:
     """Returns the error for a server that is not warm: one sentence, and the number of other reasons."""
     num_others = len(reasons) - 1
     more = f" (and {num_others} more: GET /report, or the events below --root)" if num_others else ""
-    error = _ERRORS.get(reasons[0].exit_code, NotWarmError)
+    error = CorruptError if reasons[0].exit_code == EXIT_BYTES else NotWarmError
     return error(f"the server is not warm: {reasons[0].text}{more}")
 
 

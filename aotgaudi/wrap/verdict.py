@@ -25,6 +25,7 @@ from types import MappingProxyType
 from typing import Literal, Union
 
 from aotgaudi.bundle.capture_receipt import Expected
+from aotgaudi.errors import CorruptError, NotWarmError
 from aotgaudi.wrap.events import Event, ProcessLog
 from aotgaudi.wrap.file_watch import FileChanges, FileRules
 
@@ -50,7 +51,7 @@ PHASES: Mapping[str, FindingPhase] = MappingProxyType(
 )
 """State byte -> the phase in metrics."""
 
-EXIT_NOT_WARM, EXIT_BYTES, EXIT_TARGET = 3, 4, 5
+EXIT_NOT_WARM, EXIT_BYTES = NotWarmError.exit_code, CorruptError.exit_code
 
 _COMPILES: Mapping[str, What] = MappingProxyType({"triton": "triton", "dynamo": "dynamo", "hpu": "hpu"})
 _SILENT = frozenset({"hello", "hooks", "state", "counters", "factors", "repair", "loaded", "bye"})
@@ -198,11 +199,6 @@ class NotWarm:
     """The server did what a warm one does not do. `reasons` is not empty, and the first is the one to name."""
 
     reasons: tuple[Reason, ...]
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code of the first reason."""
-        return self.reasons[0].exit_code
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,14 +64,14 @@ def test_the_cause_is_named_first_with_the_process_and_the_frames() -> None:
 
     assert isinstance(verdict, NotWarm)
     assert verdict.reasons[0].text == "Worker 3: a compiler was run: g++ x.cpp, from inductor.py:1"
-    assert (verdict.exit_code, len(verdict.reasons)) == (3, 2)
+    assert (verdict.reasons[0].exit_code, len(verdict.reasons)) == (3, 2)
 
 
 def test_bytes_that_are_not_sealed_have_an_exit_code_of_their_own() -> None:
     verdict = judge(seen(warm(AGAINST["a load of what is not sealed"])), EXPECTED)
 
     assert isinstance(verdict, NotWarm)
-    assert verdict.exit_code == 4
+    assert verdict.reasons[0].exit_code == 4
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_files_alone_are_enough(files: FileChanges, exit_code: int) -> None:
     verdict = judge(seen(warm(), files=files), EXPECTED)
 
     assert isinstance(verdict, NotWarm)
-    assert verdict.exit_code == exit_code
+    assert verdict.reasons[0].exit_code == exit_code
 
 
 def test_a_file_that_the_server_wrote_is_not_called_planted() -> None:
