@@ -38,14 +38,13 @@ from aotgaudi.digest import Key, canonical_json
 from aotgaudi.document import DigestField, Document, Value, load_document
 
 WarmUpLevel = Literal["none", "smoke", "sampler", "shapes"]
-WARM_UP_LEVELS: tuple[WarmUpLevel, ...] = ("none", "smoke", "sampler", "shapes")
 
 COMPLETIONS = "/v1/completions"
 
 _PROMPT = "The capital of Italy is"
 _MAX_TOKENS = 8
 _LONG_TOKENS = 300
-_ID_LOW, _ID_HIGH = 10, 250
+_ID_LOW, NUM_TOKEN_IDS = 10, 240
 """Token ids that every vocabulary has, and that stand for at most a character or a word."""
 
 
@@ -106,9 +105,12 @@ def completion(name: str, *, copies: int = 1, is_greedy: bool = False, **body: J
     return WarmUpRequest(name=name, path=COMPLETIONS, body=whole, copies=copies, is_greedy=is_greedy)
 
 
-def token_prompt(num_tokens: int) -> list[JsonValue]:
-    """Returns a prompt of `num_tokens` token ids, the same each time, whose length no tokenizer decides."""
-    return [_ID_LOW + index * 7 % (_ID_HIGH - _ID_LOW) for index in range(num_tokens)]
+def token_prompt(num_tokens: int, first: int = 0) -> list[JsonValue]:
+    """Returns a prompt of `num_tokens` token ids, the same each time, whose length no tokenizer decides.
+
+    Prompts that differ in `first` (less than `NUM_TOKEN_IDS`) differ in every place, and so share no prefix.
+    """
+    return [_ID_LOW + (first + index * 7) % NUM_TOKEN_IDS for index in range(num_tokens)]
 
 
 def _smoke() -> Iterable[WarmUpRequest]:

@@ -225,7 +225,7 @@ def _findings(session: Session) -> tuple[tuple[str, Finding], ...]:
 
 def _run_step(setting: Setting, plan: Plan, sandbox: Sandbox, words: Sequence[str]) -> None:
     """Runs a compiler that the server brings, in the environment of the cold run. Raises CaptureError."""
-    step = Plan(tuple(words), plan.environment, plan.address, plan.rules, plan.repairs, plan.witness_site)
+    step = Plan(tuple(words), plan.environment, plan.address, plan.rules, plan.repairs)
     with Session(step, sandbox, phase=_STATES["cold"], output=setting.log) as session:
         try:
             session.wait_healthy(

@@ -15,7 +15,6 @@ another capture. The path of a model's directory is not part of it: the server s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Literal, TypeVar, Union, cast
 
 from pydantic import Field
@@ -157,9 +156,9 @@ def unproven_key(launch: Launch) -> Key:
     return Key.of([("record", "aotgaudi.draft/1"), *launch.components(), *_conditions(launch), *builder])
 
 
-def builder_versions(site: Path = SITE) -> dict[str, str]:
+def builder_versions() -> dict[str, str]:
     """Returns the builder for receipts: our version, and the digest of the agent's sources."""
-    return {"aotgaudi": version_of("aotgaudi"), "witness": sha256_source(site.rglob("*.py"))}
+    return {"aotgaudi": version_of("aotgaudi"), "witness": sha256_source(SITE.rglob("*.py"))}
 
 
 def _conditions(launch: Launch) -> list[tuple[str, str]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from aotgaudi.bundle.launch import WarmUpRequest
 from aotgaudi.errors import AotGaudiError, SpecError
 
+_HEALTH_PATH = "/health"
 HEALTH_SECONDS = 2.0
 ANSWER_SECONDS = 600.0
 """In a build, the first request may compile for minutes."""
@@ -40,7 +41,6 @@ class Address:
         host: The host, as a client on this machine reaches it.
         port: The port.
         uds: The unix socket that it listens on instead of a port, as we see it.
-        health_path: A GET of this path answers 200 once the server serves.
         served_name: The model's name in requests.
         authorization: The value of that header; empty for none. Never shown.
     """
@@ -48,7 +48,6 @@ class Address:
     host: str = "127.0.0.1"
     port: int = 8000
     uds: str | None = None
-    health_path: str = "/health"
     served_name: str = ""
     authorization: str = field(default="", repr=False)
 
@@ -78,15 +77,15 @@ def require_free(address: Address) -> None:
     raise SpecError(where, "is in use: another server answers there", "end that one, or take another")
 
 
-def is_healthy(address: Address, timeout_seconds: float = HEALTH_SECONDS) -> bool:
+def is_healthy(address: Address) -> bool:
     """Whether the server answers its health question with 200, now."""
     try:
-        return _request(address, "GET", address.health_path, None, timeout_seconds)[0] == 200
+        return _request(address, "GET", _HEALTH_PATH, None, HEALTH_SECONDS)[0] == 200
     except (OSError, http.client.HTTPException):
         return False
 
 
-def ask(address: Address, request: WarmUpRequest, timeout_seconds: float = ANSWER_SECONDS) -> Answer:
+def ask(address: Address, request: WarmUpRequest) -> Answer:
     """Sends all copies of a request at once, and returns how they were answered.
 
     Raises:
@@ -97,7 +96,7 @@ def ask(address: Address, request: WarmUpRequest, timeout_seconds: float = ANSWE
     def send(copy: int) -> tuple[int, bytes]:
         request_id = _request_id(request, copy)
         try:
-            return _request(address, "POST", request.path, body, timeout_seconds, request_id)
+            return _request(address, "POST", request.path, body, ANSWER_SECONDS, request_id)
         except (OSError, http.client.HTTPException) as error:
             what = "no answer" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
             raise WrappedServerError(

@@ -137,7 +137,8 @@ def _of_table(text: str) -> Iterator[tuple[str, str]]:
             yield key, value
 
 
-CACHE, HOME, TEMPORARY = "cache", "home", "tmp"
+_HOME = "home"
+_TOPS = ("cache", "tmp", _HOME)
 _VOLATILE = "what processes of one run met at: a socket or a FIFO"
 
 _MAX_THREADS = 8
@@ -184,10 +185,8 @@ class Collected:
     strays: tuple[str, ...]
 
 
-def collect(
-    here: Path, rules: Rules, objects: ObjectStore, tops: Sequence[str] = (CACHE, TEMPORARY, HOME)
-) -> Collected:
-    """Puts every file below the `tops` of `here` into the store. The server must have ended.
+def collect(here: Path, rules: Rules, objects: ObjectStore) -> Collected:
+    """Puts every file of the caches, tmp and home below `here` into the store. The server must have ended.
 
     Raises:
         CaptureError: A file cannot be captured (a link that leads out, a device, its name, too many files), holds a
@@ -195,7 +194,7 @@ def collect(
         StoreError: A file cannot be read, or the store cannot be written to.
     """
     found = _Found(rules.left_out)
-    paths = [path for top in tops for path in _walk(here, top, found)]
+    paths = [path for top in _TOPS for path in _walk(here, top, found)]
     if len(paths) > MAX_FILES:
         raise CaptureError(
             f"the server left {len(paths)} files in its caches, at most {MAX_FILES} are captured"
@@ -226,7 +225,7 @@ class _Found:
         for pattern, reason, expression in self._patterns:
             if expression.match(path):
                 self._used[pattern] = reason
-                if pattern == f"{HOME}/*":
+                if pattern == f"{_HOME}/*":
                     self.strays.append(path)
                 return True
         return False

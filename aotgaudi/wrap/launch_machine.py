@@ -118,14 +118,14 @@ def device_of(installed: Installed) -> Device:
     return "rocm" if any("rocm" in text for text in builds) else "cuda"
 
 
-def find_target(device: Device, features: frozenset[str] | None = None) -> Target:
+def find_target(device: Device) -> Target:
     """Returns this machine as a target for `device`. Raises TargetError if there is no such device.
 
     A CPU's target has every feature that code may use: torch compiles for the machine that it runs on (``-march=native``,
     torch/_inductor/cpp_builder.py).
     """
     if device == "cpu":
-        found = cpu_features() if features is None else features
+        found = cpu_features()
         return Target(
             backend="cpu", machine=platform.machine(), isa=code_features(found), flags=_level(found)
         )

@@ -22,14 +22,13 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any
 
 from aotgaudi.bundle.launch import Launch, WarmUpRequest
 from aotgaudi.digest import Digest
 from aotgaudi.errors import store_error
 from aotgaudi.wrap.adapters.base import Phase, SandboxRoot
-from aotgaudi.wrap.client import ANSWER_SECONDS, Address, WrappedServerError, ask, is_healthy, require_free
+from aotgaudi.wrap.client import Address, WrappedServerError, ask, is_healthy, require_free
 from aotgaudi.wrap.events import EventLog
 from aotgaudi.wrap.file_watch import NO_FILES, FileChanges, FileRules, Watcher, compare
 from aotgaudi.wrap.launch import Found
@@ -62,7 +61,6 @@ class Plan:
         address: Where it will listen.
         rules: Which files may lie below the root.
         repairs: Ids of the repairs that the agent is to make.
-        witness_site: The agent's folder, which is copied and put on the server's PYTHONPATH.
     """
 
     words: tuple[str, ...]
@@ -70,7 +68,6 @@ class Plan:
     address: Address
     rules: FileRules
     repairs: tuple[str, ...] = ()
-    witness_site: Path = SITE
 
 
 def plan_for(
@@ -164,7 +161,7 @@ class Session:
         self.log = EventLog(sandbox.folder("events"))
         self._answers: tuple[str, ...] | None = None
         try:
-            shutil.copytree(plan.witness_site, sandbox.folder("witness"), dirs_exist_ok=True)
+            shutil.copytree(SITE, sandbox.folder("witness"), dirs_exist_ok=True)
             self._write_allowed()
         except OSError as error:
             raise store_error("prepare", sandbox.here, error) from error
@@ -223,13 +220,12 @@ class Session:
         self,
         requests: Iterable[WarmUpRequest],
         *,
-        timeout_seconds: float = ANSWER_SECONDS,
         on_answer: Callable[[], object] = lambda: None,
     ) -> tuple[str, ...]:
         """Sends the warm-up requests, one after the other; returns each answer's digest. Raises WrappedServerError."""
         digests = []
         for request in requests:
-            answer = ask(self.plan.address, request, timeout_seconds)
+            answer = ask(self.plan.address, request)
             digests.append(answer.digest(is_greedy=request.is_greedy))
             on_answer()
         self._answers = tuple(digests)

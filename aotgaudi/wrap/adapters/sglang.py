@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from aotgaudi.bundle.launch import GuestName, Launch, Room, WarmUpRequest, completion
+from aotgaudi.bundle.launch import NUM_TOKEN_IDS, GuestName, Launch, Room, completion, token_prompt
 from aotgaudi.errors import SpecError, shown
 from aotgaudi.wrap.adapters.base import Environment, Flags, Phase, Repair, SandboxRoot, Shapes, no_shapes
 from aotgaudi.wrap.adapters.vllm import LEFT_OUT, LIBRARY_ROOTS, Vllm, cold_home
@@ -236,8 +236,6 @@ def _has_deep_gemm(launch: Launch) -> bool:
     return any(name in launch.software for name in ("deep-gemm", "deepgemm", "sgl-kernel", "sglang-kernel"))
 
 
-_LOW, _SPAN = 10, 240
-"""Token ids that every vocabulary has, as in the warm-up requests of `bundle.launch`."""
 _GENERATED = 1
 
 
@@ -260,19 +258,16 @@ def shapes_of(spec: BuildSpec, flags: Flags) -> Shapes:
     if room is not None and most + _GENERATED > room:
         problem = f"is {room}: a step of {most} tokens is no single prompt, and so cannot be asked for"
         raise SpecError("--context-length", problem, f"at least {most + _GENERATED}")
-    if len(counts) > _SPAN:
-        raise SpecError("mhc", f"gives {len(counts)} token counts", f"at most {_SPAN}")
+    if len(counts) > NUM_TOKEN_IDS:
+        raise SpecError("mhc", f"gives {len(counts)} token counts", f"at most {NUM_TOKEN_IDS}")
     return Shapes(
         manifest_id=manifest.id,
         files={},
         words=() if CHUNK in flags.values else (f"--{CHUNK}", str(most)),
         variables={},
         paths={},
-        requests=tuple(_request(index, num_tokens) for index, num_tokens in enumerate(counts)),
+        requests=tuple(
+            completion(f"{num_tokens} tokens", prompt=token_prompt(num_tokens, first), max_tokens=_GENERATED)
+            for first, num_tokens in enumerate(counts)
+        ),
     )
-
-
-def _request(index: int, num_tokens: int) -> WarmUpRequest:
-    """Returns a prompt of `num_tokens` tokens. Its first token, and so every prefix, differs from every other request's."""
-    ids = [_LOW + (index + 7 * place) % _SPAN for place in range(num_tokens)]
-    return completion(f"{num_tokens} tokens", prompt=list(ids), max_tokens=_GENERATED)

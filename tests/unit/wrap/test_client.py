@@ -21,6 +21,7 @@ class FakeServer(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
+        self.health = 200
         self.status, self.document = 200, {"choices": [{"text": "Rome"}]}
         self.asked: list[dict[str, Any]] = []
         self.headers: list[str | None] = []
@@ -35,7 +36,7 @@ class Handler(BaseHTTPRequestHandler):
     server: FakeServer
 
     def do_GET(self) -> None:
-        self.reply(200 if self.path == "/health" else 404, {})
+        self.reply(self.server.health if self.path == "/health" else 404, {})
 
     def do_POST(self) -> None:
         self.server.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
@@ -67,7 +68,8 @@ def server() -> Iterator[FakeServer]:
 
 def test_a_server_serves_when_its_health_is_200(server: FakeServer) -> None:
     assert is_healthy(server.address)
-    assert not is_healthy(Address(port=server.address.port, health_path="/other"))
+    server.health = 404
+    assert not is_healthy(server.address)
     assert not is_healthy(Address(port=1))
     assert not is_healthy(Address(uds="/no/such/socket"))
 

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import itertools
 import json
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.bundle.launch import WARM_UP_LEVELS, Room, WarmUpLevel, completion, token_prompt, warm_up
+from aotgaudi.bundle.launch import Room, WarmUpLevel, completion, token_prompt, warm_up
 
+WARM_UP_LEVELS: tuple[WarmUpLevel, ...] = get_args(WarmUpLevel)
 ROOMS = st.builds(
     Room, max_model_len=st.none() | st.integers(1, 1 << 20), max_num_seqs=st.none() | st.integers(1, 1 << 12)
 )
