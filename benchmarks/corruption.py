@@ -23,7 +23,6 @@ from aotgaudi.backends.base import Target, Unit
 from aotgaudi.backends.fake.compiler import FakeCompiler
 from aotgaudi.backends.fake.probe import probe
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.bundle.format import dump_index
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.receipt import Receipt, SealedUnit
 from aotgaudi.bundle.verify import hold_bundle
@@ -70,7 +69,7 @@ class Workshop:
         """Compiles what there is, stores it, and seals it. Returns the index's bytes."""
         receipt = _receipt(self.manifest, self.store.objects, self.folder)
         data = dump_manifest(self.manifest)
-        return dump_index(pack_bundle(data, self.manifest.id, receipt, self.store.objects, self.bundle))
+        return pack_bundle(data, self.manifest.id, receipt, self.store.objects, self.bundle).dumps()
 
     def digests(self) -> tuple[Digest, ...]:
         """The objects of the bundle."""

@@ -79,11 +79,6 @@ class BundleIndex(Document):
         return self
 
 
-def dump_index(index: BundleIndex) -> bytes:
-    """Returns the canonical bytes of an index."""
-    return index.dumps()
-
-
 def load_index(data: bytes) -> BundleIndex:
     """Parses an index's canonical bytes. Raises ManifestError."""
     return load_document(data, BundleIndex, "bundle index")

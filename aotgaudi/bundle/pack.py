@@ -18,7 +18,6 @@ from aotgaudi.bundle.format import (
     SIGNATURE_NAME,
     BundleIndex,
     Counts,
-    dump_index,
     stray_paths,
 )
 from aotgaudi.bundle.kind import RECEIPT_NAME
@@ -59,11 +58,12 @@ def pack_bundle(
             f"the receipt answers manifest {receipt.manifest_id}, not {manifest_id}: build again"
         )
     digests = _needed_objects(receipt, objects)
-    index = _index(manifest_bytes, receipt, digests)
+    receipt_bytes = receipt.dumps()
+    index = _index(manifest_bytes, receipt, receipt_bytes, digests)
     documents = {
-        INDEX_NAME: dump_index(index),
+        INDEX_NAME: index.dumps(),
         MANIFEST_NAME: manifest_bytes,
-        RECEIPT_NAME: receipt.dumps(),
+        RECEIPT_NAME: receipt_bytes,
     }
     if signing is not None:
         documents[SIGNATURE_NAME] = signing.sign(documents[INDEX_NAME], index, receipt)
@@ -85,11 +85,13 @@ def _needed_objects(receipt: SealedReceipt, objects: ObjectStore) -> tuple[Diges
     return tuple(sorted(digests, key=str))
 
 
-def _index(manifest_bytes: bytes, receipt: SealedReceipt, digests: tuple[Digest, ...]) -> BundleIndex:
+def _index(
+    manifest_bytes: bytes, receipt: SealedReceipt, receipt_bytes: bytes, digests: tuple[Digest, ...]
+) -> BundleIndex:
     return BundleIndex(
         manifest_id=receipt.manifest_id,
         manifest=Digest.of(manifest_bytes),
-        receipt=Digest.of(receipt.dumps()),
+        receipt=Digest.of(receipt_bytes),
         backend=receipt.target.backend,
         counts=Counts(
             programs=0 if isinstance(receipt, CaptureReceipt) else len(set(receipt.programs.values())),

@@ -193,11 +193,6 @@ class Receipt(Document):
         return tuple(entry for entry in entries if entry.id not in self.programs)
 
 
-def dumps(receipt: Receipt) -> bytes:
-    """Returns the canonical bytes of a receipt."""
-    return receipt.dumps()
-
-
 def loads(data: bytes) -> Receipt:
     """Parses a receipt's canonical bytes. Raises ManifestError, which names the place."""
     return load_document(data, Receipt, "receipt")

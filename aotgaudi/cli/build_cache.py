@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from aotgaudi.bundle.receipt import dumps as dump_receipt
 from aotgaudi.cli.build_options import AskedExtent, entry_option, extent_options, find_entries, worker_options
 from aotgaudi.cli.bundles import built_part
 from aotgaudi.cli.cache import collect_after_build, collection_line
@@ -147,7 +146,7 @@ def build_cache(  # noqa: PLR0913 - one argument per option
             outcome = compile_extent(manifest, store, extent, workers, BuildDisplay(), phases)
         if receipt:
             plan = plan_manifest(manifest, store, entries)
-            write_atomic(receipt, dump_receipt(make_receipt(manifest, plan)))
+            write_atomic(receipt, make_receipt(manifest, plan).dumps())
     document = {**outcome_document(outcome), "phases": phase_rows(phases.done)}
     lines = [outcome_line(outcome), build_time_line(phases.done, outcome)]
     if extent is not None:

@@ -25,10 +25,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import aotgaudi
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.bundle.format import BundleIndex, dump_index, load_index
+from aotgaudi.bundle.format import BundleIndex, load_index
 from aotgaudi.bundle.model import bind_model
 from aotgaudi.bundle.receipt import Receipt
-from aotgaudi.bundle.receipt import dumps as dump_receipt
 from aotgaudi.digest import Digest
 from aotgaudi.entries import Entry
 from aotgaudi.store.cas import object_path
@@ -414,11 +413,11 @@ def own_object(bundle: Path, entry: Entry) -> Path:
 def reseal(bundle: Path, change: Callable[[Receipt], Receipt]) -> None:
     """Changes a bundle's receipt, and the index with it, as somebody would who knows the format."""
     opened = open_bundle(bundle)
-    receipt = dump_receipt(change(opened.receipt))
+    receipt = change(opened.receipt).dumps()
     index: BundleIndex = load_index(opened.index_bytes)
     (bundle / "receipt.json").write_bytes(receipt)
     changed = index.model_copy(update={"receipt": str(Digest.of(receipt))})
-    (bundle / "aotgaudi.bundle.json").write_bytes(dump_index(changed))
+    (bundle / "aotgaudi.bundle.json").write_bytes(changed.dumps())
 
 
 def bind(bundle: Path, model: Path) -> None:

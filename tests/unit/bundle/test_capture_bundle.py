@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.bundle.format import INDEX_NAME, dump_index, load_index
+from aotgaudi.bundle.format import INDEX_NAME, load_index
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.signature import load_envelope, load_statement
 from aotgaudi.bundle.signing import Signing, generate_key, load_signing_key
@@ -80,7 +80,7 @@ def test_an_index_lists_exactly_the_objects_of_the_files(change: str, captured: 
         "one less": index.objects[1:],
         "none": (),
     }[change]
-    path.write_bytes(dump_index(index.model_copy(update={"objects": tuple(sorted(objects, key=str))})))
+    path.write_bytes(index.model_copy(update={"objects": tuple(sorted(objects, key=str))}).dumps())
 
     with pytest.raises(CorruptError, match="lists other objects than the receipt has files"):
         captured.open()

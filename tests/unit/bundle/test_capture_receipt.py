@@ -19,7 +19,7 @@ from aotgaudi.bundle.capture_receipt import (
     require_captured_path,
     require_distinct,
 )
-from aotgaudi.bundle.receipt import dumps, load_sealed
+from aotgaudi.bundle.receipt import load_sealed
 from aotgaudi.digest import Digest, canonical_json
 from aotgaudi.errors import ManifestError, SpecError
 from aotgaudi.store.cas import ObjectStore
@@ -74,7 +74,7 @@ def test_the_wire_form() -> None:
 def test_the_schema_says_which_receipt_it_is() -> None:
     programs = make_receipt()
 
-    assert load_sealed(dumps(programs)) == programs
+    assert load_sealed(programs.dumps()) == programs
     with pytest.raises(
         ManifestError, match=r"receipt has schema 'aotgaudi\.other/1'; this aotgaudi reads"
     ) as error:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aotgaudi.bundle.format import BundleIndex, Counts, dump_index, load_index
+from aotgaudi.bundle.format import BundleIndex, Counts, load_index
 from aotgaudi.bundle.programs import load_program
 from aotgaudi.digest import Digest, canonical_json
 from aotgaudi.errors import ManifestError
@@ -27,11 +27,11 @@ def make_index() -> BundleIndex:
 
 
 def edited(**changes: Any) -> bytes:
-    return canonical_json({**json.loads(dump_index(make_index())), **changes})
+    return canonical_json({**json.loads(make_index().dumps()), **changes})
 
 
 def test_round_trip() -> None:
-    assert load_index(dump_index(make_index())) == make_index()
+    assert load_index(make_index().dumps()) == make_index()
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_round_trip() -> None:
         (edited(schema="aotgaudi.bundle/0"), "this aotgaudi reads 'aotgaudi.bundle/1'"),
         (edited(counts={"programs": -1, "units": 0, "objects": 0, "object_bytes": 0}), "counts.programs"),
         (edited(extra=None), "extra"),
-        (dump_index(make_index())[:-1], "bundle index is not JSON"),
+        (make_index().dumps()[:-1], "bundle index is not JSON"),
     ],
 )
 def test_a_malformed_index_is_refused(data: bytes, message: str) -> None:

@@ -14,7 +14,7 @@ from aotgaudi.backends.base import Target
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.part import Outside, proved_part, sealed_part, served_manifest
-from aotgaudi.bundle.receipt import ClosedUnder, Receipt, SealedPart, SealedUnit, dumps, loads
+from aotgaudi.bundle.receipt import ClosedUnder, Receipt, SealedPart, SealedUnit, loads
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.cli.main import cli
 from aotgaudi.digest import canonical_json
@@ -169,9 +169,9 @@ def test_an_entry_that_the_part_lacks_makes_it_open(tmp_path: Path) -> None:
 def test_the_wire_form(tmp_path: Path) -> None:
     receipt = seal(tmp_path, ALONE).receipt
 
-    document = json.loads(dumps(receipt))
+    document = json.loads(receipt.dumps())
 
-    assert loads(dumps(receipt)) == receipt
+    assert loads(receipt.dumps()) == receipt
     assert document["schema"] == "aotgaudi.receipt/1"
     assert document["part"] == {
         "limits": {"max_model_len": 49, "max_num_batched_tokens": 32, "max_num_seqs": 1, "num_blocks": 24},
@@ -195,7 +195,7 @@ LIMITS = {"max_model_len": 2, "max_num_batched_tokens": 1, "max_num_seqs": 1, "n
     ],
 )
 def test_a_malformed_part_is_refused(tmp_path: Path, part: dict[str, Any], where: str) -> None:
-    document = json.loads(dumps(seal(tmp_path, ALONE).receipt))
+    document = json.loads(seal(tmp_path, ALONE).receipt.dumps())
 
     with pytest.raises(ManifestError, match=where):
         loads(canonical_json({**document, "part": part}))

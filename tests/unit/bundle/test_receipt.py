@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aotgaudi.backends.base import Target
-from aotgaudi.bundle.receipt import Receipt, SealedUnit, UnitRecord, dumps, loads
+from aotgaudi.bundle.receipt import Receipt, SealedUnit, UnitRecord, loads
 from aotgaudi.digest import Digest, canonical_json
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import ManifestError
@@ -33,18 +33,18 @@ def make_receipt(**changes: Any) -> Receipt:
 
 
 def edited(**changes: Any) -> bytes:
-    return canonical_json({**json.loads(dumps(make_receipt())), **changes})
+    return canonical_json({**json.loads(make_receipt().dumps()), **changes})
 
 
 def test_round_trip() -> None:
     receipt = make_receipt()
 
-    assert loads(dumps(receipt)) == receipt
-    assert dumps(loads(dumps(receipt))) == dumps(receipt)
+    assert loads(receipt.dumps()) == receipt
+    assert loads(receipt.dumps()).dumps() == receipt.dumps()
 
 
 def test_the_wire_form() -> None:
-    assert json.loads(dumps(make_receipt())) == {
+    assert json.loads(make_receipt().dumps()) == {
         "schema": "aotgaudi.receipt/1",
         "manifest_id": "m",
         "target": {
@@ -69,13 +69,13 @@ def test_measurements_and_order_of_building_do_not_reach_the_bytes() -> None:
     one = make_receipt(units={UNIT: slow, other: slow})
     two = make_receipt(units={other: slow.sealed(), UNIT: make_receipt().units[UNIT]})
 
-    assert dumps(one) == dumps(two)
+    assert one.dumps() == two.dumps()
 
 
 def test_what_was_checked_reaches_the_bytes() -> None:
     loose = SealedUnit(artifact={"a.so": BLOB}, tolerance=0.6)
 
-    assert dumps(make_receipt(units={UNIT: loose})) != dumps(make_receipt())
+    assert make_receipt(units={UNIT: loose}).dumps() != make_receipt().dumps()
 
 
 def test_missing_names_entries_without_a_program_in_order() -> None:
@@ -130,12 +130,12 @@ def test_plain_names_are_taken(name: str) -> None:
         (edited(units={UNIT: {"artifact": {"a": BLOB}, "tolerance": 0, "seconds": 1}}), "seconds"),
         (edited(units={UNIT + "\n": {"artifact": {"a": BLOB}, "tolerance": 0}}), "units"),
         (edited(target={"backend": "tpu", "machine": ""}), "target.backend"),
-        (dumps(make_receipt()) + b"\n", "not in canonical form"),
+        (make_receipt().dumps() + b"\n", "not in canonical form"),
         (
-            dumps(make_receipt()).replace(b'{"builder"', b'{"manifest_id":"m","builder"'),
+            make_receipt().dumps().replace(b'{"builder"', b'{"manifest_id":"m","builder"'),
             "not in canonical form",
         ),
-        (dumps(make_receipt()).replace(b'"schema"', b'"schema_"'), "names no schema"),
+        (make_receipt().dumps().replace(b'"schema"', b'"schema_"'), "names no schema"),
     ],
 )
 def test_a_malformed_receipt_is_one_line(data: bytes, message: str) -> None:
@@ -148,13 +148,13 @@ def test_a_malformed_receipt_is_one_line(data: bytes, message: str) -> None:
 def test_a_bound_model_is_part_of_the_wire_form_and_absent_where_none_is_bound() -> None:
     bound = make_receipt(model={"config.json": BLOB, "model-00001-of-00002.safetensors": BLOB})
 
-    assert json.loads(dumps(bound)) == {
-        **json.loads(dumps(make_receipt())),
+    assert json.loads(bound.dumps()) == {
+        **json.loads(make_receipt().dumps()),
         "model": {"config.json": BLOB, "model-00001-of-00002.safetensors": BLOB},
     }
-    assert loads(dumps(bound)) == bound
+    assert loads(bound.dumps()) == bound
     assert make_receipt().model is None
-    assert b"model" not in dumps(make_receipt())
+    assert b"model" not in make_receipt().dumps()
 
 
 @pytest.mark.parametrize("model", [{}, None, {"../config.json": BLOB}, {"config.json": "sha256:ab"}, []])

@@ -20,11 +20,9 @@ from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
     SIGNATURE_NAME,
-    dump_index,
     load_index,
 )
 from aotgaudi.bundle.kind import RECEIPT_NAME
-from aotgaudi.bundle.receipt import dumps as dump_receipt
 from aotgaudi.bundle.receipt import loads as load_receipt
 from aotgaudi.bundle.signature import (
     MAX_ENVELOPE_BYTES,
@@ -194,12 +192,12 @@ def test_everything_edited_consistently(sealed: Sealed, keys: Keys) -> None:
     """Manifest, receipt and index agree with each other, as after sealing; the signature is another's."""
     sign(sealed.path, keys["one"])
     receipt = load_receipt((sealed.path / RECEIPT_NAME).read_bytes())
-    evil = dump_receipt(receipt.model_copy(update={"builder": {"aotgaudi": "evil"}}))
+    evil = receipt.model_copy(update={"builder": {"aotgaudi": "evil"}}).dumps()
     index = load_index((sealed.path / INDEX_NAME).read_bytes())
     changes = {"receipt": str(Digest.of(evil)), "manifest": str(Digest.of(b"evil"))}
     (sealed.path / RECEIPT_NAME).write_bytes(evil)
     (sealed.path / MANIFEST_NAME).write_bytes(b"evil")
-    (sealed.path / INDEX_NAME).write_bytes(dump_index(index.model_copy(update=changes)))
+    (sealed.path / INDEX_NAME).write_bytes(index.model_copy(update=changes).dumps())
 
     assert open_bundle(sealed.path).receipt.builder == {"aotgaudi": "evil"}
     assert "is not what was signed: its index has sha256" in refused(sealed.path, policy(keys["one"]))

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.bundle.format import INDEX_NAME, dump_index, load_index
+from aotgaudi.bundle.format import INDEX_NAME, load_index
 from aotgaudi.bundle.pack import pack_bundle
-from aotgaudi.bundle.receipt import dumps as dump_receipt
 from aotgaudi.bundle.verify import CorruptObject, MissingEntry, Report, hold_bundle, verify_bundle
 from aotgaudi.digest import Digest
 from aotgaudi.entries import Entry
@@ -44,7 +43,7 @@ def reseal(sealed: Sealed, **changes: object) -> None:
     """Edits the index as one would who wants the bundle to look sealed."""
     path = sealed.path / INDEX_NAME
     index = load_index(path.read_bytes()).model_copy(update=changes)
-    path.write_bytes(dump_index(index))
+    path.write_bytes(index.dumps())
 
 
 def test_a_whole_bundle(sealed: Sealed) -> None:
@@ -192,7 +191,7 @@ def test_an_entry_without_a_program_is_missing(sealed: Sealed) -> None:
 
 def test_a_program_whose_unit_is_not_in_the_receipt_is_missing(sealed: Sealed) -> None:
     units = {sealed.shared: sealed.receipt.units[sealed.shared]}
-    receipt = dump_receipt(sealed.receipt.model_copy(update={"units": units}))
+    receipt = sealed.receipt.model_copy(update={"units": units}).dumps()
     (sealed.path / "receipt.json").write_bytes(receipt)
     reseal(sealed, receipt=str(Digest.of(receipt)))
 
@@ -205,7 +204,7 @@ def test_a_program_whose_unit_is_not_in_the_receipt_is_missing(sealed: Sealed) -
 def test_intact_bytes_that_are_no_program_are_corrupt(sealed: Sealed) -> None:
     digest = sealed.digests["layer.so"]
     programs = {**sealed.receipt.programs, sealed.entries[2].id: digest}
-    receipt = dump_receipt(sealed.receipt.model_copy(update={"programs": programs}))
+    receipt = sealed.receipt.model_copy(update={"programs": programs}).dumps()
     (sealed.path / "receipt.json").write_bytes(receipt)
     reseal(sealed, receipt=str(Digest.of(receipt)))
 
@@ -482,7 +481,7 @@ def test_an_index_with_more_objects_than_its_receipt_can_need_is_refused(sealed:
     index = load_index((sealed.path / "aotgaudi.bundle.json").read_bytes())
     more = sorted(map(str, (*index.objects, *(Digest(f"{number:064x}", 5) for number in range(1000)))))
     (sealed.path / "aotgaudi.bundle.json").write_bytes(
-        dump_index(index.model_copy(update={"objects": tuple(map(Digest.parse, more))}))
+        index.model_copy(update={"objects": tuple(map(Digest.parse, more))}).dumps()
     )
 
     with pytest.raises(CorruptError, match=r"the index lists 1005 objects, its receipt needs 8 at most"):

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from aotgaudi.bundle.receipt import dumps as dump_receipt
 from aotgaudi.cli.main import cli
 from aotgaudi.compile.pipeline import make_receipt, plan_manifest
 from aotgaudi.digest import Digest
@@ -178,7 +177,7 @@ def test_a_kept_receipt_can_still_be_sealed_after_gc(place: Place) -> None:
     store = place.open()
     receipt = make_receipt(place.manifest, plan_manifest(place.manifest, store))
     path = place.folder / "receipt.json"
-    path.write_bytes(dump_receipt(receipt))
+    path.write_bytes(receipt.dumps())
     assert run("cache", "root", "add", "prod", path, "--store", place.root).exit_code == 0
 
     run("cache", "gc", "--max-size", "0", "--store", place.root)
@@ -252,7 +251,7 @@ def test_a_place_that_is_no_store_is_one_line_and_nothing_is_made(tmp_path: Path
 def test_a_root_of_what_is_not_there_is_refused(place: Place) -> None:
     receipt = make_receipt(place.manifest, plan_manifest(place.manifest, place.open()))
     path = place.folder / "receipt.json"
-    path.write_bytes(dump_receipt(receipt))
+    path.write_bytes(receipt.dumps())
     run("cache", "gc", "--max-size", "0", "--store", place.root)
 
     gone = run("cache", "root", "add", "prod", path, "--store", place.root)

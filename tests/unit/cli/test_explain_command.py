@@ -220,11 +220,9 @@ def test_a_receipt_says_what_traced_it(place: Place) -> None:
 
 
 def test_against_an_older_receipt_says_that_transformers_is_assumed(place: Place) -> None:
-    from aotgaudi.bundle.receipt import dumps
-
     receipt = load_receipt((place.bundle / "receipt.json").read_bytes())
     older = place.folder / "older.json"
-    older.write_bytes(dumps(receipt.model_copy(update={"builder": {"graphs": receipt.builder["graphs"]}})))
+    older.write_bytes(receipt.model_copy(update={"builder": {"graphs": receipt.builder["graphs"]}}).dumps())
 
     document = document_of("explain", place.spec, "--against", older, "--store", place.store)
 

@@ -11,7 +11,6 @@ from click.testing import CliRunner, Result
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.receipt import Receipt
-from aotgaudi.bundle.receipt import dumps as dump_receipt
 from aotgaudi.cli.main import cli
 from aotgaudi.compile.keys import builder_versions
 from aotgaudi.digest import Digest
@@ -102,7 +101,7 @@ def test_what_was_sealed_for_other_libraries_is_explained_by_their_name(spec: Pa
         units={},
         builder=builder_versions(),
     )
-    Path("receipt.json").write_bytes(dump_receipt(receipt))
+    Path("receipt.json").write_bytes(receipt.dumps())
 
     result = run("explain", spec, "--against", "receipt.json", "--target", TARGET)
 
