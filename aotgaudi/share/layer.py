@@ -5,13 +5,14 @@ headers are plain ustar, and the compressor's settings are fixed here. (Another 
 other bytes; the uncompressed digest, which is the layer's identity in an image, stays.) Only what the bundle's index
 names goes in, and all of it is hashed on its way: a damaged bundle gives no layer.
 
-Reading: nothing in the archive is believed. The decompressor stops at a ratio and at a size. `tarfile` reads the archive
-as a stream, and nothing is ever extracted by name. Each header is checked before tarfile acts on it. Only plain files and
-directories are accepted: links, devices, FIFOs and extension headers (whose content tarfile would read into memory) are
-refused by their type, and so are setuid, setgid and sticky bits. The first file must be the index. Each other file must
-be one that the index names, once and with its size; its digest decides where it is written. So no name can lead outside,
-and no size can exceed the index's. Whatever is wrong is one CorruptError, in one line. The first files of a layer, index
-and signature, say whether the rest is wanted, and how large it may be: `read_head`.
+Reading: nothing in the archive is believed. The decompressor stops at a ratio and at a size. `tarfile` reads the
+archive as a stream, and nothing is ever extracted by name. Each header is checked before tarfile acts on it. Only
+plain files and directories are accepted: links, devices, FIFOs and extension headers (whose content tarfile would read
+into memory) are refused by their type, and so are setuid, setgid and sticky bits. The first file must be the index.
+Each other file must be one that the index names, once and with its size; its digest decides where it is written. So no
+name can lead outside, and no size can exceed the index's. Between the files and behind them there are only zeros.
+Whatever is wrong is one CorruptError, in one line. The first files of a layer, index and signature, say whether the
+rest is wanted, and how large it may be: `read_head`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Literal, Protocol, cast
+from typing import IO, Any, BinaryIO, Literal, Protocol, cast
 
 from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.format import (
@@ -57,7 +58,7 @@ _READ_BYTES = 128 << 10
 
 Compression = Literal["zstd", "gzip"]
 
-BLOCK_BYTES = tarfile.BLOCKSIZE
+_BLOCK_BYTES = tarfile.BLOCKSIZE
 _ZSTD_LEVEL = 3
 _GZIP_LEVEL = 6
 _GZIP_WINDOW_BITS = 31
@@ -120,8 +121,8 @@ def write_layer(bundle: Bundle, file: Temporary, compression: Compression) -> La
         writer.write(_header(path, tarfile.REGTYPE, mode, digest.size_bytes))
         for chunk in verified_chunks(bundle.path / name, digest, bundle.mending_command):
             writer.write(chunk)
-        writer.write(bytes(-digest.size_bytes % BLOCK_BYTES))
-    writer.write(bytes(2 * BLOCK_BYTES))
+        writer.write(bytes(-digest.size_bytes % _BLOCK_BYTES))
+    writer.write(bytes(2 * _BLOCK_BYTES))
     return writer.finish(compression)
 
 
@@ -170,8 +171,9 @@ def _compressor(compression: Compression) -> _Compressor:
     return zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True).compressobj()
 
 
-def _directories(names: Iterable[str]) -> set[str]:
-    return {str(parent) for name in names for parent in PurePosixPath(name).parents if parent.name}
+def _directories(names: Iterable[str]) -> frozenset[str]:
+    """The directories that hold these files."""
+    return frozenset(str(parent) for name in names for parent in PurePosixPath(name).parents if parent.name)
 
 
 def _header(name: str, kind: bytes, mode: int, size_bytes: int) -> bytes:
@@ -194,7 +196,6 @@ def _decompressed(archive: Any, size: int) -> bytes:
         raise CorruptError(f"the layer cannot be decompressed: {error}") from error
 
 
-_BLOCK = tarfile.BLOCKSIZE
 _CHUNK_BYTES = 1 << 20
 _TRAILING_BYTES = 1 << 20
 """More zeros at the end of an archive than any writer of tar adds."""
@@ -207,9 +208,7 @@ _KINDS = {
     tarfile.FIFOTYPE: "a FIFO",
     tarfile.GNUTYPE_SPARSE: "a sparse file",
 }
-_DIRECTORIES = frozenset(
-    str(path) for path in (PurePosixPath(BUNDLE_ROOT), *PurePosixPath(BUNDLE_ROOT).parents) if path.name
-)
+_ROOT_DIRECTORIES = _directories([f"{BUNDLE_ROOT}/{INDEX_NAME}"])
 
 
 class Source(Protocol):
@@ -256,7 +255,7 @@ def read_head(source: Source) -> Head:
     """Reads the beginning of an archive and parses none of it, for nobody has vouched for it. Raises CorruptError."""
     with _archive(source) as files:
         index_bytes = _read_index_bytes(files)
-        member = files.next_file(_DIRECTORIES)
+        member = files.next_file(_ROOT_DIRECTORIES)
         if member is None or member.name != f"{BUNDLE_ROOT}/{SIGNATURE_NAME}":
             return Head(index_bytes, None)
         _check_size(member, MAX_ENVELOPE_BYTES)
@@ -267,11 +266,11 @@ def largest_archive_bytes(index: BundleIndex) -> int:
     """Returns the most that an archive of this bundle can have: its files, headers, directories and end."""
     files = _files(index)
     content = sum(digest.size_bytes for digest in files.values()) + MAX_INDEX_BYTES + MAX_ENVELOPE_BYTES
-    return content + 2 * _BLOCK * (len(files) + len(_directories_unpack(files)) + 4) + _TRAILING_BYTES
+    return content + 2 * _BLOCK_BYTES * (len(files) + len(_directories(files)) + 5) + _TRAILING_BYTES
 
 
 def _read_index_bytes(files: _Files) -> bytes:
-    member = files.next_file(_DIRECTORIES)
+    member = files.next_file(_ROOT_DIRECTORIES)
     if member is None or member.name != f"{BUNDLE_ROOT}/{INDEX_NAME}":
         raise _refusal("its first file is not the bundle's index" if member else "there is no bundle in it")
     _check_size(member, MAX_INDEX_BYTES)
@@ -280,7 +279,7 @@ def _read_index_bytes(files: _Files) -> bytes:
 
 def _read_files(files: _Files, index: BundleIndex, sink: Sink) -> None:
     wanted = _files(index)
-    directories = _directories_unpack(wanted)
+    directories = _directories(wanted)
     signature = f"{BUNDLE_ROOT}/{SIGNATURE_NAME}"
     while (member := files.next_file(directories)) is not None:
         if member.name == signature:
@@ -295,10 +294,6 @@ def _read_files(files: _Files, index: BundleIndex, sink: Sink) -> None:
         sink.write(member.name.removeprefix(f"{BUNDLE_ROOT}/"), digest, files.content(member))
     if wanted:
         raise _refusal(f"{len(wanted)} files are missing, first: {min(wanted)}")
-
-
-def _directories_unpack(names: Iterable[str]) -> frozenset[str]:
-    return frozenset(str(parent) for name in names for parent in PurePosixPath(name).parents)
 
 
 def _files(index: BundleIndex) -> dict[str, Digest]:
@@ -318,7 +313,9 @@ class _PlainMember(tarfile.TarInfo):
         """See `tarfile.TarInfo.frombuf`. Raises CorruptError."""
         try:
             member = super().frombuf(buf, encoding, errors)
-        except (ValueError, OverflowError) as error:
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined] # A block of zeros: the end.
+            raise
+        except (tarfile.HeaderError, ValueError, OverflowError) as error:
             raise _refusal(f"a header cannot be read: {error}") from error
         if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE):
             kind = _KINDS.get(member.type, f"an entry of type {member.type!r}")
@@ -352,6 +349,7 @@ class _Files:
 
     def __init__(self, archive: tarfile.TarFile) -> None:
         self._archive = archive
+        self._stream = cast("IO[bytes]", archive.fileobj)
         self._seen: set[str] = set()
 
     def next_file(self, directories: frozenset[str]) -> tarfile.TarInfo | None:
@@ -365,6 +363,7 @@ class _Files:
                 return member
             if member.name not in directories or member.size:
                 raise _refusal(f"{member.name!r:.200} is no directory of a bundle")
+        self._check_end()
         return None
 
     def content(self, member: tarfile.TarInfo) -> Iterator[bytes]:
@@ -377,6 +376,15 @@ class _Files:
                 raise _refusal(f"it ends within {member.name!r:.200}")
             rest -= len(chunk)
             yield chunk
+        if self._stream.read(-member.size % _BLOCK_BYTES).strip(b"\0"):
+            raise _refusal(f"there is something between {member.name!r:.200} and the next header")
+
+    def _check_end(self) -> None:
+        num_bytes = 0
+        while chunk := self._stream.read(_CHUNK_BYTES):
+            num_bytes += len(chunk)
+            if num_bytes > _TRAILING_BYTES or chunk.strip(b"\0"):
+                raise _refusal("there is something behind its end")
 
 
 def _check_name(name: str) -> None:

@@ -153,7 +153,7 @@ def test_the_index_must_be_first(sealed: Sealed, tmp_path: Path) -> None:
 
     refused(archive(members), tmp_path / "out", "its first file is not the bundle's index")
     refused(archive(members[:INDEX]), tmp_path / "empty", "there is no bundle in it")
-    refused(b"", tmp_path / "nothing", "it cannot be read: empty file")
+    refused(b"", tmp_path / "nothing", "a header cannot be read: empty header")
 
 
 def test_an_index_that_is_none_is_refused(sealed: Sealed, tmp_path: Path) -> None:
@@ -189,20 +189,40 @@ def test_a_size_that_no_file_has_is_refused(sealed: Sealed, tmp_path: Path, size
 
 
 def test_every_cut_is_noticed(sealed: Sealed, tmp_path: Path) -> None:
-    """Up to the last byte of the last file: what follows is no part of the bundle."""
-    members = honest(sealed)
-    data = archive(members, end=b"")
-    data = data[: len(data) - -len(members[-1][1]) % 512]
+    data = archive(honest(sealed), end=bytes(512))
     for length in (*range(0, len(data), 211), *range(512, len(data), 512)):
         refused(data[:length], tmp_path / f"{length}", "the layer is not that of a bundle")
+
+
+def test_what_follows_the_end_is_refused(sealed: Sealed, tmp_path: Path) -> None:
+    data = archive(honest(sealed))
+
+    unpack(data + bytes(10_240), tmp_path / "padded")
+    refused(data + b"x", tmp_path / "more", "behind its end")
+    refused(data + bytes(2 << 20), tmp_path / "padding", "behind its end")
+
+
+def test_a_header_that_is_none_behind_the_last_file_is_refused(sealed: Sealed, tmp_path: Path) -> None:
+    data = archive(honest(sealed), end=b"x" * 512 + bytes(1024))
+
+    refused(data, tmp_path / "out", "a header cannot be read")
+
+
+def test_padding_is_zeros(sealed: Sealed, tmp_path: Path) -> None:
+    members = honest(sealed)
+    member, data = members[INDEX]
+    blocks = archive(members[:INDEX], end=b"") + member.tobuf(tarfile.USTAR_FORMAT) + data
+    hidden = blocks + b"x" * (-len(data) % 512) + archive(members[INDEX + 1 :])
+
+    refused(hidden, tmp_path / "out", "there is something between")
 
 
 def test_a_header_that_is_none_is_refused(sealed: Sealed, tmp_path: Path) -> None:
     data = bytearray(archive(honest(sealed)))
     data[0] ^= 1
 
-    refused(bytes(data), tmp_path / "checksum", "it cannot be read")
-    refused(b"\xff" * 512, tmp_path / "junk", "it cannot be read")
+    refused(bytes(data), tmp_path / "checksum", "a header cannot be read")
+    refused(b"\xff" * 512, tmp_path / "junk", "a header cannot be read")
 
 
 def test_a_link_in_the_place_of_a_file_is_not_written_through(sealed: Sealed, tmp_path: Path) -> None:
