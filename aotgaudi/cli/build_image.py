@@ -17,7 +17,7 @@ from aotgaudi.share.image import WrittenImage, push_image, read_base, write_imag
 from aotgaudi.share.layer import Compression
 from aotgaudi.share.oci import BUNDLE_ROOT, Layout, parse_layout, refuse_foreign_layout
 from aotgaudi.share.reference import Reference, parse_reference
-from aotgaudi.share.registry import Registry
+from aotgaudi.share.registry import RegistryRemote
 from aotgaudi.share.remote import check_name
 
 _DEFAULT_TAG = "latest"
@@ -79,7 +79,7 @@ def build_image(
             document["pushed"], _ = push_image(
                 Layout(output),
                 written,
-                Registry(access.client(reference)),
+                RegistryRemote(access.client(reference)),
                 reference.tag or tag,
                 display.conduct,
             )

@@ -58,8 +58,8 @@ from aotgaudi.share.oci import (
     dump_manifest,
     new_layout,
 )
-from aotgaudi.share.registry import BundleLayer, Registry, RegistryRemote, bundle_layer_of
-from aotgaudi.share.transfer import Conduct, Partial, Sources, in_threads, receive, require_room
+from aotgaudi.share.registry import BundleLayer, RegistryRemote, bundle_layer_of
+from aotgaudi.share.transfer import Conduct, Partial, Sources, receive, require_room, send
 from aotgaudi.store.cas import verified_chunks
 
 _EPOCH = "1970-01-01T00:00:00Z"
@@ -348,29 +348,20 @@ def pull_image(
 
 
 def push_image(
-    layout: Layout, written: WrittenImage, registry: Registry, tag: str, conduct: Conduct
+    layout: Layout, written: WrittenImage, remote: RegistryRemote, tag: str, conduct: Conduct
 ) -> tuple[str, int]:
     """Uploads what the registry lacks of the image that was written, config and layers, then its manifest as `tag`.
 
     Returns how to refer to just that image, and how many bytes were uploaded. Raises CorruptError, RemoteError.
     """
     image = layout.find(None)
-    rows = (image.manifest.config, *image.manifest.layers)
-    blobs = sorted({row.content for row in rows}, key=lambda digest: -digest.size_bytes)
-
-    def send(digest: Digest) -> int:
-        retry = conduct.retry
-        is_new = not retry.call(lambda: registry.has_blob(digest))
-        if is_new:
-            retry.call(lambda: registry.put_blob(digest, layout.blob_path(digest)))
-        conduct.advance(digest.size_bytes)
-        return digest.size_bytes if is_new else 0
-
-    num_bytes = sum(in_threads(send, blobs, conduct.num_threads))
-    digest = conduct.retry.call(lambda: registry.put_manifest(tag, image.manifest_bytes))
+    digests = {row.content for row in (image.manifest.config, *image.manifest.layers)}
+    files = {digest: layout.blob_path(digest) for digest in digests}
+    _, num_bytes = send(remote, files, conduct)
+    digest = conduct.retry.call(lambda: remote.registry.put_manifest(tag, image.manifest_bytes))
     if digest != f"sha256:{written.manifest.sha256}":
         raise CorruptError(f"{layout.root}: was changed while it was pushed")
-    return f"{registry.label}@{digest}", num_bytes
+    return f"{remote.label}@{digest}", num_bytes
 
 
 def find_image(remote: RegistryRemote, name: str, conduct: Conduct) -> RegistryImage | None:

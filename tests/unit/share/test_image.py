@@ -376,8 +376,8 @@ def test_a_bundle_comes_back_out_of_a_registry_s_image(
     sealed: Sealed, tmp_path: Path, remote: RegistryRemote, registry: FakeRegistry, conduct: Conduct
 ) -> None:
     written = write_image(sealed.open(), tmp_path / "image", tag="v1")
-    reference, num_bytes = push_image(Layout(tmp_path / "image"), written, remote.registry, "v1", conduct)
-    again = push_image(Layout(tmp_path / "image"), written, remote.registry, "v1", conduct)
+    reference, num_bytes = push_image(Layout(tmp_path / "image"), written, remote, "v1", conduct)
+    again = push_image(Layout(tmp_path / "image"), written, remote, "v1", conduct)
     registry.faults.append(times(1, on("GET", "/blobs/", cut_after(100))))
 
     image = find_image(remote, "v1", conduct)
@@ -497,7 +497,7 @@ def test_a_signed_image_is_pulled_with_its_signature(
     policy = TrustPolicy(signatures=SignaturePolicy(frozenset([generate_key(tmp_path / "key.pem")])))
     sealed.pack(signing=Signing((load_signing_key(tmp_path / "key.pem"),), 7))
     written = write_image(sealed.open(), tmp_path / "image", tag="v1")
-    push_image(Layout(tmp_path / "image"), written, remote.registry, "v1", conduct)
+    push_image(Layout(tmp_path / "image"), written, remote, "v1", conduct)
 
     image = find_image(remote, "v1", conduct)
     assert image is not None
