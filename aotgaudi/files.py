@@ -132,6 +132,29 @@ def _create_locked(directory: Path, prefix: str) -> tuple[Path, int]:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def try_lock_directory(path: Path) -> Iterator[bool | None]:
+    """Holds a directory's lock (flock) for the block, and yields whether it does: False at once if another holder has it.
+
+    Yields None on a file system without locks. Raises OSError.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield _try_lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool | None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
 def fsync_dir(path: Path) -> None:
     """Makes the names in a directory durable. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

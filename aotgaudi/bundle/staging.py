@@ -13,7 +13,6 @@ processes that died.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import shutil
@@ -24,7 +23,7 @@ from pathlib import Path
 from aotgaudi.bundle.format import INDEX_NAME, OBJECTS_NAME, load_index, stray_paths
 from aotgaudi.digest import Digest
 from aotgaudi.errors import ManifestError, StoreError, store_error
-from aotgaudi.files import exchange_names, fsync_dir
+from aotgaudi.files import exchange_names, fsync_dir, try_lock_directory
 
 PARTIAL_NAME = ".partial"
 _DIRECTORY_MODE = 0o755
@@ -41,18 +40,18 @@ def staging_directory(out: Path) -> Iterator[Path]:
     refuse_foreign(out)
     sweep_abandoned(out)
     staging = out.with_name(f".{out.name}.pull")
-    try:
-        staging.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
-        descriptor = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        raise store_error("make", staging, error) from error
-    try:
-        _lock(descriptor, out)
-        yield staging
-    except OSError as error:
-        raise store_error("write the bundle", out, error) from error
-    finally:
-        os.close(descriptor)
+    with contextlib.ExitStack() as ends:
+        try:
+            staging.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
+            is_ours = ends.enter_context(try_lock_directory(staging))
+        except OSError as error:
+            raise store_error("make", staging, error) from error
+        if is_ours is False:
+            raise StoreError(f"another process is writing the bundle {out}")
+        try:
+            yield staging
+        except OSError as error:
+            raise store_error("write the bundle", out, error) from error
 
 
 def publish(staging: Path, out: Path, names: Iterable[str], objects: Iterable[Digest]) -> None:
@@ -96,12 +95,8 @@ def building_directory(out: Path) -> Iterator[Path]:
     shutil.rmtree(building, ignore_errors=True)  # Of a dead process that had our number.
     building.mkdir(mode=_DIRECTORY_MODE, parents=True)
     try:
-        descriptor = os.open(building, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            _try_lock(descriptor)
+        with try_lock_directory(building):
             yield building
-        finally:
-            os.close(descriptor)
     finally:
         shutil.rmtree(building, ignore_errors=True)
 
@@ -166,28 +161,8 @@ def _is_abandoned(path: Path, process_id: int) -> bool:
     """
     if process_id != os.getpid() and Path("/proc", str(process_id)).exists():
         return False
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        return _try_lock(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def _lock(descriptor: int, out: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise StoreError(f"another process is writing the bundle {out}") from error
-    except OSError:
-        return  # A file system without locks.
+    with try_lock_directory(path) as is_free:
+        return is_free is True
 
 
 def _clear_out(staging: Path, names: set[str], objects: Iterable[Digest]) -> None:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aotgaudi.errors import store_error
-from aotgaudi.files import open_descriptor, temporary_file
+from aotgaudi.files import open_descriptor, temporary_file, try_lock_directory
 
 SCRATCH_PREFIX = "unit-"
 """Directories of this name are locked by their users (`locked_directory`)."""
@@ -102,14 +102,11 @@ def sweep_temporary_files(root: Path, grace_seconds: float = GRACE_SECONDS) -> S
 def locked_directory(root: Path) -> Iterator[Path]:
     """Yields a private directory in ``tmp/``, removed at the end, or by a sweep after our death. Raises OSError."""
     path = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=root / "tmp"))
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):  # Without locks the sweep goes by age.
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-        os.close(descriptor)
+    with try_lock_directory(path):  # Without locks the sweep goes by age.
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _tree_bytes(path: Path) -> int:
@@ -158,11 +155,5 @@ def _remove_unlocked(path: Path, *, is_old: bool) -> bool:
 
 def _is_abandoned(directory: Path) -> bool:
     """Whether nobody holds the lock of a scratch directory; False where there are no locks."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True
+    with try_lock_directory(directory) as is_free:
+        return is_free is True
