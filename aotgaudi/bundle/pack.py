@@ -24,13 +24,11 @@ from aotgaudi.bundle.kind import RECEIPT_NAME
 from aotgaudi.bundle.programs import load_program, program_objects
 from aotgaudi.bundle.receipt import SealedReceipt
 from aotgaudi.bundle.signing import Signing
-from aotgaudi.bundle.staging import building_directory, exchange_directory, refuse_foreign
+from aotgaudi.bundle.staging import building_directory, exchange_directory, refuse_foreign, settle
 from aotgaudi.digest import Digest
 from aotgaudi.errors import ManifestError, store_error
-from aotgaudi.files import fsync_dir, write_atomic
 from aotgaudi.store.cas import ObjectStore, find_fault, object_path
 
-_DIRECTORY_MODE = 0o755
 _DOCUMENT_MODE = 0o644
 
 
@@ -121,12 +119,12 @@ def _seal(
     needed_bytes = sum(digest.size_bytes for digest in digests) + sum(map(len, documents.values()))
     try:
         with building_directory(out) as building:
-            building.chmod(_DIRECTORY_MODE)
             for digest in digests:
                 _copy_object(building, digest, objects)
             for name, data in documents.items():
-                write_atomic(building / name, data, _DOCUMENT_MODE)
-            _sync_tree(building)
+                (building / name).write_bytes(data)
+                (building / name).chmod(_DOCUMENT_MODE)
+            settle(building)
             exchange_directory(building, out)
     except OSError as error:
         raise store_error("write the bundle", out, error, needed_bytes=needed_bytes) from error
@@ -134,19 +132,7 @@ def _seal(
 
 def _copy_object(bundle: Path, digest: Digest, objects: ObjectStore) -> None:
     path = object_path(bundle, digest)
-    for directory in (path.parent.parent.parent, path.parent.parent, path.parent):
-        _make_directory(directory)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("xb", buffering=0) as file:
         objects.copy_to(digest, file.fileno())
         os.fchmod(file.fileno(), 0o444)
-        os.fsync(file.fileno())
-
-
-def _make_directory(path: Path) -> None:
-    path.mkdir(parents=True, exist_ok=True)
-    path.chmod(_DIRECTORY_MODE)
-
-
-def _sync_tree(root: Path) -> None:
-    for parent, _, _ in os.walk(root):
-        fsync_dir(Path(parent))

@@ -60,7 +60,7 @@ def publish(staging: Path, out: Path, names: Iterable[str], objects: Iterable[Di
     Raises OSError.
     """
     _clear_out(staging, set(names), objects)
-    _settle(staging)
+    settle(staging)
     exchange_directory(staging, out)
 
 
@@ -175,8 +175,11 @@ def _clear_out(staging: Path, names: set[str], objects: Iterable[Digest]) -> Non
         (staging / name).unlink()
 
 
-def _settle(root: Path) -> None:
-    """Puts every file, and then every name, on the device; removes directories that hold nothing."""
+def settle(root: Path) -> None:
+    """Puts every file, and then every name, on the device, and gives directories their mode. Raises OSError.
+
+    Directories that hold nothing are removed.
+    """
     paths = [Path(parent, name) for parent, _, names in os.walk(root) for name in names]
     with ThreadPoolExecutor(_NUM_THREADS) as pool:  # Several at once: the device takes them together.
         for _ in pool.map(_sync_file, paths):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,11 +21,11 @@ from typing import Annotated, Any, TypeVar
 import pydantic
 from pydantic import Field, StringConstraints
 
-from aotgaudi.bundle.staging import building_directory, exchange_directory
+from aotgaudi.bundle.staging import building_directory, exchange_directory, settle
 from aotgaudi.digest import Digest, canonical_json
 from aotgaudi.document import ForeignValue, first_problem
 from aotgaudi.errors import CorruptError, ManifestError, SpecError, StoreError, store_error
-from aotgaudi.files import Temporary, fsync_dir, place, temporary_file, write_atomic
+from aotgaudi.files import Temporary, place, temporary_file, write_atomic
 from aotgaudi.store.cas import Fault, read_blob, read_bounded, verified_chunks
 
 MAX_MANIFEST_BYTES = 4 << 20
@@ -148,7 +147,7 @@ def is_sha256(text: str) -> bool:
 LAYOUT_NAME = "oci-layout"
 INDEX_NAME = "index.json"
 _LAYOUT = canonical_json({"imageLayoutVersion": "1.0.0"})
-_BLOB_MODE, _DIRECTORY_MODE = 0o644, 0o755
+_BLOB_MODE = 0o644
 
 
 @dataclass(frozen=True)
@@ -276,10 +275,7 @@ class LayoutWriter:
         index = {"schemaVersion": 2, "mediaType": IMAGE_INDEX_TYPE, "manifests": [image]}
         write_atomic(self._root / INDEX_NAME, canonical_json(index))
         write_atomic(self._root / LAYOUT_NAME, _LAYOUT)
-        (self._root / "tmp").rmdir()
-        for parent, _, _ in os.walk(self._root):
-            os.chmod(parent, _DIRECTORY_MODE)
-            fsync_dir(Path(parent))
+        settle(self._root)
 
 
 @contextlib.contextmanager
