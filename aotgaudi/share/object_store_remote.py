@@ -42,14 +42,13 @@ T = TypeVar("T")
 class ObjectStoreRemote:
     """The remote at `url`, e.g. ``s3://bucket/prefix``. See `remote.Remote`.
 
-    `options` go to fsspec's file system. Raises RemoteError where fsspec, or what it needs for this kind of URL, is
-    missing.
+    Raises RemoteError where fsspec, or what it needs for this kind of URL, is missing.
     """
 
-    def __init__(self, url: str, *, limits: Limits = DEFAULT_LIMITS, **options: Any) -> None:
+    def __init__(self, url: str, *, limits: Limits = DEFAULT_LIMITS) -> None:
         self.label = _USER_INFO.sub("://", url)
         self._limits = limits
-        self._files, self._prefix = _open_file_system(url, self.label, options)
+        self._files, self._prefix = _open_file_system(url, self.label)
 
     def has(self, digest: Digest) -> bool:
         """See `Remote.has`."""
@@ -168,13 +167,11 @@ def _is_past_end(error: BaseException | None) -> bool:
     return getattr(error, "status", None) == 416 or getattr(error, "errno", None) == errno.EINVAL
 
 
-def _open_file_system(url: str, label: str, options: dict[str, Any]) -> tuple[Any, str]:
+def _open_file_system(url: str, label: str) -> tuple[Any, str]:
     try:
         import fsspec
 
-        files, prefix = fsspec.core.url_to_fs(
-            url, use_listings_cache=False, skip_instance_cache=True, **options
-        )
+        files, prefix = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
     except ImportError as error:
         remedy = "pip install 'aotgaudi[s3]'" if url.startswith("s3:") else "install what fsspec needs for it"
         raise RemoteError(f"{label}: {str(error).splitlines()[0]} ({remedy})") from error

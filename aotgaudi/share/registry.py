@@ -172,10 +172,10 @@ class Registry:
             raise CorruptError(f"{self.label}: manifest {reference} came with other bytes: {digest}")
         return FoundManifest(data, digest)
 
-    def put_manifest(self, reference: str, data: bytes, media_type: str = IMAGE_MANIFEST_TYPE) -> str:
+    def put_manifest(self, reference: str, data: bytes) -> str:
         """Uploads a manifest as a tag (or its own digest), and returns its digest."""
         digest = f"sha256:{sha256_bytes(data)}"
-        headers = {"Content-Type": media_type}
+        headers = {"Content-Type": IMAGE_MANIFEST_TYPE}
         with self.client.request("PUT", _manifest(reference), (201,), headers=headers, data=data) as response:
             _check_named(self.label, response, digest)
         return digest

@@ -226,8 +226,8 @@ def plan_collection(contents: Contents, max_bytes: int) -> CollectionPlan:
     return CollectionPlan(orphans, tuple(evicted), tuple(scratch), contents.total_bytes, left)
 
 
-def collect(store: Store, max_bytes: int, *, kept: Iterable[Root] = (), dry_run: bool = False) -> Collection:
-    """Shrinks `store` to at most `max_bytes`, as far as its roots, and those of `kept`, allow.
+def collect(store: Store, max_bytes: int, *, dry_run: bool = False) -> Collection:
+    """Shrinks `store` to at most `max_bytes`, as far as its roots allow.
 
     With `dry_run` nothing is removed, and builders may be at work.
 
@@ -236,16 +236,16 @@ def collect(store: Store, max_bytes: int, *, kept: Iterable[Root] = (), dry_run:
         CorruptError: a root cannot be read; nothing is removed then.
     """
     if dry_run:
-        contents = read_contents(store, kept)
+        contents = read_contents(store)
         return _outcome(contents, plan_collection(contents, max_bytes), SweepReport())
-    found = collect_unless_used(store, max_bytes, kept)
+    found = collect_unless_used(store, max_bytes)
     if found is None:
         raise StoreError(f"store at {store.root} is in use: collect when no build or seal runs")
     return found
 
 
 def collect_unless_used(store: Store, max_bytes: int, kept: Iterable[Root] = ()) -> Collection | None:
-    """As `collect`, but returns None, and does nothing, while somebody builds or seals."""
+    """As `collect`, but returns None, and does nothing, while somebody builds or seals. `kept` are further roots."""
     with store.locks.exclusive() as is_alone:
         if not is_alone:
             return None

@@ -84,11 +84,11 @@ def remove_scratch(item: ScratchItem) -> None:
         raise store_error("remove", item.path, error) from error
 
 
-def sweep_temporary_files(root: Path, grace_seconds: float = GRACE_SECONDS) -> SweepReport:
+def sweep_temporary_files(root: Path) -> SweepReport:
     """Removes what dead writers left under ``tmp/``. Never fails: what cannot be removed is left for the next sweep."""
     removed = in_use = 0
     with contextlib.suppress(OSError):
-        before = _file_system_time(root / "tmp") - grace_seconds
+        before = _file_system_time(root / "tmp") - GRACE_SECONDS
         for path in sorted((root / "tmp").iterdir()):
             with contextlib.suppress(OSError):
                 if _remove_abandoned(path, before):

@@ -9,8 +9,6 @@ import pytest
 
 from aotgaudi.machine import Memory, available_cores, available_memory
 
-CORES = len(os.sched_getaffinity(0))
-
 
 @pytest.fixture(autouse=True)
 def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
