@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Annotated, Any, TypeVar
 
 import pydantic
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic_core import core_schema, from_json
 
 from aotgaudi.digest import Digest, canonical_json
@@ -138,3 +138,7 @@ class _DigestInJson:
 
 DigestField = Annotated[Digest, _DigestInJson]
 """A member that is a `Digest` here, and ``sha256:<64 hex>:<size>`` in the document."""
+
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
+Count = Annotated[int, Field(ge=0, lt=1 << 53)]
+"""A whole number that every reader of JSON has exactly."""

@@ -32,11 +32,11 @@ from itertools import accumulate
 from typing import Annotated, Literal
 
 import pydantic
-from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, StringConstraints
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.kind import CAPTURE_SCHEMA
-from aotgaudi.document import DigestField, Document, Value
+from aotgaudi.document import Count, DigestField, Document, Sha256, Value
 
 
 class Expected(Value):
@@ -69,9 +69,6 @@ MAX_PART_BYTES = 255
 MAX_DEPTH = 16
 MAX_CAPTURE_BYTES = 256 << 30
 """As the archive of an image's layer (share/layer.py)."""
-
-Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
-Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 
 
 def require_captured_path(path: str) -> str:

@@ -28,14 +28,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import pydantic
 from pydantic import Field
 
 from aotgaudi.bundle.kind import RECEIPT_NAME
 from aotgaudi.digest import Digest
-from aotgaudi.document import DigestField, Document, Value, load_document
+from aotgaudi.document import Count, DigestField, Document, Value, load_document
 from aotgaudi.store.cas import object_path
 
 BUNDLE_SCHEMA: Literal["aotgaudi.bundle/1"] = "aotgaudi.bundle/1"
@@ -47,8 +47,6 @@ DOCUMENT_NAMES = (INDEX_NAME, MANIFEST_NAME, RECEIPT_NAME, SIGNATURE_NAME)
 
 MAX_INDEX_BYTES = 32 << 20
 """The largest index that we read from others: some 440,000 objects. In memory it takes ten times as much."""
-
-Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 
 
 class Counts(Value):

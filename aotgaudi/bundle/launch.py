@@ -25,16 +25,15 @@ Versions: 1 (first).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, StringConstraints
+from pydantic import Field, JsonValue
 
 from aotgaudi.backends.base import Target
-from aotgaudi.digest import Key, canonical_json
+from aotgaudi.digest import Key, canonical_json, sha256_bytes
 from aotgaudi.document import DigestField, Document, Value, load_document
 
 WarmUpLevel = Literal["none", "smoke", "sampler", "shapes"]
@@ -146,7 +145,6 @@ LAUNCH_SCHEMA: Literal["aotgaudi.launch/1"] = "aotgaudi.launch/1"
 
 GuestName = Literal["vllm", "vllm-gaudi", "sglang", "fake"]
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
-LaunchId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
 
 WORLD = ("tensor_parallel", "pipeline_parallel", "data_parallel", "nodes")
 """The keys of `Launch.world`; each value is 1 by default."""
@@ -267,7 +265,7 @@ def json_text(value: Any) -> str:
 
 
 def _sha256_of(exercise: WarmUp) -> str:
-    return hashlib.sha256(canonical_json(exercise.model_dump(mode="json"))).hexdigest()
+    return sha256_bytes(canonical_json(exercise.model_dump(mode="json")))
 
 
 def world(flags: Mapping[str, int]) -> dict[str, int]:

@@ -44,7 +44,7 @@ from pydantic import (
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.kind import says_capture
-from aotgaudi.document import DigestField, Document, Value, load_document, load_one_of
+from aotgaudi.document import DigestField, Document, Sha256, Value, load_document, load_one_of
 from aotgaudi.entries import Entry
 from aotgaudi.spec.limits import LARGEST_LIMIT, ServingLimits
 
@@ -61,7 +61,6 @@ def require_file_name(name: str) -> str:
 
 
 EntryId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}\z")]
-UnitKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
 FileName = Annotated[str, AfterValidator(require_file_name)]
 """Relative, at most five parts of ``[A-Za-z0-9._+-]``, none of which begins with a dot."""
 InputNumber = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,5})\z")]
@@ -168,7 +167,7 @@ class Receipt(Document):
     manifest_id: Annotated[str, Field(min_length=1)]
     target: Target
     programs: dict[EntryId, DigestField]
-    units: Mapping[UnitKey, SealedUnit]
+    units: Mapping[Sha256, SealedUnit]
     builder: dict[str, str]
     model: Annotated[dict[FileName, DigestField], Field(min_length=1)] | None = None
     part: SealedPart | None = None

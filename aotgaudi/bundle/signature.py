@@ -36,13 +36,22 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import pydantic
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.format import INDEX_NAME, BundleIndex, Counts
 from aotgaudi.bundle.receipt import SealedReceipt
 from aotgaudi.digest import canonical_json, sha256_bytes
-from aotgaudi.document import DigestField, Document, ForeignValue, Value, first_problem, load_document
+from aotgaudi.document import (
+    Count,
+    DigestField,
+    Document,
+    ForeignValue,
+    Sha256,
+    Value,
+    first_problem,
+    load_document,
+)
 from aotgaudi.errors import ManifestError
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -52,9 +61,6 @@ PREDICATE_TYPE: Literal["https://github.com/aotgaudi/aotgaudi/bundle/v1"] = (
 )
 MAX_ENVELOPE_BYTES = 1 << 20
 MAX_SIGNATURES = 64
-
-Epoch = Annotated[int, Field(ge=0, lt=1 << 53)]
-_Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -127,7 +133,7 @@ def _decoded(text: str) -> bytes:
 class SubjectDigest(Value):
     """The sha256 of the index's bytes, 64 hex digits."""
 
-    sha256: _Sha256
+    sha256: Sha256
 
 
 class Subject(Value):
@@ -146,7 +152,7 @@ class Predicate(Value):
     target: Target
     builder: dict[str, str]
     counts: Counts
-    epoch: Epoch
+    epoch: Count
 
 
 class Statement(Document):

@@ -21,10 +21,9 @@ from aotgaudi.share.object_store_remote import ObjectStoreRemote
 from aotgaudi.share.reference import is_host, parse_reference
 from aotgaudi.share.registry import RegistryRemote
 from aotgaudi.share.registry_client import RegistryClient
-from aotgaudi.share.remote import Remote
+from aotgaudi.share.remote import Remote, without_password
 
 _SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://")
-_USER_INFO = re.compile(r"://[^/@\s]*@")
 _EXPECTED = "HOST/REPOSITORY[:TAG], a URL such as s3://BUCKET/PREFIX, or a directory: ./DIR or /DIR"
 
 
@@ -98,5 +97,5 @@ def _by_url(text: str, scheme: str, *, allow_http: bool) -> Remote:
 
 
 def _shown(text: str) -> str:
-    """How a location is repeated to people: without a password."""
-    return _USER_INFO.sub("://", text)[:200]
+    """How a location is repeated to people."""
+    return without_password(text)[:200]

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -26,14 +25,20 @@ from typing import Any, TypeVar
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, MissingObjectError, RemoteError
 from aotgaudi.share.http_session import DEFAULT_LIMITS, Limits, within
-from aotgaudi.share.remote import MAX_POINTER_BYTES, Download, Pointer, check_name, load_pointer
+from aotgaudi.share.remote import (
+    MAX_POINTER_BYTES,
+    Download,
+    Pointer,
+    check_name,
+    load_pointer,
+    without_password,
+)
 from aotgaudi.share.retry import TransientError
 from aotgaudi.store.cas import find_fault
 from aotgaudi.store.records import LARGEST_RECORD_BYTES
 
 _PART_BYTES = 8 << 20
 """One request, and what one thread holds in memory."""
-_USER_INFO = re.compile(r"://[^/@\s]*@")
 _FINAL_WORDS = ("NoSuchBucket", "InvalidAccessKeyId", "SignatureDoesNotMatch", "Unable to locate credentials")
 
 T = TypeVar("T")
@@ -46,7 +51,7 @@ class ObjectStoreRemote:
     """
 
     def __init__(self, url: str, *, limits: Limits = DEFAULT_LIMITS) -> None:
-        self.label = _USER_INFO.sub("://", url)
+        self.label = without_password(url)
         self._limits = limits
         self._files, self._prefix = _open_file_system(url, self.label)
 
@@ -155,7 +160,7 @@ class ObjectStoreRemote:
 
     def _refusal(self, error: Exception) -> RemoteError:
         lines = str(error).splitlines() or [""]
-        text = f"{self.label}: {type(error).__name__}: {_USER_INFO.sub('://', lines[0])[:200]}"
+        text = f"{self.label}: {type(error).__name__}: {without_password(lines[0])[:200]}"
         is_final = isinstance(error, (FileNotFoundError, PermissionError, ImportError)) or any(
             word in text for word in _FINAL_WORDS
         )

@@ -23,7 +23,7 @@ from pydantic import Field, StringConstraints
 
 from aotgaudi.bundle.staging import building_directory, exchange_directory, settle
 from aotgaudi.digest import Digest, canonical_json
-from aotgaudi.document import ForeignValue, first_problem
+from aotgaudi.document import Count, ForeignValue, first_problem
 from aotgaudi.errors import CorruptError, ManifestError, SpecError, StoreError, store_error
 from aotgaudi.files import Temporary, place, temporary_file, write_atomic
 from aotgaudi.store.cas import Fault, read_blob, read_bounded, verified_chunks
@@ -70,7 +70,7 @@ class Descriptor(ForeignValue):
 
     media_type: Annotated[str, Field(alias="mediaType", max_length=255)]
     digest: Annotated[str, StringConstraints(pattern=_DIGEST)]
-    size: Annotated[int, Field(ge=0, lt=1 << 53)]
+    size: Count
     annotations: _Annotations | None = None
     platform: Platform | None = None
 

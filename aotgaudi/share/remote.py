@@ -34,6 +34,7 @@ from aotgaudi.errors import RemoteError
 POINTER_SCHEMA: Literal["aotgaudi.pointer/1"] = "aotgaudi.pointer/1"
 MAX_POINTER_BYTES = 4096
 
+_USER_INFO = re.compile(r"://[^/@\s]*@")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
@@ -58,6 +59,11 @@ def check_name(name: str) -> str:
             " the first is no '.' or '-')"
         )
     return name
+
+
+def without_password(url: str) -> str:
+    """Returns a URL as messages show it: without a user and a password."""
+    return _USER_INFO.sub("://", url)
 
 
 @dataclass(frozen=True, slots=True)

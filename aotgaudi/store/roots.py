@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints, field_serializer
+from pydantic import AfterValidator, Field, field_serializer
 
-from aotgaudi.document import DigestField, Document, load_document
+from aotgaudi.document import DigestField, Document, Sha256, load_document
 from aotgaudi.errors import CorruptError, ManifestError, StoreError, store_error
 from aotgaudi.files import make_directories, write_atomic
 
@@ -40,7 +40,7 @@ class Root(Document):
 
     schema_: Literal["aotgaudi.root/1"] = Field(default=ROOT_SCHEMA, alias="schema")
     name: Annotated[str, AfterValidator(_checked_name)]
-    keys: frozenset[Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]] = frozenset()
+    keys: frozenset[Sha256] = frozenset()
     objects: frozenset[DigestField] = frozenset()
 
     @field_serializer("keys", "objects")

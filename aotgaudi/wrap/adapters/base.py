@@ -15,8 +15,8 @@ from pydantic import JsonValue
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.capture_receipt import Expected, FileKind
-from aotgaudi.bundle.launch import GuestName, Launch, LaunchId, Room, WarmUpRequest
-from aotgaudi.document import Value
+from aotgaudi.bundle.launch import GuestName, Launch, Room, WarmUpRequest
+from aotgaudi.document import Sha256, Value
 from aotgaudi.errors import SpecError
 from aotgaudi.wrap.events import ProcessLog
 from aotgaudi.wrap.launch_machine import Installed
@@ -133,7 +133,7 @@ class Shapes(Value):
         requests: what the server is asked so that it compiles them.
     """
 
-    manifest_id: LaunchId
+    manifest_id: Sha256
     files: dict[str, str]
     words: tuple[str, ...]
     variables: dict[str, str]
