@@ -224,7 +224,7 @@ def check_sampling(params: SamplingParams, sampler: SamplerSpec) -> None:
         RequestError: 400; names the parameter, and the settings of the spec that would have to have it.
     """
     able = sampler.signature
-    unmet = next(_unmet(params, able), None)
+    unmet = None if able.serves(params.signature) else next(_unmet(params, able), None)
     if unmet is not None:
         param, field = unmet
         raise RequestError(
