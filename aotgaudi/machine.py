@@ -134,6 +134,3 @@ def _table(path: Path, unit: int = 1) -> Mapping[str, int]:
     """The lines ``NAME NUMBER ...`` of a file."""
     words = (line.split() for line in lines_of(path))
     return {row[0]: int(row[1]) * unit for row in words if len(row) > 1 and row[1].isdecimal()}
-
-
-# Threads

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from aotgaudi.machine import available_cores, lines_of
 
 _SAMPLES = 7
-
-
 _SAMPLE_SECONDS = 0.002
-
-
 _RUNNING = "procs_running"
 
 
@@ -36,19 +32,18 @@ class Threads:
 
 
 def choose_threads(
-    environ: Mapping[str, str], asked: int | None = None, *, num_busy: Callable[[], int | None] | None = None
+    environ: Mapping[str, str], asked: int | None = None, children: Iterable[int] = ()
 ) -> Threads:
     """Returns as many threads as were `asked` for, or ``OMP_NUM_THREADS``, or one for each free core that we may use.
 
-    `num_busy` returns how many tasks of other processes run, None if that is not known. It is `num_running_elsewhere`,
-    but for tests.
+    `children` are the process ids of children, which do not count as others that keep a core busy.
     """
     given = environ.get("OMP_NUM_THREADS", "")
     if asked is not None:
         return Threads(asked, "--threads")
     if given.isdigit() and int(given) > 0:
         return Threads(int(given), "OMP_NUM_THREADS")
-    cores, others = available_cores(), (num_busy or num_running_elsewhere)()
+    cores, others = available_cores(), num_running_elsewhere(children)
     free = (os.cpu_count() or cores) - (others or 0)
     if free >= cores:
         return Threads(cores, "one for each core that this process may use")
@@ -56,20 +51,27 @@ def choose_threads(
     return Threads(max(1, free), f"{busy}, of {cores} that this process may use (--threads N overrides)")
 
 
-def num_running_elsewhere(root: Path = Path("/")) -> int | None:
-    """Returns how many tasks of the machine run, but for the caller: the median of a few milliseconds. None: not known.
+def num_running_elsewhere(children: Iterable[int] = (), root: Path = Path("/")) -> int | None:
+    """Returns how many tasks of the machine run, but for this thread and those of `children`. None: not known.
 
-    Call it while nothing else of this process or of its children runs.
+    It is the median of a few milliseconds. Call it while no other thread of this process runs.
     """
+    folders = [root / "proc" / str(child) / "task" for child in children]
     counts = []
     for _ in range(_SAMPLES):
         rows = (line.split() for line in lines_of(root / "proc/stat"))
         found = next((row[1] for row in rows if len(row) == 2 and row[0] == _RUNNING), "")
         if not found.isdigit():
             return None
-        counts.append(int(found) - 1)
+        counts.append(int(found) - 1 - sum(map(_num_running, folders)))
         time.sleep(_SAMPLE_SECONDS)
     return max(0, sorted(counts)[len(counts) // 2])
+
+
+def _num_running(tasks: Path) -> int:
+    """Returns how many threads of a process run or wait for a core. `tasks` is its folder ``task`` in ``/proc``."""
+    stats = (" ".join(lines_of(task / "stat")) for task in tasks.glob("*"))
+    return sum(stat.rpartition(")")[2].split()[:1] == ["R"] for stat in stats)
 
 
 def bound_spinning(environ: MutableMapping[str, str]) -> None:

@@ -267,7 +267,6 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
     _require_packages()
     assert serving.model is not None
     model_dir = find_model(serving.model)
-    threads = choose_threads(os.environ, serving.threads)
     context.call_on_close(gc.enable)
     gc.disable()  # What a start makes stays; `launch` has garbage looked for again.
     from aotgaudi.server.engine.start import EngineProcess
@@ -279,6 +278,7 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
         from aotgaudi.server.engine.channel import Begin
         from aotgaudi.server.log import log_handler
 
+        threads = choose_threads(os.environ, serving.threads, [process.pid])
         override = serving.override_generation_config or {}
         model_options = ModelOptions(
             bundle=bundle,
@@ -302,6 +302,7 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
         )
         logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr, observability.log_format)])
         logging.captureWarnings(observability.log_format == "json")
+        logging.getLogger(__name__).info("%s", threads)
         from aotgaudi.server.launch import ServeOptions, launch
         from aotgaudi.server.options import StopTimes
 
@@ -316,7 +317,6 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
                 stop_times=StopTimes(delay=serving.drain_delay),
                 stall_seconds=serving.stall_seconds,
                 observability=observability,
-                threads=str(threads),
             ),
             process,
             phases,

@@ -35,7 +35,7 @@ class ServeOptions:
     """Options of the API server: where to listen, under which names, what to admit, how to guard and how to stop.
 
     ``/health`` fails once no step has ended for `stall_seconds`. None: 60 under `require_warm`, else never, since a step
-    that builds an entry on first use may take any time. `threads` is a line for the log: how many, and why.
+    that builds an entry on first use may take any time.
     """
 
     require_warm: bool
@@ -46,7 +46,6 @@ class ServeOptions:
     stop_times: StopTimes = DEFAULT_STOP_TIMES
     stall_seconds: float | None = None
     observability: Observability = Observability()  # noqa: RUF009 - a frozen value
-    threads: str = ""
 
     @property
     def longest_step_seconds(self) -> float:
@@ -80,8 +79,6 @@ def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> Non
             name = options.served_model_names[0]
             logger.info("ready in %.2f s: http://%s:%d (model %s)", seconds, host, port, name)
             logger.info("start: %s (seconds since the process began)", listed(done))
-            if options.threads:
-                logger.info("%s", options.threads)
 
         warn_of_reach(options.listening.host)
         hosts = AllowedHosts.of(options.listening.host, options.listening.allowed_hosts)

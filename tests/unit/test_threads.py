@@ -23,8 +23,9 @@ def test_cores_that_others_keep_busy_get_no_thread(
 ) -> None:
     monkeypatch.setattr("aotgaudi.threads.available_cores", lambda: 2)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("aotgaudi.threads.num_running_elsewhere", lambda children: others)
 
-    found = choose_threads({}, num_busy=lambda: others)
+    found = choose_threads({})
 
     assert found.num == num
     assert why in str(found)
@@ -37,18 +38,21 @@ def test_of_a_large_machine_only_cores_beyond_the_free_ones_are_left_out(
     monkeypatch.setattr("aotgaudi.threads.available_cores", lambda: 2)
     monkeypatch.setattr("os.cpu_count", lambda: 64)
 
-    assert choose_threads({}, num_busy=lambda: 30).num == 2
-    assert choose_threads({}, num_busy=lambda: 63).num == 1
+    for num_busy, num in ((30, 2), (63, 1)):
+        monkeypatch.setattr("aotgaudi.threads.num_running_elsewhere", lambda _, num=num_busy: num)
+        assert choose_threads({}).num == num
 
 
-def test_a_number_of_threads_that_was_asked_for_is_taken() -> None:
-    def never() -> int:
+def test_a_number_of_threads_that_was_asked_for_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(_: object) -> int:
         raise AssertionError("nothing has to be measured")
 
-    asked = choose_threads({"OMP_NUM_THREADS": "3"}, 5, num_busy=never)
+    monkeypatch.setattr("aotgaudi.threads.num_running_elsewhere", never)
+
+    asked = choose_threads({"OMP_NUM_THREADS": "3"}, 5)
 
     assert str(asked) == "matrix products use 5 threads: --threads"
-    assert choose_threads({"OMP_NUM_THREADS": "3"}, num_busy=never).num == 3
+    assert choose_threads({"OMP_NUM_THREADS": "3"}).num == 3
 
 
 @pytest.mark.parametrize(
@@ -62,7 +66,18 @@ def test_tasks_that_run_elsewhere_are_those_of_the_kernel_but_for_our_own(
         (tmp_path / "proc").mkdir()
         (tmp_path / "proc" / "stat").write_text(text)
 
-    assert num_running_elsewhere(tmp_path) == expected
+    assert num_running_elsewhere(root=tmp_path) == expected
+
+
+def test_what_a_child_runs_is_not_elsewhere(tmp_path: Path) -> None:
+    tasks = {"7": "7 (python3) S 1", "8": "8 (a) R) R 1", "9": "9 (dlopen) R 1"}
+    for name, text in tasks.items():
+        (tmp_path / "proc/7/task" / name).mkdir(parents=True)
+        (tmp_path / "proc/7/task" / name / "stat").write_text(text)
+    (tmp_path / "proc/stat").write_text("procs_running 4\n")
+
+    assert num_running_elsewhere([7], tmp_path) == 1
+    assert num_running_elsewhere([7, 8], tmp_path) == 1  # That one has ended.
 
 
 @pytest.mark.parametrize(

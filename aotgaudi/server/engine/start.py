@@ -36,6 +36,11 @@ class EngineProcess:
         )
         self._descriptors: tuple[int, int] | None = None
 
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
     def begin(self, begin: Begin) -> None:
         """Has the engine start."""
         from aotgaudi.server.engine.channel import Channel, ChannelClosedError

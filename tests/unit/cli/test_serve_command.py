@@ -117,6 +117,8 @@ def test_what_lies_outside_is_compiled_or_not_as_require_warm_says(
 class NoProcess:
     """In the place of the engine's."""
 
+    pid = 0
+
     def __init__(self, _: float) -> None:
         self.told: list[Begin] = []
 
@@ -162,7 +164,7 @@ def test_garbage_is_not_looked_for_while_a_server_starts_and_is_again_at_its_end
 
 @pytest.mark.usefixtures("no_process")
 @pytest.mark.parametrize("require_warm", [False, True])
-def test_the_engine_is_kept_from_processes_unless_it_has_to_start_builders_and_the_front_always(
+def test_the_engine_is_kept_from_processes_unless_it_has_to_start_builders_and_the_api_server_always(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, require_warm: bool
 ) -> None:
     found: list[tuple[str, str, bool]] = []
