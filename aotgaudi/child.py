@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import pickle
 import sys
 
 _PR_SET_PDEATHSIG = 1
@@ -63,6 +62,8 @@ def die_with_parent(parent: int, number: int) -> None:
 
 def travels(error: BaseException) -> bool:
     """Whether an error can be sent to another process, and read there."""
+    import pickle
+
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
     except Exception:  # Whatever its class does.

@@ -13,8 +13,7 @@ import click
 
 from aotgaudi.cli.options import options_of
 from aotgaudi.cli.serving_options import LOG_FORMAT, Supervision, acceptance_options
-from aotgaudi.server.log import LogFormat, log_handler
-from aotgaudi.server.options import Observability
+from aotgaudi.server.options import LogFormat, Observability
 from aotgaudi.wrap.interpreter import Asking, begin
 from aotgaudi.wrap.run_options import Policy, RunOptions, parse_listen
 
@@ -85,6 +84,7 @@ def supervise(
     log_format: LogFormat = "text",
 ) -> None:
     """Runs a server and exits with its exit code; `serve` does the same, with the sealed command."""
+    from aotgaudi.server.log import log_handler
     from aotgaudi.wrap.run import run as run_server  # Only now, while the interpreter is being asked.
 
     logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr, log_format, teller="aotgaudi")])

@@ -28,11 +28,10 @@ from aotgaudi.cli.options import (
     options_of,
     said,
 )
-from aotgaudi.cli.run import supervise
 from aotgaudi.cli.serving_options import CAPTURES, LOG_FORMAT, Supervision, acceptance_options, find_model
 from aotgaudi.engine.limits import AdmissionLimits
 from aotgaudi.errors import MissingPackageError
-from aotgaudi.server.options import DEFAULT_LIMITS, Listening, Observability
+from aotgaudi.server.options import DEFAULT_LIMITS, Listening, Observability, StopTimes
 from aotgaudi.spec.policy import Policy
 from aotgaudi.threads import bound_spinning, choose_threads
 
@@ -249,6 +248,8 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
     phases.add("process", 0.0)
     import_began = phases.clock()
     if is_capture(bundle):
+        from aotgaudi.cli.run import supervise
+
         _refuse_given(
             context, _PROGRAMS, "bundles of programs", "; options of the server that is run follow --"
         )
@@ -304,7 +305,6 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
         logging.captureWarnings(observability.log_format == "json")
         logging.getLogger(__name__).info("%s", threads)
         from aotgaudi.server.launch import ServeOptions, launch
-        from aotgaudi.server.options import StopTimes
 
         phases.add("import", import_began)
         launch(

@@ -12,9 +12,9 @@ from contextvars import ContextVar
 from datetime import datetime, timezone
 from logging.handlers import QueueHandler, QueueListener
 from queue import Full, Queue
-from typing import Literal, TextIO
+from typing import TextIO
 
-LogFormat = Literal["text", "json"]
+from aotgaudi.server.options import LogFormat
 
 REQUEST_ID: ContextVar[str | None] = ContextVar("aotgaudi_request_id", default=None)
 """The id of the request being handled, None outside of requests. Each request has its own task, so its own context."""

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from aotgaudi.errors import SpecError
-from aotgaudi.server.log import LogFormat
+
+LogFormat = Literal["text", "json"]
 
 Reason = Literal["refused", "head_timeout", "body_timeout", "write_timeout", "malformed"]
 

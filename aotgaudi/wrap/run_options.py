@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from aotgaudi.bundle.trust import ANY_BUNDLE, TrustPolicy
 from aotgaudi.errors import SpecError
-from aotgaudi.wrap.interpreter import Asking
+
+if TYPE_CHECKING:
+    from aotgaudi.wrap.interpreter import Asking
 
 OnCompile = Literal["report", "drain", "exit", "refuse"]
 

@@ -32,7 +32,7 @@ from aotgaudi.errors import AotGaudiError
 from aotgaudi.llm.running import ModelOptions, Warmth
 from aotgaudi.phases import Phase
 from aotgaudi.runtime.guard import Seccomp
-from aotgaudi.server.log import LogFormat
+from aotgaudi.server.options import LogFormat
 
 _LENGTH = struct.Struct("=Q")
 _BYTE = b"\0"
