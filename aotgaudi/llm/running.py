@@ -11,7 +11,7 @@ from aotgaudi.errors import SpecError
 from aotgaudi.llm.model_files import GenerationConfig
 from aotgaudi.phases import Phases
 
-if TYPE_CHECKING:  # The front of a server knows these values, and nothing of what they are made with.
+if TYPE_CHECKING:  # The API server knows these values, and nothing of what they are made with.
     from aotgaudi.bundle.model_directory import ModelDirectory
     from aotgaudi.bundle.part import Outside
     from aotgaudi.bundle.trust import TrustPolicy

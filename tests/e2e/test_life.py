@@ -150,11 +150,11 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def test_the_process_that_speaks_http_has_no_torch(server: Server) -> None:
-    front, engine = (
+    api, engine = (
         Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
         for pid in (server.process.pid, server.engine.pid)
     )
 
     assert "libtorch" in engine
-    assert "libtorch" not in front
-    assert "tokenizers" not in front
+    assert "libtorch" not in api
+    assert "tokenizers" not in api

@@ -165,7 +165,7 @@ signal.signal(signal.SIGUSR1, compile_something)
 '''
 
 
-@pytest.mark.parametrize("victim", ["front", "engine"])
+@pytest.mark.parametrize("victim", ["server", "engine"])
 def test_the_count_of_compilations_rises_when_something_tries_to_compile(
     workplace: Workplace, tmp_path: Path, victim: str
 ) -> None:
@@ -209,7 +209,7 @@ signal.signal(signal.SIGUSR1, start_something)
 '''
 
 
-@pytest.mark.parametrize("victim", ["front", "engine"])
+@pytest.mark.parametrize("victim", ["server", "engine"])
 def test_the_kernel_refuses_what_no_hook_sees_and_the_server_goes_on(
     workplace: Workplace, tmp_path: Path, victim: str
 ) -> None:

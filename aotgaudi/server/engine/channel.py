@@ -3,8 +3,8 @@
 ::
 
     message            length (unsigned 64-bit integer of this machine), pickled value
-    front to engine    `Begin`; once it runs `Add`, `Abort`, `Ask`, `Stop`
-    engine to front    `Opened`; `HandedOver` with two descriptors, where the kernel refuses processes; `Running`.
+    server to engine   `Begin`; once it runs `Add`, `Abort`, `Ask`, `Stop`
+    engine to server   `Opened`; `HandedOver` with two descriptors, where the kernel refuses processes; `Running`.
                        Then `Told`, of one step or several, and `Status`, in answer to `Ask`.
                        In the place of any of the first three `Failed`, and nothing more
 
@@ -151,7 +151,7 @@ class Frames:
             end = start + _LENGTH.size + length
             if size < end:
                 break
-            yield pickle.loads(memoryview(self._data)[start + _LENGTH.size : end])  # noqa: S301 - our own fork's
+            yield pickle.loads(memoryview(self._data)[start + _LENGTH.size : end])  # noqa: S301 - our own process's
             start = end
         del self._data[:start]
 
@@ -194,7 +194,7 @@ class Channel:
     def receive(self) -> Any:
         """Waits for the next message. Raises ChannelClosedError."""
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
-        return pickle.loads(self._exactly(length))  # noqa: S301 - our own fork's
+        return pickle.loads(self._exactly(length))  # noqa: S301 - our own process's
 
     def _exactly(self, num_bytes: int) -> bytes:
         data = b""

@@ -1,6 +1,6 @@
-"""The engine's process, which the front starts before anything else; its arguments are FD and BEGAN.
+"""The engine's process, which the API server starts before anything else; its arguments are FD and BEGAN.
 
-FD is its socket to the front, BEGAN when the server began, in seconds of the machine's uptime. While the front finds out
+FD is its socket to the API server, BEGAN when that began, in seconds of the machine's uptime. While the API server finds out
 what to serve, this process imports what it will need.
 """
 
@@ -56,12 +56,12 @@ def begin_to_load_torch() -> threading.Thread | None:
 
 
 def main() -> NoReturn:
-    """Runs until the front says to stop, or the engine has died; then exits."""
+    """Runs until the API server says to stop, or the engine has died; then exits."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     phases = Phases(since(float(sys.argv[2])))
     phases.add("engine_process", 0.0)
     gc.disable()  # What a start makes stays; `run_engine` has garbage looked for again.
-    for number in (signal.SIGINT, signal.SIGTERM):  # The front says what they mean.
+    for number in (signal.SIGINT, signal.SIGTERM):  # The API server says what they mean.
         signal.signal(number, signal.SIG_IGN)
     die_with_parent(os.getppid(), signal.SIGKILL)  # Who is gone by now has closed the connection.
     begin_to_load_torch()
@@ -73,4 +73,4 @@ def main() -> NoReturn:
     try:
         sys.exit(0 if run_engine(Channel(connection), phases) else 1)
     except ChannelClosedError:
-        sys.exit(0)  # The front is gone.
+        sys.exit(0)  # The API server is gone.

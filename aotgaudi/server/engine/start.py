@@ -1,4 +1,4 @@
-"""The engine's process as the front starts it, waits for it, and ends it. Imports little: it is started first of all."""
+"""The engine's process as the API server starts, awaits and ends it. Imports little: it is started first of all."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class EngineProcess:
         return running
 
     def hand_over(self, hand_over: HandOver) -> None:
-        """Hands over what the engine has handed over to the front, if it has."""
+        """Hands over what the engine has handed over to the API server, if it has."""
         if self._descriptors is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""What the engine's process does: starts the model, and then obeys the front and tells it what steps give."""
+"""What the engine's process does: starts the model, and then obeys the API server and tells it what steps give."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ _SWITCH_SECONDS = 5e-4
 """How long the thread that listens may keep the engine's from going on: Python's own 5 ms would be half a step."""
 _HOUSEKEEPING_SECONDS = 5.0
 _SILENCE_SECONDS = 0.25
-"""Steps that give nobody anything are told of so often: the front must see that the engine advances."""
+"""Steps that give nobody anything are told of so often: the API server must see that the engine advances."""
 
 
 def run_engine(channel: Channel, phases: Phases) -> bool:
-    """Starts a model as the front says, and runs it until the front says to stop. Returns False if it has died.
+    """Starts a model as the API server says, and runs it until that says to stop. Returns False if it has died.
 
-    Raises ChannelClosedError when the front is gone before the model runs; later, the process ends at once.
+    Raises ChannelClosedError when the API server is gone before the model runs; later, the process ends at once.
     """
     begin: Begin = channel.receive()
     logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr, begin.log_format)])
@@ -69,7 +69,7 @@ def run_engine(channel: Channel, phases: Phases) -> bool:
     except Exception as error:
         if not isinstance(
             error, (AotGaudiError, ImportError)
-        ):  # A bug of ours: the front shows no more than its words.
+        ):  # A bug of ours: the API server shows no more than its words.
             logger.exception("the start has failed")
         channel.send(Failed(sendable(error)))
         return False
@@ -80,9 +80,9 @@ def run_engine(channel: Channel, phases: Phases) -> bool:
 
     def listen() -> None:
         obey(channel, model, reporter)
-        os._exit(0)  # The front is gone, and the engine may be in the middle of a step.
+        os._exit(0)  # The API server is gone, and the engine may be in the middle of a step.
 
-    threading.Thread(target=listen, name="aotgaudi-front", daemon=True).start()
+    threading.Thread(target=listen, name="aotgaudi-listener", daemon=True).start()
     model.engine.join()
     logging.shutdown()
     return model.engine.failure is None
@@ -106,9 +106,9 @@ def _status(model: RunningModel) -> Status:
 
 
 class Reporter:
-    """Tells the front what steps gave. On the engine's thread.
+    """Tells the API server what steps gave. On the engine's thread.
 
-    `text_of` gives the text of a token. The front is told it with the first log-probability of that token.
+    `text_of` gives the text of a token. The API server is told it with the first log-probability of that token.
     """
 
     def __init__(self, channel: Channel, text_of: Callable[[int], str] = str) -> None:
@@ -131,12 +131,12 @@ class Reporter:
         self._events.append(event)
 
     def flush(self) -> None:
-        """Sends off what has come. Waits for a front that is behind: there is no use in computing what it does not take."""
+        """Sends off what has come. Waits for an API server that is behind: computing what it does not take is of no use."""
         events, self._events = self._events, []
         steps, self._steps = self._steps, []
         self._told_at = time.monotonic()
         told = Told(tuple(map(_sendable, events)), tuple(steps), self._new_texts(events))
-        with suppress(ChannelClosedError):  # The front is gone, and this process will be at once.
+        with suppress(ChannelClosedError):  # The API server is gone, and this process will be at once.
             self._channel.send(told)
 
     def _new_texts(self, events: list[Event]) -> dict[int, str]:
@@ -160,7 +160,7 @@ def _sendable(event: Event) -> Event:
 
 
 def obey(channel: Channel, model: RunningModel, reporter: Reporter) -> None:
-    """Does what the front says until it is gone. On a thread of its own."""
+    """Does what the API server says until it is gone. On a thread of its own."""
     memory = freed_memory()
     with suppress(ChannelClosedError):
         while True:
@@ -185,7 +185,7 @@ def _do(message: object, channel: Channel, model: RunningModel, reporter: Report
 def _add(engine: Engine, message: Add, channel: Channel, reporter: Reporter) -> None:
     try:
         engine.add(message.requests, reporter.on_event, flush=reporter.flush)
-    except RequestError as error:  # The engine has died, and the front is about to learn of it.
+    except RequestError as error:  # The engine has died, and the API server is about to learn of it.
         channel.send(
             Told(tuple(ErrorEvent(request_id=each.request_id, error=error) for each in message.requests))
         )

@@ -1,4 +1,4 @@
-"""What the engine's process tells the front."""
+"""What the engine's process tells the API server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Sent:
 
 
 class Closed:
-    """A channel whose front is gone."""
+    """A channel whose API server is gone."""
 
     def send(self, _: object) -> None:
         raise ChannelClosedError
