@@ -55,14 +55,16 @@ class ServeOptions:
 
 
 def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> None:
-    """Serves until a signal says to stop, or the engine dies. `process` is the engine's, which has begun to start.
+    """Serves until a signal says to stop, or the engine or the preprocessor pool dies.
+
+    `process` is the engine's, which has begun to start.
 
     Raises:
         SpecError: no such model, another model than the bundle's, or an unusable address.
         NotWarmError, CorruptError, UntrustedError, TargetError: the bundle cannot be served; nothing was mapped.
         TargetError: the kernel must refuse processes, and cannot.
         CoverageError: under `require_warm`, a step that the scheduler can form has no entry.
-        AotGaudiError: the engine's process ended unasked, or the preprocessor before the server was ready.
+        AotGaudiError: the engine's process ended unasked, or the preprocessor pool did.
     """
     with phases.time("bind"):
         listener = bind(options.listening.host, options.listening.port)
@@ -96,8 +98,8 @@ def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> Non
         gc.freeze()  # The collector need not look through what stays loaded.
         gc.enable()
         server.run_until_stopped()
-        if engine.failure is not None:
-            raise engine.failure
+        if service.failure is not None:
+            raise service.failure
 
 
 def warn_of_reach(host: str) -> None:

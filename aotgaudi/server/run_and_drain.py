@@ -7,7 +7,7 @@
     then         what still runs is aborted: streams end with an error      for `StopTimes.flush` at most
     then         the process ends
 
-If the engine dies, the server stops at once, without the delay.
+If the engine or the preprocessor pool dies, the server stops at once, without the delay.
 """
 
 from __future__ import annotations

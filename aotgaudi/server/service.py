@@ -1,4 +1,4 @@
-"""What a server serves: an engine, an preprocessor and a model. Whether it is ready, healthy, draining."""
+"""What a server serves: an engine, a preprocessor and a model. Whether it is ready, healthy, draining."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ async def _nothing() -> None:
 
 
 class PreprocessorLike(Protocol):
-    """What the server needs of an preprocessor, such as `aotgaudi.server.preprocess.pool.PreprocessorPool`."""
+    """What the server needs of a preprocessor, such as `aotgaudi.server.preprocess.pool.PreprocessorPool`."""
 
     @property
-    def is_alive(self) -> bool:
-        """Whether requests can be prepared."""
+    def failure(self) -> Exception | None:
+        """The error since which no request can be prepared; None while there is no error."""
         ...
 
     async def prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
@@ -103,7 +103,7 @@ class Service:
         """
         if self.engine.failure is not None:
             return "the engine has died"
-        if not self.preprocessor.is_alive:
+        if self.preprocessor.failure is not None:
             return "the preprocessor pool has died"
         seconds = self.engine.stalled_seconds
         if seconds > self.stall_seconds:
@@ -142,9 +142,14 @@ class Service:
         if reason:
             raise RequestError(f"The server takes no requests: {reason}", http_status=503)
 
+    @property
+    def failure(self) -> Exception | None:
+        """The error for which the server must end: the engine has died, or the preprocessor pool has."""
+        return self.engine.failure or self.preprocessor.failure
+
     def has_failed(self) -> bool:
-        """Returns whether the engine has died, so that the server must end."""
-        return self.engine.failure is not None
+        """Returns whether the server must end, because of a `failure`."""
+        return self.failure is not None
 
     def begin_drain(self) -> None:
         """Refuses new requests from now on; those that run go on. Any thread, signal handlers included."""

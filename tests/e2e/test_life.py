@@ -134,6 +134,24 @@ def test_when_its_engine_is_killed_a_server_ends_its_streams_with_an_error_and_e
         server.process.returncode = 0  # As it was meant to end.
 
 
+def test_without_its_preprocessor_pool_a_server_finishes_what_runs_and_exits_nonzero(
+    workplace: Workplace,
+) -> None:
+    with workplace.serve() as server:
+        (fork_server,) = {*psutil.Process(server.process.pid).children()} - {server.engine}
+        body = {"model": server.model_name, "prompt": [3] * 4, "max_tokens": 50, "ignore_eos": True}
+        with streaming(server, body) as events:
+            next(events)
+            fork_server.kill()
+            *_, last = events
+        assert last["choices"][0]["finish_reason"] == "length"
+
+        assert server.process.wait(20) == 1
+        assert "error: the preprocessor pool has died" in server.log
+        assert "Traceback" not in server.log
+        server.process.returncode = 0  # As it was meant to end.
+
+
 def test_no_process_outlives_a_server_that_is_killed(workplace: Workplace) -> None:
     with workplace.serve() as server:
         others = psutil.Process(server.process.pid).children(recursive=True)

@@ -76,7 +76,7 @@ class PreprocessorPool:
         self._model_dir, self._limits = Path(), workers
         self._queues: dict[str, WorkerQueue] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self.is_alive = True
+        self.failure: AotGaudiError | None = None
 
     def load(self, model: ModelDirectory) -> None:
         """Tells the fork server which model's tokenizer and chat template to load. Returns at once."""
@@ -120,7 +120,6 @@ class PreprocessorPool:
 
     def close(self) -> None:
         """Ends the fork server and its workers. Idempotent."""
-        self.is_alive = False
         self._control.close()
         if not self._queues:  # It has forked none; it need not finish loading.
             self._fork_server.kill()
@@ -172,7 +171,7 @@ class PreprocessorPool:
         try:
             self._take_packet()
         except AotGaudiError as error:
-            self.is_alive = False
+            self.failure = error
             asyncio.get_running_loop().remove_reader(self._control)
             for queue in self._queues.values():
                 queue.replace(None, "killed")

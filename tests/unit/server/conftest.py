@@ -153,7 +153,7 @@ class DirectPreprocessor:
     """Prepares requests where it is called, and sends them over the wire's encoding to itself."""
 
     preparer: Preparer
-    is_alive: bool = True
+    failure: Exception | None = None
 
     async def prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
         message = answer_of(self.preparer.prepare(kind, raw))

@@ -581,7 +581,7 @@ async def _call_and_go(app, body: bytes | None, *, wait_for_output: bool) -> Non
 
 
 def test_without_its_preprocessor_pool_the_server_says_so(client: TestClient, service: Service) -> None:
-    service.preprocessor.is_alive = False  # type: ignore[misc]
+    service.preprocessor.failure = RuntimeError("gone")  # type: ignore[misc]
 
     health, ready = client.get("/health"), client.get("/ready")
     refused = client.post("/v1/completions", json={"prompt": "a"})

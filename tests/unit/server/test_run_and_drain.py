@@ -178,7 +178,8 @@ def test_real_engine_serves(serve: Serve, make_service: Callable[..., Service], 
     assert real.stats().num_blocks_used == 0
 
 
-def test_a_server_whose_engine_has_died_ends_by_itself(service: Service, engine) -> None:
+@pytest.mark.parametrize("dead", ["engine", "preprocessor"])
+def test_a_server_without_engine_or_preprocessor_ends_by_itself(service: Service, dead: str) -> None:
     listening = threading.Event()
     server = HttpServer(
         create_app(service),
@@ -192,7 +193,7 @@ def test_a_server_whose_engine_has_died_ends_by_itself(service: Service, engine)
     assert listening.wait(WAIT_SECONDS)
     assert thread.is_alive()
 
-    engine.failure = RuntimeError("gone")
+    getattr(service, dead).failure = RuntimeError("gone")
 
     thread.join(WAIT_SECONDS)
     assert not thread.is_alive()
