@@ -16,16 +16,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from aotgaudi.engine.blocks import num_blocks_for
 from aotgaudi.engine.limits import SMALL_BODY_BYTES, UNLIMITED, AdmissionLimits
-from aotgaudi.engine.request import NewRequest
 from aotgaudi.engine.sampling_params import SAMPLER_VALUES, SamplingParams, shown
 from aotgaudi.errors import RequestError
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.sampler import SamplerSpec
 from aotgaudi.spec.sampler_signature import SamplerSignature, SamplerWork
+
+if TYPE_CHECKING:  # The preprocessor pool imports this module, too, and knows no requests of the engine.
+    from aotgaudi.engine.request import NewRequest
 
 
 @dataclass(frozen=True, slots=True)

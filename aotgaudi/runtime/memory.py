@@ -15,8 +15,10 @@ import resource
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from string import ascii_lowercase
+from typing import TYPE_CHECKING
 
-from aotgaudi.graphs.program import CacheSpec
+if TYPE_CHECKING:  # The API server imports this module, too, and runs no programs.
+    from aotgaudi.graphs.program import CacheSpec
 
 _MADV_POPULATE_WRITE = 23
 """Linux 5.14 has it; see madvise(2). The method of Python's mmap keeps all other threads waiting."""
