@@ -138,10 +138,13 @@ def test_an_index_leads_to_the_files_that_are_needed_and_no_other_is_opened(tmp_
 def test_tensors_that_do_not_fit_are_refused_by_name(
     tmp_path: Path, tensors: dict[str, torch.Tensor], reason: str
 ) -> None:
-    save_file(tensors, tmp_path / "model.safetensors")
+    path = tmp_path / "model.safetensors"
+    save_file(tensors, path)
 
-    with pytest.raises(SpecError, match=reason):
+    with pytest.raises(SpecError, match=reason) as refusal:
         load_weights(ShardReader(ModelDirectory(tmp_path)), SPECS)
+
+    assert refusal.value.where == str(path if "a" in tensors else tmp_path)
 
 
 NO_INDEX = r"index\.json: (is not a safetensors index|cannot be read as JSON|holds list)"
