@@ -60,7 +60,6 @@ class Workshop:
     def __init__(self, folder: Path, num_entries: int) -> None:
         self.folder, self.bundle = folder, folder / "bundle"
         self.entries: tuple[Entry, ...] = tuple(DecodeEntry(1, 1, n) for n in range(1, num_entries + 1))
-        self.labels = {entry.id: str(entry) for entry in self.entries}
         self.manifest = Manifest(spec_of(), self.entries)
         self.store = Store.open(folder / "store")
         self.index = self.build()

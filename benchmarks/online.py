@@ -1,4 +1,4 @@
-"""A bundle in this process, loaded as server/launch.py does, and steps that fill its buckets."""
+"""A bundle in this process, loaded as llm/assemble.py does, and steps that fill its buckets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.llm.assemble import make_engine
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.manifest import loads as load_manifest
 from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.load import Artifacts, Loader, declare_samplers
 from aotgaudi.runtime.memory import keep_freed_memory
@@ -125,7 +124,7 @@ class Online:
 def load(bundle_dir: Path, model_dir: Path, threads: int, *, keep_memory: bool = True) -> Online:
     """Verifies and loads a bundle. `keep_memory` tunes malloc as the server does."""
     bundle = open_bundle(bundle_dir)
-    manifest = load_manifest(bundle.manifest_bytes)
+    manifest = bundle.manifest
     check_target(bundle.receipt.target)
     if keep_memory:
         keep_freed_memory()

@@ -232,7 +232,7 @@ _DOCUMENTED = re.compile(
 
 
 def test_the_layout_is_the_documented_one(tmp_path: Path) -> None:
-    """docs/formats/store.md, as a regular expression; 0444 and 0700 where it says so."""
+    """docs/formats/store.md, as a regular expression; 0444 where it says so."""
     store = Store.open(tmp_path)
     digest = store.objects.put_bytes(b"data")
     bad = store.objects.put_bytes(b"bad")
