@@ -72,6 +72,11 @@ def shown(text: str) -> str:
     return repr(shortened(text))
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the first line of another library's error, or its type's name where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 class SpecError(AotGaudiError):
     """What the user wrote cannot be used: ``where`` (dotted path or file), what, and what would be right."""
 

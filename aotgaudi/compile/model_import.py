@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aotgaudi.backends.base import require_installed
-from aotgaudi.errors import SpecError, StoreError
+from aotgaudi.errors import SpecError, StoreError, first_line
 from aotgaudi.share.hub import fetch_model, is_hub_id
 
 _WEIGHTS = "model.safetensors"
@@ -103,18 +103,14 @@ def _load(source: str, location: str, dtype: str, options: dict[str, Any]) -> tu
         return model, AutoTokenizer.from_pretrained(location, local_files_only=True, **names)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise SpecError(
-            source, f"cannot be loaded: {_first_line(error)}", "a directory, a .gguf file or a hub id"
+            source, f"cannot be loaded: {first_line(error)}", "a directory, a .gguf file or a hub id"
         ) from error
     except Exception as error:  # Parsers of damaged files raise anything: struct.error, IndexError, ...
         raise SpecError(
             source,
-            f"cannot be loaded: {type(error).__name__}: {_first_line(error)}",
+            f"cannot be loaded: {type(error).__name__}: {first_line(error)}",
             "a whole file: this one is damaged or cut off; fetch it again",
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _save(model: Any, tokenizer: Any, out: Path) -> None:

@@ -47,7 +47,7 @@ from aotgaudi.compile.keys import ProgramRow, UnitRow
 from aotgaudi.compile.share import pull_row, push_rows, receive_object
 from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS, Done, JobTimeoutError, LocalPool, WorkerDiedError
 from aotgaudi.digest import Digest, sha256_bytes
-from aotgaudi.errors import AotGaudiError, CompileError, SpecError, StoreError
+from aotgaudi.errors import AotGaudiError, CompileError, SpecError, StoreError, first_line
 from aotgaudi.share.locations import open_remote
 from aotgaudi.share.remote import Remote
 from aotgaudi.share.transfer import Conduct, Sources, send
@@ -87,11 +87,6 @@ def connected(address: str, num_cpus: int | None = None) -> Iterator[Any]:
                 raise CompileError(f"cannot use the Ray cluster at {address}: {reason}") from error
         ends.callback(ray.shutdown)
         yield ray
-
-
-def first_line(error: Exception) -> str:
-    """Returns the first line of an error's text, or its type's name; at most 300 characters."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
 def main() -> None:

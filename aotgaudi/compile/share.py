@@ -24,7 +24,7 @@ from aotgaudi.compile.keys import (
 from aotgaudi.compile.plan import Plan
 from aotgaudi.digest import Digest
 from aotgaudi.entries import Entry
-from aotgaudi.errors import CorruptError, MissingObjectError
+from aotgaudi.errors import CorruptError, MissingObjectError, first_line
 from aotgaudi.share.remote import Remote
 from aotgaudi.share.transfer import Conduct, Sources, in_threads, receive, send
 from aotgaudi.spec.build_spec import BuildSpec
@@ -155,7 +155,7 @@ class _Puller:
                 continue  # A record whose objects are gone is a miss.
             except (RecordError, ValueError, CorruptError) as error:
                 self._sources.conduct.warn(
-                    f"{remote.label}: record {key:.12}... counts for nothing: {_line(error)}"
+                    f"{remote.label}: record {key:.12}... counts for nothing: {first_line(error)}"
                 )
                 continue
             record(self._store, key, row)
@@ -173,7 +173,3 @@ def _is_answered(remote: Remote, key: str, data: bytes) -> bool:
     except RecordError:
         return False
     return all(map(remote.has, digests_in(value)))
-
-
-def _line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from aotgaudi.errors import RemoteError
+from aotgaudi.errors import RemoteError, first_line
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _ANSWER_SECONDS = 5.0
@@ -33,6 +33,5 @@ def fetch_model(model_id: str, patterns: Sequence[str], revision: str | None = N
             model_id, revision=revision, allow_patterns=list(patterns), etag_timeout=_ANSWER_SECONDS
         )
     except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise RemoteError(f"{model_id} cannot be had from the hub: {first_line}") from error
+        raise RemoteError(f"{model_id} cannot be had from the hub: {first_line(error)}") from error
     return Path(folder)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from aotgaudi.digest import Digest
-from aotgaudi.errors import CorruptError, ManifestError, MissingObjectError, RemoteError
+from aotgaudi.errors import CorruptError, ManifestError, MissingObjectError, RemoteError, first_line
 from aotgaudi.share.http_session import DEFAULT_LIMITS, Limits, within
 from aotgaudi.share.remote import (
     MAX_POINTER_BYTES,
@@ -179,7 +179,7 @@ def _open_file_system(url: str, label: str) -> tuple[Any, str]:
         files, prefix = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
     except ImportError as error:
         remedy = "pip install 'aotgaudi[s3]'" if url.startswith("s3:") else "install what fsspec needs for it"
-        raise RemoteError(f"{label}: {str(error).splitlines()[0]} ({remedy})") from error
+        raise RemoteError(f"{label}: {first_line(error)} ({remedy})") from error
     except ValueError as error:
         raise RemoteError(f"{label}: {error}") from error
     return files, prefix.rstrip("/")
