@@ -27,8 +27,7 @@ from aotgaudi.gaudi.identity import PLUGIN, Inventory, find_cards
 from aotgaudi.machine import Memory, available_cores, available_memory
 from aotgaudi.runtime.seccomp import forbid_processes
 from aotgaudi.server.options import DEFAULT_MAX_CONNECTIONS
-from aotgaudi.store.access import NETWORK_FILE_SYSTEMS
-from aotgaudi.store.location import file_system
+from aotgaudi.store.location import NETWORK_FILE_SYSTEMS, file_system
 from aotgaudi.store.memfd import SEALS
 from aotgaudi.store.store import Store
 

@@ -13,28 +13,6 @@ from pathlib import Path
 
 from aotgaudi.errors import StoreError, store_error
 
-_FUSE = ("ceph", "gcsfuse", "glusterfs", "s3fs", "sshfs")
-NETWORK_FILE_SYSTEMS = frozenset(
-    [
-        *(
-            "9p",
-            "afs",
-            "ceph",
-            "cifs",
-            "glusterfs",
-            "gpfs",
-            "lustre",
-            "nfs",
-            "nfs4",
-            "smb3",
-            "smbfs",
-            "virtiofs",
-        ),
-        *(f"fuse.{name}" for name in _FUSE),
-    ]
-)
-"""Types in /proc/self/mountinfo of file systems that several hosts can mount."""
-
 _CHECKED = ("", "objects", "objects/sha256", "records", "roots")
 
 

@@ -8,6 +8,29 @@ from pathlib import Path
 
 _MOUNTS = Path("/proc/self/mountinfo")
 
+NETWORK_FILE_SYSTEMS = frozenset(
+    {
+        "9p",
+        "afs",
+        "ceph",
+        "cifs",
+        "glusterfs",
+        "gpfs",
+        "lustre",
+        "nfs",
+        "nfs4",
+        "smb3",
+        "smbfs",
+        "virtiofs",
+        "fuse.ceph",
+        "fuse.gcsfuse",
+        "fuse.glusterfs",
+        "fuse.s3fs",
+        "fuse.sshfs",
+    }
+)
+"""Types in /proc/self/mountinfo of file systems that several hosts can mount."""
+
 
 def default_store_root() -> Path:
     """Returns ``$XDG_CACHE_HOME/aotgaudi`` or ``~/.cache/aotgaudi``; without a home, a place of this uid's own.
