@@ -82,6 +82,25 @@ def test_without_a_namespace_the_second_run_is_refused(root: Path, monkeypatch: 
         open_sandbox(root, wait_seconds=0.0).__enter__()
 
 
+def test_the_lock_of_a_run_that_was_killed_is_free(root: Path) -> None:
+    code = f"""
+import time
+from pathlib import Path
+from aotgaudi.wrap.sandbox import open_sandbox
+with open_sandbox(Path({str(root)!r})):
+    print("open", flush=True)
+    time.sleep(60)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"open\n"
+    process.kill()
+    process.communicate()
+
+    with open_sandbox(root, wait_seconds=0.0) as sandbox:
+        assert sandbox.here == root
+
+
 def test_a_server_that_outlived_everything_is_ended_before_its_files_go(root: Path) -> None:
     left = subprocess.Popen(["/bin/sleep", "60"], env={MARK: str(root)}, start_new_session=True)
 

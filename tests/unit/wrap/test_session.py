@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from aotgaudi.bundle.launch import completion
 from aotgaudi.digest import Digest
 from aotgaudi.errors import StoreError
-from aotgaudi.wrap.client import Address
+from aotgaudi.wrap.client import Address, Answer
 from aotgaudi.wrap.file_watch import FileRules
 from aotgaudi.wrap.launch import Found, describe, find_server
 from aotgaudi.wrap.sandbox import Sandbox, open_sandbox
 from aotgaudi.wrap.session import Plan, Session, link_model, plan_for
 from tests.guests_here import Here
+from tests.unit.wrap.test_client import FakeServer
 
 
 def a_plan(root: Path, script: str, **environment: str) -> Plan:
@@ -65,6 +68,26 @@ def test_the_sealed_paths_are_told_whole(root: Path) -> None:
 
     assert allowed == f"{root}/allowed"
     assert (root / "x").read_text() == f"{root}/cache/a.so\n{root}/tmp/b/c.py\n"
+
+
+def test_the_warm_up_is_sent_in_order_and_each_answer_has_a_digest(root: Path) -> None:
+    requests = [completion("one", is_greedy=True), completion("two")]
+    seen: list[int] = []
+    with (
+        FakeServer() as server,
+        open_sandbox(root) as sandbox,
+        Session(a_plan(root, "sleep 60"), sandbox, phase="c") as session,
+    ):
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        session.plan = replace(session.plan, address=server.address)
+        assert session.look().answers is None
+        digests = session.warm_up(requests, on_answer=lambda: seen.append(len(server.asked)))
+        assert session.look().answers == digests
+        server.shutdown()
+
+    assert server.request_ids == ["aotgaudi-one-0", "aotgaudi-two-0"]
+    assert digests == tuple(Answer(200, "Rome").digest(is_greedy=one.is_greedy) for one in requests)
+    assert seen == [1, 2]
 
 
 def test_a_server_that_cannot_be_started_is_one_sentence(root: Path) -> None:

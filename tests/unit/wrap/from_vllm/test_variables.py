@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.errors import SpecError
+from aotgaudi.wrap.flags import VARIABLES
 from aotgaudi.wrap.from_vllm.variables import OtherVariables, is_looked_at, parse_env_file
 
 
@@ -50,6 +51,16 @@ def test_what_changes_nothing_has_a_reason(name: str, why: str) -> None:
 )
 def test_everything_else_may_change_what_is_warm(name: str, why: str) -> None:
     assert reason(name, harmless=False).startswith(why)
+
+
+def test_no_variable_that_a_spec_takes_is_harmless_or_has_a_reason() -> None:
+    taken = [name for name, variable in VARIABLES.items() if variable.effect == "taken"]
+
+    others = OtherVariables.of(taken)
+
+    assert others.harmless == ()
+    assert len(others.unknown) == len(taken) > 60
+    assert all(remark.text.startswith("not known") for remark in others.unknown)
 
 
 @pytest.mark.parametrize(
