@@ -100,19 +100,19 @@ def require_distinct(paths: Iterable[str]) -> None:
         if path in files:
             raise ValueError(f"is there twice: {path!r:.200}")
         files.add(path)
-        for name in _ancestry(path):
+        for name in ancestry(path):
             other = spelt.setdefault(unicodedata.normalize("NFC", name.casefold()), name)
             if other != name:
                 raise ValueError(f"{name!r:.200} and {other!r:.200} differ in case alone")
     for path in files:
-        through = next((name for name in _ancestry(path) if name != path and name in files), None)
+        through = next((name for name in ancestry(path) if name != path and name in files), None)
         if through is not None:
             raise ValueError(f"{path!r:.200} leads through the file {through!r:.200}")
 
 
-def _ancestry(path: str) -> Iterator[str]:
-    """``a``, ``a/b``, ``a/b/c``."""
-    return accumulate(path.split("/"), "{}/{}".format)
+def ancestry(path: str) -> Iterator[str]:
+    """Yields ``a``, ``a/b`` and ``a/b/c`` for ``a/b/c``; nothing for an empty path."""
+    return accumulate(filter(None, path.split("/")), "{}/{}".format)
 
 
 CapturedPath = Annotated[str, AfterValidator(require_captured_path)]

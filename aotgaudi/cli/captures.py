@@ -89,9 +89,8 @@ def _of_run(bundle: Bundle, root: Path) -> Told:
     lines = [
         f"{root}: {found.num_processes} processes, {found.num_factors} factors hashed, {len(found.factors)} differ"
     ]
-    rows = (Difference(one.name, one.sealed, one.here) for one in found.factors)
     code = NotWarmError.exit_code if found.factors or found.deeds else 0
-    return document, [*lines, *difference_table(rows), *found.deeds], code
+    return document, [*lines, *difference_table(found.factors), *found.deeds], code
 
 
 def difference_rows(differences: Iterable[Difference]) -> list[dict[str, Any]]:

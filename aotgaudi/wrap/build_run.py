@@ -24,12 +24,11 @@ from aotgaudi.wrap.file_watch import FileChanges, compare
 from aotgaudi.wrap.launch import Found
 from aotgaudi.wrap.restore import Source, restore_files
 from aotgaudi.wrap.sandbox import Sandbox, open_sandbox
-from aotgaudi.wrap.session import Plan, Session, link_model, plan_for
+from aotgaudi.wrap.session import STATE_BYTES, Plan, Session, link_model, plan_for
 from aotgaudi.wrap.verdict import Finding, Seen, finding_of
 
 Kind = Literal["cold", "load", "measure"]
-_STATES: Mapping[Kind, str] = {"cold": "c", "load": "l", "measure": "m"}
-_LIVE, _EXERCISE, _FLUSH = "v", "e", "f"
+_LIVE, _FLUSH = "v", "f"
 _ENDING = frozenset({"process", "compile", "triton", "dynamo", "hpu", "generate", "refused", "load"})
 """What ends a start from sealed files at once, because a server that is kept from compiling may hang."""
 _FLUSH_SECONDS = 600.0
@@ -156,11 +155,11 @@ def build_run(
 
 
 def _run(setting: Setting, plan: Plan, sandbox: Sandbox, kind: Kind) -> Ran:
-    with Session(plan, sandbox, phase=_STATES[kind], output=setting.log) as session:
+    with Session(plan, sandbox, phase=STATE_BYTES[kind], output=setting.log) as session:
         watch = _Watch(session, setting.progress, ends=kind == "load")
         try:
             ready_seconds = session.wait_healthy(setting.ready_seconds, watch.look)
-            session.set_phase(_EXERCISE)
+            session.set_phase(STATE_BYTES["exercise"])
             answers = _ask(session, setting, watch)
             session.set_phase(_LIVE)
             session.settle()
@@ -226,7 +225,7 @@ def _findings(session: Session) -> tuple[tuple[str, Finding], ...]:
 def _run_step(setting: Setting, plan: Plan, sandbox: Sandbox, words: Sequence[str]) -> None:
     """Runs a compiler that the server brings, in the environment of the cold run. Raises CaptureError."""
     step = Plan(tuple(words), plan.environment, plan.address, plan.rules, plan.repairs)
-    with Session(step, sandbox, phase=_STATES["cold"], output=setting.log) as session:
+    with Session(step, sandbox, phase=STATE_BYTES["cold"], output=setting.log) as session:
         try:
             session.wait_healthy(
                 setting.ready_seconds, lambda: setting.progress.note(f"{words[0]}: {session.seconds:.0f} s")

@@ -15,7 +15,7 @@ from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.errors import SpecError
 from aotgaudi.wrap.events import EventLog, ProcessLog, hashed_factors
 from aotgaudi.wrap.launch import adapter_named
-from aotgaudi.wrap.launch_comparison import Comparison, compare
+from aotgaudi.wrap.launch_comparison import Comparison, Difference, compare
 
 _WHERE = "--what-if"
 _KINDS = ("software", "flag", "variable", "target", "model", "world")
@@ -152,28 +152,19 @@ _TELLING = ("refused", "compile", "generate", "fault")
 
 
 @dataclass(frozen=True, slots=True)
-class HashedFactor:
-    """A value that the server hashed, in the build and here; None if it did not hash it there."""
-
-    name: str
-    sealed: str | None
-    here: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class RunExplained:
     """What the events of a run say.
 
     Attributes:
         num_processes: How many processes had an agent.
         num_factors: How many values were hashed.
-        factors: The values that differ from the build's.
+        factors: The values that differ from the build's; None on a side that did not hash it.
         deeds: What must not happen in a start from sealed files, one line each.
     """
 
     num_processes: int
     num_factors: int
-    factors: tuple[HashedFactor, ...]
+    factors: tuple[Difference, ...]
     deeds: tuple[str, ...]
 
 
@@ -205,13 +196,13 @@ def _processes(root: Path) -> tuple[ProcessLog, ...]:
 
 def _differences(
     sealed: Mapping[str, Mapping[str, str]], here: Mapping[str, Mapping[str, str]]
-) -> Iterator[HashedFactor]:
+) -> Iterator[Difference]:
     """Yields the differences in groups that both hashed: a run that was ended early has hashed fewer."""
     for group in sorted(sealed.keys() & here.keys()):
         before, after = sealed[group], here[group]
         for name in sorted({*before, *after}):
             if before.get(name) != after.get(name):
-                yield HashedFactor(f"{group}.{name}", before.get(name), after.get(name))
+                yield Difference(f"{group}.{name}", before.get(name), after.get(name))
 
 
 def _deeds(processes: tuple[ProcessLog, ...]) -> Iterator[str]:

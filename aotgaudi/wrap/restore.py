@@ -19,11 +19,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 
 from aotgaudi.bundle.bundle import Bundle
-from aotgaudi.bundle.capture_receipt import CapturedFile
+from aotgaudi.bundle.capture_receipt import CapturedFile, ancestry
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, StoreError, UntrustedError, store_error
 from aotgaudi.files import Examine, accept_any
@@ -132,7 +131,7 @@ def _restore(files: Iterable[CapturedFile], source: Source, tree: _Tree) -> None
     folders: dict[str, list[CapturedFile]] = {}
     for file in files:
         folders.setdefault(posixpath.dirname(file.path), []).append(file)
-    for path in sorted({name for folder in folders for name in _ancestry(folder)}):
+    for path in sorted({name for folder in folders for name in ancestry(folder)}):
         tree.make_directory(path)
     jobs = [
         (folder, inside[start : start + _FILES_AT_ONCE])
@@ -228,7 +227,3 @@ class _Tree:
             ) from error
         except OSError as error:
             raise store_error("restore", self._root / path, error) from error
-
-
-def _ancestry(path: str) -> Iterator[str]:
-    return accumulate(filter(None, path.split("/")), "{}/{}".format)

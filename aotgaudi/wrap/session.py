@@ -22,6 +22,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import IO, Any
 
 from aotgaudi.bundle.launch import Launch, WarmUpRequest
@@ -37,6 +38,10 @@ from aotgaudi.wrap.sandbox import Child, Sandbox
 from aotgaudi.wrap.verdict import Seen, is_settled
 from aotgaudi.wrap.witness import SITE
 
+STATE_BYTES: Mapping[Phase, str] = MappingProxyType(
+    {"cold": "c", "load": "l", "measure": "m", "exercise": "e"}
+)
+"""Phase -> the state byte that tells the agents. What follows the warm-up requests depends on who asks."""
 SETTLE_SECONDS = 10.0
 """How long the processes may take to say that they have reported everything; they look four times a second."""
 _POLL_SECONDS = 0.05

@@ -53,7 +53,8 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
 _EXEC_LINE = re.compile(rb"^'''exec' +(.+?) +\"\$0\"", re.MULTILINE)
 _HEAD_BYTES = 4096
-_REMEDY = "vllm serve MODEL ..., or python -m vllm.entrypoints.openai.api_server --model MODEL ..."
+REMEDY = f"vllm serve MODEL ..., or python -m {MODULES[0]} --model MODEL ..."
+"""What a command that starts a server looks like."""
 
 Indices = tuple[int, int]
 """The first word that starts a server, and the first word after that."""
@@ -119,8 +120,8 @@ def find_start(words: Sequence[str], environ: Mapping[str, str]) -> Start:
             _require_wrappers(words[:at])
             return Start(family, at, after, MappingProxyType({**environ, **dict(assignments(words[:at]))}))
     if not words:
-        raise SpecError(WHERE, "is empty", _REMEDY)
-    raise SpecError(WHERE, f"{shown(' '.join(words))} starts no server that is known", _REMEDY)
+        raise SpecError(WHERE, "is empty", REMEDY)
+    raise SpecError(WHERE, f"{shown(' '.join(words))} starts no server that is known", REMEDY)
 
 
 def working_directory() -> Path:

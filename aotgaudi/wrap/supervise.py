@@ -37,7 +37,7 @@ from aotgaudi.wrap.launch_check import Checked
 from aotgaudi.wrap.restore import restore
 from aotgaudi.wrap.run_options import Policy, RunOptions
 from aotgaudi.wrap.sandbox import Sandbox, open_sandbox
-from aotgaudi.wrap.session import SETTLE_SECONDS, Session, link_model, plan_for
+from aotgaudi.wrap.session import SETTLE_SECONDS, STATE_BYTES, Session, link_model, plan_for
 from aotgaudi.wrap.signals import ENDING, Signals
 from aotgaudi.wrap.verdict import (
     EXIT_BYTES,
@@ -96,13 +96,18 @@ def start(options: RunOptions, checked: Checked, signals: Signals) -> int:
             about=about,
             residuals=receipt.residuals,
         )
-        phase, byte = _first_phase(options.policy, why_cold)
+        phase: Phase = "cold" if why_cold else "load" if options.policy.require_warm else "measure"
         sealed = {} if why_cold else {file.path: file.digest for file in receipt.files}
         left_out = tuple(one.pattern for one in receipt.left_out)
         plan = plan_for(checked.found, checked.launch, sandbox, phase, sealed=sealed, left_out=left_out)
         signals.hold()
-        seconds = options.policy.termination_seconds
-        with Session(plan, sandbox, phase=byte, adopts=True, termination_seconds=seconds) as session:
+        with Session(
+            plan,
+            sandbox,
+            phase=STATE_BYTES[phase],
+            adopts=True,
+            termination_seconds=options.policy.termination_seconds,
+        ) as session:
             supervisor = Supervisor(session, case, options.policy, metrics, signals)
             desk.supervisor = supervisor
             return supervisor.run()
@@ -117,12 +122,6 @@ def _restore(bundle: Bundle, sandbox: Sandbox, metrics: Metrics) -> None:
         restored.bytes,
         restored.seconds,
     )
-
-
-def _first_phase(policy: Policy, why_cold: str) -> tuple[Phase, str]:
-    if why_cold:
-        return "cold", "c"
-    return ("load", "l") if policy.require_warm else ("measure", "m")
 
 
 def _about(bundle: Bundle) -> dict[str, str]:
@@ -406,7 +405,7 @@ class Supervisor:
             if not self._case.requests:
                 self._settle()
                 return
-            self._session.set_phase("e")
+            self._session.set_phase(STATE_BYTES["exercise"])
             self._warm_up = _WarmUp(self._session, self._case.requests)
             self._warm_up.start()
             self._enter("exercising")

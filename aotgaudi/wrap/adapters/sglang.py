@@ -62,6 +62,9 @@ _SHORT: Mapping[str, str] = {
 }
 """Other names of flags. Every word of SGLang belongs to a flag, so the arities of other flags need not be known."""
 
+_GENERATED = 1
+"""Tokens that each request for a shape generates."""
+
 _READER = CommandReader(_ARITIES, _SHORT, acted_on=frozenset(_ARITIES))
 
 _REFUSED: Mapping[str, str] = {
@@ -228,46 +231,40 @@ class Sglang(Vllm):
         return ((python, "-m", "sglang.compile_deep_gemm", *launch.words[found[1] :]),)
 
     def shapes(self, spec: BuildSpec, flags: Flags, environ: Mapping[str, str]) -> Shapes:
-        """Returns what the server is asked for the hyper-connections of `spec`. Raises SpecError."""
-        return shapes_of(spec, flags)
+        """Returns what SGLang is asked for the hyper-connections of `spec`, and the flag that bounds a step's tokens.
+
+        Raises SpecError if the spec has no hyper-connections, or the command allows other steps than the spec.
+        """
+        from aotgaudi.manifest.manifest import Manifest  # Only here: `aotgaudi run` needs no manifest.
+
+        manifest = Manifest.of(spec)
+        counts = sorted({int(entry.row()[0]) for entry in manifest.of_kind("mhc")})
+        if not counts:
+            raise no_shapes("sglang with a model without hyper-connections")
+        most, room = counts[-1], flags.room.max_model_len
+        given = one_integer(flags.values, CHUNK, most)
+        if given != most:
+            problem = f"is {given}, and the spec's largest step has {most} tokens"
+            raise SpecError(f"--{CHUNK}", problem, "one of them changed")
+        if room is not None and most + _GENERATED > room:
+            problem = f"is {room}: a step of {most} tokens is no single prompt, and so cannot be asked for"
+            raise SpecError("--context-length", problem, f"at least {most + _GENERATED}")
+        if len(counts) > NUM_TOKEN_IDS:
+            raise SpecError("mhc", f"gives {len(counts)} token counts", f"at most {NUM_TOKEN_IDS}")
+        return Shapes(
+            manifest_id=manifest.id,
+            files={},
+            words=() if CHUNK in flags.values else (f"--{CHUNK}", str(most)),
+            variables={},
+            paths={},
+            requests=tuple(
+                completion(
+                    f"{num_tokens} tokens", prompt=token_prompt(num_tokens, first), max_tokens=_GENERATED
+                )
+                for first, num_tokens in enumerate(counts)
+            ),
+        )
 
 
 def _has_deep_gemm(launch: Launch) -> bool:
     return any(name in launch.software for name in ("deep-gemm", "deepgemm", "sgl-kernel", "sglang-kernel"))
-
-
-_GENERATED = 1
-
-
-def shapes_of(spec: BuildSpec, flags: Flags) -> Shapes:
-    """Returns what SGLang is asked for the hyper-connections of `spec`, and the flag that bounds a step's tokens.
-
-    Raises SpecError if the spec has no hyper-connections, or the command allows other steps than the spec.
-    """
-    from aotgaudi.manifest.manifest import Manifest  # Only here: `aotgaudi run` needs no manifest.
-
-    manifest = Manifest.of(spec)
-    counts = sorted({int(entry.row()[0]) for entry in manifest.of_kind("mhc")})
-    if not counts:
-        raise no_shapes("sglang with a model without hyper-connections")
-    most, room = counts[-1], flags.room.max_model_len
-    given = one_integer(flags.values, CHUNK, most)
-    if given != most:
-        problem = f"is {given}, and the spec's largest step has {most} tokens"
-        raise SpecError(f"--{CHUNK}", problem, "one of them changed")
-    if room is not None and most + _GENERATED > room:
-        problem = f"is {room}: a step of {most} tokens is no single prompt, and so cannot be asked for"
-        raise SpecError("--context-length", problem, f"at least {most + _GENERATED}")
-    if len(counts) > NUM_TOKEN_IDS:
-        raise SpecError("mhc", f"gives {len(counts)} token counts", f"at most {NUM_TOKEN_IDS}")
-    return Shapes(
-        manifest_id=manifest.id,
-        files={},
-        words=() if CHUNK in flags.values else (f"--{CHUNK}", str(most)),
-        variables={},
-        paths={},
-        requests=tuple(
-            completion(f"{num_tokens} tokens", prompt=token_prompt(num_tokens, first), max_tokens=_GENERATED)
-            for first, num_tokens in enumerate(counts)
-        ),
-    )

@@ -193,8 +193,42 @@ class VllmGaudi(Vllm):
         return ("graphs are traced", *(() if is_eager else ("HPU graphs are captured",)))
 
     def shapes(self, spec: BuildSpec, flags: Flags, environ: Mapping[str, str]) -> Shapes:
-        """Returns what gives the server the closed table of `spec`. Raises SpecError and CoverageError."""
-        return shapes_of(spec, flags, environ)
+        """Returns what makes a vllm-gaudi server warm up the closed table of `spec`, and nothing else.
+
+        Adds what the command and the environment leave open, and refuses what they set to other values: the proof holds for
+        the spec's limits only.
+
+        Raises:
+            SpecError: the spec is for another command or environment, or the server's version reads no bucket file.
+            CoverageError: the server would make buckets, and compile them, on live traffic. Names the smallest step.
+        """
+        # Only here: `aotgaudi run` needs no manifest.
+        from aotgaudi.manifest.bucket_file import bucket_file_of
+        from aotgaudi.manifest.manifest import Manifest
+
+        found = bucket_file_of(spec)
+        _require_single_prompts(spec)
+        _require_unset(found, environ)
+        given = flags.values
+        wanted: dict[str, JsonValue] = {**found.pinned, **found.switches}
+        for name, value in wanted.items():
+            if name in given:
+                _require_same(name, given[name], value)
+        variables = {name: value for name, value in found.variables(FILE).items() if name != FILE_VARIABLE}
+        for name, value in variables.items():
+            if name in environ and environ[name].strip().lower() != value:
+                raise SpecError(
+                    name, f"is {environ[name]!r}, and the spec says {value!r}", "one of them changed"
+                )
+        return Shapes(
+            manifest_id=Manifest.of(found.spec).id,
+            files={FILE: found.text},
+            words=tuple(
+                word for name in wanted if name not in given for word in flag_words(name, wanted[name])
+            ),
+            variables={name: value for name, value in variables.items() if name not in environ},
+            paths={FILE_VARIABLE: FILE},
+        )
 
     def settle(self, root: Path) -> None:
         """Puts the recipe caches in order, after the server has ended. Raises CompileError for a truncated recipe."""
@@ -253,40 +287,6 @@ def _tidy(found: RecipeDirectory) -> None:
 
 
 _FALSE = frozenset({"", "0", "false", "f", "no", "n", "off"})
-
-
-def shapes_of(spec: BuildSpec, flags: Flags, environ: Mapping[str, str]) -> Shapes:
-    """Returns what makes a vllm-gaudi server warm up the closed table of `spec`, and nothing else.
-
-    Adds what the command and the environment leave open, and refuses what they set to other values: the proof holds for
-    the spec's limits only.
-
-    Raises:
-        SpecError: the spec is for another command or environment, or the server's version reads no bucket file.
-        CoverageError: the server would make buckets, and compile them, on live traffic. Names the smallest step.
-    """
-    from aotgaudi.manifest.bucket_file import bucket_file_of  # Only here: `aotgaudi run` needs no manifest.
-    from aotgaudi.manifest.manifest import Manifest
-
-    found = bucket_file_of(spec)
-    _require_single_prompts(spec)
-    _require_unset(found, environ)
-    given = flags.values
-    wanted: dict[str, JsonValue] = {**found.pinned, **found.switches}
-    for name, value in wanted.items():
-        if name in given:
-            _require_same(name, given[name], value)
-    variables = {name: value for name, value in found.variables(FILE).items() if name != FILE_VARIABLE}
-    for name, value in variables.items():
-        if name in environ and environ[name].strip().lower() != value:
-            raise SpecError(name, f"is {environ[name]!r}, and the spec says {value!r}", "one of them changed")
-    return Shapes(
-        manifest_id=Manifest.of(found.spec).id,
-        files={FILE: found.text},
-        words=tuple(word for name in wanted if name not in given for word in flag_words(name, wanted[name])),
-        variables={name: value for name, value in variables.items() if name not in environ},
-        paths={FILE_VARIABLE: FILE},
-    )
 
 
 def _require_single_prompts(spec: BuildSpec) -> None:

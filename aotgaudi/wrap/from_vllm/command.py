@@ -17,7 +17,7 @@ from aotgaudi.wrap.command_line import (
     with_dashes,
 )
 from aotgaudi.wrap.flags import FLAGS, SHORT_FLAGS, Flag
-from aotgaudi.wrap.starts import MODULES, assignments, find_vllm
+from aotgaudi.wrap.starts import REMEDY, assignments, find_vllm
 from aotgaudi.wrap.values import Remark
 
 WHERE = "the vLLM command"
@@ -114,7 +114,7 @@ def _server_words(words: list[str]) -> tuple[dict[str, str], list[str]]:
         raise SpecError(
             WHERE,
             "starts no server" if words else "is empty",
-            f"vllm serve MODEL ..., or python -m {MODULES[0]} --model MODEL ...",
+            REMEDY,
         )
     start, after = found
     return dict(assignments(words[:start])), words[after:]

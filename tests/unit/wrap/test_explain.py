@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.errors import SpecError
-from aotgaudi.wrap.explain import BuiltCapture, HashedFactor, explain_run, rebuilt
+from aotgaudi.wrap.explain import BuiltCapture, explain_run, rebuilt
+from aotgaudi.wrap.launch_comparison import Difference
 from tests.launches import a_launch
 
 CPU = BuiltCapture(
@@ -92,7 +93,7 @@ def test_what_was_hashed_otherwise_is_named(tmp_path: Path) -> None:
 
     found = explain_run(write(tmp_path, HELLO, first, more), SEALED)
 
-    assert found.factors == (HashedFactor("env.VLLM_A", "False", "True"),)
+    assert found.factors == (Difference("env.VLLM_A", "False", "True"),)
     assert found.num_factors == 2
     assert found.num_processes == 1
 
