@@ -263,11 +263,8 @@ def _copied(
     ]
     shared = new_pages(sum(_aligned_bytes(row) for row, is_kept in mine if is_kept))
     found: dict[str, StoredTensor] = {}
-    run_at, run_bytes, used = (
-        0,
-        0,
-        0,
-    )  # Neighbours are read at once: where, how many bytes, up to where they go.
+    # Neighbours are read at once: from where in the file, how many bytes, and up to where in `shared`.
+    run_at = run_bytes = used = 0
     for row, is_kept in mine:
         num_bytes = row.end - row.begin
         if not is_kept or row.begin != run_at + run_bytes or used % _ALIGNMENT:
