@@ -152,9 +152,8 @@ def _tensor_problems(kind: str, specs: Iterable[TensorSpec | CacheSpec]) -> Iter
     seen: dict[str, TensorSpec | CacheSpec] = {}
     for spec in specs:
         first = seen.setdefault(spec.name, spec)
-        is_tied = (
-            kind == "weight" and first == spec
-        )  # One weight that two units read: embedding and head, say.
+        # A weight is tied where two units read it: embedding and head, say.
+        is_tied = kind == "weight" and first == spec
         if first is not spec and not is_tied:
             yield f"it lists the {kind} {spec.name!r:.80} twice"
         if spec.dtype not in _DTYPES:

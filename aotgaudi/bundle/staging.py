@@ -108,9 +108,8 @@ def exchange_directory(building: Path, out: Path) -> None:
     renames. A reader that holds the old one open keeps it. Raises OSError; then the old one is at `out`.
     """
     private = _private(out, "tmp")
-    if (
-        building != private
-    ):  # Under its own name another process would take the old one for a transfer to continue.
+    # Under its own name another process would take the old one for a transfer to continue.
+    if building != private:
         shutil.rmtree(private, ignore_errors=True)
         os.rename(building, private)
     if not out.exists() or not any(out.iterdir()):

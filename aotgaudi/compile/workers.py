@@ -195,9 +195,8 @@ class _Worker:
     def take(self, ticket: int, timeout_seconds: float, job: Job) -> bool:
         """Sends a job to the process. Returns False if it is dead."""
         try:
-            if (
-                self.process.poll() is not None or self.connection.poll()
-            ):  # All it could say now is that it ends.
+            # All that an idle process could say is that it ends.
+            if self.process.poll() is not None or self.connection.poll():
                 return False
             self.connection.send(job)
         except OSError:

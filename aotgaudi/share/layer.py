@@ -31,6 +31,7 @@ from typing import IO, Any, BinaryIO, Literal, Protocol, cast
 
 from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.format import (
+    DOCUMENT_NAMES,
     INDEX_NAME,
     MANIFEST_NAME,
     MAX_INDEX_BYTES,
@@ -110,9 +111,8 @@ def write_layer(bundle: Bundle, file: Temporary, compression: Compression) -> La
         path.relative_to(bundle.path).as_posix(): digest for digest, path in bundle_files(bundle)[0].items()
     }
     members = {f"{BUNDLE_ROOT}/{name}": (name, digest) for name, digest in files.items()}
-    for path in sorted(
-        {*members, *_directories(members)}
-    ):  # The index is the first file, a folder comes before its own.
+    # Sorted, the index is the first file, and a folder comes before its own.
+    for path in sorted({*members, *_directories(members)}):
         if path not in members:
             writer.write(_header(path, tarfile.DIRTYPE, _DIRECTORY_MODE, 0))
             continue
@@ -415,13 +415,13 @@ class DirectorySink:
 
     def write(self, name: str, digest: Digest | None, chunks: Iterator[bytes]) -> None:
         """See `Sink.write`. The path of an object is made from its digest."""
-        is_object = name not in (INDEX_NAME, MANIFEST_NAME, RECEIPT_NAME, SIGNATURE_NAME)
+        is_object = name not in DOCUMENT_NAMES
         path = object_path(self.root, digest) if is_object and digest else self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
             found = _write_hashed(file, chunks)
-            os.fchmod(file.fileno(), 0o444 if is_object else 0o644)
+            os.fchmod(file.fileno(), _OBJECT_MODE if is_object else _FILE_MODE)
         if digest is not None and found != digest:
             raise _refusal(f"{name} has sha256 {found.sha256}, another one by the index")
 
