@@ -41,7 +41,7 @@ from aotgaudi.wrap.adapters.base import (
 from aotgaudi.wrap.adapters.vllm import LEFT_OUT, ROOTS, Vllm
 from aotgaudi.wrap.flags import CONDITIONS, NEUTRAL_VARIABLES
 from aotgaudi.wrap.launch_machine import Installed
-from aotgaudi.wrap.values import parse_tokens
+from aotgaudi.wrap.values import FALSE_WORDS, parse_tokens
 from aotgaudi.wrap.variables import Hashed, VariableRules, is_secret
 
 if TYPE_CHECKING:
@@ -286,9 +286,6 @@ def _tidy(found: RecipeDirectory) -> None:
             path.rename(found.path / name)
 
 
-_FALSE = frozenset({"", "0", "false", "f", "no", "n", "off"})
-
-
 def _require_single_prompts(spec: BuildSpec) -> None:
     most = spec.limits.max_num_prefill_seqs
     if most > 1:
@@ -304,7 +301,7 @@ def _require_unset(found: BucketFile, environ: Mapping[str, str]) -> None:
         raise SpecError(FILE_VARIABLE, "is set", "leave it out: --shapes writes the file")
     for name in found.unset:
         value = environ.get(name, "").strip().lower()
-        if name in environ and (value in _FALSE) == (name == "VLLM_ENABLE_BUCKETING"):
+        if name in environ and (value in FALSE_WORDS) == (name == "VLLM_ENABLE_BUCKETING"):
             raise SpecError(
                 name, f"is {environ[name]!r}", "leave it unset: the buckets are warmed up otherwise"
             )

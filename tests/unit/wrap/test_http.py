@@ -147,13 +147,13 @@ def test_what_is_no_address(text: str) -> None:
         parse_listen(text)
 
 
-def samples(metrics: Metrics) -> dict[tuple[str, frozenset[str]], float]:
+def sample(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
+    return name, frozenset(labels.items())
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     families = text_string_to_metric_families(metrics.text().decode())
-    return {
-        (sample.name, frozenset(sample.labels.values())): sample.value
-        for family in families
-        for sample in family.samples
-    }
+    return {sample(one.name, **one.labels): one.value for family in families for one in family.samples}
 
 
 def test_what_is_exposed_is_what_a_scraper_reads() -> None:
@@ -167,11 +167,11 @@ def test_what_is_exposed_is_what_a_scraper_reads() -> None:
 
     found = samples(metrics)
 
-    assert found["aotgaudi_guest_warm", frozenset()] == 1
-    assert found["aotgaudi_capture_info", frozenset(("id", 'C:\\"odd"\n', "7"))] == 1
-    assert found["aotgaudi_compilations_total", frozenset(("live", "triton"))] == 2
-    assert found["aotgaudi_compilations_total", frozenset(("load", "process"))] == 0
-    assert found["aotgaudi_cache_files_added_total", frozenset()] == 1_234_567
+    assert found[sample("aotgaudi_guest_warm")] == 1
+    assert found[sample("aotgaudi_capture_info", launch="id", bundle='C:\\"odd"\n', epoch="7")] == 1
+    assert found[sample("aotgaudi_compilations_total", phase="live", what="triton")] == 2
+    assert found[sample("aotgaudi_compilations_total", phase="load", what="process")] == 0
+    assert found[sample("aotgaudi_cache_files_added_total")] == 1_234_567
     assert metrics.compilations() == {"live.triton": 2}
 
 
