@@ -100,7 +100,7 @@ class Ran:
     findings: tuple[tuple[str, Finding], ...]
     answers: tuple[str, ...]
 
-    def counters(self, suffix: str = "") -> dict[str, int]:
+    def counters(self, suffix: str) -> dict[str, int]:
         """Returns the server's own counters whose names end with `suffix`, summed over its processes."""
         total: Counter[str] = Counter()
         for process in self.seen.processes.values():

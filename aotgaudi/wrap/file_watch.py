@@ -29,6 +29,8 @@ from aotgaudi.machine import available_cores
 MAX_FILES = 1_000_000
 """At most this many files are compared; a server that makes more is not warm anyway."""
 
+_CACHES = "cache"
+"""The folder that holds the server's caches, relative to the root."""
 _CHUNK_BYTES = 1 << 20
 _MAX_THREADS = 8
 _MODIFY, _MOVED_FROM, _MOVED_TO = 0x2, 0x40, 0x80
@@ -45,20 +47,18 @@ class FileRules:
 
     Attributes:
         root: The root, as the server sees it.
-        watched: Folders that hold the server's caches, relative to the root.
         sealed: Path, relative to the root -> digest. Empty in a cold run, where any file may appear.
         left_out: Patterns of paths that no capture holds (locks, sockets). As in `fnmatch`, ``*`` also matches ``/``.
     """
 
     root: Path
-    watched: tuple[str, ...] = ("cache",)
     sealed: Mapping[str, Digest] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
 
     @cached_property
     def tops(self) -> tuple[str, ...]:
-        """The folders to compare: the watched ones, and those directly below the root that hold sealed files."""
-        return tuple(dict.fromkeys((*self.watched, *(path.partition("/")[0] for path in self.sealed))))
+        """The folders to compare: the caches', and those directly below the root that hold sealed files."""
+        return tuple(dict.fromkeys((_CACHES, *(path.partition("/")[0] for path in self.sealed))))
 
     @property
     def has_sealed(self) -> bool:
@@ -76,8 +76,8 @@ class FileRules:
         return self._pattern.match(path) is not None or not self.is_watched(path)
 
     def is_watched(self, path: str) -> bool:
-        """Whether a path, relative to the root, is sealed or lies below a watched folder."""
-        return path in self.sealed or any(path == top or path.startswith(f"{top}/") for top in self.watched)
+        """Whether a path, relative to the root, is sealed or lies in the caches' folder."""
+        return path in self.sealed or path == _CACHES or path.startswith(f"{_CACHES}/")
 
     def relative(self, path: str) -> str | None:
         """Returns a path relative to the root; None if it is not below the root. Relative paths are returned unchanged."""
@@ -181,7 +181,7 @@ def _union(one: Iterable[str], other: Iterable[str]) -> tuple[str, ...]:
 
 
 class Watcher:
-    """inotify on every directory below the watched folders, new ones included. One thread only; close it.
+    """inotify on every directory of `FileRules.tops`, new ones included. One thread only; close it.
 
     `is_complete` is False if the system has no inotify, gives too few watches, or lost events.
     """

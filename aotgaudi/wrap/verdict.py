@@ -66,7 +66,6 @@ class Finding:
     text: str
     stack: str = ""
     exit_code: int = EXIT_NOT_WARM
-    pid: int = 0
 
     def __str__(self) -> str:
         """One sentence."""
@@ -88,7 +87,7 @@ def finding_of(event: Event, rules: FileRules) -> Finding | None:
 
 def _finding(event: Event, what: What, text: str, exit_code: int = EXIT_NOT_WARM) -> Finding:
     phase = PHASES.get(event.phase, "live")
-    return Finding(what, phase, text, event.stack, exit_code, event.pid)
+    return Finding(what, phase, text, event.stack, exit_code)
 
 
 def _process(event: Event, rules: FileRules) -> Finding | None:

@@ -15,7 +15,7 @@ from aotgaudi.wrap.verdict import Seen
 ROOT = Path("/run/aotgaudi")
 MODEL = "cache/model"
 SEALED = {MODEL: Digest.of(b"model")}
-RULES = FileRules(ROOT, ("cache",), SEALED, ("*.lock",))
+RULES = FileRules(ROOT, SEALED, ("*.lock",))
 HOOKS = {"audit": True, "counters": True}
 EXPECTED = Expected(
     loads={"aot:model": 1},

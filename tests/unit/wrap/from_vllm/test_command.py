@@ -57,6 +57,27 @@ def test_forms_of_a_servers_command(text: str) -> None:
     assert VllmCommand.parse(text).model == "org/model"
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["--max-num-seqs 8", "--max-num-seqs=8", "--max_num_seqs 8", "--max_num_seqs=8", "--max-num-seqs \\\n 8"],
+)
+def test_forms_of_a_flag(words: str) -> None:
+    assert parse(words).values == {"max-num-seqs": "8"}
+
+
+@pytest.mark.parametrize("off", ["--no-enable-prefix-caching", "--no_enable_prefix_caching"])
+def test_a_switch_and_its_negation(off: str) -> None:
+    assert parse("--enable-prefix-caching").switches == {"enable-prefix-caching": True}
+    assert parse(off).switches == {"enable-prefix-caching": False}
+
+
+def test_an_abbreviation_is_noted() -> None:
+    command = parse("--gpu-memory-util 0.8")
+
+    assert command.values == {"gpu-memory-utilization": "0.8"}
+    assert command.notes == ("--gpu-memory-util is read as --gpu-memory-utilization",)
+
+
 def test_the_last_of_several_counts() -> None:
     command = parse("--max-num-seqs 8 --max-num-seqs 16 --enforce-eager --no-enforce-eager")
 
@@ -86,6 +107,12 @@ def test_keys_of_a_table_one_by_one() -> None:
     command = parse("--speculative-config.method ngram --speculative-config.num_speculative_tokens=3")
 
     assert command.values == {"speculative-config": '{"method": "ngram", "num_speculative_tokens": 3}'}
+
+
+def test_keys_of_a_table_in_a_table_and_of_one_that_is_given_whole() -> None:
+    command = parse("--limit-mm-per-prompt.image.count 0 --limit_mm_per_prompt '{\"video\": 2}'")
+
+    assert command.values == {"limit-mm-per-prompt": '{"video": 2, "image": {"count": 0}}'}
 
 
 def test_assignments_before_the_command_are_kept() -> None:
