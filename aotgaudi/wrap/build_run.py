@@ -132,7 +132,7 @@ def build_run(
 ) -> Iterator[tuple[Ran, Sandbox]]:
     """Starts the server with only `files` in its caches; yields what it did, and its sandbox, once it has ended.
 
-    `before` is called before it starts, and `between` after it has ended, before its files are compared.
+    `before` is called before it starts, `between` once it has ended.
 
     Raises:
         EndedEarlyError: A start from sealed files failed, or did something that ends it at once.
@@ -199,16 +199,16 @@ class _Watch:
 
     def __init__(self, session: Session, progress: Progress, *, ends: bool) -> None:
         self._session, self._progress, self._ends = session, progress, ends
+        self._counts: Counter[str] = Counter()
         self.num_answered = self.num_requests = 0
 
     def look(self) -> None:
-        self._session.log.read()
-        findings = _findings(self._session)
-        if self._ends and any(finding.what in _ENDING for _, finding in findings):
-            raise EndedEarlyError(findings)
-        counts: Counter[str] = Counter(finding.what for _, finding in findings)
+        found = [finding_of(event, self._session.plan.rules) for event in self._session.log.take_new()]
+        self._counts.update(finding.what for finding in found if finding is not None)
+        if self._ends and not _ENDING.isdisjoint(self._counts):
+            raise EndedEarlyError(_findings(self._session))
         asked = f", {self.num_answered} of {self.num_requests} requests" if self.num_requests else ""
-        self._progress.note(f"{self._session.seconds:.0f} s{asked}; {describe_counts(counts)}")
+        self._progress.note(f"{self._session.seconds:.0f} s{asked}; {describe_counts(self._counts)}")
 
 
 def _findings(session: Session) -> tuple[tuple[str, Finding], ...]:
