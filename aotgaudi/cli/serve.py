@@ -303,13 +303,13 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
         )
         logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr, observability.log_format)])
         logging.captureWarnings(observability.log_format == "json")
-        logging.getLogger(__name__).info("%s", threads)
         from aotgaudi.server.launch import ServeOptions, launch
 
         phases.add("import", import_began)
         launch(
             ServeOptions(
                 require_warm=require_warm,
+                threads=threads,
                 listening=listening,
                 served_model_names=serving.served_model_names or (served_name(serving.model),),
                 admission=admission,

@@ -26,6 +26,7 @@ from aotgaudi.server.preprocess.pool import PreprocessorPool
 from aotgaudi.server.preprocess.prepare import ServedModel
 from aotgaudi.server.run_and_drain import HttpServer, bind
 from aotgaudi.server.service import DEFAULT_STALL_SECONDS, Service
+from aotgaudi.threads import Threads
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class ServeOptions:
     """
 
     require_warm: bool
+    threads: Threads
     listening: Listening
     served_model_names: tuple[str, ...]
     admission: AdmissionLimits = UNLIMITED
@@ -70,6 +72,7 @@ def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> Non
         listener = bind(options.listening.host, options.listening.port)
     with listener, PreprocessorPool(seccomp=options.seccomp) as preprocessor:
         service, engine = _start(options, process, preprocessor, phases)
+        logger.info("%s", options.threads)
         armed = phases.clock()
 
         def on_listening(host: str, port: int) -> None:

@@ -23,6 +23,7 @@ class Signals:
 
     def __init__(self) -> None:
         self._held: list[int] | None = None
+        self._asked_to_end = 0
         self._reader, self._writer = socket.socketpair()
 
     def __enter__(self) -> Signals:
@@ -40,8 +41,13 @@ class Signals:
         self._writer.close()
 
     def hold(self) -> None:
-        """Keeps signals from now on, until `take` is called."""
+        """Keeps signals from now on, until `take` is called.
+
+        Raises SystemExit again if a signal has asked to end: Python drops an exception that a finalizer was interrupted by.
+        """
         self._held = []
+        if self._asked_to_end:
+            raise SystemExit(128 + self._asked_to_end)
 
     def take(self) -> list[int]:
         """Returns the signals since the last call, in their order."""
@@ -66,4 +72,5 @@ class Signals:
         if self._held is not None:
             self._held.append(number)
         elif number in ENDING:
+            self._asked_to_end = number
             raise SystemExit(128 + number)

@@ -346,16 +346,20 @@ class Supervisor:
         self._act_on_news()
         if status is not None:
             return self._ended(status)
-        self._judge_early()
+        if self._asked_to_end is None:  # Else what fails now may fail because it ends.
+            self._judge_early()
+            self._advance()
+        self._answer_reports()
+        self._metrics.set("aotgaudi_guest_ready", not self.not_ready())
+        return None
+
+    def _advance(self) -> None:
         if self._stage == "starting":
             self._while_starting()
         elif self._stage == "exercising":
             self._while_exercising()
         elif self._stage == "settling":
             self._while_settling()
-        self._answer_reports()
-        self._metrics.set("aotgaudi_guest_ready", not self.not_ready())
-        return None
 
     def _pass_signals_on(self) -> None:
         for number in self._signals.take():
@@ -381,7 +385,7 @@ class Supervisor:
 
         Without new events it does so once a second only, since it looks at every process of the machine.
         """
-        if self._stage == "live" or not self._policy.require_warm or self._asked_to_end is not None:
+        if self._stage == "live" or not self._policy.require_warm:
             return
         if self._findings.is_new or self._turned - self._judged_at >= _EARLY_SECONDS:
             self._judged_at = self._turned

@@ -18,6 +18,7 @@ from aotgaudi.errors import AotGaudiError
 from aotgaudi.wrap.process_tree import ProcessTree
 from aotgaudi.wrap.run import run
 from aotgaudi.wrap.run_options import Listen, Policy, RunOptions
+from aotgaudi.wrap.signals import ENDING
 from tests.guests.fake import Fake
 from tests.ports import free_port
 
@@ -84,7 +85,10 @@ class Running:
         return self.wait()
 
     def wait(self) -> int:
-        wait(lambda: self.poll() is not None, "its end")
+        try:
+            wait(lambda: self.poll() is not None, "its end")
+        except AssertionError as error:
+            raise AssertionError(f"{error}:\n{self.log}") from error
         assert self.status is not None
         return self.status
 
@@ -152,6 +156,9 @@ def left_in(*places: Path) -> frozenset[int]:
 def _run(options: RunOptions, log_path: Path, cwd: Path | None) -> None:
     """In the forked process: what the command line does, and no return."""
     status = 1
+    for number in ENDING:  # Whatever the process of the tests does with them.
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
         log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(log, 1)

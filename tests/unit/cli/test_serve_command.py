@@ -21,6 +21,7 @@ from aotgaudi.phases import Phases
 from aotgaudi.server.engine.channel import Begin
 from aotgaudi.server.launch import ServeOptions
 from aotgaudi.server.options import Listening
+from aotgaudi.threads import Threads
 
 
 def test_a_model_is_served_under_the_name_that_was_given(
@@ -87,6 +88,7 @@ def test_only_a_step_that_builds_nothing_has_a_limit_of_its_own(
 ) -> None:
     options = ServeOptions(
         require_warm=require_warm,
+        threads=Threads(1, "--threads"),
         listening=Listening(host="", port=0),
         served_model_names=(),
         stall_seconds=asked,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -180,6 +182,30 @@ def test_a_server_that_ends_while_it_is_judged_is_told_by_its_exit_code(stage: A
     session.child.status = 13
     with pytest.raises(WrappedServerError, match="ended with exit code 13 before it was ready"):
         supervisor._turn()
+
+
+@pytest.mark.parametrize("stage", ["starting", "exercising", "settling"])
+def test_a_server_that_was_asked_to_end_is_not_judged_by_what_it_leaves_undone(stage: Any) -> None:
+    session = FakeSession(dict(warm(COMPILER)))
+    supervisor = a_supervisor(session)
+    supervisor._stage, supervisor._warm_up = stage, Failed(WrappedServerError("reset"))  # type: ignore[assignment]
+    supervisor._asked_to_end = time.monotonic()
+
+    assert supervisor._turn() is None
+    session.child.status = 143
+    assert supervisor._turn() == 143
+
+
+def test_a_signal_to_end_counts_also_where_python_drops_its_exception() -> None:
+    def interrupted() -> None:
+        signals._catch(signal.SIGTERM, None)
+
+    signals = Signals()
+    with signals:
+        with pytest.raises(SystemExit, match="143"):
+            interrupted()  # A finalizer, say: the exception goes no further.
+        with pytest.raises(SystemExit, match="143"):
+            signals.hold()
 
 
 @dataclass
