@@ -31,7 +31,15 @@ from aotgaudi.cli.options import (
 from aotgaudi.cli.serving_options import CAPTURES, LOG_FORMAT, Supervision, acceptance_options, find_model
 from aotgaudi.engine.limits import AdmissionLimits
 from aotgaudi.errors import MissingPackageError
-from aotgaudi.server.options import DEFAULT_LIMITS, Listening, Observability, StopTimes
+from aotgaudi.server.options import (
+    DEFAULT_LIMITS,
+    Access,
+    Listening,
+    Observability,
+    StopTimes,
+    digests_of,
+    read_key_digests,
+)
 from aotgaudi.spec.policy import Policy
 from aotgaudi.threads import bound_spinning, choose_threads
 
@@ -43,7 +51,6 @@ _SEALED = "limits are sealed in the bundle; build again with another"
 
 _NOT_YET: Mapping[str, str] = MappingProxyType(
     {
-        "--api-key": "requests are not authenticated; a proxy in front of the server can do that",
         "--ssl-certfile": "the server speaks plain HTTP; a proxy in front of it can do TLS",
         "--ssl-keyfile": "the server speaks plain HTTP; a proxy in front of it can do TLS",
         "--root-path": "the API is at /v1; a proxy in front of the server can map another path to it",
@@ -173,6 +180,75 @@ class _Serving:
             )
 
 
+API_KEY_VARIABLES = ("AOTGAUDI_API_KEY", "VLLM_API_KEY")
+"""vLLM's, too: a server that has it in its environment must not be open to everybody."""
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    """Returns the values that an option was given: one, or a JSON list, as vLLM's take it."""
+    if not text.startswith("["):
+        return (text,)
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"is not JSON: {error}") from error
+    if not all(isinstance(value, str) for value in values):
+        raise ValueError("must be a JSON list of texts")
+    return tuple(values)
+
+
+def _parse_lists(texts: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(value for text in texts for value in _listed(text))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Clients:
+    api_keys: tuple[str, ...] = option(
+        f"Key that requests must carry (repeatable; also from ${', $'.join(API_KEY_VARIABLES)}). Other users of this "
+        "machine can read a command line: prefer the file.",
+        "--api-key",
+        default=(),
+        envvar=API_KEY_VARIABLES,
+        metavar="KEY",
+    )
+    api_key_file: Path | None = option("File of such keys, one a line.", default=None, metavar="FILE")
+    allowed_origins: tuple[str, ...] = option(
+        "Origin whose pages may read answers in a browser (repeatable; *).",
+        default=(),
+        parse=_parse_lists,
+        metavar="ORIGIN",
+    )
+    allowed_methods: tuple[str, ...] = option(
+        "Method that these pages may use (repeatable)  [default: all]",
+        default=(),
+        parse=_parse_lists,
+        metavar="METHOD",
+    )
+    allowed_headers: tuple[str, ...] = option(
+        "Header that these pages may send (repeatable)  [default: all]",
+        default=(),
+        parse=_parse_lists,
+        metavar="NAME",
+    )
+    allow_credentials: bool = option("Let these pages send cookies and the like.", default=False)
+
+    def access(self) -> Access:
+        """Raises SpecError for a key that cannot be one, and UsageError for options of CORS without an origin."""
+        cors = (self.allowed_methods, self.allowed_headers, self.allow_credentials)
+        if any(cors) and not self.allowed_origins:
+            raise click.UsageError("options about pages of other origins need --allowed-origins")
+        digests = digests_of(self.api_keys, "--api-key")
+        if self.api_key_file is not None:
+            digests += read_key_digests(self.api_key_file)
+        return Access(
+            key_digests=tuple(dict.fromkeys(digests)),
+            allowed_origins=self.allowed_origins,
+            allowed_methods=self.allowed_methods or ("*",),
+            allowed_headers=self.allowed_headers or ("*",),
+            allow_credentials=self.allow_credentials,
+        )
+
+
 @click.command(cls=_ServeCommand)
 @click.option(
     "--bundle", type=click.Path(path_type=Path), required=True, metavar="DIR", help="What `build` sealed."
@@ -205,6 +281,7 @@ class _Serving:
         metavar="SECONDS",
     ),
 )
+@options_of(_Clients, "clients", heading=_PROGRAMS)
 @options_of(
     AdmissionLimits,
     "admission",
@@ -232,6 +309,7 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
     acceptance: TrustPolicy,
     serving: _Serving,
     listening: Listening,
+    clients: _Clients,
     admission: AdmissionLimits,
     observability: Observability,
     supervision: Supervision,
@@ -265,6 +343,9 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
     if words:
         raise click.UsageError("words after -- go with bundles that `build capture` sealed")
     serving.check(require_warm=require_warm)
+    access = clients.access()
+    for name in API_KEY_VARIABLES:
+        os.environ.pop(name, None)  # No process that the server starts needs it.
     _require_packages()
     assert serving.model is not None
     model_dir = find_model(serving.model)
@@ -317,6 +398,7 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
                 stop_times=StopTimes(delay=serving.drain_delay),
                 stall_seconds=serving.stall_seconds,
                 observability=observability,
+                access=access,
             ),
             process,
             phases,

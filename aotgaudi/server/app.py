@@ -24,13 +24,22 @@ from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from aotgaudi.engine.output import TokenEvent
 from aotgaudi.errors import RequestError
-from aotgaudi.server.boundary import CLIENT_GONE_STATUS, AccessLog, RequestBoundary, answer_error, answer_id
+from aotgaudi.server.api_keys import KeyCheck
+from aotgaudi.server.boundary import (
+    CLIENT_GONE_STATUS,
+    HEADER,
+    AccessLog,
+    RequestBoundary,
+    answer_error,
+    answer_id,
+)
 from aotgaudi.server.dashboard.routes import dashboard_routes
 from aotgaudi.server.generation import Generation
 from aotgaudi.server.hosts import ANY_HOST, AllowedHosts, HostCheck
@@ -42,7 +51,7 @@ from aotgaudi.server.http import (
     unless_disconnected,
 )
 from aotgaudi.server.log import REQUEST_ID
-from aotgaudi.server.options import Observability
+from aotgaudi.server.options import OPEN_ACCESS, Access, Observability
 from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest
 from aotgaudi.server.preprocess.protocol import Body, ChatCompletionRequest, CompletionRequest
 from aotgaudi.server.responses import (
@@ -68,20 +77,22 @@ def create_app(
     service: Service,
     hosts: AllowedHosts = ANY_HOST,
     observability: Observability = Observability(),  # noqa: B008 - a frozen value
+    access: Access = OPEN_ACCESS,
 ) -> Starlette:
-    """Returns the application that serves `service` to requests for `hosts`. The caller ends the service.
+    """Returns the application that serves `service` to requests for `hosts` with `access`. The caller ends the service.
 
     A path with a trailing slash is unknown: Starlette would redirect it to wherever the client's ``Host`` says.
     """
     routes = _routes(Api(service))
     if observability.dashboard:
         routes += dashboard_routes(service)
-    access = AccessLog(service.now) if observability.access_log else None
+    log = AccessLog(service.now) if observability.access_log else None
     app = Starlette(
         routes=routes,
         middleware=[
-            Middleware(RequestBoundary, metrics=service.metrics, routes=routes, access=access),
+            Middleware(RequestBoundary, metrics=service.metrics, routes=routes, access=log),
             Middleware(HostCheck, hosts=hosts),
+            *_admit(access),
         ],
         exception_handlers={
             RequestError: answer_error,
@@ -91,6 +102,21 @@ def create_app(
     )
     app.router.redirect_slashes = False
     return app
+
+
+def _admit(access: Access) -> Iterable[Middleware]:
+    """Gives what lets requests in. A browser asks before it sends a key, so CORS answers first."""
+    if access.allowed_origins:
+        yield Middleware(
+            CORSMiddleware,
+            allow_origins=access.allowed_origins,
+            allow_methods=access.allowed_methods,
+            allow_headers=access.allowed_headers,
+            allow_credentials=access.allow_credentials,
+            expose_headers=(HEADER, "Retry-After"),
+        )
+    if access.key_digests:
+        yield Middleware(KeyCheck, digests=access.key_digests)
 
 
 def _routes(api: Api) -> list[Route]:

@@ -24,6 +24,7 @@ ResultT = TypeVar("ResultT")
 ErrorBody = Mapping[str, Mapping[str, "str | None"]]
 """Errors as OpenAI's API has them: ``{"error": {"message", "type", "param", "code"}}``."""
 
+_UNAUTHORIZED = 401
 _TOO_MANY_REQUESTS = 429
 _TYPES: Mapping[int, str] = {
     _TOO_MANY_REQUESTS: "rate_limit_error",
@@ -31,6 +32,7 @@ _TYPES: Mapping[int, str] = {
     503: "service_unavailable_error",
 }
 _CODES: Mapping[int, str] = {
+    _UNAUTHORIZED: "invalid_api_key",
     404: "not_found",
     405: "method_not_allowed",
     413: "request_too_large",
@@ -38,6 +40,10 @@ _CODES: Mapping[int, str] = {
     _TOO_MANY_REQUESTS: "rate_limit_exceeded",
     500: "internal_error",
     503: "service_unavailable",
+}
+_HEADERS: Mapping[int, Mapping[str, str]] = {
+    _UNAUTHORIZED: {"WWW-Authenticate": "Bearer"},
+    _TOO_MANY_REQUESTS: {"Retry-After": "1"},
 }
 INTERNAL_ERROR_MESSAGE = "The server had an error while processing the request; see its log."
 
@@ -62,11 +68,11 @@ def body_of(error: Exception) -> ErrorBody:
 
 
 def error_headers(error: Exception) -> Mapping[str, str]:
-    """Returns the headers of a refusal: after a 429, the client may try again soon.
+    """Returns the headers of a refusal: after a 429, the client may try again soon; a 401 says what it asks for.
 
     Any request that ends makes room, within a second or so; the server cannot promise more.
     """
-    return {"Retry-After": "1"} if error_status(error) == _TOO_MANY_REQUESTS else {}
+    return _HEADERS.get(error_status(error), {})
 
 
 class ClientGoneError(ConnectionError):

@@ -21,7 +21,14 @@ from aotgaudi.server.engine.client import EngineClient
 from aotgaudi.server.engine.start import EngineProcess
 from aotgaudi.server.hosts import AllowedHosts, is_loopback
 from aotgaudi.server.metrics import Metrics
-from aotgaudi.server.options import DEFAULT_STOP_TIMES, Listening, Observability, StopTimes
+from aotgaudi.server.options import (
+    DEFAULT_STOP_TIMES,
+    OPEN_ACCESS,
+    Access,
+    Listening,
+    Observability,
+    StopTimes,
+)
 from aotgaudi.server.preprocess.pool import PreprocessorPool
 from aotgaudi.server.preprocess.prepare import ServedModel
 from aotgaudi.server.run_and_drain import HttpServer, bind
@@ -48,6 +55,7 @@ class ServeOptions:
     stop_times: StopTimes = DEFAULT_STOP_TIMES
     stall_seconds: float | None = None
     observability: Observability = Observability()  # noqa: RUF009 - a frozen value
+    access: Access = OPEN_ACCESS
 
     @property
     def longest_step_seconds(self) -> float:
@@ -85,10 +93,10 @@ def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> Non
             logger.info("ready in %.2f s: http://%s:%d (model %s)", seconds, host, port, name)
             logger.info("start: %s (seconds since the process began)", listed(done))
 
-        warn_of_reach(options.listening.host)
+        warn_of_reach(options.listening.host, asks_for_key=bool(options.access.key_digests))
         hosts = AllowedHosts.of(options.listening.host, options.listening.allowed_hosts)
         server = HttpServer(
-            create_app(service, hosts, options.observability),
+            create_app(service, hosts, options.observability, options.access),
             listener,
             service,
             on_listening=on_listening,
@@ -105,12 +113,13 @@ def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> Non
             raise service.failure
 
 
-def warn_of_reach(host: str) -> None:
-    """Logs a warning if clients of other machines reach a server on `host`: it asks nobody for a key."""
-    if not is_loopback(host):
+def warn_of_reach(host: str, *, asks_for_key: bool = False) -> None:
+    """Logs a warning if clients of other machines reach a server on `host` that asks nobody for a key."""
+    if not asks_for_key and not is_loopback(host):
         logger.warning(
-            "listening on %s: any client that reaches this address can use the server, which asks for no key. Put a "
-            "proxy with authentication in front of it (ci/templates/nginx.conf), or listen on 127.0.0.1",
+            "listening on %s: any client that reaches this address can use the server, which asks for no key. Give "
+            "--api-key-file, put a proxy with authentication in front of it (ci/templates/nginx.conf), or listen on "
+            "127.0.0.1",
             host,
         )
 

@@ -5,9 +5,13 @@ Imports nothing else of the server, so the command line and `doctor` can read th
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import resource
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from aotgaudi.errors import SpecError
@@ -32,6 +36,9 @@ _SPARE_FILES = 32
 _SPARE_SHARE = 4
 """One more file for each four connections: the event loop accepts a whole backlog before the first is refused."""
 _DESCRIPTORS = "/proc/self/fd"
+_MAX_KEY_CHARS = 512
+_KEY = re.compile(rf"[!-~]{{1,{_MAX_KEY_CHARS}}}")
+_MAX_KEY_FILE_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +94,65 @@ class Listening:
         return ConnectionLimits(
             max_connections=allow_connections(self.max_connections), client_seconds=self.client_seconds
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """Which clients may use a server.
+
+    Attributes:
+        key_digests: The sha256 of each API key. Empty: no client needs a key. The keys themselves are kept nowhere.
+        allowed_origins: Origins whose pages a browser lets read answers (CORS); ``*`` for all. Empty: only its own.
+        allowed_methods, allowed_headers: What these pages may send; ``*`` for anything.
+        allow_credentials: Whether these pages may send cookies and the like.
+    """
+
+    key_digests: tuple[bytes, ...] = field(default=(), repr=False)
+    allowed_origins: tuple[str, ...] = ()
+    allowed_methods: tuple[str, ...] = ("*",)
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+
+
+OPEN_ACCESS = Access()
+
+
+def digests_of(keys: Iterable[str], where: str) -> tuple[bytes, ...]:
+    """Returns the sha256 of each API key. Raises SpecError, which names `where` and no key, for a text that is not a key."""
+    digests = []
+    for number, key in enumerate(keys, 1):
+        if not _KEY.fullmatch(key):
+            raise SpecError(
+                where,
+                f"key {number} is not an API key",
+                f"1 to {_MAX_KEY_CHARS} printable ASCII characters, no spaces",
+            )
+        digests.append(hashlib.sha256(key.encode()).digest())
+    return tuple(dict.fromkeys(digests))
+
+
+def read_key_digests(path: Path) -> tuple[bytes, ...]:
+    """Returns the sha256 of each API key of a file: one key a line, empty lines ignored.
+
+    Raises:
+        SpecError: the file cannot be read, has no key, or has a line that is not a key.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_KEY_FILE_BYTES + 1)
+    except OSError as error:
+        raise SpecError(
+            str(path), f"cannot be read: {error.strerror}", "a file of API keys, one a line"
+        ) from error
+    if len(content) > _MAX_KEY_FILE_BYTES:
+        raise SpecError(
+            str(path), f"is larger than {_MAX_KEY_FILE_BYTES} bytes", "a file of API keys, one a line"
+        )
+    lines = [line.strip() for line in content.decode("utf-8", "replace").splitlines()]
+    digests = digests_of(filter(None, lines), str(path))
+    if not digests:
+        raise SpecError(str(path), "has no API key", "a file of API keys, one a line")
+    return digests
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,11 +101,11 @@ def test_bad_usage_exits_2_and_names_the_nearest(arguments: list[str], expected:
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ("--api-key=x", "--api-key is not supported: requests are not authenticated; a proxy"),
+        ("--enable-lora", "--enable-lora is not supported: adapters are not served"),
         ("--tensor-parallel-size", "is not supported: a model runs on one device"),
         ("--max-model-len", "sealed in the bundle; build again with another limits.max_model_len"),
         ("--drain-dely", "No such option '--drain-dely'. Did you mean '--drain-delay'?"),
-        ("--api-kez", "No such option '--api-kez'."),
+        ("--api-kez", "No such option '--api-kez'. Did you mean '--api-key'?"),
         ("--delay", "No such option '--delay'."),
     ],
 )

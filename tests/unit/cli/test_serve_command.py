@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import os
 import pickle
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -15,12 +17,12 @@ from click.testing import CliRunner
 
 from aotgaudi.bundle.signing import generate_key
 from aotgaudi.cli.main import cli
-from aotgaudi.cli.serve import served_name
+from aotgaudi.cli.serve import API_KEY_VARIABLES, served_name
 from aotgaudi.errors import SpecError
 from aotgaudi.phases import Phases
 from aotgaudi.server.engine.channel import Begin
 from aotgaudi.server.launch import ServeOptions
-from aotgaudi.server.options import Listening
+from aotgaudi.server.options import Access, Listening, digests_of
 from aotgaudi.threads import Threads
 
 
@@ -181,6 +183,112 @@ def test_the_engine_is_kept_from_processes_unless_it_has_to_start_builders_and_t
     CliRunner().invoke(cli, ["serve", *where, *(["--require-warm"] if require_warm else [])])
 
     assert found == [("auto", "auto" if require_warm else "off", True)]
+
+
+@dataclass
+class Started:
+    """What a server was started with."""
+
+    options: list[ServeOptions] = field(default_factory=list)
+    sent: bytes = b""
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@pytest.fixture
+def started(no_process: None, monkeypatch: pytest.MonkeyPatch) -> Started:
+    del no_process
+    found = Started()
+
+    def launched(options: ServeOptions, process: NoProcess, _: Phases) -> None:
+        found.options.append(options)
+        found.sent, found.environment = pickle.dumps(process.told), dict(os.environ)
+
+    monkeypatch.setattr("aotgaudi.server.launch.launch", launched)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "keys"),
+    [
+        ([], {}, ()),
+        (["--api-key", "sesame-1", "--api-key", "sesame-2"], {}, ("sesame-1", "sesame-2")),
+        ([], {"AOTGAUDI_API_KEY": "sesame-1 sesame-2"}, ("sesame-1", "sesame-2")),
+        ([], {"VLLM_API_KEY": "sesame-1"}, ("sesame-1",)),
+        ([], {"AOTGAUDI_API_KEY": "sesame-2", "VLLM_API_KEY": "sesame-1"}, ("sesame-2",)),
+        (["--api-key", "sesame-3"], {"VLLM_API_KEY": "sesame-1"}, ("sesame-3",)),
+        (["--api-key-file", "{keys}"], {}, ("sesame-8", "sesame-9")),
+        (
+            ["--api-key-file", "{keys}"],
+            {"AOTGAUDI_API_KEY": "sesame-1"},
+            ("sesame-1", "sesame-8", "sesame-9"),
+        ),
+    ],
+)
+def test_keys_come_from_the_command_line_the_environment_and_a_file_and_reach_no_other_process(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    started: Started,
+    options: list[str],
+    environment: dict[str, str],
+    keys: tuple[str, ...],
+) -> None:
+    (tmp_path / "keys").write_text("sesame-8\nsesame-9\n")
+    for name in API_KEY_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    where = ["--bundle", str(tmp_path), "--model", str(model_directory(tmp_path))]
+
+    result = CliRunner().invoke(
+        cli, ["serve", *where, *(one.format(keys=tmp_path / "keys") for one in options)]
+    )
+
+    (given,) = started.options
+    assert given.access.key_digests == digests_of(keys, "test")
+    assert b"sesame" not in started.sent
+    assert "sesame" not in repr((given, started.environment, result.output, result.stderr))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--api-key", ""], "--api-key: key 1 is not an API key"),
+        (["--api-key", "fine", "--api-key", "s3cret s3cret"], "--api-key: key 2 is not an API key"),
+        (["--api-key-file", "/none"], "/none: cannot be read: No such file"),
+        (["--allow-credentials"], "need --allowed-origins"),
+        (["--allowed-methods", "GET"], "need --allowed-origins"),
+        (["--allowed-origins", "[1]"], "must be a JSON list of texts"),
+        (["--allowed-origins", "["], "is not JSON"),
+    ],
+)
+@pytest.mark.usefixtures("started")
+def test_a_key_or_an_origin_that_is_none_is_bad_usage(tmp_path: Path, options: list[str], said: str) -> None:
+    where = ["--bundle", str(tmp_path), "--model", str(model_directory(tmp_path))]
+
+    result = CliRunner().invoke(cli, ["serve", *where, *options])
+
+    assert result.exit_code == 2
+    shown = f"{' '.join(result.stderr.split())} {result.exception}"
+    assert said in shown
+    assert "s3cret" not in shown
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--allowed-origins", "https://a.example", "--allowed-origins", "https://b.example"],
+        ["--allowed-origins", '["https://a.example", "https://b.example"]'],
+    ],
+)
+def test_origins_are_repeated_or_a_json_list(tmp_path: Path, started: Started, options: list[str]) -> None:
+    where = ["--bundle", str(tmp_path), "--model", str(model_directory(tmp_path))]
+
+    CliRunner().invoke(cli, ["serve", *where, *options, "--allowed-methods", "POST"])
+
+    (given,) = started.options
+    assert given.access == Access(
+        allowed_origins=("https://a.example", "https://b.example"), allowed_methods=("POST",)
+    )
 
 
 def model_directory(path: Path) -> Path:

@@ -108,3 +108,9 @@ def test_a_server_that_others_reach_warns(host: str, warns: bool, caplog: pytest
     warn_of_reach(host)
 
     assert [record.levelname for record in caplog.records] == ["WARNING"] * warns
+
+
+def test_a_server_that_asks_for_a_key_does_not_warn(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_reach("0.0.0.0", asks_for_key=True)
+
+    assert not caplog.records
