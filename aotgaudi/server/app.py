@@ -52,8 +52,9 @@ from aotgaudi.server.http import (
 )
 from aotgaudi.server.log import REQUEST_ID
 from aotgaudi.server.options import OPEN_ACCESS, Access, Observability
+from aotgaudi.server.preprocess.body import Body
 from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest
-from aotgaudi.server.preprocess.protocol import Body, ChatCompletionRequest, CompletionRequest
+from aotgaudi.server.preprocess.protocol import ChatCompletionRequest, CompletionRequest
 from aotgaudi.server.responses import (
     AnswerFormat,
     AnswerHead,

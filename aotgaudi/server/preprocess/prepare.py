@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.errors import RequestError
+from aotgaudi.server.preprocess.body import parse_body
 from aotgaudi.server.preprocess.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     GenerationRequest,
     StreamUsage,
-    parse_body,
 )
 
 if TYPE_CHECKING:

@@ -1,12 +1,5 @@
 """What a client may send: the bodies of ``/v1/completions`` and ``/v1/chat/completions``.
 
-A parameter is one of these:
-
-- supported: validated and obeyed;
-- known and not supported (`tools`, `n` > 1, `guided_json`, ...): accepted if its value asks for nothing, otherwise refused
-  with "not supported by this server yet" and the names of what is;
-- unknown: refused, because a misspelt `max_token` must not be dropped silently. A close misspelling gets a suggestion.
-
 Extensions of OpenAI's protocol have vLLM's names: `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`,
 `ignore_eos`, `cache_salt`. The engine also refuses filters, penalties and log-probabilities that the bundle's sampler
 was built without.
@@ -14,175 +7,39 @@ was built without.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import (
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationError,
-    model_validator,
-)
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
-from aotgaudi.document import Value
 from aotgaudi.engine.sampling_params import MAX_STOP_STRINGS, SAMPLER_VALUES, SamplingParams
-from aotgaudi.errors import RequestError
+from aotgaudi.server.preprocess.body import (
+    Body,
+    Ignored,
+    NoList,
+    NoneOnly,
+    NoObject,
+    NoValue,
+    OffOnly,
+    OneOnly,
+    OnOnly,
+    TextFormatOnly,
+    TextOnly,
+    ZeroOnly,
+    neutral_only,
+    shape_of_text,
+)
+from aotgaudi.server.preprocess.messages import Message
 
 MAX_PROMPTS = 64
 MAX_MESSAGES = 2048
-MAX_TEXT_PARTS = 1024  # of one message
 MAX_METADATA_PAIRS, MAX_METADATA_KEY_CHARS, MAX_METADATA_CHARS = 16, 64, 512  # OpenAI's
 MAX_STOP_STRING_CHARS = 256
 MAX_STOP_TOKEN_IDS = 256
 MAX_CACHE_SALT_CHARS = 1024
 DEFAULT_COMPLETION_MAX_TOKENS = 16  # as OpenAI's API has it; a chat runs to the model's length
-_NOT_SUPPORTED = "is not supported by this server yet"
-_CLOSE = 0.75
-"""How alike two names must be for one to be the other's misspelling (`difflib.get_close_matches`)."""
-_MAX_ECHO_CHARS = 64
-_MAX_UNCOUNTED_BYTES = 64 * 1024
-_MAX_CONTAINERS, _MAX_STRINGS, _MAX_VALUES = 32_768, 65_536, 524_288
-"""Of one body: objects and arrays, strings (names included), values. What Python makes of 4 MiB of ``{},`` is 100 MB."""
-
-BodyT = TypeVar("BodyT", bound="Body")
-
-
-def _same(value: object, neutral: object) -> bool:
-    """Equal, and not merely because Python has ``0 == False``."""
-    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
-
-
-def neutral_only(*values: object) -> BeforeValidator:
-    """Accepts null and `values`, and refuses everything else as not supported."""
-
-    def check(value: object) -> object:
-        if value is None or any(_same(value, neutral) for neutral in values):
-            return value
-        raise PydanticCustomError("unsupported_value", _NOT_SUPPORTED)
-
-    return BeforeValidator(check)
-
-
-Ignored = object
-NoValue = Annotated[object, neutral_only()]
-NoObject = Annotated[object, neutral_only({})]
-NoList = Annotated[object, neutral_only([])]
-OffOnly = Annotated[object, neutral_only(False)]
-OnOnly = Annotated[object, neutral_only(True)]
-ZeroOnly = Annotated[object, neutral_only(0)]
-OneOnly = Annotated[object, neutral_only(1)]
-NoneOnly = Annotated[object, neutral_only("none", "auto")]
-TextOnly = Annotated[object, neutral_only(["text"])]
-TextFormatOnly = Annotated[object, neutral_only({"type": "text"})]
-
-
-class Body(Value):
-    """Frozen, strict, and closed: an unknown name is refused.
-
-    `not_yet` are names that clients of OpenAI and vLLM know, and that this server refuses unless their value is null.
-
-    A validator is made when it is first used: never in the server's own process, which reads no bodies.
-    """
-
-    model_config = ConfigDict(defer_build=True)
-    not_yet: ClassVar[frozenset[str]] = frozenset()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unknown(cls, value: object) -> object:
-        if not isinstance(value, Mapping):
-            return value
-        for name in value:
-            if name in cls.model_fields:
-                continue
-            if name not in cls.not_yet:
-                raise PydanticCustomError(
-                    "unknown_parameter",
-                    "Unknown parameter: '{name}' ({remedy})",
-                    {"name": name[:_MAX_ECHO_CHARS], "remedy": cls._known_instead_of(name[:_MAX_ECHO_CHARS])},
-                )
-            if value[name] is not None:
-                raise PydanticCustomError(
-                    "unsupported_parameter",
-                    "The parameter '{name}' {problem} (supported: {supported})",
-                    {"name": name, "problem": _NOT_SUPPORTED, "supported": cls._supported()},
-                )
-        return {name: item for name, item in value.items() if name not in cls.not_yet}
-
-    @classmethod
-    def _known_instead_of(cls, name: str) -> str:
-        close = difflib.get_close_matches(name, cls.model_fields, n=1, cutoff=_CLOSE)
-        return f"did you mean '{close[0]}'?" if close else f"supported: {cls._supported()}"
-
-    @classmethod
-    def _supported(cls) -> str:
-        """The parameters whose value matters."""
-        return ", ".join(name for name, field in cls.model_fields.items() if field.annotation is not object)
-
-
-def parse_body(body_class: type[BodyT], raw: bytes) -> BodyT:
-    """Returns `raw` (JSON, UTF-8) as a request.
-
-    Raises:
-        RequestError: 400; malformed JSON, more values than any request needs, a wrong type, an unknown or an unsupported
-            parameter.
-    """
-    if len(raw) > _MAX_UNCOUNTED_BYTES:
-        _check_counts(raw)
-    try:
-        return body_class.model_validate_json(raw)
-    except ValidationError as error:
-        raise _as_request_error(error.errors(include_url=False, include_input=False)[0]) from None
-
-
-def _check_counts(raw: bytes) -> None:
-    """Refuses a body of too many values before anything is made of them. What is never closed is not deep, or not JSON."""
-    unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    _check_count("strings", unescaped.count(b'"') // 2, _MAX_STRINGS)
-    between_strings = b"".join(unescaped.split(b'"')[::2])
-    _check_count("objects and arrays", sum(map(between_strings.count, (b"}", b"]"))), _MAX_CONTAINERS)
-    _check_count("values", between_strings.count(b","), _MAX_VALUES)
-
-
-def _check_count(noun: str, num: int, most: int) -> None:
-    if num > most:
-        raise RequestError(f"The body has {num} {noun}; at most {most} are read")
-
-
-def _as_request_error(details: ErrorDetails) -> RequestError:
-    context = details.get("ctx", {})
-    kind, message = details["type"], details["msg"]
-    param = _path((*details["loc"], context["name"]) if "name" in context else details["loc"])
-    if kind == "json_invalid":
-        return RequestError(f"The body is not valid JSON: {context.get('error', message)}")
-    if kind == "missing":
-        return RequestError(f"Missing required parameter: '{param}'", param=param)
-    if kind == "unsupported_value":
-        return RequestError(f"This value of '{param}' {message}", param=param)
-    if kind in ("unknown_parameter", "unsupported_parameter", "invalid_value"):
-        return RequestError(message, param=param)
-    if not param:
-        return RequestError(f"The body must be a JSON object: {message}")
-    return RequestError(f"Invalid value for '{param}': {message[:1].lower()}{message[1:]}", param=param)
-
-
-def _path(location: Sequence[int | str]) -> str:
-    """``messages[0].content`` for ("messages", 0, "content"); the tags of unions, and of keys, are left out."""
-    path = ""
-    for step in location:
-        name = str(step)[:_MAX_ECHO_CHARS]
-        if isinstance(step, int):
-            path += f"[{name}]"
-        elif not step.startswith("<") and step != "[key]":
-            path += f".{name}" if path else name
-    return path
-
 
 StreamUsage = Literal["none", "last", "every"]
 """Which chunks of a stream carry the usage; "last" is one more chunk, without choices, and "every" includes that one."""
@@ -208,10 +65,6 @@ StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_STRING_CHARS
 StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
 
 
-def _shape_of_text(value: object) -> str:
-    return "<list>" if isinstance(value, list) else "<text>"
-
-
 def _shape_of_prompt(value: object) -> str:
     if not isinstance(value, list):
         return "<text>"
@@ -231,7 +84,7 @@ Metadata = Annotated[
 """Accepted and ignored."""
 Stop = Annotated[
     Annotated[StopString, Tag("<text>")] | Annotated[StopStrings, Tag("<list>")],
-    Discriminator(_shape_of_text),
+    Discriminator(shape_of_text),
 ]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Prompt = Annotated[
@@ -375,62 +228,6 @@ class CompletionRequest(GenerationRequest):
         """The prompts, one a choice."""
         is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
         return cast("list[str | list[int]]", [self.prompt] if is_one else self.prompt)
-
-
-class TextPart(Body):
-    """One part of a message's content; only text is served."""
-
-    type: Literal["text"]
-    text: str
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_other_types(cls, value: object) -> object:
-        kind = value.get("type", "text") if isinstance(value, Mapping) else "text"
-        if not isinstance(kind, str) or kind == "text":
-            return value
-        problem = _NOT_SUPPORTED if kind in _OTHER_PARTS else "is not known"
-        raise PydanticCustomError(
-            "unsupported_parameter",
-            "A content part of type '{kind}' {problem} (supported: text)",
-            {"name": "type", "kind": kind[:_MAX_ECHO_CHARS], "problem": problem},
-        )
-
-
-_OTHER_PARTS = frozenset(
-    {
-        *("audio_embeds", "audio_url", "file", "image_embeds", "image_pil", "image_url", "input_audio"),
-        *("input_image", "input_text", "output_text", "refusal", "thinking", "video_url"),
-    }
-)
-
-
-MessageContent = Annotated[
-    Annotated[str, Tag("<text>")]
-    | Annotated[list[TextPart], Field(max_length=MAX_TEXT_PARTS, fail_fast=True), Tag("<list>")],
-    Discriminator(_shape_of_text),
-]
-
-
-class Message(Body):
-    """One message. The unsupported fields are those of answers that clients send back unchanged."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: MessageContent
-    name: str | None = None
-
-    refusal: NoValue = None
-    audio: NoValue = None
-    function_call: NoValue = None
-    tool_calls: NoList = None
-    annotations: NoList = None
-
-    def as_variables(self) -> dict[str, str]:
-        """Returns what a chat template sees: parts are joined by a line feed, as vLLM joins them."""
-        parts = self.content
-        text = parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
-        variables = {"role": str(self.role), "content": text}
-        return variables if self.name is None else {**variables, "name": self.name}
 
 
 class ChatCompletionRequest(GenerationRequest):

@@ -13,7 +13,9 @@ from starlette.testclient import TestClient
 
 from aotgaudi.errors import RequestError
 from aotgaudi.server.app import create_app
-from aotgaudi.server.preprocess.protocol import ChatCompletionRequest, CompletionRequest, Message, parse_body
+from aotgaudi.server.preprocess.body import parse_body
+from aotgaudi.server.preprocess.messages import Message
+from aotgaudi.server.preprocess.protocol import ChatCompletionRequest, CompletionRequest
 from aotgaudi.server.service import Service
 
 HI = [{"role": "user", "content": "hi"}]

@@ -1,0 +1,168 @@
+"""JSON bodies: closed, strict, and refused with the name of what is wrong.
+
+A parameter is one of these:
+
+- supported: validated and obeyed;
+- known and not supported (`n` > 1, `guided_json`, ...): accepted if its value asks for nothing, otherwise refused with "not
+  supported by this server yet" and the names of what is;
+- unknown: refused, because a misspelt `max_token` must not be dropped silently. A close misspelling gets a suggestion.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar, TypeVar
+
+from pydantic import BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from aotgaudi.document import Value
+from aotgaudi.errors import RequestError
+
+NOT_SUPPORTED = "is not supported by this server yet"
+MAX_ECHO_CHARS = 64
+"""How much of a client's own words a refusal quotes."""
+_CLOSE = 0.75
+"""How alike two names must be for one to be the other's misspelling (`difflib.get_close_matches`)."""
+_MAX_UNCOUNTED_BYTES = 64 * 1024
+_MAX_CONTAINERS, _MAX_STRINGS, _MAX_VALUES = 32_768, 65_536, 524_288
+"""Of one body: objects and arrays, strings (names included), values. What Python makes of 4 MiB of ``{},`` is 100 MB."""
+
+BodyT = TypeVar("BodyT", bound="Body")
+
+
+def _same(value: object, neutral: object) -> bool:
+    """Equal, and not merely because Python has ``0 == False``."""
+    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
+
+
+def neutral_only(*values: object) -> BeforeValidator:
+    """Accepts null and `values`, and refuses everything else as not supported."""
+
+    def check(value: object) -> object:
+        if value is None or any(_same(value, neutral) for neutral in values):
+            return value
+        raise PydanticCustomError("unsupported_value", NOT_SUPPORTED)
+
+    return BeforeValidator(check)
+
+
+Ignored = object
+NoValue = Annotated[object, neutral_only()]
+NoObject = Annotated[object, neutral_only({})]
+NoList = Annotated[object, neutral_only([])]
+OffOnly = Annotated[object, neutral_only(False)]
+OnOnly = Annotated[object, neutral_only(True)]
+ZeroOnly = Annotated[object, neutral_only(0)]
+OneOnly = Annotated[object, neutral_only(1)]
+NoneOnly = Annotated[object, neutral_only("none", "auto")]
+TextOnly = Annotated[object, neutral_only(["text"])]
+TextFormatOnly = Annotated[object, neutral_only({"type": "text"})]
+
+
+class Body(Value):
+    """Frozen, strict, and closed: an unknown name is refused.
+
+    `not_yet` are names that clients of OpenAI and vLLM know, and that this server refuses unless their value is null.
+
+    A validator is made when it is first used: never in the server's own process, which reads no bodies.
+    """
+
+    model_config = ConfigDict(defer_build=True)
+    not_yet: ClassVar[frozenset[str]] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, value: object) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        for name in value:
+            if name in cls.model_fields:
+                continue
+            if name not in cls.not_yet:
+                raise PydanticCustomError(
+                    "unknown_parameter",
+                    "Unknown parameter: '{name}' ({remedy})",
+                    {"name": name[:MAX_ECHO_CHARS], "remedy": cls._known_instead_of(name[:MAX_ECHO_CHARS])},
+                )
+            if value[name] is not None:
+                raise PydanticCustomError(
+                    "unsupported_parameter",
+                    "The parameter '{name}' {problem} (supported: {supported})",
+                    {"name": name, "problem": NOT_SUPPORTED, "supported": cls._supported()},
+                )
+        return {name: item for name, item in value.items() if name not in cls.not_yet}
+
+    @classmethod
+    def _known_instead_of(cls, name: str) -> str:
+        close = difflib.get_close_matches(name, cls.model_fields, n=1, cutoff=_CLOSE)
+        return f"did you mean '{close[0]}'?" if close else f"supported: {cls._supported()}"
+
+    @classmethod
+    def _supported(cls) -> str:
+        """The parameters whose value matters."""
+        return ", ".join(name for name, field in cls.model_fields.items() if field.annotation is not object)
+
+
+def parse_body(body_class: type[BodyT], raw: bytes) -> BodyT:
+    """Returns `raw` (JSON, UTF-8) as a request.
+
+    Raises:
+        RequestError: 400; malformed JSON, more values than any request needs, a wrong type, an unknown or an unsupported
+            parameter.
+    """
+    if len(raw) > _MAX_UNCOUNTED_BYTES:
+        _check_counts(raw)
+    try:
+        return body_class.model_validate_json(raw)
+    except ValidationError as error:
+        raise _as_request_error(error.errors(include_url=False, include_input=False)[0]) from None
+
+
+def _check_counts(raw: bytes) -> None:
+    """Refuses a body of too many values before anything is made of them. What is never closed is not deep, or not JSON."""
+    unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    _check_count("strings", unescaped.count(b'"') // 2, _MAX_STRINGS)
+    between_strings = b"".join(unescaped.split(b'"')[::2])
+    _check_count("objects and arrays", sum(map(between_strings.count, (b"}", b"]"))), _MAX_CONTAINERS)
+    _check_count("values", between_strings.count(b","), _MAX_VALUES)
+
+
+def _check_count(noun: str, num: int, most: int) -> None:
+    if num > most:
+        raise RequestError(f"The body has {num} {noun}; at most {most} are read")
+
+
+def _as_request_error(details: ErrorDetails) -> RequestError:
+    context = details.get("ctx", {})
+    kind, message = details["type"], details["msg"]
+    param = _path((*details["loc"], context["name"]) if "name" in context else details["loc"])
+    if kind == "json_invalid":
+        return RequestError(f"The body is not valid JSON: {context.get('error', message)}")
+    if kind == "missing":
+        return RequestError(f"Missing required parameter: '{param}'", param=param)
+    if kind == "unsupported_value":
+        return RequestError(f"This value of '{param}' {message}", param=param)
+    if kind in ("unknown_parameter", "unsupported_parameter", "invalid_value"):
+        return RequestError(message, param=param)
+    if not param:
+        return RequestError(f"The body must be a JSON object: {message}")
+    return RequestError(f"Invalid value for '{param}': {message[:1].lower()}{message[1:]}", param=param)
+
+
+def _path(location: Sequence[int | str]) -> str:
+    """``messages[0].content`` for ("messages", 0, "content"); the tags of unions, and of keys, are left out."""
+    path = ""
+    for step in location:
+        name = str(step)[:MAX_ECHO_CHARS]
+        if isinstance(step, int):
+            path += f"[{name}]"
+        elif not step.startswith("<") and step != "[key]":
+            path += f".{name}" if path else name
+    return path
+
+
+def shape_of_text(value: object) -> str:
+    """Tells a text from a list of them, for pydantic's unions."""
+    return "<list>" if isinstance(value, list) else "<text>"
