@@ -19,7 +19,7 @@ from aotgaudi.errors import SpecError
 from aotgaudi.files import write_atomic
 from aotgaudi.manifest.manifest import Manifest, load_manifest_or_spec
 from aotgaudi.report.compute import Given, report_of
-from aotgaudi.report.holdings import Holdings, holdings_of_bundle, holdings_of_plan
+from aotgaudi.report.holdings import Holdings, holdings_of_bundle, holdings_of_plan, read_build_time
 from aotgaudi.report.page import report_page
 from aotgaudi.report.values import Report
 from aotgaudi.spec.build_spec import BuildSpec
@@ -103,8 +103,6 @@ def report(
         refuse_unwritable(page, subject, build_path, trace.path, trace.step_times)
     given = _given(subject, memory_budget, place, described)
     if build_path is not None:
-        from aotgaudi.report.build_time import read_build_time
-
         given = replace(given, build_time=read_build_time(build_path, given.manifest))
     if trace.path is not None:
         given = _traced(given, trace.path, trace)

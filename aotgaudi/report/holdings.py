@@ -1,9 +1,7 @@
-"""What is built, for a report: by a bundle's receipt and programs, or by what a store has for a manifest.
+"""What is built, and how long it took: from a bundle, from a store, or from what a build printed.
 
-A bundle holds no times (docs/adr/0002-receipt-and-bundle.md): those are in the records of the store that built it, which
-are looked up where there is one. Programs of a bundle are verified as they are read; its units are not read at all.
-
-What the entries that are built took and take, on average of a kind: by which a budget for others is divided.
+A bundle holds no times (docs/adr/0002-receipt-and-bundle.md). They are in the records of the store that built it, and are
+looked up if that store is here. A bundle's programs are verified as they are read; its units are not read.
 """
 
 from __future__ import annotations
@@ -11,16 +9,22 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, ValidationError
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.receipt import SealedUnit
 from aotgaudi.compile.keys import ProgramKeys, UnitRow, read_units
 from aotgaudi.compile.plan import Plan
+from aotgaudi.document import Value, first_problem, load_foreign_object
 from aotgaudi.entries import Entry
-from aotgaudi.errors import CorruptError, ManifestError, NotWarmError
-from aotgaudi.report.values import Built, Component, PieceTime, ReportedUnit, Upgrade
+from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, SpecError
+from aotgaudi.files import read_regular
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.report.values import BuildPhase, BuildTime, Built, Component, PieceTime, ReportedUnit, Upgrade
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
 
@@ -203,3 +207,91 @@ def entry_mean(held: Holdings, kind: str) -> EntryMean | None:
     is_timed = all(key in held.records for key in keys)
     seconds = sum(held.records[key].compile_seconds for key in keys) if is_timed else None
     return EntryMean(num_entries, size / num_entries, None if seconds is None else seconds / num_entries)
+
+
+# What a build printed
+
+_MAX_BYTES = 64 << 20
+_WANTED = "what `aotgaudi build SPEC --json`, or `build cache`, printed"
+_WORK = {"trace": "tracing", "compile": "compiling"}
+
+Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+Word = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}\z")]
+Count = Annotated[int, Field(ge=0, le=10**9)]
+
+
+class _Told(Value):
+    """The part of a build's output that a report reads; the rest is ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class _Phase(_Told):
+    phase: Word
+    begin: Seconds
+    end: Seconds
+
+
+class _Outcome(_Told):
+    num_traced: Count
+    num_compiled: Count
+    seconds: Seconds
+    num_workers: Count
+    worker_seconds: dict[Word, Seconds]
+
+
+class _Phases(_Told):
+    phases: Annotated[tuple[_Phase, ...], Field(max_length=100)]
+
+
+def read_build_time(path: Path, manifest: Manifest) -> BuildTime:
+    """Returns where the time of a build went, from what ``build --json`` or ``build cache --json`` printed into `path`.
+
+    Neither a bundle nor a store's records hold these times.
+
+    Raises:
+        SpecError: The file cannot be read, is not about a build, or is about a build of another manifest.
+    """
+    try:
+        document = load_foreign_object(read_regular(path, _MAX_BYTES), str(path))
+    except FileNotFoundError:
+        raise SpecError(str(path), "does not exist", _WANTED) from None
+    _check_manifest(path, document, manifest)
+    try:
+        phases = _Phases.model_validate(document, strict=False).phases
+        outcome = _Outcome.model_validate(document.get("cache", document), strict=False)
+    except ValidationError as error:
+        raise SpecError(
+            str(path), f"does not tell where a build's time went: {first_problem(error)}", _WANTED
+        ) from error
+    return _build_time(path, phases, outcome)
+
+
+def _check_manifest(path: Path, document: Mapping[str, Any], manifest: Manifest) -> None:
+    """`build cache` does not print its manifest; `build` does."""
+    told = document.get("manifest")
+    of = told.get("id") if isinstance(told, dict) else None
+    if of is not None and of != manifest.id:
+        raise SpecError(
+            str(path),
+            f"tells of a build of another manifest, {str(of)[:16]!r}",
+            f"that of {manifest.id[:16]}",
+        )
+
+
+def _build_time(path: Path, phases: tuple[_Phase, ...], outcome: _Outcome) -> BuildTime:
+    work = {_WORK.get(kind, kind): round(seconds, 3) for kind, seconds in outcome.worker_seconds.items()}
+    idle = outcome.num_workers * outcome.seconds - sum(outcome.worker_seconds.values())
+    rows = tuple(
+        BuildPhase(name=one.phase, begin=one.begin, seconds=round(max(0.0, one.end - one.begin), 4))
+        for one in phases
+    )
+    return BuildTime(
+        path=str(path),
+        seconds=max((one.end for one in phases), default=0.0),
+        phases=rows,
+        num_traced=outcome.num_traced,
+        num_compiled=outcome.num_compiled,
+        num_workers=outcome.num_workers,
+        worker_seconds={**work, "idle": round(max(0.0, idle), 3)},
+    )

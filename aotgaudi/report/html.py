@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from importlib import resources
+from string import Formatter
 from types import MappingProxyType
 from typing import Any
 
@@ -81,17 +82,46 @@ def page(title: str, *main: object) -> str:
 
 
 class Numbers:
-    """The numbers of a JSON value, as elements that carry their place in it."""
+    """The numbers of a JSON value, as elements that carry their place in it: a dotted path."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._document = document
 
     def __call__(self, place: str, form: str = "count") -> Html:
-        """Returns the number at a dotted place, shown in a form of `shown`; None is "not known"."""
+        """Returns the number at a place; None is "not known"."""
         value = number_at(self._document, place)
         if value is None:
             return element("span", "not known", class_="none")
         return element("data", shown(value, form), data_path=place, value=value)
+
+    def text(self, text: str, at: str = "", **words: object) -> Html:
+        """Returns prose in which ``{place:form}`` is a number below `at`, and ``{name}`` one of `words`, escaped."""
+        parts: list[object] = []
+        for literal, name, form, _ in Formatter().parse(text):
+            parts.append(literal)
+            if name is not None:
+                parts.append(words[name] if name in words else self(_below(at, name), form or "count"))
+        return join(*parts)
+
+    def table(self, at: str, columns: Mapping[str, Any], most: int | None = None) -> Html:
+        """Returns a table of the first rows of the list at `at`. A head that begins with ``#`` is of numbers: see `table`.
+
+        The cell below a head is a place in the row, a text with such places, or what a function makes of the row.
+        """
+        rows = number_at(self._document, at)[:most]
+        return table(
+            columns,
+            ([self._cell(cell, row, f"{at}.{i}") for cell in columns.values()] for i, row in enumerate(rows)),
+        )
+
+    def _cell(self, cell: Any, row: Mapping[str, Any], at: str) -> object:
+        if callable(cell):
+            return cell(row)
+        return self.text(cell, at) if "{" in cell else row[cell]
+
+
+def _below(at: str, name: str) -> str:
+    return f"{at}.{name}" if at else name
 
 
 def number_at(document: Mapping[str, Any], place: str) -> Any:

@@ -9,10 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from aotgaudi.report.drawing import padding_figure, steps_figure
-from aotgaudi.report.html import NONE, Html, Numbers, code, details, element, join, page, shown, table
+from aotgaudi.report.html import NONE, Html, Numbers, code, details, element, page, shown, table
 from aotgaudi.report.values import (
     BuildTime,
-    Built,
     Component,
     Plane,
     Report,
@@ -25,6 +24,7 @@ from aotgaudi.report.values import (
 _MOST_UNITS = 25
 _CHARACTERS_OF_ID = 16
 _CHARACTERS_OF_KEY = 12
+_UNKNOWN = element("span", "not known", class_="none")
 
 
 def report_page(report: Report) -> str:
@@ -36,8 +36,10 @@ def report_page(report: Report) -> str:
         _tiles(report, num),
         _warnings(report),
         _section("Steps and entries", *_steps(report, num)),
-        _build_time(report.build_time, num) if report.build_time else NONE,
-        _built(report.built, num) if report.built else NONE,
+        _section("Where a build's time went", *_build_time(report.build_time, num))
+        if report.build_time
+        else NONE,
+        _section("Units and the build", *_built(report.built.num_timed, num)) if report.built else NONE,
         _section("Memory", *_memory(report, num)),
         _section("What an upgrade would cost", *_upgrades(report.upgrades, num)) if report.upgrades else NONE,
         _section("Keys and provenance", *_keys(report)),
@@ -46,43 +48,24 @@ def report_page(report: Report) -> str:
 
 def difference_page(document: Mapping[str, Any]) -> str:
     """Returns the page of what ``aotgaudi diff --json`` prints of two manifests."""
-    num, sides = Numbers(document), (document["a"], document["b"])
+    num, causes = Numbers(document), document["causes"]
     entries = [
         (kind, num(f"entries.{kind}.added"), num(f"entries.{kind}.removed"), _examples(change))
         for kind, change in document["entries"].items()
     ]
-    causes = [
-        (
-            cause["where"],
-            kind,
-            num(f"causes.{i}.entries.{kind}.added"),
-            num(f"causes.{i}.entries.{kind}.removed"),
-        )
-        for i, cause in enumerate(document["causes"])
+    effects = [
+        (cause["where"], kind, *(num(f"causes.{i}.entries.{kind}.{what}") for what in ("added", "removed")))
+        for i, cause in enumerate(causes)
         for kind in cause["entries"]
     ]
     problems = [
-        element("p", f"{cause['where']} cannot be changed alone: {cause['problem']}")
-        for cause in document["causes"]
-        if cause["problem"]
+        f"{one['where']} cannot be changed alone: {one['problem']}" for one in causes if one["problem"]
     ]
     values = [(one["where"], code(one["old"]), code(one["new"])) for one in document["values"]]
     return page(
-        f"{sides[0]['path']} and {sides[1]['path']} \u00b7 aotgaudi diff",
+        f"{document['a']['path']} and {document['b']['path']} \u00b7 aotgaudi diff",
         element("h1", "What differs" if document["different"] else "No difference"),
-        *(
-            element(
-                "p",
-                f"{name.upper()}: ",
-                code(side["path"]),
-                ", ",
-                num(f"{name}.num_entries"),
-                " entries, ",
-                code(side["id"][:_CHARACTERS_OF_ID]),
-                class_="soft",
-            )
-            for name, side in zip("ab", sides, strict=True)
-        ),
+        *(_side(name, document[name], num) for name in "ab"),
         _section("Values of the spec", table(("*value", "*A", "*B"), values)) if values else NONE,
         _section("Entries", table(("kind", "#came", "#went", "the first of them"), entries))
         if entries
@@ -90,13 +73,18 @@ def difference_page(document: Mapping[str, Any]) -> str:
         *(element("p", f"{kind} entries are the same, in another order.") for kind in document["reordered"]),
         _section(
             "Which value caused what",
-            element("p", "Each changed value was tried alone on A's spec.", class_="soft"),
-            table(("*value", "kind", "#came", "#went"), causes),
-            *problems,
+            _soft("Each changed value was tried alone on A's spec."),
+            table(("*value", "kind", "#came", "#went"), effects),
+            *(element("p", problem) for problem in problems),
         )
-        if document["causes"]
+        if causes
         else NONE,
     )
+
+
+def _side(name: str, side: Mapping[str, Any], num: Numbers) -> Html:
+    words = {"side": name.upper(), "path": code(side["path"]), "id": code(side["id"][:_CHARACTERS_OF_ID])}
+    return _soft(num.text("{side}: {path}, {num_entries} entries, {id}", name, **words))
 
 
 def _examples(change: Mapping[str, Any]) -> str:
@@ -109,57 +97,48 @@ def _section(title: str, *children: object) -> Html:
     return element("section", element("h2", title), *children)
 
 
+def _soft(*children: object) -> Html:
+    return element("p", *children, class_="soft")
+
+
 def _header(report: Report) -> Html:
     subject, coverage = report.subject, report.coverage
+    state, colour = ("Closed:", "good") if coverage.is_closed else ("Not closed:", "bad")
+    where = f" \u00b7 {subject.backend} \u00b7 {subject.strategy} buckets of {subject.version}"
     return element(
         "header",
         element("h1", subject.model),
-        element(
-            "p",
-            subject.kind,
-            " ",
-            code(subject.path),
-            f" \u00b7 {subject.backend} \u00b7 {subject.strategy} buckets of {subject.version}",
-            class_="soft",
-        ),
-        element(
-            "p",
-            element(
-                "strong",
-                "Closed:" if coverage.is_closed else "Not closed:",
-                class_="good" if coverage.is_closed else "bad",
-            ),
-            f" {coverage.result}.",
-        ),
+        _soft(subject.kind, " ", code(subject.path), where),
+        element("p", element("strong", state, class_=colour), f" {coverage.result}."),
     )
 
 
 def _tiles(report: Report, num: Numbers) -> Html:
-    memory, built = report.memory, report.built
+    memory = report.memory
     tiles = [
         _tile(num("entries.num_entries"), "entries"),
         _tile(num("entries.num_warm"), "of them built"),
         _tile(num("entries.num_closing"), "of them close the public table"),
         _tile(num("coverage.num_holes"), "holes", class_="bad" if report.coverage.num_holes else None),
     ]
-    if built:
-        tiles.append(_tile(num("built.num_units"), "compiled units, ", num("built.size_bytes", "size")))
+    if report.built:
+        tiles.append(_tile(num("built.num_units"), num.text("compiled units, {built.size_bytes:size}")))
     if memory.unknown is None:
-        each = (", on each of ", num("memory.num_devices"), " devices") if memory.num_devices > 1 else ()
-        tiles.append(_tile(num("memory.total_bytes", "size"), "of memory besides weights", *each))
+        each = ", on each of {memory.num_devices} devices" if memory.num_devices > 1 else ""
+        text = num.text(f"of memory besides weights{each}")
+        tiles.append(_tile(num("memory.total_bytes", "size"), text))
     return element("div", *tiles, class_="tiles")
 
 
-def _tile(number: Html, *text: object, class_: str | None = None) -> Html:
-    return element("div", element("b", number, class_=class_), element("span", *text), class_="tile")
+def _tile(number: Html, text: object, class_: str | None = None) -> Html:
+    return element("div", element("b", number, class_=class_), element("span", text), class_="tile")
 
 
 def _warnings(report: Report) -> Html:
     if not report.warnings and not report.notes:
         return NONE
-    warnings = (
-        element("li", element("strong", "Warning:", class_="bad"), " ", text) for text in report.warnings
-    )
+    sign = element("strong", "Warning:", class_="bad")
+    warnings = (element("li", sign, " ", text) for text in report.warnings)
     notes = (element("li", text) for text in report.notes)
     return _section("Warnings and notes", element("ul", *warnings, *notes, class_="plain"))
 
@@ -168,13 +147,10 @@ def _warnings(report: Report) -> Html:
 
 
 def _steps(report: Report, num: Numbers) -> Iterator[Html]:
-    coverage = report.coverage
-    scheduler = "the scheduler" if coverage.scheduler == "aotgaudi" else coverage.scheduler
-    yield element(
-        "p",
-        f"Every step that {scheduler} can form, and the entry that runs it. An entry covers all steps that are as large"
-        " or smaller: those below it and to its left.",
-        class_="soft",
+    name = report.coverage.scheduler
+    yield _soft(
+        f"Every step that {'the scheduler' if name == 'aotgaudi' else name} can form, and the entry that runs it. An entry"
+        " covers all steps that are as large or smaller: those below it and to its left."
     )
     for index, plane in enumerate(report.planes):
         yield from _plane(plane, f"planes.{index}", num)
@@ -183,148 +159,81 @@ def _steps(report: Report, num: Numbers) -> Iterator[Html]:
     if report.part:
         yield from _part(report.part, num)
     yield element("h3", "By kind")
-    yield table(
-        ("kind", "#entries", "#built", "#closing", "largest"),
-        (
-            (
-                kind.kind,
-                num(f"entries.kinds.{i}.num_entries"),
-                num(f"entries.kinds.{i}.num_warm"),
-                num(f"entries.kinds.{i}.num_closing"),
-                kind.largest,
-            )
-            for i, kind in enumerate(report.entries.kinds)
-        ),
-    )
-    yield from _coverage(coverage, num)
+    columns = {
+        "kind": "kind",
+        "#entries": "{num_entries}",
+        "#built": "{num_warm}",
+        "#closing": "{num_closing}",
+        "largest": "largest",
+    }
+    yield num.table("entries.kinds", columns)
+    yield from _coverage(report.coverage, num)
 
 
-def _plane(plane: Plane, place: str, num: Numbers) -> Iterator[Html]:
-    is_prompt = plane.phase == "prompt"
-    yield element("h3", "Prompts" if is_prompt else "Decodes")
-    axes = (
-        "Query tokens after blocks of context" if is_prompt else "Blocks in all, by the number of sequences"
-    )
-    padded = (
-        "Padding of the trace: each cell's share of all the work that was done in vain"
-        if plane.traffic
-        else "Padding: what the entry computes and reads, by what the step needs. Every step that can be formed counts"
-        " once; no trace was given"
-    )
-    yield element(
-        "div", steps_figure(plane, place, axes), padding_figure(plane, place, padded), class_="charts"
-    )
-    if plane.padding:
-        padding = plane.padding
-        sampled = (
-            (" (of a sample, within ", num(f"{place}.padding.error", "factor"), ")")
-            if padding.is_sampled
-            else ()
-        )
-        yield element(
-            "p",
-            "Over every step that can be formed, each counted once, padding is ",
-            num(f"{place}.padding.mean", "factor"),
-            " in the mean",
-            *sampled,
-            ", ",
-            num(f"{place}.padding.worst", "factor"),
-            f" at worst, for ({', '.join(map(str, padding.worst_step))}).",
-        )
+def _plane(plane: Plane, at: str, num: Numbers) -> Iterator[Html]:
+    if plane.phase == "prompt":
+        title, axes = "Prompts", "Query tokens after blocks of context"
+    else:
+        title, axes = "Decodes", "Blocks in all, by the number of sequences"
     if plane.traffic:
-        yield element(
-            "p",
-            "The trace formed ",
-            num(f"{place}.traffic.num_steps"),
-            " of these steps; ",
-            num(f"{place}.traffic.share", "share"),
-            " of what it did in vain was here.",
+        padded = "Padding of the trace: each cell's share of all the work that was done in vain"
+    else:
+        padded = (
+            "Padding: what the entry computes and reads, by what the step needs. Every step that can be formed counts"
+            " once; no trace was given"
         )
+    yield element("h3", title)
+    yield element("div", steps_figure(plane, at, axes), padding_figure(plane, at, padded), class_="charts")
+    if plane.padding:
+        sampled = " (of a sample, within {padding.error:factor})" if plane.padding.is_sampled else ""
+        text = (
+            "Over every step that can be formed, each counted once, padding is {padding.mean:factor} in the mean"
+            f"{sampled}, {{padding.worst:factor}} at worst, for ({{step}})."
+        )
+        yield element("p", num.text(text, at, step=", ".join(map(str, plane.padding.worst_step))))
+    if plane.traffic:
+        text = "The trace formed {traffic.num_steps} of these steps; {traffic.share:share} of what it did in vain was here."
+        yield element("p", num.text(text, at))
 
 
 def _trace(trace: ReportedTrace, num: Numbers) -> Iterator[Html]:
-    refused = ("; ", num("trace.num_refused"), " requests do not fit the limits") if trace.num_refused else ()
-    shortened = (
-        ("; ", num("trace.num_shortened"), " answers were shortened to fit") if trace.num_shortened else ()
+    refused = "; {num_refused} requests do not fit the limits" if trace.num_refused else ""
+    shortened = "; {num_shortened} answers were shortened to fit" if trace.num_shortened else ""
+    text = (
+        "{path}: {num_requests} requests, {num_steps} steps in {seconds:time} of simulated time, {num_preemptions}"
+        f" preemptions{refused}{shortened}. The device did {{factor:factor}} of the work that the steps needed"
+        " ({padded:work} for {useful:work} {unit}), in {num_entries_used} of {num_entries} entries. What steps cost is"
+        " {basis}."
     )
     yield element("h3", "The trace")
-    yield element(
-        "p",
-        code(trace.path),
-        ": ",
-        num("trace.num_requests"),
-        " requests, ",
-        num("trace.num_steps"),
-        " steps in ",
-        num("trace.seconds", "time"),
-        " of simulated time, ",
-        num("trace.num_preemptions"),
-        " preemptions",
-        *refused,
-        *shortened,
-        ". The device did ",
-        num("trace.factor", "factor"),
-        " of the work that the steps needed (",
-        num("trace.padded", "work"),
-        " for ",
-        num("trace.useful", "work"),
-        f" {trace.unit}), in ",
-        num("trace.num_entries_used"),
-        " of ",
-        num("trace.num_entries"),
-        f" entries. What steps cost is {trace.basis}.",
-    )
-    rows = []
-    for index, use in enumerate(trace.wasteful):
-        at = f"trace.wasteful.{index}.traffic"
-        rows.append(
-            (
-                use.entry,
-                num(f"{at}.num_steps"),
-                num(f"{at}.useful", "work"),
-                num(f"{at}.padded", "work"),
-                num(f"{at}.share", "share"),
-            )
-        )
-    heads = ("entry", "#steps", "#needed", "#done", "#share of what was in vain")
-    yield details("Where most was done in vain", table(heads, rows))
+    yield element("p", num.text(text, "trace", path=code(trace.path), unit=trace.unit, basis=trace.basis))
+    columns = {
+        "entry": "entry",
+        "#steps": "{traffic.num_steps}",
+        "#needed": "{traffic.useful:work}",
+        "#done": "{traffic.padded:work}",
+        "#share of what was in vain": "{traffic.share:share}",
+    }
+    yield details("Where most was done in vain", num.table("trace.wasteful", columns))
 
 
 def _part(part: ReportedPart, num: Numbers) -> Iterator[Html]:
-    yield element("h3", "A part of its manifest")
-    yield element(
-        "p",
-        num("part.num_entries"),
-        f" entries serve, and are {'proved again to be' if part.is_closed else 'not'} closed under lower limits; ",
-        num("part.num_cold"),
-        " entries are not built, and ",
-        num("part.num_settings"),
-        " of ",
-        num("part.num_settings_of_spec"),
-        " sampler settings are served. What happens outside these limits depends on ",
-        code("serve --outside"),
-        ", which is ",
-        code("refuse"),
-        " by default with ",
-        code("--require-warm"),
-        ":",
+    text = (
+        f"{{num_entries}} entries serve, and are {'proved again to be' if part.is_closed else 'not'} closed under lower"
+        " limits; {num_cold} entries are not built, and {num_settings} of {num_settings_of_spec} sampler settings are"
+        " served. What happens outside these limits depends on {option}, which is {refuse} by default with {warm}:"
     )
+    words = {"option": "serve --outside", "refuse": "refuse", "warm": "--require-warm"}
+    yield element("h3", "A part of its manifest")
+    yield element("p", num.text(text, "part", **{name: code(word) for name, word in words.items()}))
     rows = []
     for index, policy in enumerate(part.policies):
         at = f"part.policies.{index}"
-        limits: list[Html] = [NONE] * 4
-        if policy.limits:
-            limits = [
-                join(num(f"{at}.limits.max_model_len"), " tokens"),
-                join(num(f"{at}.limits.max_num_batched_tokens"), " tokens"),
-                num(f"{at}.limits.max_num_seqs"),
-                num(f"{at}.limits.num_blocks"),
-            ]
-        served = [
-            join(num(f"{at}.phases.{i}.num_served"), " of ", num(f"{at}.phases.{i}.num_reachable"))
-            for i in range(len(policy.phases))
-        ]
-        rows.append((code(policy.policy), *limits, *served, *([NONE] * (2 - len(served))), policy.text))
+        limits = ("max_model_len} tokens", "max_num_batched_tokens} tokens", "max_num_seqs}", "num_blocks}")
+        bounds = [num.text(f"{{limits.{name}", at) if policy.limits else NONE for name in limits]
+        phases = [f"{at}.phases.{i}" if i < len(policy.phases) else None for i in range(2)]
+        served = [num.text("{num_served} of {num_reachable}", phase) if phase else NONE for phase in phases]
+        rows.append((code(policy.policy), *bounds, *served, policy.text))
     limits_heads = ("#sequence", "#step", "#sequences", "#KV blocks")
     yield table(("policy", *limits_heads, "#prompt cells", "#decode steps", "what lies outside"), rows)
 
@@ -332,42 +241,28 @@ def _part(part: ReportedPart, num: Numbers) -> Iterator[Html]:
 def _coverage(coverage: ReportedCoverage, num: Numbers) -> Iterator[Html]:
     if coverage.phases:
         yield element("h3", "What is proved")
-        yield table(
-            ("steps", "#can be formed", "#without an entry"),
-            (
-                (
-                    f"{phase.kind} {phase.unit}",
-                    num(f"coverage.phases.{i}.num_reachable"),
-                    num(f"coverage.phases.{i}.num_uncovered"),
-                )
-                for i, phase in enumerate(coverage.phases)
-            ),
-        )
+        columns = {
+            "steps": lambda phase: f"{phase['kind']} {phase['unit']}",
+            "#can be formed": "{num_reachable}",
+            "#without an entry": "{num_uncovered}",
+        }
+        yield num.table("coverage.phases", columns)
     if coverage.holes:
         yield element("h3", "Holes")
-        yield table(
-            ("where", "#steps", "witness: the smallest of them"),
-            (
-                (hole.text, num(f"coverage.holes.{i}.num_uncovered"), hole.witness)
-                for i, hole in enumerate(coverage.holes)
-            ),
-        )
+        columns = {"where": "text", "#steps": "{num_uncovered}", "witness: the smallest of them": "witness"}
+        yield num.table("coverage.holes", columns)
         yield _more(coverage.num_holes - len(coverage.holes))
     if coverage.closing:
-        unknown = element("span", "not known", class_="none")
+        entries = "entry" if coverage.num_closing == 1 else "entries"
+        columns = {
+            "entry": "entry",
+            "a step that only it is for": lambda one: (
+                f"({', '.join(map(str, one['witness']))})" if one["witness"] else _UNKNOWN
+            ),
+        }
         yield details(
-            join(
-                "What closes the public table: ",
-                num("coverage.num_closing"),
-                " entry" if coverage.num_closing == 1 else " entries",
-            ),
-            table(
-                ("entry", "a step that only it is for"),
-                (
-                    (one.entry, f"({', '.join(map(str, one.witness))})" if one.witness else unknown)
-                    for one in coverage.closing
-                ),
-            ),
+            num.text(f"What closes the public table: {{coverage.num_closing}} {entries}"),
+            num.table("coverage.closing", columns),
             _more(coverage.num_closing - len(coverage.closing)),
         )
     if coverage.unproved:
@@ -377,91 +272,52 @@ def _coverage(coverage: ReportedCoverage, num: Numbers) -> Iterator[Html]:
 
 
 def _more(number: int) -> Html:
-    return element("p", f"and {shown(number, 'count')} more", class_="soft") if number > 0 else NONE
+    return _soft(f"and {shown(number, 'count')} more") if number > 0 else NONE
 
 
 # The build
 
 
-def _build_time(time: BuildTime, num: Numbers) -> Html:
-    phases = (
-        (
-            phase.name,
-            num(f"build_time.phases.{i}.begin", "time"),
-            num(f"build_time.phases.{i}.seconds", "time"),
-        )
-        for i, phase in enumerate(time.phases)
+def _build_time(time: BuildTime, num: Numbers) -> Iterator[Html]:
+    text = (
+        "{path}: {seconds:time} in all, {num_traced} programs traced and {num_compiled} units compiled by {num_workers}"
+        " workers."
     )
-    workers = ((name, num(f"build_time.worker_seconds.{name}", "time")) for name in time.worker_seconds)
-    return _section(
-        "Where a build's time went",
-        element(
-            "p",
-            code(time.path),
-            ": ",
-            num("build_time.seconds", "time"),
-            " in all, ",
-            num("build_time.num_traced"),
-            " programs traced and ",
-            num("build_time.num_compiled"),
-            " units compiled by ",
-            num("build_time.num_workers"),
-            " workers.",
-        ),
-        table(("phase", "#after", "#took"), phases),
-        table(("workers, together", "#took"), workers),
+    yield element("p", num.text(text, "build_time", path=code(time.path)))
+    yield num.table(
+        "build_time.phases", {"phase": "name", "#after": "{begin:time}", "#took": "{seconds:time}"}
     )
+    at = "build_time.worker_seconds"
+    workers = ((name, num(f"{at}.{name}", "time")) for name in time.worker_seconds)
+    yield table(("workers, together", "#took"), workers)
 
 
-def _built(built: Built, num: Numbers) -> Html:
+def _built(num_timed: int, num: Numbers) -> Iterator[Html]:
     timed = (
-        "; ",
-        num("built.num_timed"),
-        " of them on record took ",
-        num("built.compile_seconds", "time"),
-        " of one worker, ",
-        num("built.cpu_seconds", "time"),
-        " of processors",
+        "; {built.num_timed} of them on record took {built.compile_seconds:time} of one worker,"
+        " {built.cpu_seconds:time} of processors"
     )
-    pieces = (
-        (
-            piece.piece,
-            num(f"built.pieces.{i}.num_units"),
-            num(f"built.pieces.{i}.num_timed"),
-            num(f"built.pieces.{i}.compile_seconds", "time"),
-            num(f"built.pieces.{i}.cpu_seconds", "time"),
-        )
-        for i, piece in enumerate(built.pieces)
+    text = "{entries.num_programs} programs on {built.num_units} distinct units of {built.size_bytes:size}"
+    yield element("p", num.text(f"{text}{timed if num_timed else ''}."))
+    yield num.table(
+        "built.pieces",
+        {
+            "piece": "piece",
+            "#units": "{num_units}",
+            "#on record": "{num_timed}",
+            "#compiling": "{compile_seconds:time}",
+            "#processors": "{cpu_seconds:time}",
+        },
     )
-    units = (
-        (
-            unit.label,
-            num(f"built.units.{i}.size_bytes", "size"),
-            num(f"built.units.{i}.num_programs"),
-            num(f"built.units.{i}.num_entries"),
-            num(f"built.units.{i}.compile_seconds", "time"),
-            code(unit.key[:_CHARACTERS_OF_KEY]),
-        )
-        for i, unit in enumerate(built.units[:_MOST_UNITS])
-    )
-    return _section(
-        "Units and the build",
-        element(
-            "p",
-            num("entries.num_programs"),
-            " programs on ",
-            num("built.num_units"),
-            " distinct units of ",
-            num("built.size_bytes", "size"),
-            *(timed if built.num_timed else ()),
-            ".",
-        ),
-        table(("piece", "#units", "#on record", "#compiling", "#processors"), pieces),
-        details(
-            "The largest units",
-            table(("unit", "#size", "#programs", "#entries", "#compiling", "key"), units),
-        ),
-    )
+    columns = {
+        "unit": "label",
+        "#size": "{size_bytes:size}",
+        "#programs": "{num_programs}",
+        "#entries": "{num_entries}",
+        "#compiling": "{compile_seconds:time}",
+        "key": lambda unit: code(unit["key"][:_CHARACTERS_OF_KEY]),
+    }
+    yield details("The largest units", num.table("built.units", columns, _MOST_UNITS))
 
 
 def _memory(report: Report, num: Numbers) -> Iterator[Html]:
@@ -469,48 +325,38 @@ def _memory(report: Report, num: Numbers) -> Iterator[Html]:
     if memory.unknown is not None:
         yield element("p", f"Not known: {memory.unknown}")
         return
-    budget = (
-        () if memory.budget_bytes is None else (" The budget is ", num("memory.budget_bytes", "size"), ".")
+    text = (
+        f"An estimate from shapes, for {'one device' if memory.num_devices == 1 else 'each device'}: the KV cache of"
+        " {memory.kv_cache_bytes:size}, and the buffers of the largest step. Weights are not counted."
     )
-    yield element(
-        "p",
-        f"An estimate from shapes, for {'one device' if memory.num_devices == 1 else 'each device'}: the KV cache of ",
-        num("memory.kv_cache_bytes", "size"),
-        ", and the buffers of the largest step. Weights are not counted.",
-        *budget,
-    )
-    names = ("activation", "kv", "mask", "logit", "total")
-    yield table(
-        ("largest step", "#activations", "#keys, values", "#masks", "#logits", "#in all"),
-        (
-            (step.entry, *(num(f"memory.steps.{i}.{name}_bytes", "size") for name in names))
-            for i, step in enumerate(memory.steps)
-        ),
-    )
+    budget = "" if memory.budget_bytes is None else " The budget is {memory.budget_bytes:size}."
+    yield element("p", num.text(text + budget))
+    columns = {
+        "largest step": "entry",
+        "#activations": "{activation_bytes:size}",
+        "#keys, values": "{kv_bytes:size}",
+        "#masks": "{mask_bytes:size}",
+        "#logits": "{logit_bytes:size}",
+        "#in all": "{total_bytes:size}",
+    }
+    yield num.table("memory.steps", columns)
 
 
 def _upgrades(upgrades: Iterable[Upgrade], num: Numbers) -> Iterator[Html]:
-    yield element(
-        "p",
+    yield _soft(
         "If any of these had another value. A program's key holds all of them; a unit's holds the target and the text of"
-        " its graph.",
-        class_="soft",
+        " its graph."
     )
     rows, components = [], []
     for index, upgrade in enumerate(upgrades):
         at = f"upgrades.{index}"
         took = element("span", "not on record", class_="none")
         if upgrade.num_untimed < upgrade.num_units or not upgrade.num_units:
-            untimed = (" (", num(f"{at}.num_untimed"), " not on record)") if upgrade.num_untimed else ()
-            took = join(num(f"{at}.compile_seconds", "time"), *untimed)
-        rows.append(
-            (
-                upgrade.what,
-                join(num(f"{at}.num_programs"), " programs, ", num(f"{at}.num_entries"), " entries"),
-                join("" if upgrade.is_certain else "at most ", num(f"{at}.num_units")),
-                took,
-            )
-        )
+            untimed = " ({num_untimed} not on record)" if upgrade.num_untimed else ""
+            took = num.text(f"{{compile_seconds:time}}{untimed}", at)
+        at_most = "" if upgrade.is_certain else "at most "
+        traced = num.text("{num_programs} programs, {num_entries} entries", at)
+        rows.append((upgrade.what, traced, num.text(f"{at_most}{{num_units}}", at), took))
         title = f"{upgrade.what}: {len(upgrade.components)} components"
         components.append(details(title, _components(upgrade.components)))
     yield table(("another value of", "#traced again", "#units compiled again", "#which took"), rows)

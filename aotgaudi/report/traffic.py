@@ -1,7 +1,7 @@
 """What a trace's steps do in the cells of a report: a replay through the engine's scheduler, added up.
 
 Work is counted by ``traffic/cost.py``: *useful* is that of the smallest shape that a step needs, *padded* that of the
-entry that it ran in. So padding of a trace is what the device does in vain, by how often it does it.
+entry that it ran in. The difference is what the device does in vain.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
 
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.entries import PromptEntry, StepEntry
@@ -18,32 +17,16 @@ from aotgaudi.errors import SpecError
 from aotgaudi.manifest.coverage import reachable_of
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.report.values import EntryUse, ReportedTrace, Traffic
+from aotgaudi.traffic.cost import WorkModel
 from aotgaudi.traffic.replay import Replayed, replay
 from aotgaudi.traffic.trace import Trace
 
 MOST_WASTEFUL = 12
-"""So many entries are listed by what is padded in them."""
+"""The entries with the most padding; this many are listed."""
 
 _GIGA = 1e9
 _GIGA_UNITS: Mapping[str, str] = MappingProxyType({"FLOP": "GFLOP", "ns": "s"})
 _DIGITS = 6
-
-
-class StepWork(Protocol):
-    """What steps cost: `work` in `unit`, and how long they take."""
-
-    @property
-    def unit(self) -> str:
-        """What work is counted in."""
-        ...
-
-    def work(self, entry: StepEntry) -> int:
-        """Returns the work of a step that fills `entry`."""
-        ...
-
-    def seconds(self, entry: StepEntry) -> float:
-        """Returns how long it takes."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -55,7 +38,7 @@ class TracedSteps:
     decodes: Mapping[tuple[int, int], Traffic]
 
 
-def steps_of_trace(path: str, trace: Trace, manifest: Manifest, model: StepWork, basis: str) -> TracedSteps:
+def steps_of_trace(path: str, trace: Trace, manifest: Manifest, model: WorkModel, basis: str) -> TracedSteps:
     """Returns what the server of a manifest does with a trace that was read from `path`.
 
     `basis` says in words where `model` has from what steps cost.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from aotgaudi.errors import SpecError
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.report.build_time import read_build_time
+from aotgaudi.report.holdings import read_build_time
 from tests.workload import tiny_spec
 
 MANIFEST = Manifest.of(tiny_spec())
