@@ -53,9 +53,17 @@ class RequestRules:
             RequestError: 400; names the parameter, the limit and the numbers.
         """
         check_token_ids(prompt_token_ids, self.vocab_size)
+        check_token_ids(params.allowed_token_ids or (), self.vocab_size, "allowed_token_ids")
+        check_token_ids([token_id for token_id, _ in params.logit_bias], self.vocab_size, "logit_bias")
         try:
             check_sampling(params, self.sampler)
-            return resolve_max_tokens(len(prompt_token_ids), params, self.limits)
+            max_tokens = resolve_max_tokens(len(prompt_token_ids), params, self.limits)
+            if params.min_tokens > max_tokens:
+                raise RequestError(
+                    f"min_tokens must be at most {max_tokens}, not {params.min_tokens}: no more tokens fit after the prompt",
+                    param="min_tokens",
+                )
+            return max_tokens
         except RequestError as error:
             raise error.explained(self.outside if prompt_token_ids else "") from error
 
@@ -211,12 +219,12 @@ def resolve_max_tokens(num_prompt_tokens: int, params: SamplingParams, limits: S
     return params.max_tokens
 
 
-def check_token_ids(token_ids: Sequence[int], vocab_size: int | None) -> None:
+def check_token_ids(token_ids: Sequence[int], vocab_size: int | None, param: str = "prompt") -> None:
     """Raises RequestError unless every id is an integer in [0, `vocab_size`); None: no upper bound."""
     for token_id in token_ids:
         if not _is_token_id(token_id, vocab_size):
             bound = "" if vocab_size is None else f" below the vocabulary's size {vocab_size}"
-            raise RequestError(f"token ids must be integers{bound}, not {shown(token_id)}", param="prompt")
+            raise RequestError(f"token ids must be integers{bound}, not {shown(token_id)}", param=param)
 
 
 def check_sampling(params: SamplingParams, sampler: SamplerSpec) -> None:
@@ -249,6 +257,9 @@ _NEEDS = {
 }
 
 
+_CONSTRAINTS = ("structured_outputs", "logit_bias", "allowed_token_ids", "bad_words", "min_tokens")
+
+
 def _unmet(params: SamplingParams, able: SamplerSignature) -> Iterator[tuple[str, str]]:
     """Yields the parameters that need more than `able`, and what a setting would need to have."""
     needs = params.signature
@@ -260,6 +271,8 @@ def _unmet(params: SamplingParams, able: SamplerSignature) -> Iterator[tuple[str
             yield name, "a penalty"
     if needs.logprobs and not able.logprobs:
         yield "logprobs", "num_logprobs above 0"
+    if needs.constraints and not able.constraints:
+        yield next(filter(lambda name: getattr(params, name), _CONSTRAINTS)), "constraints = true"
 
 
 def _is_token_id(value: object, vocab_size: int | None) -> bool:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
+from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.errors import RequestError, shortened
 from aotgaudi.spec.sampler import SamplerSetting
-from aotgaudi.spec.sampler_signature import SamplerSignature, signature_of
+from aotgaudi.spec.sampler_signature import NUM_BIASED_TOKENS, SamplerSignature, signature_of
 
 MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 100.0
+MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 128, 256
 _MIN_INT, _MAX_INT = -(2**63), 2**63 - 1
 _MAX_SHOWN_CHARS = 100
 _MIN_TEMPERATURE = 1e-5
@@ -34,6 +38,11 @@ class SamplingParams:
     None for "as many as fit". Output ends before the first of `stop` (at most 16 strings), after one of
     `stop_token_ids`, and after an end-of-sequence token unless `ignore_eos`.
 
+    The rest are constraints, under vLLM's names. `structured_outputs` is a grammar for the whole output. `min_tokens`: so
+    many tokens come before anything ends the output. `bad_words` (at most 128) are never completed. `allowed_token_ids`:
+    nothing else is sampled. `logit_bias` is added to the logits of at most 300 tokens, each from -100 to 100; it may be
+    given as a mapping.
+
     `signature` says which sampler graph serves it.
 
     Raises:
@@ -53,6 +62,11 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    structured_outputs: StructuredOutputs | None = None
     signature: SamplerSignature = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -67,7 +81,17 @@ class SamplingParams:
         self._require("max_tokens", is_count, "a 64-bit integer of at least 1, or none")
         self._require("ignore_eos", isinstance(self.ignore_eos, bool), "true or false")
         self._check_stops()
-        object.__setattr__(self, "signature", signature_of(self, logprobs=self.logprobs is not None))
+        self._check_min_tokens()
+        self._check_tokens()
+        signature = signature_of(self, logprobs=self.logprobs is not None, constraints=self.is_constrained)
+        object.__setattr__(self, "signature", signature)
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether something decides which tokens may be sampled, or biases them."""
+        stops = self.min_tokens > 0 and (not self.ignore_eos or bool(self.stop_token_ids))
+        tokens = bool(self.bad_words or self.logit_bias) or self.allowed_token_ids is not None
+        return stops or tokens or self.structured_outputs is not None
 
     def _check_filters(self) -> None:
         self._require("temperature", _is_in_range(self.temperature, 0, 2), "a number from 0 to 2")
@@ -96,6 +120,31 @@ class SamplingParams:
         are_ids = _is_tuple_of(int, self.stop_token_ids) and min(self.stop_token_ids, default=0) >= 0
         self._require("stop_token_ids", are_ids, "non-negative integers")
 
+    def _check_min_tokens(self) -> None:
+        is_count = _is_int(self.min_tokens) and 0 <= self.min_tokens <= _MAX_INT
+        self._require("min_tokens", is_count, "a 64-bit integer of at least 0")
+        most = _MAX_INT if self.max_tokens is None else self.max_tokens
+        self._require("min_tokens", self.min_tokens <= most, f"at most max_tokens = {most}")
+
+    def _check_tokens(self) -> None:
+        """Checks what is about single tokens and words. Whether ids are in the vocabulary, admission knows."""
+        are_words = _is_tuple_of(str, self.bad_words) and len(self.bad_words) <= MAX_BAD_WORDS
+        allowed = f"at most {MAX_BAD_WORDS} non-empty strings of up to {MAX_BAD_WORD_CHARS} characters"
+        are_short = are_words and all(0 < len(word) <= MAX_BAD_WORD_CHARS for word in self.bad_words)
+        self._require("bad_words", are_short, allowed)
+        ids = self.allowed_token_ids
+        are_ids = ids is None or (_is_tuple_of(int, ids) and len(ids) > 0 and min(ids) >= 0)
+        self._require("allowed_token_ids", are_ids, "token ids, at least one, or none")
+        if isinstance(self.logit_bias, Mapping):
+            object.__setattr__(self, "logit_bias", tuple(self.logit_bias.items()))
+        are_pairs = _is_tuple_of(tuple, self.logit_bias) and all(map(_is_bias, self.logit_bias))
+        allowed = f"at most {NUM_BIASED_TOKENS} token ids, each with a number from -100 to 100"
+        is_few = are_pairs and len(dict(self.logit_bias)) == len(self.logit_bias) <= NUM_BIASED_TOKENS
+        self._require("logit_bias", is_few, allowed)
+        given = self.structured_outputs
+        is_value = given is None or isinstance(given, StructuredOutputs)
+        self._require("structured_outputs", is_value, "StructuredOutputs, or none")
+
     def _require(self, param: str, is_allowed: bool, allowed: str) -> None:
         if not is_allowed:
             raise RequestError(f"{param} must be {allowed}, not {shown(getattr(self, param))}", param=param)
@@ -118,6 +167,12 @@ def shown(value: object) -> str:
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_bias(pair: object) -> bool:
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        return False
+    return _is_int(pair[0]) and pair[0] >= 0 and _is_in_range(pair[1], -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
 
 
 def _is_tuple_of(kind: type, values: object) -> bool:

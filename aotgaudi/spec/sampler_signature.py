@@ -1,13 +1,13 @@
 """Which sampler graph serves a setting, a request or a batch of any of them.
 
 The values of a setting are per-row tensors of a graph, so only the kind of work that they need decides the graph. A
-signature names that work: how tokens are chosen, whether penalties change the logits first, and whether
-log-probabilities are returned. Seeds need nothing, since noise is an input.
+signature names that work: how tokens are chosen, whether penalties change the logits first, whether log-probabilities are
+returned, and whether constraints (a mask of allowed tokens, biases) apply. Seeds need nothing, since noise is an input.
 
 A graph that does more also serves a row that needs less, and the row gets the token that it would get alone:
-temperature 0 is greedy in every graph; top-p 1, top-k 0 and min-p 0 filter nothing; neutral penalties change
-nothing. So signatures are ordered part by part, and the least signature that is at least that of every row (`join_all`)
-serves a batch. A mix of requests decides nothing else.
+temperature 0 is greedy in every graph; top-p 1, top-k 0 and min-p 0 filter nothing; neutral penalties and a mask that
+allows every token change nothing. So signatures are ordered part by part, and the least signature that is at least that of
+every row (`join_all`) serves a batch. A mix of requests decides nothing else.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import functools
 from collections.abc import Iterable
 from enum import IntEnum
 from typing import NamedTuple, Protocol
+
+NUM_BIASED_TOKENS = 300
+"""Tokens of a row that a graph with constraints can bias: as many as OpenAI's API takes."""
 
 
 class SamplerWork(IntEnum):
@@ -34,15 +37,19 @@ class SamplerSignature(NamedTuple):
     work: SamplerWork = SamplerWork.GREEDY
     penalties: bool = False
     logprobs: bool = False
+    constraints: bool = False
 
     def __str__(self) -> str:
-        parts = (self.work.name.lower(), "penalties" * self.penalties, "logprobs" * self.logprobs)
-        return "+".join(filter(None, parts))
+        names = [name for name in self._fields[1:] if getattr(self, name)]
+        return "+".join((self.work.name.lower(), *names))
 
     def join(self, other: SamplerSignature) -> SamplerSignature:
         """Returns the least signature that serves what either serves."""
         return SamplerSignature(
-            max(self.work, other.work), self.penalties or other.penalties, self.logprobs or other.logprobs
+            max(self.work, other.work),
+            self.penalties or other.penalties,
+            self.logprobs or other.logprobs,
+            self.constraints or other.constraints,
         )
 
     def serves(self, other: SamplerSignature) -> bool:
@@ -69,10 +76,10 @@ class SamplingValues(Protocol):
     def repetition_penalty(self) -> float: ...  # noqa: D102
 
 
-def signature_of(values: SamplingValues, *, logprobs: bool) -> SamplerSignature:
+def signature_of(values: SamplingValues, *, logprobs: bool, constraints: bool = False) -> SamplerSignature:
     """Returns the cheapest signature that serves these values; all legal values have one."""
     is_penalised = bool(values.presence_penalty or values.frequency_penalty) or values.repetition_penalty != 1
-    return SamplerSignature(_work_of(values), is_penalised, logprobs)
+    return SamplerSignature(_work_of(values), is_penalised, logprobs, constraints)
 
 
 def join_all(signatures: Iterable[SamplerSignature]) -> SamplerSignature:

@@ -3,7 +3,7 @@
 A parameter is one of these:
 
 - supported: validated and obeyed;
-- known and not supported (`n` > 1, `guided_json`, ...): accepted if its value asks for nothing, otherwise refused with "not
+- known and not supported (`n` > 1, `suffix`, ...): accepted if its value asks for nothing, otherwise refused with "not
   supported by this server yet" and the names of what is;
 - unknown: refused, because a misspelt `max_token` must not be dropped silently. A close misspelling gets a suggestion.
 """
@@ -58,7 +58,6 @@ ZeroOnly = Annotated[object, neutral_only(0)]
 OneOnly = Annotated[object, neutral_only(1)]
 NoneOnly = Annotated[object, neutral_only("none", "auto")]
 TextOnly = Annotated[object, neutral_only(["text"])]
-TextFormatOnly = Annotated[object, neutral_only({"type": "text"})]
 
 
 class Body(Value):

@@ -1,8 +1,8 @@
 """What a client may send: the bodies of ``/v1/completions`` and ``/v1/chat/completions``.
 
-Extensions of OpenAI's protocol have vLLM's names: `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`,
-`ignore_eos`, `cache_salt`. The engine also refuses filters, penalties and log-probabilities that the bundle's sampler
-was built without.
+Extensions of OpenAI's protocol have vLLM's names: `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`, `ignore_eos`,
+`cache_salt`, `min_tokens`, `bad_words`, `allowed_token_ids`, and what `answer_format` reads. The engine also refuses
+filters, penalties, log-probabilities and constraints that the bundle's sampler was built without.
 """
 
 from __future__ import annotations
@@ -14,7 +14,22 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from aotgaudi.engine.sampling_params import MAX_STOP_STRINGS, SAMPLER_VALUES, SamplingParams
+from aotgaudi.engine.sampling_params import (
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORDS,
+    MAX_STOP_STRINGS,
+    SAMPLER_VALUES,
+    SamplingParams,
+)
+from aotgaudi.engine.structured_outputs import StructuredOutputs
+from aotgaudi.errors import RequestError
+from aotgaudi.server.preprocess.answer_format import (
+    GUIDED,
+    JsonSchema,
+    ResponseFormat,
+    StructuredOutputsOption,
+    structured_outputs_of,
+)
 from aotgaudi.server.preprocess.body import (
     Body,
     Ignored,
@@ -25,13 +40,13 @@ from aotgaudi.server.preprocess.body import (
     OffOnly,
     OneOnly,
     OnOnly,
-    TextFormatOnly,
     TextOnly,
     ZeroOnly,
     neutral_only,
     shape_of_text,
 )
 from aotgaudi.server.preprocess.messages import Message
+from aotgaudi.spec.sampler_signature import NUM_BIASED_TOKENS
 
 MAX_PROMPTS = 64
 MAX_MESSAGES = 2048
@@ -62,6 +77,11 @@ Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, Field(ge=1, le=2**63 - 1)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_STRING_CHARS)]
+BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
+BadWords = Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS, fail_fast=True)]
+LogitBias = Annotated[
+    dict[Annotated[TokenId, Field(strict=False)], float], Field(max_length=NUM_BIASED_TOKENS)
+]
 StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
 
 
@@ -98,6 +118,7 @@ Prompt = Annotated[
 ]
 
 
+_ANSWER_FORMATS = ("response_format", "structured_outputs", *GUIDED)
 _SAMPLING_FIELDS = {*SAMPLER_VALUES, "seed", "ignore_eos"}
 """Fields that a request and `SamplingParams` have under the same names."""
 
@@ -107,9 +128,8 @@ class GenerationRequest(Body):
 
     not_yet: ClassVar[frozenset[str]] = frozenset(
         {
-            *("allowed_token_ids", "bad_words", "detokenize", "kv_transfer_params", "logits_processors"),
-            *("guided_choice", "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex"),
-            *("guided_whitespace_pattern", "structural_tag", "structured_outputs"),
+            *("detokenize", "kv_transfer_params", "logits_processors"),
+            *("guided_decoding_backend", "guided_whitespace_pattern", "structural_tag"),
             *("include_reasoning", "media_io_kwargs", "mm_processor_kwargs", "prompt_cache_retention"),
             *("prompt_embeds", "repetition_detection", "request_id", "return_token_ids"),
             *("return_tokens_as_token_ids", "thinking_token_budget", "truncate_prompt_tokens", "vllm_xargs"),
@@ -132,6 +152,16 @@ class GenerationRequest(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
+    bad_words: BadWords | None = None
+    allowed_token_ids: TokenIds | None = None
+    logit_bias: LogitBias | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsOption | None = None
+    guided_json: JsonSchema = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
     user: Ignored = None
     metadata: Metadata | None = None
@@ -141,15 +171,12 @@ class GenerationRequest(Body):
     n: OneOnly = None
     best_of: OneOnly = None
     length_penalty: OneOnly = None
-    min_tokens: ZeroOnly = None
     priority: ZeroOnly = None
-    logit_bias: NoObject = None
     use_beam_search: OffOnly = None
     skip_special_tokens: OnOnly = None
     spaces_between_special_tokens: OnOnly = None
     include_stop_str_in_output: OffOnly = None
     prompt_logprobs: NoValue = None
-    response_format: TextFormatOnly = None
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> GenerationRequest:
@@ -179,7 +206,24 @@ class GenerationRequest(Body):
 
     def own_names(self) -> Mapping[str, str]:
         """Returns this body's names of parameters that the engine calls otherwise."""
-        return {}
+        given = [name for name in _ANSWER_FORMATS if getattr(self, name) is not None]
+        return {"structured_outputs": given[0]} if given else {}
+
+    @property
+    def structured(self) -> StructuredOutputs | None:
+        """What the answer must be; None: any text.
+
+        Raises:
+            RequestError: several parameters say what, or one cannot be used.
+        """
+        given = [name for name in _ANSWER_FORMATS if getattr(self, name) is not None]
+        found = {name: each for name in given if (each := structured_outputs_of(name, getattr(self, name)))}
+        if len(found) > 1:
+            first, second, *_ = found
+            raise RequestError(
+                f"'{first}' and '{second}' both say what the answer must be; give one", param=second
+            )
+        return next(iter(found.values()), None)
 
     def sampling_params(self, defaults: Mapping[str, Any] = MappingProxyType({})) -> SamplingParams:
         """Returns the engine's view of this request. `defaults` stand in for parameters that it does not state.
@@ -200,6 +244,13 @@ class GenerationRequest(Body):
                 "max_tokens": min(limits, default=None),
                 "stop": tuple(stop),
                 "stop_token_ids": tuple(self.stop_token_ids or ()),
+                "min_tokens": self.min_tokens or 0,
+                "bad_words": tuple(self.bad_words or ()),
+                "allowed_token_ids": None
+                if self.allowed_token_ids is None
+                else tuple(self.allowed_token_ids),
+                "logit_bias": tuple((self.logit_bias or {}).items()),
+                "structured_outputs": self.structured,
             }
         )
 
@@ -290,7 +341,7 @@ class ChatCompletionRequest(GenerationRequest):
 
     def own_names(self) -> Mapping[str, str]:
         """The messages are the prompt; the limits have two names each."""
-        names = {"prompt": "messages"}
+        names = {**super().own_names(), "prompt": "messages"}
         if self.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
         if self.top_logprobs:

@@ -58,6 +58,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.errors import AotGaudiError, RequestError, SpecError, TargetError
 from aotgaudi.runtime.seccomp import forbid_processes, refuse
 from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, Preparer, get_ready
@@ -201,6 +202,8 @@ def question(kind: Kind, raw: bytes) -> Message:
 def answer(prepared: PreparedRequest) -> Message:
     """Returns what a worker answers."""
     params = {each.name: getattr(prepared.params, each.name) for each in fields(SamplingParams) if each.init}
+    if prepared.params.structured_outputs is not None:
+        params["structured_outputs"] = prepared.params.structured_outputs.as_json()
     head = {
         "model": prepared.model,
         "lengths": list(map(len, prepared.prompts)),
@@ -236,17 +239,26 @@ def prepared_of(message: Message) -> PreparedRequest:
         raise RequestError(text, param=param, http_status=status)
     if "failure" in head:
         raise AotGaudiError(f"the preprocessor could not prepare a request: {head['failure']}")
-    params = {**head["params"], "stop": tuple(head["params"]["stop"])}
-    params["stop_token_ids"] = tuple(params["stop_token_ids"])
     return PreparedRequest(
         model=head["model"],
         prompts=_split(message.tail, head["lengths"]),
-        params=SamplingParams(**params),
+        params=_params_of(head["params"]),
         stream=head["stream"],
         stream_usage=head["stream_usage"],
         own_names=head["own_names"],
         cache_salt=head["cache_salt"],
     )
+
+
+def _params_of(values: Mapping[str, Any]) -> SamplingParams:
+    """Returns parameters of their JSON form, in which tuples are lists."""
+    params: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }
+    params["logit_bias"] = tuple(map(tuple, params["logit_bias"]))
+    if params["structured_outputs"] is not None:
+        params["structured_outputs"] = StructuredOutputs(**params["structured_outputs"])
+    return SamplingParams(**params)
 
 
 def _split(tail: bytes, lengths: Iterable[int]) -> list[list[int]]:

@@ -13,6 +13,7 @@ from aotgaudi.engine.admission import Admission, RequestRules, check_token_ids, 
 from aotgaudi.engine.limits import SMALL_BODY_BYTES, UNLIMITED, AdmissionLimits
 from aotgaudi.engine.request import NewRequest
 from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.errors import RequestError
 from aotgaudi.spec.limits import ServingLimits
 
@@ -101,6 +102,42 @@ def test_token_ids_outside_the_vocabulary_are_refused(token_ids: list[int]) -> N
 def test_a_token_id_too_long_to_be_written_is_refused_in_few_words() -> None:
     with pytest.raises(RequestError, match="not a number that is too long"):
         check_token_ids([10**5000], 10)
+
+
+@pytest.mark.parametrize(
+    ("params", "param"),
+    [
+        (SamplingParams(allowed_token_ids=(3, 10)), "allowed_token_ids"),
+        (SamplingParams(logit_bias=((10, 1.0),)), "logit_bias"),
+    ],
+)
+def test_tokens_outside_the_vocabulary_cannot_be_constrained(params: SamplingParams, param: str) -> None:
+    with pytest.raises(RequestError, match="below the vocabulary's size 10") as refused:
+        RequestRules(LIMITS, vocab_size=10).check([1], params)
+
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize("param", ["bad_words", "structured_outputs", "min_tokens", "logit_bias"])
+def test_a_constraint_is_refused_where_the_sampler_has_none(param: str) -> None:
+    value = {
+        "bad_words": ("a",),
+        "structured_outputs": StructuredOutputs(regex="a"),
+        "min_tokens": 3,
+        "logit_bias": ((0, 0.0),),
+    }[param]
+
+    with pytest.raises(RequestError, match=r"sampler\.settings .* has constraints = true") as refused:
+        RULES.check([1], SamplingParams(**{param: value}))
+
+    assert refused.value.param == param
+
+
+def test_a_least_length_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(RequestError, match="min_tokens must be at most 22, not 23") as refused:
+        RULES.check([1] * 10, SamplingParams(min_tokens=23, ignore_eos=True))
+
+    assert refused.value.param == "min_tokens"
 
 
 def test_without_a_vocabulary_size_there_is_no_upper_bound() -> None:

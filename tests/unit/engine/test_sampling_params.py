@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 
-from aotgaudi.engine.sampling_params import MAX_STOP_STRINGS, SamplingParams
+from aotgaudi.engine.sampling_params import (
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORDS,
+    MAX_STOP_STRINGS,
+    SamplingParams,
+)
+from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.errors import RequestError
 
 
@@ -36,6 +42,11 @@ def test_defaults_filter_nothing() -> None:
         {"repetition_penalty": 100},
         {"logprobs": 0},
         {"logprobs": 20},
+        {"min_tokens": 5, "max_tokens": 5},
+        {"bad_words": ("x" * MAX_BAD_WORD_CHARS,) * MAX_BAD_WORDS},
+        {"allowed_token_ids": (0, 5)},
+        {"logit_bias": ((0, -100), (1, 100.0))},
+        {"structured_outputs": StructuredOutputs(json_object=True)},
     ],
 )
 def test_the_edges_of_what_is_allowed_are_allowed(allowed: dict[str, Any]) -> None:
@@ -51,6 +62,17 @@ def test_the_signature_says_which_graph_serves_the_request() -> None:
         str(SamplingParams(min_p=0.1, repetition_penalty=2, logprobs=0).signature)
         == "min_p+penalties+logprobs"
     )
+
+
+def test_constraints_need_a_graph_that_has_them() -> None:
+    assert str(SamplingParams(temperature=0, bad_words=("x",)).signature) == "greedy+constraints"
+    assert str(SamplingParams(min_tokens=3).signature) == "random+constraints"
+    assert str(SamplingParams(logit_bias={3: 1.0}).signature) == "random+constraints"  # type: ignore[arg-type]
+
+
+def test_a_least_length_needs_no_constraint_where_no_token_ends_the_output() -> None:
+    assert str(SamplingParams(min_tokens=3, ignore_eos=True).signature) == "random"
+    assert str(SamplingParams(min_tokens=3, ignore_eos=True, stop_token_ids=(1,)).signature) != "random"
 
 
 def test_top_k_of_minus_one_is_off() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.errors import RequestError
 from aotgaudi.server.app import create_app
 from aotgaudi.server.preprocess.body import parse_body
@@ -45,8 +46,33 @@ BAD_COMPLETIONS = [
     (
         {"prompt": "a", "structured_outputs": {"json": {}}},
         "structured_outputs",
-        "not supported by this server yet",
+        "no setting of sampler.settings in the spec of its bundle has constraints = true",
     ),
+    ({"prompt": "a", "structured_outputs": {}}, "structured_outputs", "exactly one of json, regex,"),
+    ({"prompt": "a", "structured_outputs": {"jsno": {}}}, "structured_outputs.jsno", "not permitted"),
+    (
+        {"prompt": "a", "guided_regex": "a", "response_format": {"type": "json_object"}},
+        "guided_regex",
+        "'response_format' and 'guided_regex' both say what the answer must be",
+    ),
+    ({"prompt": "a", "guided_choice": []}, "guided_choice", "1 to 2048 texts"),
+    ({"prompt": "a", "guided_json": 5}, "guided_json", "valid JSON Schema: an object, or its text"),
+    ({"prompt": "a", "guided_grammar": "a" * 131073}, "guided_grammar", "at most 131072 characters"),
+    ({"prompt": "a", "response_format": {"type": "xml"}}, "response_format", "'json_object'"),
+    (
+        {"prompt": "a", "response_format": {"type": "json_schema"}},
+        "response_format.json_schema.json_schema",
+        "Missing required parameter",
+    ),
+    ({"prompt": "a", "min_tokens": 17}, "min_tokens", "at most max_tokens = 16"),
+    ({"prompt": "a", "min_tokens": 3}, "min_tokens", "constraints = true"),
+    ({"prompt": "a", "bad_words": ["b"]}, "bad_words", "constraints = true"),
+    ({"prompt": "a", "bad_words": [""]}, "bad_words[0]", "at least 1 character"),
+    ({"prompt": "a", "allowed_token_ids": [1]}, "allowed_token_ids", "constraints = true"),
+    ({"prompt": "a", "allowed_token_ids": []}, "allowed_token_ids", "at least 1 item"),
+    ({"prompt": "a", "logit_bias": {"1": 101}}, "logit_bias", "from -100 to 100"),
+    ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias.x", "valid integer"),
+    ({"prompt": "a", "logit_bias": {str(i): 1 for i in range(301)}}, "logit_bias", "at most 300 items"),
     ({"prompt": "a", "max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
     ({"prompt": "a", "max_tokens": "3"}, "max_tokens", "valid integer"),
     ({"prompt": "a", "max_tokens": 1.5}, "max_tokens", "valid integer"),
@@ -75,7 +101,7 @@ BAD_COMPLETIONS = [
     ({"prompt": "a", "echo": True}, "echo", "not supported by this server"),
     ({"prompt": "a", "suffix": "end"}, "suffix", "not supported by this server"),
     ({"prompt": "a", "logprobs": 0}, "logprobs", "not supported by this server"),
-    ({"prompt": "a", "logit_bias": {"1": 1}}, "logit_bias", "not supported by this server"),
+    ({"prompt": "a", "logit_bias": {"1": 1}}, "logit_bias", "constraints = true"),
     ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty", "not supported by this server"),
     ({"prompt": "a", "min_p": 0.1}, "min_p", "not supported by this server"),
     ({"prompt": "a", "max_tokens": 2**63}, "max_tokens", "less than or equal to 9223372036854775807"),
@@ -85,7 +111,7 @@ BAD_COMPLETIONS = [
     ({"prompt": "a", "metadata": {"a" * 65: ""}}, f"metadata.{'a' * 64}", "at most 64 characters"),
     ({"prompt": "a", "metadata": {"a": "b" * 513}}, "metadata.a", "at most 512 characters"),
     ({"prompt": "a", "metadata": {str(i): "" for i in range(17)}}, "metadata", "at most 16 items"),
-    ({"prompt": "a", "response_format": {"type": "json_object"}}, "response_format", "not supported"),
+    ({"prompt": "a", "response_format": {"type": "json_object"}}, "response_format", "constraints = true"),
 ]
 BAD_CHATS = [
     ({}, "messages", "Missing required parameter: 'messages'"),
@@ -117,9 +143,9 @@ BAD_CHATS = [
         "Unknown parameter: 'image_url' (supported: type, text)",
     ),
     (
-        {"messages": HI, "guided_json": {}},
-        "guided_json",
-        "The parameter 'guided_json' is not supported by this server yet (supported: model, max_tokens, temperature,",
+        {"messages": HI, "prompt_embeds": "a"},
+        "prompt_embeds",
+        "The parameter 'prompt_embeds' is not supported by this server yet (supported: model, max_tokens, temperature,",
     ),
     ({"messages": [{"role": "user", "content": "a" * 80}]}, "messages", "max_model_len = 64"),
     ({"messages": HI, "prompt": "a"}, "prompt", "Unknown parameter"),
@@ -135,7 +161,7 @@ BAD_CHATS = [
 
 
 def test_parameters_of_other_servers_are_accepted_while_they_ask_for_nothing() -> None:
-    body = parse_body(CompletionRequest, b'{"prompt": "a", "guided_json": null, "bad_words": null}')
+    body = parse_body(CompletionRequest, b'{"prompt": "a", "prompt_embeds": null, "bad_words": null}')
 
     assert body.prompt == "a"
 
@@ -306,6 +332,55 @@ def test_every_supported_parameter_reaches_the_engine() -> None:
     assert (params.temperature, params.top_p, params.top_k, params.seed) == (0.5, 0.9, 3, 7)
     assert (params.stop, params.stop_token_ids) == (("x",), (1, 2))
     assert (params.max_tokens, params.ignore_eos) == (5, True)
+
+
+def test_every_constraint_reaches_the_engine() -> None:
+    body = {"prompt": "a", "min_tokens": 2, "bad_words": ["b", "c"], "allowed_token_ids": [3, 1]}
+
+    params = parse_body(
+        CompletionRequest, json.dumps({**body, "logit_bias": {"7": -1.5}}).encode()
+    ).sampling_params()
+
+    assert (params.min_tokens, params.bad_words) == (2, ("b", "c"))
+    assert (params.allowed_token_ids, params.logit_bias) == ((3, 1), ((7, -1.5),))
+
+
+_SCHEMA = {"type": "object", "properties": {"b": {}, "a": {"const": 1.5}}}
+_SCHEMA_TEXT = '{"type":"object","properties":{"b":{},"a":{"const":1.5}}}'
+_JSON_SCHEMA = {"name": "answer", "strict": True, "description": "x", "schema": _SCHEMA}
+
+
+@pytest.mark.parametrize(
+    ("stated", "meant"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, StructuredOutputs(json_object=True)),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": _JSON_SCHEMA}},
+            StructuredOutputs(json=_SCHEMA_TEXT),
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "any"}}},
+            StructuredOutputs(json_object=True),
+        ),
+        ({"structured_outputs": {"json": _SCHEMA}}, StructuredOutputs(json=_SCHEMA_TEXT)),
+        ({"structured_outputs": {"json": _SCHEMA_TEXT}}, StructuredOutputs(json=_SCHEMA_TEXT)),
+        ({"structured_outputs": {"regex": "a+"}}, StructuredOutputs(regex="a+")),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, StructuredOutputs(choice=("a", "b"))),
+        ({"structured_outputs": {"grammar": 'start: "a"'}}, StructuredOutputs(grammar='start: "a"')),
+        ({"structured_outputs": {"json_object": True}}, StructuredOutputs(json_object=True)),
+        ({"guided_json": _SCHEMA}, StructuredOutputs(json=_SCHEMA_TEXT)),
+        ({"guided_regex": "a+"}, StructuredOutputs(regex="a+")),
+        ({"guided_choice": ["a", "b"]}, StructuredOutputs(choice=("a", "b"))),
+        ({"guided_grammar": 'start: "a"'}, StructuredOutputs(grammar='start: "a"')),
+    ],
+)
+def test_what_the_answer_must_be_has_several_names(
+    stated: dict[str, object], meant: StructuredOutputs | None
+) -> None:
+    body = parse_body(ChatCompletionRequest, json.dumps({"messages": HI, **stated}).encode())
+
+    assert body.sampling_params().structured_outputs == meant
 
 
 _JSON = st.recursive(

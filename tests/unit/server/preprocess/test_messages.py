@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.errors import AotGaudiError, RequestError
 from aotgaudi.server.preprocess.prepare import PreparedRequest
 from aotgaudi.server.preprocess.worker import (
@@ -35,6 +36,14 @@ PARAMS = st.builds(
     logprobs=st.none() | st.integers(0, 20),
     stop=st.lists(st.text(min_size=1), max_size=3).map(tuple),
     stop_token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple),
+    min_tokens=st.integers(0, 9),
+    bad_words=st.lists(st.text(min_size=1), max_size=3).map(tuple),
+    allowed_token_ids=st.none() | st.lists(st.integers(0, 9), min_size=1).map(tuple),
+    logit_bias=st.dictionaries(st.integers(0, 9), st.floats(-100, 100)).map(lambda bias: tuple(bias.items())),
+    structured_outputs=st.none()
+    | st.builds(StructuredOutputs, regex=st.text())
+    | st.builds(StructuredOutputs, choice=st.lists(st.text(), min_size=1).map(tuple))
+    | st.just(StructuredOutputs(json_object=True)),
 )
 PREPARED = st.builds(
     PreparedRequest,

@@ -1,0 +1,112 @@
+"""How a client says what the text of an answer must be: OpenAI's `response_format`, and vLLM's names for more.
+
+Each becomes a `StructuredOutputs`, or None where any text will do.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field
+from pydantic_core import PydanticCustomError
+
+from aotgaudi.document import Value
+from aotgaudi.engine.structured_outputs import StructuredOutputs
+from aotgaudi.errors import RequestError
+
+GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+"""vLLM's older parameters: each is one of `StructuredOutputs`."""
+
+
+def _check_schema(value: object) -> object:
+    if value is None or isinstance(value, (str, bool, dict)):
+        return value
+    raise PydanticCustomError("json_schema", "Input should be a valid JSON Schema: an object, or its text")
+
+
+JsonSchema = Annotated[Any, BeforeValidator(_check_schema)]
+"""As a JSON value, or as its text."""
+
+
+class _Option(Value):
+    model_config = ConfigDict(defer_build=True, populate_by_name=True)
+
+
+class TextFormat(_Option):
+    """Any text."""
+
+    type: Literal["text"]
+
+    def value(self) -> None:
+        """Returns None."""
+        return
+
+
+class JsonObjectFormat(_Option):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+    def value(self) -> StructuredOutputs:
+        """Returns it as a grammar."""
+        return StructuredOutputs(json_object=True)
+
+
+class NamedSchema(_Option):
+    """A JSON Schema and what it is called. The schema always binds, so `strict` changes nothing."""
+
+    name: str
+    schema_: JsonSchema = Field(default=None, alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(_Option):
+    """A JSON value of a schema; without a schema, any JSON object."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+    def value(self) -> StructuredOutputs:
+        """Returns it as a grammar."""
+        schema = self.json_schema.schema_
+        if schema is None:
+            return StructuredOutputs(json_object=True)
+        return StructuredOutputs(json=cast("str", schema))
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Discriminator("type")]
+
+
+class StructuredOutputsOption(_Option):
+    """vLLM's `structured_outputs`: one of these."""
+
+    json_: JsonSchema = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+    def value(self) -> StructuredOutputs:
+        """Returns it as a grammar. Raises RequestError."""
+        return StructuredOutputs(
+            json=cast("str | None", self.json_),
+            regex=self.regex,
+            choice=None if self.choice is None else tuple(self.choice),
+            grammar=self.grammar,
+            json_object=bool(self.json_object),
+        )
+
+
+def structured_outputs_of(name: str, given: Any) -> StructuredOutputs | None:
+    """Returns what the parameter `name` asks for; None where any text will do.
+
+    Raises:
+        RequestError: 400; it cannot be used. The error names the parameter.
+    """
+    try:
+        if name in GUIDED:
+            return StructuredOutputs(**{name.removeprefix("guided_"): given})
+        return cast("StructuredOutputs | None", given.value())
+    except RequestError as error:
+        raise error.renamed({"structured_outputs": name}) from error
