@@ -16,8 +16,8 @@ from aotgaudi.errors import SpecError
 from aotgaudi.share.image import WrittenImage, push_image, read_base, write_image
 from aotgaudi.share.layer import Compression
 from aotgaudi.share.oci import BUNDLE_ROOT, Layout, parse_layout, refuse_foreign_layout
-from aotgaudi.share.reference import Reference, parse_reference
 from aotgaudi.share.registry import RegistryRemote
+from aotgaudi.share.registry_client import Reference, parse_reference
 from aotgaudi.share.remote import check_name
 
 _DEFAULT_TAG = "latest"

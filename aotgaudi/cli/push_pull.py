@@ -26,9 +26,8 @@ from aotgaudi.share.image import LayoutImage, RegistryImage, find_image, pull_im
 from aotgaudi.share.locations import NamedRemote, is_layout, open_remote, registry_host
 from aotgaudi.share.oci import parse_layout
 from aotgaudi.share.push_pull import pull_bundle, push_bundle
-from aotgaudi.share.reference import Reference
 from aotgaudi.share.registry import RegistryRemote
-from aotgaudi.share.registry_client import RegistryClient
+from aotgaudi.share.registry_client import Reference, RegistryClient
 from aotgaudi.share.remote import Remote, check_name
 from aotgaudi.share.transfer import Sources
 

@@ -7,15 +7,17 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Union
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, Union
 
-from aotgaudi.errors import RemoteError
-from aotgaudi.share.retry import TransientError
+from aotgaudi.errors import RemoteError, StoreError, store_error
+from aotgaudi.share.remote import TransientError
 
 if TYPE_CHECKING:
     from requests import Session
 
 _POOL_SIZE = 16
+_CHUNK_BYTES = 64 << 10
 _PORTS = (("https", 443), ("http", 80))
 
 T = TypeVar("T")
@@ -65,19 +67,37 @@ def within(seconds: float, action: Callable[[], T]) -> T:
     return results[0]
 
 
-class SizedBody(Protocol):
-    """The body of a request, in pieces; read again each time the request is sent."""
+class FileBody:
+    """A file as the body of a request, read again each time it is sent: a challenge makes a request go out twice.
+
+    `failure` is what was wrong with the file, if that made sending fail.
+    """
+
+    def __init__(self, path: Path, size_bytes: int) -> None:
+        self._path, self._size_bytes = path, size_bytes
+        self.failure: StoreError | None = None
 
     def __len__(self) -> int:
         """Bytes."""
-        ...
+        return self._size_bytes
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yields exactly `len` bytes."""
-        ...
+        """Yields exactly `len` bytes. Raises StoreError."""
+        rest = self._size_bytes
+        try:
+            with self._path.open("rb", buffering=0) as file:
+                while rest and (chunk := file.read(min(rest, _CHUNK_BYTES))):
+                    rest -= len(chunk)
+                    yield chunk
+        except OSError as error:
+            self.failure = store_error("read", self._path, error)
+            raise self.failure from error
+        if rest:
+            self.failure = StoreError(f"{self._path} has fewer than {self._size_bytes} bytes")
+            raise self.failure
 
 
-Body = Union[bytes, SizedBody]
+Body = Union[bytes, FileBody]
 
 
 def open_session(*, is_local: bool) -> Session:

@@ -358,7 +358,7 @@ def push_image(
     digests = {row.content for row in (image.manifest.config, *image.manifest.layers)}
     files = {digest: layout.blob_path(digest) for digest in digests}
     _, num_bytes = send(remote, files, conduct)
-    digest = conduct.retry.call(lambda: remote.registry.put_manifest(tag, image.manifest_bytes))
+    digest = conduct.retry.call(lambda: remote.put_manifest(tag, image.manifest_bytes))
     if digest != f"sha256:{written.manifest.sha256}":
         raise CorruptError(f"{layout.root}: was changed while it was pushed")
     return f"{remote.label}@{digest}", num_bytes

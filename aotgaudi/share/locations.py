@@ -18,9 +18,8 @@ from aotgaudi.errors import SpecError
 from aotgaudi.share.credentials import NO_CREDENTIALS, Credentials
 from aotgaudi.share.directory_remote import DirectoryRemote
 from aotgaudi.share.object_store_remote import ObjectStoreRemote
-from aotgaudi.share.reference import is_host, parse_reference
 from aotgaudi.share.registry import RegistryRemote
-from aotgaudi.share.registry_client import RegistryClient
+from aotgaudi.share.registry_client import RegistryClient, is_host, parse_reference
 from aotgaudi.share.remote import Remote, without_password
 
 _SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://")

@@ -29,11 +29,11 @@ from aotgaudi.share.remote import (
     MAX_POINTER_BYTES,
     Download,
     Pointer,
+    TransientError,
     check_name,
     load_pointer,
     without_password,
 )
-from aotgaudi.share.retry import TransientError
 from aotgaudi.store.cas import find_fault
 from aotgaudi.store.records import LARGEST_RECORD_BYTES
 

@@ -1,11 +1,9 @@
-"""An OCI registry, and a repository in it as a remote (opencontainers/distribution-spec, v1.1).
+"""A repository of an OCI registry as a remote (opencontainers/distribution-spec, v1.1).
 
-`Registry` has blobs by digest and manifests by tag or digest. A tag is resolved once, and what it named is then fetched
-by digest. We hash the bytes of a manifest; they must have the digest that we asked for, and the one that the registry
-names.
+A tag is resolved once, and what it named is then fetched by digest. We hash the bytes of a manifest; they must have the
+digest that we asked for, and the one that the registry names.
 
-`RegistryRemote` keeps objects as blobs, and bundles and records as artifacts whose layers they are. A bundle is an
-artifact manifest::
+Objects are blobs; bundles and records are artifacts whose layers are these objects. A bundle is an artifact manifest::
 
     config   the bundle's index                    application/vnd.aotgaudi.bundle.index.v1+json
     layers   manifest, receipt and every object    application/vnd.aotgaudi.bundle.object.v1
@@ -25,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,9 +35,8 @@ from aotgaudi.errors import (
     MissingObjectError,
     RemoteError,
     SpecError,
-    StoreError,
-    store_error,
 )
+from aotgaudi.share.http_session import Body, FileBody
 from aotgaudi.share.oci import (
     BUNDLE_INDEX,
     BUNDLE_INDEX_TYPE,
@@ -62,123 +58,8 @@ from aotgaudi.share.registry_client import RegistryClient
 from aotgaudi.share.remote import Download, Pointer, check_name
 from aotgaudi.store.records import LARGEST_RECORD_BYTES
 
-_CHUNK_BYTES = 64 << 10
 _OCTETS = "application/octet-stream"
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-[0-9]{1,19}/(?:[0-9]{1,19}|\*)")
-
-
-@dataclass(frozen=True, slots=True)
-class FoundManifest:
-    """A manifest's bytes, and ``sha256:<hex>`` of them."""
-
-    data: bytes
-    digest: str
-
-
-class FileBody:
-    """A file as the body of a request, read again each time it is sent: a challenge makes a request go out twice.
-
-    `failure` is what was wrong with the file, if that made sending fail.
-    """
-
-    def __init__(self, path: Path, size_bytes: int) -> None:
-        self._path, self._size_bytes = path, size_bytes
-        self.failure: StoreError | None = None
-
-    def __len__(self) -> int:
-        """Bytes."""
-        return self._size_bytes
-
-    def __iter__(self) -> Iterator[bytes]:
-        """Yields exactly `len` bytes. Raises StoreError."""
-        rest = self._size_bytes
-        try:
-            with self._path.open("rb", buffering=0) as file:
-                while rest and (chunk := file.read(min(rest, _CHUNK_BYTES))):
-                    rest -= len(chunk)
-                    yield chunk
-        except OSError as error:
-            self.failure = store_error("read", self._path, error)
-            raise self.failure from error
-        if rest:
-            self.failure = StoreError(f"{self._path} has fewer than {self._size_bytes} bytes")
-            raise self.failure
-
-
-class Registry:
-    """One repository of a registry. Safe in threads. Methods raise TransientError and RemoteError."""
-
-    def __init__(self, client: RegistryClient) -> None:
-        self.client = client
-        self.label = client.reference.label
-
-    def has_blob(self, digest: Digest) -> bool:
-        """Whether the blob is there, with the right size."""
-        with self.client.request("HEAD", _blob(digest), (200, 404)) as response:
-            size = response.headers.get("Content-Length")
-            return response.status_code == 200 and size in (None, str(digest.size_bytes))
-
-    @contextlib.contextmanager
-    def read_blob(self, digest: Digest, offset: int = 0) -> Iterator[Download]:
-        """Opens a blob, from `offset` on where the registry can. Raises MissingObjectError."""
-        headers = {"Range": f"bytes={offset}-"} if offset else {}
-        with self.client.request("GET", _blob(digest), (200, 206, 404, 416), headers=headers) as response:
-            if response.status_code == 404:
-                raise MissingObjectError(f"{self.label} has no object {digest}")
-            if response.status_code == 416:  # It is shorter than what we have of it: from the start, then.
-                yield Download(0, iter(()))
-                return
-            start = _range_start(response) if response.status_code == 206 else 0
-            yield Download(start, self.client.chunks(response, digest.size_bytes - max(start, 0)))
-
-    def put_blob(self, digest: Digest, path: Path) -> None:
-        """Uploads the file at `path` as the blob `digest`, in one piece; the registry refuses another's bytes."""
-        body = FileBody(path, digest.size_bytes)
-        try:
-            self._upload(digest, body if len(body) else b"")
-        except RemoteError as error:
-            if body.failure is not None:
-                raise body.failure from error
-            raise
-
-    def put_bytes(self, digest: Digest, data: bytes) -> None:
-        """Uploads `data` as the blob `digest`."""
-        self._upload(digest, data)
-
-    def _upload(self, digest: Digest, body: FileBody | bytes) -> None:
-        with self.client.request("POST", "blobs/uploads/", (202,)) as response:
-            location = response.headers.get("Location", "")
-        if not location:
-            raise RemoteError(f"{self.label}: began an upload and did not say where it goes")
-        url = _with_digest(location, digest)
-        headers = {"Content-Type": _OCTETS, "Content-Length": str(len(body))}
-        with self.client.request("PUT", url, (201,), headers=headers, data=body) as response:
-            _check_named(self.label, response, f"sha256:{digest.sha256}")
-
-    def get_manifest(self, reference: str) -> FoundManifest | None:
-        """Returns the manifest of a tag or digest; None if the registry has none. Raises CorruptError."""
-        headers = {"Accept": f"{IMAGE_MANIFEST_TYPE}, {IMAGE_INDEX_TYPE}"}
-        with self.client.request("GET", _manifest(reference), (200, 404), headers=headers) as response:
-            if response.status_code == 404:
-                return None
-            data = self.client.read_document(response, MAX_MANIFEST_BYTES)
-            if len(data) > MAX_MANIFEST_BYTES:
-                raise RemoteError(
-                    f"{self.label}: manifest {reference} has more than {MAX_MANIFEST_BYTES} bytes"
-                )
-            digest = f"sha256:{sha256_bytes(data)}"
-            _check_named(self.label, response, digest)
-        if is_sha256(reference) and reference != digest:
-            raise CorruptError(f"{self.label}: manifest {reference} came with other bytes: {digest}")
-        return FoundManifest(data, digest)
-
-    def put_manifest(self, reference: str, data: bytes) -> str:
-        """Uploads a manifest as a tag (or its own digest), and returns its digest."""
-        digest = f"sha256:{sha256_bytes(data)}"
-        headers = {"Content-Type": IMAGE_MANIFEST_TYPE}
-        with self.client.request("PUT", _manifest(reference), (201,), headers=headers, data=data) as response:
-            _check_named(self.label, response, digest)
-        return digest
 
 
 def _blob(digest: Digest) -> str:
@@ -217,37 +98,90 @@ class BundleLayer:
 
 
 class RegistryRemote:
-    """See `remote.Remote`. A reference with a digest is read-only, and gives that bundle alone."""
+    """See `remote.Remote`. A reference with a digest is read-only, and gives that bundle alone. Safe in threads."""
 
     def __init__(self, client: RegistryClient) -> None:
-        self.registry = Registry(client)
+        self.client = client
         self.label = client.reference.label
         self._digest = client.reference.digest
         self._manifests: dict[str, ImageManifest] = {}
 
     def has(self, digest: Digest) -> bool:
         """See `Remote.has`."""
-        return self.registry.has_blob(digest)
+        with self.client.request("HEAD", _blob(digest), (200, 404)) as response:
+            size = response.headers.get("Content-Length")
+            return response.status_code == 200 and size in (None, str(digest.size_bytes))
 
-    def read(self, digest: Digest, offset: int = 0) -> AbstractContextManager[Download]:
+    @contextlib.contextmanager
+    def read(self, digest: Digest, offset: int = 0) -> Iterator[Download]:
         """See `Remote.read`."""
-        return self.registry.read_blob(digest, offset)
+        headers = {"Range": f"bytes={offset}-"} if offset else {}
+        with self.client.request("GET", _blob(digest), (200, 206, 404, 416), headers=headers) as response:
+            if response.status_code == 404:
+                raise MissingObjectError(f"{self.label} has no object {digest}")
+            if response.status_code == 416:  # It is shorter than what we have of it: from the start, then.
+                yield Download(0, iter(()))
+                return
+            start = _range_start(response) if response.status_code == 206 else 0
+            yield Download(start, self.client.chunks(response, digest.size_bytes - max(start, 0)))
 
     def put(self, digest: Digest, path: Path) -> None:
-        """See `Remote.put`. The registry hashes what it gets."""
+        """See `Remote.put`. The file goes in one piece, and the registry hashes what it gets."""
         self._require_tag()
-        self.registry.put_blob(digest, path)
+        body = FileBody(path, digest.size_bytes)
+        try:
+            self.put_bytes(digest, body if len(body) else b"")
+        except RemoteError as error:
+            if body.failure is not None:
+                raise body.failure from error
+            raise
+
+    def put_bytes(self, digest: Digest, body: Body) -> None:
+        """Uploads a blob; the registry hashes it."""
+        with self.client.request("POST", "blobs/uploads/", (202,)) as response:
+            location = response.headers.get("Location", "")
+        if not location:
+            raise RemoteError(f"{self.label}: began an upload and did not say where it goes")
+        url = _with_digest(location, digest)
+        headers = {"Content-Type": _OCTETS, "Content-Length": str(len(body))}
+        with self.client.request("PUT", url, (201,), headers=headers, data=body) as response:
+            _check_named(self.label, response, f"sha256:{digest.sha256}")
+
+    def get_manifest(self, reference: str) -> bytes | None:
+        """Returns the manifest of a tag or digest; None if the registry has none. Raises CorruptError."""
+        headers = {"Accept": f"{IMAGE_MANIFEST_TYPE}, {IMAGE_INDEX_TYPE}"}
+        with self.client.request("GET", _manifest(reference), (200, 404), headers=headers) as response:
+            if response.status_code == 404:
+                return None
+            data = self.client.read_document(response, MAX_MANIFEST_BYTES)
+            if len(data) > MAX_MANIFEST_BYTES:
+                raise RemoteError(
+                    f"{self.label}: manifest {reference} has more than {MAX_MANIFEST_BYTES} bytes"
+                )
+            digest = f"sha256:{sha256_bytes(data)}"
+            _check_named(self.label, response, digest)
+        if is_sha256(reference) and reference != digest:
+            raise CorruptError(f"{self.label}: manifest {reference} came with other bytes: {digest}")
+        return data
+
+    def put_manifest(self, reference: str, data: bytes) -> str:
+        """Uploads a manifest as a tag (or its own digest), and returns its digest."""
+        digest = f"sha256:{sha256_bytes(data)}"
+        headers = {"Content-Type": IMAGE_MANIFEST_TYPE}
+        with self.client.request("PUT", _manifest(reference), (201,), headers=headers, data=data) as response:
+            _check_named(self.label, response, digest)
+        return digest
 
     def get_record(self, key: str) -> bytes | None:
         """See `Remote.get_record`."""
-        found = self.registry.get_manifest(record_tag(key))
+        found = self.get_manifest(record_tag(key))
         if found is None:
             return None
-        manifest = self._parse(found.data, record_tag(key))
+        manifest = self._parse(found, record_tag(key))
         record = manifest.config.content
         if manifest.config.media_type != RECORD_TYPE or record.size_bytes > LARGEST_RECORD_BYTES:
-            return b""  # Some other thing, under that tag: no record.
-        with self.registry.read_blob(record) as download:
+            return b""  # The tag names something else, which is no record.
+        with self.read(record) as download:
             data = b""
             for chunk in download.chunks:
                 data += chunk
@@ -258,8 +192,10 @@ class RegistryRemote:
     def put_record(self, key: str, data: bytes, digests: Iterable[Digest]) -> None:
         """See `Remote.put_record`."""
         self._require_tag()
-        record = self._put_small(data)
-        self.registry.put_manifest(record_tag(key), dump_record_manifest(record, digests))
+        record = Digest.of(data)
+        if not self.has(record):
+            self.put_bytes(record, data)
+        self.put_manifest(record_tag(key), dump_record_manifest(record, digests))
 
     def resolve(self, name: str) -> Pointer | None:
         """See `Remote.resolve`."""
@@ -274,17 +210,16 @@ class RegistryRemote:
     def publish(self, name: str, pointer: Pointer, digests: Iterable[Digest]) -> str:
         """See `Remote.publish`. Returns the reference with the digest of the artifact manifest."""
         self._require_tag()
-        data = dump_bundle(pointer, digests)
-        return f"{self.label}@{self.registry.put_manifest(check_name(name), data)}"
+        return f"{self.label}@{self.put_manifest(check_name(name), dump_bundle(pointer, digests))}"
 
     def _manifest(self, name: str) -> ImageManifest | None:
         """What `name`, or the digest of the reference, means; resolved once, and then remembered."""
         reference = self._digest or check_name(name)
         if reference not in self._manifests:
-            found = self.registry.get_manifest(reference)
+            found = self.get_manifest(reference)
             if found is None:
                 return None
-            self._manifests[reference] = self._parse(found.data, reference)
+            self._manifests[reference] = self._parse(found, reference)
         return self._manifests[reference]
 
     def _parse(self, data: bytes, reference: str) -> ImageManifest:
@@ -297,12 +232,6 @@ class RegistryRemote:
             except ManifestError:
                 raise RemoteError(str(error)) from error
             raise RemoteError(f"{noun} is of several platforms; name the digest of one of them") from error
-
-    def _put_small(self, data: bytes) -> Digest:
-        digest = Digest.of(data)
-        if not self.registry.has_blob(digest):
-            self.registry.put_bytes(digest, data)
-        return digest
 
     def _require_tag(self) -> None:
         if self._digest is not None:

@@ -7,21 +7,26 @@ authentication). The challenge is answered once, and the answer is kept for the 
 A password is sent to the registry that it was configured for and to no other host: not where a redirect leads,
 not to the location of an upload, and to a realm elsewhere only where the user allowed that host. Plain http is spoken
 by a registry on this machine with this machine, and otherwise only where it was allowed; no message carries a password.
+
+A reference is ``HOST[:PORT]/REPOSITORY[:TAG][@sha256:...]``. The grammar is that of distribution/reference, except that the
+host is required: there is no default registry.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urljoin
 
-from aotgaudi.errors import RemoteError
+from aotgaudi.errors import RemoteError, SpecError
 from aotgaudi.share.credentials import Credentials
 from aotgaudi.share.http_session import (
     DEFAULT_LIMITS,
@@ -33,8 +38,7 @@ from aotgaudi.share.http_session import (
     translated,
     within,
 )
-from aotgaudi.share.reference import Reference, is_loopback
-from aotgaudi.share.retry import TransientError
+from aotgaudi.share.remote import TransientError
 
 if TYPE_CHECKING:
     from requests import Response, Session
@@ -50,6 +54,59 @@ _REST_SECONDS = 2.0
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _KEEPS_METHOD = frozenset({307, 308})
 _PARAMETER = re.compile(r'([A-Za-z]+)="([^"]*)"')
+_HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?"
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_REFERENCE = re.compile(
+    rf"(?P<host>{_HOST})/(?P<repository>{_PART}(?:/{_PART})*)"
+    r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
+_MAX_REPOSITORY = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A repository in a registry, and, where they are given, a tag and the digest of a manifest."""
+
+    host: str
+    repository: str
+    tag: str | None = None
+    digest: str | None = None
+
+    @property
+    def label(self) -> str:
+        """``HOST/REPOSITORY``."""
+        return f"{self.host}/{self.repository}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether the registry is on this machine."""
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``HOST[:PORT]`` is this machine."""
+    name = host.rpartition(":")[0] if re.search(r":[0-9]+$", host) else host
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def is_host(text: str) -> bool:
+    """Whether the part before the first slash reads as a host: it has a dot or a port, or is localhost."""
+    return text == "localhost" or "." in text or ":" in text
+
+
+def parse_reference(text: str) -> Reference:
+    """Parses a reference. Raises SpecError."""
+    found = _REFERENCE.fullmatch(text)
+    if found is None or not is_host(found["host"]) or len(found["repository"]) > _MAX_REPOSITORY:
+        raise SpecError(
+            f"{text:.200}", "is no reference", "HOST/REPOSITORY[:TAG][@sha256:DIGEST], in lower case"
+        )
+    return Reference(found["host"], found["repository"], found["tag"], found["digest"])
 
 
 class RegistryClient:

@@ -1,11 +1,11 @@
 """Remotes: places where stores and bundles are shared. What a remote must offer, and what is kept there.
 
 A remote holds three kinds of things. Objects are named by their digest. Records are named by their key, as in a store
-(records.py). A pointer is a name that people choose (``latest``, ``v1.2``), and says which bundle that is. Objects come
-first, then what names them: whoever can read a record or a pointer finds its objects.
+(records.py). A pointer is a name that people choose (``latest``, ``v1.2``) for a bundle. A writer puts objects first, then
+what names them, so a reader of a record or a pointer finds its objects.
 
-Nothing that a remote says is believed: we hash the objects that we receive (transfer.py) and check the records. Two
-writers of one object or record write equally good bytes, so the last one may win.
+We do not trust a remote: we hash the objects that we receive (transfer.py) and check the records. Two writers of one object
+or record write equally good bytes, so the last one may win.
 
 A pointer is the canonical JSON (RFC 8785) of::
 
@@ -19,11 +19,12 @@ Versions: 1 (first).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from pydantic import Field
 
@@ -33,6 +34,8 @@ from aotgaudi.errors import RemoteError
 
 POINTER_SCHEMA: Literal["aotgaudi.pointer/1"] = "aotgaudi.pointer/1"
 MAX_POINTER_BYTES = 4096
+
+T = TypeVar("T")
 
 _USER_INFO = re.compile(r"://[^/@\s]*@")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -112,3 +115,53 @@ class Remote(Protocol):
     def publish(self, name: str, pointer: Pointer, digests: Iterable[Digest]) -> str:
         """Points `name` at the bundle of `pointer`, whose `digests` are there. Returns a reference to just that bundle."""
         ...
+
+
+# Trying again
+
+
+class TransientError(RemoteError):
+    """A remote that may answer when it is asked again. `wait_seconds` is what it asked for, if it did."""
+
+    def __init__(self, message: str, wait_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.wait_seconds = wait_seconds
+
+
+@dataclass(frozen=True)
+class Retry:
+    """At most `num_attempts`, with waits of 0.5, 1, 2, ... seconds between them, none above `longest_wait_seconds`.
+
+    No attempt begins once `longest_seconds` have passed since the first began, so slow attempts are few.
+
+    Tests bring their own `sleep` and `clock` (seconds, monotonic).
+    """
+
+    num_attempts: int = 5
+    first_wait_seconds: float = 0.5
+    longest_wait_seconds: float = 20.0
+    longest_seconds: float = 60.0
+    sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+
+    def call(self, action: Callable[[], T]) -> T:
+        """Runs `action` until it raises no TransientError. Raises the last one, and every other error at once."""
+        began = self.clock()
+        for attempt in range(self.num_attempts - 1):
+            try:
+                return action()
+            except TransientError as error:
+                if self.is_over(began):
+                    raise
+                self.wait(attempt, error)
+        return action()
+
+    def is_over(self, began: float) -> bool:
+        """Whether no attempt may begin any more, the first having begun at `began` (by `clock`)."""
+        return self.clock() - began > self.longest_seconds
+
+    def wait(self, attempt: int, error: TransientError) -> None:
+        """Waits after the failure number `attempt` (from 0): as long as the remote asked for, within our bound."""
+        backoff = self.first_wait_seconds * 2**attempt
+        asked = backoff if error.wait_seconds is None else max(backoff, error.wait_seconds)
+        self.sleep(min(asked, self.longest_wait_seconds))

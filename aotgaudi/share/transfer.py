@@ -32,8 +32,7 @@ from aotgaudi.errors import (
     store_error,
 )
 from aotgaudi.files import make_directories, place
-from aotgaudi.share.remote import Remote
-from aotgaudi.share.retry import Retry, TransientError
+from aotgaudi.share.remote import Remote, Retry, TransientError
 from aotgaudi.store.cas import find_fault
 
 _CHUNK_BYTES = 1 << 20

@@ -23,7 +23,7 @@ from aotgaudi.llm.running import ModelOptions, Observers
 from aotgaudi.llm.start import start
 from aotgaudi.share.directory_remote import DirectoryRemote
 from aotgaudi.share.push_pull import pull_bundle, push_bundle
-from aotgaudi.share.retry import Retry
+from aotgaudi.share.remote import Retry
 from aotgaudi.share.transfer import Conduct, Sources
 from tests.launches import a_launch
 from tests.unit.bundle.conftest import CAPTURED, LAUNCH, LAUNCH_ID, SealedCapture

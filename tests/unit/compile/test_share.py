@@ -15,7 +15,7 @@ from aotgaudi.compile.share import Share, pull_entries, push_plan
 from aotgaudi.errors import CorruptError, RemoteError
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.share.directory_remote import DirectoryRemote
-from aotgaudi.share.retry import Retry
+from aotgaudi.share.remote import Retry
 from aotgaudi.share.transfer import Conduct, Sources
 from aotgaudi.store.cas import object_path
 from aotgaudi.store.store import Store

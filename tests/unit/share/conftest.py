@@ -8,10 +8,9 @@ import pytest
 
 from aotgaudi.share.credentials import Credentials
 from aotgaudi.share.http_session import DEFAULT_LIMITS, Limits
-from aotgaudi.share.reference import parse_reference
 from aotgaudi.share.registry import RegistryRemote
-from aotgaudi.share.registry_client import RegistryClient
-from aotgaudi.share.retry import Retry
+from aotgaudi.share.registry_client import RegistryClient, parse_reference
+from aotgaudi.share.remote import Retry
 from aotgaudi.share.transfer import Conduct
 from tests.unit.bundle.conftest import Sealed, captured, sealed
 from tests.unit.share.fake_registry import FakeRegistry, fake_registry

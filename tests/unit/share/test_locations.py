@@ -10,8 +10,8 @@ from aotgaudi.errors import RemoteError, SpecError
 from aotgaudi.share.directory_remote import DirectoryRemote
 from aotgaudi.share.locations import open_remote, registry_host
 from aotgaudi.share.object_store_remote import ObjectStoreRemote
-from aotgaudi.share.reference import Reference, parse_reference
 from aotgaudi.share.registry import RegistryRemote
+from aotgaudi.share.registry_client import Reference, parse_reference
 
 HEX = "a" * 64
 

@@ -12,10 +12,9 @@ import pytest
 from aotgaudi.digest import Digest
 from aotgaudi.errors import RemoteError
 from aotgaudi.share.credentials import Credentials, Login
-from aotgaudi.share.reference import parse_reference
-from aotgaudi.share.registry import Registry
-from aotgaudi.share.registry_client import RegistryClient
-from aotgaudi.share.retry import TransientError
+from aotgaudi.share.registry import RegistryRemote
+from aotgaudi.share.registry_client import RegistryClient, parse_reference
+from aotgaudi.share.remote import TransientError
 from aotgaudi.share.transfer import in_threads
 from tests.unit.share.conftest import remote_of
 from tests.unit.share.fake_registry import FakeRegistry, Handler, ask_for_basic, fake_registry, on, status
@@ -57,7 +56,7 @@ def test_a_password_answers_a_registry_that_wants_one(registry: FakeRegistry, tm
     remote = remote_of(registry, credentials=given(registry))
     (tmp_path / "blob").write_bytes(b"bytes")
 
-    remote.registry.put_bytes(Digest.of(b"bytes"), b"bytes")
+    remote.put_bytes(Digest.of(b"bytes"), b"bytes")
     remote.put(Digest.of(b"bytes"), tmp_path / "blob")
 
     assert registry.blobs
@@ -83,7 +82,7 @@ def test_a_token_is_fetched_anonymously_and_again_for_more_rights(registry: Fake
     remote = remote_of(registry)
 
     assert not remote.has(Digest.of(b"bytes"))
-    remote.registry.put_bytes(Digest.of(b"bytes"), b"bytes")
+    remote.put_bytes(Digest.of(b"bytes"), b"bytes")
     assert remote.has(Digest.of(b"bytes"))
 
 
@@ -131,7 +130,7 @@ def test_a_password_does_not_go_where_an_upload_is_led(
     registry.faults.append(on("POST", "/uploads/", status(202, Location=location)))
     remote = remote_of(registry, credentials=given(registry))
 
-    remote.registry.put_bytes(Digest.of(b"bytes"), b"bytes")
+    remote.put_bytes(Digest.of(b"bytes"), b"bytes")
 
     assert elsewhere.num_requests("PUT") == 1
     assert elsewhere.authorizations == [None]
@@ -145,7 +144,7 @@ def test_a_password_does_not_answer_where_an_upload_is_led(
     registry.faults.append(on("POST", "/uploads/", status(202, Location=location)))
 
     with pytest.raises(RemoteError, match="not authorised"):
-        remote_of(registry, credentials=given(registry)).registry.put_bytes(Digest.of(b"bytes"), b"bytes")
+        remote_of(registry, credentials=given(registry)).put_bytes(Digest.of(b"bytes"), b"bytes")
     assert elsewhere.authorizations == [None]
 
 
@@ -202,7 +201,7 @@ def test_a_registry_on_this_machine_leads_nobody_elsewhere_in_the_clear(
 ) -> None:
     client = remote_of(
         registry, credentials=given(registry, "other.example", "10.0.0.1:5000")
-    ).registry.client
+    ).client
 
     with pytest.raises(RemoteError, match="leads to plain http"):
         client._fetch_token({"realm": url})
@@ -221,7 +220,7 @@ def test_a_url_that_two_readers_read_differently_is_not_followed(
     registry.faults.append(on("POST", "/uploads/", status(202, Location=location)))
 
     with pytest.raises(RemoteError, match="led to a URL that"):
-        remote_of(registry, credentials=given(registry)).registry.put_bytes(Digest.of(b"x"), b"x")
+        remote_of(registry, credentials=given(registry)).put_bytes(Digest.of(b"x"), b"x")
     assert elsewhere.log == []
 
 
@@ -244,7 +243,7 @@ def test_threads_that_need_different_tokens_all_get_theirs(registry: FakeRegistr
 
     def work(number: int) -> None:
         if number % 2:
-            remote.registry.put_bytes(Digest.of(b"%d" % number), b"%d" % number)
+            remote.put_bytes(Digest.of(b"%d" % number), b"%d" % number)
         else:
             remote.has(Digest.of(b""))
 
@@ -269,11 +268,11 @@ def test_plain_http_is_for_loopback_or_where_it_is_allowed() -> None:
 
 def test_an_upload_is_not_led_to_plain_http(registry: FakeRegistry) -> None:
     remote = remote_of(registry)
-    remote.registry.client.is_plain = False
+    remote.client.is_plain = False
 
     with (
         pytest.raises(RemoteError, match="leads to plain http"),
-        remote.registry.client.request("PUT", f"http://{registry.host}/upload", (201,)),
+        remote.client.request("PUT", f"http://{registry.host}/upload", (201,)),
     ):
         pass
 
@@ -282,7 +281,7 @@ def test_a_registry_that_is_not_there_is_transient_and_said_in_one_line() -> Non
     client = RegistryClient(parse_reference("127.0.0.1:1/team/x"), Credentials())
 
     with pytest.raises(TransientError, match=r"^127.0.0.1:1/team/x: .*Connection refused$") as caught:
-        Registry(client).get_manifest("v1")
+        RegistryRemote(client).get_manifest("v1")
     assert "\n" not in str(caught.value)
 
 

@@ -17,9 +17,8 @@ from aotgaudi.errors import (
     StoreError,
 )
 from aotgaudi.share.push_pull import pull_bundle, push_bundle
-from aotgaudi.share.registry import Registry, RegistryRemote, record_tag
-from aotgaudi.share.remote import Pointer
-from aotgaudi.share.retry import TransientError
+from aotgaudi.share.registry import RegistryRemote, record_tag
+from aotgaudi.share.remote import Pointer, TransientError
 from aotgaudi.share.transfer import Conduct, Sources, receive
 from aotgaudi.store.records import dump_record
 from tests.unit.bundle.conftest import Sealed
@@ -117,7 +116,7 @@ def test_a_registry_that_names_another_digest_than_it_sends_is_refused(registry:
     registry.faults.append(on("GET", "/manifests/", status(200, b"{}", Docker_Content_Digest=lie)))
 
     with pytest.raises(CorruptError, match="names sha256:0000"):
-        remote_of(registry).registry.get_manifest("v1")
+        remote_of(registry).get_manifest("v1")
 
 
 @pytest.mark.parametrize("code", [500, 502, 503, 504, 429])
@@ -342,6 +341,6 @@ def test_connections_are_used_again(registry: FakeRegistry, remote: RegistryRemo
 
     registry.faults.append(note)
     for number in range(5):
-        Registry(remote.registry.client).put_bytes(Digest.of(b"%d" % number), b"%d" % number)
+        RegistryRemote(remote.client).put_bytes(Digest.of(b"%d" % number), b"%d" % number)
 
     assert len(ports) == 1

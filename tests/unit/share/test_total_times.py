@@ -14,7 +14,7 @@ from aotgaudi.errors import MissingObjectError, RemoteError
 from aotgaudi.share.http_session import Limits, within
 from aotgaudi.share.object_store_remote import ObjectStoreRemote
 from aotgaudi.share.registry import RegistryRemote
-from aotgaudi.share.retry import Retry, TransientError
+from aotgaudi.share.remote import Retry, TransientError
 from tests.unit.share.conftest import remote_of
 from tests.unit.share.fake_registry import FakeRegistry, Handler, on, status, trickle
 
