@@ -31,7 +31,7 @@ import aotgaudi.graphs
 from aotgaudi.backends.base import Target, require_installed, version_of
 from aotgaudi.bundle.receipt import UnitRecord
 from aotgaudi.digest import Digest, Key, canonical_json, framed, sha256_bytes, sha256_source
-from aotgaudi.document import Value
+from aotgaudi.document import Sha256, Value
 from aotgaudi.entries import Entry, SamplerEntry
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.cas import ObjectStore
@@ -189,7 +189,7 @@ class ProgramRow(Value):
     """A traced program. `program` is the digest of its JSON, `units` maps unit keys to sources, `constants` is a digest."""
 
     program: str
-    units: dict[str, UnitSource]
+    units: dict[Sha256, UnitSource]
     constants: str | None = None
     components: dict[str, str] = Field(default_factory=dict)
 

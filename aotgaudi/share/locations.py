@@ -16,8 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from aotgaudi.errors import SpecError
 from aotgaudi.share.credentials import NO_CREDENTIALS, Credentials
-from aotgaudi.share.directory_remote import DirectoryRemote
-from aotgaudi.share.object_store_remote import ObjectStoreRemote
+from aotgaudi.share.file_remotes import DirectoryRemote, ObjectStoreRemote
 from aotgaudi.share.registry import RegistryRemote
 from aotgaudi.share.registry_client import RegistryClient, is_host, parse_reference
 from aotgaudi.share.remote import Remote, without_password

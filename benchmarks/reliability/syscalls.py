@@ -41,7 +41,7 @@ from aotgaudi.compile.share import pull_entries, push_plan
 from aotgaudi.compile.workers import Done
 from aotgaudi.errors import AotGaudiError, CompileError
 from aotgaudi.manifest.manifest import Manifest, dumps
-from aotgaudi.share.directory_remote import DirectoryRemote
+from aotgaudi.share.file_remotes import DirectoryRemote
 from aotgaudi.share.remote import Retry
 from aotgaudi.share.transfer import Conduct, Sources
 from aotgaudi.store.store import Store

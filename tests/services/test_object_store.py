@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.digest import Digest
-from aotgaudi.share.object_store_remote import ObjectStoreRemote
+from aotgaudi.share.file_remotes import ObjectStoreRemote
 from tests.services.conftest import aotgaudi, files, run
 from tests.unit.bundle.conftest import Sealed
 from tests.unit.compile.test_share import built

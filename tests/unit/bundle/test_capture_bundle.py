@@ -21,7 +21,7 @@ from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, SpecError, UntrustedError
 from aotgaudi.llm.running import ModelOptions, Observers
 from aotgaudi.llm.start import start
-from aotgaudi.share.directory_remote import DirectoryRemote
+from aotgaudi.share.file_remotes import DirectoryRemote
 from aotgaudi.share.push_pull import pull_bundle, push_bundle
 from aotgaudi.share.remote import Retry
 from aotgaudi.share.transfer import Conduct, Sources

@@ -14,10 +14,11 @@ from aotgaudi.compile.plan import Plan, make_plan
 from aotgaudi.compile.share import Share, pull_entries, push_plan
 from aotgaudi.errors import CorruptError, RemoteError
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.share.directory_remote import DirectoryRemote
+from aotgaudi.share.file_remotes import DirectoryRemote
 from aotgaudi.share.remote import Retry
 from aotgaudi.share.transfer import Conduct, Sources
 from aotgaudi.store.cas import object_path
+from aotgaudi.store.records import dump_record
 from aotgaudi.store.store import Store
 from tests.workload import SPEC_TEXT, key_of, seed, tiny_spec
 
@@ -155,6 +156,22 @@ def test_a_record_that_is_none_is_a_miss_and_the_next_remote_is_asked(
     assert plan_of(empty).is_complete
     assert len(warnings) == len(list((remote.root / "records").rglob("*.json")))
     assert all("counts for nothing" in line and "\n" not in line for line in warnings)
+
+
+def test_a_record_that_names_a_unit_by_no_key_is_a_miss_with_a_warning(
+    built: Store, empty: Store, remote: DirectoryRemote, conduct: Conduct, warnings: list[str]
+) -> None:
+    push_plan(plan_of(built), built, remote, conduct)
+    for state in plan_of(built).programs:
+        assert state.row is not None
+        value = state.row.model_dump(mode="json")
+        value["units"] = {f"../../{key}": unit for key, unit in value["units"].items()}
+        remote.put_record(state.key.hex, dump_record(state.key.hex, value), [])
+
+    pull(empty, conduct, remote)
+
+    assert len(warnings) == len(plan_of(empty).untraced) == len(plan_of(built).programs)
+    assert all("counts for nothing" in line for line in warnings)
 
 
 def test_a_record_of_another_key_is_no_answer(

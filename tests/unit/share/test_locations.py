@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.errors import RemoteError, SpecError
-from aotgaudi.share.directory_remote import DirectoryRemote
+from aotgaudi.share.file_remotes import DirectoryRemote, ObjectStoreRemote
 from aotgaudi.share.locations import open_remote, registry_host
-from aotgaudi.share.object_store_remote import ObjectStoreRemote
 from aotgaudi.share.registry import RegistryRemote
 from aotgaudi.share.registry_client import Reference, parse_reference
 

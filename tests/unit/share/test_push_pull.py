@@ -19,7 +19,7 @@ from aotgaudi.bundle.trust import SignaturePolicy, TrustPolicy
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError, StoreError, UntrustedError
-from aotgaudi.share.directory_remote import DirectoryRemote
+from aotgaudi.share.file_remotes import DirectoryRemote
 from aotgaudi.share.push_pull import pull_bundle, push_bundle
 from aotgaudi.share.remote import Download, Pointer, Retry
 from aotgaudi.share.transfer import Conduct, Sources

@@ -199,9 +199,7 @@ def test_a_password_is_not_sent_to_a_realm_in_the_clear() -> None:
 def test_a_registry_on_this_machine_leads_nobody_elsewhere_in_the_clear(
     registry: FakeRegistry, url: str
 ) -> None:
-    client = remote_of(
-        registry, credentials=given(registry, "other.example", "10.0.0.1:5000")
-    ).client
+    client = remote_of(registry, credentials=given(registry, "other.example", "10.0.0.1:5000")).client
 
     with pytest.raises(RemoteError, match="leads to plain http"):
         client._fetch_token({"realm": url})

@@ -11,8 +11,8 @@ import pytest
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import MissingObjectError, RemoteError
+from aotgaudi.share.file_remotes import ObjectStoreRemote
 from aotgaudi.share.http_session import Limits, within
-from aotgaudi.share.object_store_remote import ObjectStoreRemote
 from aotgaudi.share.registry import RegistryRemote
 from aotgaudi.share.remote import Retry, TransientError
 from tests.unit.share.conftest import remote_of

@@ -13,7 +13,7 @@ import pytest
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError, StoreError
-from aotgaudi.share.directory_remote import DirectoryRemote
+from aotgaudi.share.file_remotes import DirectoryRemote
 from aotgaudi.share.remote import Download, Retry, TransientError
 from aotgaudi.share.transfer import Conduct, Sources, in_threads, receive, send
 from tests.unit.failing import raising

@@ -1,29 +1,47 @@
-"""An object store (S3 and what else fsspec speaks) as a remote.
+"""Directories and object stores as remotes, with one layout.
 
 ::
 
-    <prefix>/objects/sha256/xx/<hex>
-    <prefix>/records/xx/<key>.json
-    <prefix>/bundles/<name>           pointers (remote.py)
+    objects/sha256/xx/<hex>   as in a store
+    records/xx/<key>.json     as in a store
+    bundles/<name>            pointers (remote.py)
+    tmp/                      what is being written to a directory
 
-fsspec's file systems raise whatever their libraries raise. All of that becomes RemoteError here. Errors that are not
-known to be final count as transient, and are retried a bounded number of times.
+A directory (on a shared file system, a mounted volume, a memory stick) is written as a store is: each file whole or not at
+all.
 
-Objects are read in parts, with a total time for each. fsspec reads a part whole before it gives it to us, so the store is
-trusted to send no more than the range that it was asked for.
+An object store is S3, or what else fsspec speaks. fsspec's file systems raise whatever their libraries raise; all of that
+becomes RemoteError here. Errors that are not known to be final count as transient, and are retried a bounded number of
+times. Objects are read in parts, with a total time for each. fsspec reads a part whole before it gives it to us, so the
+store is trusted to send no more than the range that it was asked for.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from aotgaudi.digest import Digest
-from aotgaudi.errors import CorruptError, ManifestError, MissingObjectError, RemoteError, first_line
+from aotgaudi.errors import (
+    CorruptError,
+    ManifestError,
+    MissingObjectError,
+    RemoteError,
+    first_line,
+    store_error,
+)
+from aotgaudi.files import (
+    NotRegularError,
+    open_descriptor,
+    place,
+    temporary_file,
+)
 from aotgaudi.share.http_session import DEFAULT_LIMITS, Limits, within
 from aotgaudi.share.remote import (
     MAX_POINTER_BYTES,
@@ -34,17 +52,129 @@ from aotgaudi.share.remote import (
     load_pointer,
     without_password,
 )
-from aotgaudi.store.cas import find_fault
-from aotgaudi.store.records import LARGEST_RECORD_BYTES
+from aotgaudi.store.cas import ABSENT_ERRORS, Fault, ObjectStore, find_fault, object_path, read_bounded
+from aotgaudi.store.records import LARGEST_RECORD_BYTES, RecordStore
 
+_CHUNK_BYTES = 1 << 20
 _PART_BYTES = 8 << 20
-"""One request, and what one thread holds in memory."""
+"""One request to an object store, and what one thread holds in memory."""
+_RECORD_MODE, _POINTER_MODE = 0o444, 0o644
 _FINAL_WORDS = ("NoSuchBucket", "InvalidAccessKeyId", "SignatureDoesNotMatch", "Unable to locate credentials")
 
 T = TypeVar("T")
 
 
-class ObjectStoreRemote:
+class _FileRemote(ABC):
+    """What both have in common: the names of small files, and what is in them."""
+
+    label: str
+
+    @abstractmethod
+    def _read_small(self, name: str, max_bytes: int) -> bytes | None:
+        """Returns the bytes of a file; None if there is none. Raises RemoteError, also if it is larger."""
+
+    @abstractmethod
+    def _write_small(self, name: str, data: bytes) -> None:
+        """Writes a file, whole or not at all."""
+
+    def get_record(self, key: str) -> bytes | None:
+        """See `Remote.get_record`."""
+        return self._read_small(_record(key), LARGEST_RECORD_BYTES)
+
+    def put_record(self, key: str, data: bytes, digests: Iterable[Digest]) -> None:
+        """See `Remote.put_record`."""
+        self._write_small(_record(key), data)
+
+    def resolve(self, name: str) -> Pointer | None:
+        """See `Remote.resolve`."""
+        data = self._read_small(_pointer(name), MAX_POINTER_BYTES)
+        try:
+            return None if data is None else load_pointer(data)
+        except ManifestError as error:
+            raise RemoteError(f"{self.label}: {_pointer(name)}: {error}") from error
+
+    def publish(self, name: str, pointer: Pointer, digests: Iterable[Digest]) -> str:
+        """See `Remote.publish`."""
+        self._write_small(_pointer(name), pointer.dumps())
+        return f"{self.label} {name}"
+
+
+def _record(key: str) -> str:
+    return RecordStore(Path()).path(key).as_posix()
+
+
+def _pointer(name: str) -> str:
+    return f"bundles/{check_name(name)}"
+
+
+class DirectoryRemote(_FileRemote):
+    """The remote at `root`, which is made when something is first put there. See `remote.Remote`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        self.label = str(root)
+        self._objects = ObjectStore(self.root)
+
+    def has(self, digest: Digest) -> bool:
+        """See `Remote.has`."""
+        return self._objects.has(digest)
+
+    @contextlib.contextmanager
+    def read(self, digest: Digest, offset: int = 0) -> Iterator[Download]:
+        """See `Remote.read`."""
+        path = object_path(self.root, digest)
+        try:
+            descriptor = open_descriptor(path)
+        except NotRegularError as error:
+            raise MissingObjectError(f"{self.label}: {path} is {error.strerror}") from error
+        except OSError as error:
+            if error.errno in ABSENT_ERRORS:
+                raise MissingObjectError(f"{self.label} has no object {digest}") from error
+            raise _refusal("read", path, error) from error
+        try:
+            os.lseek(descriptor, offset, os.SEEK_SET)
+            yield Download(offset, _chunks(descriptor, path))
+        finally:
+            os.close(descriptor)
+
+    def put(self, digest: Digest, path: Path) -> None:
+        """See `Remote.put`."""
+        found = self._objects.put_file(path)
+        if found != digest:
+            raise CorruptError(f"{path} is not object {digest}: it has {found}")
+
+    def _read_small(self, name: str, max_bytes: int) -> bytes | None:
+        data = read_bounded(self.root / name, max_bytes)
+        if not isinstance(data, Fault):
+            return data
+        if data.state == "missing":
+            return None
+        raise RemoteError(f"{self.root / name}: {data.reason}")
+
+    def _write_small(self, name: str, data: bytes) -> None:
+        path = self.root / name
+        try:
+            with temporary_file(self.root / "tmp") as file:
+                file.write(data)
+                file.settle(_RECORD_MODE if name.startswith("records/") else _POINTER_MODE)
+                place(file.path, path, path.exists)
+        except OSError as error:
+            raise _refusal("write", path, error, len(data)) from error
+
+
+def _chunks(descriptor: int, path: Path) -> Iterator[bytes]:
+    try:
+        while chunk := os.read(descriptor, _CHUNK_BYTES):
+            yield chunk
+    except OSError as error:
+        raise _refusal("read", path, error) from error
+
+
+def _refusal(doing: str, path: Path, error: OSError, needed_bytes: int = 0) -> RemoteError:
+    return RemoteError(str(store_error(doing, path, error, needed_bytes=needed_bytes)))
+
+
+class ObjectStoreRemote(_FileRemote):
     """The remote at `url`, e.g. ``s3://bucket/prefix``. See `remote.Remote`.
 
     Raises RemoteError where fsspec, or what it needs for this kind of URL, is missing.
@@ -103,29 +233,6 @@ class ObjectStoreRemote:
             raise CorruptError(f"{path} is not object {digest}: {fault.reason}")
         self._run(partial(self._files.put_file, str(path), self._object(digest)), digest.size_bytes)
 
-    def get_record(self, key: str) -> bytes | None:
-        """See `Remote.get_record`."""
-        return self._read_small(f"records/{key[:2]}/{key}.json", LARGEST_RECORD_BYTES)
-
-    def put_record(self, key: str, data: bytes, digests: Iterable[Digest]) -> None:
-        """See `Remote.put_record`."""
-        path = self._path(f"records/{key[:2]}/{key}.json")
-        self._run(partial(self._files.pipe_file, path, data))
-
-    def resolve(self, name: str) -> Pointer | None:
-        """See `Remote.resolve`."""
-        data = self._read_small(f"bundles/{check_name(name)}", MAX_POINTER_BYTES)
-        try:
-            return None if data is None else load_pointer(data)
-        except ManifestError as error:
-            raise RemoteError(f"{self.label}: bundles/{name}: {error}") from error
-
-    def publish(self, name: str, pointer: Pointer, digests: Iterable[Digest]) -> str:
-        """See `Remote.publish`."""
-        path = self._path(f"bundles/{check_name(name)}")
-        self._run(partial(self._files.pipe_file, path, pointer.dumps()))
-        return f"{self.label} {name}"
-
     def _read_small(self, name: str, max_bytes: int) -> bytes | None:
         path = self._path(name)
         found = self._find(partial(self._files.info, path))
@@ -135,6 +242,9 @@ class ObjectStoreRemote:
         if size_bytes > max_bytes:
             raise RemoteError(f"{self.label}: {name} has {size_bytes} bytes, at most {max_bytes} are read")
         return self._part(path, 0, max_bytes)
+
+    def _write_small(self, name: str, data: bytes) -> None:
+        self._run(partial(self._files.pipe_file, self._path(name), data))
 
     def _object(self, digest: Digest) -> str:
         return self._path(f"objects/sha256/{digest.sha256[:2]}/{digest.sha256}")
