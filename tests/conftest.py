@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,15 @@ settings.load_profile("aotgaudi")
 _TURNS = "aotgaudi_turns"
 _TURNS_KEY = pytest.StashKey[str]()
 _LONGEST_FIRST = ("integration", "e2e", "services", "property", "unit")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _signals_are_left_alone() -> Iterator[None]:
+    """A module that leaves a signal ignored or caught would fail others, whose child processes inherit that."""
+    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGCHLD)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    assert [signal.getsignal(number) for number in numbers] == before
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -124,7 +124,7 @@ def build_wheel(folder: Path) -> None:
     subprocess.run([sys.executable, "-c", code, folder], cwd=ROOT, check=True, capture_output=True)
 
 
-def answer_of(image: Image, command: Sequence[str], folder: Path) -> str:
+def answer_of(image: Image, command: Sequence[str], folder: Path, *, api_key: str = "") -> str:
     """Builds the image, starts `command` in it, and returns what it completes. Port 8000 is another's, maybe."""
     port = free_port()
     started = shlex.join(image.inside([*command, f"--port={port}"]))
@@ -138,7 +138,10 @@ def answer_of(image: Image, command: Sequence[str], folder: Path) -> str:
     try:
         wait_ready(process, port, log)
         body = {"prompt": "the quick", "max_tokens": 4, "temperature": 0}
-        response = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60)
+        url, headers = f"http://127.0.0.1:{port}/v1/completions", {"Authorization": f"Bearer {api_key}"}
+        if api_key:
+            assert httpx.post(url, json=body, timeout=60).status_code == 401
+        response = httpx.post(url, json=body, headers=headers, timeout=60)
         assert response.status_code == 200, response.text
         return str(response.json()["choices"][0]["text"])
     finally:
@@ -179,8 +182,10 @@ def test_the_deployment_mounts_a_signed_bundle_into_the_server_without_one(
         document for document in documents("kubernetes.yaml") if document["kind"] == "Deployment"
     )
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    volumes = {"bundle": place / "bundle", "key": place / "key", "model": workplace.model}
-    (place / "key").mkdir()
+    volumes = {name: place / name for name in ("bundle", "key", "api-keys")} | {"model": workplace.model}
+    for name in ("key", "api-keys"):
+        (place / name).mkdir()
+    (place / "api-keys" / "keys").write_text("a-secret\n")
     aotgaudi = partial(workplace.run, timeout_seconds=60)
     assert aotgaudi("key", "generate", place / "bundle.key").returncode == 0
     shutil.move(place / "bundle.key.pub", place / "key")
@@ -191,4 +196,4 @@ def test_the_deployment_mounts_a_signed_bundle_into_the_server_without_one(
     for mount in container["volumeMounts"]:
         image.copy(volumes[mount["name"]] / mount.get("subPath", ""), mount["mountPath"])
 
-    assert answer_of(image, [*container["command"], *container["args"]], place)
+    assert answer_of(image, [*container["command"], *container["args"]], place, api_key="a-secret")

@@ -129,9 +129,13 @@ class Runs:
             began=time.monotonic(),
             **options,
         )
+        before = signal.pthread_sigmask(
+            signal.SIG_BLOCK, ENDING
+        )  # So that the child gets every signal as `_run` says.
         pid = os.fork()
         if pid == 0:
             _run(chosen, log_path, cwd)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         running = Running(pid, port, fake, log_path)
         try:
             yield running

@@ -210,6 +210,16 @@ def test_port_in_use_is_a_spec_error() -> None:
     assert caught.value.exit_code == 2
 
 
+@pytest.fixture
+def main_thread_serves() -> Iterator[None]:
+    """A server of the main thread leaves its signals ignored, since its process ends: here it does not."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("main_thread_serves")
 def test_port_that_is_taken_after_binding_is_a_spec_error(service: Service) -> None:
     with bind("127.0.0.1", 0) as mine:
         host, port = mine.getsockname()
