@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 from click.core import ParameterSource
 
+from aotgaudi.cli.config_file import JSON_METAVAR, config_option
 from aotgaudi.cli.options import (
     ABOVE_ZERO,
     POSITIVE,
@@ -40,6 +42,7 @@ from aotgaudi.server.options import (
     digests_of,
     read_key_digests,
 )
+from aotgaudi.server.tls import TlsFiles
 from aotgaudi.spec.policy import Policy
 from aotgaudi.threads import bound_spinning, choose_threads
 
@@ -47,13 +50,16 @@ if TYPE_CHECKING:
     from aotgaudi.bundle.trust import TrustPolicy
 
 _PROGRAMS = "For bundles of programs"
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*/?", re.ASCII)
+_GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
+"""Sources of what a person has written for this command."""
 _SEALED = "limits are sealed in the bundle; build again with another"
 
 _NOT_YET: Mapping[str, str] = MappingProxyType(
     {
-        "--ssl-certfile": "the server speaks plain HTTP; a proxy in front of it can do TLS",
-        "--ssl-keyfile": "the server speaks plain HTTP; a proxy in front of it can do TLS",
-        "--root-path": "the API is at /v1; a proxy in front of the server can map another path to it",
+        "--ssl-keyfile-password": "every user of the machine could read it; use --ssl-keyfile-password-file",
+        "--ssl-ca-certs": "clients show API keys, not certificates; a proxy in front of the server can ask for these",
+        "--ssl-cert-reqs": "clients show API keys, not certificates; a proxy in front of the server can ask for these",
         "--tensor-parallel-size": "a model runs on one device",
         "--pipeline-parallel-size": "a model runs on one device",
         "--enable-lora": "adapters are not served",
@@ -114,7 +120,7 @@ class _Serving:
         "Sampling defaults that win over the file's, e.g. '{\"temperature\": 0.6}'.",
         default=None,
         parse=_parse_override,
-        metavar="JSON",
+        metavar=JSON_METAVAR,
     )
     threads: int | None = option(
         "Threads of matrix products  [default: $OMP_NUM_THREADS, or one per core of this process's quota that no other"
@@ -178,6 +184,22 @@ class _Serving:
             raise click.UsageError(
                 "--seccomp require goes with --require-warm: else a builder may have to start"
             )
+
+
+def _parse_root_path(text: str) -> str:
+    if not _ROOT_PATH.fullmatch(text):
+        raise ValueError("must be a path such as /llm: letters, digits and ._~- between slashes")
+    return text.rstrip("/")
+
+
+def _check_address(context: click.Context) -> None:
+    """Raises UsageError where both a socket file and an address are asked for. In the file, an address may give way."""
+    source = context.get_parameter_source("uds")
+    if source not in _GIVEN:
+        return
+    for name in ("host", "port"):
+        if context.get_parameter_source(name) in (source, ParameterSource.COMMANDLINE):
+            raise click.UsageError(f"--uds listens on a file, not on an address: leave out --{name}")
 
 
 API_KEY_VARIABLES = ("AOTGAUDI_API_KEY", "VLLM_API_KEY")
@@ -250,6 +272,7 @@ class _Clients:
 
 
 @click.command(cls=_ServeCommand)
+@config_option(_NOT_YET)
 @click.option(
     "--bundle", type=click.Path(path_type=Path), required=True, metavar="DIR", help="What `build` sealed."
 )
@@ -264,6 +287,12 @@ class _Clients:
     heading=_PROGRAMS,
     host=said("Address to listen on.", default="127.0.0.1"),
     port=said("Port (0: any free one).", type=click.IntRange(0, 65535), default=8000),
+    uds=said("Listen on this socket file, and on no address.", metavar="PATH"),
+    root_path=said(
+        "Where a proxy shows the API, such as /llm; requests may come with this path or without.",
+        parse=_parse_root_path,
+        metavar="PATH",
+    ),
     allowed_hosts=said(
         "Name that requests may use (repeatable; *.example.com; *)  [default: the address's own; any on 0.0.0.0]",
         "--allowed-host",
@@ -280,6 +309,14 @@ class _Clients:
         type=ABOVE_ZERO,
         metavar="SECONDS",
     ),
+)
+@options_of(
+    TlsFiles,
+    "tls_files",
+    heading=_PROGRAMS,
+    ssl_certfile=said("Speak HTTPS, with this certificate chain (PEM).", metavar="PEM"),
+    ssl_keyfile=said("The certificate's private key  [default: in the same file]", metavar="PEM"),
+    ssl_keyfile_password_file=said("File with the password of that key.", metavar="FILE"),
 )
 @options_of(_Clients, "clients", heading=_PROGRAMS)
 @options_of(
@@ -309,6 +346,7 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
     acceptance: TrustPolicy,
     serving: _Serving,
     listening: Listening,
+    tls_files: TlsFiles,
     clients: _Clients,
     admission: AdmissionLimits,
     observability: Observability,
@@ -343,7 +381,8 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
     if words:
         raise click.UsageError("words after -- go with bundles that `build capture` sealed")
     serving.check(require_warm=require_warm)
-    access = clients.access()
+    _check_address(context)
+    access, tls = clients.access(), tls_files.context()
     for name in API_KEY_VARIABLES:
         os.environ.pop(name, None)  # No process that the server starts needs it.
     _require_packages()
@@ -399,6 +438,7 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
                 stall_seconds=serving.stall_seconds,
                 observability=observability,
                 access=access,
+                tls=tls,
             ),
             process,
             phases,
@@ -408,7 +448,7 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
 def _refuse_given(context: click.Context, heading: str, kind: str, remedy: str = "") -> None:
     """Raises UsageError for an option under `heading` that was given although the bundle is not of its kind."""
     for parameter in context.command.params:
-        is_given = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+        is_given = context.get_parameter_source(parameter.name or "") in _GIVEN
         if is_given and heading_of(parameter) == heading:
             raise click.UsageError(f"{parameter.opts[0]} goes with {kind}{remedy}")
 

@@ -79,19 +79,23 @@ def create_app(
     hosts: AllowedHosts = ANY_HOST,
     observability: Observability = Observability(),  # noqa: B008 - a frozen value
     access: Access = OPEN_ACCESS,
+    root_path: str = "",
 ) -> Starlette:
     """Returns the application that serves `service` to requests for `hosts` with `access`. The caller ends the service.
 
+    Behind a proxy, clients find it at `root_path`; requests may come with that or without it.
     A path with a trailing slash is unknown: Starlette would redirect it to wherever the client's ``Host`` says.
     """
-    routes = _routes(Api(service))
+    routes = _routes(Api(service, root_path))
     if observability.dashboard:
         routes += dashboard_routes(service)
     log = AccessLog(service.now) if observability.access_log else None
     app = Starlette(
         routes=routes,
         middleware=[
-            Middleware(RequestBoundary, metrics=service.metrics, routes=routes, access=log),
+            Middleware(
+                RequestBoundary, metrics=service.metrics, routes=routes, access=log, root_path=root_path
+            ),
             Middleware(HostCheck, hosts=hosts),
             *_admit(access),
         ],
@@ -137,8 +141,9 @@ def _routes(api: Api) -> list[Route]:
 class Api:
     """The handlers of the routes, bound to a service."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, root_path: str = "") -> None:
         self._service, self._bodies = service, BodyReader(service.engine.admission, service.max_body_bytes)
+        self._root_path = root_path
 
     async def list_models(self, _: Request) -> Response:
         """Lists what is served."""
@@ -190,7 +195,7 @@ class Api:
     @cached_property
     def _description(self) -> Mapping[str, object]:
         """Made on first use, so that starts do not wait for it."""
-        return openapi_document(self._service.version, _routes(self), _BODIES)
+        return openapi_document(self._service.version, _routes(self), _BODIES, self._root_path)
 
     def _model_card(self, name: str) -> dict[str, object]:
         return {
@@ -258,13 +263,14 @@ async def _answer_nobody(_request: Request, _error: Exception) -> Response:
 
 
 def openapi_document(
-    version: str, routes: Iterable[Route], bodies: Mapping[str, type[Body]]
+    version: str, routes: Iterable[Route], bodies: Mapping[str, type[Body]], root_path: str = ""
 ) -> Mapping[str, object]:
     """Returns ``/openapi.json`` of `routes`; `bodies` has the body of each path that takes one."""
     _, definitions = models_json_schema([(body, "validation") for body in bodies.values()], ref_template=_REF)
     return {
         "openapi": "3.1.0",
         "info": {"title": "aotgaudi", "version": version},
+        "servers": [{"url": root_path or "/"}],
         "paths": {
             route.path_format: _path(route, bodies.get(route.path))
             for route in routes

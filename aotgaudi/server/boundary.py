@@ -94,10 +94,15 @@ class RequestBoundary:
     """Names requests, counts answers by endpoint and status, and answers uncaught errors with 500."""
 
     def __init__(
-        self, app: ASGIApp, metrics: Metrics, routes: Iterable[Route], access: AccessLog | None = None
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        routes: Iterable[Route],
+        access: AccessLog | None = None,
+        root_path: str = "",
     ) -> None:
-        """Without `access`, the log has no line for each request."""
-        self._app, self._metrics, self._access = app, metrics, access
+        """Without `access`, the log has no line for each request. Paths may begin with `root_path`, which is taken off."""
+        self._app, self._metrics, self._access, self._root_path = app, metrics, access, root_path
         self._paths: Mapping[object, str] = {route.endpoint: route.path for route in routes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,6 +111,8 @@ class RequestBoundary:
             await self._app(scope, receive, send)
             return
         status, began = 0, time.monotonic()
+        if self._root_path and scope["path"].startswith(f"{self._root_path}/"):
+            scope["path"] = scope["path"][len(self._root_path) :]
         request_id = request_id_of(Headers(scope=scope).get(HEADER))
         token = REQUEST_ID.set(request_id)
 

@@ -98,7 +98,8 @@ class Connection(H11Protocol):  # type: ignore[misc,unused-ignore]
         """Part of asyncio's protocol. Refuses a connection beyond the limit."""
         is_full = len(self.connections) >= self._limits.max_connections
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # A client that does not read is noticed at once.
+        # A client that does not read is noticed at once. A TLS transport is never below a limit of 0.
+        transport.set_write_buffer_limits(high=1)
         if is_full:
             self._close("refused", 503, "The server has as many connections as it takes")
         else:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import socket
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from aotgaudi import __version__
 from aotgaudi.engine.limits import UNLIMITED, AdmissionLimits
@@ -20,6 +22,7 @@ from aotgaudi.server.app import create_app
 from aotgaudi.server.engine.client import EngineClient
 from aotgaudi.server.engine.start import EngineProcess
 from aotgaudi.server.hosts import AllowedHosts, is_loopback
+from aotgaudi.server.listener import SocketFile, bind
 from aotgaudi.server.metrics import Metrics
 from aotgaudi.server.options import (
     DEFAULT_STOP_TIMES,
@@ -31,9 +34,12 @@ from aotgaudi.server.options import (
 )
 from aotgaudi.server.preprocess.pool import PreprocessorPool
 from aotgaudi.server.preprocess.prepare import ServedModel
-from aotgaudi.server.run_and_drain import HttpServer, bind
+from aotgaudi.server.run_and_drain import HttpServer
 from aotgaudi.server.service import DEFAULT_STALL_SECONDS, Service
 from aotgaudi.threads import Threads
+
+if TYPE_CHECKING:
+    import ssl
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +48,7 @@ logger = logging.getLogger(__name__)
 class ServeOptions:
     """Options of the API server: where to listen, under which names, what to admit, how to guard and how to stop.
 
+    With `tls`, it speaks HTTPS.
     ``/health`` fails once no step has ended for `stall_seconds`. None: 60 under `require_warm`, else never, since a step
     that builds an entry on first use may take any time.
     """
@@ -56,6 +63,7 @@ class ServeOptions:
     stall_seconds: float | None = None
     observability: Observability = Observability()  # noqa: RUF009 - a frozen value
     access: Access = OPEN_ACCESS
+    tls: ssl.SSLContext | None = None
 
     @property
     def longest_step_seconds(self) -> float:
@@ -77,26 +85,25 @@ def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> Non
         AotGaudiError: the engine's process ended unasked, or the preprocessor pool did.
     """
     with phases.time("bind"):
-        listener = bind(options.listening.host, options.listening.port)
+        listener = _listener(options.listening)
     with listener, PreprocessorPool(seccomp=options.seccomp) as preprocessor:
         service, engine = _start(options, process, preprocessor, phases)
         logger.info("%s", options.threads)
         armed = phases.clock()
 
-        def on_listening(host: str, port: int) -> None:
+        def on_listening(url: str) -> None:
             engine.attach()
             preprocessor.attach()
             phases.add("listen", armed)
             done, seconds = phases.done, phases.clock()
             service.metrics.tell_start(seconds, done)
             name = options.served_model_names[0]
-            logger.info("ready in %.2f s: http://%s:%d (model %s)", seconds, host, port, name)
+            logger.info("ready in %.2f s: %s (model %s)", seconds, url, name)
             logger.info("start: %s (seconds since the process began)", listed(done))
 
-        warn_of_reach(options.listening.host, asks_for_key=bool(options.access.key_digests))
-        hosts = AllowedHosts.of(options.listening.host, options.listening.allowed_hosts)
+        hosts = _hosts(options.listening, asks_for_key=bool(options.access.key_digests))
         server = HttpServer(
-            create_app(service, hosts, options.observability, options.access),
+            create_app(service, hosts, options.observability, options.access, options.listening.root_path),
             listener,
             service,
             on_listening=on_listening,
@@ -104,6 +111,7 @@ def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> Non
             limits=options.listening.limits(),
             on_close=service.metrics.count_closed,
             housekeeping=freed_memory().give_back,
+            tls=options.tls,
         )
         service.metrics.connections.set_function(lambda: server.num_connections)
         gc.freeze()  # The collector need not look through what stays loaded.
@@ -111,6 +119,18 @@ def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> Non
         server.run_until_stopped()
         if service.failure is not None:
             raise service.failure
+
+
+def _listener(listening: Listening) -> socket.socket:
+    return bind(listening.host, listening.port) if listening.uds is None else SocketFile(listening.uds)
+
+
+def _hosts(listening: Listening, *, asks_for_key: bool) -> AllowedHosts:
+    """Returns which names requests may use; warns if too many clients reach the server. A browser reaches no socket file."""
+    if listening.uds is not None:
+        return AllowedHosts.of("", listening.allowed_hosts)
+    warn_of_reach(listening.host, asks_for_key=asks_for_key)
+    return AllowedHosts.of(listening.host, listening.allowed_hosts)
 
 
 def warn_of_reach(host: str, *, asks_for_key: bool = False) -> None:

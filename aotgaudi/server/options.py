@@ -81,10 +81,14 @@ class Listening:
         allowed_hosts: Names that requests may use in addition to those of `host`.
         max_connections: None for the default, or fewer if the system allows fewer open files.
         client_seconds: See `ConnectionLimits`.
+        uds: Listen on this socket file instead.
+        root_path: Where clients find the API behind a proxy, such as ``/llm``. Requests may come with it or without it.
     """
 
     host: str
     port: int
+    uds: Path | None = None
+    root_path: str = ""
     allowed_hosts: tuple[str, ...] = ()
     max_connections: int | None = None
     client_seconds: float = DEFAULT_LIMITS.client_seconds

@@ -23,59 +23,31 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from aotgaudi.errors import SpecError
 from aotgaudi.server.connection import Closures, Connection
+from aotgaudi.server.listener import address_of, check_in_place, refused, url_of
 from aotgaudi.server.options import DEFAULT_LIMITS, DEFAULT_STOP_TIMES, ConnectionLimits, Reason, StopTimes
+
+if TYPE_CHECKING:
+    import ssl
 
 logger = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _POLL_SECONDS = 0.05
+_GOODBYE_SECONDS = 0.5
 _HOUSEKEEPING_SECONDS = 5.0
-_MAX_PORT = 65535
 _SEND_BUFFER_BYTES = 128 * 1024
 """What the kernel holds for a client that does not read; by default some megabytes."""
 _RECEIVE_BUFFER_BYTES = 64 * 1024
 """What the kernel holds of a client that sends faster than we read."""
 
-OnListening = Callable[[str, int], None]
-"""Called once the server answers requests, with its address and port (the real one if 0 was asked for)."""
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Returns a socket bound to `host` (name or address) and `port` (0: any free one) that does not listen yet.
-
-    Raises:
-        SpecError: the address cannot be bound: it is in use, not of this machine, or not allowed.
-    """
-    where = f"{host}:{port}"
-    if not 0 <= port <= _MAX_PORT:
-        raise SpecError(where, "is not an address to listen on", f"a port is from 0 to {_MAX_PORT}")
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise SpecError(where, f"is not an address to listen on: {error}") from error
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise _refused(where, error) from error
-    return listener
-
-
-def _refused(where: str, error: OSError) -> SpecError:
-    return SpecError(
-        where, f"cannot be listened on: {error.strerror}", "choose another with --host and --port"
-    )
+OnListening = Callable[[str], None]
+"""Called once the server answers requests, with its URL (which has the real port if 0 was asked for)."""
 
 
 class Served(Protocol):
@@ -99,7 +71,7 @@ class Served(Protocol):
 
 
 class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
-    """An application on a bound socket. `run_until_stopped` blocks; `stop` may be called on any thread.
+    """An application on a bound socket, with TLS if `tls` is given. `stop` may be called on any thread.
 
     `on_listening` is called once requests are answered; `on_close` with the reason whenever the server closes a connection;
     `housekeeping` every few seconds on the event loop. The server needs no threads to stop.
@@ -108,7 +80,7 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
     started: bool
     force_exit: bool
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument for each part
         self,
         app: ASGIApp,
         listener: socket.socket,
@@ -119,9 +91,11 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
         limits: ConnectionLimits = DEFAULT_LIMITS,
         on_close: Callable[[Reason], object] = lambda _: None,
         housekeeping: Callable[[], object] = lambda: None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         super().__init__(_config(app, limits, Closures(on_close, time.monotonic)))
         self._socket, self._service = listener, service
+        self._tls, self._handshake_seconds = tls, limits.client_seconds
         self._on_listening, self._stop_times = on_listening, stop_times
         self._housekeeping, self._housekeeping_at = housekeeping, 0.0
         self._stop_at = math.inf
@@ -166,14 +140,30 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
         self.force_exit = self.force_exit or (is_second and sig == signal.SIGINT)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Part of uvicorn's life."""
+        """Part of uvicorn's life. uvicorn gives clients a minute to shake hands, and has no option for it."""
+        await super().startup([])
+        del sockets
         try:
-            await super().startup(sockets)
+            check_in_place(self._socket)
+            server = await asyncio.get_running_loop().create_server(
+                self._connection,
+                sock=self._socket,
+                backlog=self.config.backlog,
+                ssl=self._tls,
+                ssl_handshake_timeout=None if self._tls is None else self._handshake_seconds,
+            )
         except OSError as error:
-            host, port = self._socket.getsockname()[:2]
+            where = address_of(self._socket)
             self._socket.close()
-            raise _refused(f"{host}:{port}", error) from error
-        self._on_listening(*self._socket.getsockname()[:2])
+            raise refused(where, error) from error
+        self.servers = [server]
+        self._on_listening(url_of(self._socket, has_tls=self._tls is not None))
+
+    def _connection(self) -> Connection:
+        made: Connection = self.config.http_protocol_class(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
 
     @property
     def num_connections(self) -> int:
@@ -200,7 +190,17 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
         for connection in list(self.server_state.connections):
             if connection.cycle is not None and not connection.cycle.response_complete:
                 connection.transport.abort()  # Its client does not read, or has not sent its request to the end.
+        if self._tls is not None:
+            await self._end_tls()
         await super().shutdown(sockets)
+
+    async def _end_tls(self) -> None:
+        """Closes the connections. A TLS connection waits for its client's goodbye, and a client that idles says none."""
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        await self._until(lambda: not self.server_state.connections, _GOODBYE_SECONDS)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     async def _until(self, condition: Callable[[], bool], seconds: float, *, is_hurried: bool = True) -> bool:
         """Waits for `condition`, `seconds` at most. Returns whether it holds.

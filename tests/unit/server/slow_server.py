@@ -26,10 +26,11 @@ from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.llm.running import Warmth
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.server.app import create_app
+from aotgaudi.server.listener import bind
 from aotgaudi.server.log import log_handler
 from aotgaudi.server.options import StopTimes
 from aotgaudi.server.preprocess.prepare import Preparer, ServedModel
-from aotgaudi.server.run_and_drain import HttpServer, bind
+from aotgaudi.server.run_and_drain import HttpServer
 from aotgaudi.server.service import Service
 from aotgaudi.spec.limits import ServingLimits
 from tests.unit.llm.conftest import make_backend
@@ -90,9 +91,9 @@ def main(delay: float, drain: float) -> None:
         version="0",
     )
 
-    def on_listening(_host: str, port: int) -> None:
+    def on_listening(url: str) -> None:
         sys.addaudithook(_refuse_threads)
-        print(port, flush=True)
+        print(url.rpartition(":")[2], flush=True)
 
     HttpServer(
         create_app(service),

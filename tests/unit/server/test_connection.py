@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 from aotgaudi.engine.output import TokenEvent
 from aotgaudi.server.app import create_app
 from aotgaudi.server.connection import Closures, StrictReader
+from aotgaudi.server.listener import bind
 from aotgaudi.server.options import ConnectionLimits, Reason, StopTimes
-from aotgaudi.server.run_and_drain import HttpServer, bind
+from aotgaudi.server.run_and_drain import HttpServer
 from aotgaudi.server.service import Service
 
 WAIT_SECONDS = 10

@@ -32,8 +32,9 @@ from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.server.app import create_app
+from aotgaudi.server.listener import bind
 from aotgaudi.server.options import StopTimes
-from aotgaudi.server.run_and_drain import HttpServer, bind
+from aotgaudi.server.run_and_drain import HttpServer
 from aotgaudi.server.service import Service
 from aotgaudi.spec.limits import ServingLimits
 
@@ -51,7 +52,7 @@ def serve() -> Iterator[Callable[[Service], int]]:
             create_app(service),
             bind("127.0.0.1", 0),
             service,
-            on_listening=lambda _host, port: ports.put(port),
+            on_listening=lambda url: ports.put(int(url.rpartition(":")[2])),
             stop_times=StopTimes(drain=1),
         )
         thread = threading.Thread(target=server.run_until_stopped, daemon=True)

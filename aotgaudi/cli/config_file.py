@@ -1,0 +1,127 @@
+"""``--config FILE``: options of a command in a TOML file, under the names that they have on the command line.
+
+::
+
+    bundle = "/srv/chat.bundle"
+    require-warm = true
+    served-model-name = ["chat", "chat-small"]     # what may be repeated
+    override-generation-config = { temperature = 0.6 }     # what takes JSON
+
+What the environment or the command line says wins over the file. Paths are relative to the working directory, as on the
+command line. Each value is turned into the text that the command line would have had, so both are read in the same way.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from aotgaudi.errors import SpecError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+_MAX_BYTES = 1024 * 1024
+JSON_METAVAR = "JSON"
+"""The metavar of options that a table may stand for."""
+
+
+def config_option(unsupported: Mapping[str, str]) -> Callable[[CommandT], CommandT]:
+    """Adds ``--config FILE`` to a command. `unsupported` has options of other programs, and what to do instead."""
+
+    def take(context: click.Context, parameter: click.Parameter, path: Path | None) -> None:
+        if path is None:
+            return
+        options = _options_of(context.command.params, parameter)
+        context.default_map = dict(
+            _taken(context, options.get(name) or _unknown(path, name, options, unsupported), value, path)
+            for name, value in _read(path).items()
+        )
+
+    return click.option(
+        "--config",
+        type=click.Path(path_type=Path),
+        is_eager=True,
+        expose_value=False,
+        callback=take,
+        metavar="FILE",
+        help="TOML file of these options, by their names without dashes in front; the command line wins.",
+    )
+
+
+def _options_of(
+    parameters: Iterable[click.Parameter], excluded: click.Parameter
+) -> Mapping[str, click.Option]:
+    return {
+        name.removeprefix("--"): option
+        for option in parameters
+        if isinstance(option, click.Option) and option is not excluded
+        for name in option.opts
+        if name.startswith("--")
+    }
+
+
+def _unknown(path: Path, name: str, options: Iterable[str], unsupported: Mapping[str, str]) -> NoReturn:
+    where, reason = f"{path}: {name}", unsupported.get(f"--{name}")
+    if reason is not None:
+        raise SpecError(where, "is not supported", reason)
+    close = difflib.get_close_matches(name.replace("_", "-"), options, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "`--help` lists all"
+    raise SpecError(where, "is not an option of this command", hint)
+
+
+def _taken(context: click.Context, option: click.Option, value: Any, path: Path) -> tuple[str, Any]:
+    """Returns the default that the file's `value` is for an option, once it is known to be a good one."""
+    where = f"{path}: {option.opts[0].removeprefix('--')}"
+    try:
+        texts = _texts(option, value)
+        option.process_value(context, texts)
+    except ValueError as error:
+        raise SpecError(where, str(error)) from error
+    except click.BadParameter as error:
+        raise SpecError(where, error.message) from error
+    return str(option.name), texts
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise SpecError(str(path), f"cannot be read: {error.strerror}", "a TOML file of options") from error
+    if len(content) > _MAX_BYTES:
+        raise SpecError(str(path), f"is larger than {_MAX_BYTES} bytes", "a TOML file of options")
+    try:
+        found: dict[str, Any] = tomllib.loads(content.decode())
+    except ValueError as error:
+        raise SpecError(str(path), f"is not TOML: {error}", "lines such as `max-requests = 64`") from error
+    return found
+
+
+def _texts(option: click.Option, value: Any) -> Any:
+    """Returns what the command line would have had for `value`. Raises ValueError for another type than the option's."""
+    if option.is_flag:
+        if not isinstance(value, bool):
+            raise ValueError("must be true or false")
+        return value
+    if option.multiple:
+        return tuple(_text(one) for one in (value if isinstance(value, list) else [value]))
+    if isinstance(value, dict) and option.metavar == JSON_METAVAR:
+        return json.dumps(value)
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise ValueError("must be a text or a number")
+    return str(value)
