@@ -19,13 +19,13 @@ from aotgaudi.errors import CaptureError
 from aotgaudi.store.cas import ObjectStore
 from aotgaudi.wrap.client import WrappedServerError
 from aotgaudi.wrap.collect import Secret
-from aotgaudi.wrap.events import printable
 from aotgaudi.wrap.file_watch import FileChanges, compare
 from aotgaudi.wrap.launch import Found
+from aotgaudi.wrap.output import last_line, tail_of
 from aotgaudi.wrap.restore import Source, restore_files
 from aotgaudi.wrap.sandbox import Sandbox, open_sandbox
 from aotgaudi.wrap.session import STATE_BYTES, Plan, Session, link_model, plan_for
-from aotgaudi.wrap.verdict import Finding, Seen, finding_of
+from aotgaudi.wrap.verdict import AnswerDigests, Finding, Seen, finding_of
 
 Kind = Literal["cold", "load", "measure"]
 _LIVE, _FLUSH = "v", "f"
@@ -33,7 +33,6 @@ _ENDING = frozenset({"process", "compile", "triton", "dynamo", "hpu", "generate"
 """What ends a start from sealed files at once, because a server that is kept from compiling may hang."""
 _FLUSH_SECONDS = 600.0
 """Enough to write a recipe cache of tens of gigabytes."""
-_TAIL_BYTES = 1 << 16
 _KILLED = 137
 """128 + SIGKILL: it did not end after SIGTERM."""
 
@@ -91,14 +90,14 @@ class Ran:
         seen: Everything that was known when it had answered all requests.
         after: How files changed until it had ended.
         findings: What a warm start does not do, with the process that did it.
-        answers: The digest of each answer.
+        answers: The digests of each answer.
     """
 
     ready_seconds: float
     seen: Seen
     after: FileChanges
     findings: tuple[tuple[str, Finding], ...]
-    answers: tuple[str, ...]
+    answers: tuple[AnswerDigests, ...]
 
     def counters(self, suffix: str) -> dict[str, int]:
         """Returns the server's own counters whose names end with `suffix`, summed over its processes."""
@@ -183,7 +182,7 @@ def _run(setting: Setting, plan: Plan, sandbox: Sandbox, kind: Kind) -> Ran:
     return Ran(ready_seconds, seen, after, findings, answers)
 
 
-def _ask(session: Session, setting: Setting, watch: _Watch) -> tuple[str, ...]:
+def _ask(session: Session, setting: Setting, watch: _Watch) -> tuple[AnswerDigests, ...]:
     requests = setting.launch.exercise.requests
 
     def answered() -> None:
@@ -240,18 +239,8 @@ def _run_step(setting: Setting, plan: Plan, sandbox: Sandbox, words: Sequence[st
 def _last_line(setting: Setting) -> str:
     """Says what the server wrote last, without secrets, and where the rest is."""
     path = Path(setting.log.name)
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        tail = file.read()
-    for secret in setting.secrets:
-        for form in secret.forms():
-            tail = tail.replace(form, b"***")
-    lines = [line for line in tail.decode(errors="replace").splitlines() if line.strip()]
-    return (
-        f"its last line: {printable(lines[-1].strip())}; all of it: {path}"
-        if lines
-        else f"its log, {path}, is empty"
-    )
+    line = last_line(tail_of(path), (form for secret in setting.secrets for form in secret.forms()))
+    return f"its last line: {line}; all of it: {path}" if line else f"its log, {path}, is empty"
 
 
 def describe_counts(counts: Mapping[str, int]) -> str:

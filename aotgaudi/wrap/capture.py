@@ -42,7 +42,7 @@ from aotgaudi.wrap.capture_records import (
     unproven_key,
 )
 from aotgaudi.wrap.collect import MIN_SECRET_BYTES, Rules, Secret, collect, require_public, secrets_of
-from aotgaudi.wrap.launch import Found, find_server
+from aotgaudi.wrap.launch import Found, find_server, weights_stamp
 from aotgaudi.wrap.prove import Cold, Proved, prove
 from aotgaudi.wrap.sandbox import Sandbox
 
@@ -117,7 +117,7 @@ def _alone(order: Order, store: Store, progress: Progress, key: str) -> tuple[Ca
 
 def _build(order: Order, store: Store, progress: Progress, key: str) -> CaptureRow:
     started = time.monotonic()
-    unproven = unproven_key(order.launch).hex
+    unproven = unproven_key(order.launch, weights_stamp(order.found.model)).hex
     with _log(store, key) as log:
         rules = _rules(order, progress)
         root = Path(order.launch.place.root)
@@ -180,7 +180,7 @@ def _cold(order: Order, setting: Setting, rules: Rules, store: Store, key: str) 
         label=f"cold run of {_label(order.launch)}",
         files=found.files,
         left_out=found.left_out,
-        answers=ran.answers,
+        answers=tuple(answer.whole for answer in ran.answers),
         saved=ran.counters("_saved"),
         cold_seconds=ran.ready_seconds,
         cold_counts={**ran.counts, "files": len(found.files)},

@@ -147,13 +147,17 @@ def _intact(kind: type[RowT], value: object, objects: ObjectStore) -> RowT | Non
 
 def capture_key(launch: Launch) -> Key:
     """Returns the key of a proved capture."""
-    return Key.of([("record", "aotgaudi.capture/1"), *launch.components(), *_conditions(launch)])
+    return Key.of([("record", "aotgaudi.capture/2"), *launch.components(), *_conditions(launch)])
 
 
-def unproven_key(launch: Launch) -> Key:
-    """Returns the key of a cold run whose proof has not ended; it is for this version of the agent only."""
+def unproven_key(launch: Launch, weights: str) -> Key:
+    """Returns the key of a cold run whose proof has not ended.
+
+    It is for this version of the agent only, and for these `weights` (`launch.weights_stamp`): the proof compares answers.
+    """
     builder = [(f"builder.{name}", value) for name, value in sorted(builder_versions().items())]
-    return Key.of([("record", "aotgaudi.draft/1"), *launch.components(), *_conditions(launch), *builder])
+    head = ("record", "aotgaudi.draft/2"), ("weights", weights)
+    return Key.of([*head, *launch.components(), *_conditions(launch), *builder])
 
 
 def builder_versions() -> dict[str, str]:

@@ -60,8 +60,17 @@ class Answer:
     text: str
 
     def digest(self, *, is_greedy: bool) -> str:
-        """Returns what is compared, as 64 hex digits: the status, and the text of a greedy request."""
-        return hashlib.sha256(f"{self.status}\n{self.text if is_greedy else ''}".encode()).hexdigest()
+        """Returns what a build compares, as 64 hex digits: the status, and the text of a greedy request."""
+        return _digest(self.status, self.text if is_greedy else "")
+
+    @property
+    def status_digest(self) -> str:
+        """What any two starts share, as 64 hex digits: the status. The text depends on the weights, too."""
+        return _digest(self.status)
+
+
+def _digest(status: int, text: str = "") -> str:
+    return hashlib.sha256(f"{status}\n{text}".encode()).hexdigest()
 
 
 def require_free(address: Address) -> None:

@@ -36,7 +36,8 @@ _MAX_THREADS = 8
 _MODIFY, _MOVED_FROM, _MOVED_TO = 0x2, 0x40, 0x80
 _CREATE, _DELETE, _DELETE_SELF, _MOVE_SELF = 0x100, 0x200, 0x400, 0x800
 _UNMOUNT, _Q_OVERFLOW, _IGNORED, _ONLYDIR, _ISDIR = 0x2000, 0x4000, 0x8000, 0x1000000, 0x40000000
-_MASK = _MODIFY | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _DELETE_SELF | _MOVE_SELF | _ONLYDIR
+_OF_ITSELF = _DELETE_SELF | _MOVE_SELF | _ONLYDIR
+_MASK = _MODIFY | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _OF_ITSELF
 _HEADER = struct.Struct("iIII")
 """struct inotify_event: wd, mask, cookie, len; the name follows."""
 
@@ -49,16 +50,28 @@ class FileRules:
         root: The root, as the server sees it.
         sealed: Path, relative to the root -> digest. Empty in a cold run, where any file may appear.
         left_out: Patterns of paths that no capture holds (locks, sockets). As in `fnmatch`, ``*`` also matches ``/``.
+        agent: The agent's files, likewise. They are first on the server's ``PYTHONPATH``, so nothing may join them.
     """
 
     root: Path
     sealed: Mapping[str, Digest] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    agent: Mapping[str, Digest] = field(default_factory=dict)
+
+    @cached_property
+    def cache_tops(self) -> tuple[str, ...]:
+        """The caches' folder, and those directly below the root that hold sealed files."""
+        return tuple(dict.fromkeys((_CACHES, *(path.partition("/")[0] for path in self.sealed))))
 
     @cached_property
     def tops(self) -> tuple[str, ...]:
-        """The folders to compare: the caches', and those directly below the root that hold sealed files."""
-        return tuple(dict.fromkeys((_CACHES, *(path.partition("/")[0] for path in self.sealed))))
+        """The folders to compare: `cache_tops`, and the agent's if there are sealed files."""
+        return tuple(dict.fromkeys((*self.cache_tops, *(path.partition("/")[0] for path in self.agent))))
+
+    @cached_property
+    def held(self) -> Mapping[str, Digest]:
+        """Every file that must be there as it is."""
+        return {**self.sealed, **self.agent}
 
     @property
     def has_sealed(self) -> bool:
@@ -71,13 +84,17 @@ class FileRules:
 
     def is_left_out(self, path: str) -> bool:
         """Whether no capture holds this path, which is relative to the root."""
-        if path in self.sealed:
+        if path in self.held or path.startswith(self._of_agent):
             return False
         return self._pattern.match(path) is not None or not self.is_watched(path)
 
     def is_watched(self, path: str) -> bool:
-        """Whether a path, relative to the root, is sealed or lies in the caches' folder."""
-        return path in self.sealed or path == _CACHES or path.startswith(f"{_CACHES}/")
+        """Whether a path, relative to the root, is sealed or lies in the caches' folder or the agent's."""
+        return path in self.held or path == _CACHES or path.startswith((f"{_CACHES}/", *self._of_agent))
+
+    @cached_property
+    def _of_agent(self) -> tuple[str, ...]:
+        return tuple({f"{path.rpartition('/')[0]}/" for path in self.agent})
 
     def relative(self, path: str) -> str | None:
         """Returns a path relative to the root; None if it is not below the root. Relative paths are returned unchanged."""
@@ -127,19 +144,19 @@ def compare(here: Path, rules: FileRules) -> FileChanges:
     A link, a device or a FIFO in place of a file counts as changed, and so does a file that cannot be read.
     """
     there = set(walk(here, rules))
-    sealed = sorted(there & rules.sealed.keys())
+    sealed = sorted(there & rules.held.keys())
 
     def is_changed(path: str) -> bool:
-        return not _has_bytes(here / path, rules.sealed[path])
+        return not _has_bytes(here / path, rules.held[path])
 
     with ThreadPoolExecutor(
         min(_MAX_THREADS, available_cores())
     ) as pool:  # Hashing releases the interpreter's lock.
         are_changed = list(pool.map(is_changed, sealed))
     return FileChanges(
-        added=tuple(sorted(there - rules.sealed.keys())),
+        added=tuple(sorted(there - rules.held.keys())),
         changed=tuple(itertools.compress(sealed, are_changed)),
-        missing=tuple(sorted(rules.sealed.keys() - there)),
+        missing=tuple(sorted(rules.held.keys() - there)),
         is_compared=True,
         is_watched=True,
     )
@@ -193,6 +210,7 @@ class Watcher:
         self.is_complete = True
         self._library = ctypes.CDLL(None, use_errno=True)
         self._descriptor = self._open()
+        self._add(here, _OF_ITSELF)  # If it is moved away, all of it is.
         for top in rules.tops:
             if (here / top).is_dir():
                 self._add_tree(here / top, is_new=False)
@@ -244,10 +262,10 @@ class Watcher:
             elif is_new:
                 self._add_change(Path(entry.path), _CREATE)
 
-    def _add(self, directory: Path) -> None:
+    def _add(self, directory: Path, mask: int = _MASK) -> None:
         if self._descriptor < 0:
             return
-        watch = self._library.inotify_add_watch(self._descriptor, os.fsencode(directory), _MASK)
+        watch = self._library.inotify_add_watch(self._descriptor, os.fsencode(directory), mask)
         if watch < 0:
             self.is_complete &= (
                 ctypes.get_errno() == errno.ENOENT
@@ -262,6 +280,9 @@ class Watcher:
         directory = self._directories.get(watch)
         if directory is None or mask & _IGNORED:
             return
+        if mask & (_DELETE_SELF | _MOVE_SELF):  # Nobody watches what holds a top, nor what happens elsewhere.
+            self._lose(directory)
+            return
         if mask & _ISDIR:
             if mask & (_CREATE | _MOVED_TO):
                 self._add_tree(directory / name, is_new=True)
@@ -272,14 +293,14 @@ class Watcher:
             self._add_change(directory / name, mask)
 
     def _lose(self, directory: Path) -> None:
-        prefix = f"{directory.relative_to(self._here)}/"
-        self._missing.update(path for path in self._rules.sealed if path.startswith(prefix))
+        prefix = "" if directory == self._here else f"{directory.relative_to(self._here)}/"
+        self._missing.update(path for path in self._rules.held if path.startswith(prefix))
 
     def _add_change(self, path: Path, mask: int) -> None:
         relative = str(path.relative_to(self._here))
         if self._rules.is_left_out(relative):
             return
-        if relative not in self._rules.sealed:
+        if relative not in self._rules.held:
             if not mask & (_DELETE | _MOVED_FROM):
                 self._added.add(relative)
         elif mask & (_DELETE | _MOVED_FROM):

@@ -8,6 +8,7 @@ hub is looked up in the hub's local cache; nothing is fetched.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import importlib
 import os
@@ -28,7 +29,7 @@ from aotgaudi.bundle.launch import (
     warm_up,
     world,
 )
-from aotgaudi.digest import Digest
+from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import SpecError, shown
 from aotgaudi.files import read_regular
 from aotgaudi.wrap.adapters.base import Adapter, Flags, as_sealed
@@ -278,6 +279,19 @@ def identify(name: str, directory: Path) -> ModelIdentity:
         raise SpecError(str(directory), f"has no {_CONFIGS[0]}", "a model's directory, whole")
     digests = {name: Digest.of(read_regular(path, _LARGEST_BYTES)) for name, path in sorted(files.items())}
     return ModelIdentity(name=name, files=digests)
+
+
+def weights_stamp(directory: Path) -> str:
+    """Returns a text that changes if somebody replaces files of a model's directory. Reads none of them."""
+    stamps = []
+    for parent, folders, names in os.walk(directory):
+        folders.sort()
+        for name in sorted(names):
+            path = os.path.join(parent, name)
+            with contextlib.suppress(OSError):
+                status = os.stat(path)
+                stamps.append([os.path.relpath(path, directory), status.st_size, status.st_mtime_ns])
+    return sha256_bytes(canonical_json([[name, str(size), str(time)] for name, size, time in stamps]))
 
 
 def _counted(directory: Path, depth: int = _DEPTH) -> Iterator[Path]:

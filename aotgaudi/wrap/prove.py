@@ -160,9 +160,10 @@ def _judge(setting: Setting, held: tuple[CapturedFile, ...], ran: Ran, cold: Col
     reasons = (*reasons, *_after(ran.after), *_unloaded(held, processes), *_not_loaded(ran, cold))
     if reasons or ran.findings:
         return _Failure(ran.findings, reasons)
+    statuses = tuple(answer.status for answer in ran.answers)
     return Proved(
         files=held,
-        expected=expected,
+        expected=expected.model_copy(update={"answers": statuses}),
         factors=hashed_factors(processes),
         proof=Proof(counts=_counts(ran, expected), witnesses=_witnesses(ran, processes)),
         residuals=(*setting.found.adapter.residuals(setting.launch), *_traced(processes)),

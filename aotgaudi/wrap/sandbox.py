@@ -7,7 +7,7 @@
            tmp/       TMPDIR; its path is short, because servers put sockets there
            home/      HOME while building
            model      a link to the model's directory
-           witness/   the agent, on PYTHONPATH
+           witness/   the agent: an archive on PYTHONPATH
            events/    what the agents write
            state      one byte: the phase
            allowed    the sealed paths, one a line; absent in a cold run
@@ -38,6 +38,7 @@ from typing import IO, Any
 from aotgaudi.child import python_command
 from aotgaudi.errors import SpecError, StoreError, UntrustedError, store_error
 from aotgaudi.store.access import replaceable_in
+from aotgaudi.wrap.output import Relay
 from aotgaudi.wrap.process_tree import GOODBYE, ProcessTree, adopt_orphans, send
 from aotgaudi.wrap.run_options import TERMINATION_SECONDS
 
@@ -274,7 +275,7 @@ class Child:
         sandbox: Sandbox,
         *,
         adopts: bool = False,
-        output: IO[Any] | int | None = None,
+        output: IO[Any] | None = None,
         termination_seconds: float = TERMINATION_SECONDS,
     ) -> None:
         """Starts `words` in `environment`, to which the mark is added.
@@ -284,20 +285,26 @@ class Child:
             environment: The server's whole environment.
             sandbox: What the server sees as its root.
             adopts: Adopt and reap what it orphans. For a process that has no other children.
-            output: Where its standard output and error go; None: where ours go.
+            output: Where its standard output and error go; None: where ours go, its error through a `Relay`.
             termination_seconds: How long it has after SIGTERM, also if we are killed.
         """
         self._adopts, self._termination_seconds = adopts, termination_seconds
         if adopts:
             adopt_orphans()
-        self._process = subprocess.Popen(
-            [*_exec_shim(sandbox.here, sandbox.root), *words],
-            env={**environment, MARK: str(sandbox.here)},
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=None if output is None else subprocess.STDOUT,
-        )
+        self._relay = Relay(2) if output is None else None
+        try:
+            self._process = subprocess.Popen(
+                [*_exec_shim(sandbox.here, sandbox.root), *words],
+                env={**environment, MARK: str(sandbox.here)},
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT if self._relay is None else self._relay.writer,
+            )
+        finally:
+            if self._relay is not None:
+                os.close(self._relay.writer)
+                self._relay.start()
         self.pid = self._process.pid
         try:
             self._reaper = _start_reaper(self.pid, sandbox, termination_seconds)
@@ -312,6 +319,10 @@ class Child:
 
     def __exit__(self, *raised: object) -> None:
         self.close()
+
+    def last_line(self) -> str:
+        """Returns the last line that it wrote to its standard error, once it has ended; empty if that went elsewhere."""
+        return "" if self._relay is None else self._relay.last_line()
 
     def poll(self) -> int | None:
         """Returns the server's exit code, 128 + n for signal n; None while it runs. Reaps adopted processes."""

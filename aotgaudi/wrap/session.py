@@ -18,10 +18,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import IO, Any
 
@@ -35,13 +34,15 @@ from aotgaudi.wrap.file_watch import NO_FILES, FileChanges, FileRules, Watcher, 
 from aotgaudi.wrap.launch import Found
 from aotgaudi.wrap.run_options import TERMINATION_SECONDS
 from aotgaudi.wrap.sandbox import Child, Sandbox
-from aotgaudi.wrap.verdict import Seen, is_settled
-from aotgaudi.wrap.witness import SITE
+from aotgaudi.wrap.verdict import AnswerDigests, Seen, is_settled
+from aotgaudi.wrap.witness import write_agent
 
 STATE_BYTES: Mapping[Phase, str] = MappingProxyType(
     {"cold": "c", "load": "l", "measure": "m", "exercise": "e"}
 )
 """Phase -> the state byte that tells the agents. What follows the warm-up requests depends on who asks."""
+AGENT = "witness/agent.zip"
+"""Where the agent lies below the root. Python takes no modules from the folder beside an archive on its path."""
 SETTLE_SECONDS = 10.0
 """How long the processes may take to say that they have reported everything; they look four times a second."""
 _POLL_SECONDS = 0.05
@@ -150,7 +151,7 @@ class Session:
         *,
         phase: str,
         adopts: bool = False,
-        output: IO[Any] | int | None = None,
+        output: IO[Any] | None = None,
         termination_seconds: float = TERMINATION_SECONDS,
     ) -> None:
         """Starts the server in `sandbox`, whose files have been restored, with the state byte `phase`.
@@ -162,11 +163,13 @@ class Session:
             StoreError: The sandbox cannot be prepared, or the process cannot be started.
         """
         require_free(plan.address)
-        self.plan, self.sandbox, self.phase = plan, sandbox, phase
+        self.sandbox, self.phase = sandbox, phase
         self.log = EventLog(sandbox.folder("events"))
-        self._answers: tuple[str, ...] | None = None
+        self._answers: tuple[AnswerDigests, ...] | None = None
         try:
-            shutil.copytree(SITE, sandbox.folder("witness"), dirs_exist_ok=True)
+            archive = write_agent(sandbox.here / AGENT)
+            rules = replace(plan.rules, agent={AGENT: archive} if plan.rules.has_sealed else {})
+            self.plan = replace(plan, rules=rules)
             self._write_allowed()
         except OSError as error:
             raise store_error("prepare", sandbox.here, error) from error
@@ -226,12 +229,12 @@ class Session:
         requests: Iterable[WarmUpRequest],
         *,
         on_answer: Callable[[], object] = lambda: None,
-    ) -> tuple[str, ...]:
-        """Sends the warm-up requests, one after the other; returns each answer's digest. Raises WrappedServerError."""
+    ) -> tuple[AnswerDigests, ...]:
+        """Sends the warm-up requests, one after the other; returns each answer's digests. Raises WrappedServerError."""
         digests = []
         for request in requests:
             answer = ask(self.plan.address, request)
-            digests.append(answer.digest(is_greedy=request.is_greedy))
+            digests.append(AnswerDigests(answer.digest(is_greedy=request.is_greedy), answer.status_digest))
             on_answer()
         self._answers = tuple(digests)
         return self._answers
@@ -284,9 +287,9 @@ class Session:
         root, before = self.sandbox.root, self.plan.environment.get("PYTHONPATH", "")
         environment = {
             **{name: value for name, value in self.plan.environment.items() if name not in _OF_AGENT},
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(root / "witness"), before))),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(root / AGENT), before))),
             "AOTGAUDI_WITNESS": str(root / "events"),
-            "AOTGAUDI_WITNESS_ROOTS": json.dumps([str(root / top) for top in self.plan.rules.tops]),
+            "AOTGAUDI_WITNESS_ROOTS": json.dumps([str(root / top) for top in self.plan.rules.cache_tops]),
             "AOTGAUDI_WITNESS_STATE": str(root / "state"),
             "AOTGAUDI_WITNESS_REPAIRS": ",".join(self.plan.repairs),
         }

@@ -52,7 +52,6 @@ from aotgaudi.wrap.verdict import (
     Verdict,
     Warm,
     finding_of,
-    is_settled,
     judge,
 )
 
@@ -285,6 +284,7 @@ class Supervisor:
         self._stage: Stage = "starting"
         self._verdict: Verdict = Undecided(("the server to start",))
         self._drained = ""
+        self._after_ready: Reason | None = None
         self._since = self._turned = time.monotonic()
         self._asked_to_end: float | None = None
         self._asked: queue.SimpleQueue[Future[Mapping[str, Any]]] = queue.SimpleQueue()
@@ -394,14 +394,19 @@ class Supervisor:
                 self._refuse_if_not_warm(verdict)
 
     def _act(self, findings: Sequence[Finding]) -> None:
-        if not findings:
+        """Acts on what was made after ready. A mere trace makes nothing, and is only reported."""
+        made = sorted((one for one in findings if one.what != "trace"), key=lambda one: one.what == "file")
+        if not made:  # The cause comes before the files that it left.
             return
         self._metrics.set("aotgaudi_guest_warm", 0)
-        first = min(findings, key=lambda one: one.what == "file")  # The cause before the files that it left.
+        first = self._after_ready or Reason(f"after ready: {made[0]}", made[0].exit_code)
+        self._after_ready = first
+        if isinstance(self._verdict, Warm):
+            self._verdict = NotWarm((first,))
         if self._policy.on_compile == "drain":
-            self._drained = self._drained or f"after ready: {first}"
+            self._drained = self._drained or first.text
         elif self._policy.on_compile == "exit":
-            self._refuse_if_not_warm(NotWarm((Reason(f"after ready: {first}", first.exit_code),)))
+            self._refuse_if_not_warm(NotWarm((first,)))
 
     def _while_starting(self) -> None:
         if self._health.is_good:
@@ -512,35 +517,31 @@ class Supervisor:
     def _ended(self, status: int) -> int:
         """Returns the exit code of a server that ended, or raises if it ended before it was ready."""
         self._session.child.end()  # Ends the processes that it left.
-        is_asked = self._stage == "live" or self._asked_to_end is not None
-        if not is_asked and self._policy.require_warm and (self._findings.recent or self._said_all()):
+        is_live, is_asked = self._stage == "live", self._asked_to_end is not None
+        if not is_asked and self._after_ready is not None and self._policy.on_compile == "refuse":
+            self._refuse_if_not_warm(NotWarm((self._after_ready,)))
+        if not is_asked and not is_live and self._policy.require_warm and self._findings.recent:
             self._refuse_if_not_warm(self._judged())
-        if is_asked or status == 0:
+        if is_asked or is_live or status == 0:
             _log.info("the server ended with exit code %d", status)
             return status
+        line = self._session.child.last_line()
+        says = f"; its last line: {line}" if line else "; its own messages say why"
         raise WrappedServerError(
-            f"the server ended with exit code {status} before it was ready{self._loaded()}", status
+            f"the server ended with exit code {status} before it was ready{self._loaded()}{says}", status
         )
-
-    def _said_all(self) -> bool:
-        """Whether all of its processes ended in order, so that it is known what they did."""
-        processes = self._session.log.processes.values()
-        return all(is_settled(one, self._policy.live_byte) for one in processes)
 
     def _loaded(self) -> str:
         """Says how far it came: a server may end because its cache does not load, or because a repair is missing."""
         expected = self._case.expected
         if expected is None or not expected.loads:
-            return "; its own messages say why"
+            return ""
         processes = self._session.log.processes.values()
         if not any(one.role in expected.roles for one in processes):
-            return (
-                ", and none of its processes had an agent (start it without -E, -I or -S, and leave PYTHONPATH alone);"
-                " its own messages say why"
-            )
+            return ", and none of its processes had an agent (start it without -E, -I or -S, and leave PYTHONPATH alone)"
         loaded = sum(sum(one.loads.values()) for one in processes)
         wanted = sum(expected.loads.values())
-        return f", with {loaded} of {wanted} artifacts loaded; its own messages say why"
+        return f", with {loaded} of {wanted} artifacts loaded"
 
     def _answer_reports(self) -> None:
         """Compares the files once, and answers every report that was asked for since the last turn."""

@@ -61,6 +61,12 @@ FAULTS = {
     "leak-secret": "writes the value of $FAKE_TOKEN into its cache",
     "link": "puts a symbolic link into its cache",
     "slow": "takes two seconds more to start",
+    "slow-answers": "takes two seconds for each answer",
+    "deaf-at-start": "takes two seconds more to start, and ignores SIGTERM until it serves",
+    "refuses-requests": "answers every request with 400",
+    "swap-cache": "another program puts another cache in place of it for a moment, at start",
+    "plant-beside-agent": "another program puts a sitecustomize.py beside the agent at start",
+    "raises-at-start": "ends with exit code 1 and a message, in order, before it has loaded anything",
 }
 KERNELS = ("embedding", "layer")
 TICK_SECONDS = 0.02
@@ -104,6 +110,8 @@ class Worker:
         self.loaded: set[str] = set()
 
     def start(self) -> None:
+        if has("raises-at-start"):
+            raise SystemExit("fake: RuntimeError: no memory for the weights")
         (self.folder / "kernels").mkdir(parents=True, exist_ok=True)
         (self.folder / "kernels" / "x.lock").touch()
         subprocess.run([str(STANDINS / "bin" / "g++"), "--version"], check=True, stdout=subprocess.DEVNULL)
@@ -181,6 +189,15 @@ class Worker:
             self.load_kernel(planted)
         if has("counts-wrong"):
             self.counter.num_aot_compiles += 1
+        if has("swap-cache"):
+            script = (
+                'mv "$0" "$0.x" && cp -a "$0.x" "$0" && echo > "$0/other" && rm -r "$0" && mv "$0.x" "$0"'
+            )
+            subprocess.run(["/bin/sh", "-c", script, str(self.root.parent)], check=True)
+        if has("plant-beside-agent"):
+            agent = Path(os.environ["AOTGAUDI_WITNESS"]).with_name("witness")
+            script = 'echo "import os" > "$0/sitecustomize.py"'
+            subprocess.run(["/bin/sh", "-c", script, str(agent)], check=True)
 
     def rewrite(self) -> None:
         subprocess.run(["/bin/sh", "-c", 'echo >> "$0"', str(self.folder / "wrapper.py")], check=True)
@@ -193,7 +210,11 @@ class Worker:
         if has("rewrite-live"):
             self.rewrite()
         prompt = json.dumps(body.get("prompt", body.get("messages")))
-        salt = "other" if has("wrong-answer") else ""
+        if has("slow-answers"):
+            time.sleep(2)
+        weights = Path(self.options.model, "model.safetensors")
+        salt = weights.read_text() if weights.exists() else ""
+        salt += "other" if has("wrong-answer") else ""
         return hashlib.sha256((prompt + salt).encode()).hexdigest()[:16]
 
 
@@ -291,6 +312,8 @@ class Handler(BaseHTTPRequestHandler):
             os._exit(13)
         if body.get("model") not in (self.server.options.served_model_name, self.server.options.model):
             self.reply(404, {"error": f"no model {body.get('model')}"})
+        elif has("refuses-requests"):
+            self.reply(400, {"error": "not here"})
         elif body.get("response_format"):
             self.reply(400, {"error": "response_format is not known here"})
         else:
@@ -327,7 +350,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def misbehave_at_start() -> None:
-    if has("slow"):
+    if has("deaf-at-start"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if has("slow") or has("deaf-at-start"):
         time.sleep(2)
     if has("hang"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -45,7 +45,7 @@ class Running:
 
     @property
     def log(self) -> str:
-        return self.log_path.read_text(errors="replace")
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
     def get(self, path: str) -> tuple[int, str]:
         return ask(self.port, "GET", path)

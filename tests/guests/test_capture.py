@@ -34,6 +34,7 @@ from aotgaudi.wrap.capture import Built, build_capture
 from aotgaudi.wrap.capture_records import capture_key, find_capture, find_unproven, unproven_key
 from aotgaudi.wrap.collect import Rules
 from aotgaudi.wrap.events import Event, ProcessLog
+from aotgaudi.wrap.launch import weights_stamp
 from aotgaudi.wrap.prove import Cold, Proved, prove
 from aotgaudi.wrap.restore import restore
 from tests.guests.capturing import Bench, processes_of
@@ -193,7 +194,8 @@ def test_a_changed_flag_is_another_launch(bench: Bench, built: Built) -> None:
 
 
 def test_no_cold_run_is_left_when_a_capture_is_there(bench: Bench, built: Built) -> None:
-    assert find_unproven(bench.store, unproven_key(built.bundle.launch).hex) is None
+    stamp = weights_stamp(bench.model)
+    assert find_unproven(bench.store, unproven_key(built.bundle.launch, stamp).hex) is None
 
 
 def test_what_is_restored_is_what_the_server_left(

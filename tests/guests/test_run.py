@@ -112,16 +112,22 @@ FAULTS = {
     "compile-at-start": (3, "a compiler was run"),
     "delete": (3, "was removed from the cache"),
     "plant": (4, "was added to the cache, and not by the server"),
-    "crash-at-start": (13, "ended with exit code 13 before it was ready, with 0 of 1 artifacts loaded"),
+    "crash-at-start": (
+        13,
+        "before it was ready, with 0 of 1 artifacts loaded; its last line: fatal: no device for",
+    ),
+    "raises-at-start": (1, "ended with exit code 1 before it was ready, with 0 of 1 artifacts loaded"),
+    "swap-cache": (3, "was removed from the cache"),
+    "plant-beside-agent": (4, "witness/sitecustomize.py was added to the cache, and not by the server"),
     "worker-dies": (3, "ended before its report was complete"),
 }
 MORE_FAULTS = {
     "eager": (3, "aot"),
     "rewrite": (4, "does not have the bytes that were sealed"),
-    "load-failure": (3, "was not loaded, in the build it was loaded once (0 of 1 artifacts loaded)"),
+    "load-failure": (1, "with 0 of 1 artifacts loaded; its last line: fake: the engine failed"),
     "plant-and-load": (4, "is not of the bundle"),
     "counts-wrong": (3, "aot"),
-    "wrong-answer": (3, "was not answered as in the build"),
+    "refuses-requests": (3, "was not answered as in the build"),
     "skip-plugins": (3, "an agent in 1 of 1 APIServer"),
     "killed-at-start": (139, "ended with exit code 139"),
 }
@@ -187,11 +193,13 @@ def test_a_live_compile_is_seen_by_three_sources_and_drains(runs: Runs, fake: Fa
         assert running.metric("aotgaudi_guest_warm") == 0
         assert "after ready: a compiler was run" in running.get("/ready")[1]
         assert "compile < " in running.log, "the log names the frames"
+        assert report["verdict"] == "NotWarm"
+        assert "after ready: a compiler was run" in report["reasons"][0]
         assert running.complete()[0] == 200, "it still serves"
         assert running.end() == 0
 
 
-@pytest.mark.parametrize(("on_compile", "status"), [("exit", 3), ("refuse", 1)])
+@pytest.mark.parametrize(("on_compile", "status"), [("exit", 3), ("refuse", 3)])
 def test_a_live_compile_ends_it_where_that_is_asked_for(
     runs: Runs, captured: Captured, fake: Fake, on_compile: str, status: int
 ) -> None:
@@ -223,6 +231,36 @@ def test_nothing_is_refused_where_warmth_is_not_required(runs: Runs, fake: Fake)
         assert running.metric('aotgaudi_compilations_total{phase="load",what="process"}') == 1
         assert running.report()["verdict"] == "NotWarm"
         assert running.end(signal.SIGINT) == 0
+
+
+def test_other_weights_of_one_architecture_are_warm_from_one_capture(
+    runs: Runs, captured: Captured, tmp_path: Path
+) -> None:
+    """No graph depends on weights, but every answer does."""
+    model = shutil.copytree(captured.fake.model, tmp_path / "tuned")
+    (model / "model.safetensors").write_text("fine-tuned")
+
+    with runs.started(Fake(model, free_port())) as running:
+        running.wait_ready()
+
+        assert running.metric("aotgaudi_guest_warm") == 1
+        assert running.end() == 0
+
+
+def test_a_signal_to_end_while_the_warm_up_requests_are_sent_ends_it_well(runs: Runs, fake: Fake) -> None:
+    with runs.started(fake.but("slow-answers")) as running:
+        wait(lambda: "the server serves after" in running.log, "the warm-up")
+
+        assert running.end() == 0, running.log
+
+
+def test_a_signal_that_the_server_ignores_while_it_loads_still_ends_it(runs: Runs, fake: Fake) -> None:
+    with runs.started(fake.but("deaf-at-start"), termination_seconds=6.0) as running:
+        wait(lambda: "/ready /live /metrics" in running.log, "the start")
+        wait(lambda: "the server is starting" in running.get("/ready")[1], "the server")
+        time.sleep(0.5)
+
+        assert running.end() in (137, 143), running.log
 
 
 def test_the_exit_code_of_a_server_that_crashes_later_is_kept(runs: Runs, fake: Fake) -> None:

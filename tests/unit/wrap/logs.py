@@ -10,7 +10,7 @@ from aotgaudi.bundle.capture_receipt import Expected
 from aotgaudi.digest import Digest
 from aotgaudi.wrap.events import Event, ProcessLog
 from aotgaudi.wrap.file_watch import FileChanges, FileRules
-from aotgaudi.wrap.verdict import Seen
+from aotgaudi.wrap.verdict import AnswerDigests, Seen
 
 ROOT = Path("/run/aotgaudi")
 MODEL = "cache/model"
@@ -24,6 +24,7 @@ EXPECTED = Expected(
     hooks=("audit", "counters"),
     answers=("a" * 64, ""),
 )
+ANSWERS = tuple(AnswerDigests(one, one) for one in EXPECTED.answers)
 CLEAN = FileChanges(is_compared=True, is_watched=True)
 
 
@@ -64,4 +65,4 @@ def warm(*of_worker: Event) -> Mapping[str, ProcessLog]:
 
 def seen(processes: Mapping[str, ProcessLog], **changes: object) -> Seen:
     alive = frozenset(one.pid for one in processes.values())
-    return replace(Seen(processes, alive, RULES, CLEAN, "v", EXPECTED.answers), **changes)
+    return replace(Seen(processes, alive, RULES, CLEAN, "v", ANSWERS), **changes)

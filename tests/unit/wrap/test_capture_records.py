@@ -110,8 +110,17 @@ def test_every_condition_and_every_component_is_in_the_key() -> None:
 
 
 def test_a_cold_run_is_no_capture_and_is_of_one_agent() -> None:
-    assert unproven_key(LAUNCH) != capture_key(LAUNCH)
-    assert {name for name, _ in unproven_key(LAUNCH).components} >= {"builder.aotgaudi", "builder.witness"}
+    assert unproven_key(LAUNCH, "w") != capture_key(LAUNCH)
+    assert {name for name, _ in unproven_key(LAUNCH, "w").components} >= {
+        "builder.aotgaudi",
+        "builder.witness",
+    }
+
+
+def test_a_cold_run_is_gone_on_with_for_the_same_weights_only() -> None:
+    differing = unproven_key(LAUNCH, "w").differences(unproven_key(LAUNCH, "other"))
+
+    assert [name for name, *_ in differing] == ["weights"]
 
 
 def test_a_model_in_another_directory_is_the_same_capture_and_another_one_of_the_hub_is_not() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -179,3 +180,34 @@ def test_paths_are_relative_to_what_the_server_sees() -> None:
     assert RULES.relative("/run/aotgaudi/cache/x") == "cache/x"
     assert RULES.relative("cache/x") == "cache/x"
     assert RULES.relative("/run/aotgaudi-else/x") is None
+
+
+@pytest.mark.parametrize("moved", ["cache", "."])
+def test_a_folder_that_was_replaced_for_a_moment_was_gone(here: Path, watcher: Watcher, moved: str) -> None:
+    folder = here / moved
+    away = here.with_name("away") if moved == "." else here / "away"
+    folder.rename(away)
+    shutil.copytree(away, folder)
+    (folder / "planted.so").write_text("x")
+    shutil.rmtree(folder)
+    away.rename(folder)
+
+    assert set(watcher.read().missing) >= {path for path in SEALED if path.startswith(("cache", moved[1:]))}
+    assert compare(here, RULES).is_clean
+
+
+@pytest.mark.parametrize("name", ["sitecustomize.py", "usercustomize.pyc", "x.lock", "site/vllm.py"])
+def test_nothing_may_join_the_agent(here: Path, name: str) -> None:
+    (here / "witness").mkdir()
+    (here / "witness" / "agent.zip").write_bytes(b"agent")
+    rules = replace(RULES, agent={"witness/agent.zip": Digest.of(b"agent")}, left_out=("*.pyc", "*.lock"))
+    watcher = Watcher(here, rules)
+    path = here / "witness" / name
+    path.parent.mkdir(exist_ok=True)
+
+    path.write_text("import os")
+
+    assert f"witness/{name}" in compare(here, rules).added
+    assert f"witness/{name}" in watcher.read().added
+    watcher.close()
+    assert rules.cache_tops == ("cache", "home"), "what the server may load from its caches"

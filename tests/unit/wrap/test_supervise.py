@@ -21,7 +21,7 @@ from aotgaudi.wrap.run_options import Policy
 from aotgaudi.wrap.session import Plan
 from aotgaudi.wrap.signals import Signals
 from aotgaudi.wrap.supervise import Case, Supervisor
-from aotgaudi.wrap.verdict import Seen
+from aotgaudi.wrap.verdict import Seen, Warm
 from tests.unit.wrap.logs import EXPECTED, RULES, event, seen, warm
 
 
@@ -45,6 +45,9 @@ class Ended:
 
     def end(self) -> int:
         return self.status or 0
+
+    def last_line(self) -> str:
+        return ""
 
 
 @dataclass
@@ -93,7 +96,7 @@ COMPILER = event("process", argv=["g++", "x.cpp"], what="compiler")
 
 
 def test_a_server_that_compiled_and_ended_well_before_it_was_ready_was_not_warm() -> None:
-    supervisor = a_supervisor(FakeSession(dict(warm(COMPILER)), child=Ended(0)))
+    supervisor = a_supervisor(FakeSession(dict(warm(COMPILER)), child=Ended(0), said=[COMPILER]))
 
     with pytest.raises(NotWarmError, match="a compiler was run"):
         supervisor._turn()
@@ -152,6 +155,53 @@ def test_events_that_cannot_be_read_after_ready_speak_against_it_once() -> None:
 
     assert supervisor._metrics.compilations() == {"live.unknown": 1}
     assert supervisor._drained == "after ready: events of its agents cannot be read"
+
+
+def live(**policy: Any) -> tuple[Supervisor, FakeSession]:
+    """A server that was proved warm, and serves."""
+    session = FakeSession(dict(warm()))
+    supervisor = a_supervisor(session, **policy)
+    supervisor._become_ready(Warm())
+    return supervisor, session
+
+
+@pytest.mark.parametrize("on_compile", ["report", "drain", "exit", "refuse"])
+def test_a_trace_after_ready_is_only_reported(on_compile: str) -> None:
+    """Without the warm-up requests, the first one of a kind traces."""
+    supervisor, session = live(on_compile=on_compile)
+    session.said = [event("trace", "v", name="f")]
+
+    assert supervisor._turn() is None
+    assert supervisor._metrics.compilations() == {"live.trace": 1}
+    assert (supervisor._drained, supervisor._report()["verdict"]) == ("", "Warm")
+
+
+def test_a_report_after_a_live_compile_says_that_it_is_not_warm() -> None:
+    supervisor, session = live()
+    session.said = [replace(COMPILER, phase="v")]
+
+    supervisor._turn()
+
+    report = supervisor._report()
+    assert report["verdict"] == "NotWarm"
+    assert report["reasons"] == ["after ready: a compiler was run: g++ x.cpp"]
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGTERM])
+def test_a_server_that_ends_of_a_refused_compile_was_not_warm_unless_it_was_asked_to_end(
+    number: int | None,
+) -> None:
+    supervisor, session = live(on_compile="refuse")
+    session.said = [event("refused", "r", argv=["g++", "x.cpp"], why="a compiler")]
+    supervisor._turn()
+    session.child.status = 0
+    if number is not None:
+        supervisor._asked_to_end = 0.0
+        assert supervisor._turn() == 0
+        return
+
+    with pytest.raises(NotWarmError, match=r"after ready: refused: g\+\+ x.cpp"):
+        supervisor._turn()
 
 
 def test_a_server_that_says_nothing_is_looked_at_now_and_then_and_each_word_at_once() -> None:
