@@ -214,7 +214,6 @@ PROOFS = {
     "silent-miss": "Worker.* generate .*generated code again",
     "compile-at-start": "Worker.* process .*a compiler was run: ",
     "eager": "vllm.num_aot_artifacts: 0 of 1 artifacts that the first start saved were loaded",
-    "wrong-answer": "not answered as in the build",
 }
 MORE_PROOFS = {
     "plant-and-load": r"planted\.so",
@@ -235,6 +234,16 @@ def _refused(fault: str, why: str, bench: Bench, receipt: CaptureReceipt) -> Non
     assert error.value.exit_code == 6
     assert "nothing was sealed" in str(error.value)
     assert processes_of(bench.folder) == []
+
+
+def test_a_second_start_that_answers_otherwise_is_no_proof(
+    fresh: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = fresh.folder / "now"
+    monkeypatch.setattr(Fake, "settle", lambda *_: now.touch())
+
+    with pytest.raises(CaptureError, match="not answered as in the build"):
+        fresh.build(FAKE_FAULTS=f"wrong-answer@{now}")
 
 
 @pytest.mark.parametrize("fault", PROOFS)
