@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aotgaudi.bundle.kind import is_capture
-from aotgaudi.cli.options import CommandWithWords, json_option
+from aotgaudi.cli.options import CommandWithWords, json_option, path_option
 from aotgaudi.cli.serving_options import find_model
 from aotgaudi.cli.show import emit
 
@@ -20,9 +20,7 @@ _BAR_WIDTH = 40
 
 
 @click.command("startup", cls=CommandWithWords)
-@click.option(
-    "--bundle", type=click.Path(path_type=Path), required=True, metavar="DIR", help="What `build` sealed."
-)
+@path_option("--bundle", required=True, metavar="DIR", help="What `build` sealed.")
 @click.option("--model", required=True, metavar="DIR", help="Model directory (or hub id).")
 @click.option(
     "--runs", type=click.IntRange(min=1), default=5, show_default=True, metavar="N", help="How many starts."

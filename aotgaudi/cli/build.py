@@ -15,7 +15,7 @@ from aotgaudi.cli.build_manifest import default_manifest_path
 from aotgaudi.cli.build_options import AskedExtent, extent_options, signing_options, worker_options
 from aotgaudi.cli.bundles import part_document
 from aotgaudi.cli.cache import collect_after_build, collection_line
-from aotgaudi.cli.options import json_option
+from aotgaudi.cli.options import json_option, path_argument, path_option
 from aotgaudi.cli.progress import BuildDisplay
 from aotgaudi.cli.serving_options import find_model
 from aotgaudi.cli.show import emit
@@ -32,10 +32,8 @@ bound_model_option = click.option(
 
 
 @click.command("bundle")
-@click.argument("manifest_path", metavar="MANIFEST", type=click.Path(path_type=Path))
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), required=True, metavar="DIR", help="The bundle."
-)
+@path_argument("manifest_path", metavar="MANIFEST")
+@path_option("-o", "--output", required=True, metavar="DIR", help="The bundle.")
 @click.option("--allow-missing", is_flag=True, help="Seal what is there; the rest compiles on first use.")
 @click.option(
     "--part",
@@ -110,14 +108,8 @@ def bundle_lines(document: dict[str, Any]) -> list[str]:
 
 
 @click.command("all")
-@click.argument("spec_path", metavar="SPEC", type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="The bundle  [default: SPEC's name with .bundle]",
-)
+@path_argument("spec_path", metavar="SPEC")
+@path_option("-o", "--output", metavar="DIR", help="The bundle  [default: SPEC's name with .bundle]")
 @bound_model_option
 @signing_options
 @store_options

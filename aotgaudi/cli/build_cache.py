@@ -14,7 +14,7 @@ import click
 from aotgaudi.cli.build_options import AskedExtent, entry_option, extent_options, find_entries, worker_options
 from aotgaudi.cli.bundles import built_part
 from aotgaudi.cli.cache import collect_after_build, collection_line
-from aotgaudi.cli.options import json_option, option, options_of
+from aotgaudi.cli.options import json_option, option, options_of, path_argument, path_option
 from aotgaudi.cli.progress import BuildDisplay
 from aotgaudi.cli.show import emit, refuse_unwritable
 from aotgaudi.cli.store_options import StorePlace, store_limit_option, store_options
@@ -97,13 +97,13 @@ class _CheckOptions:
 
 
 @click.command("cache")
-@click.argument("manifest_path", metavar="MANIFEST", type=click.Path(path_type=Path))
+@path_argument("manifest_path", metavar="MANIFEST")
 @store_options
 @worker_options
 @entry_option
 @extent_options
 @store_limit_option
-@click.option("--receipt", type=click.Path(path_type=Path), metavar="FILE", help="Write the receipt there.")
+@path_option("--receipt", metavar="FILE", help="Write the receipt there.")
 @options_of(_CheckOptions, "sample", made=_CheckOptions.num_units)
 @refused_target_option
 @json_option("Print the outcome as JSON.")

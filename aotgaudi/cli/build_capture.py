@@ -15,7 +15,7 @@ from aotgaudi.bundle.launch import Launch, WarmUpLevel
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.cli.build_options import signing_options
-from aotgaudi.cli.options import FiniteRange, json_option, option, options_of
+from aotgaudi.cli.options import FiniteRange, json_option, option, options_of, path_option
 from aotgaudi.cli.progress import CaptureDisplay
 from aotgaudi.cli.show import counted
 from aotgaudi.cli.store_options import StorePlace, store_options
@@ -67,9 +67,7 @@ class CaptureSettings:
 
 @click.command("capture")
 @click.argument("words", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), required=True, metavar="DIR", help="The bundle."
-)
+@path_option("-o", "--output", required=True, metavar="DIR", help="The bundle.")
 @options_of(CaptureSettings, "settings")
 @signing_options
 @store_options

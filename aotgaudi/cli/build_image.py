@@ -8,7 +8,7 @@ from typing import Any, cast
 import click
 
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.cli.options import json_option
+from aotgaudi.cli.options import json_option, path_argument, path_option
 from aotgaudi.cli.progress import transfer_display
 from aotgaudi.cli.push_pull import RegistryAccess, registry_options
 from aotgaudi.cli.show import emit, size_text
@@ -24,15 +24,8 @@ _DEFAULT_TAG = "latest"
 
 
 @click.command("image")
-@click.argument("bundle_path", metavar="BUNDLE", type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="DIR",
-    help="The OCI image layout.",
-)
+@path_argument("bundle_path", metavar="BUNDLE")
+@path_option("-o", "--output", required=True, metavar="DIR", help="The OCI image layout.")
 @click.option("--base", metavar="LAYOUT[:TAG]", help="The base image, from an OCI image layout.")
 @click.option(
     "--tag", metavar="TAG", help=f"The image's tag  [default: the tag of --push, or {_DEFAULT_TAG}]"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import wraps
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ import click
 from aotgaudi.bucketing.padding import Padding
 from aotgaudi.bucketing.reachable import counted
 from aotgaudi.cli.coverage import server_document, server_lines
-from aotgaudi.cli.from_vllm import VllmOptions, from_vllm_options, manifest_name, spec_of_options
-from aotgaudi.cli.options import json_option, memory_budget_option
+from aotgaudi.cli.from_vllm import VllmOptions, manifest_name, spec_of_options
+from aotgaudi.cli.options import json_option, memory_budget_option, options_of, path_argument, path_option
 from aotgaudi.cli.show import emit
 from aotgaudi.entries import ENTRY_KINDS
 from aotgaudi.errors import SpecError, StaleManifestError
@@ -68,9 +67,6 @@ def _flag(name: str, value: bool | int) -> str:
     return f"--{name} {value}"
 
 
-Command = Callable[..., Any]
-
-
 @dataclass(frozen=True)
 class SpecSource:
     """A spec that was read. `arguments`: what named it on the command line.
@@ -83,34 +79,20 @@ class SpecSource:
     manifest_path: Path
 
 
-def spec_source(function: Command) -> Command:
-    """Gives a command the arguments that name a spec, and passes it as `source`, a `SpecSource`."""
-
-    @click.argument("spec_path", metavar="[SPEC]", required=False, type=click.Path(path_type=Path))
-    @from_vllm_options
-    @wraps(function)
-    def command(spec_path: Path | None, vllm: VllmOptions | None, **rest: Any) -> Any:
-        if vllm is not None and spec_path is not None:
-            raise click.UsageError("SPEC and --from-vllm both name a spec: give one.")
-        if vllm is not None and vllm.spec_out is not None and rest.get("check"):
-            raise click.UsageError("--check writes nothing: leave out --spec-out.")
-        return function(source=_read(spec_path) if vllm is None else _read_vllm(vllm), **rest)
-
-    return command
-
-
 def default_manifest_path(spec_path: Path) -> Path:
     """Returns where a spec's manifest lies: beside it, ``x.toml`` -> ``x.manifest.json``."""
     return spec_path.with_name(f"{spec_path.name.removesuffix('.toml')}.manifest.json")
 
 
-def _read(spec_path: Path | None) -> SpecSource:
-    if spec_path is None:
-        raise SpecError("SPEC", "is missing", "the path of a spec (.toml), or --from-vllm COMMAND")
-    return SpecSource(load_spec(spec_path), str(spec_path), default_manifest_path(spec_path))
-
-
-def _read_vllm(options: VllmOptions) -> SpecSource:
+def _read(spec_path: Path | None, options: VllmOptions, *, check: bool) -> SpecSource:
+    if options.command is None:
+        if spec_path is None:
+            raise SpecError("SPEC", "is missing", "the path of a spec (.toml), or --from-vllm COMMAND")
+        return SpecSource(load_spec(spec_path), str(spec_path), default_manifest_path(spec_path))
+    if spec_path is not None:
+        raise click.UsageError("SPEC and --from-vllm both name a spec: give one.")
+    if options.spec_out is not None and check:
+        raise click.UsageError("--check writes nothing: leave out --spec-out.")
     spec = spec_of_options(options)
     if options.spec_out is not None:
         return SpecSource(spec, str(options.spec_out), default_manifest_path(options.spec_out))
@@ -121,17 +103,13 @@ _SHOWN_DIFFERENCES = 8
 
 
 @click.command("manifest")
-@spec_source
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="The manifest file  [default: SPEC with .manifest.json for .toml]",
+@path_argument("spec_path", metavar="[SPEC]", required=False)
+@options_of(VllmOptions, "vllm")
+@path_option(
+    "-o", "--output", metavar="FILE", help="The manifest file  [default: SPEC with .manifest.json for .toml]"
 )
-@click.option(
+@path_option(
     "--bucket-file",
-    type=click.Path(path_type=Path),
     metavar="FILE",
     help="Write the closed table as a file for VLLM_BUCKETING_FROM_FILE, in place of the manifest (with -o: as well).",
 )
@@ -145,8 +123,10 @@ _SHOWN_DIFFERENCES = 8
     help="Print what vllm-gaudi's warm-up of sampler and defragmenter logs for this, in place of the summary.",
 )
 @json_option("Print the summary as JSON.")
-def build_manifest(
-    source: SpecSource,
+def build_manifest(  # noqa: PLR0913 - one argument per option
+    *,
+    spec_path: Path | None,
+    vllm: VllmOptions,
     output: Path | None,
     bucket_file: Path | None,
     check: bool,
@@ -164,6 +144,7 @@ def build_manifest(
     written only if each step is looked up to a bucket that the server warms up; else exits with 7 and names the
     smallest step without. What the server has to be given besides is printed.
     """
+    source = _read(spec_path, vllm, check=check)
     if bucket_file is not None:
         _give_buckets(source, bucket_file, output, check=check, with_log=with_log, as_json=as_json)
         if output is None:

@@ -14,7 +14,7 @@ from aotgaudi.bundle.kind import is_capture
 from aotgaudi.cli.build_options import AskedExtent, extent_options
 from aotgaudi.cli.captures import built_captures, captures_what_if
 from aotgaudi.cli.explanation import change_text, changes_document, cost_document, time_text
-from aotgaudi.cli.options import jobs_option, json_option
+from aotgaudi.cli.options import jobs_option, json_option, path_argument
 from aotgaudi.cli.show import counted, emit
 from aotgaudi.cli.store_options import StorePlace, store_options
 from aotgaudi.cli.target_option import planned_target_option
@@ -91,7 +91,7 @@ def _units_line(answer: WhatIf) -> str:
 
 
 @click.command("plan")
-@click.argument("manifest_path", metavar="[MANIFEST|BUNDLE]", required=False, type=click.Path(path_type=Path))
+@path_argument("manifest_path", metavar="[MANIFEST|BUNDLE]", required=False)
 @store_options
 @jobs_option
 @extent_options

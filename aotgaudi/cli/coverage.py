@@ -13,7 +13,7 @@ from aotgaudi.backends.base import Target
 from aotgaudi.bucketing.padding import Padding
 from aotgaudi.bucketing.reachable import counted
 from aotgaudi.cli.bundles import load_manifest_of
-from aotgaudi.cli.options import json_option
+from aotgaudi.cli.options import json_option, path_argument
 from aotgaudi.cli.show import emit
 from aotgaudi.cli.target_option import planned_target_option, refuse_other_target
 from aotgaudi.errors import CoverageError
@@ -23,7 +23,7 @@ _SHOWN = 12
 
 
 @click.command("coverage")
-@click.argument("manifest_path", metavar="MANIFEST|BUNDLE", type=click.Path(path_type=Path))
+@path_argument("manifest_path", metavar="MANIFEST|BUNDLE")
 @planned_target_option
 @json_option("Print the result as JSON.")
 def coverage(manifest_path: Path, described: Target | None, as_json: bool) -> None:

@@ -12,7 +12,7 @@ from aotgaudi.backends.base import Target
 from aotgaudi.bundle.kind import is_capture
 from aotgaudi.cli.bundles import load_manifest_of
 from aotgaudi.cli.captures import diff_captures
-from aotgaudi.cli.options import json_option
+from aotgaudi.cli.options import json_option, path_argument, path_option
 from aotgaudi.cli.show import emit, refuse_unwritable
 from aotgaudi.cli.target_option import planned_target_option, refuse_other_target
 from aotgaudi.errors import SpecError
@@ -25,14 +25,14 @@ _EXIT_DIFFERENT = 3
 
 
 @click.command()
-@click.argument("old", metavar="A", type=click.Path(path_type=Path))
-@click.argument("new", metavar="B", type=click.Path(path_type=Path))
+@path_argument("old", metavar="A")
+@path_argument("new", metavar="B")
 @click.option("--exit-code", is_flag=True, help="Exit with 3 when they differ.")
 @planned_target_option
-@click.option(
+@path_option(
     "--html",
     "page",
-    type=click.Path(path_type=Path, dir_okay=False),
+    dir_okay=False,
     metavar="FILE",
     help="Write it as a page as well, which needs no network.",
 )

@@ -16,7 +16,7 @@ from aotgaudi.bundle.kind import is_capture
 from aotgaudi.cli.build_options import find_entries
 from aotgaudi.cli.bundles import built_part, load_manifest_of, part_document
 from aotgaudi.cli.explanation import reason_document, reason_lines
-from aotgaudi.cli.options import CommandWithWords, json_option
+from aotgaudi.cli.options import CommandWithWords, json_option, path_argument, path_option
 from aotgaudi.cli.show import counted, emit
 from aotgaudi.cli.store_options import StorePlace, store_options
 from aotgaudi.cli.target_option import planned_target_option
@@ -50,13 +50,12 @@ def _list_repairs(context: click.Context, parameter: click.Parameter, is_asked: 
 
 
 @click.command(cls=CommandWithWords)
-@click.argument("path", metavar="MANIFEST|BUNDLE", type=click.Path(path_type=Path))
+@path_argument("path", metavar="MANIFEST|BUNDLE")
 @click.argument("entry_text", metavar="[ENTRY]", required=False)
-@click.option(
+@path_option(
     "--against",
     "--run",
     "against",
-    type=click.Path(path_type=Path),
     metavar="PATH",
     help="Compare with this bundle or receipt, not with the store; a wrapped server, with its last run at this --root.",
 )

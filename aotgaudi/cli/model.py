@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from aotgaudi.cli.options import json_option
+from aotgaudi.cli.options import json_option, path_argument
 from aotgaudi.cli.show import emit
 
 
@@ -17,7 +17,7 @@ def model() -> None:
 
 @model.command("import")
 @click.argument("source")
-@click.argument("out", metavar="DIR", type=click.Path(path_type=Path))
+@path_argument("out", metavar="DIR")
 @click.option(
     "--dtype",
     type=click.Choice(["auto", "bfloat16", "float16", "float32"]),

@@ -220,6 +220,20 @@ def parse_byte_count(text: str) -> int:
     return num_bytes
 
 
+def path_option(*names: str, **settings: Any) -> Callable[[CommandT], CommandT]:
+    """An option whose value is a path. `settings` are those of ``click.option``, or `dir_okay`."""
+    return click.option(*names, type=_path_type(settings), **settings)
+
+
+def path_argument(name: str, **settings: Any) -> Callable[[CommandT], CommandT]:
+    """An argument whose value is a path; see `path_option`."""
+    return click.argument(name, type=_path_type(settings), **settings)
+
+
+def _path_type(settings: dict[str, Any]) -> click.Path:
+    return click.Path(path_type=Path, dir_okay=settings.pop("dir_okay", True))
+
+
 def json_option(text: str) -> Callable[[CommandT], CommandT]:
     """``--json``, as `as_json`; see `aotgaudi.cli.show.emit`."""
     return click.option("--json", "as_json", is_flag=True, help=text)

@@ -14,7 +14,7 @@ from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.format import INDEX_NAME
 from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.bundle.trust import TrustPolicy
-from aotgaudi.cli.options import json_option, option, options_of
+from aotgaudi.cli.options import json_option, option, options_of, path_argument, path_option
 from aotgaudi.cli.progress import TransferDisplay, transfer_display
 from aotgaudi.cli.serving_options import acceptance_options
 from aotgaudi.cli.show import emit, size_text
@@ -93,7 +93,7 @@ def _config_files() -> Iterator[Path]:
 
 @click.command("push")
 @click.argument("location", metavar="REMOTE")
-@click.argument("what", metavar="BUNDLE|MANIFEST", type=click.Path(path_type=Path))
+@path_argument("what", metavar="BUNDLE|MANIFEST")
 @click.option("--force", "overwrite", is_flag=True, help="Upload even what is there: mends a damaged remote.")
 @_name_option
 @registry_options
@@ -178,10 +178,8 @@ def _line(document: dict[str, Any]) -> str:
 
 @click.command("pull")
 @click.argument("location", metavar="REMOTE")
-@click.argument("manifest_path", metavar="[MANIFEST]", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Pull a bundle into DIR."
-)
+@path_argument("manifest_path", metavar="[MANIFEST]", required=False)
+@path_option("-o", "--output", metavar="DIR", help="Pull a bundle into DIR.")
 @click.option(
     "--remote", "others", multiple=True, metavar="REMOTE", help="Where to get what REMOTE lacks (repeatable)."
 )

@@ -10,7 +10,15 @@ import click
 from aotgaudi import __version__
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.cli.options import ABOVE_ZERO, json_option, memory_budget_option, option, options_of
+from aotgaudi.cli.options import (
+    ABOVE_ZERO,
+    json_option,
+    memory_budget_option,
+    option,
+    options_of,
+    path_argument,
+    path_option,
+)
 from aotgaudi.cli.show import refuse_unwritable
 from aotgaudi.cli.store_options import StorePlace, store_options
 from aotgaudi.cli.target_option import planned_target_option
@@ -60,19 +68,18 @@ class _GivenTrace:
 
 
 @click.command()
-@click.argument("subject", metavar="BUNDLE|MANIFEST|SPEC", type=click.Path(path_type=Path))
-@click.option(
+@path_argument("subject", metavar="BUNDLE|MANIFEST|SPEC")
+@path_option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    dir_okay=False,
     metavar="FILE",
     help="The page  [default: report.html; with --json none]",
 )
 @options_of(_GivenTrace, "trace")
-@click.option(
+@path_option(
     "--build",
     "build_path",
-    type=click.Path(path_type=Path),
     metavar="FILE",
     help="What `build --json`, or `build cache --json`, printed: the page shows where the time of that build went.",
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aotgaudi.cli.options import options_of
+from aotgaudi.cli.options import options_of, path_option
 from aotgaudi.cli.serving_options import LOG_FORMAT, Supervision, acceptance_options
 from aotgaudi.server.options import LogFormat, Observability
 from aotgaudi.wrap.interpreter import Asking, begin
@@ -38,13 +38,7 @@ class CommandThatAsks(click.Command):
 
 
 @click.command(cls=CommandThatAsks, short_help="Run a server from its sealed caches.")
-@click.option(
-    "--bundle",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="DIR",
-    help="What `build capture` sealed.",
-)
+@path_option("--bundle", required=True, metavar="DIR", help="What `build capture` sealed.")
 @click.option(
     "--require-warm", is_flag=True, help="Serve warm or not at all: end the server unless it is proved warm."
 )

@@ -13,7 +13,7 @@ from aotgaudi.bundle.signature import Statement, load_envelope, load_statement
 from aotgaudi.bundle.signing import Signing, add_signatures, generate_key
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.cli.build_options import SigningOptions
-from aotgaudi.cli.options import json_option, options_of
+from aotgaudi.cli.options import json_option, options_of, path_argument
 from aotgaudi.cli.show import emit
 from aotgaudi.files import write_atomic
 
@@ -21,7 +21,7 @@ _MODE = 0o644
 
 
 @click.command()
-@click.argument("bundle_path", metavar="BUNDLE", type=click.Path(path_type=Path))
+@path_argument("bundle_path", metavar="BUNDLE")
 @options_of(SigningOptions, "signing", sign_keys={"required": True})
 @json_option("Print what was signed, and by whom, as JSON.")
 def sign(bundle_path: Path, signing: SigningOptions, as_json: bool) -> None:
@@ -69,7 +69,7 @@ def key() -> None:
 
 
 @key.command("generate")
-@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@path_argument("path", metavar="FILE")
 @json_option("Print the files and the key's id as JSON.")
 def generate(path: Path, as_json: bool) -> None:
     """Write a new ed25519 private key to FILE (only you may read it) and its public key to FILE.pub.

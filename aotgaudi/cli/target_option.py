@@ -9,6 +9,7 @@ import click
 import pydantic
 
 from aotgaudi.backends.base import Target
+from aotgaudi.cli.options import path_option
 from aotgaudi.document import first_problem
 from aotgaudi.errors import SpecError
 
@@ -50,11 +51,10 @@ def _refuse(context: click.Context, parameter: click.Parameter, value: str | Non
         raise SpecError("--target", f"plans, and compiles nothing: {HPU_NEEDS}", "leave it out")
 
 
-planned_target_option = click.option(
+planned_target_option = path_option(
     "--target",
     "described",
     callback=_to_target,
-    type=click.Path(path_type=Path),
     metavar="FILE",
     help=f"For an hpu spec, where there is no Gaudi: {_WRITTEN_BY}.",
 )

@@ -10,7 +10,16 @@ from typing import Any
 
 import click
 
-from aotgaudi.cli.options import ABOVE_ZERO, POSITIVE, json_option, option, options_of, parse_byte_count
+from aotgaudi.cli.options import (
+    ABOVE_ZERO,
+    POSITIVE,
+    json_option,
+    option,
+    options_of,
+    parse_byte_count,
+    path_argument,
+    path_option,
+)
 from aotgaudi.cli.show import emit, refuse_unwritable
 from aotgaudi.errors import CoverageError, SpecError
 from aotgaudi.files import write_atomic
@@ -240,33 +249,23 @@ _NEAR = ((1, 2), (3, 4), (1, 1), (5, 4), (3, 2))
 
 
 @click.command("tune")
-@click.argument("trace_path", metavar="TRACE", type=click.Path(path_type=Path))
-@click.option(
-    "--from",
-    "spec_path",
-    metavar="SPEC",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="The spec: model, limits, policy.",
-)
-@click.option(
+@path_argument("trace_path", metavar="TRACE")
+@path_option("--from", "spec_path", metavar="SPEC", required=True, help="The spec: model, limits, policy.")
+@path_option(
     "-o",
     "--output",
     metavar="SPEC",
-    type=click.Path(path_type=Path),
     help="Write the spec with the chosen buckets (.toml), and its config beside it.",
 )
-@click.option(
+@path_option(
     "--bucket-file",
     metavar="FILE",
-    type=click.Path(path_type=Path),
     help="Write the buckets for VLLM_BUCKETING_FROM_FILE, proved for such a server.",
 )
 @options_of(_BudgetOptions, "budget", made=_BudgetOptions.budget)
-@click.option(
+@path_option(
     "--step-times",
     metavar="FILE",
-    type=click.Path(path_type=Path),
     help="Measured seconds of entries, in the place of the estimate: JSON, or the text of our server's /metrics.",
 )
 @click.option(

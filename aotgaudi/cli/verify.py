@@ -22,7 +22,7 @@ from aotgaudi.bundle.receipt import Receipt, SealedReceipt
 from aotgaudi.bundle.trust import TrustPolicy
 from aotgaudi.bundle.verify import Report, verify_bundle
 from aotgaudi.cli.bundles import part_document
-from aotgaudi.cli.options import json_option
+from aotgaudi.cli.options import json_option, path_argument, path_option
 from aotgaudi.cli.serving_options import acceptance_options, find_model
 from aotgaudi.cli.target_option import read_target
 from aotgaudi.errors import (
@@ -62,12 +62,11 @@ def _print_target(context: click.Context, parameter: click.Parameter, is_asked: 
 
 
 @click.command()
-@click.argument("path", metavar="BUNDLE", type=click.Path(path_type=Path))
+@path_argument("path", metavar="BUNDLE")
 @click.argument("words", metavar="[-- COMMAND...]", nargs=-1, type=click.UNPROCESSED)
-@click.option(
+@path_option(
     "--target",
     "target_path",
-    type=click.Path(path_type=Path),
     metavar="FILE",
     help="Check against the machine that FILE describes (what --print-target printed there).",
 )
