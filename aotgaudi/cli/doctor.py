@@ -20,8 +20,7 @@ from aotgaudi.doctor.hpu.contract import LINES
 from aotgaudi.doctor.hpu.examination import acquire, examine, require_bridge, selected
 from aotgaudi.doctor.hpu.lab import HpuCheck, Lab, LineFinding
 from aotgaudi.doctor.hpu.report import JSON_NAME, MARKDOWN_NAME, DoctorReport
-from aotgaudi.doctor.machine import MachineFinding, Purpose, examine_machine
-from aotgaudi.doctor.trial import TRIAL_SECONDS, try_to_compile
+from aotgaudi.doctor.machine import TRIAL_SECONDS, MachineFinding, Purpose, examine_machine, try_to_compile
 from aotgaudi.errors import SpecError, TargetError, store_error
 from aotgaudi.files import temporary_file, write_atomic
 from aotgaudi.gaudi.environment import ENGINE_RULES, sealed_variables

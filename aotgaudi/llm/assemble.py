@@ -6,7 +6,7 @@ Importing this module imports torch, which takes as long as hashing the bundle. 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from aotgaudi.bucketing.lookup import BucketTable, WarmFirstTable
 from aotgaudi.bundle.model import check_model
 from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.bundle.part import Outside, describe_part
+from aotgaudi.bundle.verify import Report
 from aotgaudi.engine.admission import RequestRules
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.core import EngineCore, OnStep
@@ -25,11 +26,13 @@ from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.runner import ProgramRunner, refuse_cold
 from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.engine.steps import StepTable
+from aotgaudi.entries import Entry
+from aotgaudi.errors import CoverageError
 from aotgaudi.llm.model_files import GenerationConfig, split_by_sampler
 from aotgaudi.llm.pinned import Pinned
-from aotgaudi.llm.require_warm import accept, check_coverage
 from aotgaudi.llm.running import ModelOptions, Observers, RunningModel, Warmth
 from aotgaudi.llm.tokenizer import Tokenizer
+from aotgaudi.manifest.coverage import coverage_of
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.subset import Subset
 from aotgaudi.phases import Phases
@@ -40,6 +43,7 @@ from aotgaudi.runtime.load import Artifacts, Loader, declare_samplers
 from aotgaudi.runtime.memory import keep_freed_memory
 from aotgaudi.spec.policy import Policy
 from aotgaudi.spec.sampler import SamplerSpec
+from aotgaudi.spec.scheduler import SchedulerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -239,3 +243,35 @@ def sampling_defaults(
 
 def _listed(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} = {value}" for name, value in values.items())
+
+
+# What a start refuses
+
+
+def accept(report: Report, entries: Sequence[Entry], options: ModelOptions) -> list[Entry]:
+    """Returns the entries that the bundle can run.
+
+    Raises unless the bundle may be served: whole under `require_warm`, else merely not corrupt.
+    """
+    if options.require_warm or report.corrupt or report.extra:
+        report.raise_if_bad(options.bundle)
+    for gone in report.missing:
+        logger.warning("entry %s is not in the bundle: it compiles on first use", gone.entry)
+    missing = {gone.entry for gone in report.missing}
+    return [entry for entry in entries if str(entry) not in missing]
+
+
+def check_coverage(manifest: Manifest, *, require_warm: bool) -> str:
+    """Warns of possible steps without an entry. Under `require_warm` it raises CoverageError instead.
+
+    Returns the result of the proof in one line.
+    """
+    coverage = coverage_of(manifest, SchedulerSpec())  # Our scheduler serves, whichever the spec describes.
+    if coverage.is_closed:
+        return str(coverage)
+    if require_warm:
+        raise CoverageError(
+            f"manifest: {coverage} (`aotgaudi coverage MANIFEST` lists the holes and says what closes them)"
+        )
+    logger.warning("%s: prompts are cut shorter where that helps; else such requests fail", coverage)
+    return str(coverage)

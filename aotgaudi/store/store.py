@@ -6,8 +6,8 @@ Layout ``aotgaudi.store/1`` (grammar and version history in docs/formats/store.m
     objects/     content-addressed, immutable                       (cas.py)
     records/     key -> result, one immutable file each: the truth  (records.py)
     roots/       what is kept whatever the size                     (roots.py)
-    index/       a cache of look-ups, a small file each             (index.py)
-    locks/       kernel locks; a file left behind means nothing     (locks.py)
+    index/       a cache of look-ups, a small file each             (`Index`)
+    locks/       kernel locks; a file left behind means nothing     (`Locks`)
     tmp/         files being written, and incoming/, logs/,
                  toolcache/: the builder's scratch                  (scratch.py)
     quarantine/  damaged files, and what is wrong with them         (quarantine.py)
@@ -18,19 +18,186 @@ Everything but ``format``, ``objects/``, ``records/`` and ``roots/`` may be remo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+import errno
+import fcntl
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
-from aotgaudi.errors import StoreError, store_error
-from aotgaudi.files import make_directories, temporary_file, write_atomic
+from aotgaudi.errors import AotGaudiError, StoreError, store_error
+from aotgaudi.files import make_directories, read_regular, temporary_file, write_atomic
 from aotgaudi.store.access import refuse_unsafe
 from aotgaudi.store.cas import ObjectStore
-from aotgaudi.store.index import Index
-from aotgaudi.store.locks import Locks
 from aotgaudi.store.records import Actions
 from aotgaudi.store.roots import Roots
 from aotgaudi.store.scratch import sweep_temporary_files
+
+_LOG = logging.getLogger(__name__)
+_LOCK_NAME = re.compile(r"[0-9A-Za-z_-]{1,128}")
+_NO_LOCKS_ERRORS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class Locks:
+    """The kernel locks (``flock``) of the store at `root`. They die with their holder; a file left behind means nothing.
+
+    ::
+
+        locks/<key>.lock    held by the builder that works on a unit
+        locks/store         shared by builds, seals and pulls; held alone by a garbage collector
+
+    Threads exclude each other too; no lock is re-entrant. On a network file system the kernel passes locks on to the server
+    (Linux does, over NFS). Without locks, two builders may compile one unit, which is waste but no error: objects have equal
+    bytes, and the first record stays. Collecting needs the lock, and is refused.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._directory = root / "locks"
+
+    @contextlib.contextmanager
+    def try_unit(self, key: str) -> Iterator[bool]:
+        """Holds the lock of one unit, so that one builder compiles it; yields False at once if another holder has it.
+
+        Nobody waits: a builder whose unit is taken works on another one and looks this one up later. A file system without
+        locks gives the lock to everybody, with a warning: a unit is then compiled twice, and the first record stays.
+
+        Raises StoreError if the lock's file cannot be made; ValueError for a key that is not a plain name.
+        """
+        if not _LOCK_NAME.fullmatch(key):
+            raise ValueError(f"not a unit key: {key!r}")
+        with self._lock(f"{key}.lock", fcntl.LOCK_EX | fcntl.LOCK_NB) as state:
+            yield state is not False
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Keeps collectors out, after waiting for one that is running. Has no effect where there are no locks."""
+        with self._lock("store", fcntl.LOCK_SH) as _:
+            yield
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[bool]:
+        """Keeps everybody else out, or yields False at once if somebody holds the lock.
+
+        Raises StoreError where the file system has no locks.
+        """
+        with self._lock("store", fcntl.LOCK_EX | fcntl.LOCK_NB) as state:
+            if state is None:
+                raise StoreError(
+                    f"{self._directory}: the file system has no locks (collect on the host that has)"
+                )
+            yield state
+
+    def forget_units(self) -> None:
+        """Removes the files of unit locks, held or not. Call it under `exclusive` alone."""
+        for path in self._directory.glob("*.lock"):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    @contextlib.contextmanager
+    def _lock(self, name: str, operation: int) -> Iterator[bool | None]:
+        """Yields whether the lock is held; None where there are no locks. Raises StoreError."""
+        path = self._directory / name
+        try:
+            make_directories(path.parent)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o664)
+        except OSError as error:
+            raise store_error("lock", path, error) from error
+        try:
+            yield _flock(descriptor, operation, path)
+        finally:
+            os.close(descriptor)
+
+
+def _flock(descriptor: int, operation: int, path: Path) -> bool | None:
+    try:
+        fcntl.flock(descriptor, operation)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS_ERRORS:
+            raise store_error("lock", path, error) from error
+        _LOG.warning("%s: the file system has no locks; units may be compiled twice, and nothing worse", path)
+        return None
+    return True
+
+
+MOST_ROWS = 16
+"""How many look-ups are kept, those written last: one for each manifest that is being worked on, and some more."""
+
+MOST_ROW_BYTES = 64 << 20
+"""The largest row: a look-up of some 300,000 records. A longer one is not remembered."""
+
+
+class Index:
+    """Look-ups that found everything, each remembered in a small JSON file. Safe in threads and between processes.
+
+    A row says which files answered a look-up, so that the next equal one only checks that they are still there and reads no
+    record (`Store.remembers`). ``index/<name>.json`` is::
+
+        {"name": name, "sha256": of the value's JSON with sorted keys, "value": value}
+
+    The index is a cache made from records. Losing a row only costs reading the records again: a file that is wrong in any
+    way is a miss, and the next look-up replaces it. A wrong row could leave something unbuilt, so each has its name and a
+    checksum. Anyone who can write to the index can write to the store, and so decides what it holds anyway. Sealing and
+    serving never read it.
+
+    No method raises: a row that cannot be read is a miss, and one that cannot be written is a warning.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        """Returns the row `name`; None if there is none, or it cannot be used."""
+        try:
+            data = read_regular(self._path(name), MOST_ROW_BYTES)
+            match json.loads(data):
+                case {"name": str(found), "sha256": digest, "value": dict(value)} if found == name:
+                    return value if digest == sha256_bytes(_dumps(value)) else None
+        except (OSError, AotGaudiError, ValueError, RecursionError):
+            pass
+        return None
+
+    def put(self, name: str, value: Mapping[str, Any]) -> None:
+        """Writes the row `name`, in place of an earlier one, and drops the oldest beyond `MOST_ROWS`."""
+        data = _dumps({"name": name, "sha256": sha256_bytes(_dumps(value)), "value": dict(value)})
+        if len(data) > MOST_ROW_BYTES:
+            return
+        try:
+            make_directories(self.root)
+            write_atomic(self._path(name), data)
+        except (OSError, AotGaudiError) as error:
+            _LOG.warning("a look-up is not remembered: %s", error)
+            return
+        others = [path for path in self._rows() if path.stem != name]
+        for path in others[MOST_ROWS - 1 :]:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return len(self._rows())
+
+    def _path(self, name: str) -> Path:
+        return self.root / f"{name}.json"
+
+    def _rows(self) -> list[Path]:
+        """The rows' files, the one written last first."""
+        rows = []
+        for path in self.root.glob("[!.]*.json"):
+            with contextlib.suppress(OSError):
+                rows.append((os.lstat(path).st_mtime_ns, path))
+        return [path for _, path in sorted(rows, reverse=True)]
+
+
+def _dumps(value: Mapping[str, Any]) -> bytes:
+    """JSON, which unlike the canonical one takes an inode of 64 bits."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
 
 STORE_FORMAT = "aotgaudi.store/1"
 

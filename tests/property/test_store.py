@@ -18,10 +18,9 @@ from aotgaudi.errors import CorruptError
 from aotgaudi.store.cas import ObjectStore, object_path
 from aotgaudi.store.collect import collect
 from aotgaudi.store.fsck import check_store
-from aotgaudi.store.index import Index
 from aotgaudi.store.records import RecordError, dump_record, load_record
 from aotgaudi.store.roots import Root
-from aotgaudi.store.store import Store
+from aotgaudi.store.store import Index, Store
 
 BLOBS = st.binary(max_size=300)
 KEYS = st.sampled_from([f"{number:064x}" for number in range(6)])

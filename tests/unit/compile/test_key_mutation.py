@@ -24,8 +24,7 @@ from aotgaudi.digest import Digest, Key
 from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, MhcEntry, PromptEntry, SamplerEntry
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.bucketing import BucketingSpec, SlidingSpec
-from aotgaudi.spec.build_spec import BuildSpec
-from aotgaudi.spec.lora import LoraSpec
+from aotgaudi.spec.build_spec import BuildSpec, LoraSpec
 from aotgaudi.spec.model import CONFIG_KEYS_EXCLUDED
 from aotgaudi.spec.parallel import ParallelSpec
 from aotgaudi.spec.quantization import QuantizationSpec

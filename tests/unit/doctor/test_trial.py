@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.doctor.trial import try_to_compile
+from aotgaudi.doctor.machine import try_to_compile
 
 
 @pytest.mark.slow

@@ -151,7 +151,7 @@ def test_it_is_refused_while_somebody_builds(store: Store) -> None:
 
 
 def test_it_is_refused_where_there_are_no_locks(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aotgaudi.store.locks.fcntl.flock", raising(37))
+    monkeypatch.setattr("aotgaudi.store.store.fcntl.flock", raising(37))
     with pytest.raises(StoreError, match="no locks"):
         collect(store, 0)
 

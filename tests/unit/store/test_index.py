@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.store.cas import object_path
-from aotgaudi.store.index import MOST_ROW_BYTES, MOST_ROWS, Index
-from aotgaudi.store.store import Store
+from aotgaudi.store.store import MOST_ROW_BYTES, MOST_ROWS, Index, Store
 
 ROW = {"records": {"a" * 64: [2**63 + 7, 123]}, "objects": {"b" * 64: 9}}
 

@@ -13,9 +13,8 @@ from aotgaudi.manifest.cost import estimate_memory, kv_cache_bytes
 from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.manifest.manifest import Manifest, dumps, loads
 from aotgaudi.spec.bucketing import NEWEST_RELEASE, AxisBounds, SlidingSpec, VersionName
-from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.spec.build_spec import BuildSpec, LoraSpec
 from aotgaudi.spec.defrag import DefragSpec
-from aotgaudi.spec.lora import LoraSpec
 from aotgaudi.spec.quantization import QuantizationSpec
 from aotgaudi.spec.scheduler import SchedulerSpec
 from aotgaudi.wrap.from_vllm.command import VllmCommand
