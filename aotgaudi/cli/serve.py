@@ -122,6 +122,9 @@ class _Serving:
         parse=_parse_override,
         metavar=JSON_METAVAR,
     )
+    chat_template: Path | None = option(
+        "Chat template (Jinja) to use in place of the model's.", default=None, metavar="FILE"
+    )
     threads: int | None = option(
         "Threads of matrix products  [default: $OMP_NUM_THREADS, or one per core of this process's quota that no other"
         " process keeps busy]",
@@ -439,6 +442,7 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
                 observability=observability,
                 access=access,
                 tls=tls,
+                chat_template=serving.chat_template,
             ),
             process,
             phases,

@@ -153,7 +153,7 @@ class Admission:
         self._check_open()
         self._check_ids(requests)
         num_tokens = sum(len(request.prompt_token_ids) for request in requests)
-        self._check_ever(len(requests), "prompts", self._limits.max_requests)
+        self._check_ever(len(requests), "answers (prompts times n)", self._limits.max_requests)
         self._check_ever(num_tokens, "prompt tokens", self._limits.max_prompt_tokens)
         self._check_requests(len(requests))
         if self._num_tokens + num_tokens > self._limits.max_prompt_tokens:

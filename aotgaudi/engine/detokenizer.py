@@ -82,10 +82,12 @@ class StopChecker:
 
     Of stop strings that are complete at the same character the longest counts. So the result depends on the
     text alone, not on how it was cut into pieces. Text that may be the start of a stop string is held back.
+
+    With `keeps_stop`, it cuts after the stop string.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
+    def __init__(self, stops: Sequence[str], *, keeps_stop: bool = False) -> None:
+        self._stops, self._keeps_stop = tuple(stops), keeps_stop
         self._max_stop_len = max(map(len, self._stops), default=0)
         self._held = ""
         self.is_stopped = False
@@ -97,10 +99,10 @@ class StopChecker:
         if not self._stops:
             return text
         self._held += text
-        stop_start = self._find_stop()
-        if stop_start is not None:
+        cut = self._find_cut()
+        if cut is not None:
             self.is_stopped = True
-            piece, self._held = self._held[:stop_start], ""
+            piece, self._held = self._held[:cut], ""
             return piece
         hold_start = self._find_possible_stop()
         piece, self._held = self._held[:hold_start], self._held[hold_start:]
@@ -111,10 +113,13 @@ class StopChecker:
         piece, self._held = self._held, ""
         return piece
 
-    def _find_stop(self) -> int | None:
+    def _find_cut(self) -> int | None:
         found = [(self._held.find(stop), len(stop)) for stop in self._stops]
         ends = [(start + length, start) for start, length in found if start >= 0]
-        return min(ends)[1] if ends else None
+        if not ends:
+            return None
+        end, start = min(ends)
+        return end if self._keeps_stop else start
 
     def _find_possible_stop(self) -> int:
         first = max(len(self._held) - self._max_stop_len + 1, 0)

@@ -30,8 +30,8 @@ from aotgaudi.engine.stats import EngineStats
 
 logger = logging.getLogger(__name__)
 
-NewDetokenizer = Callable[[Sequence[int]], IncrementalDetokenizer]
-"""Makes the detokenizer of a request from its prompt's token ids, on the thread that adds the request."""
+NewDetokenizer = Callable[[NewRequest], IncrementalDetokenizer]
+"""Makes the detokenizer of a request, on the thread that adds it."""
 
 
 class Engine:
@@ -97,8 +97,7 @@ class Engine:
         """
         requests = self.admission.rules.resolve(requests)
         streams = [
-            OutputStream(self._request(new), self._new_detokenizer(new.prompt_token_ids), on_event, flush)
-            for new in requests
+            OutputStream(self._request(new), self._new_detokenizer(new), on_event, flush) for new in requests
         ]
         with self._wake:
             self.admission.enter(requests)

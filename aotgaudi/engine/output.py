@@ -93,17 +93,19 @@ class OutputStream:
     ) -> None:
         self.request, self.on_event, self.flush = request, on_event, flush
         self._detokenizer = detokenizer
-        self._stops = StopChecker(request.params.stop)
+        self._keeps_stop = request.params.include_stop_str_in_output
+        self._stops = StopChecker(request.params.stop, keeps_stop=self._keeps_stop)
 
     def token_event(self, logprobs: TokenLogprobs | None = None) -> TokenEvent:
         """Returns the event of the newest token. Call it once per token.
 
         The event ends the request with "stop" when the token completes a stop string, even if the request has not
         ended yet or has ended for another reason. A token that itself ends the request (end of sequence, or one of
-        `stop_token_ids`) has no text.
+        `stop_token_ids`) has no text, unless the request includes what stopped it.
         """
         request = self.request
-        text = "" if request.finish_reason == "stop" else self._detokenizer.push(request.last_token_id)
+        is_silent = request.finish_reason == "stop" and not self._keeps_stop
+        text = "" if is_silent else self._detokenizer.push(request.last_token_id)
         if request.is_finished:
             text += self._detokenizer.flush()
         piece = self._stops.push(text)

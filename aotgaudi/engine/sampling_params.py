@@ -14,7 +14,8 @@ MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
 MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 128, 256
-_MIN_INT, _MAX_INT = -(2**63), 2**63 - 1
+MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
+_MAX_INT = 2**63 - 1
 _MAX_SHOWN_CHARS = 100
 _MIN_TEMPERATURE = 1e-5
 """Smaller ones would make logits overflow 32-bit floats; sampling is greedy long before that."""
@@ -36,7 +37,8 @@ class SamplingParams:
     prompt and generated tokens, 1 is neutral. `logprobs` is None, or the number (0 to 20) of likeliest tokens whose
     log-probabilities are returned with the chosen token's. `seed` makes the result repeatable. `max_tokens` is
     None for "as many as fit". Output ends before the first of `stop` (at most 16 strings), after one of
-    `stop_token_ids`, and after an end-of-sequence token unless `ignore_eos`.
+    `stop_token_ids`, and after an end-of-sequence token unless `ignore_eos`; `include_stop_str_in_output` keeps the text of
+    what ended it. `skip_special_tokens` leaves special tokens out of the text.
 
     The rest are constraints, under vLLM's names. `structured_outputs` is a grammar for the whole output. `min_tokens`: so
     many tokens come before anything ends the output. `bad_words` (at most 128) are never completed. `allowed_token_ids`:
@@ -67,6 +69,8 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     structured_outputs: StructuredOutputs | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     signature: SamplerSignature = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -75,11 +79,12 @@ class SamplingParams:
         is_count = self.logprobs is None or (_is_int(self.logprobs) and 0 <= self.logprobs <= MAX_LOGPROBS)
         self._require("logprobs", is_count, f"an integer from 0 to {MAX_LOGPROBS}, or none")
         self._bring_into_range()
-        is_seed = self.seed is None or (_is_int(self.seed) and _MIN_INT <= self.seed <= _MAX_INT)
+        is_seed = self.seed is None or (_is_int(self.seed) and MIN_SEED <= self.seed <= MAX_SEED)
         self._require("seed", is_seed, "a 64-bit signed integer, or none")
         is_count = self.max_tokens is None or (_is_int(self.max_tokens) and 1 <= self.max_tokens <= _MAX_INT)
         self._require("max_tokens", is_count, "a 64-bit integer of at least 1, or none")
-        self._require("ignore_eos", isinstance(self.ignore_eos, bool), "true or false")
+        for param in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            self._require(param, isinstance(getattr(self, param), bool), "true or false")
         self._check_stops()
         self._check_min_tokens()
         self._check_tokens()

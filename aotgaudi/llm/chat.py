@@ -12,9 +12,10 @@ in a process that may be killed (`aotgaudi.server.preprocess.worker`), `LLM` in 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import jinja2
@@ -26,8 +27,9 @@ from jinja2.parser import Parser
 from jinja2.runtime import Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from aotgaudi.bundle.model_directory import CHAT_TEMPLATE, TOKENIZER_CONFIG, ModelDirectory
+from aotgaudi.bundle.model_directory import CHAT_TEMPLATE, MAX_TEXT_BYTES, TOKENIZER_CONFIG, ModelDirectory
 from aotgaudi.errors import RequestError, SpecError
+from aotgaudi.files import read_regular
 from aotgaudi.llm.model_files import special_tokens
 
 Message = Mapping[str, str]
@@ -151,37 +153,72 @@ class ChatTemplate:
         self._knows_developer = "developer" in source
 
     @classmethod
-    def load(cls, model: ModelDirectory) -> ChatTemplate | None:
-        """Returns the template in ``chat_template.jinja`` or ``tokenizer_config.json``, or None.
+    def load(cls, model: ModelDirectory, file: Path | None = None) -> ChatTemplate | None:
+        """Returns the template in `file`, else in ``chat_template.jinja`` or ``tokenizer_config.json``, or None.
 
         Raises:
             SpecError: a file cannot be read, or the template does not compile.
         """
-        found = _find_source(model)
+        found = _find_source(model) if file is None else (file, _read_template(file))
         if found is None:
             return None
         where, source = found
         return cls(source, special_tokens(model), where=str(where))
 
-    def render(self, messages: Iterable[Message]) -> str:
+    def render(
+        self,
+        messages: Iterable[Message],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
         """Returns the prompt that asks for the assistant's next message. Encode it without adding special tokens.
+
+        Args:
+            messages: The conversation.
+            add_generation_prompt: Whether the prompt opens a message of the assistant.
+            variables: More that the template sees (``enable_thinking``); none of the names that `render` sets.
 
         Raises:
             RequestError: 400; the template refuses these messages, or asks for more than Python has. The message quotes
-                its words.
+                its words. Or a variable has a name that is taken.
         """
-        try:
-            return self._template.render(
-                messages=[self._known_role(message) for message in messages],
-                add_generation_prompt=True,
-                tools=None,
-                documents=None,
-                **self._tokens,
+        own = {
+            "messages": [self._known_role(message) for message in messages],
+            "add_generation_prompt": add_generation_prompt,
+            "tools": None,
+            "documents": None,
+            **self._tokens,
+        }
+        taken = sorted(own.keys() & variables)
+        if taken:
+            raise RequestError(
+                f"chat_template_kwargs must not set {taken[0]!r}, which the server sets",
+                param="chat_template_kwargs",
             )
+        try:
+            return self._template.render({**variables, **own})
         except _REFUSALS as error:
             raise RequestError(
                 f"The model's chat template refuses these messages: {_words_of(error)}", param="messages"
             ) from error
+
+    def render_open(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
+        """Returns the prompt that ends inside the last message, as transformers' ``continue_final_message`` does.
+
+        Raises:
+            RequestError: 400; as `render`, or the template changes the last message's content.
+        """
+        text = self.render(messages, add_generation_prompt=False, variables=variables)
+        content = messages[-1]["content"]
+        start = text.rfind(content.strip())
+        if start < 0 or not content.strip():
+            raise RequestError(
+                "continue_final_message needs a last message whose content the model's chat template shows unchanged",
+                param="continue_final_message",
+            )
+        kept = content.lstrip()  # Space at the end stays, unless the template strips it.
+        return text[:start] + (kept if text.startswith(kept, start) else content.strip())
 
     def _known_role(self, message: Message) -> Message:
         """Replaces the role "developer" by "system" for templates that do not know it."""
@@ -201,6 +238,13 @@ def _find_source(model: ModelDirectory) -> tuple[Path, str] | None:
     config_path = model.path / TOKENIZER_CONFIG
     source = _default_template(config_path, model.read_object(TOKENIZER_CONFIG).get("chat_template"))
     return None if source is None else (config_path, source)
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return _decoded(read_regular(path, MAX_TEXT_BYTES), path)
+    except FileNotFoundError as error:
+        raise SpecError(str(path), "does not exist", "a file with a chat template") from error
 
 
 def _decoded(data: bytes, path: Path) -> str:

@@ -66,12 +66,25 @@ class Tokenizer:
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [list(encoding.ids) for encoding in encodings]
 
+    def encode_ends(self, texts: Sequence[str], add_special_tokens: bool, max_len: int) -> list[list[int]]:
+        """Returns at most `max_len` token ids of each text: the special tokens that are added, and the end of the text."""
+        num_special = self._backend.num_special_tokens_to_add(False) if add_special_tokens else 0
+        ends = []
+        for encoding in self._backend.encode_batch(list(texts), add_special_tokens=False):
+            encoding.truncate(max(max_len - num_special, 0), direction="left")
+            ends.append(list(self._backend.post_process(encoding, None, add_special_tokens).ids)[-max_len:])
+        return ends
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the text of `token_ids` without special tokens; U+FFFD stands for bytes that are not UTF-8."""
         return self._decode_one(token_ids[0]) if len(token_ids) == 1 else self._decode(*token_ids)
 
     def _decode(self, *token_ids: int) -> str:
         return str(self._backend.decode(token_ids, skip_special_tokens=True))
+
+    def decode_all(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of `token_ids`, special tokens included."""
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=False))
 
     def token_text(self, token_id: int) -> str:
         """Returns the text of one token alone, special or not; U+FFFD if it is only part of a character."""

@@ -165,7 +165,7 @@ class Api:
         """Answers a conversation."""
         prepared = await self._prepared("chat", request)
         head, texts = self._head("chatcmpl", prepared), self._texts(prepared)
-        return await self._answer(request, prepared, ChatFormat(head, texts))
+        return await self._answer(request, prepared, ChatFormat(head, texts, "".join(prepared.echoes)))
 
     async def health(self, _: Request) -> Response:
         """Says whether engine and preprocessor pool live and the engine advances, or why not."""
@@ -227,11 +227,11 @@ class Api:
     async def _answer(
         self, request: Request, prepared: PreparedRequest, answer_format: AnswerFormat
     ) -> Response:
-        service, num_choices = self._service, len(prepared.prompts)
+        service, num_choices = self._service, len(prepared.prompts) * prepared.num_choices
         generation = Generation(service.engine, answer_format.head.id, service.metrics, service.clock)
         request.state.generation = generation
         try:
-            generation.submit(prepared.prompts, prepared.params, prepared.cache_salt)
+            generation.submit(prepared.prompts, prepared.params, prepared.cache_salt, prepared.num_choices)
         except RequestError as error:
             raise error.renamed(prepared.own_names) from error
         if prepared.stream:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from aotgaudi.engine.admission import Admission
 from aotgaudi.engine.output import ErrorEvent, Event, OnEvent, TokenEvent
 from aotgaudi.engine.request import NewRequest
-from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.engine.sampling_params import MAX_SEED, MIN_SEED, SamplingParams
 from aotgaudi.engine.stats import EngineStats
 from aotgaudi.errors import RequestError
 from aotgaudi.server.metrics import Metrics, OutputTimer
@@ -70,7 +70,7 @@ class TokenCounts:
 
 
 class Generation:
-    """The outputs of one HTTP request, one per prompt."""
+    """The outputs (choices) of one HTTP request, one or several per prompt, those of the first prompt first."""
 
     def __init__(
         self,
@@ -90,29 +90,42 @@ class Generation:
         self._num_prompt_tokens = 0
         self._num_output_tokens = 0
         self._num_cached_tokens = 0
+        self._num_choices = 1
 
     @property
     def token_counts(self) -> TokenCounts:
-        """Tokens so far; complete once `events` has ended."""
+        """Tokens so far; complete once `events` has ended. A prompt counts once, however many choices it has."""
         return TokenCounts(self._num_prompt_tokens, self._num_output_tokens, self._num_cached_tokens)
 
-    def submit(self, prompts: Sequence[Sequence[int]], params: SamplingParams, cache_salt: str = "") -> None:
-        """Queues all `prompts`, or none. Cached prefixes are those of requests with the same `cache_salt`.
+    def submit(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        cache_salt: str = "",
+        num_choices: int = 1,
+    ) -> None:
+        """Queues all `prompts`, each `num_choices` times, or none.
+
+        Cached prefixes are those of requests with the same `cache_salt`. Choices of one prompt have seeds in a row, as in
+        vLLM.
 
         Raises:
             RequestError: the engine refuses one of them.
         """
+        each = [_with_seed(params, number) for number in range(num_choices)]
+        choices = [(prompt, params) for prompt in prompts for params in each]
         requests = [
             NewRequest(f"{self.request_id}-{index}", prompt, params, cache_salt)
-            for index, prompt in enumerate(prompts)
+            for index, (prompt, params) in enumerate(choices)
         ]
         self._engine.add(requests, self._on_event)
         for index, request in enumerate(requests):
             timer = OutputTimer(self._metrics, self._arrival, self._clock)
             self._open[request.request_id] = (index, timer)
-        self.prompt_lens = tuple(map(len, prompts))
-        self._num_prompt_tokens = sum(self.prompt_lens)
-        self._metrics.prompt_tokens.inc(self._num_prompt_tokens)
+        self._num_choices = num_choices
+        self.prompt_lens = tuple(len(prompt) for prompt, _ in choices)
+        self._num_prompt_tokens = sum(map(len, prompts))
+        self._metrics.prompt_tokens.inc(sum(self.prompt_lens))
 
     async def events(self) -> AsyncIterator[tuple[int, TokenEvent]]:
         """Yields the new output of all choices as it comes, each with the choice's index, until all have ended.
@@ -148,13 +161,13 @@ class Generation:
             self._open.clear()
 
     def _take(self, event: Event) -> TokenEvent:
-        _, timer = self._open[event.request_id]
+        index, timer = self._open[event.request_id]
         if isinstance(event, ErrorEvent):
             del self._open[event.request_id]
             raise event.error
         timer.count_tokens(len(event.token_ids))
         self._num_output_tokens += len(event.token_ids)
-        if event.usage is not None:
+        if event.usage is not None and index % self._num_choices == 0:
             self._num_cached_tokens += event.usage.num_cached_tokens
         if event.finish_reason is not None:
             del self._open[event.request_id]
@@ -163,3 +176,11 @@ class Generation:
         if event.finish_reason is not None:
             timer.finish(event.usage)
         return event
+
+
+def _with_seed(params: SamplingParams, number: int) -> SamplingParams:
+    """Returns the parameters of a prompt's choice `number`: another seed where the request states one."""
+    if number == 0 or params.seed is None:
+        return params
+    seed = params.seed + number
+    return replace(params, seed=seed if seed <= MAX_SEED else MIN_SEED + seed - MAX_SEED - 1)

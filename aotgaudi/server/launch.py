@@ -11,6 +11,7 @@ import logging
 import math
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aotgaudi import __version__
@@ -50,7 +51,7 @@ class ServeOptions:
 
     With `tls`, it speaks HTTPS.
     ``/health`` fails once no step has ended for `stall_seconds`. None: 60 under `require_warm`, else never, since a step
-    that builds an entry on first use may take any time.
+    that builds an entry on first use may take any time. `chat_template` is a file; None: the model's own template.
     """
 
     require_warm: bool
@@ -64,6 +65,7 @@ class ServeOptions:
     observability: Observability = Observability()  # noqa: RUF009 - a frozen value
     access: Access = OPEN_ACCESS
     tls: ssl.SSLContext | None = None
+    chat_template: Path | None = None
 
     @property
     def longest_step_seconds(self) -> float:
@@ -148,7 +150,7 @@ def _start(
     options: ServeOptions, process: EngineProcess, preprocessor: PreprocessorPool, phases: Phases
 ) -> tuple[Service, EngineClient]:
     began, metrics = phases.clock(), Metrics(options.served_model_names[0], __version__)
-    preprocessor.load(process.opened())
+    preprocessor.load(process.opened(), options.chat_template)
     running = process.running()
     phases.keep(running.phases)
     limits = running.rules.limits

@@ -161,14 +161,18 @@ def _by_text(chosen: str, values: TokenLogprobs, texts: TokenTexts) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """Writes ``chat.completion`` and ``chat.completion.chunk`` objects. `texts` as in `CompletionFormat`."""
+    """Writes ``chat.completion`` and ``chat.completion.chunk`` objects. `texts` as in `CompletionFormat`.
+
+    `echo` is what each message begins with.
+    """
 
     head: AnswerHead
     texts: TokenTexts | None = None
+    echo: str = ""
 
     def opening(self, index: int) -> Json | None:
         """Returns the chunk that says who speaks."""
-        return self._chunk(index, {"role": "assistant", "content": ""}, None, None)
+        return self._chunk(index, {"role": "assistant", "content": self.echo}, None, None)
 
     def chunk(self, index: int, event: TokenEvent) -> Json:
         """Returns a ``chat.completion.chunk`` with the new text."""
@@ -191,7 +195,7 @@ class ChatFormat:
     def _choice(self, index: int, output: TokenEvent) -> Json:
         return {
             "index": index,
-            "message": {"role": "assistant", "content": output.text, "refusal": None},
+            "message": {"role": "assistant", "content": self.echo + output.text, "refusal": None},
             "logprobs": self._logprobs(output),
             "finish_reason": output.finish_reason,
         }

@@ -85,6 +85,70 @@ def test_a_chat_is_answered_alike_whole_and_streamed(client: openai.OpenAI, serv
     assert 0 < whole.usage.completion_tokens <= 16
 
 
+def test_n_answers_are_those_of_seeds_in_a_row_whole_and_streamed(
+    client: openai.OpenAI, server: Server
+) -> None:
+    asked = {"model": server.model_name, "prompt": "the quick", "max_tokens": 8, "temperature": 1.5}
+
+    alone = [client.completions.create(**asked, seed=30 + i).choices[0].text for i in range(3)]
+    whole = client.completions.create(**asked, seed=30, n=3)
+    chunks = list(client.completions.create(**asked, seed=30, n=3, stream=True))
+
+    streamed = [""] * 3
+    for choice in (choice for chunk in chunks for choice in chunk.choices):
+        streamed[choice.index] += choice.text
+    assert [choice.text for choice in whole.choices] == streamed == alone
+    assert len(set(alone)) == 3
+    assert whole.usage is not None
+    assert whole.usage.prompt_tokens == client.completions.create(**asked).usage.prompt_tokens
+
+
+def test_the_text_of_a_stop_string_comes_on_request(client: openai.OpenAI, server: Server) -> None:
+    asked = {"model": server.model_name, "prompt": "the quick", "max_tokens": 12, "temperature": 0}
+    plain = client.completions.create(**asked, extra_body={"ignore_eos": True}).choices[0].text
+    stop = plain[4:6]
+
+    cut = client.completions.create(**asked, stop=stop).choices[0]
+    kept = client.completions.create(
+        **asked, stop=stop, extra_body={"include_stop_str_in_output": True}
+    ).choices[0]
+
+    assert kept.text == cut.text + stop
+    assert kept.finish_reason == cut.finish_reason == "stop"
+
+
+def test_a_template_gets_variables_and_leaves_the_last_message_open(
+    client: openai.OpenAI, server: Server
+) -> None:
+    turns = [{"role": "user", "content": "jumps"}, {"role": "assistant", "content": "over the"}]
+    asked = {"model": server.model_name, "messages": turns, "max_tokens": 6, "temperature": 0}
+
+    continued = client.chat.completions.create(
+        **asked, extra_body={"continue_final_message": True, "echo": True, "chat_template_kwargs": {"x": [1]}}
+    )
+    by_hand = client.completions.create(
+        model=server.model_name,
+        prompt="<|user|>jumps<|end|><|assistant|>over the",
+        max_tokens=6,
+        temperature=0,
+    )
+
+    assert continued.choices[0].message.content == "over the" + by_hand.choices[0].text
+
+
+def test_a_long_prompt_is_cut_to_its_end_on_request(client: openai.OpenAI, server: Server) -> None:
+    asked = {"model": server.model_name, "max_tokens": 4, "temperature": 0}
+
+    cut = client.completions.create(
+        **asked, prompt=list(range(1, 200)), extra_body={"truncate_prompt_tokens": 5}
+    )
+    short = client.completions.create(**asked, prompt=list(range(195, 200)))
+
+    assert cut.usage is not None
+    assert cut.usage.prompt_tokens == 5
+    assert cut.choices[0].text == short.choices[0].text
+
+
 def test_refusals_are_the_clients_own_exceptions(client: openai.OpenAI, server: Server) -> None:
     with pytest.raises(openai.BadRequestError, match=f"max_model_len = {MAX_MODEL_LEN}"):
         client.completions.create(model=server.model_name, prompt="a", max_tokens=MAX_MODEL_LEN)

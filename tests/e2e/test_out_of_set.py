@@ -33,7 +33,7 @@ LONG_STEPS = NUM_PROMPTS * (NUM_TOKENS - 1) // MAX_NUM_SEQS
         ({"prompt": "a", "temprature": 0}, ("'temprature'", "did you mean 'temperature'?")),
         ({"prompt": "a", "temperature": 3}, ("temperature", "from 0 to 2")),
         ({"prompt": "a", "top_p": 0}, ("top_p", "(0, 1]")),
-        ({"prompt": "a", "n": 2}, ("'n'", "not supported")),
+        ({"prompt": "a", "priority": 2}, ("'priority'", "not supported")),
     ],
 )
 def test_a_completion_outside_the_limits_is_refused_with_the_limit(

@@ -3,7 +3,7 @@
 A parameter is one of these:
 
 - supported: validated and obeyed;
-- known and not supported (`n` > 1, `suffix`, ...): accepted if its value asks for nothing, otherwise refused with "not
+- known and not supported (`suffix`, `prediction`, ...): accepted if its value asks for nothing, otherwise refused with "not
   supported by this server yet" and the names of what is;
 - unknown: refused, because a misspelt `max_token` must not be dropped silently. A close misspelling gets a suggestion.
 """
@@ -37,24 +37,23 @@ def _same(value: object, neutral: object) -> bool:
     return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
 
 
-def neutral_only(*values: object) -> BeforeValidator:
-    """Accepts null and `values`, and refuses everything else as not supported."""
+def neutral_only(*values: object, why: str = "") -> BeforeValidator:
+    """Accepts null and `values`, and refuses everything else as not supported; `why` is said, too."""
 
     def check(value: object) -> object:
         if value is None or any(_same(value, neutral) for neutral in values):
             return value
-        raise PydanticCustomError("unsupported_value", NOT_SUPPORTED)
+        raise PydanticCustomError("unsupported_value", problem)
 
+    problem = f"{NOT_SUPPORTED}: {why}" if why else NOT_SUPPORTED
     return BeforeValidator(check)
 
 
 Ignored = object
 NoValue = Annotated[object, neutral_only()]
-NoObject = Annotated[object, neutral_only({})]
 NoList = Annotated[object, neutral_only([])]
 OffOnly = Annotated[object, neutral_only(False)]
 OnOnly = Annotated[object, neutral_only(True)]
-ZeroOnly = Annotated[object, neutral_only(0)]
 OneOnly = Annotated[object, neutral_only(1)]
 NoneOnly = Annotated[object, neutral_only("none", "auto")]
 TextOnly = Annotated[object, neutral_only(["text"])]
@@ -95,13 +94,17 @@ class Body(Value):
 
     @classmethod
     def _known_instead_of(cls, name: str) -> str:
-        close = difflib.get_close_matches(name, cls.model_fields, n=1, cutoff=_CLOSE)
+        close = difflib.get_close_matches(name, cls._obeyed(), n=1, cutoff=_CLOSE)
         return f"did you mean '{close[0]}'?" if close else f"supported: {cls._supported()}"
 
     @classmethod
     def _supported(cls) -> str:
-        """The parameters whose value matters."""
-        return ", ".join(name for name, field in cls.model_fields.items() if field.annotation is not object)
+        return ", ".join(cls._obeyed())
+
+    @classmethod
+    def _obeyed(cls) -> list[str]:
+        """Returns the parameters whose value matters."""
+        return [name for name, field in cls.model_fields.items() if field.annotation is not object]
 
 
 def parse_body(body_class: type[BodyT], raw: bytes) -> BodyT:

@@ -78,10 +78,13 @@ class PreprocessorPool:
         self._tasks: list[asyncio.Task[None]] = []
         self.failure: AotGaudiError | None = None
 
-    def load(self, model: ModelDirectory) -> None:
-        """Tells the fork server which model's tokenizer and chat template to load. Returns at once."""
+    def load(self, model: ModelDirectory, chat_template: Path | None = None) -> None:
+        """Tells the fork server which model's tokenizer and chat template to load. Returns at once.
+
+        `chat_template` is a file with the template; None: the model's.
+        """
         self._model_dir = model.path
-        self._tell(model)
+        self._tell((model, chat_template))
 
     def open(self, model: ServedModel) -> None:
         """Waits until requests for `model` can be prepared.

@@ -65,8 +65,9 @@ class ServedModel:
 class PreparedRequest:
     """A request that is ready for the engine.
 
-    `model` is the name that the answer carries, `prompts` are token ids, one list a choice. `own_names` are the body's
-    names of parameters that the engine calls otherwise. Only requests of the same `cache_salt` share cached prefixes.
+    `model` is the name that the answer carries. `prompts` are token ids; each gets `num_choices` answers, which begin with
+    its text in `echoes`, if that is not empty. `own_names` are the body's names of parameters that the engine calls
+    otherwise. Only requests of the same `cache_salt` share cached prefixes.
     """
 
     model: str
@@ -76,6 +77,8 @@ class PreparedRequest:
     stream_usage: StreamUsage
     own_names: Mapping[str, str]
     cache_salt: str = ""
+    num_choices: int = 1
+    echoes: Sequence[str] = ()
 
 
 def get_ready(tokenizer: Tokenizer) -> None:
@@ -101,13 +104,18 @@ class Preparer:
         """
         if kind == "chat":
             chat = parse_body(ChatCompletionRequest, raw)
-            return self._prepared(chat, self.model.resolve(chat.model), self._chat_prompts(chat))
+            prompts = self._chat_prompts(chat)
+            return self._prepared(chat, self.model.resolve(chat.model), prompts, [chat.echoed])
         completion = parse_body(CompletionRequest, raw)
         name = self.model.resolve(completion.model)
         return self._prepared(completion, name, self._completion_prompts(completion))
 
     def _prepared(
-        self, body: GenerationRequest, model: str, prompts: Sequence[Sequence[int]]
+        self,
+        body: GenerationRequest,
+        model: str,
+        prompts: Sequence[Sequence[int]],
+        echoes: Sequence[str] = (),
     ) -> PreparedRequest:
         try:
             params = body.sampling_params(self.model.defaults)
@@ -121,6 +129,8 @@ class Preparer:
             stream_usage=body.stream_usage,
             own_names=body.own_names(),
             cache_salt=body.cache_salt or "",
+            num_choices=body.num_choices,
+            echoes=tuple(echoes) if any(echoes) else (),
         )
 
     def _completion_prompts(self, body: CompletionRequest) -> Sequence[Sequence[int]]:
@@ -128,8 +138,9 @@ class Preparer:
         prompts = body.prompts()
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if texts:
-            return self._encoded(texts, body.add_special_tokens is not False, "prompt")
-        return [self._bounded(ids, "prompt") for ids in prompts if not isinstance(ids, str)]
+            return self._encoded(body, texts, body.add_special_tokens is not False, "prompt")
+        max_len = self._truncated_len(body)
+        return [self._bounded(ids[-max_len:], "prompt") for ids in prompts if not isinstance(ids, str)]
 
     def _bounded(self, token_ids: list[int], param: str) -> list[int]:
         """Refuses prompts that are too long here, so that they need not cross to the server."""
@@ -139,17 +150,42 @@ class Preparer:
             ).explained(self.model.outside)
         return token_ids
 
+    def _truncated_len(self, body: GenerationRequest) -> int:
+        """Returns how many of a prompt's last tokens are kept; 0 keeps all, as ``ids[-0:]`` does."""
+        asked, max_len = body.truncate_prompt_tokens, self.model.max_len
+        if asked is None:
+            return 0
+        if asked == -1:
+            return max(1, max_len - (body.max_new_tokens or 1))
+        if not 1 <= asked <= max_len:
+            raise RequestError(
+                f"truncate_prompt_tokens must be -1 (as many as fit), or 1 to max_model_len = {max_len}, not {asked}",
+                param="truncate_prompt_tokens",
+            ).explained(self.model.outside)
+        return asked
+
     def _chat_prompts(self, body: ChatCompletionRequest) -> Sequence[Sequence[int]]:
         """The template writes the special tokens itself."""
-        if self.chat_template is None:
+        template, variables = self.chat_template, body.chat_template_kwargs or {}
+        if template is None:
             raise RequestError(
-                f"The model {self.model.names[0]!r} has no chat template; use /v1/completions",
+                f"The model {self.model.names[0]!r} has no chat template: start the server with --chat-template FILE, or "
+                "use /v1/completions",
                 param="messages",
             )
-        text = self.chat_template.render([message.as_variables() for message in body.messages])
-        return self._encoded([text], False, "messages")
+        messages = [message.as_variables() for message in body.messages]
+        if body.continue_final_message:
+            text = template.render_open(messages, variables)
+        else:
+            text = template.render(messages, add_generation_prompt=body.opens_message, variables=variables)
+        return self._encoded(body, [text], bool(body.add_special_tokens), "messages")
 
-    def _encoded(self, texts: Sequence[str], with_special: bool, param: str) -> list[list[int]]:
+    def _encoded(
+        self, body: GenerationRequest, texts: Sequence[str], with_special: bool, param: str
+    ) -> list[list[int]]:
+        max_len = self._truncated_len(body)
+        if max_len:
+            return self.tokenizer.encode_ends(texts, with_special, max_len)
         num_chars = max(map(len, texts), default=0)
         bound = self.model.max_len * self.tokenizer.max_token_chars
         if num_chars > bound:

@@ -35,13 +35,11 @@ from aotgaudi.server.preprocess.body import (
     Ignored,
     NoList,
     NoneOnly,
-    NoObject,
     NoValue,
     OffOnly,
     OneOnly,
     OnOnly,
     TextOnly,
-    ZeroOnly,
     neutral_only,
     shape_of_text,
 )
@@ -49,11 +47,13 @@ from aotgaudi.server.preprocess.messages import Message
 from aotgaudi.spec.sampler_signature import NUM_BIASED_TOKENS
 
 MAX_PROMPTS = 64
+MAX_CHOICES = 128  # of one prompt; OpenAI's
 MAX_MESSAGES = 2048
 MAX_METADATA_PAIRS, MAX_METADATA_KEY_CHARS, MAX_METADATA_CHARS = 16, 64, 512  # OpenAI's
 MAX_STOP_STRING_CHARS = 256
 MAX_STOP_TOKEN_IDS = 256
 MAX_CACHE_SALT_CHARS = 1024
+MAX_TEMPLATE_VARIABLES = 64
 DEFAULT_COMPLETION_MAX_TOKENS = 16  # as OpenAI's API has it; a chat runs to the model's length
 
 StreamUsage = Literal["none", "last", "every"]
@@ -119,7 +119,10 @@ Prompt = Annotated[
 
 
 _ANSWER_FORMATS = ("response_format", "structured_outputs", *GUIDED)
-_SAMPLING_FIELDS = {*SAMPLER_VALUES, "seed", "ignore_eos"}
+_SAMPLING_FIELDS = {
+    *SAMPLER_VALUES,
+    *("seed", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens"),
+}
 """Fields that a request and `SamplingParams` have under the same names."""
 
 
@@ -132,7 +135,7 @@ class GenerationRequest(Body):
             *("guided_decoding_backend", "guided_whitespace_pattern", "structural_tag"),
             *("include_reasoning", "media_io_kwargs", "mm_processor_kwargs", "prompt_cache_retention"),
             *("prompt_embeds", "repetition_detection", "request_id", "return_token_ids"),
-            *("return_tokens_as_token_ids", "thinking_token_budget", "truncate_prompt_tokens", "vllm_xargs"),
+            *("return_tokens_as_token_ids", "thinking_token_budget", "vllm_xargs"),
         }
     )
 
@@ -162,20 +165,21 @@ class GenerationRequest(Body):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    best_of: Count | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**63 - 1)] | None = None
 
     user: Ignored = None
     metadata: Metadata | None = None
     safety_identifier: Ignored = None
     prompt_cache_key: Ignored = None
 
-    n: OneOnly = None
-    best_of: OneOnly = None
     length_penalty: OneOnly = None
-    priority: ZeroOnly = None
+    priority: Annotated[object, neutral_only(0, why="requests run first come, first served")] = None
     use_beam_search: OffOnly = None
-    skip_special_tokens: OnOnly = None
     spaces_between_special_tokens: OnOnly = None
-    include_stop_str_in_output: OffOnly = None
     prompt_logprobs: NoValue = None
 
     @model_validator(mode="after")
@@ -185,6 +189,21 @@ class GenerationRequest(Body):
                 "invalid_value", "'{name}' is only allowed when 'stream' is true", {"name": "stream_options"}
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_best_of(self) -> GenerationRequest:
+        if self.best_of is not None and self.best_of != self.num_choices:
+            raise PydanticCustomError(
+                "invalid_value",
+                "'{name}' is only allowed to equal 'n', which is {n}: the server returns every choice that it generates",
+                {"name": "best_of", "n": self.num_choices},
+            )
+        return self
+
+    @property
+    def num_choices(self) -> int:
+        """How many answers each prompt gets."""
+        return self.n or 1
 
     @property
     def stream_usage(self) -> StreamUsage:
@@ -288,6 +307,11 @@ class ChatCompletionRequest(GenerationRequest):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Int64 | None = None
+    echo: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_VARIABLES)] | None = None
 
     service_tier: Annotated[object, neutral_only("auto", "default")] = None
     store: OffOnly = None
@@ -302,12 +326,9 @@ class ChatCompletionRequest(GenerationRequest):
     reasoning_effort: NoValue = None
     verbosity: NoValue = None
     web_search_options: NoValue = None
-    echo: OffOnly = None
-    add_generation_prompt: OnOnly = None
-    continue_final_message: OffOnly = None
-    add_special_tokens: OffOnly = None
-    chat_template: NoValue = None
-    chat_template_kwargs: NoObject = None
+    chat_template: Annotated[
+        object, neutral_only(why="templates are programs; give one to `serve --chat-template`")
+    ] = None
     documents: NoList = None
 
     @model_validator(mode="after")
@@ -318,6 +339,17 @@ class ChatCompletionRequest(GenerationRequest):
                 "invalid_value",
                 "'{name}' and 'max_tokens' are two names of one limit and differ; give one of them",
                 {"name": "max_completion_tokens"},
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_generation_prompt(self) -> ChatCompletionRequest:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise PydanticCustomError(
+                "invalid_value",
+                "'{name}' and 'add_generation_prompt' exclude each other: a prompt that opens a message of the assistant "
+                "has no open last message",
+                {"name": "continue_final_message"},
             )
         return self
 
@@ -338,6 +370,18 @@ class ChatCompletionRequest(GenerationRequest):
     def num_logprobs(self) -> int | None:
         """`top_logprobs`, where `logprobs` is true."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def opens_message(self) -> bool:
+        """Whether the prompt ends where the assistant's next message begins."""
+        return self.add_generation_prompt is not False and not self.continue_final_message
+
+    @property
+    def echoed(self) -> str:
+        """What an answer begins with: the last message, if it has the role of the answer, as vLLM's ``echo`` does."""
+        last = self.messages[-1].as_variables()
+        is_same_role = not self.opens_message or last["role"] == "assistant"
+        return last["content"] if self.echo and is_same_role else ""
 
     def own_names(self) -> Mapping[str, str]:
         """The messages are the prompt; the limits have two names each."""

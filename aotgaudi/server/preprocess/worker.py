@@ -19,8 +19,9 @@ priority            the worker of large bodies is nice to the engine and to the 
 
 What the processes send each other::
 
-    server -> fork server   the model directory, as soon as it is known; a `ServedModel` and the workers' limits (pickled);
-                            then names of workers to kill, and `ANSWER_FOR_KERNEL` with two descriptors
+    server -> fork server   the model directory, as soon as it is known, and the file of a chat template; a `ServedModel`
+                            and the workers' limits (all pickled); then names of workers to kill, and
+                            `ANSWER_FOR_KERNEL` with two descriptors
     fork server -> server   {"worker": name, "cause": why the worker before it ended}, with the new worker's socket
                             {"error": [class, arguments]} if the model directory cannot be used
     server <-> worker       message  = length of head, length of tail (unsigned 32-bit, network order), head (JSON), tail
@@ -212,6 +213,8 @@ def answer(prepared: PreparedRequest) -> Message:
         "stream_usage": prepared.stream_usage,
         "own_names": dict(prepared.own_names),
         "cache_salt": prepared.cache_salt,
+        "num_choices": prepared.num_choices,
+        "echoes": list(prepared.echoes),
     }
     return Message(head, b"".join(array(_ARRAY_TYPE, prompt).tobytes() for prompt in prepared.prompts))
 
@@ -247,6 +250,8 @@ def prepared_of(message: Message) -> PreparedRequest:
         stream_usage=head["stream_usage"],
         own_names=head["own_names"],
         cache_salt=head["cache_salt"],
+        num_choices=head["num_choices"],
+        echoes=tuple(head["echoes"]),
     )
 
 
@@ -443,7 +448,7 @@ def _serve(control: socket.socket, seccomp: str) -> None:
     import aotgaudi.llm.tokenizer  # noqa: F401 - while the server finds out which model it is
 
     try:
-        tokenizer, chat_template = _load(_next(control))
+        tokenizer, chat_template = _load(*_next(control))
     except AotGaudiError as error:
         arguments = (
             (error.where, error.problem, error.remedy) if isinstance(error, SpecError) else (str(error),)
@@ -467,13 +472,13 @@ def _can_only_fork() -> bool:
     return True
 
 
-def _load(model: ModelDirectory) -> tuple[Tokenizer, ChatTemplate | None]:
+def _load(model: ModelDirectory, template_file: Path | None) -> tuple[Tokenizer, ChatTemplate | None]:
     from aotgaudi.llm.chat import ChatTemplate
     from aotgaudi.llm.tokenizer import Tokenizer
 
     signal.setitimer(signal.ITIMER_PROF, _LOAD_SECONDS)
     try:
-        tokenizer, chat_template = Tokenizer.load(model), ChatTemplate.load(model)
+        tokenizer, chat_template = Tokenizer.load(model), ChatTemplate.load(model, template_file)
         get_ready(tokenizer)
         return tokenizer, chat_template
     finally:

@@ -80,8 +80,8 @@ class Owner:
         return text, "error" if isinstance(last, ErrorEvent) else str(last.finish_reason)
 
 
-def _new_detokenizer(prompt_token_ids: Sequence[int]) -> IncrementalDetokenizer:
-    return IncrementalDetokenizer(lambda ids: "".join(map(chr, ids)), prompt_token_ids)
+def _new_detokenizer(new: NewRequest) -> IncrementalDetokenizer:
+    return IncrementalDetokenizer(lambda ids: "".join(map(chr, ids)), new.prompt_token_ids)
 
 
 def _engine(runner: GatedRunner, table: BucketTable = TABLE, **options: Any) -> Engine:

@@ -8,12 +8,12 @@ from aotgaudi.engine.request import FinishReason, Request
 from aotgaudi.engine.sampling_params import SamplingParams
 
 
-def _play(output: bytes, reason: FinishReason, *stops: str) -> list[TokenEvent]:
+def _play(output: bytes, reason: FinishReason, *stops: str, keeps_stop: bool = False) -> list[TokenEvent]:
     """Returns the events of a request whose tokens are these bytes and whose last token ends it."""
     request = Request(
         request_id="r",
         prompt_token_ids=tuple(b"p"),
-        params=SamplingParams(stop=stops),
+        params=SamplingParams(stop=stops, include_stop_str_in_output=keeps_stop),
         max_tokens=100,
         seed=0,
     )
@@ -49,6 +49,23 @@ def test_the_text_of_an_output(
     assert "".join(event.text for event in events) == text
     assert bytes(token for event in events for token in event.token_ids) == output
     assert [event.usage for event in events] == [None] * (len(output) - 1) + [Usage(1, len(output))]
+
+
+@pytest.mark.parametrize(
+    ("output", "reason", "stops", "text"),
+    [
+        (b"ab$", "stop", (), "ab$"),
+        (b"abc", "length", ("bc",), "abc"),
+        (b"ab", "length", ("bc",), "ab"),
+        ("ab€".encode(), "length", ("b€", "€"), "ab€"),
+    ],
+)
+def test_what_ends_an_output_is_included_on_request(
+    output: bytes, reason: FinishReason, stops: tuple[str, ...], text: str
+) -> None:
+    events = _play(output, reason, *stops, keeps_stop=True)
+
+    assert "".join(event.text for event in events) == text
 
 
 def test_a_stop_string_outranks_the_length() -> None:

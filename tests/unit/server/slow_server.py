@@ -77,7 +77,7 @@ def main(delay: float, drain: float) -> None:
     engine = _EngineOnThread(
         EngineCore(Scheduler(LIMITS, table, BlockPool(LIMITS.num_blocks)), _Runner()),
         RequestRules(LIMITS, vocab_size=258),
-        lambda ids: IncrementalDetokenizer(tokenizer.decode, ids),
+        lambda new: IncrementalDetokenizer(tokenizer.decode, new.prompt_token_ids),
     )
     engine.start()
     model = ServedModel(names=("slow",), max_len=LIMITS.max_model_len, defaults={})

@@ -96,8 +96,18 @@ BAD_COMPLETIONS = [
         "stream_options.include_usgae",
         "did you mean 'include_usage'?",
     ),
-    ({"prompt": "a", "n": 2}, "n", "not supported by this server"),
-    ({"prompt": "a", "best_of": True}, "best_of", "not supported by this server"),
+    ({"prompt": "a", "n": 129}, "n", "less than or equal to 128"),
+    ({"prompt": "a", "n": 0}, "n", "greater than or equal to 1"),
+    ({"prompt": "a", "best_of": True}, "best_of", "valid integer"),
+    ({"prompt": "a", "n": 2, "best_of": 3}, "best_of", "only allowed to equal 'n', which is 2"),
+    ({"prompt": "a", "priority": 1}, "priority", "requests run first come, first served"),
+    (
+        {"prompt": "a", "truncate_prompt_tokens": 65},
+        "truncate_prompt_tokens",
+        "1 to max_model_len = 64, not 65",
+    ),
+    ({"prompt": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "not 0"),
+    ({"prompt": "a", "sufix": "end"}, "sufix", "(supported: model,"),
     ({"prompt": "a", "echo": True}, "echo", "not supported by this server"),
     ({"prompt": "a", "suffix": "end"}, "suffix", "not supported by this server"),
     ({"prompt": "a", "logprobs": 0}, "logprobs", "not supported by this server"),
@@ -156,6 +166,17 @@ BAD_CHATS = [
     ({"messages": HI, "tool_choice": "required"}, "tool_choice", "not supported by this server"),
     ({"messages": HI, "functions": [{}]}, "functions", "not supported by this server"),
     ({"messages": HI, "logprobs": True}, "logprobs", "not supported by this server"),
+    ({"messages": HI, "chat_template": "x"}, "chat_template", "`serve --chat-template`"),
+    (
+        {"messages": HI, "chat_template_kwargs": {"messages": 1}},
+        "chat_template_kwargs",
+        "must not set 'messages'",
+    ),
+    (
+        {"messages": HI, "continue_final_message": True, "add_generation_prompt": True},
+        "continue_final_message",
+        "'add_generation_prompt' exclude each other",
+    ),
     ({"messages": HI, "reasoning_effort": "low"}, "reasoning_effort", "not supported by this server"),
 ]
 

@@ -158,7 +158,7 @@ def test_real_engine_serves(serve: Serve, make_service: Callable[..., Service], 
     real = Engine(
         EngineCore(Scheduler(limits, table, BlockPool(limits.num_blocks)), _Runner()),
         RequestRules(limits, vocab_size=258),
-        lambda ids: IncrementalDetokenizer(decode, ids),
+        lambda new: IncrementalDetokenizer(decode, new.prompt_token_ids),
     )
     real.start()
     letter = decode([64])

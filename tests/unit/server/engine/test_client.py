@@ -107,8 +107,8 @@ class Both:
         self.end()
 
 
-def _new_detokenizer(prompt_token_ids: Sequence[int]) -> IncrementalDetokenizer:
-    return IncrementalDetokenizer(lambda ids: "".join(map(chr, ids)), prompt_token_ids)
+def _new_detokenizer(new: NewRequest) -> IncrementalDetokenizer:
+    return IncrementalDetokenizer(lambda ids: "".join(map(chr, ids)), new.prompt_token_ids)
 
 
 def with_both(

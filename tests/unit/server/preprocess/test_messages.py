@@ -44,6 +44,8 @@ PARAMS = st.builds(
     | st.builds(StructuredOutputs, regex=st.text())
     | st.builds(StructuredOutputs, choice=st.lists(st.text(), min_size=1).map(tuple))
     | st.just(StructuredOutputs(json_object=True)),
+    include_stop_str_in_output=st.booleans(),
+    skip_special_tokens=st.booleans(),
 )
 PREPARED = st.builds(
     PreparedRequest,
@@ -54,6 +56,8 @@ PREPARED = st.builds(
     stream_usage=st.sampled_from(["none", "last", "every"]),
     own_names=st.dictionaries(st.text(), st.text(), max_size=2),
     cache_salt=st.text(),
+    num_choices=st.integers(1, 128),
+    echoes=st.lists(st.text(), max_size=2).map(tuple),
 )
 
 
