@@ -1,7 +1,7 @@
 """Sealing: from a manifest (or a launch), its receipt and the store's objects to a bundle directory.
 
-The same inputs give the same bytes in every file, wherever and whenever they are sealed. The bundle is
-written beside its destination and renamed into place, so that nobody ever sees a part of one.
+The same inputs give the same bytes in every file, on every machine and at any time. The bundle is written beside its
+destination and renamed into place, so no reader ever sees an unfinished one.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def pack_bundle(
 ) -> BundleIndex:
     """Seals a bundle at `out`, signed if `signing` is given, and returns its index.
 
-    For a capture, `manifest_bytes` and `manifest_id` are the launch's. An intact bundle with the same contents is left
-    alone; another bundle, or a damaged one, is replaced; anything else that is not an empty directory is refused. Objects
-    are copied, not linked, and verified on the way, so that damage to a bundle and damage to the store never are one.
+    For a capture, `manifest_bytes` and `manifest_id` are the launch's. If `out` is an intact bundle with the same contents,
+    it stays as it is. Another bundle, or a damaged one, is replaced. Anything else but an empty directory is refused.
+    Objects are copied, not linked, and verified while they are copied: damage to the store cannot spread to a bundle, nor back.
 
     Raises:
-        ManifestError: the receipt answers another manifest, or lacks a unit that a program calls.
-        CorruptError: an object of the store does not match its digest.
-        StoreError: an object is absent, `out` is not ours to replace, or it cannot be written.
+        ManifestError: The receipt answers another manifest, or lacks a unit that a program calls.
+        CorruptError: An object of the store does not match its digest.
+        StoreError: An object is absent, `out` is neither a bundle nor empty, or it cannot be written.
     """
     if receipt.manifest_id != manifest_id:
         raise ManifestError(
@@ -73,7 +73,7 @@ def pack_bundle(
 
 
 def _needed_objects(receipt: SealedReceipt, objects: ObjectStore) -> tuple[Digest, ...]:
-    """All objects of the bundle, sorted as the index lists them."""
+    """All objects of the bundle, in the order of the index."""
     if isinstance(receipt, CaptureReceipt):
         return tuple(sorted({file.digest for file in receipt.files}, key=str))
     digests = {digest for unit in receipt.units.values() for digest in unit.artifact.values()}
@@ -102,7 +102,7 @@ def _index(
 
 
 def _is_sealed(out: Path, documents: Mapping[str, bytes], digests: Iterable[Digest]) -> bool:
-    """Whether `out` is, whole and intact, the bundle that would be written."""
+    """Whether `out` already is the bundle that would be written: complete and intact."""
     with contextlib.suppress(OSError):
         same = all((out / name).read_bytes() == data for name, data in documents.items())
         return (

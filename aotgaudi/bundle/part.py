@@ -1,4 +1,4 @@
-"""What is served of a bundle that holds a part of its manifest, and what becomes of what lies outside (docs/adr/0062)."""
+"""A bundle that holds a part of its manifest: what a server of it serves, and what it does outside (docs/adr/0062)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.subset import Chunks, Subset, largest_subset, subset_under
 
 Outside = Literal["refuse", "chunk", "pad-up", "first-use"]
-"""What becomes of a request that the warm entries do not cover; `served_manifest` says what each serves."""
+"""What a server does with a request that the warm entries do not cover; `served_manifest` says what each serves."""
 
 
 def sealed_part(manifest: Manifest, warm: Iterable[Entry]) -> SealedPart:
-    """Returns what a receipt says of a part with these entries. Raises NotWarmError where no limits close them."""
+    """Returns what a receipt records of a part with these entries. Raises NotWarmError if no limits close them."""
     has = tuple(warm)
     whole, cut = (largest_subset(manifest, has, chunks) for chunks in ("whole", "cut"))
     if whole is None or cut is None:
@@ -31,9 +31,9 @@ def sealed_part(manifest: Manifest, warm: Iterable[Entry]) -> SealedPart:
 
 
 def proved_part(bundle: Bundle, chunks: Chunks) -> Subset | None:
-    """Returns the part that the bundle holds, proved anew; None where it holds the whole.
+    """Returns the part that the bundle holds, proved again; None for a bundle of the whole manifest.
 
-    Raises CorruptError where its entries are not closed under the limits that it was sealed with. Else raises as
+    Raises CorruptError if its entries are not closed under the limits that it was sealed with; else raises as
     `Bundle.manifest` does.
     """
     receipt, manifest = bundle.require_programs(), bundle.manifest
@@ -54,16 +54,16 @@ def proved_part(bundle: Bundle, chunks: Chunks) -> Subset | None:
 
 
 def served_manifest(bundle: Bundle, outside: Outside) -> Manifest:
-    """Returns the entries and the limits that a server of the bundle has. Those of the whole are its own manifest's.
+    """Returns the entries and limits of a server of the bundle. For a bundle of the whole, they are the manifest's.
 
     ==========  ==================================================================================
     first-use   the manifest: what no warm entry covers is built when it is needed
-    refuse      the part, under its limits for chunks as the spec has them
+    refuse      the part, under its limits for the spec's chunks
     chunk       the part, under its limits for shorter chunks
     pad-up      the part, under the limits of the whole, which larger entries must cover
     ==========  ==================================================================================
 
-    Raises NotWarmError where the part does not cover what ``pad-up`` promises. Else raises as `proved_part` does.
+    Raises NotWarmError if ``pad-up`` is asked for and the part does not cover the whole; else raises as `proved_part` does.
     """
     manifest = bundle.manifest
     if outside == "first-use":
@@ -85,7 +85,7 @@ def built_entries(manifest: Manifest, receipt: Receipt) -> tuple[Entry, ...]:
 
 
 def describe_part(part: Subset) -> str:
-    """Returns in words how many entries a part has, and under which limits it is closed."""
+    """Returns, in words, how many entries a part has and under which limits it is closed."""
     num_left, num_all = len(part.settings), len(part.whole.spec.sampler.settings)
     settings = "" if num_left == num_all else f" and {num_left} of {num_all} sampler settings"
     return (

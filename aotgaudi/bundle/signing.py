@@ -1,6 +1,6 @@
 """Signing a bundle: private keys, and ``aotgaudi.signature.json`` beside the index (format in signature.py). Offline.
 
-A private key is ed25519 in a PEM file (PKCS 8) that only its owner may read. ed25519 is deterministic and the
+A private key is an ed25519 key in a PEM file (PKCS 8) that only its owner may read. ed25519 is deterministic and the
 statement holds no time, so signing twice gives the same bytes.
 """
 
@@ -47,7 +47,7 @@ class SigningKey:
 def generate_key(path: Path) -> TrustedKey:
     """Writes a new private key to `path` (mode 0600) and its public key to ``<path>.pub`` (mode 0644).
 
-    Raises SpecError when either is there already, or cannot be written; then neither is made.
+    Raises SpecError if either exists or cannot be written, and then writes neither.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import (
@@ -70,7 +70,7 @@ def generate_key(path: Path) -> TrustedKey:
 
 
 def load_signing_key(path: Path) -> SigningKey:
-    """Reads a private key. Raises SpecError if the file holds none, UntrustedError if others may read it."""
+    """Reads a private key. Raises SpecError if the file holds no key, UntrustedError if others may read it."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -111,7 +111,7 @@ def _write_new(path: Path, data: bytes, mode: int) -> None:
 
 @dataclass(frozen=True)
 class Signing:
-    """The keys that sign (at least one; the same key twice signs once), and the epoch that they sign for."""
+    """The keys that sign, and the epoch that they sign for. There is at least one key; a repeated key signs once."""
 
     keys: tuple[SigningKey, ...]
     epoch: int = 0
@@ -125,11 +125,11 @@ class Signing:
 def add_signatures(
     existing: bytes, keys: tuple[SigningKey, ...], statement: Statement, epoch: int | None
 ) -> bytes:
-    """Returns the signature file `existing` with signatures by `keys` added. A key that has signed does not sign twice.
+    """Returns the signature file `existing` with signatures by `keys` added. A key that has signed does not sign again.
 
-    `statement` describes the bundle, for any epoch; `epoch` None means that of `existing`. Existing signatures are kept
-    without being verified: whoever verifies decides whom to trust. Raises ManifestError when `existing` is malformed or of
-    another bundle, and SpecError when it is for another epoch.
+    `statement` describes the bundle, for any epoch; `epoch` None keeps the epoch of `existing`. Existing signatures are kept
+    unverified: the verifier decides whom to trust. Raises ManifestError if `existing` is malformed or is about another
+    bundle, and SpecError if it is for another epoch.
     """
     envelope = load_envelope(existing)
     if envelope.payload_type != PAYLOAD_TYPE:

@@ -1,13 +1,13 @@
-"""Where a bundle is put together, beside its destination NAME, and how it appears there: whole, by a rename.
+"""Assembles a bundle beside its destination NAME, and moves it there by one rename.
 
 ::
 
-    .NAME.pull       the staging directory of a transfer; it outlives an interrupted one, which the next continues
-    .NAME.tmp-PID    what a process puts together, or has exchanged for the new one and removes
-    .NAME.old-PID    what a process has moved out of the way, where the system cannot exchange
+    .NAME.pull       the staging directory of a transfer; after an interruption the next transfer continues it
+    .NAME.tmp-PID    what a process is assembling, or the old bundle that it has exchanged and now removes
+    .NAME.old-PID    the old bundle, moved aside on a system that cannot exchange two names
 
-They are locked (flock) by their process, and the lock dies with it. Whoever writes to NAME next removes what is left of
-processes that died.
+A process locks (flock) its directories, and the lock dies with the process. The next writer to NAME removes what dead
+processes left behind.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _NUM_THREADS = 8
 
 @contextlib.contextmanager
 def staging_directory(out: Path) -> Iterator[Path]:
-    """Yields the locked staging directory of a bundle at `out`; it stays, unless it was published.
+    """Yields the locked staging directory of a bundle at `out`. It stays there unless the block publishes it.
 
-    An OSError in the block becomes a StoreError.
-    Raises StoreError when `out` is not ours to replace, cannot be written to, or is being written by another process.
+    An OSError in the block becomes a StoreError. Raises StoreError if `out` is neither a bundle nor empty, cannot be written
+    to, or is being written by another process.
     """
     refuse_foreign(out)
     sweep_abandoned(out)
@@ -55,7 +55,7 @@ def staging_directory(out: Path) -> Iterator[Path]:
 
 
 def publish(staging: Path, out: Path, names: Iterable[str], objects: Iterable[Digest]) -> None:
-    """Renames `staging` to `out`, in place of an older bundle, with nothing in it but documents `names` and `objects`.
+    """Renames `staging` to `out`, replacing an older bundle. Removes all but the documents `names` and `objects` first.
 
     Raises OSError.
     """
@@ -65,7 +65,7 @@ def publish(staging: Path, out: Path, names: Iterable[str], objects: Iterable[Di
 
 
 def refuse_foreign(out: Path) -> None:
-    """Raises StoreError when `out` is something that is not ours to replace: neither a bundle nor empty."""
+    """Raises StoreError unless `out` is a bundle, an empty directory or missing: nothing else is overwritten."""
     refusal = f"cannot seal a bundle at {out}: it is"
     try:
         if out.is_symlink() or (out.exists() and not out.is_dir()):
@@ -86,13 +86,13 @@ def refuse_foreign(out: Path) -> None:
 
 @contextlib.contextmanager
 def building_directory(out: Path) -> Iterator[Path]:
-    """Yields a new, locked directory beside `out`, and removes it at the end if `exchange_directory` has not taken it.
+    """Yields a new, locked directory beside `out`, and removes it at the end unless `exchange_directory` moved it.
 
     Raises OSError.
     """
     sweep_abandoned(out)
     building = _private(out, "tmp")
-    shutil.rmtree(building, ignore_errors=True)  # Of a dead process that had our number.
+    shutil.rmtree(building, ignore_errors=True)  # A dead process had our number.
     building.mkdir(mode=_DIRECTORY_MODE, parents=True)
     try:
         with try_lock_directory(building):
@@ -102,13 +102,13 @@ def building_directory(out: Path) -> Iterator[Path]:
 
 
 def exchange_directory(building: Path, out: Path) -> None:
-    """Renames the directory `building` to `out`, over a missing or empty one, or in exchange for another.
+    """Renames the directory `building` to `out`, and exchanges it for one that is there and not empty.
 
-    There is something at `out` at every moment; only where the system has no RENAME_EXCHANGE there is nothing between two
-    renames. A reader that holds the old one open keeps it. Raises OSError; then the old one is at `out`.
+    Something is at `out` at every moment, except between two renames on a system without RENAME_EXCHANGE. A reader that has
+    the old directory open keeps it. Raises OSError, and then leaves the old directory at `out`.
     """
     private = _private(out, "tmp")
-    # Under its own name another process would take the old one for a transfer to continue.
+    # Under the name of a staging directory, another process would continue the old bundle as a transfer.
     if building != private:
         shutil.rmtree(private, ignore_errors=True)
         os.rename(building, private)
@@ -121,9 +121,9 @@ def exchange_directory(building: Path, out: Path) -> None:
 
 
 def sweep_abandoned(out: Path) -> None:
-    """Removes what dead processes left beside `out`, and puts an old bundle back where one died between two renames.
+    """Removes what dead processes left beside `out`. Puts an old bundle back if its process died between two renames.
 
-    Never fails: what cannot be removed is left for the next one.
+    Never fails: the next writer tries again to remove what cannot be removed now.
     """
     name = re.compile(rf"\.?{re.escape(out.name)}\.(tmp|old)-([0-9]{{1,10}})")
     with contextlib.suppress(OSError):
@@ -154,9 +154,9 @@ def _exchange_in_steps(building: Path, out: Path) -> None:
 
 
 def _is_abandoned(path: Path, process_id: int) -> bool:
-    """Whether the process is gone, here, and nobody elsewhere holds the directory's lock; False where there are no locks.
+    """Whether the process is gone and no process on any machine holds the directory's lock. False without locks.
 
-    Of our own number (1, in a container) the lock alone decides.
+    If the number is our own (1, in a container), the lock alone decides.
     """
     if process_id != os.getpid() and Path("/proc", str(process_id)).exists():
         return False
@@ -175,10 +175,7 @@ def _clear_out(staging: Path, names: set[str], objects: Iterable[Digest]) -> Non
 
 
 def settle(root: Path) -> None:
-    """Puts every file, and then every name, on the device, and gives directories their mode. Raises OSError.
-
-    Directories that hold nothing are removed.
-    """
+    """Syncs every file, then every name, and gives directories their mode. Removes empty ones. Raises OSError."""
     paths = [Path(parent, name) for parent, _, names in os.walk(root) for name in names]
     with ThreadPoolExecutor(_NUM_THREADS) as pool:  # Several at once: the device takes them together.
         for _ in pool.map(_sync_file, paths):

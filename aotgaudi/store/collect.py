@@ -1,16 +1,16 @@
-"""How much a store holds, and collecting garbage: down to a size, least recently used first, never what a root keeps.
+"""Measures a store, and collects garbage: shrinks the store to a size, least recently used first. Roots are kept.
 
-What is removed, in this order:
+A collector removes, in this order:
 
-1. always: objects that no record and no root names (left by writers that died), and what pulls have received in part,
-   for none runs;
-2. until the store is small enough, whatever was used longest ago: records, each with the objects that nothing else
-   names any more; logs; tool caches.
+1. always: objects that neither a record nor a root names (dead writers left them), and partly received pulls, since no pull
+   runs now;
+2. until the store is small enough, what was used longest ago: records, each with the objects that no other record names;
+   logs; tool caches.
 
-Times of use only decide the order, so a wrong clock costs a rebuild at worst. A record is removed
-before its objects, so that a collector that dies leaves objects without a record, and no record without objects.
-Builders and pulls share the store's lock and a collector holds it alone, so nothing is removed while they run. A reader
-without a lock (on another host, say, whose locks do not reach here) finds an object absent, which is a miss.
+Times of use decide only the order, so a wrong clock costs a rebuild at worst. A record is removed before its objects: a
+collector that dies leaves objects without a record, never a record without objects. Builders and pulls share the store's
+lock and a collector holds it exclusively, so nothing is removed while they run. A reader without the lock (on another host
+that does not see our locks, say) finds an object absent, which is a miss.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Usage:
-    """Files and bytes of one kind."""
+    """The number and size of files of one kind."""
 
     num_files: int = 0
     size_bytes: int = 0
@@ -64,9 +64,9 @@ class Usage:
 
 @dataclass(frozen=True)
 class StoreUsage:
-    """`oldest_use` and `newest_use` are of records, in seconds since the epoch; None without records.
+    """What a store holds. `oldest_use` and `newest_use` of records are seconds since the epoch; None without records.
 
-    `index` says in words what state the index is in.
+    `index` describes the state of the index in words.
     """
 
     kinds: dict[str, Usage]
@@ -97,7 +97,7 @@ class StoredRecord:
 
 @dataclass(frozen=True)
 class Eviction:
-    """A record that goes, and the objects that go with it."""
+    """A record to be removed, and the objects to be removed with it."""
 
     record: StoredRecord
     objects: tuple[Digest, ...]
@@ -105,7 +105,7 @@ class Eviction:
 
 @dataclass(frozen=True)
 class Contents:
-    """All that a store holds, and what its roots keep. `bad_records` are left to fsck."""
+    """All that a store holds, and what its roots keep. `bad_records` are left for fsck."""
 
     records: tuple[StoredRecord, ...]
     objects: frozenset[Digest]
@@ -116,7 +116,7 @@ class Contents:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all objects, records, logs, tool caches and unfinished pulls: what a limit is about."""
+        """Bytes of all objects, records, logs, tool caches and unfinished pulls: what a limit applies to."""
         return sum(
             (
                 sum(digest.size_bytes for digest in self.objects),
@@ -128,7 +128,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class CollectionPlan:
-    """What goes, each in the order in which it goes, and the bytes before and after."""
+    """What is to be removed, in order, and the bytes before and after."""
 
     orphans: tuple[Digest, ...]
     evicted: tuple[Eviction, ...]
@@ -138,13 +138,13 @@ class CollectionPlan:
 
     @property
     def objects(self) -> tuple[Digest, ...]:
-        """All objects that go."""
+        """All objects that are to be removed."""
         return (*self.orphans, *(digest for eviction in self.evicted for digest in eviction.objects))
 
 
 @dataclass(frozen=True)
 class Collection:
-    """What a collector did; `swept` is what it cleared of dead writers' files."""
+    """What a collector did; `swept` counts the files of dead writers that it removed."""
 
     plan: CollectionPlan
     kept_bytes: int
@@ -153,7 +153,7 @@ class Collection:
 
 
 def measure_store(store: Store) -> StoreUsage:
-    """Counts what is in `store`, without its lower layers. What goes away meanwhile is not counted."""
+    """Counts what is in `store`, without its lower layers. Files that disappear meanwhile are not counted."""
     kinds = dict.fromkeys((*KINDS, "scratch"), Usage())
     for path in store.root.iterdir():
         kind = path.name if path.name in KINDS else "scratch"
@@ -170,10 +170,7 @@ def measure_store(store: Store) -> StoreUsage:
 
 
 def read_contents(store: Store, kept: Iterable[Root] = ()) -> Contents:
-    """Reads every record and root, to which those of `kept` are added.
-
-    Raises CorruptError for a root that cannot be read, and StoreError.
-    """
+    """Reads every record and root, and adds the roots `kept`. Raises CorruptError for an unreadable root, and StoreError."""
     records, bad = [], []
     for key in store.actions:
         stamp = store.actions.records.stamp(key)
@@ -204,7 +201,7 @@ def read_contents(store: Store, kept: Iterable[Root] = ()) -> Contents:
 
 
 def plan_collection(contents: Contents, max_bytes: int) -> CollectionPlan:
-    """Returns what must go for the store to hold at most `max_bytes`, as far as the roots allow."""
+    """Returns what to remove so that the store holds at most `max_bytes`, as far as the roots allow."""
     users = Counter(digest for record in contents.records for digest in record.objects)
     loose = contents.objects - contents.kept_objects
     orphans = tuple(sorted(loose - users.keys(), key=str))
@@ -232,8 +229,8 @@ def collect(store: Store, max_bytes: int, *, dry_run: bool = False) -> Collectio
     With `dry_run` nothing is removed, and builders may be at work.
 
     Raises:
-        StoreError: somebody builds or seals, the file system has no locks, or a file cannot be removed.
-        CorruptError: a root cannot be read; nothing is removed then.
+        StoreError: A build or a seal is running, the file system has no locks, or a file cannot be removed.
+        CorruptError: A root cannot be read. Then nothing is removed.
     """
     if dry_run:
         contents = read_contents(store)
@@ -245,7 +242,7 @@ def collect(store: Store, max_bytes: int, *, dry_run: bool = False) -> Collectio
 
 
 def collect_unless_used(store: Store, max_bytes: int, kept: Iterable[Root] = ()) -> Collection | None:
-    """As `collect`, but returns None, and does nothing, while somebody builds or seals. `kept` are further roots."""
+    """Collects as `collect` does, but does nothing and returns None while a build or a seal runs. `kept`: more roots."""
     with store.locks.exclusive() as is_alone:
         if not is_alone:
             return None
