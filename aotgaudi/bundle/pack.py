@@ -44,7 +44,7 @@ def pack_bundle(
 
     For a capture, `manifest_bytes` and `manifest_id` are the launch's. If `out` is an intact bundle with the same contents,
     it stays as it is. Another bundle, or a damaged one, is replaced. Anything else but an empty directory is refused.
-    Objects are copied, not linked, and verified while they are copied: damage to the store cannot spread to a bundle, nor back.
+    Objects are copied, not linked, and verified on the way: damage to the store cannot spread to a bundle, nor back.
 
     Raises:
         ManifestError: The receipt answers another manifest, or lacks a unit that a program calls.

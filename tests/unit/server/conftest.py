@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from types import MappingProxyType
 
 import pytest
@@ -96,7 +96,12 @@ class FakeEngine:
             raise self.refusal
         for new in requests:
             self._check(new.prompt_token_ids, new.params)
-        wake = partial(asyncio.get_running_loop().call_soon_threadsafe, on_event)
+        loop = asyncio.get_running_loop()
+
+        def wake(event: Event) -> None:
+            with contextlib.suppress(RuntimeError):  # The loop is closed: the client has gone.
+                loop.call_soon_threadsafe(on_event, event)
+
         for new in requests:
             self.added.append(Added(tuple(new.prompt_token_ids), new.params, new.request_id, wake))
             self._work.put(self.added[-1])
