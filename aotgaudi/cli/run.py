@@ -57,9 +57,9 @@ def run(
 ) -> None:
     """Run COMMAND, a server such as `vllm serve MODEL ...`, from the caches that BUNDLE holds.
 
-    The bundle is verified, this launch is compared with the sealed one, and the files are restored into a private place
-    while they are hashed. The server is started there and watched from inside and outside. GET /ready says 200 when it
-    serves, has answered the sealed exercise again, and nothing speaks against its being warm.
+    The bundle is verified, this launch is compared with the sealed one, and the files are restored into a sandbox while
+    they are hashed. The server is started there and watched from inside and outside. GET /ready says 200 when it serves,
+    has answered the sealed warm-up requests again, and nothing speaks against its being warm.
 
     Exit codes: the server's own (128 + n for signal n); before it is ready 2 usage, 3 not warm, 4 corrupt or untrusted,
     5 another machine or other software.

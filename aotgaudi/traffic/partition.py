@@ -21,8 +21,8 @@ An axis with more than some dozens of values is first cut to that many, optimall
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -227,20 +227,3 @@ class _Slabs:
             boxes += [(self.firsts[end - 1], seconds[at]) for at in ends]
             num, end = num - size, begin
         return tuple(sorted(boxes))
-
-
-def finder(boxes: Iterable[Box]) -> Callable[[Point], Box | None]:
-    """Returns the look-up: the covering box of least first, then least second coordinate, or None."""
-    by_first: dict[int, list[int]] = defaultdict(list)
-    for first, second in sorted(boxes):
-        by_first[first].append(second)
-    firsts = sorted(by_first)
-
-    def find(point: Point) -> Box | None:
-        for index in range(bisect_left(firsts, point[0]), len(firsts)):
-            seconds = by_first[firsts[index]]
-            if seconds[-1] >= point[1]:
-                return firsts[index], seconds[bisect_left(seconds, point[1])]
-        return None
-
-    return find

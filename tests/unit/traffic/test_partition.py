@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.entries import DecodeEntry, PromptEntry
-from aotgaudi.traffic.partition import Box, Point, axis_values, best_runs, best_tables, finder, runs
+from aotgaudi.entries import PromptEntry
+from aotgaudi.traffic.partition import Box, Point, axis_values, best_runs, best_tables, runs
 
 counts = st.integers(1, 50)
 points = st.dictionaries(st.tuples(st.integers(1, 6), st.integers(0, 5)), counts, min_size=1, max_size=9)
@@ -135,21 +135,5 @@ def test_a_table_of_many_points_covers_all_of_them() -> None:
     boxes = best_tables(points, lambda first, second: 10 * first + second, 30).boxes(30)
 
     assert len(boxes) <= 30
-    assert all(finder(boxes)(point) is not None for point in points)
-
-
-@given(
-    st.sets(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=12),
-    st.integers(1, 9),
-    st.integers(1, 9),
-)
-def test_the_look_up_is_the_engines(boxes: set[Box], first: int, second: int) -> None:
-    table = BucketTable(
-        tuple(PromptEntry(1, x, y) for x, y in boxes), tuple(DecodeEntry(y, 1, x) for x, y in boxes)
-    )
-
-    box = finder(boxes)((first, second))
-    prompt, decode = table.find_prompt(1, first, second), table.find_decode(second, first)
-
-    assert box == (prompt and (prompt.query_len, prompt.num_ctx_blocks))
-    assert box == (decode and (decode.num_blocks, decode.batch_size))
+    table = BucketTable(tuple(PromptEntry(1, *box) for box in boxes), ())
+    assert all(table.find_prompt(1, *point) is not None for point in points)
