@@ -9,19 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from aotgaudi.bundle.receipt import loads as load_receipt
 from aotgaudi.cli.main import cli
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.store.store import Store
+from tests.command import Command
 from tests.workload import SPEC_TEXT, seed, tiny_spec
 
+run = Command("build")
+
 LABELS = (("layer a", "head b"), ("layer a", "sampler c"))
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, ["build", *map(str, arguments)])
 
 
 class Place:
@@ -66,7 +65,7 @@ def test_plan_of_an_empty_store_says_what_is_traced(place: Place, tmp_path: Path
 
 
 def test_plan_json(place: Place) -> None:
-    document = json.loads(run("plan", place.spec, "--store", place.store, "-j", "3", "--json").stdout)
+    document = run.document("plan", place.spec, "--store", place.store, "-j", "3")
 
     assert document["target"]["backend"] == "fake"
     assert document["num_entries"] == len(place.manifest.entries)
@@ -103,7 +102,7 @@ def test_cache_compiles_once_and_says_so_in_json_on_standard_output_alone(place:
 def test_a_build_says_where_its_time_went(place: Place) -> None:
     out = ("-o", place.folder / "out", "--store", place.store, "-j", "1")
 
-    document = json.loads(run(place.spec, *out, "--json").stdout)
+    document = run.document(place.spec, *out)
     lines = run(place.spec, *out).stdout.splitlines()
 
     assert [row["phase"] for row in document["phases"]] == ["enumerate", "plan", "run", "seal"]
@@ -146,7 +145,7 @@ def test_failed_units_exit_with_6_each_with_its_log_and_the_others_are_kept(plac
         "  layer !fail: told to fail",
     ]
     assert Path(lines[2].removeprefix("    log: ")).is_file()
-    plan = json.loads(run("plan", place.spec, "--store", place.store, "--json").stdout)
+    plan = run.document("plan", place.spec, "--store", place.store)
     assert [row["label"] for row in plan["compile"]] == ["layer !fail"]
 
 

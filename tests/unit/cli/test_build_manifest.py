@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from aotgaudi.cli.main import cli
 from aotgaudi.cli.options import parse_byte_count
 from aotgaudi.manifest.manifest import read_manifest
+from tests.command import Command
+
+run = Command("build", "manifest")
 
 MANIFESTS = Path(__file__).parents[3] / "manifests"
 SPECS = sorted(MANIFESTS.glob("*.toml"))
@@ -55,10 +56,6 @@ def spec(tmp_path: Path) -> Path:
     return path
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, ["build", "manifest", *map(str, arguments)])
-
-
 def test_manifest_lies_beside_its_spec_and_the_summary_says_what_is_in_it(spec: Path) -> None:
     result = run(spec)
 
@@ -77,7 +74,7 @@ def test_of_a_vllm_server_the_summary_judges_both_tables(spec: Path, tmp_path: P
     spec.write_text(spec.read_text(encoding="utf-8") + '\n[scheduler]\nengine = "vllm"\n', encoding="utf-8")
 
     lines = run(spec, "-o", tmp_path / "m.json").stdout.splitlines()
-    coverage = json.loads(run(spec, "-o", tmp_path / "m.json", "--json").stdout)["coverage"]
+    coverage = run.document(spec, "-o", tmp_path / "m.json")["coverage"]
 
     assert any(line.startswith("the server's own table (vllm-gaudi@091bbad, exponential)") for line in lines)
     assert any(line.startswith("left out of the proof: decodes that count a shared block") for line in lines)
@@ -168,7 +165,7 @@ def test_a_bad_spec_exits_2_and_writes_nothing(spec: Path) -> None:
 
 
 def test_memory_is_told_in_bytes_with_what_it_is_made_of(spec: Path) -> None:
-    memory = json.loads(run(spec, "--json").stdout)["memory"]
+    memory = run.document(spec)["memory"]
 
     assert memory["kv_cache_bytes"] == 9 * 16 * 2 * 64 * 4 * 2
     assert memory["steps"]["prompt"]["entry"] == "(prompt, 1, 32, 1)"
@@ -314,8 +311,8 @@ def test_the_warm_up_log_takes_the_place_of_the_summary(spec: Path) -> None:
     assert lines[0] == "INFO Warming up sampler with batch sizes: [1] and following configs:"
     assert lines[1] == "INFO temp=0.0, top_p=1.0, top_k=0, batch_changed=True"
     assert lines[-1] == "INFO Defragmenter warmup completed successfully"
-    assert json.loads(run(spec, "--warm-up-log", "--json").stdout)["warm_up_log"] == lines
-    assert "warm_up_log" not in json.loads(run(spec, "--json").stdout)
+    assert run.document(spec, "--warm-up-log")["warm_up_log"] == lines
+    assert "warm_up_log" not in run.document(spec)
 
 
 CLOSED = TEXT.replace('[bucketing]\ncoverage = "upstream"\n', "")
@@ -325,7 +322,7 @@ def test_a_bucket_file_alone_and_what_its_server_needs(spec: Path, tmp_path: Pat
     spec.write_text(CLOSED, encoding="utf-8")
 
     result = run(spec, "--bucket-file", tmp_path / "tiny.buckets")
-    document = json.loads(run(spec, "--bucket-file", tmp_path / "tiny.buckets", "--json").stdout)
+    document = run.document(spec, "--bucket-file", tmp_path / "tiny.buckets")
 
     assert result.exit_code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.buckets", "tiny.toml"]

@@ -19,13 +19,12 @@ from aotgaudi.manifest.manifest import Manifest, write_manifest
 from aotgaudi.store.cas import object_path
 from aotgaudi.store.location import default_store_root
 from aotgaudi.store.store import Store
+from tests.command import Command
 from tests.workload import SPEC_TEXT, key_of, seed, text_of, tiny_spec
 
+run = Command()
+
 LABELS = (("layer a", "head b"), ("layer a", "sampler c"))
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, list(map(str, arguments)))
 
 
 class Place:
@@ -72,7 +71,7 @@ def test_what_may_be_removed_costs_no_rebuild(place: Place, name: str) -> None:
 
 def test_stats_counts_for_people_and_machines(place: Place) -> None:
     text = run("cache", "stats", "--store", place.root)
-    document = json.loads(run("cache", "stats", "--store", place.root, "--json").stdout)
+    document = run.document("cache", "stats", "--store", place.root)
 
     assert text.exit_code == 0
     assert "kept       nothing (aotgaudi cache root add)" in text.stdout
@@ -84,9 +83,7 @@ def test_stats_counts_for_people_and_machines(place: Place) -> None:
 def test_gc_shrinks_and_a_root_keeps(place: Place) -> None:
     added = run("cache", "root", "add", "prod", place.manifest_path, "--store", place.root)
     assert added.exit_code == 0, added.output
-    assert (
-        json.loads(run("cache", "root", "list", "--json", "--store", place.root).stdout)[0]["name"] == "prod"
-    )
+    assert run.document("cache", "root", "list", "--store", place.root)[0]["name"] == "prod"
 
     kept = run("cache", "gc", "--max-size", "0", "--store", place.root)
     assert kept.exit_code == 0
@@ -95,12 +92,10 @@ def test_gc_shrinks_and_a_root_keeps(place: Place) -> None:
     assert "nothing to do" in place.build().stdout
 
     assert run("cache", "root", "remove", "prod", "--store", place.root).exit_code == 0
-    dry = json.loads(
-        run("cache", "gc", "--max-size", "0", "--dry-run", "--json", "--store", place.root).stdout
-    )
+    dry = run.document("cache", "gc", "--max-size", "0", "--dry-run", "--store", place.root)
     assert dry["bytes_after"] == 0
     assert "nothing to do" in place.build().stdout
-    assert json.loads(run("cache", "gc", "--max-size", "0", "--json", "--store", place.root).stdout) == {
+    assert run.document("cache", "gc", "--max-size", "0", "--store", place.root) == {
         **dry,
         "dry_run": False,
         "num_swept": 0,
@@ -117,11 +112,9 @@ def test_gc_counts_and_collects_logs_and_tool_caches(place: Place) -> None:
     os.utime(headers.parent, (0, 0))
     run("cache", "root", "add", "prod", place.manifest_path, "--store", place.root)
 
-    dry = json.loads(
-        run("cache", "gc", "--max-size", "1TB", "--dry-run", "--json", "--store", place.root).stdout
-    )
+    dry = run.document("cache", "gc", "--max-size", "1TB", "--dry-run", "--store", place.root)
     limit = dry["bytes_before"] - 1
-    gone = json.loads(run("cache", "gc", "--max-size", limit, "--json", "--store", place.root).stdout)
+    gone = run.document("cache", "gc", "--max-size", limit, "--store", place.root)
 
     assert dry["bytes_before"] - dry["kept_bytes"] >= 6000
     assert (gone["num_scratch"], gone["bytes_after"]) == (1, dry["bytes_before"] - 5000)
@@ -170,7 +163,7 @@ def test_every_cache_verb_prints_json(place: Place) -> None:
     assert json.loads(added.stdout) == json.loads(listed.stdout)[0]
     assert json.loads(removed.stdout) == {"name": "prod"}
     for verb in (("stats",), ("gc", "--max-size", "1TB"), ("fsck",)):
-        assert json.loads(run("cache", *verb, "--json", "--store", place.root).stdout)
+        assert run.document("cache", *verb, "--store", place.root)
 
 
 def test_a_kept_receipt_can_still_be_sealed_after_gc(place: Place) -> None:
@@ -235,7 +228,7 @@ def test_fsck_quarantines_names_what_to_rebuild_and_a_build_mends(place: Place) 
     assert run("cache", "fsck", "--store", place.root).exit_code == 0
     seed(place.open(), place.manifest.spec, place.manifest.entries, LABELS)  # As tracing would.
     assert json.loads(place.build("--json").stdout)["num_compiled"] == 1
-    assert json.loads(run("cache", "fsck", "--json", "--store", place.root).stdout)["rebuild"] == []
+    assert run.document("cache", "fsck", "--store", place.root)["rebuild"] == []
 
 
 @pytest.mark.parametrize("verb", [["stats"], ["fsck"], ["gc", "--max-size", "1GB"], ["root", "list"]])

@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.cli.main import cli
 from aotgaudi.store.store import Store
 from aotgaudi.wrap.capture_records import CaptureRow, capture_key, record_capture
+from tests.command import Command
 from tests.guests_here import Here, seal, vllm_here
+
+run = Command()
 
 
 @pytest.fixture
@@ -46,10 +47,6 @@ def recorded(here: Here, path: Path) -> None:
         cold_counts={},
     )
     record_capture(store, capture_key(bundle.launch).hex, row)
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [*map(str, arguments)])
 
 
 def test_two_captures_differ_by_component_condition_and_file(here: Here, bundle: Path) -> None:

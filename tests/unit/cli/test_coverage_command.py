@@ -8,19 +8,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from aotgaudi.cli.main import cli
 from aotgaudi.manifest.manifest import Manifest, write_manifest
 from aotgaudi.spec.parse import load_spec
+from tests.command import Command
 from tests.specs import spec_of, spec_toml
+
+run = Command("coverage")
 
 SPEC = spec_toml("[bucketing]\n")
 EXAMPLE = "a prompt chunk of 1 token after 113 tokens (8 blocks), 114 in all"
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, ["coverage", *map(str, arguments)])
 
 
 @pytest.fixture
@@ -128,7 +127,7 @@ def test_of_a_vllm_server_both_tables_are_judged_and_what_is_left_out_is_named(c
     text = SPEC + 'num_speculative_tokens = 1\n[scheduler]\nengine = "vllm"\n'
     closed.write_text(text, encoding="utf-8")
 
-    result, document = run(closed), json.loads(run(closed, "--json").stdout)
+    result, document = run(closed), run.document(closed)
 
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
@@ -169,7 +168,7 @@ def test_unified_steps_of_a_vllm_server_are_not_proved_and_no_others_are_counted
 
 
 def test_our_own_engine_has_the_table_of_the_manifest_and_nothing_is_left_out(closed: Path) -> None:
-    document = json.loads(run(closed, "--json").stdout)
+    document = run.document(closed)
 
     assert (document["scheduler"], document["server_table"], document["left_out"]) == ("aotgaudi", None, [])
 
@@ -186,7 +185,7 @@ def test_long_lists_are_cut_and_the_json_has_all(closed: Path) -> None:
 
     result = run(closed)
 
-    holes = json.loads(run(closed, "--json").stdout)["holes"]
+    holes = run.document(closed, code=7)["holes"]
     assert len(holes) > 12
     assert f"  and {len(holes) - 12} more (--json lists all)" in result.stdout
 

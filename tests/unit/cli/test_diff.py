@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from aotgaudi.cli.main import cli
+from tests.command import Command
 from tests.specs import ONE_SEQUENCE, spec_toml
+
+run = Command()
 
 TEXT = spec_toml(
     limits=ONE_SEQUENCE,
@@ -37,10 +37,6 @@ def new(tmp_path: Path) -> Path:
     return path
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, list(map(str, arguments)))
-
-
 def test_values_entries_and_causes_are_shown(old: Path, new: Path) -> None:
     result = run("diff", old, new)
 
@@ -61,7 +57,7 @@ def test_values_entries_and_causes_are_shown(old: Path, new: Path) -> None:
 
 
 def test_json_has_all_of_it(old: Path, new: Path) -> None:
-    document = json.loads(run("diff", old, new, "--json").stdout)
+    document = run.document("diff", old, new)
 
     assert document["different"] is True
     assert document["a"]["path"] == str(old)
@@ -91,7 +87,7 @@ def test_a_spec_and_its_manifest_do_not_differ(old: Path) -> None:
 
     assert result.exit_code == 0
     assert result.stdout == "no difference\n"
-    document = json.loads(run("diff", old, old, "--json").stdout)
+    document = run.document("diff", old, old)
     assert (document["different"], document["values"], document["entries"]) == (False, [], {})
 
 

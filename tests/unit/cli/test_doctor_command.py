@@ -6,19 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from aotgaudi.cli.main import cli
 from aotgaudi.doctor.machine import MachineFinding
+from tests.command import Command
+
+run = Command("doctor")
 
 GOOD = MachineFinding("cpu", "ok", "x86_64")
 LACKING = MachineFinding("[serve]", "warning", "uvicorn not installed", "pip install it", ("serve",))
 BROKEN = MachineFinding("store", "error", "no room", "another place", ("build",))
 TRIED = MachineFinding("trial compile", "ok", "3 units")
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, ["doctor", *map(str, arguments)])
 
 
 @pytest.fixture

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.receipt import loads as load_receipt
 from aotgaudi.cli.explanation import change_text, counted, time_text
-from aotgaudi.cli.main import cli
 from aotgaudi.compile.why import Change, Cost
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.store.store import Store
+from tests.command import Command
 from tests.unit.compile.explaining import built
 from tests.workload import FAKE, SPEC_TEXT, tiny_spec
+
+run = Command()
 
 LABELS = (("layer a", "head b"), ("layer a", "sampler c"))
 UPGRADED = FAKE.model_copy(update={"toolchain": {**FAKE.toolchain, "torch": "2.14"}})
@@ -39,10 +38,6 @@ class Place:
         run("build", "bundle", self.spec, "-o", self.bundle, "--store", self.store)
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [*map(str, arguments)])
-
-
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.chdir(tmp_path)
@@ -58,13 +53,6 @@ def upgraded(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
 
     monkeypatch.setattr("aotgaudi.backends.fake.probe.probe", probe)
     return place
-
-
-def document_of(*arguments: object) -> dict[str, Any]:
-    result = run(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    value: dict[str, Any] = json.loads(result.stdout)
-    return value
 
 
 def test_what_is_warm_says_so(place: Place) -> None:
@@ -87,7 +75,7 @@ def test_an_upgrade_is_one_line_with_a_count_the_change_and_the_cost(upgraded: P
 
 
 def test_json_holds_the_same_whole(upgraded: Place) -> None:
-    document = document_of("explain", upgraded.spec, "--store", upgraded.store)
+    document = run.document("explain", upgraded.spec, "--store", upgraded.store)
 
     (reason,) = document["reasons"]
     assert document["num_warm_entries"] == 0
@@ -116,7 +104,7 @@ def test_one_entry_by_any_of_its_names_prints_its_components_and_units(place: Pl
 
 
 def test_one_entry_that_is_not_warm_gives_the_reason_and_its_components(upgraded: Place) -> None:
-    document = document_of("explain", upgraded.spec, "prompt 1 16 0", "--store", upgraded.store)
+    document = run.document("explain", upgraded.spec, "prompt 1 16 0", "--store", upgraded.store)
 
     assert document["entry"]["state"] == "changed"
     assert document["entry"]["components"]["target.toolchain.torch"] == "2.14"
@@ -129,7 +117,7 @@ def test_one_traced_entry_lists_units_that_are_not_compiled(place: Place) -> Non
         if (store.actions.get(key) or {}).get("label") == "layer a":
             store.actions.discard(key)
 
-    document = document_of("explain", place.spec, "prompt 1 16 0", "--store", place.store)
+    document = run.document("explain", place.spec, "prompt 1 16 0", "--store", place.store)
 
     assert document["entry"]["state"] == "not compiled"
     assert {unit["label"]: unit["warm"] for unit in document["entry"]["units"]} == {
@@ -188,7 +176,7 @@ def test_against_what_is_the_same(place: Place) -> None:
 def test_against_a_receipt_of_the_same_manifest(upgraded: Place) -> None:
     receipt = upgraded.bundle / "receipt.json"
 
-    document = document_of("explain", upgraded.spec, "--against", receipt, "--store", upgraded.store)
+    document = run.document("explain", upgraded.spec, "--against", receipt, "--store", upgraded.store)
 
     assert document["assumed"] == []
     assert document["reasons"][0]["changes"][0]["component"] == "target.toolchain.torch"
@@ -198,7 +186,7 @@ def test_against_a_receipt_of_the_same_manifest(upgraded: Place) -> None:
 def test_against_a_receipt_of_another_manifest_the_store_knows_what_it_was(place: Place) -> None:
     receipt = place.bundle / "receipt.json"
 
-    document = document_of("explain", place.other, "--against", receipt, "--store", place.store)
+    document = run.document("explain", place.other, "--against", receipt, "--store", place.store)
 
     assert document["assumed"] == []
     assert [c["component"] for c in document["reasons"][0]["changes"]] == ["model.model.dtype"]
@@ -224,7 +212,7 @@ def test_against_an_older_receipt_says_that_transformers_is_assumed(place: Place
     older = place.folder / "older.json"
     older.write_bytes(receipt.model_copy(update={"builder": {"graphs": receipt.builder["graphs"]}}).dumps())
 
-    document = document_of("explain", place.spec, "--against", older, "--store", place.store)
+    document = run.document("explain", place.spec, "--against", older, "--store", place.store)
 
     assert document["assumed"] == [
         f"it does not say its transformers: taken to be {receipt.builder['transformers']}"
@@ -241,7 +229,7 @@ def test_entries_that_are_not_in_a_receipt_are_new(place: Place) -> None:
         encoding="utf-8",
     )
 
-    document = document_of("explain", longer, "--against", place.bundle, "--store", place.store)
+    document = run.document("explain", longer, "--against", place.bundle, "--store", place.store)
 
     assert document["num_same_entries"] == 5
     assert {reason["state"] for reason in document["reasons"]} == {"new"}
@@ -268,7 +256,7 @@ def test_what_if_of_transformers_says_what_is_not_certain(place: Place) -> None:
     arguments = ("build", "plan", place.spec, "--store", place.store, "--what-if", "transformers=6")
 
     assert "3 units at most would be compiled again" in run(*arguments).stdout
-    assert document_of(*arguments)["units"]["certain"] is False
+    assert run.document(*arguments)["units"]["certain"] is False
 
 
 def test_what_if_of_what_is_there_changes_nothing(place: Place) -> None:
@@ -347,7 +335,7 @@ def test_a_damaged_bundle_is_refused(place: Place) -> None:
 def test_a_bundle_that_lacks_objects_can_still_be_compared_with(place: Place) -> None:
     shutil.rmtree(place.bundle / "objects")
 
-    document = document_of("explain", place.other, "--against", place.bundle, "--store", place.store)
+    document = run.document("explain", place.other, "--against", place.bundle, "--store", place.store)
 
     assert [c["component"] for c in document["reasons"][0]["changes"]] == ["model.model.dtype"]
     assert document["reasons"][0]["invalidated"]["num_units"] == 0

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from aotgaudi.cli.main import cli
+from tests.command import Command
 from tests.guests_here import Here, seal, vllm_here
+
+run = Command("explain")
 
 
 @pytest.fixture
@@ -29,10 +30,6 @@ def words(here: Here) -> tuple[str, ...]:
 @pytest.fixture
 def bundle(here: Here, words: tuple[str, ...]) -> Path:
     return seal(here.launch(*words), here.folder / "chat.bundle")
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, ["explain", *map(str, arguments)])
 
 
 def test_the_sealed_command_is_warm(bundle: Path, words: tuple[str, ...]) -> None:

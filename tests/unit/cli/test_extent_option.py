@@ -6,15 +6,18 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.cli.main import cli
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.parse import load_spec
 from aotgaudi.store.store import Store
+from tests.command import Command
 from tests.specs import spec_toml
 from tests.workload import seed
+
+run = Command("build")
 
 TOML = spec_toml(
     """
@@ -26,10 +29,6 @@ enabled = false
 backend = "fake"
 """
 )
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, ["build", *map(str, arguments)])
 
 
 @pytest.fixture

@@ -11,6 +11,9 @@ from click.testing import CliRunner, Result
 from aotgaudi.cli.main import cli
 from aotgaudi.manifest.manifest import Manifest, read_manifest
 from aotgaudi.spec.parse import load_spec
+from tests.command import Command
+
+run = Command("build", "manifest")
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -34,10 +37,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     return tmp_path
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, ["build", "manifest", *map(str, arguments)])
 
 
 def run_vllm(flags: str = FLAGS, *arguments: object, model: str = "tiny", blocks: int | None = 16) -> Result:

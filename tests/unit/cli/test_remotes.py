@@ -8,14 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.cli.main import cli
 from aotgaudi.cli.push_pull import read_credentials
 from aotgaudi.share.credentials import Credentials, Login
+from tests.command import Command
 from tests.unit.bundle.conftest import Sealed, sealed
 from tests.unit.share.fake_registry import FakeRegistry, ask_for_basic, fake_registry, on, status
+
+run = Command()
 
 __all__ = ["sealed"]
 
@@ -30,10 +32,6 @@ def registry() -> Iterator[FakeRegistry]:
 def _there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AOTGAUDI_STORE", str(tmp_path / "some store"))
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, list(map(str, arguments)))
 
 
 def done(*arguments: object) -> Result:

@@ -9,15 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from aotgaudi.cli.main import cli
 from aotgaudi.store.store import Store
+from tests.command import Command
 from tests.environment import ROOT
 from tests.unit.bundle.conftest import SealedCapture, captured
 from tests.unit.compile.conftest import store
 from tests.unit.report.reports import sealed_bundle
 from tests.workload import SPEC_TEXT
+
+run = Command("report")
 
 __all__ = ["SealedCapture", "captured", "store"]
 
@@ -31,10 +34,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AOTGAUDI_STORE", str(tmp_path / "no store"))
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, ["report", *map(str, arguments)])
-
-
 @pytest.mark.parametrize("path", [SPEC, MANIFEST], ids=["spec", "manifest"])
 def test_a_page_is_written_and_said_in_a_line(path: Path, tmp_path: Path) -> None:
     result = run(path)
@@ -46,17 +45,14 @@ def test_a_page_is_written_and_said_in_a_line(path: Path, tmp_path: Path) -> Non
 
 
 def test_json_writes_nothing(tmp_path: Path) -> None:
-    result = run(SPEC, "--json")
-
-    assert result.exit_code == 0, result.output
-    document = json.loads(result.stdout)
+    document = run.document(SPEC)
     assert document["schema"] == "aotgaudi.report/1"
     assert document["subject"]["kind"] == "spec"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_spec_and_manifest_say_the_same() -> None:
-    ours, theirs = (json.loads(run(path, "--json").stdout) for path in (SPEC, MANIFEST))
+    ours, theirs = (run.document(path) for path in (SPEC, MANIFEST))
 
     assert ours.pop("subject")["manifest_id"] == theirs.pop("subject")["manifest_id"]
     assert ours == theirs
@@ -115,7 +111,7 @@ def test_a_page_below_a_folder_that_one_may_not_enter_is_refused_in_a_line(words
 def test_a_bundle_is_reported_with_the_times_of_its_store(store: Store, tmp_path: Path) -> None:
     bundle = sealed_bundle(store, tmp_path / "x.bundle")
 
-    document = json.loads(run(bundle.path, "--store", store.root, "--json").stdout)
+    document = run.document(bundle.path, "--store", store.root)
 
     assert document["subject"]["kind"] == "bundle"
     assert document["built"]["source"] == "bundle"
@@ -126,18 +122,16 @@ def test_a_bundle_is_reported_with_the_times_of_its_store(store: Store, tmp_path
 def test_of_a_manifest_the_store_says_what_is_built(store: Store, tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text(SPEC_TEXT)
 
-    before = json.loads(run("x.toml", "--store", store.root, "--json").stdout)
+    before = run.document("x.toml", "--store", store.root)
     sealed_bundle(store, tmp_path / "x.bundle")
-    after = json.loads(run("x.toml", "--store", store.root, "--json").stdout)
+    after = run.document("x.toml", "--store", store.root)
 
     assert (before["entries"]["num_warm"], before["built"]["num_units"]) == (0, 0)
     assert after["entries"]["num_warm"] == after["entries"]["num_entries"]
 
 
 def test_a_gaudi_spec_without_its_target_says_why_nothing_is_known(store: Store) -> None:
-    document = json.loads(
-        run(ROOT / "manifests/llama-3.1-8b.gaudi3.toml", "--store", store.root, "--json").stdout
-    )
+    document = run.document(ROOT / "manifests/llama-3.1-8b.gaudi3.toml", "--store", store.root)
 
     assert document["built"] is None
     assert "what is built is not known: target.backend" in document["notes"][0]
@@ -149,7 +143,7 @@ def test_what_a_build_told_is_reported_and_that_of_another_refused(tmp_path: Pat
     (tmp_path / "ours").write_text(json.dumps({**outcome, "phases": phases}))
     (tmp_path / "other").write_text(json.dumps({**outcome, "phases": phases, "manifest": {"id": "0" * 64}}))
 
-    document = json.loads(run(SPEC, "--json", "--build", "ours").stdout)
+    document = run.document(SPEC, "--build", "ours")
     refused = run(SPEC, "--json", "--build", "other")
     missing = run(SPEC, "--json", "--build", "none")
 

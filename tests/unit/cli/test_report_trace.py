@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from aotgaudi.cli.main import cli
+from tests.command import Command
 from tests.specs import spec_toml
+
+run = Command("report")
 
 CONFIG = """config = { model_type = "llama", max_position_embeddings = 512, hidden_size = 64, intermediate_size = 128, \
 num_hidden_layers = 2, num_attention_heads = 4, num_key_value_heads = 2, vocab_size = 256 }"""
@@ -27,18 +27,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("x.csv").write_text(CSV)
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, ["report", *map(str, arguments)])
-
-
-def document(*arguments: object) -> dict[str, Any]:
-    result = run(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return dict(json.loads(result.stdout))
-
-
 def test_a_trace_is_replayed() -> None:
-    found = document("x.toml", "--trace", "x.csv")["trace"]
+    found = run.document("x.toml", "--trace", "x.csv")["trace"]
 
     assert (found["path"], found["num_requests"], found["num_refused"]) == ("x.csv", 2, 1)
     assert (found["unit"], found["factor"] > 1) == ("GFLOP", True)
@@ -50,7 +40,7 @@ def test_measured_step_times_take_the_place_of_the_estimate() -> None:
     decodes = {f"(decode, {batch}, 1, {blocks})": batch + blocks for batch in (1, 2) for blocks in (2, 8)}
     Path("times.json").write_text(json.dumps({**prompts, **decodes}))
 
-    found = document("x.toml", "--trace", "x.csv", "--step-times", "times.json")["trace"]
+    found = run.document("x.toml", "--trace", "x.csv", "--step-times", "times.json")["trace"]
 
     assert (found["unit"], found["basis"]) == ("s", "from the step times of times.json")
 
@@ -59,7 +49,7 @@ def test_a_manifest_with_a_hole_is_reported_without_the_trace_that_meets_it() ->
     rest = '[bucketing]\ncoverage = "upstream"\nstrategy = "linear"\n[bucketing.decode]\nnum_blocks = { max = 2 }\n'
     Path("y.toml").write_text(Path("x.toml").read_text() + rest)
 
-    found = document("y.toml", "--trace", "x.csv")
+    found = run.document("y.toml", "--trace", "x.csv")
 
     assert found["coverage"]["num_holes"] > 0
     assert found["trace"] is None

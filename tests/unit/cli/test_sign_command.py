@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.trust import load_trusted_key
-from aotgaudi.cli.main import cli
 from aotgaudi.manifest.manifest import Manifest
+from tests.command import Command
 from tests.specs import ONE_SEQUENCE, spec_of
 from tests.unit.cli.test_build_commands import Place
 from tests.unit.cli.test_verify_command import damage, seal
 
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+run = Command()
 
 
 def refused(code: int, *arguments: object) -> str:
@@ -78,7 +74,7 @@ def test_sign_and_verify(bundle: Path, key: Path) -> None:
     assert signed.stdout == f"signature: {bundle / 'aotgaudi.signature.json'} (1 in all)\n"
     assert verified.exit_code == 0, verified.output
     assert "signed    by 1 or more of 1 trusted keys, epoch 3" in verified.stdout
-    document = json.loads(run("verify", "--no-target", bundle, "--trusted-key", public(key), "--json").stdout)
+    document = run.document("verify", "--no-target", bundle, "--trusted-key", public(key))
     assert (document["intact"], document["epoch"]) == (True, 3)
 
 
@@ -99,9 +95,9 @@ def test_signing_again_changes_nothing_and_another_key_adds_one(bundle: Path, ke
 
 
 def test_json_says_which_files_were_made_and_who_has_signed(bundle: Path, tmp_path: Path) -> None:
-    made = json.loads(run("key", "generate", tmp_path / "k", "--json").stdout)
-    first = json.loads(run("sign", bundle, "--sign-key", tmp_path / "k", "--epoch", 3, "--json").stdout)
-    second = json.loads(run("sign", bundle, "--sign-key", tmp_path / "k", "--json").stdout)
+    made = run.document("key", "generate", tmp_path / "k")
+    first = run.document("sign", bundle, "--sign-key", tmp_path / "k", "--epoch", 3)
+    second = run.document("sign", bundle, "--sign-key", tmp_path / "k")
 
     assert made == {
         "private_key": str(tmp_path / "k"),

@@ -7,27 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.receipt import Receipt
-from aotgaudi.cli.main import cli
 from aotgaudi.compile.keys import builder_versions
 from aotgaudi.digest import Digest
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.parse import load_spec
+from tests.command import Command
 from tests.environment import ROOT
 from tests.workload import SPEC_TEXT
+
+run = Command()
 
 TARGET = ROOT / "tests" / "golden" / "data" / "hpu.target.json"
 SPECS = [
     path for path in sorted((ROOT / "manifests").glob("*.toml")) if load_spec(path).target.backend == "hpu"
 ]
 WRITTEN_BY = "aotgaudi doctor --hpu --write-target FILE"
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [*map(str, arguments)])
 
 
 def refused(*arguments: object) -> str:

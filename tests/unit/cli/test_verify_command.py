@@ -7,24 +7,21 @@ import platform
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 from aotgaudi.backends.base import NOT_INSTALLED, Target, version_of
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.receipt import Receipt, SealedUnit
-from aotgaudi.cli.main import cli
 from aotgaudi.entries import DefragEntry, Entry, SamplerEntry
 from aotgaudi.graphs.program import Call, Program
 from aotgaudi.manifest.manifest import Manifest, dumps
 from aotgaudi.store.cas import ObjectStore
+from tests.command import Command
 from tests.specs import ONE_SEQUENCE, spec_of
+
+run = Command("verify")
 
 UNIT = "a" * 64
 TORCH = version_of("torch")
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, ["verify", *map(str, arguments)])
 
 
 def target_of(**changes: object) -> Target:
@@ -110,10 +107,8 @@ def test_json_says_the_same(
     if corrupt:
         damage(bundle)
 
-    result = run(bundle, "--json")
-    document = json.loads(result.stdout)
+    document = run.document(bundle, code=code)
 
-    assert result.exit_code == code
     assert document["intact"] == (code == 0)
     assert document["manifest_id"] == manifest.id
     assert [row["entry"] for row in document["missing"]] == [str(e) for e in manifest.entries[:num_cold]]
@@ -150,10 +145,8 @@ def test_what_this_machine_cannot_serve_exits_with_5_as_serve_does(
     bundle = seal(manifest, tmp_path, target=target_of(**changes))
 
     result = run(bundle)
-    document = json.loads(run(bundle, "--json").stdout)
-    served = CliRunner().invoke(
-        cli, ["serve", "--bundle", str(bundle), "--model", str(tmp_path), "--port", "0"]
-    )
+    document = run.document(bundle, code=5)
+    served = Command("serve")("--bundle", bundle, "--model", tmp_path, "--port", "0")
 
     assert (result.exit_code, served.exit_code) == (5, 5), served.output
     assert words in result.stderr
@@ -203,7 +196,7 @@ def test_without_torch_the_rest_is_verified_and_it_is_said(
     bundle = seal(manifest, tmp_path)
     monkeypatch.setattr("aotgaudi.backends.online.version_of", lambda package: NOT_INSTALLED)
 
-    result, document = run(bundle), json.loads(run(bundle, "--json").stdout)
+    result, document = run(bundle), run.document(bundle)
 
     assert result.exit_code == 0, result.output
     assert "machine   not checked: torch is not installed, so this machine cannot serve" in result.stdout

@@ -5,21 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from click.testing import CliRunner, Result
-
-from aotgaudi.cli.main import cli
 from aotgaudi.report.html import number_at
 from aotgaudi.report.page import difference_page
+from tests.command import Command
 from tests.specs import LIMITS, spec_toml
 from tests.unit.bundle.conftest import SealedCapture, captured
 from tests.unit.report.reports import HOSTILE
 from tests.unit.report.test_page import Elements, numbers
 
+run = Command("diff")
+
 __all__ = ["SealedCapture", "captured"]
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, ["diff", *map(str, arguments)])
 
 
 def specs(folder: Path) -> tuple[Path, Path]:
@@ -31,7 +27,7 @@ def specs(folder: Path) -> tuple[Path, Path]:
 def test_every_number_on_the_page_is_of_the_json(tmp_path: Path) -> None:
     page = tmp_path / "x.html"
 
-    document = json.loads(run(*specs(tmp_path), "--html", page, "--json").stdout)
+    document = run.document(*specs(tmp_path), "--html", page)
 
     found = list(numbers(page.read_text(encoding="utf-8")))
     places = {"a.num_entries", "b.num_entries", "entries.decode.removed", "causes.0.entries.decode.added"}
@@ -41,7 +37,7 @@ def test_every_number_on_the_page_is_of_the_json(tmp_path: Path) -> None:
 
 
 def test_no_name_is_more_than_text(tmp_path: Path) -> None:
-    document = json.loads(run(*specs(tmp_path), "--json").stdout)
+    document = run.document(*specs(tmp_path))
     document["a"]["path"] = document["values"][0]["where"] = document["values"][0]["old"] = HOSTILE
     document["values"][0]["new"] = {HOSTILE: [HOSTILE]}
     document["causes"][0] = {"where": HOSTILE, "entries": {}, "problem": HOSTILE}
