@@ -120,9 +120,10 @@ EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "ray": ("ray",),
         "s3": ("s3fs",),
         "gguf": ("gguf", "accelerate"),
+        "otel": ("opentelemetry_sdk", "opentelemetry_exporter_otlp_proto_http"),
     }
 )
-"""Extra -> the modules that it brings and that the light package lacks."""
+"""Extra -> the modules that it brings and that the light package lacks; of [otel], the packages that have these modules."""
 
 
 class MissingPackageError(AotGaudiError):

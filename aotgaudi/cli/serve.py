@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
 
 import click
 from click.core import ParameterSource
@@ -195,6 +196,13 @@ def _parse_root_path(text: str) -> str:
     return text.rstrip("/")
 
 
+def _parse_url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must be a URL such as http://collector:4318")
+    return text
+
+
 def _check_address(context: click.Context) -> None:
     """Raises UsageError where both a socket file and an address are asked for. In the file, an address may give way."""
     source = context.get_parameter_source("uds")
@@ -337,6 +345,12 @@ class _Clients:
     log_format=LOG_FORMAT,
     access_log=said("Log a line for each request, with its tokens and seconds.", heading=_PROGRAMS),
     dashboard=said("Show the running server on a page, at /dashboard.", heading=_PROGRAMS),
+    otlp_traces_endpoint=said(
+        "Send a span for each request to this OpenTelemetry collector (OTLP over HTTP, port 4318); needs [otel].",
+        heading=_PROGRAMS,
+        parse=_parse_url,
+        metavar="URL",
+    ),
 )
 @options_of(Supervision, "supervision", heading=CAPTURES)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- WORDS]")
@@ -388,7 +402,7 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
     access, tls = clients.access(), tls_files.context()
     for name in API_KEY_VARIABLES:
         os.environ.pop(name, None)  # No process that the server starts needs it.
-    _require_packages()
+    _require_packages(observability)
     assert serving.model is not None
     model_dir = find_model(serving.model)
     context.call_on_close(gc.enable)
@@ -462,8 +476,15 @@ def served_name(model: str) -> str:
     return Path(os.path.abspath(model)).name if Path(model).exists() else model
 
 
-def _require_packages() -> None:
-    """Raises MissingPackageError if a package of the extra is missing, before another process finds that out."""
+def _require_packages(observability: Observability) -> None:
+    """Raises MissingPackageError if a package of an extra is missing, before another process finds that out."""
     for package in ("torch", "tokenizers", "uvicorn"):
         if find_spec(package) is None:
             raise MissingPackageError(package, "serve")
+    if observability.otlp_traces_endpoint is not None:
+        try:
+            found = find_spec("opentelemetry.exporter.otlp.proto.http"), find_spec("opentelemetry.sdk")
+        except ModuleNotFoundError:  # Not even the package around it.
+            found = (None, None)
+        if None in found:
+            raise MissingPackageError("opentelemetry-exporter-otlp-proto-http", "otel")

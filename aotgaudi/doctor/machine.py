@@ -73,6 +73,7 @@ EXTRA_PURPOSES: Mapping[str, str] = MappingProxyType(
         "ray": "builds on a Ray cluster",
         "s3": "reads and writes s3://",
         "gguf": "imports GGUF files",
+        "otel": "sends traces of requests",
     }
 )
 """What each extra is for."""

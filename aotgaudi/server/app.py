@@ -37,6 +37,7 @@ from aotgaudi.server.boundary import (
     HEADER,
     AccessLog,
     RequestBoundary,
+    SpanWriter,
     answer_error,
     answer_id,
 )
@@ -80,10 +81,13 @@ def create_app(
     observability: Observability = Observability(),  # noqa: B008 - a frozen value
     access: Access = OPEN_ACCESS,
     root_path: str = "",
+    traces: SpanWriter | None = None,
 ) -> Starlette:
     """Returns the application that serves `service` to requests for `hosts` with `access`. The caller ends the service.
 
-    Behind a proxy, clients find it at `root_path`; requests may come with that or without it.
+    With `traces`, each request for an answer has a span. Behind a proxy, clients find the application at `root_path`;
+    requests may come with that or without it.
+
     A path with a trailing slash is unknown: Starlette would redirect it to wherever the client's ``Host`` says.
     """
     routes = _routes(Api(service, root_path))
@@ -94,7 +98,12 @@ def create_app(
         routes=routes,
         middleware=[
             Middleware(
-                RequestBoundary, metrics=service.metrics, routes=routes, access=log, root_path=root_path
+                RequestBoundary,
+                metrics=service.metrics,
+                routes=routes,
+                access=log,
+                root_path=root_path,
+                traces=traces,
             ),
             Middleware(HostCheck, hosts=hosts),
             *_admit(access),
@@ -229,7 +238,7 @@ class Api:
     ) -> Response:
         service, num_choices = self._service, len(prepared.prompts) * prepared.num_choices
         generation = Generation(service.engine, answer_format.head.id, service.metrics, service.clock)
-        request.state.generation = generation
+        request.state.prepared, request.state.generation = prepared, generation
         try:
             generation.submit(prepared.prompts, prepared.params, prepared.cache_salt, prepared.num_choices)
         except RequestError as error:

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -90,6 +90,14 @@ def _logged(text: str) -> str:
     return text[:_MAX_LOGGED_CHARS].encode("unicode_escape").decode("ascii")
 
 
+class SpanWriter(Protocol):
+    """What writes spans, such as `aotgaudi.server.traces.Traces`."""
+
+    def write(self, scope: Scope, route: str, status: int, began: int, ended: int) -> None:
+        """Writes the span of a request that has ended. Times are nanoseconds since 1970."""
+        ...
+
+
 class RequestBoundary:
     """Names requests, counts answers by endpoint and status, and answers uncaught errors with 500."""
 
@@ -100,9 +108,11 @@ class RequestBoundary:
         routes: Iterable[Route],
         access: AccessLog | None = None,
         root_path: str = "",
+        traces: SpanWriter | None = None,
     ) -> None:
         """Without `access`, the log has no line for each request. Paths may begin with `root_path`, which is taken off."""
         self._app, self._metrics, self._access, self._root_path = app, metrics, access, root_path
+        self._traces = traces
         self._paths: Mapping[object, str] = {route.endpoint: route.path for route in routes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -133,8 +143,12 @@ class RequestBoundary:
             # Metrics are labelled by the route's path: clients must not make labels up.
             route, code = self._paths.get(scope.get("endpoint"), "other"), status or CLIENT_GONE_STATUS
             self._metrics.requests.labels(route, str(code)).inc()
+            seconds = time.monotonic() - began
             if self._access is not None:
-                self._access.write(scope, route, code, time.monotonic() - began)
+                self._access.write(scope, route, code, seconds)
+            if self._traces is not None:
+                ended = time.time_ns()
+                self._traces.write(scope, route, code, ended - int(seconds * 1e9), ended)
             REQUEST_ID.reset(token)
 
 

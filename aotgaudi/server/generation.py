@@ -14,7 +14,7 @@ from typing import Protocol
 
 from aotgaudi.engine.admission import Admission
 from aotgaudi.engine.output import ErrorEvent, Event, OnEvent, TokenEvent
-from aotgaudi.engine.request import NewRequest
+from aotgaudi.engine.request import FinishReason, NewRequest
 from aotgaudi.engine.sampling_params import MAX_SEED, MIN_SEED, SamplingParams
 from aotgaudi.engine.stats import EngineStats
 from aotgaudi.errors import RequestError
@@ -70,7 +70,13 @@ class TokenCounts:
 
 
 class Generation:
-    """The outputs (choices) of one HTTP request, one or several per prompt, those of the first prompt first."""
+    """The outputs (choices) of one HTTP request, one or several per prompt, those of the first prompt first.
+
+    Attributes:
+        finish_reasons: Of each choice that has ended, in the order in which they ended.
+        queue_seconds, first_token_seconds, whole_seconds: From the request's arrival to the first step, the first token and
+            the end; of several choices, the longest, the first and the last. None until then.
+    """
 
     def __init__(
         self,
@@ -91,6 +97,10 @@ class Generation:
         self._num_output_tokens = 0
         self._num_cached_tokens = 0
         self._num_choices = 1
+        self.finish_reasons: list[FinishReason] = []
+        self.queue_seconds: float | None = None
+        self.first_token_seconds: float | None = None
+        self.whole_seconds: float | None = None
 
     @property
     def token_counts(self) -> TokenCounts:
@@ -166,11 +176,16 @@ class Generation:
             del self._open[event.request_id]
             raise event.error
         timer.count_tokens(len(event.token_ids))
+        if self.first_token_seconds is None and event.token_ids:
+            self.first_token_seconds = self._clock() - self._arrival
         self._num_output_tokens += len(event.token_ids)
         if event.usage is not None and index % self._num_choices == 0:
             self._num_cached_tokens += event.usage.num_cached_tokens
+            self.queue_seconds = max(self.queue_seconds or 0.0, event.usage.queue_seconds)
         if event.finish_reason is not None:
             del self._open[event.request_id]
+            self.finish_reasons.append(event.finish_reason)
+            self.whole_seconds = self._clock() - self._arrival
         if event.finish_reason == "abort":
             raise RequestError("The server is shutting down", http_status=503)
         if event.finish_reason is not None:

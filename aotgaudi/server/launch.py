@@ -10,6 +10,8 @@ import gc
 import logging
 import math
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +22,7 @@ from aotgaudi.phases import Phases, listed
 from aotgaudi.runtime.guard import Guard, Seccomp
 from aotgaudi.runtime.memory import freed_memory
 from aotgaudi.server.app import create_app
+from aotgaudi.server.boundary import SpanWriter
 from aotgaudi.server.engine.client import EngineClient
 from aotgaudi.server.engine.start import EngineProcess
 from aotgaudi.server.hosts import AllowedHosts, is_loopback
@@ -88,7 +91,11 @@ def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> Non
     """
     with phases.time("bind"):
         listener = _listener(options.listening)
-    with listener, PreprocessorPool(seccomp=options.seccomp) as preprocessor:
+    with (
+        listener,
+        PreprocessorPool(seccomp=options.seccomp) as preprocessor,
+        _traces(options.observability) as traces,
+    ):
         service, engine = _start(options, process, preprocessor, phases)
         logger.info("%s", options.threads)
         armed = phases.clock()
@@ -104,8 +111,9 @@ def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> Non
             logger.info("start: %s (seconds since the process began)", listed(done))
 
         hosts = _hosts(options.listening, asks_for_key=bool(options.access.key_digests))
+        root_path = options.listening.root_path
         server = HttpServer(
-            create_app(service, hosts, options.observability, options.access, options.listening.root_path),
+            create_app(service, hosts, options.observability, options.access, root_path, traces),
             listener,
             service,
             on_listening=on_listening,
@@ -121,6 +129,21 @@ def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> Non
         server.run_until_stopped()
         if service.failure is not None:
             raise service.failure
+
+
+@contextmanager
+def _traces(observability: Observability) -> Iterator[SpanWriter | None]:
+    """Gives what writes spans, if that is asked for, and has it send the last ones. Nothing of it is loaded otherwise."""
+    if observability.otlp_traces_endpoint is None:
+        yield None
+        return
+    from aotgaudi.server.traces import Traces
+
+    traces = Traces(observability.otlp_traces_endpoint, __version__)
+    try:
+        yield traces
+    finally:
+        traces.close()
 
 
 def _listener(listening: Listening) -> socket.socket:

@@ -113,6 +113,21 @@ def test_a_server_over_tls_answers_and_the_command_line_wins(workplace: Workplac
             check(http, url.replace("127.0.0.1", "localhost"))
 
 
+def test_a_server_that_traces_cannot_start_programs_either_and_sends_its_spans_at_the_end(
+    workplace: Workplace, tmp_path: Path
+) -> None:
+    pytest.importorskip("opentelemetry.sdk", reason="[otel] is not installed")
+    from tests.unit.server.test_traces import collecting
+
+    with collecting() as collector:
+        options = {"port": 0, "otlp-traces-endpoint": collector.url}
+        with serving(workplace, tmp_path, options) as url, httpx.Client(timeout=60) as http:
+            check(http, url)
+        spans = collector.spans()
+
+    assert [span.name for span in spans] == ["text_completion model"] * 2
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

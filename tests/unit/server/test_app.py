@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +21,7 @@ from aotgaudi.runtime.guard import CAUSES
 from aotgaudi.server.app import create_app
 from aotgaudi.server.generation import Generation
 from aotgaudi.server.http import sse
-from aotgaudi.server.metrics import SAME
+from aotgaudi.server.metrics import SAME, Metrics
 from aotgaudi.server.service import Service
 
 HI = {"messages": [{"role": "user", "content": "hi"}]}
@@ -485,6 +486,23 @@ def test_no_gauge_is_named_as_a_counter(client: TestClient) -> None:
     families = text_string_to_metric_families(client.get("/metrics").text)
 
     assert [f.name for f in families if f.type == "gauge" and f.name.endswith("_total")] == []
+
+
+def test_metrics_say_what_the_process_uses_and_which_program_it_is(
+    make_service: Callable[..., Service],
+) -> None:
+    client = TestClient(create_app(make_service(metrics=Metrics("tiny", "9.9.9"))))
+    families = text_string_to_metric_families(client.get("/metrics").text)
+    samples = {sample.name: sample for family in families for sample in family.samples}
+
+    process = psutil.Process()
+    assert samples["process_start_time_seconds"].value == pytest.approx(process.create_time(), abs=2)
+    assert samples["process_resident_memory_bytes"].value == pytest.approx(process.memory_info().rss, rel=0.2)
+    assert samples["process_open_fds"].value == pytest.approx(process.num_fds(), abs=5)
+    assert samples["process_max_fds"].value >= samples["process_open_fds"].value
+    assert 0 < samples["process_cpu_seconds_total"].value <= sum(process.cpu_times()[:2]) + 1
+    assert samples["aotgaudi_build_info"].labels == {"version": "9.9.9"}
+    assert samples["aotgaudi_build_info"].value == 1
 
 
 def test_every_metric_is_documented(client: TestClient, pytestconfig: pytest.Config) -> None:
