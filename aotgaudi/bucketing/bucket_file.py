@@ -45,6 +45,10 @@ from aotgaudi.spec.limits import LARGEST_LIMIT
 FILE_VARIABLE = "VLLM_BUCKETING_FROM_FILE"
 """The variable that names a bucket file."""
 
+DYNAMIC_SHAPES_VARIABLE = "VLLM_T_COMPILE_DYNAMIC_SHAPES"
+"""Under torch.compile a bucket is one graph only where this is false: else the second shape is traced with dynamic sizes,
+and such a trace then serves the first shape, too, by another graph (vllm_gaudi/utils.py, ``HPUCompileConfig``)."""
+
 MAX_LINE_CHARS = 16_384
 """Longest line; it bounds how deep a syntax tree can be."""
 

@@ -224,7 +224,7 @@ def sequences_or_shared_cache(inputs: BucketingInputs) -> int:
 
 
 def all_sequences(inputs: BucketingInputs) -> int:
-    """Returns the blocks of all sequences (v0.21.0, v0.24.0)."""
+    """Returns the blocks of all sequences (v0.21.0, v0.24.0, v0.26.0)."""
     return _padded_blocks(inputs)
 
 

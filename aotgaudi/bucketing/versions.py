@@ -199,13 +199,15 @@ _MAIN = GaudiVersion(
     lookup=LookupRules(),
 )
 
-_V0_24_0 = replace(
+_V0_26_0 = replace(
     _MAIN,
-    name="vllm-gaudi@v0.24.0",
-    commit="90815f2f2c19",
-    date="2026-07-13",
+    name="vllm-gaudi@v0.26.0",
+    commit="b059f9c95d6a",
+    date="2026-08-06",
     exponential=replace(_MAIN.exponential, decode_max=all_sequences),
 )
+
+_V0_24_0 = replace(_V0_26_0, name="vllm-gaudi@v0.24.0", commit="90815f2f2c19", date="2026-07-13")
 
 _V0_21_0 = replace(
     _V0_24_0,
@@ -392,7 +394,19 @@ _EXTENSION_2B4BA56 = replace(
 )
 
 HISTORY: tuple[BucketingVersion, ...] = (
-    *(_MAIN, _V0_24_0, _V0_21_0, _V0_19_1, _V0_20_0_RC0, _V0_17_1, _V0_16_0, _V0_14_1, _V0_13_0, _V0_11_2),
+    *(
+        _MAIN,
+        _V0_26_0,
+        _V0_24_0,
+        _V0_21_0,
+        _V0_19_1,
+        _V0_20_0_RC0,
+        _V0_17_1,
+        _V0_16_0,
+        _V0_14_1,
+        _V0_13_0,
+        _V0_11_2,
+    ),
     *(_V0_10_1, _EXTENSION_7717587, _EXTENSION_8211E0B, _EXTENSION_AD55828),
     *(_EXTENSION_29BC7A4, _EXTENSION_2B4BA56),
 )

@@ -15,7 +15,7 @@ import click
 from aotgaudi.cli.options import option, parse_byte_count
 from aotgaudi.errors import RemoteError, SpecError
 from aotgaudi.share.hub import fetch_model, is_hub_id
-from aotgaudi.spec.bucketing import NEWEST_RELEASE, BucketingSpec, VersionName
+from aotgaudi.spec.bucketing import NEWEST_RELEASE, VersionName
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.limits import LARGEST_LIMIT
 from aotgaudi.spec.parse import json_sha256, read_bucket_file, read_config
@@ -60,8 +60,7 @@ class VllmOptions:
         metavar="SIZE",
     )
     bucketing_version: VersionName | None = option(
-        f"Your server's version, or the last one before it. The newest release is {NEWEST_RELEASE}; the default is a"
-        f" later commit.  [default: {BucketingSpec().version}]",
+        f"Your server's version, or the last one before it.  [default: {NEWEST_RELEASE}, the newest release]",
         default=None,
         metavar="VERSION",
     )

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from aotgaudi.bucketing.bucket_file import FILE_VARIABLE, bucket_lines
+from aotgaudi.bucketing.bucket_file import DYNAMIC_SHAPES_VARIABLE, FILE_VARIABLE, bucket_lines
 from aotgaudi.bucketing.combine import capped_decode, is_off_slice, keeps_decode, keeps_prompt
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.proof import Coverage, ReachableSteps, close, prompt_holes, prove_steps
@@ -83,6 +83,8 @@ class BucketFile:
         """Returns the variables that the server needs, with the file at `path`."""
         limits, bucketing = self.spec.limits, self.spec.bucketing
         variables = {FILE_VARIABLE: path, "VLLM_CONTIGUOUS_PA": _word(bucketing.contiguous_pa)}
+        if self.spec.target.execution_mode == "torch_compile":
+            variables[DYNAMIC_SHAPES_VARIABLE] = "false"
         if limits.max_num_prefill_seqs > 1:
             variables["VLLM_PROMPT_BS_BUCKET_MAX"] = str(limits.max_num_prefill_seqs)
         if bucketing.sliding is not None:

@@ -24,13 +24,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from aotgaudi.bucketing.bucket_file import DYNAMIC_SHAPES_VARIABLE
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.proof import Coverage, Hole, PhaseCoverage, ReachableSteps, prove_steps, uncovered
 from aotgaudi.bucketing.reachable import Counterexample, ReachableDecodes, counted
 from aotgaudi.bucketing.speculation import is_modelled
 from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
 from aotgaudi.bucketing.upstream import UpstreamAnswer, cold_decodes, cold_prompts
-from aotgaudi.bucketing.versions import VERSIONS, GaudiVersion, find_strategy, open_upstream_lookup
+from aotgaudi.bucketing.versions import (
+    VERSIONS,
+    GaudiVersion,
+    find_strategy,
+    find_version,
+    open_upstream_lookup,
+)
 from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry, SamplerEntry
 from aotgaudi.manifest.enumerate import most_exchanges
 from aotgaudi.manifest.manifest import Manifest
@@ -163,12 +170,32 @@ def _left_out(spec: BuildSpec) -> Iterator[str]:
         yield f"steps of several prompts, up to {num_prompts}"
     if bucketing.prefix_caching and not bucketing.contiguous_pa:
         yield "decodes that count a shared block for each of its sequences, and so have more blocks than the cache"
+    if spec.target.execution_mode == "torch_compile":
+        yield from _graphs_beyond_buckets(spec)
     if bucketing.num_speculative_tokens and not is_modelled(bucketing):
         yield f"decodes of several tokens a sequence, whose shapes in {bucketing.version} are not known"
     if bucketing.num_speculative_tokens:
         yield "the graphs of the draft model, and of accepting its tokens"
     if bucketing.skip_decode_block_clamp:
         yield "what layers with recurrent states or sliding windows also need"
+
+
+def _graphs_beyond_buckets(spec: BuildSpec) -> Iterator[str]:
+    """Says which graphs of vllm-gaudi under torch.compile follow from more than a bucket.
+
+    Sources, at v0.26.0: vllm_gaudi/utils.py ``HPUCompileConfig`` (dynamic shapes); v1/worker/hpu_model_runner.py, where
+    ``self.sampler`` is compiled, `warmup_sampler` has no batch of several settings, and the logits of a step are those of
+    the prompts that it ends.
+    """
+    if find_version(spec.bucketing.version).environment.is_extension:
+        return
+    yield (
+        f"graphs of shapes that are traced as dynamic ones: set {DYNAMIC_SHAPES_VARIABLE}=false, as --bucket-file and"
+        " `build capture --shapes` do"
+    )
+    yield "sampler graphs of batches that mix greedy and random requests, which the server's warm-up does not run"
+    if spec.scheduler.chunked_prefill:
+        yield "logits of no rows, in steps whose chunks end no prompt, which the server's warm-up does not run"
 
 
 def _sampler(manifest: Manifest) -> _Part:

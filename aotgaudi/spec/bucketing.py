@@ -14,6 +14,7 @@ StrategyName = Literal["exponential", "linear", "padding_aware", "file", "unifie
 
 VersionName = Literal[
     "vllm-gaudi@091bbad",
+    "vllm-gaudi@v0.26.0",
     "vllm-gaudi@v0.24.0",
     "vllm-gaudi@v0.21.0",
     "vllm-gaudi@v0.19.1",
@@ -31,8 +32,8 @@ VersionName = Literal[
     "vllm-hpu-extension@2b4ba56",
 ]
 
-NEWEST_RELEASE: VersionName = "vllm-gaudi@v0.24.0"
-"""The newest release. The first version above is a later commit."""
+NEWEST_RELEASE: VersionName = "vllm-gaudi@v0.26.0"
+"""The newest release. The first version above is a later commit, which is in none."""
 
 
 class AxisBounds(SpecValue):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from aotgaudi.backends.base import Target
-from aotgaudi.bucketing.bucket_file import FILE_VARIABLE
+from aotgaudi.bucketing.bucket_file import DYNAMIC_SHAPES_VARIABLE, FILE_VARIABLE
 from aotgaudi.bundle.capture_receipt import FileKind
 from aotgaudi.bundle.launch import GuestName, Launch
 from aotgaudi.errors import CompileError, SpecError, shown, store_error
@@ -72,7 +72,7 @@ NAMES = frozenset(
         *("num-gpu-blocks-override", "block-size", "max-model-len", "max-num-batched-tokens", "max-num-seqs"),
         *("enable-chunked-prefill", "enable-prefix-caching"),
         *("VLLM_CONTIGUOUS_PA", "PT_HPU_SDPA_QKV_SLICE_MODE_FWD", "PT_HPU_SDPA_BC_FACTOR"),
-        "VLLM_FUSEDSDPA_SLIDE_THLD",
+        *("VLLM_FUSEDSDPA_SLIDE_THLD", DYNAMIC_SHAPES_VARIABLE),
     }
 )
 """Flags and variables that `shapes` adds if they are not given."""
@@ -216,7 +216,8 @@ class VllmGaudi(Vllm):
                 _require_same(name, given[name], value)
         variables = {name: value for name, value in found.variables(FILE).items() if name != FILE_VARIABLE}
         for name, value in variables.items():
-            if name in environ and environ[name].strip().lower() != value:
+            word = environ.get(name, value).strip().lower()
+            if word != value and not {word, value} <= FALSE_WORDS:
                 raise SpecError(
                     name, f"is {environ[name]!r}, and the spec says {value!r}", "one of them changed"
                 )

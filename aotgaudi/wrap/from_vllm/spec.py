@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from aotgaudi.bucketing.versions import EnvironmentRules, find_version
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.base import SpecValue
-from aotgaudi.spec.bucketing import NEWEST_RELEASE, BucketingSpec
+from aotgaudi.spec.bucketing import NEWEST_RELEASE
 from aotgaudi.spec.build_spec import SPEC_SCHEMA, BuildSpec
 from aotgaudi.spec.parallel import ParallelSpec
 from aotgaudi.spec.parse import spec_from_json, value_from_json
@@ -110,7 +110,7 @@ def spec_from_vllm(setup: VllmSetup) -> tuple[BuildSpec, Report]:
         SpecError: a value is malformed or contradictory, or a spec cannot express it. Names the flag or the variable.
     """
     environment = {**setup.environment, **setup.command.assignments}
-    version = setup.version or BucketingSpec().version
+    version = setup.version or NEWEST_RELEASE
     caching = setup.command.switches.get("enable-prefix-caching")
     bucketing = BucketingEnvironment.parse(environment, version, enable_prefix_caching=caching)
     serving = ServingEnvironment.parse(environment, version)
@@ -260,10 +260,7 @@ class _Parts:
 
     def assumed(self, setup: VllmSetup) -> Iterator[str]:
         if setup.version is None:
-            yield (
-                f"--bucketing-version {self.bucketing.version} (later than the newest release, {NEWEST_RELEASE}; give your"
-                " server's)"
-            )
+            yield f"--bucketing-version {self.bucketing.version} (the newest release; give your server's)"
         yield from self.limits.assumed
         if self.serving.is_lazy is None:
             yield f"{LAZY_VARIABLE}=0 (its default changed between releases: always set it)"

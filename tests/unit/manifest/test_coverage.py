@@ -164,6 +164,24 @@ def test_a_server_of_whole_prompts_gets_no_entry_that_it_cannot_form_and_is_told
     assert left_out(manifest.spec) == ("steps of several prompts, up to 4",)
 
 
+def test_graphs_that_follow_from_more_than_a_bucket_are_named_under_torch_compile() -> None:
+    target = {"backend": "hpu", "execution_mode": "torch_compile"}
+
+    def named(**tables: Any) -> tuple[str, ...]:
+        return left_out(manifest_of({**CHUNKS, "max_num_batched_tokens": 8192}, **tables).spec)
+
+    compiled = named(scheduler={"engine": "vllm"}, target=target)
+    whole = named(scheduler=WHOLE_PROMPTS["scheduler"], target=target)
+    lazy = named(scheduler={"engine": "vllm"}, target={**target, "execution_mode": "lazy"})
+
+    dynamic, mixed, no_rows = (text for text in compiled if text not in lazy)
+    assert "VLLM_T_COMPILE_DYNAMIC_SHAPES=false" in dynamic
+    assert "mix greedy and random requests" in mixed
+    assert no_rows.startswith("logits of no rows")
+    assert dynamic in whole
+    assert no_rows not in whole
+
+
 def test_cached_blocks_come_before_whole_prompts_where_there_is_prefix_caching() -> None:
     bucketing = {**WHOLE_PROMPTS["bucketing"], "prefix_caching": True}
     manifest = manifest_of(FIRST_SERVER, **{**WHOLE_PROMPTS, "bucketing": bucketing})

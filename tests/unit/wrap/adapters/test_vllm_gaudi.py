@@ -159,6 +159,19 @@ def test_shapes_are_the_closed_table_and_what_pins_it() -> None:
     assert found.environ({"A": "b"}, PLACE) == {"A": "b", "VLLM_BUCKETING_FROM_FILE": FILE}
 
 
+def torch_compiled() -> BuildSpec:
+    target = {"backend": "hpu", "execution_mode": "torch_compile"}
+    return spec_from_json(spec_tables(scheduler={"engine": "vllm"}, target=target))
+
+
+def test_under_torch_compile_shapes_are_static_so_that_a_bucket_is_one_graph() -> None:
+    assert GUEST.shapes(torch_compiled(), read(), {}).variables["VLLM_T_COMPILE_DYNAMIC_SHAPES"] == "false"
+    given = {"VLLM_T_COMPILE_DYNAMIC_SHAPES": "0"}
+    assert "VLLM_T_COMPILE_DYNAMIC_SHAPES" not in GUEST.shapes(torch_compiled(), read(), given).variables
+    with pytest.raises(SpecError, match="VLLM_T_COMPILE_DYNAMIC_SHAPES: is 'true'"):
+        GUEST.shapes(torch_compiled(), read(), {"VLLM_T_COMPILE_DYNAMIC_SHAPES": "true"})
+
+
 @pytest.mark.parametrize(
     ("words", "environ", "message"),
     [

@@ -201,8 +201,8 @@ def test_no_known_release_is_lazy_by_default(version: str) -> None:
 def test_the_version_is_among_the_assumptions_unless_it_is_given() -> None:
     assumed = read(version=None)[1].assumed
 
-    assert assumed[0].startswith("--bucketing-version vllm-gaudi@091bbad ")
-    assert spec(version=None) == spec(version=NEWEST)
+    assert assumed[0] == f"--bucketing-version {NEWEST_RELEASE} (the newest release; give your server's)"
+    assert spec(version=None) == spec(version=NEWEST_RELEASE)
     assert not any("--bucketing-version" in line for line in read()[1].assumed)
 
 
