@@ -17,9 +17,16 @@ from aotgaudi.backends.hpu.probe import hpu_target
 from aotgaudi.cli.options import ABOVE_ZERO, STORE, json_option, option, options_of
 from aotgaudi.cli.show import emit
 from aotgaudi.doctor.hpu.contract import LINES
-from aotgaudi.doctor.hpu.examination import acquire, examine, require_bridge, selected
 from aotgaudi.doctor.hpu.lab import HpuCheck, Lab, LineFinding
-from aotgaudi.doctor.hpu.report import JSON_NAME, MARKDOWN_NAME, DoctorReport
+from aotgaudi.doctor.hpu.report import (
+    JSON_NAME,
+    MARKDOWN_NAME,
+    DoctorReport,
+    acquire,
+    examine,
+    require_bridge,
+    selected,
+)
 from aotgaudi.doctor.machine import TRIAL_SECONDS, MachineFinding, Purpose, examine_machine, try_to_compile
 from aotgaudi.errors import SpecError, TargetError, store_error
 from aotgaudi.files import temporary_file, write_atomic

@@ -21,9 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aotgaudi.doctor.hpu.examination import examine, selected
 from aotgaudi.doctor.hpu.lab import Lab, Outcome
-from aotgaudi.doctor.hpu.report import DoctorReport
+from aotgaudi.doctor.hpu.report import DoctorReport, examine, selected
 from aotgaudi.document import load_document
 from aotgaudi.errors import AotGaudiError
 from aotgaudi.machine import available_cores

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from aotgaudi.doctor.hpu.examination import CHECKS
 from aotgaudi.doctor.hpu.lab import Lab, Outcome
+from aotgaudi.doctor.hpu.report import CHECKS
 
 
 class Told(Lab):

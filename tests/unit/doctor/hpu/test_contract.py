@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from aotgaudi.doctor.hpu.contract import LINES
-from aotgaudi.doctor.hpu.examination import CHECKS
+from aotgaudi.doctor.hpu.report import CHECKS
 from tests.environment import ROOT
 
 TEXT = (ROOT / "docs" / "reference" / "hpu-contract.md").read_text(encoding="utf-8")

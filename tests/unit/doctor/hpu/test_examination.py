@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.doctor.hpu import recipes
-from aotgaudi.doctor.hpu.examination import CHECKS, acquire, examine, selected
 from aotgaudi.doctor.hpu.lab import HpuCheck, Lab, LineFinding, Outcome, judged
+from aotgaudi.doctor.hpu.report import CHECKS, acquire, examine, selected
 from aotgaudi.errors import SpecError, UnexaminedError
 
 
@@ -52,7 +52,7 @@ def test_lines_whose_probe_came_to_no_end_are_unclear_and_others_keep_their_verd
 def test_a_report_is_told_after_each_check_so_that_it_can_be_kept(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aotgaudi.doctor.hpu.examination.require_bridge", lambda: None)
+    monkeypatch.setattr("aotgaudi.doctor.hpu.report.require_bridge", lambda: None)
     lab.kept("identity", lambda: Outcome({"name": "GAUDI2", "capability": "1.24", "is_double": True}))
     other = HpuCheck("H-05", "graphs", ("K-29",), lambda _: [judged("K-29", True, "other keys")])
     told: list[tuple[str, ...]] = []
@@ -94,7 +94,7 @@ def test_without_the_bridge_nothing_is_examined(lab: Lab) -> None:
 def test_a_card_that_cannot_be_acquired_is_told_with_what_to_do(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, problem: str, remedy: str
 ) -> None:
-    monkeypatch.setattr("aotgaudi.doctor.hpu.examination.require_bridge", lambda: None)
+    monkeypatch.setattr("aotgaudi.doctor.hpu.report.require_bridge", lambda: None)
     lab.kept("identity", lambda: Outcome({}, problem))
 
     with pytest.raises(UnexaminedError) as refused:
