@@ -7,7 +7,7 @@ proof of a large manifest takes seconds, and no command shows all of them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 
 from aotgaudi.bucketing.lookup import BucketTable
@@ -48,9 +48,9 @@ class Memory(Value):
 
     unknown: str | None
     num_devices: int
-    kv_cache_bytes: int
-    steps: tuple[StepMemory, ...]
-    total_bytes: int
+    kv_cache_bytes: int = 0
+    steps: tuple[StepMemory, ...] = ()
+    total_bytes: int = 0
     budget_bytes: int | None
 
 
@@ -125,27 +125,14 @@ class Summary:
         try:
             estimate = estimate_memory(spec, self.manifest.entries)
         except SpecError as error:
-            return Memory(
-                unknown=str(error),
-                num_devices=num_devices,
-                kv_cache_bytes=0,
-                steps=(),
-                total_bytes=0,
-                budget_bytes=budget,
-            )
+            return Memory(unknown=str(error), num_devices=num_devices, budget_bytes=budget)
         return Memory(
             unknown=None,
             num_devices=num_devices,
             kv_cache_bytes=estimate.kv_cache_bytes,
             steps=tuple(
                 StepMemory(
-                    kind=entry.kind,
-                    entry=str(entry),
-                    activation_bytes=buffers.activation_bytes,
-                    kv_bytes=buffers.kv_bytes,
-                    mask_bytes=buffers.mask_bytes,
-                    logit_bytes=buffers.logit_bytes,
-                    total_bytes=buffers.total_bytes,
+                    kind=entry.kind, entry=str(entry), total_bytes=buffers.total_bytes, **asdict(buffers)
                 )
                 for entry, buffers in estimate.steps
             ),

@@ -55,7 +55,7 @@ class Replayed:
     """A whole replay. `steps`: how often each pair of (what a step needed, the entry that it ran in) came.
 
     `num_refused` requests do not fit the limits and are left out; `num_shortened` answers were cut to what fits.
-    `seconds` is when the last request got its last token. Token counts are those of the served requests.
+    `seconds` is when the last request got its last token.
     """
 
     steps: Counter[tuple[StepEntry, StepEntry]]
@@ -64,8 +64,6 @@ class Replayed:
     num_refused: int
     num_shortened: int
     num_preemptions: int
-    num_prompt_tokens: int
-    num_generated_tokens: int
 
     @property
     def needs(self) -> Counter[StepEntry]:
@@ -204,8 +202,6 @@ def replay(
         num_refused=clients.num_refused,
         num_shortened=clients.num_shortened,
         num_preemptions=scheduler.num_preemptions,
-        num_prompt_tokens=sum(clients.prompt_tokens),
-        num_generated_tokens=sum(clients.max_tokens),
     )
 
 

@@ -94,13 +94,11 @@ class Trace:
 class Drawing:
     """What `/metrics` does not say, for a trace that is drawn from its histograms.
 
-    `max_model_len` is where the last, unbounded bucket ends. `num_requests` is how many requests are drawn; None: as many
-    as were counted, at most 20,000.
+    `max_model_len` is where the last, unbounded bucket ends. As many requests are drawn as were counted, at most 20,000.
     """
 
     requests_per_second: float
     max_model_len: int
-    num_requests: int | None = None
 
 
 def _require(is_right: bool, problem: str, remedy: str) -> None:
@@ -109,7 +107,7 @@ def _require(is_right: bool, problem: str, remedy: str) -> None:
 
 
 MOST_DRAWN = 20_000
-"""The most requests drawn by default: enough for their sizes to represent any server."""
+"""The most requests that are drawn: enough for their sizes to represent any server."""
 
 _SUFFIXES: Mapping[str, str] = MappingProxyType(
     {"request_prompt_tokens": "prompts", "request_generation_tokens": "answers"}
@@ -151,7 +149,7 @@ def drawn_trace(path: Path, text: str, drawing: Drawing | None) -> Trace:
         raise SpecError(
             str(path), "has histograms, which do not say when requests came", "--requests-per-second"
         )
-    num = drawing.num_requests or min(prompts.counts[-1], answers.counts[-1], MOST_DRAWN)
+    num = min(prompts.counts[-1], answers.counts[-1], MOST_DRAWN)
     random, most = Random(0), drawing.max_model_len - 1  # noqa: S311 - sizes, not secrets
     seconds = num / drawing.requests_per_second
     return Trace(

@@ -163,10 +163,10 @@ class Tuner:
         table = BucketTable.from_entries(enumerate_entries(spec))
         return padding_of(name, table, self.collected.needs, self.work)
 
-    def replayed(self, spec: BuildSpec, name: str, trace: Trace | None = None) -> tuple[Padding, Replayed]:
-        """Replays a trace (default: the tuner's) in the entries of a spec, and returns what it costs there."""
+    def replayed(self, spec: BuildSpec, name: str) -> tuple[Padding, Replayed]:
+        """Replays the trace in the entries of a spec, and returns what it costs there."""
         table = BucketTable.from_entries(enumerate_entries(spec))
-        found = replay(trace or self.trace, spec.limits, table, self.work.seconds, self.policy)
+        found = replay(self.trace, spec.limits, table, self.work.seconds, self.policy)
         return Padding(
             name,
             len(table.prompt) + len(table.decode),
@@ -176,17 +176,8 @@ class Tuner:
 
     def split(self, num_entries: int) -> tuple[int, int]:
         """Returns how `num_entries` split into prompts and decodes; the tables may have fewer."""
-        num_prompts, _ = self._split(num_entries)
-        return num_prompts, num_entries - num_prompts
-
-    def _split(self, num_entries: int) -> tuple[int, int]:
-        """The number of prompt entries, and the cost of all."""
-        costs = (
-            (self._prompts.cost(num) + self._decodes.cost(num_entries - num), num)
-            for num in range(1, num_entries)
-        )
-        cost, num = min(costs)
-        return num, cost
+        splits = ((num, num_entries - num) for num in range(1, num_entries))
+        return min(splits, key=lambda split: self._prompts.cost(split[0]) + self._decodes.cost(split[1]))
 
 
 def padding_of(name: str, table: BucketTable, needs: Mapping[StepEntry, int], work: WorkModel) -> Padding:

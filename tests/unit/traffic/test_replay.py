@@ -15,7 +15,7 @@ from aotgaudi.manifest.importance import Importance
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.subset import largest_subset
 from aotgaudi.spec.limits import ServingLimits
-from aotgaudi.traffic.replay import replay, traffic_of
+from aotgaudi.traffic.replay import Clients, replay, traffic_of
 from aotgaudi.traffic.trace import Trace
 from tests.specs import spec_of
 
@@ -60,10 +60,11 @@ def test_every_token_of_the_requests_that_fit_is_computed(trace: Trace) -> None:
         needs.batch_size * count for needs, count in replayed.needs.items() if isinstance(needs, DecodeEntry)
     )
     assert replayed.num_preemptions == 0
+    clients = Clients.of(trace, limits)
     assert (
-        prompts == replayed.num_prompt_tokens == sum(tokens for tokens in trace.prompt_tokens if tokens < 40)
+        prompts == sum(clients.prompt_tokens) == sum(tokens for tokens in trace.prompt_tokens if tokens < 40)
     )
-    assert decodes == replayed.num_generated_tokens - replayed.num_requests
+    assert decodes == sum(clients.max_tokens) - replayed.num_requests
     for needs, entry in replayed.steps:
         assert all(least <= most for least, most in zip(needs.row(), entry.row(), strict=True))
 
@@ -74,7 +75,7 @@ def test_requests_that_do_not_fit_are_counted() -> None:
     replayed = replay(trace, LIMITS, TABLE, seconds_of)
 
     assert (replayed.num_requests, replayed.num_refused, replayed.num_shortened) == (2, 1, 2)
-    assert replayed.num_generated_tokens == 1 + 30
+    assert list(Clients.of(trace, LIMITS).max_tokens) == [1, 30]
 
 
 def test_a_trace_of_which_nothing_fits_is_refused() -> None:

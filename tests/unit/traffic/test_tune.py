@@ -71,7 +71,7 @@ def test_it_pads_less_than_the_public_table_of_as_many_entries(tuner: Tuner) -> 
 
 
 def test_more_entries_never_cost_more(tuner: Tuner) -> None:
-    works = [tuner._split(num)[1] for num in (2, 4, 8, 16, 32, 64)]
+    works = [tuner.predicted(tuner.tuned(num), "tuned").work for num in (2, 4, 8, 16, 32, 64)]
 
     assert works == sorted(works, reverse=True)
 
