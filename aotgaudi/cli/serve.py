@@ -39,6 +39,7 @@ from aotgaudi.server.options import (
     Access,
     Listening,
     Observability,
+    ReplyParsers,
     StopTimes,
     digests_of,
     read_key_digests,
@@ -329,6 +330,18 @@ class _Clients:
     ssl_keyfile=said("The certificate's private key  [default: in the same file]", metavar="PEM"),
     ssl_keyfile_password_file=said("File with the password of that key.", metavar="FILE"),
 )
+@options_of(
+    ReplyParsers,
+    "parsers",
+    heading=_PROGRAMS,
+    enable_auto_tool_choice=said("Let the model decide whether it calls tools."),
+    tool_call_parser=said(
+        "How the model writes calls of tools: hermes (Hermes, Qwen), llama3_json (Llama 3), mistral."
+    ),
+    reasoning_parser=said(
+        "How the model writes what it thinks, which answers then have apart from what it says."
+    ),
+)
 @options_of(_Clients, "clients", heading=_PROGRAMS)
 @options_of(
     AdmissionLimits,
@@ -364,6 +377,7 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
     serving: _Serving,
     listening: Listening,
     tls_files: TlsFiles,
+    parsers: ReplyParsers,
     clients: _Clients,
     admission: AdmissionLimits,
     observability: Observability,
@@ -457,6 +471,7 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
                 access=access,
                 tls=tls,
                 chat_template=serving.chat_template,
+                parsers=parsers,
             ),
             process,
             phases,

@@ -22,7 +22,7 @@ import jinja2
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Const, EvalContextModifier, Impossible, Node, TemplateData
+from jinja2.nodes import Const, EvalContextModifier, Impossible, Name, Node, TemplateData
 from jinja2.parser import Parser
 from jinja2.runtime import Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -32,8 +32,8 @@ from aotgaudi.errors import RequestError, SpecError
 from aotgaudi.files import read_regular
 from aotgaudi.llm.model_files import special_tokens
 
-Message = Mapping[str, str]
-"""``role`` and ``content``, and optionally ``name``."""
+Message = Mapping[str, Any]
+"""``role`` and ``content``, and optionally ``name``; of calls ``tool_calls``, of their results ``tool_call_id``."""
 
 _MAX_QUOTED_CHARS = 500
 
@@ -135,20 +135,20 @@ class ChatTemplate:
         *,
         where: str = "chat_template",
         now: Callable[[], datetime] = datetime.now,
+        tool_source: str | None = None,
     ) -> None:
         """Compiles `source`; `tokens` (``bos_token``, ...) are its variables; `where` is named in errors.
 
+        `tool_source` is the template of requests that have tools, where it is another.
+
         Raises:
-            SpecError: the template does not compile.
+            SpecError: a template does not compile.
         """
-        try:
-            self._template = _environment(now).from_string(source)
-        except jinja2.TemplateSyntaxError as error:
-            raise SpecError(
-                f"{where}:{error.lineno}", f"is not a valid chat template: {error.message}"
-            ) from error
-        except (*_REFUSALS, SyntaxError) as error:  # Literals, nesting or code too large for Python.
-            raise SpecError(where, f"is not a valid chat template: {_words_of(error)}") from error
+        environment = _environment(now)
+        self._template, knows_tools = _compiled(environment, source, where)
+        self._tool_template = self._template if knows_tools else None
+        if tool_source is not None:
+            self._tool_template, _ = _compiled(environment, tool_source, where)
         self._tokens = dict(tokens or {})
         self._knows_developer = "developer" in source
 
@@ -159,15 +159,17 @@ class ChatTemplate:
         Raises:
             SpecError: a file cannot be read, or the template does not compile.
         """
-        found = _find_source(model) if file is None else (file, _read_template(file))
+        found = _find_source(model) if file is None else (file, {"default": _read_template(file)})
         if found is None:
             return None
-        where, source = found
-        return cls(source, special_tokens(model), where=str(where))
+        where, sources = found
+        tokens, tool_source = special_tokens(model), sources.get("tool_use")
+        return cls(sources["default"], tokens, where=str(where), tool_source=tool_source)
 
     def render(
         self,
         messages: Iterable[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
         *,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] = MappingProxyType({}),
@@ -176,17 +178,21 @@ class ChatTemplate:
 
         Args:
             messages: The conversation.
+            tools: Functions that the model may call, as OpenAI's API has them.
             add_generation_prompt: Whether the prompt opens a message of the assistant.
             variables: More that the template sees (``enable_thinking``); none of the names that `render` sets.
 
         Raises:
-            RequestError: 400; the template refuses these messages, or asks for more than Python has. The message quotes
-                its words. Or a variable has a name that is taken.
+            RequestError: 400; the template takes no tools, refuses these messages, or asks for more than Python has. The
+                message quotes its words. Or a variable has a name that is taken.
         """
+        template = self._tool_template if tools else self._template
+        if template is None:
+            raise RequestError("The model's chat template takes no tools", param="tools")
         own = {
             "messages": [self._known_role(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
-            "tools": None,
+            "tools": tools or None,
             "documents": None,
             **self._tokens,
         }
@@ -197,20 +203,25 @@ class ChatTemplate:
                 param="chat_template_kwargs",
             )
         try:
-            return self._template.render({**variables, **own})
+            return template.render({**variables, **own})
         except _REFUSALS as error:
             raise RequestError(
                 f"The model's chat template refuses these messages: {_words_of(error)}", param="messages"
             ) from error
 
-    def render_open(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
+    def render_open(
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
         """Returns the prompt that ends inside the last message, as transformers' ``continue_final_message`` does.
 
         Raises:
             RequestError: 400; as `render`, or the template changes the last message's content.
         """
-        text = self.render(messages, add_generation_prompt=False, variables=variables)
-        content = messages[-1]["content"]
+        text = self.render(messages, tools, add_generation_prompt=False, variables=variables)
+        content: str = messages[-1]["content"]
         start = text.rfind(content.strip())
         if start < 0 or not content.strip():
             raise RequestError(
@@ -227,17 +238,32 @@ class ChatTemplate:
         return message
 
 
+def _compiled(environment: _Sandbox, source: str, where: str) -> tuple[jinja2.Template, bool]:
+    """Returns the template, and whether it looks at tools."""
+    try:
+        tree = environment.parse(source)
+        knows_tools = any(name.name == "tools" for name in tree.find_all(Name))
+        return environment.from_string(tree), knows_tools
+    except jinja2.TemplateSyntaxError as error:
+        raise SpecError(
+            f"{where}:{error.lineno}", f"is not a valid chat template: {error.message}"
+        ) from error
+    except (*_REFUSALS, SyntaxError) as error:  # Literals, nesting or code too large for Python.
+        raise SpecError(where, f"is not a valid chat template: {_words_of(error)}") from error
+
+
 def _words_of(error: BaseException) -> str:
     return f"{str(error) or type(error).__name__:.{_MAX_QUOTED_CHARS}}"
 
 
-def _find_source(model: ModelDirectory) -> tuple[Path, str] | None:
+def _find_source(model: ModelDirectory) -> tuple[Path, Mapping[str, str]] | None:
+    """Returns where the templates are, and the sources of "default" and, if it is another, "tool_use"."""
     path, data = model.path / CHAT_TEMPLATE, model.read(CHAT_TEMPLATE)
     if data is not None:
-        return path, _decoded(data, path)
+        return path, {"default": _decoded(data, path)}
     config_path = model.path / TOKENIZER_CONFIG
-    source = _default_template(config_path, model.read_object(TOKENIZER_CONFIG).get("chat_template"))
-    return None if source is None else (config_path, source)
+    sources = _named_templates(config_path, model.read_object(TOKENIZER_CONFIG).get("chat_template"))
+    return (config_path, sources) if sources else None
 
 
 def _read_template(path: Path) -> str:
@@ -254,12 +280,16 @@ def _decoded(data: bytes, path: Path) -> str:
         raise SpecError(str(path), f"cannot be read: {error}") from error
 
 
-def _default_template(path: Path, value: object) -> str | None:
-    """Returns the template in `value`: a string, or a list of ``{"name", "template"}`` with one named "default"."""
-    if value is None or isinstance(value, str):
-        return value
-    named = value if isinstance(value, list) else []
-    for item in named:
-        if isinstance(item, dict) and item.get("name") == "default" and isinstance(item.get("template"), str):
-            return str(item["template"])
-    raise SpecError(f"{path}: chat_template", "holds no template named 'default'")
+def _named_templates(path: Path, value: object) -> Mapping[str, str]:
+    """Returns the templates in `value`: a string, or a list of ``{"name", "template"}`` with one named "default"."""
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"default": value}
+    items = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    named = {
+        str(item.get("name")): item["template"] for item in items if isinstance(item.get("template"), str)
+    }
+    if "default" not in named:
+        raise SpecError(f"{path}: chat_template", "holds no template named 'default'")
+    return named

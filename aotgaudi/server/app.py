@@ -18,7 +18,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 
 from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
@@ -56,11 +56,13 @@ from aotgaudi.server.options import OPEN_ACCESS, Access, Observability
 from aotgaudi.server.preprocess.body import Body
 from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest
 from aotgaudi.server.preprocess.protocol import ChatCompletionRequest, CompletionRequest
+from aotgaudi.server.reply.message import ReadMessage
 from aotgaudi.server.responses import (
     AnswerFormat,
     AnswerHead,
     ChatFormat,
     CompletionFormat,
+    PlainMessage,
     TokenTexts,
     stream,
 )
@@ -174,7 +176,10 @@ class Api:
         """Answers a conversation."""
         prepared = await self._prepared("chat", request)
         head, texts = self._head("chatcmpl", prepared), self._texts(prepared)
-        return await self._answer(request, prepared, ChatFormat(head, texts, "".join(prepared.echoes)))
+        new_message = PlainMessage if prepared.reply is None else partial(ReadMessage, prepared.reply)
+        return await self._answer(
+            request, prepared, ChatFormat(head, texts, "".join(prepared.echoes), new_message)
+        )
 
     async def health(self, _: Request) -> Response:
         """Says whether engine and preprocessor pool live and the engine advances, or why not."""

@@ -34,6 +34,7 @@ from aotgaudi.server.options import (
     Access,
     Listening,
     Observability,
+    ReplyParsers,
     StopTimes,
 )
 from aotgaudi.server.preprocess.pool import PreprocessorPool
@@ -69,6 +70,7 @@ class ServeOptions:
     access: Access = OPEN_ACCESS
     tls: ssl.SSLContext | None = None
     chat_template: Path | None = None
+    parsers: ReplyParsers = ReplyParsers()  # noqa: RUF009 - a frozen value
 
     @property
     def longest_step_seconds(self) -> float:
@@ -182,6 +184,7 @@ def _start(
         max_len=limits.max_model_len,
         defaults=running.defaults,
         outside=running.outside,
+        parsers=options.parsers,
     )
     preprocessor.open(served)
     phases.add("intake", began)

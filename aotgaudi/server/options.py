@@ -12,11 +12,15 @@ import resource
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from aotgaudi.errors import SpecError
 
 LogFormat = Literal["text", "json"]
+
+ToolCallParser = Literal["hermes", "llama3_json", "mistral"]
+ReasoningParser = Literal["deepseek_r1", "qwen3"]
+"""vLLM's names."""
 
 Reason = Literal["refused", "head_timeout", "body_timeout", "write_timeout", "malformed"]
 
@@ -157,6 +161,29 @@ def read_key_digests(path: Path) -> tuple[bytes, ...]:
     if not digests:
         raise SpecError(str(path), "has no API key", "a file of API keys, one a line")
     return digests
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplyParsers:
+    """How the model writes what is not content.
+
+    Attributes:
+        enable_auto_tool_choice: Whether requests may leave it to the model to call tools.
+        tool_call_parser: How the model writes calls of tools.
+        reasoning_parser: How the model writes what it thinks before it answers.
+
+    Raises:
+        SpecError: models may call tools, but nobody says how they write it.
+    """
+
+    enable_auto_tool_choice: bool = False
+    tool_call_parser: ToolCallParser | None = None
+    reasoning_parser: ReasoningParser | None = None
+
+    def __post_init__(self) -> None:
+        if self.enable_auto_tool_choice and self.tool_call_parser is None:
+            parsers = ", ".join(get_args(ToolCallParser))
+            raise SpecError("--enable-auto-tool-choice", "needs --tool-call-parser", f"one of {parsers}")
 
 
 @dataclass(frozen=True, kw_only=True)

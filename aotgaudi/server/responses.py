@@ -47,8 +47,13 @@ class AnswerFormat(Protocol):
         """Returns the chunk that opens the stream of a choice, if the format has one."""
         ...
 
-    def chunk(self, index: int, event: TokenEvent) -> Json:
-        """Returns the chunk that carries `event`."""
+    @property
+    def is_plain(self) -> bool:
+        """Whether chunks that carry nothing but text differ in nothing else."""
+        ...
+
+    def chunks(self, index: int, event: TokenEvent) -> Sequence[Json]:
+        """Returns what carries `event`: one chunk, or several if one cannot hold it."""
         ...
 
     def usage_chunk(self, counts: TokenCounts) -> Json:
@@ -113,9 +118,14 @@ class CompletionFormat:
         del index
         return None
 
-    def chunk(self, index: int, event: TokenEvent) -> Json:
+    @property
+    def is_plain(self) -> bool:
+        """Always."""
+        return True
+
+    def chunks(self, index: int, event: TokenEvent) -> Sequence[Json]:
         """Returns a ``text_completion`` with the new text."""
-        return _envelope(self.head, "text_completion", [self._choice(index, event)])
+        return (_envelope(self.head, "text_completion", [self._choice(index, event)]),)
 
     def usage_chunk(self, counts: TokenCounts) -> Json:
         """Returns a ``text_completion`` without choices."""
@@ -159,6 +169,38 @@ def _by_text(chosen: str, values: TokenLogprobs, texts: TokenTexts) -> Json:
     return found
 
 
+class MessageWriter(Protocol):
+    """Writes the message of one choice, whole or in deltas."""
+
+    def deltas(self, event: TokenEvent) -> Sequence[Json]:
+        """Returns what `event` adds to the message, at least one object; empty if it adds nothing."""
+        ...
+
+    def whole(self, event: TokenEvent) -> Json:
+        """Returns the message of `event`, which has all of it."""
+        ...
+
+    def finish_reason(self, event: TokenEvent) -> str | None:
+        """Returns why the choice has ended, after `event` was written; None if it has not."""
+        ...
+
+
+class PlainMessage:
+    """A message that is nothing but content."""
+
+    def deltas(self, event: TokenEvent) -> Sequence[Json]:
+        """Returns the new text."""
+        return ({"content": event.text} if event.text else {},)
+
+    def whole(self, event: TokenEvent) -> Json:
+        """Returns the message with all its text."""
+        return {"role": "assistant", "content": event.text, "refusal": None}
+
+    def finish_reason(self, event: TokenEvent) -> str | None:
+        """Returns the engine's reason."""
+        return event.finish_reason
+
+
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
     """Writes ``chat.completion`` and ``chat.completion.chunk`` objects. `texts` as in `CompletionFormat`.
@@ -169,15 +211,27 @@ class ChatFormat:
     head: AnswerHead
     texts: TokenTexts | None = None
     echo: str = ""
+    new_message: Callable[[], MessageWriter] = PlainMessage
+    _messages: dict[int, MessageWriter] = field(default_factory=dict, init=False)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether messages are nothing but content."""
+        return self.new_message is PlainMessage
 
     def opening(self, index: int) -> Json | None:
         """Returns the chunk that says who speaks."""
         return self._chunk(index, {"role": "assistant", "content": self.echo}, None, None)
 
-    def chunk(self, index: int, event: TokenEvent) -> Json:
-        """Returns a ``chat.completion.chunk`` with the new text."""
-        delta = {"content": event.text} if event.text else {}
-        return self._chunk(index, delta, self._logprobs(event), event.finish_reason)
+    def chunks(self, index: int, event: TokenEvent) -> Sequence[Json]:
+        """Returns a ``chat.completion.chunk`` with what is new; before the arguments of a call, one with its name."""
+        message = self._message(index)
+        *first, last = message.deltas(event)
+        reason = message.finish_reason(event)
+        return (
+            *(self._chunk(index, delta, None, None) for delta in first),
+            self._chunk(index, last, self._logprobs(event), reason),
+        )
 
     def usage_chunk(self, counts: TokenCounts) -> Json:
         """Returns a ``chat.completion.chunk`` without choices."""
@@ -193,12 +247,17 @@ class ChatFormat:
         return _envelope(self.head, "chat.completion.chunk", [choice])
 
     def _choice(self, index: int, output: TokenEvent) -> Json:
+        message = self._message(index)
+        whole = message.whole(output)
         return {
             "index": index,
-            "message": {"role": "assistant", "content": self.echo + output.text, "refusal": None},
+            "message": {**whole, "content": self.echo + str(whole["content"] or "")} if self.echo else whole,
             "logprobs": self._logprobs(output),
-            "finish_reason": output.finish_reason,
+            "finish_reason": message.finish_reason(output),
         }
+
+    def _message(self, index: int) -> MessageWriter:
+        return self._messages.setdefault(index, self.new_message())
 
     def _logprobs(self, event: TokenEvent) -> Json | None:
         if self.texts is None:
@@ -219,15 +278,15 @@ class _CountingFormat:
     def __init__(self, inner: AnswerFormat, prompt_lens: Sequence[int]) -> None:
         self._inner, self._prompt_lens = inner, prompt_lens
         self._num_output_tokens = [0] * len(prompt_lens)
-        self.head = inner.head
+        self.head, self.is_plain = inner.head, False
 
     def opening(self, index: int) -> Json | None:
         opening = self._inner.opening(index)
         return None if opening is None else self._counted(index, opening)
 
-    def chunk(self, index: int, event: TokenEvent) -> Json:
+    def chunks(self, index: int, event: TokenEvent) -> Sequence[Json]:
         self._num_output_tokens[index] += len(event.token_ids)
-        return self._counted(index, self._inner.chunk(index, event))
+        return [self._counted(index, chunk) for chunk in self._inner.chunks(index, event)]
 
     def usage_chunk(self, counts: TokenCounts) -> Json:
         return self._inner.usage_chunk(counts)
@@ -264,21 +323,21 @@ class ChunkWriter:
     Most carry only text and differ in nothing else, so what surrounds the text is written once.
     """
 
-    def __init__(self, answer_format: AnswerFormat, *, uses_frames: bool = True) -> None:
-        """Without `uses_frames`, chunks differ in more than their text."""
-        self._format, self._uses_frames = answer_format, uses_frames
+    def __init__(self, answer_format: AnswerFormat) -> None:
+        self._format = answer_format
         self._frames: dict[int, tuple[bytes, bytes]] = {}
 
     def chunk(self, index: int, event: TokenEvent) -> bytes:
-        """Returns the server-sent event that carries `event` for the choice `index`."""
-        if not self._uses_frames or event.logprobs or event.finish_reason is not None or not event.text:
-            return sse(self._format.chunk(index, event))
+        """Returns the server-sent event that carries `event` for the choice `index`; several if one cannot hold it."""
+        if not self._format.is_plain or event.logprobs or event.finish_reason is not None or not event.text:
+            return b"".join(map(sse, self._format.chunks(index, event)))
         before, after = self._frames.get(index) or self._frame(index)
         return before + escape_line_ends(encode_basestring(event.text)).encode() + after
 
     def _frame(self, index: int) -> tuple[bytes, bytes]:
         sample = TokenEvent(request_id="", text=_PLACE, token_ids=())
-        before, _, after = sse(self._format.chunk(index, sample)).rpartition(_WRITTEN_PLACE)
+        (chunk,) = self._format.chunks(index, sample)
+        before, _, after = sse(chunk).rpartition(_WRITTEN_PLACE)
         self._frames[index] = before, after
         return before, after
 
@@ -289,7 +348,7 @@ async def stream(
     """Yields whole events until all choices have ended, several at once if several are there."""
     if usage_in == "every":
         answer_format = _CountingFormat(answer_format, generation.prompt_lens)
-    writer, ready = ChunkWriter(answer_format, uses_frames=usage_in != "every"), bytearray()
+    writer, ready = ChunkWriter(answer_format), bytearray()
     try:
         for opening in filter(None, map(answer_format.opening, range(len(generation.prompt_lens)))):
             yield sse(opening)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
@@ -12,10 +12,12 @@ from aotgaudi.server.preprocess.body import (
     MAX_ECHO_CHARS,
     NOT_SUPPORTED,
     Body,
+    Ignored,
     NoList,
     NoValue,
     shape_of_text,
 )
+from aotgaudi.server.preprocess.tools import CallId, Calls
 
 MAX_TEXT_PARTS = 1024  # of one message
 
@@ -56,21 +58,61 @@ MessageContent = Annotated[
 
 
 class Message(Body):
-    """One message. The unsupported fields are those of answers that clients send back unchanged."""
+    """One message. The unsupported and ignored fields are those of answers that clients send back unchanged."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: MessageContent
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: MessageContent | None = None
     name: str | None = None
+    tool_calls: Calls | None = None
+    tool_call_id: CallId | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
     refusal: NoValue = None
     audio: NoValue = None
     function_call: NoValue = None
-    tool_calls: NoList = None
     annotations: NoList = None
+    parsed: Ignored = None
 
-    def as_variables(self) -> dict[str, str]:
+    @model_validator(mode="after")
+    def _check_role(self) -> Message:
+        """Each role has what it must have, and nothing that only another may have."""
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise _missing("content")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise _missing("tool_call_id")
+        for name, role in _ONLY_OF.items():
+            if role != self.role and getattr(self, name):
+                raise PydanticCustomError(
+                    "invalid_value",
+                    "'{name}' belongs to messages of the role '{role}'",
+                    {"name": name, "role": role},
+                )
+        return self
+
+    def as_variables(self) -> dict[str, Any]:
         """Returns what a chat template sees: parts are joined by a line feed, as vLLM joins them."""
-        parts = self.content
+        parts = self.content or ""
         text = parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
-        variables = {"role": str(self.role), "content": text}
-        return variables if self.name is None else {**variables, "name": self.name}
+        variables: dict[str, Any] = {"role": str(self.role), "content": text}
+        if self.name is not None:
+            variables["name"] = self.name
+        if self.tool_calls:
+            variables["tool_calls"] = [call.as_variables() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            variables["tool_call_id"] = self.tool_call_id
+        if (reasoning := self.reasoning or self.reasoning_content) is not None:
+            variables["reasoning"] = variables["reasoning_content"] = reasoning
+        return variables
+
+
+_ONLY_OF = {
+    "tool_calls": "assistant",
+    "reasoning": "assistant",
+    "reasoning_content": "assistant",
+    "tool_call_id": "tool",
+}
+
+
+def _missing(name: str) -> PydanticCustomError:
+    return PydanticCustomError("invalid_value", "Missing required parameter: '{name}'", {"name": name})

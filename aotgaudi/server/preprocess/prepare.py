@@ -7,18 +7,21 @@ worker process does it (`aotgaudi.server.preprocess.worker`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.errors import RequestError
+from aotgaudi.server.options import ReplyParsers
 from aotgaudi.server.preprocess.body import parse_body
+from aotgaudi.server.preprocess.plan_reply import plan_reply
 from aotgaudi.server.preprocess.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     GenerationRequest,
     StreamUsage,
 )
+from aotgaudi.server.reply.plan import ReplyPlan
 
 if TYPE_CHECKING:
     from aotgaudi.llm.chat import ChatTemplate
@@ -36,12 +39,14 @@ class ServedModel:
         max_len: In tokens.
         defaults: Sampling parameters of requests that do not state them.
         outside: Why `max_len` is less than the manifest's; empty if it is not.
+        parsers: How the model writes calls of tools, and what it thinks.
     """
 
     names: tuple[str, ...]
     max_len: int
     defaults: Mapping[str, Any]
     outside: str = ""
+    parsers: ReplyParsers = ReplyParsers()  # noqa: RUF009 - a frozen value
 
     def resolve(self, name: str | None) -> str:
         """Returns the name that an answer carries.
@@ -68,6 +73,7 @@ class PreparedRequest:
     `model` is the name that the answer carries. `prompts` are token ids; each gets `num_choices` answers, which begin with
     its text in `echoes`, if that is not empty. `own_names` are the body's names of parameters that the engine calls
     otherwise. Only requests of the same `cache_salt` share cached prefixes.
+    `reply` is how the answer's text is read; None: all of it is content.
     """
 
     model: str
@@ -79,6 +85,7 @@ class PreparedRequest:
     cache_salt: str = ""
     num_choices: int = 1
     echoes: Sequence[str] = ()
+    reply: ReplyPlan | None = None
 
 
 def get_ready(tokenizer: Tokenizer) -> None:
@@ -104,8 +111,14 @@ class Preparer:
         """
         if kind == "chat":
             chat = parse_body(ChatCompletionRequest, raw)
-            prompts = self._chat_prompts(chat)
-            return self._prepared(chat, self.model.resolve(chat.model), prompts, [chat.echoed])
+            name, text = self.model.resolve(chat.model), self._rendered(chat)
+            prompts = self._encoded(chat, [text], bool(chat.add_special_tokens), "messages")
+            prepared = self._prepared(chat, name, prompts, [chat.echoed])
+            is_constrained = prepared.params.structured_outputs is not None
+            reply = plan_reply(chat, text, self.model.parsers, is_constrained=is_constrained)
+            if reply is not None and reply.has_special_markers:
+                prepared = replace(prepared, params=replace(prepared.params, skip_special_tokens=False))
+            return replace(prepared, reply=reply)
         completion = parse_body(CompletionRequest, raw)
         name = self.model.resolve(completion.model)
         return self._prepared(completion, name, self._completion_prompts(completion))
@@ -164,8 +177,8 @@ class Preparer:
             ).explained(self.model.outside)
         return asked
 
-    def _chat_prompts(self, body: ChatCompletionRequest) -> Sequence[Sequence[int]]:
-        """The template writes the special tokens itself."""
+    def _rendered(self, body: ChatCompletionRequest) -> str:
+        """Returns the prompt, whose special tokens the template writes itself."""
         template, variables = self.chat_template, body.chat_template_kwargs or {}
         if template is None:
             raise RequestError(
@@ -174,11 +187,11 @@ class Preparer:
                 param="messages",
             )
         messages = [message.as_variables() for message in body.messages]
+        tools = [tool.as_variables() for tool in body.tools or ()]
         if body.continue_final_message:
-            text = template.render_open(messages, variables)
-        else:
-            text = template.render(messages, add_generation_prompt=body.opens_message, variables=variables)
-        return self._encoded(body, [text], bool(body.add_special_tokens), "messages")
+            return template.render_open(messages, variables, tools)
+        opens_message = body.opens_message
+        return template.render(messages, tools, add_generation_prompt=opens_message, variables=variables)
 
     def _encoded(
         self, body: GenerationRequest, texts: Sequence[str], with_special: bool, param: str

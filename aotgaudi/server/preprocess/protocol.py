@@ -31,6 +31,7 @@ from aotgaudi.server.preprocess.answer_format import (
     structured_outputs_of,
 )
 from aotgaudi.server.preprocess.body import (
+    MAX_ECHO_CHARS,
     Body,
     Ignored,
     NoList,
@@ -44,6 +45,7 @@ from aotgaudi.server.preprocess.body import (
     shape_of_text,
 )
 from aotgaudi.server.preprocess.messages import Message
+from aotgaudi.server.preprocess.tools import ChosenTool, ToolChoice, Tools, schema_of_calls
 from aotgaudi.spec.sampler_signature import NUM_BIASED_TOKENS
 
 MAX_PROMPTS = 64
@@ -133,7 +135,7 @@ class GenerationRequest(Body):
         {
             *("detokenize", "kv_transfer_params", "logits_processors"),
             *("guided_decoding_backend", "guided_whitespace_pattern", "structural_tag"),
-            *("include_reasoning", "media_io_kwargs", "mm_processor_kwargs", "prompt_cache_retention"),
+            *("media_io_kwargs", "mm_processor_kwargs", "prompt_cache_retention"),
             *("prompt_embeds", "repetition_detection", "request_id", "return_token_ids"),
             *("return_tokens_as_token_ids", "thinking_token_budget", "vllm_xargs"),
         }
@@ -312,12 +314,13 @@ class ChatCompletionRequest(GenerationRequest):
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_VARIABLES)] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
 
     service_tier: Annotated[object, neutral_only("auto", "default")] = None
     store: OffOnly = None
-    tools: NoList = None
-    tool_choice: NoneOnly = None
-    parallel_tool_calls: Ignored = None
     functions: NoList = None
     function_call: NoneOnly = None
     modalities: TextOnly = None
@@ -361,6 +364,19 @@ class ChatCompletionRequest(GenerationRequest):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_tool_choice(self) -> ChatCompletionRequest:
+        names = [tool.function.name for tool in self.tools or ()]
+        if isinstance(self.tool_choice, ChosenTool) and self.tool_choice.function.name not in names:
+            raise PydanticCustomError(
+                "invalid_value",
+                "'{name}' names the function '{function}', which is not one of 'tools'",
+                {"name": "tool_choice", "function": self.tool_choice.function.name[:MAX_ECHO_CHARS]},
+            )
+        if self.tool_choice == "required" and not names:
+            raise PydanticCustomError("invalid_value", "'{name}' needs 'tools'", {"name": "tool_choice"})
+        return self
+
     @property
     def max_new_tokens(self) -> int | None:
         """The limit under either name; None: to the model's length."""
@@ -383,9 +399,26 @@ class ChatCompletionRequest(GenerationRequest):
         is_same_role = not self.opens_message or last["role"] == "assistant"
         return last["content"] if self.echo and is_same_role else ""
 
+    @property
+    def structured(self) -> StructuredOutputs | None:
+        """What the answer must be: also what a `tool_choice` makes of it."""
+        asked, is_one = super().structured, self.parallel_tool_calls is False
+        schema = schema_of_calls(self.tools or (), self.tool_choice, is_one=is_one)
+        if schema is None:
+            return asked
+        if asked is not None:
+            other = super().own_names()["structured_outputs"]
+            raise RequestError(
+                f"'{other}' and this 'tool_choice' both say what the answer must be; give one",
+                param="tool_choice",
+            )
+        return StructuredOutputs(json=cast("str", schema))
+
     def own_names(self) -> Mapping[str, str]:
         """The messages are the prompt; the limits have two names each."""
         names = {**super().own_names(), "prompt": "messages"}
+        if self.tool_choice == "required" or isinstance(self.tool_choice, ChosenTool):
+            names["structured_outputs"] = "tool_choice"
         if self.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
         if self.top_logprobs:

@@ -52,7 +52,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from traceback import extract_tb
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -63,6 +63,7 @@ from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.errors import AotGaudiError, RequestError, SpecError, TargetError
 from aotgaudi.runtime.seccomp import forbid_processes, refuse
 from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, Preparer, get_ready
+from aotgaudi.server.reply.plan import ReplyPlan
 
 if TYPE_CHECKING:  # The API server imports this module, too, and needs neither a tokenizer nor templates.
     from aotgaudi.llm.chat import ChatTemplate
@@ -215,6 +216,7 @@ def answer(prepared: PreparedRequest) -> Message:
         "cache_salt": prepared.cache_salt,
         "num_choices": prepared.num_choices,
         "echoes": list(prepared.echoes),
+        "reply": None if prepared.reply is None else asdict(prepared.reply),
     }
     return Message(head, b"".join(array(_ARRAY_TYPE, prompt).tobytes() for prompt in prepared.prompts))
 
@@ -252,6 +254,7 @@ def prepared_of(message: Message) -> PreparedRequest:
         cache_salt=head["cache_salt"],
         num_choices=head["num_choices"],
         echoes=tuple(head["echoes"]),
+        reply=None if head["reply"] is None else ReplyPlan(**head["reply"]),
     )
 
 

@@ -199,3 +199,36 @@ def test_broken_files_are_spec_errors(tmp_path: Path) -> None:
     _write(tmp_path, "tokenizer_config.json", [])
     with pytest.raises(SpecError, match="a JSON object is expected"):
         ChatTemplate.load(ModelDirectory(tmp_path))
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+def test_tools_are_variables() -> None:
+    template = ChatTemplate(
+        "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}{{ messages[0].content }}"
+    )
+
+    assert template.render(HI, [TOOL, TOOL]) == "f f hi"
+    assert template.render(HI) == "hi"
+
+
+@pytest.mark.parametrize("source", ["{{ messages[0].content }}", "tools {{ x.tools }} {{ 'tools' }}"])
+def test_a_template_that_takes_no_tools_says_so(source: str) -> None:
+    with pytest.raises(RequestError, match="takes no tools") as caught:
+        ChatTemplate(source).render(HI, [TOOL])
+
+    assert (caught.value.http_status, caught.value.param) == (400, "tools")
+
+
+def test_a_template_for_tools_is_used_with_tools(tmp_path: Path) -> None:
+    named = [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "{{ tools | length }}"},
+    ]
+    _write(tmp_path, "tokenizer_config.json", {"chat_template": named})
+
+    template = ChatTemplate.load(ModelDirectory(tmp_path))
+
+    assert template is not None
+    assert (template.render(HI), template.render(HI, [TOOL])) == ("plain", "1")

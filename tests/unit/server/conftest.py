@@ -27,6 +27,7 @@ from aotgaudi.llm.running import Warmth
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.runtime.guard import CAUSES
 from aotgaudi.server.app import create_app
+from aotgaudi.server.options import ReplyParsers
 from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, Preparer, ServedModel
 from aotgaudi.server.preprocess.worker import answer as answer_of
 from aotgaudi.server.preprocess.worker import message_of, prepared_of
@@ -210,11 +211,13 @@ def make_service(engine: FakeEngine, backend: tokenizers.Tokenizer) -> Callable[
         template: str | None = TEMPLATE,
         max_model_len: int = MAX_MODEL_LEN,
         defaults: Mapping[str, object] = MappingProxyType({}),
+        parsers: ReplyParsers = ReplyParsers(),  # noqa: B008 - a frozen value
         **overrides: object,
     ) -> Service:
         tokenizer = Tokenizer(backend, [257])
         chat_template = None if template is None else ChatTemplate(template, {"bos_token": BOS})
-        model = ServedModel(names=("tiny", "org/tiny"), max_len=max_model_len, defaults=defaults)
+        names = ("tiny", "org/tiny")
+        model = ServedModel(names=names, max_len=max_model_len, defaults=defaults, parsers=parsers)
         fields: dict[str, object] = {
             "engine": engine,
             "preprocessor": DirectPreprocessor(Preparer(tokenizer, chat_template, model)),

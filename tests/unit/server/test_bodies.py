@@ -123,6 +123,8 @@ BAD_COMPLETIONS = [
     ({"prompt": "a", "metadata": {str(i): "" for i in range(17)}}, "metadata", "at most 16 items"),
     ({"prompt": "a", "response_format": {"type": "json_object"}}, "response_format", "constraints = true"),
 ]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 BAD_CHATS = [
     ({}, "messages", "Missing required parameter: 'messages'"),
     ({"messages": []}, "messages", "at least 1 item"),
@@ -134,8 +136,20 @@ BAD_CHATS = [
         "at most 1024 items",
     ),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "Missing"),
-    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "valid string"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "'assistant'"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "Missing"),
+    ({"messages": [{"role": "assistant"}]}, "messages[0].content", "Missing"),
+    ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role", "'assistant'"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "Missing"),
+    (
+        {"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]},
+        "messages[0].tool_calls",
+        "belongs to messages of the role 'assistant'",
+    ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "function": {"name": ""}}]}]},
+        "messages[0].tool_calls[0].function.name",
+        "at least 1 character",
+    ),
     ({"messages": [{"role": "user", "content": "x", "nmae": "y"}]}, "messages[0].nmae", "mean 'name'?"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
@@ -162,8 +176,26 @@ BAD_CHATS = [
     ({"messages": HI, "max_completion_tokens": 0}, "max_completion_tokens", "greater than or equal to 1"),
     ({"messages": HI, "max_completion_tokens": 90}, "max_completion_tokens", "max_model_len = 64"),
     ({"messages": HI, "max_completion_tokens": 3, "max_tokens": 4}, "max_completion_tokens", "differ"),
-    ({"messages": HI, "tools": [{"type": "function"}]}, "tools", "not supported by this server"),
-    ({"messages": HI, "tool_choice": "required"}, "tool_choice", "not supported by this server"),
+    ({"messages": HI, "tools": [{"type": "function"}]}, "tools[0].function", "Missing required parameter"),
+    (
+        {"messages": HI, "tools": [{"type": "web_search", "user_location": {}}]},
+        "tools[0].type",
+        "A tool of type 'web_search' is not supported by this server yet (supported: function)",
+    ),
+    ({"messages": HI, "tools": [TOOL] * 129}, "tools", "at most 128 items"),
+    ({"messages": HI, "tools": [TOOL]}, "tools", "The model's chat template takes no tools"),
+    ({"messages": HI, "tool_choice": "required"}, "tool_choice", "needs 'tools'"),
+    ({"messages": HI, "tool_choice": "sometimes"}, "tool_choice", "'required'"),
+    (
+        {"messages": HI, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        "tool_choice",
+        "names the function 'g', which is not one of 'tools'",
+    ),
+    (
+        {"messages": HI, "tools": [TOOL], "tool_choice": {"type": "allowed_tools"}},
+        "tool_choice.type",
+        "type 'allowed_tools' is not supported",
+    ),
     ({"messages": HI, "functions": [{}]}, "functions", "not supported by this server"),
     ({"messages": HI, "logprobs": True}, "logprobs", "not supported by this server"),
     ({"messages": HI, "chat_template": "x"}, "chat_template", "`serve --chat-template`"),

@@ -45,9 +45,9 @@ def test_a_chunk_is_what_the_format_says(
 
     for text in texts:
         event = piece(text)
-        assert written.chunk(index, event) == sse(plain.chunk(index, event))
+        assert written.chunk(index, event) == b"".join(map(sse, plain.chunks(index, event)))
     last = piece("", finish_reason="stop")
-    assert written.chunk(index, last) == sse(plain.chunk(index, last))
+    assert written.chunk(index, last) == b"".join(map(sse, plain.chunks(index, last)))
 
 
 class Engine:

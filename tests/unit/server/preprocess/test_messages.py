@@ -26,6 +26,7 @@ from aotgaudi.server.preprocess.worker import (
     receive,
     refusal,
 )
+from aotgaudi.server.reply.plan import ReplyPlan
 
 PARAMS = st.builds(
     SamplingParams,
@@ -58,6 +59,8 @@ PREPARED = st.builds(
     cache_salt=st.text(),
     num_choices=st.integers(1, 128),
     echoes=st.lists(st.text(), max_size=2).map(tuple),
+    reply=st.none()
+    | st.builds(ReplyPlan, calls=st.sampled_from([None, "hermes", "one"]), function=st.text()),
 )
 
 

@@ -1,0 +1,1 @@
+"""What a model's text says: reasoning, content and calls of tools, found as the text comes."""

@@ -1,0 +1,113 @@
+"""The message of one choice of a chat: what the model says, calls and thinks, as OpenAI's API and vLLM write it."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aotgaudi.engine.output import TokenEvent
+from aotgaudi.server.reply.plan import ReplyPlan, ReplyReader
+from aotgaudi.server.reply.text import CallArguments, CallStart, Content, Part, Reasoning
+
+Json = Mapping[str, object]
+
+_MISTRAL_ID_CHARS = string.ascii_letters + string.digits
+
+
+def new_call_id(plan: ReplyPlan) -> str:
+    """Returns an id for a call. Mistral's chat templates take nothing but nine letters and digits."""
+    if plan.calls == "mistral":
+        return "".join(secrets.choice(_MISTRAL_ID_CHARS) for _ in range(9))
+    return f"call_{secrets.token_hex(12)}"
+
+
+@dataclass(slots=True)
+class Reply:
+    """A whole reply: content, reasoning, and names with arguments of calls."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[tuple[str, str]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, parts: Iterable[Part]) -> Reply:
+        """Returns the reply that has these parts."""
+        reply = cls()
+        for part in parts:
+            if isinstance(part, Content):
+                reply.content += part.text
+            elif isinstance(part, Reasoning):
+                reply.reasoning += part.text
+            elif isinstance(part, CallStart):
+                reply.calls.append((part.name, ""))
+            else:
+                name, arguments = reply.calls[-1]
+                reply.calls[-1] = name, arguments + part.text
+        return reply
+
+
+class ReadMessage:
+    """The message of a reply that is read under a plan."""
+
+    def __init__(self, plan: ReplyPlan, new_id: Callable[[ReplyPlan], str] = new_call_id) -> None:
+        self._plan, self._new_id = plan, new_id
+        self._reader, self._num_calls = ReplyReader(plan), 0
+
+    def deltas(self, event: TokenEvent) -> Sequence[Json]:
+        """Returns what the event adds, at least one object. A call's name comes without arguments; these follow."""
+        deltas: list[dict[str, str]] = [{}]
+        calls: list[list[dict[str, object]]] = [[]]
+        for part in self._reader.parts(event.text, is_last=event.finish_reason is not None):
+            if isinstance(part, CallArguments) and calls[-1]:
+                deltas.append({})
+                calls.append([])
+            if isinstance(part, (CallStart, CallArguments)):
+                calls[-1].append(self._call(part))
+            else:
+                for name in ("content",) if isinstance(part, Content) else ("reasoning", "reasoning_content"):
+                    deltas[-1][name] = deltas[-1].get(name, "") + part.text
+        return [
+            {**delta, "tool_calls": made} if made else delta
+            for delta, made in zip(deltas, calls, strict=True)
+        ]
+
+    def whole(self, event: TokenEvent) -> Json:
+        """Returns the message of `event`, which has all of it. Reasoning has both names that vLLM has given it."""
+        reply = Reply.of(self._reader.parts(event.text, is_last=True))
+        is_silent = not reply.content and (reply.calls or reply.reasoning)
+        message: dict[str, object] = {
+            "role": "assistant",
+            "content": None if is_silent else reply.content,
+            "refusal": None,
+        }
+        if self._plan.has_reasoning:
+            message["reasoning"] = message["reasoning_content"] = reply.reasoning or None
+        if reply.calls:
+            message["tool_calls"] = [
+                {
+                    "id": self._new_id(self._plan),
+                    "type": "function",
+                    "function": {"name": name, "arguments": arguments},
+                }
+                for name, arguments in reply.calls
+            ]
+        return message
+
+    def finish_reason(self, event: TokenEvent) -> str | None:
+        """Returns why the reply has ended. One that had to call a certain function ends with "stop", as OpenAI's do."""
+        if event.finish_reason == "stop" and self._reader.has_called and self._plan.calls != "one":
+            return "tool_calls"
+        return event.finish_reason
+
+    def _call(self, part: CallStart | CallArguments) -> dict[str, object]:
+        if isinstance(part, CallArguments):
+            return {"index": self._num_calls - 1, "function": {"arguments": part.text}}
+        self._num_calls += 1
+        return {
+            "index": self._num_calls - 1,
+            "id": self._new_id(self._plan),
+            "type": "function",
+            "function": {"name": part.name, "arguments": ""},
+        }

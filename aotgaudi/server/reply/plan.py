@@ -1,0 +1,90 @@
+"""How one reply is read, and its reader.
+
+Whoever prepares a request knows its tools and its prompt and makes the plan; the server, which has the text, follows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from aotgaudi.server.reply.reasoning import Thinks, read_reasoning
+from aotgaudi.server.reply.text import CallArguments, CallStart, Content, Parsing, Part, Reasoning, Text
+from aotgaudi.server.reply.tool_calls import Calls, pass_rest, read_calls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyPlan:
+    """How one reply is read.
+
+    Attributes:
+        calls: How calls of tools are written; None: nothing in it is one.
+        function: The function that a reply of the kind "one" calls.
+        has_parallel_calls: Calls after the first one count, too.
+        thinks: Whether the reply begins with reasoning.
+        has_reasoning: The model thinks in some replies, so that clients look for it in all.
+        shows_reasoning: The client wants to see it.
+    """
+
+    calls: Calls | None = None
+    function: str = ""
+    has_parallel_calls: bool = True
+    thinks: Thinks = "no"
+    has_reasoning: bool = False
+    shows_reasoning: bool = True
+
+    @property
+    def has_special_markers(self) -> bool:
+        """Whether what marks a call may be special tokens, which a text is usually without."""
+        return self.calls in ("hermes", "mistral")
+
+
+class ReplyReader:
+    """Reads one reply as it comes."""
+
+    def __init__(self, plan: ReplyPlan) -> None:
+        self._plan, self._text, self._num_calls = plan, Text(), 0
+        self._parsing = self._parse()
+
+    @property
+    def has_called(self) -> bool:
+        """Whether the reply calls a tool."""
+        return self._num_calls > 0
+
+    def parts(self, text: str, *, is_last: bool) -> list[Part]:
+        """Takes the next piece. Returns what is certain now: everything, once it `is_last`."""
+        self._text.rest += text
+        self._text.has_ended = is_last
+        found: list[Part] = []
+        for part in self._read():
+            _append(found, part)
+        return found
+
+    def _parse(self) -> Parsing[None]:
+        yield from read_reasoning(self._text, self._plan.thinks)
+        if self._plan.calls is None:
+            yield from pass_rest(self._text, Content)
+        else:
+            yield from read_calls(self._text, self._plan.calls, self._plan.function)
+
+    def _read(self) -> Iterator[Part]:
+        for part in self._parsing:
+            if part is None:
+                return
+            if isinstance(part, CallStart):
+                self._num_calls += 1
+            elif not part.text or (isinstance(part, Reasoning) and not self._plan.shows_reasoning):
+                continue
+            is_call = isinstance(part, (CallStart, CallArguments))
+            if not is_call or self._num_calls == 1 or self._plan.has_parallel_calls:
+                yield part
+
+
+def _append(parts: list[Part], part: Part) -> None:
+    """Appends `part`, or lengthens the last part, if that is of the same kind."""
+    last = parts[-1] if parts else None
+    if isinstance(part, CallStart) or type(last) is not type(part):
+        parts.append(part)
+    else:
+        assert isinstance(last, (Content, Reasoning, CallArguments))
+        parts[-1] = type(last)(last.text + part.text)
