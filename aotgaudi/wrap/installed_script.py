@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 _OF_INSTALLER = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
 _PLUGINS = re.compile(rb"^\[(vllm|sglang)\.", re.MULTILINE)
-_PACKAGES = ("vllm", "vllm_gaudi", "sglang", "torch", "triton", "transformers")
+_PACKAGES = ("vllm", "vllm_gaudi", "vllm_hpu_extension", "sglang", "torch", "triton", "transformers")
 _SUFFIX = ".dist-info"
 
 

@@ -159,10 +159,14 @@ def public_words(words: Sequence[str], flags: Flags, adapter: Adapter) -> tuple[
 
 
 def _refined(family: Adapter, installed: Installed) -> Adapter:
-    """Returns the adapter for what is installed: vLLM with its plugin for Gaudi has an adapter for itself."""
-    if family.name == "vllm" and "vllm-gaudi" in installed.names:
-        return adapter_named("vllm-gaudi")
-    return family
+    """Returns the adapter for what is installed: vLLM for Gaudi, as a plugin or as a fork, has an adapter for itself.
+
+    The fork (HabanaAI/vllm-fork, of Gaudi 1.22's README) has its buckets in a package of their own, ``vllm-hpu-extension``,
+    and names Gaudi in its local version: 0.9.0.1+gaudi.1.22.0.
+    """
+    is_gaudi = not {"vllm-gaudi", "vllm-hpu-extension"}.isdisjoint(installed.names)
+    is_fork = "gaudi" in installed.distributions.get("vllm", "").partition("+")[2]
+    return adapter_named("vllm-gaudi") if family.name == "vllm" and (is_gaudi or is_fork) else family
 
 
 def describe(

@@ -241,11 +241,12 @@ class Sglang(Vllm):
         counts = sorted({int(entry.row()[0]) for entry in manifest.of_kind("mhc")})
         if not counts:
             raise no_shapes("sglang with a model without hyper-connections")
-        most, room = counts[-1], flags.room.max_model_len
-        given = one_integer(flags.values, CHUNK, most)
-        if given != most:
-            problem = f"is {given}, and the spec's largest step has {most} tokens"
-            raise SpecError(f"--{CHUNK}", problem, "one of them changed")
+        most, room, ranks = counts[-1], flags.room.max_model_len, _dividing_ranks(flags)
+        given = one_integer(flags.values, CHUNK, most * ranks)
+        if given // ranks != most:
+            shared = f", which {ranks} ranks divide" if ranks > 1 else ""
+            problem = f"is {given}{shared}, and the spec's largest step has {most} tokens"
+            raise SpecError(f"--{CHUNK}", problem, f"{most * ranks}, or another spec")
         if room is not None and most + _GENERATED > room:
             problem = f"is {room}: a step of {most} tokens is no single prompt, and so cannot be asked for"
             raise SpecError("--context-length", problem, f"at least {most + _GENERATED}")
@@ -254,7 +255,7 @@ class Sglang(Vllm):
         return Shapes(
             manifest_id=manifest.id,
             files={},
-            words=() if CHUNK in flags.values else (f"--{CHUNK}", str(most)),
+            words=() if CHUNK in flags.values else (f"--{CHUNK}", str(most * ranks)),
             variables={},
             paths={},
             requests=tuple(
@@ -264,6 +265,20 @@ class Sglang(Vllm):
                 for first, num_tokens in enumerate(counts)
             ),
         )
+
+
+def _dividing_ranks(flags: Flags) -> int:
+    """Returns by how much SGLang divides --chunked-prefill-size: with DP attention it is for all ranks of data parallelism.
+
+    Source: server_args.py ``_handle_data_parallelism``. Raises SpecError for ``--attn-dp-size``.
+    """
+    if "attn-dp-size" in flags.values:
+        raise SpecError(
+            "--attn-dp-size",
+            f"is given, and how it divides --{CHUNK} is not known",
+            "no --shapes, or --dp-size with --enable-dp-attention",
+        )
+    return flags.world["data_parallel"] if flags.values.get("enable-dp-attention", False) is not False else 1
 
 
 def _has_deep_gemm(launch: Launch) -> bool:

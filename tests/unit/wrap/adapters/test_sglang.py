@@ -167,6 +167,21 @@ def test_each_number_of_partial_sums_is_asked_for_once() -> None:
     assert GUEST.shapes(spec, read("--chunked-prefill-size", "8192"), {}).words == ()
 
 
+def test_with_dp_attention_the_largest_step_is_for_all_ranks() -> None:
+    """By server_args.py, --chunked-prefill-size is divided by the ranks; without DP attention each replica has all of it."""
+    attention = ("--tp", "8", "--dp", "8", "--enable-dp-attention")
+
+    assert GUEST.shapes(spec_of(), read(*attention), {}).words == ("--chunked-prefill-size", "65536")
+    assert GUEST.shapes(spec_of(), read("--dp", "8"), {}).words == ("--chunked-prefill-size", "8192")
+    GUEST.shapes(spec_of(), read(*attention, "--chunked-prefill-size", "65536"), {})
+    with pytest.raises(
+        SpecError, match="is 8192, which 8 ranks divide, and the spec's largest step has 8192"
+    ):
+        GUEST.shapes(spec_of(), read(*attention, "--chunked-prefill-size", "8192"), {})
+    with pytest.raises(SpecError, match="--attn-dp-size: is given"):
+        GUEST.shapes(spec_of(), read("--tp", "8", "--attn-dp-size", "8"), {})
+
+
 def test_no_prompt_begins_as_another_does() -> None:
     prompts = [request.body["prompt"] for request in GUEST.shapes(spec_of(), read(), {}).requests]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -234,8 +235,17 @@ def test_who_serves_need_not_repeat_what_the_shapes_added() -> None:
     assert as_sealed(GUEST, unshaped, words, {}) == (words, {})
 
 
-def test_vllm_with_the_plugin_installed_is_this_guest(here: Here) -> None:
-    here.install("vllm-gaudi", "0.24.0")
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        ("vllm-gaudi", "0.24.0"),
+        ("vllm-hpu-extension", "0.1"),  # The fork of Gaudi 1.22's README.
+        ("vllm", "0.9.0.1+gaudi.1.22.0.gaudi122"),
+    ],
+)
+def test_vllm_for_gaudi_as_a_plugin_or_as_a_fork_is_this_guest(here: Here, name: str, version: str) -> None:
+    shutil.rmtree(here.site, ignore_errors=True)
+    here.install(name, version)
     here.script()
     here.model()
 
