@@ -57,19 +57,19 @@ class ModelDirectory:
     owners: OwnerRule | None = None
 
     def check_owners(self) -> None:
-        """Raises UntrustedError where others could put other files into the directory, or it in another's place."""
+        """Raises UntrustedError if other users could replace the directory or the files in it."""
         if self.owners is None:
             return
         try:
             self.owners.check(self.path, self.path.stat())
             self.owners.check_parents(self.path)
         except FileNotFoundError:
-            return  # Whoever reads config.json says so.
+            return  # Reading config.json reports it.
         except OSError as error:
             raise store_error("look at", self.path, error) from error
 
     def expected(self, name: str) -> Digest | None:
-        """Returns what the file `name` must be; None where nothing is bound, or where it is neither bound nor there."""
+        """Returns the digest that the file `name` must have; None if no model is bound, or if there is no such file."""
         if self.bound is None:
             return None
         digest = self.bound.get(name)
@@ -82,7 +82,7 @@ class ModelDirectory:
 
     @contextmanager
     def open(self, name: str) -> Iterator[FileIO]:
-        """Opens a file. Raises FileNotFoundError where there is none."""
+        """Opens a file. Raises FileNotFoundError."""
         with open_regular(self.path / name, self._examine) as file:
             yield file
 
@@ -108,7 +108,7 @@ class ModelDirectory:
             )
 
     def digest(self, name: str) -> Digest:
-        """Returns the digest of a file, read piece by piece. Raises FileNotFoundError where there is none."""
+        """Returns the digest of a file, read piece by piece. Raises FileNotFoundError."""
         state, num_bytes = hashlib.sha256(), 0
         with self.open(name) as file:
             while piece := file.read(_PIECE_BYTES):

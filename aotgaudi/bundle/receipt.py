@@ -71,10 +71,9 @@ Measure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class SealedUnit(Value):
     """One unit in a receipt: its files by relative name, and the tolerance that it was checked against.
 
-    `tolerance` is the largest absolute difference from eager that the check allowed; a unit that exceeds
-    it is never recorded, so that its presence here is the check's outcome. `layouts` are those of weights that the
-    unit takes otherwise than they are stored, by the number of the input: whoever loads the unit prepares them
-    (`Runtime.prepare`).
+    `tolerance` is the largest absolute difference from eager that the check allowed. A unit that exceeds it is never
+    recorded, so a recorded unit has passed the check. `layouts` gives, by the number of the input, the layout of each weight
+    that the unit takes in another form than the checkpoint's; the loader prepares these weights (`Runtime.prepare`).
     """
 
     artifact: Annotated[dict[FileName, DigestField], Field(min_length=1)]
@@ -138,9 +137,9 @@ class ClosedUnder(Value):
 
 
 class SealedPart(Value):
-    """What a receipt that does not answer all entries says of those that it does (docs/adr/0062).
+    """What a receipt that answers only some entries says about them (docs/adr/0062).
 
-    Whoever serves them proves it again (bundle/part.py).
+    A server of the part proves it again (bundle/part.py).
     """
 
     limits: ClosedUnder

@@ -262,7 +262,7 @@ class ObjectStoreRemote(_FileRemote):
             raise
 
     def _run(self, action: Callable[[], T], num_bytes: int = 0) -> T:
-        """Runs `action`, which transfers so many bytes, within their time. Turns every error into RemoteError."""
+        """Runs `action`, which transfers `num_bytes`, within their time. Turns every error into RemoteError."""
         try:
             return within(self._limits.seconds_for(num_bytes), action)
         except Exception as error:

@@ -35,7 +35,7 @@ class Limits:
     least_bytes_per_second: float = 32 << 10
 
     def seconds_for(self, num_bytes: int) -> float:
-        """Returns how long an answer with, or a request of, so many bytes may take."""
+        """Returns how long an answer or a request of `num_bytes` may take."""
         return self.answer_seconds + num_bytes / self.least_bytes_per_second
 
 

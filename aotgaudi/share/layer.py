@@ -1,18 +1,18 @@
-"""A bundle as one layer of an image: writing the compressed archive, and taking a bundle out of one, whoever made that.
+"""A bundle as one layer of an image: writes the compressed archive, and takes a bundle out of one that anybody made.
 
 Writing: the same bundle gives the same bytes. Names are sorted, times are 0, everything belongs to 0:0, modes are fixed,
 headers are plain ustar, and the compressor's settings are fixed here. (Another version of zlib or libzstd may compress to
-other bytes; the uncompressed digest, which is the layer's identity in an image, stays.) Only what the bundle's index
-names goes in, and all of it is hashed on its way: a damaged bundle gives no layer.
+other bytes; the uncompressed digest, which identifies the layer in an image, stays.) The layer holds only files that the
+bundle's index names, and all are hashed on the way: a damaged bundle gives no layer.
 
-Reading: nothing in the archive is believed. The decompressor stops at a ratio and at a size. `tarfile` reads the
-archive as a stream, and nothing is ever extracted by name. Each header is checked before tarfile acts on it. Only
-plain files and directories are accepted: links, devices, FIFOs and extension headers (whose content tarfile would read
-into memory) are refused by their type, and so are setuid, setgid and sticky bits. The first file must be the index.
-Each other file must be one that the index names, once and with its size; its digest decides where it is written. So no
-name can lead outside, and no size can exceed the index's. Between the files and behind them there are only zeros.
-Whatever is wrong is one CorruptError, in one line. The first files of a layer, index and signature, say whether the
-rest is wanted, and how large it may be: `read_head`.
+Reading: the archive is not trusted. The decompressor stops at a ratio and at a size. `tarfile` reads the archive as a
+stream, and nothing is extracted by name. Each header is checked before tarfile acts on it. Only plain files and directories
+are accepted: links, devices, FIFOs and extension headers (whose content tarfile would read into memory) are refused by
+their type, and so are setuid, setgid and sticky bits. The first file must be the index. Each other file must be one that
+the index names, once and with its size; its digest decides where it is written. So no name can lead outside, and no file
+can be larger than the index says. Between the files and after them only zeros are allowed. Every fault is one
+CorruptError, in one line. The first files of a layer, index and signature, tell whether to read the rest and how large it
+may be: `read_head`.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ class Head:
 
 
 def read_head(source: Source) -> Head:
-    """Reads the beginning of an archive and parses none of it, for nobody has vouched for it. Raises CorruptError."""
+    """Reads the beginning of an archive. Parses none of it, because it is not verified yet. Raises CorruptError."""
     with _archive(source) as files:
         index_bytes = _read_index_bytes(files)
         member = files.next_file(_ROOT_DIRECTORIES)

@@ -1,8 +1,8 @@
-"""Pushing a bundle to a remote, and pulling it from several: documents first, then every object by its digest.
+"""Pushes a bundle to a remote, and pulls it from one or several: documents first, then every object by its digest.
 
-Nothing of a bundle is trusted until it is verified: the index is what the pointer names by digest, everything else is
-what the index names, and a signature, where one is demanded, is verified before anything but the index is asked for. So
-the sizes of all that is received are the signed ones, and are compared with the room that there is.
+Nothing of a bundle is trusted until it is verified. The pointer names the index by digest, and the index names everything
+else. If a signature is demanded, it is verified before anything but the index is requested. So the sizes of all objects are
+the signed ones, and they are compared with the free space.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Speaking HTTP with a registry: where requests may go, and the two ways in which registries authenticate.
+"""HTTP with a registry: where requests may go, and the two ways in which registries authenticate.
 
-A registry that wants to know who asks answers 401 with a challenge: ``Basic``, or ``Bearer`` with the URL (the realm)
-where a token is given for the scope that the request needs (distribution-spec, and docs.docker.com: token
-authentication). The challenge is answered once, and the answer is kept for the requests that follow.
+A registry that requires authentication answers 401 with a challenge: ``Basic``, or ``Bearer`` with the URL (the realm) of a
+token service and the scope that the request needs (distribution-spec, and docs.docker.com: token authentication). The
+client answers the challenge once and keeps the answer for later requests.
 
-A password is sent to the registry that it was configured for and to no other host: not where a redirect leads,
-not to the location of an upload, and to a realm elsewhere only where the user allowed that host. Plain http is spoken
-by a registry on this machine with this machine, and otherwise only where it was allowed; no message carries a password.
+A password goes only to the registry that it was configured for. It does not follow a redirect or an upload to another
+host, and it goes to a realm on another host only if the user allowed that host. Plain http is used only with a registry on
+this machine, or where the user allowed it. No error message contains a password.
 
 A reference is ``HOST[:PORT]/REPOSITORY[:TAG][@sha256:...]``. The grammar is that of distribution/reference, except that the
 host is required: there is no default registry.
@@ -240,7 +240,7 @@ class RegistryClient:
             return self._session
 
     def _answer(self, challenge: str, sent: str | None) -> str:
-        """Returns the header that authorises requests from now on. Raises RemoteError if it is what was sent already."""
+        """Returns the header that authorises requests from now on. Raises RemoteError if that header was already sent."""
         with self._lock:
             if self._authorization is not None and self._authorization != sent:
                 return self._authorization  # Another thread has answered meanwhile.

@@ -1,12 +1,12 @@
-"""Moving objects between here and remotes: in parallel, with retries, from the first remote that has them intact.
+"""Transfers objects to and from remotes: in parallel, with retries, from the first remote that has them intact.
 
-An object is received into a partial file that a later run continues, and gets its name only when it is verified. We hash
-what we receive as we write it, and never write more than the digest allows. A partial file that we find is hashed first
-and then continued; if the whole is not what the digest says, we begin anew once, for the file may have been of another
-transfer. Whoever fills a partial file locks it: another process waits, and finds the object done.
+An object is received into a partial file, which a later run continues, and gets its name only when it is verified. We hash
+bytes as we write them, and never write more than the digest allows. A partial file from an earlier run is hashed first and
+then continued; if the whole does not match the digest, we start again once, because the file may belong to another
+transfer. The process that fills a partial file locks it; another process waits, and then finds the object.
 
-Several remotes are asked in order. A remote that cannot be used is not asked again; one that has a bad object is still
-asked for other objects. Each gives one warning, and no failure while another remote has what is needed.
+Remotes are asked in order. A remote that cannot be used is not asked again; a remote with one bad object is still asked for
+others. Each such remote gives one warning, and the transfer fails only if no remote has an object.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ def fill_from(
 ) -> None:
     """Completes `partial` from `remote`, continuing where an attempt broke off.
 
-    `advance` is told how many bytes came, and, with a negative number, how many were dropped again.
-    Raises CorruptError where the remote's bytes are others, RemoteError, and MissingObjectError.
+    `advance` gets the number of bytes that came, or, negative, that were dropped again. Raises CorruptError if the remote's
+    bytes do not match the digest, RemoteError, and MissingObjectError.
     """
     is_continued, may_restart, attempt = partial.size_bytes > 0, True, 0
     began = retry.clock()
@@ -229,10 +229,7 @@ def _ignore(_: object) -> None:
 
 @dataclass(frozen=True)
 class Conduct:
-    """How transfers run, and whom they tell.
-
-    `advance` is told how many bytes are done, also from threads; `warn` gets one line.
-    """
+    """How transfers run and report. `advance` gets numbers of bytes, also from threads; `warn` gets one line."""
 
     retry: Retry = field(default_factory=Retry)
     num_threads: int = NUM_THREADS
@@ -245,8 +242,8 @@ def in_threads(
 ) -> list[T]:
     """Runs `action` on each item, in threads; returns the results in order. Raises the first error.
 
-    After an error nothing is begun any more, `stop` is set, and what is under way is waited for. Ctrl-C does not wait:
-    the threads may hang in a connection, and nothing is lost by leaving them (they are daemons).
+    After an error no further item begins, `stop` is set, and running items are waited for. Ctrl-C does not wait: the threads
+    may hang in a connection. They are daemons, and nothing is lost by leaving them.
     """
     stop = stop or threading.Event()
     rows = list(items)

@@ -34,9 +34,9 @@ def refuse_unsafe(root: Path) -> None:
 
 
 def replaceable_in(path: Path) -> Path | None:
-    """Returns the directory above `path` in which everybody may put something else in its place; None if there is none.
+    """Returns the nearest directory above `path` in which any user could replace it; None if no user can.
 
-    In a sticky directory only its owner may. Links are followed. Raises OSError.
+    In a sticky directory only the owner can. Links are followed. Raises OSError.
     """
     for parent in path.resolve(strict=True).parents:
         mode = parent.stat().st_mode

@@ -83,10 +83,10 @@ def find_fault(path: Path, digest: Digest, examine: Examine = accept_any) -> Fau
 
 
 def hold_blob(path: Path, digest: Digest, examine: Examine = accept_any) -> int | Fault:
-    """Reads the file once; returns the descriptor through which it was found intact, or what is wrong with it.
+    """Reads the file once. Returns the descriptor through which it was found intact, or what is wrong with it.
 
-    The descriptor is open for reading, and the caller's to close. As long as it is open the file that was hashed can
-    be read and mapped, whatever its name has come to name. Raises as `find_fault` does.
+    The descriptor is open for reading; the caller closes it. While it is open, the caller can read and map the file that was
+    hashed, even if the path names another file by then. Raises as `find_fault` does.
     """
     try:
         return again(lambda: _hold(path, digest, examine), retry_on=MOVED_ERRORS)
@@ -285,10 +285,10 @@ class ObjectStore:
         return digest
 
     def put_file(self, path: Path) -> Digest:
-        """Stores a copy of the file at `path` and returns its digest; what was hashed is what is stored.
+        """Stores a copy of the file at `path` and returns the digest of the copy.
 
-        Raises StoreError when `path` is not a readable regular file or the store cannot be written to;
-        then nothing is left behind.
+        Raises StoreError if `path` is not a readable regular file or the store cannot be written to, and then leaves nothing
+        behind.
         """
         with _open_source(path) as source:
             size_bytes = os.fstat(source.fileno()).st_size

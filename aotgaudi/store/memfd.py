@@ -1,12 +1,11 @@
-"""Objects in sealed memory: what is read and mapped is what was hashed, whatever becomes of the file it came from.
+"""Objects in sealed memory: a reader maps exactly the bytes that were hashed, whatever happens to the original file.
 
-An object is copied into an anonymous file (memfd_create(2)) while it is hashed, which is then sealed: nobody, this
-process included, can write to it, make it shorter or longer, or take the seals off (fcntl(2), F_ADD_SEALS). Writing to
-the object's own file, truncating it, or losing the device that it is on changes nothing any more.
+An object is copied into an anonymous file (memfd_create(2)) and hashed on the way. The copy is then sealed: no process, not
+even this one, can write to it, change its size, or remove the seals (fcntl(2), F_ADD_SEALS). If the original file is
+overwritten or truncated, or its device is lost, the copy stays as it is.
 
-A descriptor may be closed once its library is mapped. ``dlopen`` takes a path that it has seen for the library that it
-has, and numbers of descriptors come back; so the path of an object spells the number of its inode, which is not given
-to another file while anything maps this one.
+A descriptor may be closed once its library is mapped. ``dlopen`` identifies a library by its path, and the kernel reuses
+descriptor numbers. So the path of an object contains its inode number, which no other file gets while this one is mapped.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from aotgaudi.store.cas import Fault, copy_blob
 
 _DESCRIPTORS = Path("/proc/self/fd")
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-"""Nobody may write, nor change the size, nor add or take off seals."""
+"""No process may write, change the size, or add or remove seals."""
 
 _SPARE_FILES = 64
-"""What a process needs besides for sockets, libraries and weights, at the least."""
+"""The least number of other files that a process needs: sockets, libraries and weights."""
 
 
 class SealedObjects:

@@ -1,4 +1,4 @@
-"""Quarantine: damaged files are moved out of the way of look-ups but kept, so that somebody can find the cause.
+"""Quarantine: damaged files are moved where no look-up finds them, and kept, so that a person can find the cause.
 
 ::
 
