@@ -13,7 +13,7 @@ from aotgaudi.backends.offline import AVAILABLE
 from aotgaudi.bundle.kind import is_capture
 from aotgaudi.cli.build_options import AskedExtent, extent_options
 from aotgaudi.cli.captures import built_captures, captures_what_if
-from aotgaudi.cli.explanation import change_text, changes_document, cost_document, time_text
+from aotgaudi.cli.explain import change_text, changes_document, cost_document, time_text
 from aotgaudi.cli.options import jobs_option, json_option, path_argument
 from aotgaudi.cli.show import counted, emit
 from aotgaudi.cli.store_options import StorePlace, store_options
