@@ -242,7 +242,7 @@ def add(name: str, path: Path, place: StorePlace, as_json: bool) -> None:
             store.roots.put(kept)
     except pydantic.ValidationError as error:
         raise StoreError(f"cannot keep {path}: {first_problem(error)}") from error
-    row = _document_cache_root(kept)
+    row = _root_document(kept)
     size = size_text(row["object_bytes"])
     line = f"root: {name} keeps {row['num_records']} records and {row['num_objects']} objects ({size})"
     emit(row, as_json, line)
@@ -265,7 +265,7 @@ def remove(name: str, place: StorePlace, as_json: bool) -> None:
 @json_option("Print the roots as JSON.")
 def list_(place: StorePlace, as_json: bool) -> None:
     """List what is kept."""
-    rows = [_document_cache_root(item) for item in place.open(create=False).roots]
+    rows = [_root_document(item) for item in place.open(create=False).roots]
     if as_json or rows:
         emit(
             rows,
@@ -274,7 +274,7 @@ def list_(place: StorePlace, as_json: bool) -> None:
         )
 
 
-def _document_cache_root(item: Root) -> dict[str, Any]:
+def _root_document(item: Root) -> dict[str, Any]:
     return {
         "name": item.name,
         "num_records": len(item.keys),

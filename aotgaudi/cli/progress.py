@@ -186,7 +186,7 @@ def _bar(title: str, *columns: Any) -> Bar:
     return Progress(TextColumn(title), BarColumn(bar_width=24), *columns, console=Console(stderr=True))
 
 
-_LINE_SECONDS_capture_progress = 15.0
+_NOTE_SECONDS = 15.0
 _HEADING = 11
 
 
@@ -211,7 +211,7 @@ class CaptureDisplay:
         if sys.stderr.isatty():
             click.echo(f"\r\x1b[K{self._heading:<{_HEADING}}{text}", err=True, nl=False)
             self._is_noted = True
-        elif time.monotonic() - self._last >= _LINE_SECONDS_capture_progress:
+        elif time.monotonic() - self._last >= _NOTE_SECONDS:
             click.echo(f"{self._heading:<{_HEADING}}{text}", err=True)
             self._last = time.monotonic()
 

@@ -123,7 +123,7 @@ def push(
             document = _push_bundle(what, target, name, display, overwrite=overwrite)
         else:
             document = _push_manifest(what, target.remote, place, display, overwrite=overwrite)
-    emit(document, as_json, _line(document))
+    emit(document, as_json, _push_line(document))
 
 
 def _push_bundle(
@@ -163,7 +163,7 @@ def _push_manifest(
     }
 
 
-def _line(document: dict[str, Any]) -> str:
+def _push_line(document: dict[str, Any]) -> str:
     uploaded = f"{document['num_uploaded']} objects uploaded, {size_text(document['uploaded_bytes'])}"
     if "name" in document:
         return f"pushed: {document['reference']} ({document['num_objects']} objects, {uploaded})"
@@ -218,7 +218,7 @@ def pull(  # noqa: PLR0913 - one argument for each group of options
             document = _bundle_document(_pull_layout(location, name, output, acceptance, display))
         else:
             document = _bundle_document(_pull_bundle(remotes, name, output, acceptance, display))
-    emit(document, as_json, _line_cache_pull(document))
+    emit(document, as_json, _pull_line(document))
 
 
 def _pull_layout(
@@ -306,7 +306,7 @@ def _bundle_document(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def _line_cache_pull(document: dict[str, Any]) -> str:
+def _pull_line(document: dict[str, Any]) -> str:
     size = size_text(document["size_bytes"])
     if "bundle" in document:
         return f"pulled: {document['bundle']} ({document['num_objects']} objects, {size}, all verified)"

@@ -56,7 +56,7 @@ class _Demands:
 
 
 acceptance_options = options_of(_Demands, "acceptance", made=_Demands.acceptance)
-"""Which bundles a command accepts: it gets `acceptance`, an `TrustPolicy`."""
+"""Which bundles a command accepts: it gets `acceptance`, a `TrustPolicy`."""
 
 
 @dataclass(frozen=True, kw_only=True)
