@@ -1,4 +1,4 @@
-"""The linear tables, number for number: every row of ``linear.jsonl.gz``, and the large and the single ones."""
+"""The linear and the padding-aware tables, number for number: every row of their files, and the large and single ones."""
 
 from __future__ import annotations
 
@@ -7,67 +7,97 @@ from dataclasses import astuple
 import pytest
 
 from aotgaudi.bucketing.combine import ProductStrategy
-from aotgaudi.bucketing.linear import LinearAxes, LinearAxis, LinearRanges, linear_range
+from aotgaudi.bucketing.linear import (
+    LinearAxes,
+    LinearAxis,
+    LinearRanges,
+    PaddedAxes,
+    PaddedAxis,
+    linear_range,
+    padded_decode_axes,
+    padded_prompt_axes,
+    padded_range,
+)
 from aotgaudi.bucketing.versions import find_strategy
 from aotgaudi.errors import SpecError
 from tests.golden.phases import PHASES, check_phase, inputs_of_phase, phases_with, with_phases
 from tests.golden.rows import Row, each_of, read_rows
 
-ROWS = read_rows("bucketing/linear.jsonl.gz")
-LARGE_ROWS = [row for row in read_rows("bucketing/large.jsonl.gz") if row["strategy"] == "linear"]
-RANGE_ROWS = [row for row in read_rows("bucketing/ranges1d.jsonl.gz") if row["fn"].startswith("linear.")]
+STRATEGIES = ("linear", "padding_aware")
+OWN_ROWS = {name: read_rows(f"bucketing/{name}.jsonl.gz") for name in STRATEGIES}
+LARGE_ROWS = [row for row in read_rows("bucketing/large.jsonl.gz") if row["strategy"] in STRATEGIES]
+ROWS = [*(row for rows in OWN_ROWS.values() for row in rows), *LARGE_ROWS]
+RANGE_ROWS = [
+    row for row in read_rows("bucketing/ranges1d.jsonl.gz") if row["fn"].split(".")[0] in STRATEGIES
+]
 
 
-def axes_of(row: Row, phase: str) -> LinearAxes:
-    strategy, inputs = find_strategy(row["version"], "linear"), inputs_of_phase(row, phase)
+def axes_of(row: Row, phase: str) -> LinearAxes | PaddedAxes:
+    inputs = inputs_of_phase(row, phase)
+    if row["strategy"] == "padding_aware":
+        return padded_prompt_axes(inputs) if phase == "prompt" else padded_decode_axes(inputs)
+    strategy = find_strategy(row["version"], "linear")
     assert isinstance(strategy, ProductStrategy)
     assert isinstance(strategy.ranges, LinearRanges)
     return strategy.ranges.prompt_axes(inputs) if phase == "prompt" else strategy.ranges.decode_axes(inputs)
 
 
-@each_of(with_phases(ROWS + LARGE_ROWS))
+@each_of(with_phases(ROWS))
 def test_tables_equal_the_public_code(row: Row, phase: str) -> None:
-    assert row["strategy"] == "linear"
-
-    check_phase(row, phase, find_strategy(row["version"], "linear"))
+    check_phase(row, phase, find_strategy(row["version"], row["strategy"]))
 
 
-@each_of(phases_with(ROWS + LARGE_ROWS, "cfg"))
+@each_of(phases_with(ROWS, "cfg"))
 def test_dimensions_equal_the_public_code(row: Row, phase: str) -> None:
-    assert [list(axis) for axis in astuple(axes_of(row, phase))] == row[f"{phase}_cfg"]
+    dimensions = row[f"{phase}_cfg"]
+    if row["strategy"] == "padding_aware" and any(pad_percent > 50 for *_, pad_percent in dimensions):
+        with pytest.raises(SpecError, match="BUCKET_PAD_PERCENT"):
+            axes_of(row, phase)
+        return
+
+    assert [list(axis) for axis in astuple(axes_of(row, phase))] == dimensions
 
 
-@each_of(phases_with(ROWS + LARGE_ROWS, "ranges"))
+@each_of(phases_with(ROWS, "ranges"))
 def test_ranges_equal_the_public_code(row: Row, phase: str) -> None:
     assert [list(values) for values in astuple(axes_of(row, phase).ranges(phase))] == row[f"{phase}_ranges"]
 
 
+def range_of(row: Row) -> tuple[int, ...]:
+    if row["fn"] == "padding_aware.warmup_range_with_limits":
+        return padded_range(PaddedAxis(*row["args"]))
+    assert row["fn"] == "linear.warmup_range"
+    return linear_range(LinearAxis(*row["args"]))
+
+
 @each_of(RANGE_ROWS)
 def test_one_range_equals_the_public_code(row: Row) -> None:
-    assert row["fn"] == "linear.warmup_range"
-    axis = LinearAxis(*row["args"])
     if not isinstance(row["result"], list):
         with pytest.raises(SpecError):
-            linear_range(axis)
+            range_of(row)
         return
 
-    # The public function gives 0 last, and its caller sorts.
-    assert list(linear_range(axis)) == sorted(row["result"])
+    # The public linear function gives 0 last, and its caller sorts.
+    is_linear = row["fn"] == "linear.warmup_range"
+    assert list(range_of(row)) == (sorted(row["result"]) if is_linear else row["result"])
 
 
 def test_every_row_of_the_shared_files_has_a_test() -> None:
-    """Guards against rows that no test's filter takes: each strategy here has a golden test of its name."""
+    """Guards against rows that no test's filter takes: each strategy has a golden test."""
     large = {row["strategy"] for row in read_rows("bucketing/large.jsonl.gz")}
     functions = {row["fn"].split(".")[0] for row in read_rows("bucketing/ranges1d.jsonl.gz")}
 
-    assert large <= {"exponential", "linear", "padding_aware"}
-    assert functions <= {"exponential", "linear", "padding_aware", "unified", "common"}
+    assert large <= {"exponential", *STRATEGIES}
+    assert functions <= {"exponential", *STRATEGIES, "unified", "common"}
+    for name, rows in OWN_ROWS.items():
+        assert {row["strategy"] for row in rows} <= {name}
 
 
-def test_every_field_of_a_row_is_compared() -> None:
+def test_every_field_of_a_linear_row_is_compared() -> None:
     tables = {f"{phase}_{part}" for phase in PHASES for part in ("buckets", "cfg", "ranges", "error")}
     request = {"id", "version", "strategy", "inputs", "env", "prefix_caching", "use_contiguous_pa", "large"}
 
-    for row in ROWS + LARGE_ROWS:
-        assert row.keys() <= tables | request | {"range_error"}
-        assert "range_error" not in row or row.keys() & {"prompt_error", "decode_error"}
+    for row in ROWS:
+        if row["strategy"] == "linear":
+            assert row.keys() <= tables | request | {"range_error"}
+            assert "range_error" not in row or row.keys() & {"prompt_error", "decode_error"}
