@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import gc
 import json
-import logging
 import os
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import click
 from click.core import ParameterSource
 
-from aotgaudi.cli.config_file import JSON_METAVAR, config_option
+from aotgaudi.cli.config_file import config_option
 from aotgaudi.cli.options import (
     ABOVE_ZERO,
     POSITIVE,
@@ -31,9 +28,17 @@ from aotgaudi.cli.options import (
     options_of,
     said,
 )
-from aotgaudi.cli.serving_options import CAPTURES, LOG_FORMAT, Supervision, acceptance_options, find_model
+from aotgaudi.cli.served_model import (
+    OTEL,
+    ModelChoice,
+    Outside,
+    Seccomp,
+    begun_engine,
+    parsers_options,
+    require_packages,
+)
+from aotgaudi.cli.serving_options import CAPTURES, LOG_FORMAT, Supervision, acceptance_options
 from aotgaudi.engine.limits import AdmissionLimits
-from aotgaudi.errors import MissingPackageError
 from aotgaudi.server.options import (
     DEFAULT_LIMITS,
     Access,
@@ -46,7 +51,6 @@ from aotgaudi.server.options import (
 )
 from aotgaudi.server.tls import TlsFiles
 from aotgaudi.spec.policy import Policy
-from aotgaudi.threads import bound_spinning, choose_threads
 
 if TYPE_CHECKING:
     from aotgaudi.bundle.trust import TrustPolicy
@@ -85,62 +89,10 @@ class _ServeCommand(GroupedCommand):
             raise
 
 
-def _parse_override(text: str) -> Mapping[str, Any]:
-    from aotgaudi.llm.model_files import SAMPLING_DEFAULTS
-
-    try:
-        override = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"is not JSON: {error}") from error
-    if not isinstance(override, dict):
-        raise ValueError("must be a JSON object")
-    for name in override:
-        if name not in SAMPLING_DEFAULTS:
-            raise ValueError(f"has {name!r}; the sampling defaults are {', '.join(SAMPLING_DEFAULTS)}")
-    return override
-
-
 @dataclass(frozen=True, kw_only=True)
-class _Serving:
+class _Serving(ModelChoice):
     """What is served of a bundle of programs, and how."""
 
-    model: str | None = option(
-        "Model directory (or hub id): config, weights, tokenizer.", default=None, metavar="DIR"
-    )
-    served_model_names: tuple[str, ...] = option(
-        "Name in the API (repeatable)  [default: the directory's name]",
-        "--served-model-name",
-        default=(),
-        metavar="NAME",
-    )
-    generation_config: str = option(
-        "Sampling defaults: auto (the model's generation_config.json), vllm (none), or a directory.",
-        default="auto",
-        metavar="SOURCE",
-    )
-    override_generation_config: Mapping[str, Any] | None = option(
-        "Sampling defaults that win over the file's, e.g. '{\"temperature\": 0.6}'.",
-        default=None,
-        parse=_parse_override,
-        metavar=JSON_METAVAR,
-    )
-    chat_template: Path | None = option(
-        "Chat template (Jinja) to use in place of the model's.", default=None, metavar="FILE"
-    )
-    threads: int | None = option(
-        "Threads of matrix products  [default: $OMP_NUM_THREADS, or one per core of this process's quota that no other"
-        " process keeps busy]",
-        default=None,
-        type=POSITIVE,
-        metavar="N",
-    )
-    allow_unbound_model: bool = option(
-        "With --trusted-key: take a bundle whose signature does not cover the model directory.", default=False
-    )
-    weights_memory: Literal["copy", "map"] = option(
-        "copy: read weights into memory of our own; map: map files that must never change (not with --trusted-key).",
-        default="copy",
-    )
     drain_delay: float = option(
         "How long to answer 503 after SIGTERM, before the socket closes.",
         default=5.0,
@@ -154,30 +106,23 @@ class _Serving:
         type=ABOVE_ZERO,
         metavar="SECONDS",
     )
-    prefix_caching: bool | None = option(
-        "Whether prompts start after what is cached of them  [default: as the bundle's spec says, which is yes]",
-        "--enable-prefix-caching/--no-enable-prefix-caching",
-        default=None,
-    )
     policy: Policy | None = option(
         "How prompts and decodes take turns: even streams, or full steps  [default: as the bundle's spec says]",
         default=None,
     )
-    outside: Literal["refuse", "chunk", "pad-up", "first-use"] | None = option(
+    outside: Outside | None = option(
         "What the warm entries of a part do not cover: refuse it; cut prompts into shorter chunks; start only if larger "
         "entries cover all; compile it  [default: refuse with --require-warm, else first-use]",
         default=None,
     )
-    seccomp: Literal["auto", "require", "off"] = option(
+    seccomp: Seccomp = option(
         "Have the kernel refuse to start processes, once ready (the engine with --require-warm only).",
         default="auto",
     )
-    store_root: Path
 
     def check(self, *, require_warm: bool) -> None:
         """Raises UsageError for options that contradict each other."""
-        if self.model is None:
-            raise click.UsageError("Missing option '--model'.")
+        _ = self.given_model
         if self.outside is not None and require_warm is (self.outside == "first-use"):
             goes = (
                 "compiles while requests wait: it excludes"
@@ -330,18 +275,7 @@ class _Clients:
     ssl_keyfile=said("The certificate's private key  [default: in the same file]", metavar="PEM"),
     ssl_keyfile_password_file=said("File with the password of that key.", metavar="FILE"),
 )
-@options_of(
-    ReplyParsers,
-    "parsers",
-    heading=_PROGRAMS,
-    enable_auto_tool_choice=said("Let the model decide whether it calls tools."),
-    tool_call_parser=said(
-        "How the model writes calls of tools: hermes (Hermes, Qwen), llama3_json (Llama 3), mistral."
-    ),
-    reasoning_parser=said(
-        "How the model writes what it thinks, which answers then have apart from what it says."
-    ),
-)
+@parsers_options(_PROGRAMS)
 @options_of(_Clients, "clients", heading=_PROGRAMS)
 @options_of(
     AdmissionLimits,
@@ -416,44 +350,18 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
     access, tls = clients.access(), tls_files.context()
     for name in API_KEY_VARIABLES:
         os.environ.pop(name, None)  # No process that the server starts needs it.
-    _require_packages(observability)
-    assert serving.model is not None
-    model_dir = find_model(serving.model)
+    require_packages()
+    if observability.otlp_traces_endpoint is not None:
+        require_packages(OTEL)
     context.call_on_close(gc.enable)
-    gc.disable()  # What a start makes stays; `launch` has garbage looked for again.
-    from aotgaudi.server.engine.start import EngineProcess
-
-    bound_spinning(os.environ)
-    with EngineProcess(phases.clock()) as process:
-        from aotgaudi.llm.model_files import GenerationConfig
-        from aotgaudi.llm.running import ModelOptions
-        from aotgaudi.server.engine.channel import Begin
-        from aotgaudi.server.log import log_handler
-
-        threads = choose_threads(os.environ, serving.threads, [process.pid])
-        override = serving.override_generation_config or {}
-        model_options = ModelOptions(
-            bundle=bundle,
-            acceptance=acceptance,
-            model_dir=model_dir,
-            require_warm=require_warm,
-            num_threads=threads.num,
-            allow_unbound_model=serving.allow_unbound_model,
-            weights_memory=serving.weights_memory,
-            store_root=serving.store_root,
-            generation_config=GenerationConfig(serving.generation_config, override),
-            environment=dict(os.environ),
-            prefix_caching=serving.prefix_caching,
-            policy=serving.policy,
-            outside=serving.outside,
-        )
-        # Where the server does not require warm, its engine has to start builders.
-        engine_seccomp = serving.seccomp if require_warm else "off"
-        process.begin(
-            Begin(options=model_options, seccomp=engine_seccomp, log_format=observability.log_format)
-        )
-        logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr, observability.log_format)])
-        logging.captureWarnings(observability.log_format == "json")
+    with begun_engine(
+        serving,
+        bundle,
+        acceptance,
+        phases,
+        observability.log_format,
+        require_warm=require_warm,
+    ) as (process, threads):
         from aotgaudi.server.launch import ServeOptions, launch
 
         phases.add("import", import_began)
@@ -462,7 +370,7 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
                 require_warm=require_warm,
                 threads=threads,
                 listening=listening,
-                served_model_names=serving.served_model_names or (served_name(serving.model),),
+                served_model_names=serving.names,
                 admission=admission,
                 seccomp=serving.seccomp,
                 stop_times=StopTimes(delay=serving.drain_delay),
@@ -484,22 +392,3 @@ def _refuse_given(context: click.Context, heading: str, kind: str, remedy: str =
         is_given = context.get_parameter_source(parameter.name or "") in _GIVEN
         if is_given and heading_of(parameter) == heading:
             raise click.UsageError(f"{parameter.opts[0]} goes with {kind}{remedy}")
-
-
-def served_name(model: str) -> str:
-    """Returns the name in the API: a hub id as given, else the directory's name (for a link, the link's own)."""
-    return Path(os.path.abspath(model)).name if Path(model).exists() else model
-
-
-def _require_packages(observability: Observability) -> None:
-    """Raises MissingPackageError if a package of an extra is missing, before another process finds that out."""
-    for package in ("torch", "tokenizers", "uvicorn"):
-        if find_spec(package) is None:
-            raise MissingPackageError(package, "serve")
-    if observability.otlp_traces_endpoint is not None:
-        try:
-            found = find_spec("opentelemetry.exporter.otlp.proto.http"), find_spec("opentelemetry.sdk")
-        except ModuleNotFoundError:  # Not even the package around it.
-            found = (None, None)
-        if None in found:
-            raise MissingPackageError("opentelemetry-exporter-otlp-proto-http", "otel")

@@ -71,10 +71,11 @@ from aotgaudi.server.service import Service
 _REF = "#/components/schemas/{model}"
 
 
-_BODIES: Mapping[str, type[Body]] = {
+BODIES: Mapping[str, type[Body]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatCompletionRequest,
 }
+"""The body of each path that takes one."""
 
 
 def create_app(
@@ -209,7 +210,7 @@ class Api:
     @cached_property
     def _description(self) -> Mapping[str, object]:
         """Made on first use, so that starts do not wait for it."""
-        return openapi_document(self._service.version, _routes(self), _BODIES, self._root_path)
+        return openapi_document(self._service.version, _routes(self), BODIES, self._root_path)
 
     def _model_card(self, name: str) -> dict[str, object]:
         return {
@@ -232,7 +233,7 @@ class Api:
             id=answer_id(prefix, REQUEST_ID.get() or ""),
             created=self._service.unix_seconds(),
             model=prepared.model,
-            system_fingerprint=f"aotgaudi-{self._service.manifest_id[:12]}",
+            system_fingerprint=self._service.fingerprint,
         )
 
     def _texts(self, prepared: PreparedRequest) -> TokenTexts | None:

@@ -50,25 +50,19 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeOptions:
-    """Options of the API server: where to listen, under which names, what to admit, how to guard and how to stop.
+class StartOptions:
+    """Options of a service: under which names a model is served, what to admit, and how to guard.
 
-    With `tls`, it speaks HTTPS.
     ``/health`` fails once no step has ended for `stall_seconds`. None: 60 under `require_warm`, else never, since a step
     that builds an entry on first use may take any time. `chat_template` is a file; None: the model's own template.
     """
 
     require_warm: bool
     threads: Threads
-    listening: Listening
     served_model_names: tuple[str, ...]
     admission: AdmissionLimits = UNLIMITED
     seccomp: Seccomp = "auto"
-    stop_times: StopTimes = DEFAULT_STOP_TIMES
     stall_seconds: float | None = None
-    observability: Observability = Observability()  # noqa: RUF009 - a frozen value
-    access: Access = OPEN_ACCESS
-    tls: ssl.SSLContext | None = None
     chat_template: Path | None = None
     parsers: ReplyParsers = ReplyParsers()  # noqa: RUF009 - a frozen value
 
@@ -77,6 +71,20 @@ class ServeOptions:
         """How long a step may take."""
         default = DEFAULT_STALL_SECONDS if self.require_warm else math.inf
         return default if self.stall_seconds is None else self.stall_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions(StartOptions):
+    """Options of the API server, which also listens, lets clients in, shows itself and stops.
+
+    With `tls`, it speaks HTTPS.
+    """
+
+    listening: Listening
+    stop_times: StopTimes = DEFAULT_STOP_TIMES
+    observability: Observability = Observability()  # noqa: RUF009 - a frozen value
+    access: Access = OPEN_ACCESS
+    tls: ssl.SSLContext | None = None
 
 
 def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> None:
@@ -98,7 +106,7 @@ def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> Non
         PreprocessorPool(seccomp=options.seccomp) as preprocessor,
         _traces(options.observability) as traces,
     ):
-        service, engine = _start(options, process, preprocessor, phases)
+        service, engine = start_service(options, process, preprocessor, phases)
         logger.info("%s", options.threads)
         armed = phases.clock()
 
@@ -171,9 +179,13 @@ def warn_of_reach(host: str, *, asks_for_key: bool = False) -> None:
         )
 
 
-def _start(
-    options: ServeOptions, process: EngineProcess, preprocessor: PreprocessorPool, phases: Phases
+def start_service(
+    options: StartOptions, process: EngineProcess, preprocessor: PreprocessorPool, phases: Phases
 ) -> tuple[Service, EngineClient]:
+    """Waits until the engine runs and requests can be prepared, and arms the guard. Errors as of `launch`.
+
+    Engine and preprocessor are yet to be attached to an event loop.
+    """
     began, metrics = phases.clock(), Metrics(options.served_model_names[0], __version__)
     preprocessor.load(process.opened(), options.chat_template)
     running = process.running()

@@ -96,6 +96,11 @@ class Service:
         return self._started_at
 
     @property
+    def fingerprint(self) -> str:
+        """Names the bundle in answers."""
+        return f"aotgaudi-{self.manifest_id[:12]}"
+
+    @property
     def trouble(self) -> str:
         """Why the process should be restarted; empty while engine and preprocessor live, and the engine advances.
 

@@ -17,7 +17,8 @@ from click.testing import CliRunner
 
 from aotgaudi.bundle.signing import generate_key
 from aotgaudi.cli.main import cli
-from aotgaudi.cli.serve import API_KEY_VARIABLES, served_name
+from aotgaudi.cli.serve import API_KEY_VARIABLES
+from aotgaudi.cli.served_model import served_name
 from aotgaudi.errors import SpecError
 from aotgaudi.phases import Phases
 from aotgaudi.server.engine.channel import Begin

@@ -1,0 +1,202 @@
+"""Which model is served, as options, and the engine's process that begins to serve it: what `serve` and `generate` share."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from aotgaudi.cli.config_file import JSON_METAVAR
+from aotgaudi.cli.options import POSITIVE, CommandT, option, options_of, said
+from aotgaudi.cli.serving_options import find_model
+from aotgaudi.errors import MissingPackageError
+from aotgaudi.server.options import ReplyParsers
+from aotgaudi.spec.policy import Policy
+from aotgaudi.threads import Threads, bound_spinning, choose_threads
+
+Outside = Literal["refuse", "chunk", "pad-up", "first-use"]
+Seccomp = Literal["auto", "require", "off"]
+"""As `aotgaudi.bundle.part` and `aotgaudi.runtime.guard` have them, which import too much for a help text."""
+
+if TYPE_CHECKING:
+    from aotgaudi.bundle.trust import TrustPolicy
+    from aotgaudi.phases import Phases
+    from aotgaudi.server.engine.start import EngineProcess
+    from aotgaudi.server.options import LogFormat
+
+_SERVE = {"torch": "serve", "tokenizers": "serve", "uvicorn": "serve"}
+OTEL = {"opentelemetry.sdk": "otel", "opentelemetry.exporter.otlp.proto.http": "otel"}
+"""What `require_packages` looks for, with the extra that brings it."""
+
+
+def _parse_override(text: str) -> Mapping[str, Any]:
+    from aotgaudi.llm.model_files import SAMPLING_DEFAULTS
+
+    try:
+        override = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"is not JSON: {error}") from error
+    if not isinstance(override, dict):
+        raise ValueError("must be a JSON object")
+    for name in override:
+        if name not in SAMPLING_DEFAULTS:
+            raise ValueError(f"has {name!r}; the sampling defaults are {', '.join(SAMPLING_DEFAULTS)}")
+    return override
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelChoice:
+    """A model of a bundle of programs, and how it is run. A command that lets users choose the last four describes them."""
+
+    model: str | None = option(
+        "Model directory (or hub id): config, weights, tokenizer.", default=None, metavar="DIR"
+    )
+    served_model_names: tuple[str, ...] = option(
+        "Name in the API (repeatable)  [default: the directory's name]",
+        "--served-model-name",
+        default=(),
+        metavar="NAME",
+    )
+    generation_config: str = option(
+        "Sampling defaults: auto (the model's generation_config.json), vllm (none), or a directory.",
+        default="auto",
+        metavar="SOURCE",
+    )
+    override_generation_config: Mapping[str, Any] | None = option(
+        "Sampling defaults that win over the file's, e.g. '{\"temperature\": 0.6}'.",
+        default=None,
+        parse=_parse_override,
+        metavar=JSON_METAVAR,
+    )
+    chat_template: Path | None = option(
+        "Chat template (Jinja) to use in place of the model's.", default=None, metavar="FILE"
+    )
+    threads: int | None = option(
+        "Threads of matrix products  [default: $OMP_NUM_THREADS, or one per core of this process's quota that no other"
+        " process keeps busy]",
+        default=None,
+        type=POSITIVE,
+        metavar="N",
+    )
+    allow_unbound_model: bool = option(
+        "With --trusted-key: take a bundle whose signature does not cover the model directory.", default=False
+    )
+    weights_memory: Literal["copy", "map"] = option(
+        "copy: read weights into memory of our own; map: map files that must never change (not with --trusted-key).",
+        default="copy",
+    )
+    prefix_caching: bool | None = option(
+        "Whether prompts start after what is cached of them  [default: as the bundle's spec says, which is yes]",
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        default=None,
+    )
+
+    policy: Policy | None = None
+    outside: Outside | None = None
+    seccomp: Seccomp = "auto"
+    store_root: Path = Path()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names in the API."""
+        return self.served_model_names or (served_name(self.given_model),)
+
+    @property
+    def given_model(self) -> str:
+        """The model. Raises UsageError if none was given."""
+        if self.model is None:
+            raise click.UsageError("Missing option '--model'.")
+        return self.model
+
+
+def parsers_options(heading: str = "") -> Callable[[CommandT], CommandT]:
+    """How the model writes calls of tools, and what it thinks: the command gets `parsers`, a `ReplyParsers`."""
+    return options_of(
+        ReplyParsers,
+        "parsers",
+        heading=heading,
+        enable_auto_tool_choice=said("Let the model decide whether it calls tools."),
+        tool_call_parser=said(
+            "How the model writes calls of tools: hermes (Hermes, Qwen), llama3_json (Llama 3), mistral."
+        ),
+        reasoning_parser=said(
+            "How the model writes what it thinks, which answers then have apart from what it says."
+        ),
+    )
+
+
+def served_name(model: str) -> str:
+    """Returns the name in the API: a hub id as given, else the directory's name (for a link, the link's own)."""
+    return Path(os.path.abspath(model)).name if Path(model).exists() else model
+
+
+def require_packages(extras: Mapping[str, str] = _SERVE) -> None:
+    """Raises MissingPackageError if a package of an extra is missing, before another process finds that out."""
+    for package, extra in extras.items():
+        try:
+            is_there = find_spec(package) is not None
+        except ModuleNotFoundError:  # Not even the package around it.
+            is_there = False
+        if not is_there:
+            raise MissingPackageError(package, extra)
+
+
+@contextmanager
+def begun_engine(
+    choice: ModelChoice,
+    bundle: Path,
+    acceptance: TrustPolicy,
+    phases: Phases,
+    log_format: LogFormat = "text",
+    *,
+    require_warm: bool = True,
+) -> Iterator[tuple[EngineProcess, Threads]]:
+    """Yields the engine's process, which has begun to start, and its threads. Ends it.
+
+    The log is set up, and no garbage is looked for: what a start makes stays. The caller has it looked for again.
+    """
+    model_dir = find_model(choice.given_model)
+    gc.disable()
+    from aotgaudi.server.engine.start import EngineProcess
+
+    bound_spinning(os.environ)
+    with EngineProcess(phases.clock()) as process:
+        from aotgaudi.llm.model_files import GenerationConfig
+        from aotgaudi.llm.running import ModelOptions
+        from aotgaudi.server.engine.channel import Begin
+        from aotgaudi.server.log import log_handler
+
+        threads = choose_threads(os.environ, choice.threads, [process.pid])
+        model_options = ModelOptions(
+            bundle=bundle,
+            acceptance=acceptance,
+            model_dir=model_dir,
+            require_warm=require_warm,
+            num_threads=threads.num,
+            allow_unbound_model=choice.allow_unbound_model,
+            weights_memory=choice.weights_memory,
+            store_root=choice.store_root,
+            generation_config=GenerationConfig(
+                choice.generation_config, choice.override_generation_config or {}
+            ),
+            environment=dict(os.environ),
+            prefix_caching=choice.prefix_caching,
+            policy=choice.policy,
+            outside=choice.outside,
+        )
+        # Where the server does not require warm, its engine has to start builders.
+        seccomp = choice.seccomp if require_warm else "off"
+        process.begin(Begin(options=model_options, seccomp=seccomp, log_format=log_format))
+        logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr, log_format)])
+        logging.captureWarnings(log_format == "json")
+        yield process, threads
