@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.format import INDEX_NAME, load_index
@@ -16,7 +14,6 @@ from aotgaudi.bundle.signature import load_envelope, load_statement
 from aotgaudi.bundle.signing import Signing, generate_key, load_signing_key
 from aotgaudi.bundle.trust import ANY_BUNDLE, SignaturePolicy, TrustPolicy
 from aotgaudi.bundle.verify import verify_bundle
-from aotgaudi.cli.main import cli
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, SpecError, UntrustedError
 from aotgaudi.llm.running import ModelOptions, Observers
@@ -25,6 +22,7 @@ from aotgaudi.share.file_remotes import DirectoryRemote
 from aotgaudi.share.push_pull import pull_bundle, push_bundle
 from aotgaudi.share.remote import Retry
 from aotgaudi.share.transfer import Conduct, Sources
+from tests.command import Command
 from tests.launches import a_launch
 from tests.unit.bundle.conftest import CAPTURED, LAUNCH, LAUNCH_ID, SealedCapture
 
@@ -150,27 +148,27 @@ def test_serving_programs_from_it_is_refused_before_anything_is_loaded(
 
 
 def test_verify_tells_of_files_and_of_the_proof(captured: SealedCapture) -> None:
-    told = CliRunner().invoke(cli, ["verify", str(captured.path)])
+    told = Command("verify")(captured.path)
 
     assert told.exit_code == 0, told.output
     assert f"launch    {LAUNCH_ID}" in told.output
     assert f"files     {len(CAPTURED)}, {sum(map(len, CAPTURED.values()))} bytes" in told.output
     assert "proof     0 compile, 0 generate (witnesses: files, process)" in told.output
-    document = json.loads(CliRunner().invoke(cli, ["verify", "--json", str(captured.path)]).output)
+    document = Command("verify").document(captured.path)
     assert (document["intact"], document["kind"], document["model"]) == (True, "capture", None)
 
 
 def test_verify_exits_with_4_for_a_file_that_is_gone(captured: SealedCapture) -> None:
     captured.object("cache/a/run.py").unlink()
 
-    told = CliRunner().invoke(cli, ["verify", str(captured.path)])
+    told = Command("verify")(captured.path)
 
     assert told.exit_code == 4
     assert "cache/a/run.py" in told.output
 
 
 def test_verify_compares_no_model_with_it(captured: SealedCapture, tmp_path: Path) -> None:
-    told = CliRunner().invoke(cli, ["verify", str(captured.path), "--model", str(tmp_path)])
+    told = Command("verify")(captured.path, "--model", tmp_path)
 
     assert told.exit_code == 2
     assert "no programs" in told.output
@@ -182,6 +180,6 @@ def test_sign_vouches_for_it_and_not_for_a_damaged_one(captured: SealedCapture, 
     shutil.copytree(captured.path, copy)
     arguments = ["--sign-key", str(tmp_path / "key")]
 
-    assert CliRunner().invoke(cli, ["sign", str(copy), *arguments]).exit_code == 0
+    assert Command("sign")(copy, *arguments).exit_code == 0
     captured.object("cache/a/run.py").write_bytes(b"other")
-    assert CliRunner().invoke(cli, ["sign", str(captured.path), *arguments]).exit_code == 4
+    assert Command("sign")(captured.path, *arguments).exit_code == 4

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.bundle import Bundle, open_bundle
@@ -16,7 +15,6 @@ from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.part import Outside, proved_part, sealed_part, served_manifest
 from aotgaudi.bundle.receipt import ClosedUnder, Receipt, SealedPart, SealedUnit, loads
 from aotgaudi.bundle.verify import verify_bundle
-from aotgaudi.cli.main import cli
 from aotgaudi.digest import canonical_json
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError
@@ -25,6 +23,7 @@ from aotgaudi.manifest.importance import Importance
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.manifest import dumps as dump_manifest
 from aotgaudi.store.cas import ObjectStore
+from tests.command import Command
 from tests.specs import FOUR, outputs_for, spec_of
 
 UNIT = "a" * 64
@@ -205,8 +204,7 @@ def test_verify_prints_the_limits_that_it_has_proved(tmp_path: Path) -> None:
     seal(tmp_path, ALONE)
 
     plain, as_json = (
-        CliRunner().invoke(cli, ["verify", str(tmp_path / "bundle"), "--no-target", *options])
-        for options in ([], ["--json"])
+        Command("verify")(tmp_path / "bundle", "--no-target", *options) for options in ([], ["--json"])
     )
 
     assert plain.exit_code == as_json.exit_code == 0, plain.output
@@ -223,6 +221,6 @@ def test_verify_prints_the_limits_that_it_has_proved(tmp_path: Path) -> None:
 def test_verify_exits_with_4_where_the_limits_are_not_proved(tmp_path: Path) -> None:
     seal(tmp_path, ALONE, raised("max_model_len", 50))
 
-    result = CliRunner().invoke(cli, ["verify", str(tmp_path / "bundle"), "--no-target"])
+    result = Command("verify")(tmp_path / "bundle", "--no-target")
 
     assert result.exit_code == 4

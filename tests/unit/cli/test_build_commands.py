@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from aotgaudi.bundle.receipt import loads as load_receipt
-from aotgaudi.cli.main import cli
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.store.store import Store
 from tests.command import Command
@@ -159,7 +157,7 @@ def test_build_all_gives_manifest_and_bundle_and_does_nothing_twice(place: Place
     assert second.exit_code == 0
     assert "cache: nothing to do" in second.stdout
     assert {path: path.stat().st_mtime_ns for path in place.folder.glob("tiny.*")} == times
-    verified = CliRunner().invoke(cli, ["verify", "tiny.bundle", "--no-target", "--json"])
+    verified = Command("verify")("tiny.bundle", "--no-target", "--json")
     assert json.loads(verified.stdout)["intact"] is True
 
 
@@ -186,7 +184,7 @@ def test_allow_missing_seals_what_there_is(place: Place) -> None:
     result = run("bundle", place.spec, "-o", place.folder / "b", "--allow-missing", "--store", place.store)
 
     assert result.exit_code == 0
-    assert CliRunner().invoke(cli, ["verify", "--no-target", str(place.folder / "b")]).exit_code == 3
+    assert Command("verify")("--no-target", place.folder / "b").exit_code == 3
 
 
 def spec_with(old: str, new: str) -> Callable[[Place], list[object]]:
@@ -362,7 +360,7 @@ def test_json_is_one_document_on_standard_output_and_progress_is_beside_it(
     if verb in ("build bundle", "build image"):
         run(place.spec, "-o", "done", "-j", "1")
 
-    result = CliRunner().invoke(cli, [*arguments, "--json"])
+    result = Command()(*arguments, "--json")
 
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)

@@ -8,9 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from aotgaudi.cli.main import cli
 from aotgaudi.manifest.manifest import Manifest, write_manifest
 from aotgaudi.spec.parse import load_spec
 from tests.command import Command
@@ -215,8 +213,8 @@ def test_buckets_of_a_server_that_its_warm_up_leaves_out_are_said(tmp_path: Path
     path = tmp_path / "m.json"
     write_manifest(path, Manifest.of(spec))
 
-    lines = CliRunner().invoke(cli, ["coverage", str(path)]).stdout.splitlines()
-    document = json.loads(CliRunner().invoke(cli, ["coverage", str(path), "--json"]).stdout)
+    lines = Command("coverage")(path).stdout.splitlines()
+    document = json.loads(Command("coverage")(path, "--json").stdout)
 
     assert len(document["server_table"]["cold"]) == 8
     (line,) = (line for line in lines if "its warm-up does not compile" in line)

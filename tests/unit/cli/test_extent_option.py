@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.cli.main import cli
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.parse import load_spec
 from aotgaudi.store.store import Store
@@ -141,8 +139,8 @@ def test_plan_shows_what_a_tier_takes(spec: Path) -> None:
 def test_explain_says_what_could_be_served_of_what_is_warm_and_what_a_bundle_holds(spec: Path) -> None:
     assert run("all", spec, "--store", "store", "--tier", "least", "-j", "1").exit_code == 0
 
-    here = CliRunner().invoke(cli, ["explain", str(spec), "--store", "store"])
-    there = CliRunner().invoke(cli, ["explain", str(spec), "--store", "store", "--against", "tiny.bundle"])
+    here = Command("explain")(spec, "--store", "store")
+    there = Command("explain")(spec, "--store", "store", "--against", "tiny.bundle")
 
     assert here.exit_code == there.exit_code == 0, here.output
     assert "what is warm, as a part (build bundle --part): " in here.stdout

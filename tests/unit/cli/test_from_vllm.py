@@ -6,9 +6,8 @@ from typing import Any
 
 import huggingface_hub
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from aotgaudi.cli.main import cli
 from aotgaudi.manifest.manifest import Manifest, read_manifest
 from aotgaudi.spec.bucketing import NEWEST_RELEASE
 from aotgaudi.spec.parse import load_spec
@@ -179,7 +178,7 @@ def test_a_quantized_server_on_eight_devices_is_enumerated_and_not_built(folder:
     assert "(weights not counted, on each of 8 devices)" in result.stdout
     assert load_spec(folder / "server.toml") == spec
 
-    build = CliRunner().invoke(cli, ["build", "plan", "server.manifest.json", "--store", "store"])
+    build = Command("build")("plan", "server.manifest.json", "--store", "store")
     assert (build.exit_code, build.stderr.count("\n")) == (2, 1)
 
 

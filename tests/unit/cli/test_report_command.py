@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from aotgaudi.cli.main import cli
 from aotgaudi.store.store import Store
 from tests.command import Command
 from tests.environment import ROOT
@@ -99,7 +97,7 @@ def closed() -> Iterator[Path]:
 def test_a_page_below_a_folder_that_one_may_not_enter_is_refused_in_a_line(words: str, closed: Path) -> None:
     arguments = [str(closed.parent / word) if word == "x.toml" else word for word in words.split()]
 
-    result = CliRunner().invoke(cli, [*arguments, str(closed / "inner" / "x.html")])
+    result = Command()(*arguments, str(closed / "inner" / "x.html"))
 
     assert (result.exit_code, result.stdout) == (2, ""), result.exception
     assert result.stderr.startswith("error: ")

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from aotgaudi.cli.main import cli
 from aotgaudi.compile.model_import import import_model
 from aotgaudi.errors import SpecError, StoreError
 from aotgaudi.share.hub import is_hub_id
+from tests.command import Command
 from tests.e2e.harness import make_model
 
 NOBODY = 65534
@@ -42,7 +42,7 @@ def public() -> Iterator[Path]:
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, ["model", "import", *map(str, arguments)])
+    return Command("model")("import", *arguments)
 
 
 @contextmanager

@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from aotgaudi.backends.fake.probe import probe
-from aotgaudi.cli.main import cli
 from aotgaudi.compile.plan import Plan, make_plan
 from aotgaudi.compile.share import Share, pull_entries, push_plan
 from aotgaudi.errors import CorruptError, RemoteError
@@ -20,6 +18,7 @@ from aotgaudi.share.transfer import Conduct, Sources
 from aotgaudi.store.cas import object_path
 from aotgaudi.store.records import dump_record
 from aotgaudi.store.store import Store
+from tests.command import Command
 from tests.workload import SPEC_TEXT, key_of, seed, tiny_spec
 
 LABELS = (("layer a", "head b"), ("layer a", "sampler c"))
@@ -43,7 +42,7 @@ def built(tmp_path: Path) -> Store:
     seed(store, MANIFEST.spec, MANIFEST.entries, LABELS)
     (tmp_path / "tiny.toml").write_text(SPEC_TEXT)
     arguments = ["build", "cache", str(tmp_path / "tiny.toml"), "--store", str(store.root), "-j", "1"]
-    assert CliRunner().invoke(cli, arguments).exit_code == 0
+    assert Command()(*arguments).exit_code == 0
     return Store.open(tmp_path / "built")
 
 
@@ -233,7 +232,7 @@ def test_an_empty_remote_is_none(empty: Store, remote: DirectoryRemote, conduct:
 
 def test_what_the_command_line_says_of_it(built: Store, tmp_path: Path) -> None:
     def run(*arguments: object) -> dict[str, object]:
-        result = CliRunner().invoke(cli, ["cache", *map(str, arguments), "--json"])
+        result = Command("cache")(*arguments, "--json")
         assert result.exit_code == 0, result.output
         document: dict[str, object] = json.loads(result.stdout)
         return document

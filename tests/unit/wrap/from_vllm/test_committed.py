@@ -8,9 +8,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from aotgaudi.cli.main import cli
+from tests.command import Command
 from tests.environment import ROOT
 
 MANIFESTS = ROOT / "manifests"
@@ -25,7 +24,7 @@ def test_the_command_in_the_header_makes_the_same_spec_and_manifest(
     shutil.copytree(MANIFESTS / "configs", tmp_path / "configs")
     monkeypatch.chdir(tmp_path)
 
-    result = CliRunner().invoke(cli, [*words, "--output", f"{NAME}.manifest.json"])
+    result = Command()(*words, "--output", f"{NAME}.manifest.json")
 
     assert (program, result.exit_code) == ("aotgaudi", 0), result.output
     made = Path(f"{NAME}.toml").read_text(encoding="utf-8")
