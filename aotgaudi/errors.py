@@ -72,6 +72,13 @@ def shown(text: str) -> str:
     return repr(shortened(text))
 
 
+def counted(number: int, noun: str) -> str:
+    """Returns a number and its noun: ``1 unit``, ``2,048 blocks``, ``2 entries``."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {noun[:-1] + 'ies' if noun.endswith('y') else noun + 's'}"
+
+
 def first_line(error: BaseException) -> str:
     """Returns the first line of another library's error, or its type's name where it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -54,9 +54,10 @@ from math import ceil
 from typing import Union
 
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.bucketing.reachable import Counterexample, ReachableDecodes, ReachablePrompts, counted, span
+from aotgaudi.bucketing.reachable import Counterexample, ReachableDecodes, ReachablePrompts, span
 from aotgaudi.bucketing.speculation import SpeculativeDecodes, SpeculativeRun
 from aotgaudi.entries import DecodeEntry, PromptEntry
+from aotgaudi.errors import counted
 from aotgaudi.spec.bucketing import BucketingSpec
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.scheduler import SchedulerSpec

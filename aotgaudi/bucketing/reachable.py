@@ -175,11 +175,6 @@ def sum_linear(value: Callable[[int], int], first: int, last: int, cuts: Iterabl
     return sum((b - a) * (value(a) + value(b - 1)) // 2 for a, b in pairwise(edges))
 
 
-def counted(number: int, noun: str) -> str:
-    """Returns a number and its noun, e.g. ``1 block`` or ``2,048 blocks``."""
-    return f"{number:,} {noun}" + ("s" if number != 1 else "")
-
-
 def span(first: int, last: int) -> str:
     """Returns a range of numbers, or the only one, e.g. ``3`` or ``3 to 2,048``."""
     return f"{first:,}" if first == last else f"{first:,} to {last:,}"

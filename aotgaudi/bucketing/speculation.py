@@ -26,10 +26,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from aotgaudi.bucketing.reachable import Counterexample, ReachableDecodes, counted, span
+from aotgaudi.bucketing.reachable import Counterexample, ReachableDecodes, span
 from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
 from aotgaudi.bucketing.versions import GaudiVersion, find_strategy, find_version
 from aotgaudi.entries import DecodeEntry
+from aotgaudi.errors import counted
 from aotgaudi.spec.bucketing import BucketingSpec
 from aotgaudi.spec.limits import ServingLimits
 

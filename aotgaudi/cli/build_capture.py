@@ -17,8 +17,8 @@ from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.cli.build_options import signing_options
 from aotgaudi.cli.options import FiniteRange, json_option, option, options_of, path_option
 from aotgaudi.cli.progress import CaptureDisplay
-from aotgaudi.cli.show import counted
 from aotgaudi.cli.store_options import StorePlace, store_options
+from aotgaudi.errors import counted
 from aotgaudi.spec.parse import load_spec
 from aotgaudi.wrap.capture import READY_SECONDS, Built, Order, build_capture, shaped_command
 from aotgaudi.wrap.launch import Found, describe

@@ -14,13 +14,12 @@ from typing import Any
 import click
 
 from aotgaudi.bucketing.padding import Padding
-from aotgaudi.bucketing.reachable import counted
 from aotgaudi.cli.coverage import server_document, server_lines
 from aotgaudi.cli.from_vllm import VllmOptions, manifest_name, spec_of_options
 from aotgaudi.cli.options import json_option, memory_budget_option, options_of, path_argument, path_option
 from aotgaudi.cli.show import emit
 from aotgaudi.entries import ENTRY_KINDS
-from aotgaudi.errors import SpecError, StaleManifestError
+from aotgaudi.errors import SpecError, StaleManifestError, counted
 from aotgaudi.files import write_atomic
 from aotgaudi.manifest.bucket_file import BucketFile, bucket_file_of
 from aotgaudi.manifest.coverage import described_scheduler, left_out

@@ -15,13 +15,14 @@ from aotgaudi.cli.build_options import AskedExtent, extent_options
 from aotgaudi.cli.captures import built_captures, captures_what_if
 from aotgaudi.cli.explain import change_text, changes_document, cost_document, time_text
 from aotgaudi.cli.options import jobs_option, json_option, path_argument
-from aotgaudi.cli.show import counted, emit
+from aotgaudi.cli.show import emit
 from aotgaudi.cli.store_options import StorePlace, store_options
 from aotgaudi.cli.target_option import planned_target_option
 from aotgaudi.compile.keys import ProgramKeys
 from aotgaudi.compile.pipeline import plan_manifest
 from aotgaudi.compile.plan import Plan
 from aotgaudi.compile.what_if import WhatIf, parse_changes, what_if
+from aotgaudi.errors import counted
 from aotgaudi.manifest.manifest import load_manifest_or_spec
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store

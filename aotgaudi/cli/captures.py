@@ -9,9 +9,8 @@ from typing import Any
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.format import INDEX_NAME
 from aotgaudi.bundle.launch import Launch
-from aotgaudi.cli.show import counted
 from aotgaudi.cli.store_options import StorePlace
-from aotgaudi.errors import AotGaudiError, NotWarmError, SpecError
+from aotgaudi.errors import AotGaudiError, NotWarmError, SpecError, counted
 from aotgaudi.store.store import Store
 from aotgaudi.wrap.capture_records import capture_key, captures, find_capture, read_documents
 from aotgaudi.wrap.explain import (

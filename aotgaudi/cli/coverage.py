@@ -11,12 +11,11 @@ import click
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bucketing.padding import Padding
-from aotgaudi.bucketing.reachable import counted
 from aotgaudi.cli.bundles import load_manifest_of
 from aotgaudi.cli.options import json_option, path_argument
 from aotgaudi.cli.show import emit
 from aotgaudi.cli.target_option import planned_target_option, refuse_other_target
-from aotgaudi.errors import CoverageError
+from aotgaudi.errors import CoverageError, counted
 from aotgaudi.manifest.summary import Summary
 
 _SHOWN = 12

@@ -16,7 +16,7 @@ from aotgaudi.bundle.kind import is_capture
 from aotgaudi.cli.build_options import find_entries
 from aotgaudi.cli.bundles import built_part, load_manifest_of, part_document
 from aotgaudi.cli.options import CommandWithWords, json_option, path_argument, path_option
-from aotgaudi.cli.show import counted, emit
+from aotgaudi.cli.show import emit
 from aotgaudi.cli.store_options import StorePlace, store_options
 from aotgaudi.cli.target_option import planned_target_option
 from aotgaudi.compile.keys import ProgramKeys
@@ -38,7 +38,7 @@ from aotgaudi.compile.why import (
     reasons,
 )
 from aotgaudi.entries import Entry
-from aotgaudi.errors import shortened
+from aotgaudi.errors import counted, shortened
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.store.store import Store
 

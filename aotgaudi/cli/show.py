@@ -21,13 +21,6 @@ def emit(document: Any, as_json: bool, text: str | Iterable[str]) -> None:
         click.echo(text if isinstance(text, str) else "\n".join(text))
 
 
-def counted(number: int, noun: str) -> str:
-    """Returns ``1 unit`` or ``2 units``; ``entry`` becomes ``entries``."""
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number:,} {noun[:-1] + 'ies' if noun.endswith('y') else noun + 's'}"
-
-
 def size_text(size_bytes: int) -> str:
     """Returns a size for people: ``1.2 GB`` (powers of 1000, as disks are sold)."""
     size = float(size_bytes)

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from aotgaudi.bucketing.bucket_file import DYNAMIC_SHAPES_VARIABLE
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.proof import Coverage, Hole, PhaseCoverage, ReachableSteps, prove_steps, uncovered
-from aotgaudi.bucketing.reachable import Counterexample, ReachableDecodes, counted
+from aotgaudi.bucketing.reachable import Counterexample, ReachableDecodes
 from aotgaudi.bucketing.speculation import is_modelled
 from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
 from aotgaudi.bucketing.upstream import UpstreamAnswer, cold_decodes, cold_prompts
@@ -39,6 +39,7 @@ from aotgaudi.bucketing.versions import (
     open_upstream_lookup,
 )
 from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry, SamplerEntry
+from aotgaudi.errors import counted
 from aotgaudi.manifest.enumerate import most_exchanges
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec

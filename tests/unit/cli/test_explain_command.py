@@ -9,8 +9,9 @@ import pytest
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.receipt import loads as load_receipt
-from aotgaudi.cli.explain import change_text, counted, time_text
+from aotgaudi.cli.explain import change_text, time_text
 from aotgaudi.compile.why import Change, Cost
+from aotgaudi.errors import counted
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.store.store import Store
 from tests.command import Command
